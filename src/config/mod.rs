@@ -1,0 +1,141 @@
+//! What the user wrote, and what it means. `Config` is the resolved form: every value is valid and present.
+//!
+//! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test.
+
+use crate::ids::{Frames, StageName};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Everything `run`, `say` and `bench` need to know, after validation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// What is served.
+    pub model: ModelConfig,
+    /// How speech requests are turned into prompts and sentences.
+    pub speech: SpeechConfig,
+    /// The HTTP surface.
+    pub server: ServerConfig,
+    /// Limits on what one client can ask for.
+    pub limits: LimitsConfig,
+    /// One entry per stage of [`StageName::ALL`], in that order.
+    pub stages: [StageConfig; 3],
+    /// How payloads travel between stages.
+    pub transfer: TransferConfig,
+    /// When a stage is given up.
+    pub supervision: SupervisionConfig,
+    /// What breaks on purpose; empty in production.
+    pub faults: Vec<crate::fault::FaultRule>,
+}
+
+impl Config {
+    /// The entry of one stage.
+    pub fn stage(&self, name: StageName) -> &StageConfig {
+        &self.stages[name as usize]
+    }
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Where the weights are.
+    pub checkpoint: CheckpointSource,
+    /// The name clients see; the folder's name if the file says nothing.
+    pub name: String,
+    /// Speaker of requests that name none; the checkpoint's first if the file says nothing.
+    pub default_voice: Option<String>,
+}
+
+/// Where the weights are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CheckpointSource {
+    /// The voice inside the binary.
+    Embedded,
+    /// A Hugging Face folder.
+    Folder(PathBuf),
+}
+
+/// `[speech]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct SpeechConfig {
+    /// The user turn that a spoken text is put behind; `{text}` stands for the text. Default `Say: {text}`.
+    pub prompt: String,
+    /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
+    /// commas, then at spaces.
+    pub max_segment_chars: usize,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerConfig {
+    /// Loopback unless the file says otherwise.
+    pub listen: SocketAddr,
+    /// Connections open at once; more are answered 503 and closed.
+    pub max_connections: usize,
+    /// Largest request body, bytes.
+    pub max_body_bytes: usize,
+    /// How long a client may take to send its request.
+    pub read_timeout: Duration,
+    /// How long running streams may go on after the first Ctrl-C or SIGTERM.
+    pub drain_grace: Duration,
+}
+
+/// `[limits]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitsConfig {
+    /// Requests in flight; one more is answered 429.
+    pub max_requests: usize,
+    /// Longest input text or conversation, characters.
+    pub max_input_chars: usize,
+    /// Whole life of a request.
+    pub request_timeout: Duration,
+    /// How long a client may stop reading before its request is ended.
+    pub stalled_client_timeout: Duration,
+}
+
+/// `[stages.NAME]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageConfig {
+    /// Rows that advance together in one step.
+    pub max_batch: usize,
+    /// Prompt positions computed in one step, so that a long prompt does not stall running rows.
+    pub prefill_chunk: u32,
+    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order.
+    pub run_ahead: usize,
+    /// Units that a row may be ahead of what the next stage has taken over; then it pauses.
+    pub window: u32,
+    /// Vocoder only: frames of the 1st, 2nd, ... chunk; the last entry repeats.
+    pub chunk_ramp: Vec<Frames>,
+}
+
+/// `[transfer]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct TransferConfig {
+    /// How payloads cross the edges between stages.
+    pub transport: TransportKind,
+}
+
+/// How payloads cross an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportKind {
+    /// Handles: the consumer gets the producer's buffer.
+    Inproc,
+    /// Every payload is encoded as a wire frame and decoded again, as if a process border lay between: for measuring
+    /// what that costs, and for testing the format under load.
+    Wire,
+}
+
+/// `[supervision]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct SupervisionConfig {
+    /// First pause before a restart; doubles with each failure in a row.
+    pub backoff: Duration,
+    /// Longest pause.
+    pub max_backoff: Duration,
+    /// More failures than this within `meltdown_window` and the stage stays down.
+    pub max_restarts: usize,
+    /// See `max_restarts`.
+    pub meltdown_window: Duration,
+    /// A runner that has not turned for this long, with work to do, counts as failed.
+    pub watchdog: Duration,
+}

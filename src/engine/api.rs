@@ -1,0 +1,315 @@
+//! What a client of the engine says and hears. Server and commands know nothing else of it.
+
+use crate::ids::{Frames, RequestId, StageName};
+use futures::future::BoxFuture;
+use serde::Serialize;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What is served: for `/v1/models`, `/v1/audio/voices` and validation messages.
+#[derive(Clone, Debug)]
+pub struct ModelInfo {
+    /// The name clients may give as `model`.
+    pub id: String,
+    /// Speakers of the checkpoint, lower case, in order of their codec ids.
+    pub voices: Vec<String>,
+    /// Used when a request names none.
+    pub default_voice: String,
+    /// Samples per second of every audio chunk.
+    pub sample_rate: u32,
+    /// Samples of one codec frame.
+    pub samples_per_frame: u32,
+}
+
+/// One chat turn. Content is text; other parts are refused by the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatMessage {
+    /// `system`, `user` or `assistant`.
+    pub role: String,
+    /// The text.
+    pub content: String,
+}
+
+/// Which kinds of output a chat request wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Output {
+    /// Text only: the speech stages are never involved.
+    Text,
+    /// Text and speech.
+    TextAndAudio,
+}
+
+/// Sampling fields a client may set; what it leaves out comes from generation_config.json and the spec's defaults.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SamplingOverrides {
+    /// 0 is greedy.
+    pub temperature: Option<f32>,
+    /// 0 keeps all.
+    pub top_k: Option<u32>,
+    /// 1.0 keeps all.
+    pub top_p: Option<f32>,
+    /// 0 keeps all.
+    pub min_p: Option<f32>,
+    /// 1.0 is off.
+    pub repetition_penalty: Option<f32>,
+    /// 0 is off.
+    pub frequency_penalty: Option<f32>,
+    /// 0 is off.
+    pub presence_penalty: Option<f32>,
+}
+
+/// A chat turn to answer.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    /// The conversation so far, the last message being the user's.
+    pub messages: Vec<ChatMessage>,
+    /// What to produce.
+    pub output: Output,
+    /// Speaker, any case; `None` is the default.
+    pub voice: Option<String>,
+    /// Sampling of the text.
+    pub text: SamplingOverrides,
+    /// Sampling of the speech (code 0; the predictor follows its own rule).
+    pub speech: SamplingOverrides,
+    /// Limit on answer tokens; `None` is the model's.
+    pub max_text_tokens: Option<u32>,
+    /// Limit on codec frames; `None` is the model's.
+    pub max_frames: Option<Frames>,
+    /// Same seed, same answer and same samples. `None` draws one; [`Event::Started`] tells it.
+    pub seed: Option<u64>,
+}
+
+/// Text to speak verbatim.
+#[derive(Debug)]
+pub struct SpeechRequest {
+    /// What to say, whole or arriving piece by piece.
+    pub text: TextSource,
+    /// Speaker, any case; `None` is the default.
+    pub voice: Option<String>,
+    /// Sampling of the speech.
+    pub speech: SamplingOverrides,
+    /// Limit on codec frames per sentence; `None` is the model's.
+    pub max_frames: Option<Frames>,
+    /// Produce exactly `max_frames` frames whatever the model says: for measuring. The text is then not split.
+    pub ignore_eos: bool,
+    /// Size of the first audio chunk; `None` is the config's ramp.
+    pub initial_chunk_frames: Option<Frames>,
+    /// As for chat.
+    pub seed: Option<u64>,
+}
+
+/// Where the text of a speech request comes from.
+#[derive(Debug)]
+pub enum TextSource {
+    /// All of it.
+    Whole(String),
+    /// Pieces in order; a closed channel is the end of the text. Speech starts before that.
+    Streamed(flume::Receiver<String>),
+}
+
+/// One thing that happened to a request, in order.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// Always first.
+    Started {
+        /// The request's name in logs, metrics and traces.
+        id: RequestId,
+        /// The seed in use.
+        seed: u64,
+    },
+    /// More of the answer's text (chat only). Concatenated deltas are the answer.
+    Text(String),
+    /// More of the speech.
+    Audio(AudioChunk),
+    /// The last event of a request that went well.
+    Finished {
+        /// Why it ended.
+        reason: FinishReason,
+        /// What it used.
+        usage: Usage,
+    },
+    /// The last event of a request that did not.
+    Failed(RequestError),
+}
+
+/// A run of consecutive samples of one request.
+#[derive(Clone, Debug)]
+pub struct AudioChunk {
+    /// Mono, in [-1, 1], at [`ModelInfo::sample_rate`].
+    pub samples: Arc<[f32]>,
+    /// Codec frames that it was made of.
+    pub frames: Frames,
+}
+
+/// Why a request ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// The model said so.
+    Stop,
+    /// A limit on tokens or frames.
+    Length,
+}
+
+/// What a request used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens of the answer, sampled or forced.
+    pub text_tokens: u32,
+    /// Codec frames made.
+    pub frames: Frames,
+}
+
+/// A request that was accepted and could not be finished.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// A stage died under it and was restarted.
+    #[error(
+        "the {stage} stage failed while it served this request ({reason}); it has been restarted, please try again"
+    )]
+    StageFailed {
+        /// Which stage.
+        stage: StageName,
+        /// What was seen.
+        reason: String,
+    },
+    /// This row alone failed (context full, numbers out of range).
+    #[error("the {stage} stage could not go on with this request: {reason}")]
+    RowFailed {
+        /// Which stage.
+        stage: StageName,
+        /// What was seen.
+        reason: String,
+    },
+    /// The request's time was up, or its client stopped reading for too long.
+    #[error("the request took longer than {}", crate::engine::api::seconds(.0))]
+    TimedOut(Duration),
+    /// The server is stopping and the grace time is over.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+fn seconds(limit: &Duration) -> String {
+    format!("{:.1} s", limit.as_secs_f32())
+}
+
+/// A request that was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// The client asked for what cannot be done; the text says what to change. HTTP 400.
+    #[error("{message}")]
+    Invalid {
+        /// The field at fault, as the HTTP API names it.
+        param: &'static str,
+        /// What is wrong and what is allowed.
+        message: String,
+    },
+    /// As many requests as configured are being served. HTTP 429.
+    #[error("{limit} requests are being served already; try again in {} s", retry_after.as_secs().max(1))]
+    Full {
+        /// The configured number.
+        limit: usize,
+        /// When a place is likely to be free.
+        retry_after: Duration,
+    },
+    /// Stages are loading or restarting. HTTP 503.
+    #[error("not ready: {0}")]
+    NotReady(String),
+    /// Draining before exit. HTTP 503.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+/// State of the whole engine for `/health` and `/ready`.
+#[derive(Clone, Debug, Serialize)]
+pub struct EngineHealth {
+    /// Every stage can serve and no shutdown has begun.
+    pub ready: bool,
+    /// A shutdown has begun.
+    pub draining: bool,
+    /// Requests in flight.
+    pub requests: usize,
+    /// Upstream first.
+    pub stages: Vec<StageHealth>,
+}
+
+/// State of one stage.
+#[derive(Clone, Debug, Serialize)]
+pub struct StageHealth {
+    /// Which.
+    pub name: StageName,
+    /// What it does.
+    pub state: StageState,
+    /// How often it was started.
+    pub generation: u32,
+    /// Restarts since the process began.
+    pub restarts: u32,
+    /// Why it was restarted last.
+    pub last_reason: Option<String>,
+    /// Rows that hold a slot.
+    pub rows: usize,
+}
+
+/// What a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StageState {
+    /// Weights or device state are being made.
+    Starting,
+    /// Serving.
+    Running,
+    /// Waiting out the backoff after a failure.
+    Restarting,
+    /// It failed too often; a person must look.
+    Failed,
+}
+
+/// The answer to a request, event by event. Dropping it aborts the request and frees all it held. Not reading it pauses
+/// this request alone.
+pub struct ResponseStream {
+    events: flume::Receiver<Event>,
+    // Tells the engine, when dropped, that nobody listens any more.
+    _alive: Box<dyn Send + Sync>,
+}
+
+impl std::fmt::Debug for ResponseStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ResponseStream").field("waiting", &self.events.len()).finish()
+    }
+}
+
+impl ResponseStream {
+    /// `alive` is dropped with the stream.
+    pub fn new(events: flume::Receiver<Event>, alive: impl Send + Sync + 'static) -> ResponseStream {
+        ResponseStream { events, _alive: Box::new(Alive(alive)) as Box<dyn Send + Sync> }
+    }
+
+    /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv_async().await.ok()
+    }
+}
+
+struct Alive<T>(#[allow(dead_code, reason = "held for its Drop")] T);
+
+/// The engine as server and commands see it. Implemented by [`Engine`](crate::engine); a trait so that the HTTP surface
+/// can be tested with scripted answers where a real model cannot be made to misbehave.
+pub trait Service: Send + Sync {
+    /// What is served.
+    fn info(&self) -> &ModelInfo;
+
+    /// Answers a chat turn. Resolves as soon as the request is accepted or refused.
+    fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;
+
+    /// Speaks text. Resolves as soon as the request is accepted or refused.
+    fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;
+
+    /// A snapshot; never waits for a stage.
+    fn health(&self) -> EngineHealth;
+
+    /// Refuses new requests, lets running ones finish for at most `grace`, then ends the rest with
+    /// [`RequestError::ShuttingDown`] and stops every stage.
+    fn drain(&self, grace: Duration) -> BoxFuture<'_, ()>;
+}

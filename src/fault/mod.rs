@@ -1,0 +1,45 @@
+//! Faults on purpose: which actor breaks, when, and how. Free when no rule is set.
+
+use crate::ids::StageName;
+use std::time::Duration;
+
+/// One thing that goes wrong.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FaultRule {
+    /// In which stage.
+    pub stage: StageName,
+    /// In which actor.
+    pub point: FaultPoint,
+    /// What happens.
+    pub kind: FaultKind,
+    /// The first occurrence that is hit, counted from 1.
+    pub nth: u64,
+    /// How many occurrences are hit from there on; `u64::MAX` for all.
+    pub times: u64,
+}
+
+/// Where faults can be injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FaultPoint {
+    /// The scheduler, handling a message.
+    Scheduler,
+    /// The runner thread, before a step.
+    Runner,
+    /// The sampler, before it looks at a step.
+    Sampler,
+    /// The packager, before it packs a payload.
+    Packager,
+    /// The connector, before it hands a chunk to its stage.
+    Connector,
+}
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// A panic.
+    Panic,
+    /// An error returned by the actor.
+    Error,
+    /// A pause.
+    Delay(Duration),
+}

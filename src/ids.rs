@@ -1,0 +1,89 @@
+//! Names and units shared by every layer: newtypes, so that a frame is never added to a sample.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+macro_rules! id {
+    ($(#[$doc:meta])* $name:ident($inner:ty), $prefix:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, bincode::Encode, bincode::Decode)]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, concat!($prefix, "{}"), self.0)
+            }
+        }
+    };
+}
+
+id!(
+    /// One accepted request, unique for the life of the process. Carried by every message about it.
+    RequestId(u64),
+    "r"
+);
+id!(
+    /// One launched step of a stage, counted from 0 within a generation.
+    StepId(u64),
+    "s"
+);
+id!(
+    /// How often a stage has been (re)started. Messages of another generation than the current one are dropped.
+    Generation(u32),
+    "g"
+);
+id!(
+    /// A row's place in the state of a stage model, from open to close.
+    Slot(u32),
+    "slot"
+);
+id!(
+    /// Position of a payload in the stream of one request on one edge, counted from 0 without gaps.
+    Seq(u32),
+    "#"
+);
+id!(
+    /// Codec frames: 80 ms of speech each at 12.5 frames per second.
+    Frames(u32),
+    "f"
+);
+id!(
+    /// Audio samples of one channel.
+    Samples(u64),
+    "n"
+);
+
+/// The stages this runtime knows, in the order in which data flows through them.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, bincode::Encode, bincode::Decode,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum StageName {
+    /// Text in, text out: the language model.
+    Thinker,
+    /// Text rows in, codec frames out: talker backbone and code predictor.
+    Talker,
+    /// Codec frames in, waveform out: the vocoder.
+    Code2wav,
+}
+
+impl StageName {
+    /// Every stage, upstream first.
+    pub const ALL: [StageName; 3] = [StageName::Thinker, StageName::Talker, StageName::Code2wav];
+
+    /// The lower-case name used in configs, logs, metrics and `/health`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StageName::Thinker => "thinker",
+            StageName::Talker => "talker",
+            StageName::Code2wav => "code2wav",
+        }
+    }
+}
+
+impl fmt::Display for StageName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}

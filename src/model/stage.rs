@@ -1,0 +1,181 @@
+//! The seam between a [`ModelRunner`](crate::actors) thread and the nets: one trait, whatever the stage and the device.
+//!
+//! A stage model holds rows, one per request, in slots. Work is measured in *units*: positions for the language models
+//! (thinker, talker), codec frames for the vocoder. The scheduler says how many units each row advances in a step; it
+//! never asks for more than the row's input allows, and it may ask for step N+1 before anybody has looked at the
+//! outcome of step N (run-ahead). A row that has finished on the device answers later steps with `stale`.
+
+use super::{LoadError, ModelError};
+use crate::ids::Slot;
+use crate::model::sampling::SamplingParams;
+use candle_core::Tensor;
+use std::sync::Arc;
+
+/// The compute of one stage. Built on, and never leaves, its runner's thread (device graphs are not `Send`).
+pub trait StageModel {
+    /// Gives a row a slot that is not in use. Takes no input yet and computes nothing.
+    ///
+    /// # Errors
+    /// [`ModelError::Row`] when the row asks for what the checkpoint cannot do.
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError>;
+
+    /// Appends input to a row. Data is on this device already; `end` says that nothing follows.
+    ///
+    /// # Errors
+    /// [`ModelError::Row`] for input of the wrong kind or width.
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError>;
+
+    /// Advances rows together and returns one result per entry of `rows`, in that order. An `Err` inside the list fails
+    /// that row alone; an outer `Err` fails the step and with it the runner.
+    ///
+    /// # Errors
+    /// [`ModelError::Device`] when the state of the model can no longer be trusted.
+    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError>;
+
+    /// Frees a slot and all it held. Unknown slots are ignored: a row may die twice.
+    fn close(&mut self, slot: Slot);
+
+    /// Rows that hold state now.
+    fn live_rows(&self) -> usize;
+}
+
+/// Makes the stage model on the runner's thread. Holds the weights, so that they outlive a runner that died.
+pub trait StageFactory: Send + Sync {
+    /// A fresh model without rows.
+    ///
+    /// # Errors
+    /// Whatever the device says while state is allocated.
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError>;
+}
+
+/// One row's share of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowWork {
+    /// Which row.
+    pub slot: Slot,
+    /// Units to advance: prompt positions while the prompt lasts (a prefill may be split), then 1 per decode step;
+    /// codec frames for the vocoder.
+    pub advance: u32,
+}
+
+/// What a row is, fixed when it opens.
+#[derive(Clone, Debug)]
+pub enum RowSpec {
+    /// A thinker row.
+    Thinker(ThinkerRow),
+    /// A talker row.
+    Talker(TalkerRow),
+    /// A vocoder row: nothing to say beforehand.
+    Vocoder,
+}
+
+/// A thinker row. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
+#[derive(Clone, Debug)]
+pub struct ThinkerRow {
+    /// Prompt token ids, up to and including the assistant header.
+    pub prompt: Arc<[u32]>,
+    /// Where the answer comes from.
+    pub mode: ThinkerMode,
+    /// Which prompt positions' embedding rows the talker needs (spec section 5: user turns, then the 3 ids of the
+    /// assistant header); `None` for text-only requests, which emit no rows at all.
+    pub emit: Option<Arc<[std::ops::Range<u32>]>>,
+    /// Sampling of the answer.
+    pub sampling: SamplingParams,
+    /// Tokens that end the answer.
+    pub eos: Arc<[u32]>,
+    /// At most this many answer tokens, the stop token included.
+    pub max_tokens: u32,
+    /// Key of the counter-based generator.
+    pub seed: u64,
+}
+
+/// Where a thinker row's answer comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ThinkerMode {
+    /// The model samples it.
+    Sample,
+    /// It is fed as [`RowInput::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
+    /// embeddings of text positions.
+    Follow,
+}
+
+/// A talker row (spec sections 5 and 6). Input: embedding rows of the thinker, first those of the user turns, then the
+/// three of the assistant header, then one per answer token.
+#[derive(Clone, Debug)]
+pub struct TalkerRow {
+    /// How many of the first input rows belong to user turns.
+    pub user_rows: u32,
+    /// Codec id of the speaker.
+    pub speaker: u32,
+    /// Sampling of code 0.
+    pub sampling: SamplingParams,
+    /// Sampling of the other groups.
+    pub predictor: SamplingParams,
+    /// At most this many code-0 tokens, the last of which gets no frame.
+    pub max_tokens: u32,
+    /// Never stop before `max_tokens`: for measuring.
+    pub ignore_eos: bool,
+    /// Key of the counter-based generator.
+    pub seed: u64,
+}
+
+impl TalkerRow {
+    /// Positions of the prompt: user rows and the nine rows of the assistant turn.
+    pub fn prefill_positions(&self) -> u32 {
+        self.user_rows + 9
+    }
+
+    /// Input rows that must be there before the prompt can be computed: user rows, header, first answer token.
+    pub fn prefill_rows(&self) -> u32 {
+        self.user_rows + 4
+    }
+}
+
+/// Input for a row, one unit per token, row or frame.
+#[derive(Clone, Debug)]
+pub enum RowInput {
+    /// Answer tokens for a [`ThinkerMode::Follow`] row.
+    Tokens(Vec<u32>),
+    /// Embedding rows `[n, hidden]` for a talker row.
+    Rows(Tensor),
+    /// Codes for a vocoder row, frame after frame, `groups` codes each.
+    Codes(Vec<u32>),
+    /// Nothing but the news that the input has ended.
+    Nothing,
+}
+
+/// What one row did in one step.
+#[derive(Clone, Debug, Default)]
+pub struct RowOutput {
+    /// The token that the scheduler waits for: thinker token or code 0. `None` inside a prompt and for the vocoder.
+    pub sampled: Option<u32>,
+    /// Set when the row ended with this step.
+    pub finish: Option<Finish>,
+    /// The row had already ended when this step ran: nothing happened.
+    pub stale: bool,
+    /// What goes downstream.
+    pub emit: Emit,
+}
+
+/// Why a row ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// A stop token, or the end of the input.
+    Stop,
+    /// The limit on tokens.
+    Length,
+}
+
+/// What a row hands downstream in one step.
+#[derive(Clone, Debug, Default)]
+pub enum Emit {
+    /// Nothing.
+    #[default]
+    None,
+    /// Thinker: embedding rows `[n, hidden]` of positions that are now certain to be part of the talker's text.
+    Rows(Tensor),
+    /// Talker: the codes of one frame.
+    Codes(Vec<u32>),
+    /// Vocoder: samples in [-1, 1] at the model's rate.
+    Audio(Vec<f32>),
+}
