@@ -1,6 +1,7 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
 pub mod error;
+pub mod ops;
 pub mod sampling;
 pub mod stage;
 
