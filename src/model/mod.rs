@@ -1,8 +1,11 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
+pub mod checkpoint;
 pub mod error;
+pub mod hf;
 pub mod ops;
 pub mod sampling;
 pub mod stage;
 
+pub use checkpoint::Checkpoint;
 pub use error::{LoadError, ModelError};

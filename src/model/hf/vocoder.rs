@@ -1,0 +1,117 @@
+//! Config of the vocoder: a windowed transformer over code frames, then upsampling to a waveform.
+
+use super::decoder::{Rope, only_silu};
+use super::json::Node;
+
+/// Codes to waveform.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VocoderConfig {
+    /// Code groups of a frame.
+    pub num_quantizers: usize,
+    /// Codes of a group.
+    pub codebook_size: usize,
+    /// The transformer over frames.
+    pub transformer: WindowedTransformerConfig,
+    /// Factors of the ConvNeXt upsampling stages.
+    pub upsampling_ratios: Vec<usize>,
+    /// Factors of the decoder blocks.
+    pub upsample_rates: Vec<usize>,
+    /// Channels before the first decoder block; each block halves them.
+    pub decoder_dim: usize,
+}
+
+/// A causal transformer in which a position sees the last `sliding_window` positions, itself included.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WindowedTransformerConfig {
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads.
+    pub num_key_value_heads: usize,
+    /// Width of one head.
+    pub head_dim: usize,
+    /// Width of the feed-forward layer.
+    pub intermediate_size: usize,
+    /// Positions that a position sees.
+    pub sliding_window: usize,
+    /// Epsilon of every RMSNorm.
+    pub rms_norm_eps: f64,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Whether the projections of attention have biases.
+    pub attention_bias: bool,
+}
+
+impl VocoderConfig {
+    /// Reads a `code2wav_config`.
+    pub fn read(node: &Node<'_>) -> VocoderConfig {
+        let before = node.problems().len();
+        let config = VocoderConfig {
+            num_quantizers: node.size("num_quantizers"),
+            codebook_size: node.size("codebook_size"),
+            transformer: WindowedTransformerConfig::read(node),
+            upsampling_ratios: node.sizes("upsampling_ratios"),
+            upsample_rates: node.sizes("upsample_rates"),
+            decoder_dim: node.size("decoder_dim"),
+        };
+        if node.problems().len() == before {
+            config.check(node);
+            config.transformer.check(node);
+        }
+        config
+    }
+
+    /// Samples of one frame.
+    pub fn samples_per_frame(&self) -> usize {
+        self.upsampling_ratios.iter().chain(&self.upsample_rates).product()
+    }
+
+    fn check(&self, node: &Node<'_>) {
+        let (dim, blocks) = (self.decoder_dim, self.upsample_rates.len());
+        node.problems().require(blocks < 24 && dim.is_multiple_of(1 << blocks), || {
+            let path = node.path_of("decoder_dim");
+            format!("{path} = {dim} cannot be halved {blocks} times, once for each of upsample_rates")
+        });
+        let factors = || self.upsampling_ratios.iter().chain(&self.upsample_rates);
+        let samples = factors().try_fold(1usize, |n, f| n.checked_mul(*f)).filter(|n| *n <= 1 << 20);
+        node.problems().require(samples.is_some(), || {
+            format!("{} and upsampling_ratios multiply to too many samples", node.path_of("upsample_rates"))
+        });
+    }
+}
+
+impl WindowedTransformerConfig {
+    fn read(node: &Node<'_>) -> WindowedTransformerConfig {
+        let hidden_size = node.size("hidden_size");
+        let num_attention_heads = node.size("num_attention_heads");
+        let rope = Rope::read(node);
+        only_silu(node);
+        WindowedTransformerConfig {
+            hidden_size,
+            num_hidden_layers: node.size("num_hidden_layers"),
+            num_attention_heads,
+            num_key_value_heads: node.size("num_key_value_heads"),
+            // Absent in the Omni vocoder, where the heads share the width; present in the 12 Hz decoder.
+            head_dim: node.optional_size("head_dim").unwrap_or(hidden_size / num_attention_heads),
+            intermediate_size: node.size("intermediate_size"),
+            sliding_window: node.size("sliding_window"),
+            rms_norm_eps: node.positive("rms_norm_eps"),
+            rope_theta: rope.theta,
+            attention_bias: node.optional_flag("attention_bias").unwrap_or(false),
+        }
+    }
+
+    fn check(&self, node: &Node<'_>) {
+        let (heads, kv, dim) = (self.num_attention_heads, self.num_key_value_heads, self.head_dim);
+        node.problems().require(heads.is_multiple_of(kv), || {
+            format!("{} = {kv} does not divide num_attention_heads = {heads}", node.path_of("num_key_value_heads"))
+        });
+        node.problems().require(dim > 0 && dim.is_multiple_of(2), || {
+            let path = node.path_of("num_attention_heads");
+            format!("{path} = {heads} leaves heads of width {dim}: expected an even width")
+        });
+    }
+}
