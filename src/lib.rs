@@ -16,6 +16,8 @@
 //! | [`model`] | nets, weights, tokenizer, prompts, sampling, device backends |
 //! | [`config`], [`telemetry`], [`fault`], [`ids`] | what everybody needs |
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod actors;
 pub mod cli;
 pub mod config;

@@ -1,6 +1,17 @@
 //! What the user wrote, and what it means. `Config` is the resolved form: every value is valid and present.
 //!
-//! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test.
+//! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test. [`resolve`] declares each
+//! key once: its default, what is allowed and what it means come from there.
+
+mod document;
+mod error;
+mod reader;
+mod resolve;
+mod units;
+
+pub use error::{ConfigError, Problem};
+pub use resolve::{Declared, Override, declared, load, load_faults, parse};
+pub use units::format_duration;
 
 use crate::ids::{Frames, StageName};
 use std::net::SocketAddr;
@@ -24,8 +35,17 @@ pub struct Config {
     pub transfer: TransferConfig,
     /// When a stage is given up.
     pub supervision: SupervisionConfig,
+    /// Logs.
+    pub telemetry: TelemetryConfig,
     /// What breaks on purpose; empty in production.
     pub faults: Vec<crate::fault::FaultRule>,
+}
+
+impl Default for Config {
+    /// What an empty file means: the embedded voice on a loopback port.
+    fn default() -> Config {
+        resolve::defaults()
+    }
 }
 
 impl Config {
@@ -98,13 +118,14 @@ pub struct LimitsConfig {
 pub struct StageConfig {
     /// Rows that advance together in one step.
     pub max_batch: usize,
-    /// Prompt positions computed in one step, so that a long prompt does not stall running rows.
+    /// Prompt positions computed in one step, so that a long prompt does not stall running rows. For the vocoder, which
+    /// has no prompt, the frames of its largest chunk.
     pub prefill_chunk: u32,
     /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order.
     pub run_ahead: usize,
     /// Units that a row may be ahead of what the next stage has taken over; then it pauses.
     pub window: u32,
-    /// Vocoder only: frames of the 1st, 2nd, ... chunk; the last entry repeats.
+    /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
     pub chunk_ramp: Vec<Frames>,
 }
 
@@ -138,4 +159,22 @@ pub struct SupervisionConfig {
     pub meltdown_window: Duration,
     /// A runner that has not turned for this long, with work to do, counts as failed.
     pub watchdog: Duration,
+}
+
+/// `[telemetry]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TelemetryConfig {
+    /// Which log lines are written: a level, or a list such as `info,omni_actors::actors=debug`.
+    pub log: String,
+    /// What a log line looks like.
+    pub log_format: LogFormat,
+}
+
+/// What a log line looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
 }

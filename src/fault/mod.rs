@@ -1,4 +1,12 @@
 //! Faults on purpose: which actor breaks, when, and how. Free when no rule is set.
+//!
+//! A [`FaultPlan`] is made once per engine from the config. An actor asks it once, when it is built, for the [`FaultSite`]
+//! of its place, and strikes that site at each occurrence. Counts go on over restarts, so that a plan means the same
+//! whatever it breaks.
+
+mod plan;
+
+pub use plan::{FaultPlan, FaultSite, Injected};
 
 use crate::ids::StageName;
 use std::time::Duration;

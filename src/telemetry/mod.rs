@@ -1,1 +1,17 @@
-//! telemetry
+//! What the process tells about itself: metrics and logs.
+//!
+//! Names live in [`catalogue`] alone. Everybody else holds pre-made handles ([`StageMetrics`], [`EdgeMetrics`],
+//! [`RequestMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
+//! level info carries what a client said.
+
+pub mod catalogue;
+mod exposition;
+mod handles;
+mod logging;
+pub mod playback;
+mod request;
+
+pub use exposition::render;
+pub use handles::{EdgeMetrics, HttpMetrics, Queue, StageMetrics, process_started, set_ready};
+pub use logging::{LogError, init_logging};
+pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};

@@ -1,0 +1,255 @@
+//! From what the user wrote to what it means. Each key is declared here and nowhere else.
+
+use super::document::Document;
+use super::error::{ConfigError, Problem};
+pub use super::reader::Declared;
+use super::reader::Reader;
+use super::{
+    CheckpointSource, Config, LimitsConfig, LogFormat, ModelConfig, ServerConfig, SpeechConfig, StageConfig,
+    SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind,
+};
+use crate::fault::{FaultKind, FaultPoint, FaultRule};
+use crate::ids::{Frames, StageName};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+use toml::Value;
+
+/// `--set KEY=VALUE`: wins over the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Override {
+    key: String,
+    value: Value,
+}
+
+impl std::str::FromStr for Override {
+    type Err = String;
+
+    /// The value is TOML; a bare word that is not TOML is taken as text.
+    fn from_str(text: &str) -> Result<Override, String> {
+        let (key, value) = text.split_once('=').ok_or("write KEY=VALUE, such as server.listen=127.0.0.1:9000")?;
+        let value = toml::from_str::<toml::Table>(&format!("value = {value}"))
+            .ok()
+            .and_then(|mut table| table.remove("value"))
+            .unwrap_or_else(|| Value::String(value.to_owned()));
+        Ok(Override { key: key.trim().to_owned(), value })
+    }
+}
+
+/// Reads a config file. Relative paths in it start at its folder.
+///
+/// # Errors
+/// A file that cannot be read, or everything that is wrong in it.
+pub fn load(path: &Path, overrides: &[Override]) -> Result<Config, ConfigError> {
+    let text = read(path)?;
+    parse(&text, path.parent().unwrap_or(Path::new("")), overrides)
+}
+
+/// Reads a config from text; relative paths in it start at `base`.
+///
+/// # Errors
+/// Everything that is wrong in it.
+pub fn parse(text: &str, base: &Path, overrides: &[Override]) -> Result<Config, ConfigError> {
+    let mut document = Document::parse(text).map_err(|problem| ConfigError::Problems(vec![problem]))?;
+    for Override { key, value } in overrides {
+        document.set(key, value.clone());
+    }
+    let mut reader = Reader::new(document);
+    let config = config(&mut reader, base);
+    or_problems(config, reader.finish().1)
+}
+
+/// Reads a file of `[[faults]]` for `run --faults`.
+///
+/// # Errors
+/// As for [`load`].
+pub fn load_faults(path: &Path) -> Result<Vec<FaultRule>, ConfigError> {
+    let document = Document::parse(&read(path)?).map_err(|problem| ConfigError::Problems(vec![problem]))?;
+    let mut reader = Reader::new(document);
+    let rules = faults(&mut reader);
+    or_problems(rules, reader.finish().1)
+}
+
+/// Every key with its default and what is allowed, in the order of `configs/example.toml`.
+pub fn declared() -> Vec<Declared> {
+    let mut reader = Reader::new(Document::default());
+    let _ = config(&mut reader, Path::new(""));
+    fault(&mut reader, "faults[0]");
+    reader.finish().0
+}
+
+/// What an empty file means.
+pub(super) fn defaults() -> Config {
+    config(&mut Reader::new(Document::default()), Path::new(""))
+}
+
+fn read(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_owned(), source })
+}
+
+fn or_problems<T>(value: T, problems: Vec<Problem>) -> Result<T, ConfigError> {
+    if problems.is_empty() { Ok(value) } else { Err(ConfigError::Problems(problems)) }
+}
+
+const fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+const fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+const DAY: Duration = secs(24 * 3600);
+
+fn config(r: &mut Reader, base: &Path) -> Config {
+    let model = model(r, base);
+    let speech = SpeechConfig {
+        prompt: prompt(r),
+        // 120 characters are about 8 s of speech: the longest that the embedded voice was trained to say in one go.
+        max_segment_chars: r.int("speech.max_segment_chars", 120, 20..=2000),
+    };
+    let server = ServerConfig {
+        listen: r
+            .text("server.listen", "127.0.0.1:8080", "an address and a port, such as \"127.0.0.1:8080\"", |text| {
+                text.parse::<SocketAddr>().ok()
+            })
+            .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080))),
+        max_connections: r.int("server.max_connections", 256, 1..=65_536),
+        max_body_bytes: r.int("server.max_body_bytes", 1 << 20, 1024..=1 << 30),
+        read_timeout: r.duration("server.read_timeout", secs(10), ms(100)..=secs(600)),
+        drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
+    };
+    let limits = LimitsConfig {
+        max_requests: r.int("limits.max_requests", 16, 1..=4096),
+        // As in OpenAI's speech route.
+        max_input_chars: r.int("limits.max_input_chars", 4096, 1..=1_000_000),
+        request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
+        stalled_client_timeout: r.duration("limits.stalled_client_timeout", secs(30), secs(1)..=DAY),
+    };
+    let stages = StageName::ALL.map(|name| stage(r, name));
+    let transfer = TransferConfig {
+        transport: r
+            .choice("transfer.transport", "inproc", &[("inproc", TransportKind::Inproc), ("wire", TransportKind::Wire)])
+            .unwrap_or(TransportKind::Inproc),
+    };
+    let supervision = SupervisionConfig {
+        backoff: r.duration("supervision.backoff", ms(20), ms(1)..=secs(60)),
+        max_backoff: r.duration("supervision.max_backoff", secs(2), ms(1)..=secs(600)),
+        max_restarts: r.int("supervision.max_restarts", 5, 0..=1000),
+        meltdown_window: r.duration("supervision.meltdown_window", secs(30), secs(1)..=secs(3600)),
+        watchdog: r.duration("supervision.watchdog", secs(10), ms(100)..=secs(600)),
+    };
+    if supervision.backoff > supervision.max_backoff {
+        r.complain("supervision.max_backoff", "must not be shorter than supervision.backoff");
+    }
+    let telemetry = TelemetryConfig {
+        log: r
+            .text(
+                "telemetry.log",
+                "info",
+                "a level (error, warn, info, debug, trace) or a list of target=level",
+                |text| tracing_subscriber::EnvFilter::try_new(text).ok().map(|_| text.to_owned()),
+            )
+            .unwrap_or_default(),
+        log_format: r
+            .choice("telemetry.log_format", "text", &[("text", LogFormat::Text), ("json", LogFormat::Json)])
+            .unwrap_or(LogFormat::Text),
+    };
+    let faults = faults(r);
+    Config { model, speech, server, limits, stages, transfer, supervision, telemetry, faults }
+}
+
+fn model(r: &mut Reader, base: &Path) -> ModelConfig {
+    let not_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.trim().is_empty());
+    let checkpoint = match r
+        .text("model.checkpoint", "embedded", "\"embedded\" or the path of a checkpoint folder", not_empty)
+        .as_deref()
+    {
+        None | Some("embedded") => CheckpointSource::Embedded,
+        Some(path) => CheckpointSource::Folder(base.join(path)),
+    };
+    // Text keys whose absence means something have the empty text as their default.
+    let optional = |text: &str| Some(text.trim().to_owned());
+    let name = r.text("model.name", "", "the name that clients see; empty for the folder's name", optional);
+    let voice = r.text("model.default_voice", "", "a speaker of the checkpoint; empty for its first", optional);
+    let folder_name = match &checkpoint {
+        CheckpointSource::Embedded => "omni-actors-voice".to_owned(),
+        CheckpointSource::Folder(path) => {
+            path.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
+        }
+    };
+    ModelConfig {
+        checkpoint,
+        name: name.filter(|name| !name.is_empty()).unwrap_or(folder_name),
+        default_voice: voice.filter(|voice| !voice.is_empty()).map(|voice| voice.to_lowercase()),
+    }
+}
+
+fn prompt(r: &mut Reader) -> String {
+    let once = |text: &str| Some(text.to_owned()).filter(|text| text.matches("{text}").count() == 1);
+    r.text("speech.prompt", "Say: {text}", "text with {text} in it once", once).unwrap_or_default()
+}
+
+fn stage(r: &mut Reader, name: StageName) -> StageConfig {
+    let key = |field: &str| format!("stages.{name}.{field}");
+    let max_batch = r.int(&key("max_batch"), 8, 1..=256);
+    let run_ahead = r.int(&key("run_ahead"), 2, 1..=8);
+    let (window, most) = match name {
+        StageName::Thinker => (512, 65_536),
+        StageName::Talker => (1024, 65_536),
+        StageName::Code2wav => (64, 4096),
+    };
+    let window = r.int(&key("window"), window, 1..=most);
+    if name == StageName::Code2wav {
+        let chunk_ramp = ramp(r, &key("chunk_ramp"));
+        let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
+        return StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp };
+    }
+    let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
+    StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp: Vec::new() }
+}
+
+fn ramp(r: &mut Reader, key: &str) -> Vec<Frames> {
+    const DEFAULT: [u32; 4] = [1, 2, 4, 8];
+    let frames = |value: &Value| {
+        let number = u32::try_from(value.as_integer()?).ok()?;
+        (1..=64).contains(&number).then_some(Frames(number))
+    };
+    let allowed = "a list of 1 to 16 whole numbers from 1 to 64".to_owned();
+    r.value(key, "[1, 2, 4, 8]", allowed, |value| {
+        let list = value.as_array().filter(|list| (1..=16).contains(&list.len()))?;
+        list.iter().map(frames).collect::<Option<Vec<_>>>()
+    })
+    .unwrap_or_else(|| DEFAULT.map(Frames).to_vec())
+}
+
+fn faults(r: &mut Reader) -> Vec<FaultRule> {
+    r.refuse("faults", "must be written [[faults]], once per rule");
+    (0..r.repeated("faults")).filter_map(|i| fault(r, &format!("faults[{i}]"))).collect()
+}
+
+fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
+    let key = |field: &str| format!("{section}.{field}");
+    let points = [
+        ("scheduler", FaultPoint::Scheduler),
+        ("runner", FaultPoint::Runner),
+        ("sampler", FaultPoint::Sampler),
+        ("packager", FaultPoint::Packager),
+        ("connector", FaultPoint::Connector),
+    ];
+    let stage = r.choice(&key("stage"), "", &StageName::ALL.map(|name| (name.as_str(), name)));
+    let point = r.choice(&key("point"), "", &points);
+    let delay = r.duration(&key("delay"), ms(50), ms(1)..=secs(600));
+    let kinds = [("panic", FaultKind::Panic), ("error", FaultKind::Error), ("delay", FaultKind::Delay(delay))];
+    let kind = r.choice(&key("kind"), "", &kinds);
+    let nth = r.int(&key("nth"), 1, 1..=1_000_000_000);
+    let times = r.value(&key("times"), "1", "a whole number from 1 or \"all\"".to_owned(), |value| match value {
+        Value::String(word) if word == "all" => Some(u64::MAX),
+        other => other.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0),
+    });
+    let (Some(stage), Some(point), Some(kind)) = (stage, point, kind) else {
+        r.complain(section, "needs `stage`, `point` and `kind`");
+        return None;
+    };
+    Some(FaultRule { stage, point, kind, nth, times: times.unwrap_or(1) })
+}

@@ -1,0 +1,116 @@
+//! Every metric there is: name, kind, labels, meaning. `docs/operations.md` repeats them for people; a test compares.
+
+/// What kind of series a metric is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// A distribution; the upper bounds of its buckets, in the metric's unit.
+    Histogram(&'static [f64]),
+}
+
+/// One metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// As Prometheus sees it; the unit is its suffix.
+    pub name: &'static str,
+    /// What kind of series.
+    pub kind: Kind,
+    /// Label names.
+    pub labels: &'static [&'static str],
+    /// One sentence for the `# HELP` line.
+    pub help: &'static str,
+}
+
+/// From a step of a small net (50 us) to a long prefill on a CPU.
+const STEP_SECONDS: &[f64] =
+    &[50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 20e-3, 40e-3, 80e-3, 160e-3, 320e-3, 1.0, 2.5];
+/// Around 300 ms, the longest wait that still feels like an answer.
+const WAIT_SECONDS: &[f64] =
+    &[5e-3, 10e-3, 20e-3, 40e-3, 60e-3, 80e-3, 120e-3, 160e-3, 240e-3, 300e-3, 400e-3, 600e-3, 1.0, 2.0, 5.0, 10.0];
+/// From one word to a whole reading.
+const LONG_SECONDS: &[f64] = &[0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0];
+/// 1 is as fast as one listens; above it a player runs dry.
+const FACTOR: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 5.0];
+/// Powers of two up to the largest batch the config allows.
+const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+/// Every value the config allows, singly.
+const RUN_AHEAD: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+
+macro_rules! catalogue {
+    ($($id:ident = $kind:expr, $name:literal, [$($label:literal),*], $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $id: Metric = Metric { name: $name, kind: $kind, labels: &[$($label),*], help: $help };
+        )*
+        /// All of them, in the order of `docs/operations.md`.
+        pub const ALL: &[Metric] = &[$($id),*];
+    };
+}
+
+use Kind::{Counter, Gauge, Histogram};
+
+catalogue! {
+    BUILD_INFO = Gauge, "omni_build_info", ["version"], "Always 1; the label tells which build runs.";
+    READY = Gauge, "omni_ready", [], "1 while every stage can serve and no shutdown has begun.";
+
+    REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by what they were and how they ended.";
+    REQUESTS_IN_FLIGHT = Gauge, "omni_requests_in_flight", [], "Accepted requests that have not ended.";
+    REQUEST_SECONDS = Histogram(LONG_SECONDS), "omni_request_seconds", ["kind"], "From acceptance to the last event of a request.";
+    TTFA_SECONDS = Histogram(WAIT_SECONDS), "omni_ttfa_seconds", ["kind"], "Time to first audio: from acceptance to the first samples handed to the client.";
+    TTFT_SECONDS = Histogram(WAIT_SECONDS), "omni_ttft_seconds", [], "Time to first text: from acceptance to the first piece of an answer's text.";
+    CHUNK_GAP_SECONDS = Histogram(WAIT_SECONDS), "omni_chunk_gap_seconds", [], "Time between consecutive audio chunks of one request.";
+    AUDIO_SECONDS = Histogram(LONG_SECONDS), "omni_audio_seconds", [], "Length of the speech of one request; the sum is all speech made.";
+    REAL_TIME_FACTOR = Histogram(FACTOR), "omni_real_time_factor", [], "Time a request took per second of its speech; below 1 a listener never waits for the whole.";
+    UNDERRUNS = Counter, "omni_underruns_total", [], "Chunks that came more than 20 ms too late for a player that began with the first chunk.";
+
+    STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
+    STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
+    BATCH_ROWS = Histogram(ROWS), "omni_stage_batch_rows", ["stage"], "Rows that advanced together in one step.";
+    BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
+    RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
+    UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (code2wav).";
+    STALE_ROWS = Counter, "omni_stage_stale_rows_total", ["stage"], "Rows computed in vain, because they had ended in a step that was still in flight.";
+    SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
+    PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";
+    ROWS_LIVE = Gauge, "omni_stage_rows", ["stage"], "Rows that hold a slot.";
+    QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
+    GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
+    RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
+    RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
+
+    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads sent by a stage to the next: rows, codes or audio.";
+    PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
+    LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
+
+    HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
+    HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_carry_their_unit() {
+        let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for metric in ALL {
+            assert!(metric.name.starts_with("omni_"), "{}", metric.name);
+            assert_eq!(metric.kind == Counter, metric.name.ends_with("_total"), "{}", metric.name);
+            assert!(metric.help.ends_with('.'), "{}", metric.name);
+        }
+    }
+
+    #[test]
+    fn buckets_grow() {
+        for metric in ALL {
+            if let Histogram(bounds) = metric.kind {
+                assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Handles for stages, edges and the server. Made once; recording through them is an atomic operation.
+
+use super::catalogue::{self as c, Metric};
+use super::exposition::install;
+use crate::ids::StageName;
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+/// A bounded queue inside a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Queue {
+    /// Input that arrived and is not yet with the model.
+    Input,
+    /// Plans that the runner has not launched.
+    Plans,
+    /// Steps that ran and whose tokens nobody has looked at.
+    Tickets,
+    /// Outputs that wait to be packaged.
+    Packager,
+    /// Payloads that wait for the next stage.
+    Output,
+}
+
+impl Queue {
+    const ALL: [Queue; 5] = [Queue::Input, Queue::Plans, Queue::Tickets, Queue::Packager, Queue::Output];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Queue::Input => "input",
+            Queue::Plans => "plans",
+            Queue::Tickets => "tickets",
+            Queue::Packager => "packager",
+            Queue::Output => "output",
+        }
+    }
+}
+
+/// What one stage records. Cheap to clone; the same series go on after a restart.
+#[derive(Clone)]
+pub struct StageMetrics {
+    /// Steps launched.
+    pub steps: Counter,
+    /// Seconds of one step.
+    pub step_seconds: Histogram,
+    /// Rows of one step.
+    pub batch_rows: Histogram,
+    /// Idle seconds between two steps.
+    pub bubble_seconds: Histogram,
+    /// Steps in flight, unseen, at a launch.
+    pub run_ahead: Histogram,
+    /// Positions or frames computed.
+    pub units: Counter,
+    /// Rows computed in vain.
+    pub stale_rows: Counter,
+    /// Seconds from a step's end to its tokens being with the scheduler.
+    pub sample_seconds: Histogram,
+    /// Seconds to package one step.
+    pub package_seconds: Histogram,
+    /// Rows that hold a slot.
+    pub rows: Gauge,
+    /// Current generation.
+    pub generation: Gauge,
+    /// Restarts.
+    pub restarts: Counter,
+    /// Seconds from failure to serving again.
+    pub recovery_seconds: Histogram,
+    queues: [Gauge; 5],
+}
+
+impl StageMetrics {
+    /// Handles of one stage.
+    pub fn new(stage: StageName) -> StageMetrics {
+        install();
+        let label = stage.as_str();
+        let count = |metric: Metric| counter!(metric.name, "stage" => label);
+        let gauge = |metric: Metric| gauge!(metric.name, "stage" => label);
+        let histogram = |metric: Metric| histogram!(metric.name, "stage" => label);
+        StageMetrics {
+            steps: count(c::STEPS),
+            step_seconds: histogram(c::STEP_SECONDS_M),
+            batch_rows: histogram(c::BATCH_ROWS),
+            bubble_seconds: histogram(c::BUBBLE_SECONDS),
+            run_ahead: histogram(c::RUN_AHEAD_STEPS),
+            units: count(c::UNITS),
+            stale_rows: count(c::STALE_ROWS),
+            sample_seconds: histogram(c::SAMPLE_SECONDS),
+            package_seconds: histogram(c::PACKAGE_SECONDS),
+            rows: gauge(c::ROWS_LIVE),
+            generation: gauge(c::GENERATION),
+            restarts: count(c::RESTARTS),
+            recovery_seconds: histogram(c::RECOVERY_SECONDS),
+            queues: Queue::ALL.map(|queue| gauge!(c::QUEUE_DEPTH.name, "stage" => label, "queue" => queue.as_str())),
+        }
+    }
+
+    /// Tells how many messages wait in a queue.
+    pub fn queue_depth(&self, queue: Queue, depth: usize) {
+        self.queues[queue as usize].set(depth as f64);
+    }
+}
+
+impl std::fmt::Debug for StageMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StageMetrics")
+    }
+}
+
+/// What the edge out of a stage records.
+#[derive(Clone)]
+pub struct EdgeMetrics {
+    payloads: Counter,
+    bytes: Counter,
+    /// Leases given out and not yet released.
+    pub leases: Gauge,
+}
+
+impl EdgeMetrics {
+    /// Handles of the edge that leaves `stage`.
+    pub fn new(stage: StageName) -> EdgeMetrics {
+        install();
+        let kind = match stage {
+            StageName::Thinker => "rows",
+            StageName::Talker => "codes",
+            StageName::Code2wav => "audio",
+        };
+        EdgeMetrics {
+            payloads: counter!(c::PAYLOADS.name, "stage" => stage.as_str(), "kind" => kind),
+            bytes: counter!(c::PAYLOAD_BYTES.name, "stage" => stage.as_str(), "kind" => kind),
+            leases: gauge!(c::LEASES_LIVE.name, "stage" => stage.as_str()),
+        }
+    }
+
+    /// One payload went out.
+    pub fn sent(&self, bytes: usize) {
+        self.payloads.increment(1);
+        self.bytes.increment(bytes as u64);
+    }
+}
+
+impl std::fmt::Debug for EdgeMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EdgeMetrics")
+    }
+}
+
+/// What the server records.
+#[derive(Clone)]
+pub struct HttpMetrics {
+    /// Connections open.
+    pub connections: Gauge,
+}
+
+impl HttpMetrics {
+    /// The server's handles.
+    pub fn new() -> HttpMetrics {
+        install();
+        HttpMetrics { connections: gauge!(c::HTTP_CONNECTIONS.name) }
+    }
+
+    /// A response began. `route` is the pattern, never the path that the client sent: label values stay few.
+    pub fn response(&self, route: &'static str, status: u16) {
+        counter!(c::HTTP_RESPONSES.name, "route" => route, "status" => status.to_string()).increment(1);
+    }
+}
+
+impl Default for HttpMetrics {
+    fn default() -> HttpMetrics {
+        HttpMetrics::new()
+    }
+}
+
+impl std::fmt::Debug for HttpMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("HttpMetrics")
+    }
+}
+
+/// Says which build runs.
+pub fn process_started() {
+    install();
+    gauge!(c::BUILD_INFO.name, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+}
+
+/// Says whether requests are accepted.
+pub fn set_ready(ready: bool) {
+    install();
+    gauge!(c::READY.name).set(f64::from(u8::from(ready)));
+}
