@@ -6,6 +6,10 @@ pub mod hf;
 pub mod ops;
 pub mod sampling;
 pub mod stage;
+pub mod talker;
+pub mod thinker;
+pub mod transformer;
+pub mod verify;
 
 pub use checkpoint::Checkpoint;
 pub use error::{LoadError, ModelError};

@@ -122,7 +122,7 @@ pub struct TalkerRow {
 impl TalkerRow {
     /// Positions of the prompt: user rows and the nine rows of the assistant turn.
     pub fn prefill_positions(&self) -> u32 {
-        self.user_rows + 9
+        crate::model::talker::prompt_len(self.user_rows)
     }
 
     /// Input rows that must be there before the prompt can be computed: user rows, header, first answer token.

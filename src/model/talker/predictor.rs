@@ -1,0 +1,121 @@
+//! The code predictor: from the talker's hidden state and code 0 to the other codes of a frame (spec section 6).
+
+use crate::model::LoadError;
+use crate::model::checkpoint::Scope;
+use crate::model::hf::DecoderConfig;
+use crate::model::ops::Linear;
+use crate::model::transformer::{DecoderStack, KvCache, Segment};
+use candle_core::{Result, Tensor};
+
+/// A small decoder that runs afresh for every frame: a prompt of two rows gives code 1, each further pass one code more.
+/// Every group but the first has its own embedding table and its own head.
+pub struct CodePredictor {
+    stack: DecoderStack,
+    /// Table `i` embeds group `i + 1`.
+    embeddings: Vec<Tensor>,
+    /// Head `i` gives group `i + 1`.
+    heads: Vec<Linear>,
+}
+
+/// One tiny cache per row of a batch, kept from frame to frame for its memory alone.
+#[derive(Debug, Default)]
+pub struct PredictorCaches(Vec<KvCache>);
+
+/// What one pass knows before its codes are picked.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    /// The group that is picked, counted from 1.
+    pub group: usize,
+    /// Last hidden state after the final norm, `[rows, hidden]`.
+    pub hidden: &'a Tensor,
+    /// `[rows, codes]`.
+    pub logits: &'a Tensor,
+}
+
+/// The outcome for a batch of rows.
+#[derive(Debug)]
+pub struct Frames {
+    /// Groups 1.. of each row.
+    pub codes: Vec<Vec<u32>>,
+    /// Sum of the embeddings of those groups, `[rows, hidden]`.
+    pub embedded: Tensor,
+}
+
+impl CodePredictor {
+    /// Loads the predictor below `scope` for frames of `groups` codes.
+    ///
+    /// # Errors
+    /// What the scope and the device say; tensors that do not fit are reported by the loader.
+    pub fn load(
+        config: &DecoderConfig,
+        groups: usize,
+        scope: &Scope<'_>,
+    ) -> std::result::Result<CodePredictor, LoadError> {
+        let shape = [config.vocab_size, config.hidden_size];
+        let table = |scope: Scope<'_>, i| scope.at(i).get("weight", &shape);
+        let embeddings = (0..groups - 1).map(|i| table(scope.at("model").at("codec_embedding"), i));
+        let heads = (0..groups - 1).map(|i| Ok(Linear::new(table(scope.at("lm_head"), i)?, None)?));
+        Ok(CodePredictor {
+            stack: DecoderStack::load(config, &scope.at("model"))?,
+            embeddings: embeddings.collect::<std::result::Result<_, _>>()?,
+            heads: heads.collect::<std::result::Result<_, LoadError>>()?,
+        })
+    }
+
+    /// Codes that each group has.
+    pub fn codes(&self) -> u32 {
+        self.embeddings.first().map_or(0, |table| table.dims()[0] as u32)
+    }
+
+    /// Completes one frame for each row: `hidden [rows, hidden]` of the talker after its final norm, `first [rows, hidden]`
+    /// the talker's embeddings of the codes 0. `pick` chooses one code per row from each pass.
+    ///
+    /// # Errors
+    /// What the device says, and a code that `pick` took from outside its table.
+    pub fn frame(
+        &self,
+        caches: &mut PredictorCaches,
+        hidden: &Tensor,
+        first: &Tensor,
+        mut pick: impl FnMut(Pass<'_>) -> Result<Vec<u32>>,
+    ) -> Result<Frames> {
+        let (rows, width) = hidden.dims2()?;
+        caches.start(rows, &self.stack)?;
+        let mut codes = vec![Vec::with_capacity(self.heads.len()); rows];
+        let mut embedded: Option<Tensor> = None;
+        // The prompt of a row: hidden state, then code 0.
+        let mut input = Tensor::stack(&[hidden, first], 1)?.reshape((2 * rows, width))?;
+        for (i, (head, table)) in self.heads.iter().zip(&self.embeddings).enumerate() {
+            let len = if i == 0 { 2 } else { 1 };
+            let mut segments: Vec<_> = caches.0[..rows].iter_mut().map(|cache| Segment { cache, len }).collect();
+            let mut residual = self.stack.forward(&input, &mut segments)?;
+            if i == 0 {
+                residual = residual.reshape((rows, 2, width))?.narrow(1, 1, 1)?.reshape((rows, width))?;
+            }
+            let last = self.stack.norm(&residual)?;
+            let logits = head.forward(&last)?;
+            let picked = pick(Pass { group: i + 1, hidden: &last, logits: &logits })?;
+            for (codes, code) in codes.iter_mut().zip(&picked) {
+                codes.push(*code);
+            }
+            input = table.index_select(&Tensor::from_vec(picked, rows, table.device())?, 0)?;
+            embedded = Some(match embedded {
+                Some(sum) => (sum + &input)?,
+                None => input.clone(),
+            });
+        }
+        let Some(embedded) = embedded else { candle_core::bail!("the code predictor has no groups") };
+        Ok(Frames { codes, embedded })
+    }
+}
+
+impl PredictorCaches {
+    /// `rows` empty caches.
+    fn start(&mut self, rows: usize, stack: &DecoderStack) -> Result<()> {
+        while self.0.len() < rows {
+            self.0.push(stack.new_cache()?);
+        }
+        self.0[..rows].iter_mut().for_each(KvCache::clear);
+        Ok(())
+    }
+}

@@ -1,0 +1,60 @@
+//! The thinker: text in, text out (spec section 4).
+
+use crate::model::LoadError;
+use crate::model::checkpoint::Loader;
+use crate::model::hf::ThinkerConfig;
+use crate::model::ops::Linear;
+use crate::model::transformer::DecoderStack;
+use candle_core::{Result, Tensor};
+
+/// Embedding table, decoder stack, head.
+pub struct Thinker {
+    embedding: Tensor,
+    stack: DecoderStack,
+    head: Linear,
+}
+
+impl Thinker {
+    /// Loads the language model under `thinker`. The caller finishes the loader.
+    ///
+    /// # Errors
+    /// When the file cannot be read; tensors that do not fit are reported by [`Loader::finish`].
+    pub fn load(loader: &Loader, config: &ThinkerConfig) -> std::result::Result<Thinker, LoadError> {
+        let (scope, text) = (loader.scope("thinker"), &config.text);
+        let shape = [text.vocab_size, text.hidden_size];
+        let embedding = scope.at("model").at("embed_tokens").get("weight", &shape)?;
+        let head =
+            if text.tie_word_embeddings { embedding.clone() } else { scope.at("lm_head").get("weight", &shape)? };
+        if text.tie_word_embeddings {
+            // Some exporters write the shared table twice.
+            scope.ignore("lm_head");
+        }
+        Ok(Thinker { embedding, stack: DecoderStack::load(text, &scope.at("model"))?, head: Linear::new(head, None)? })
+    }
+
+    /// The layers.
+    pub fn stack(&self) -> &DecoderStack {
+        &self.stack
+    }
+
+    /// Tokens that have an embedding: `0..vocabulary()`.
+    pub fn vocabulary(&self) -> u32 {
+        self.embedding.dims()[0] as u32
+    }
+
+    /// Embedding rows `[tokens.len(), hidden]`: `hidden_states[0]`, which is all that the talker takes from text.
+    ///
+    /// # Errors
+    /// When a token is outside the vocabulary.
+    pub fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
+        self.embedding.index_select(&Tensor::new(tokens, self.embedding.device())?, 0)
+    }
+
+    /// Logits `[n, vocabulary]` from the residual stream `[n, hidden]`.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn logits(&self, residual: &Tensor) -> Result<Tensor> {
+        self.head.forward(&self.stack.norm(residual)?)
+    }
+}
