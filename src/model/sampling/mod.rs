@@ -1,0 +1,73 @@
+//! Sampling as in spec section 7.
+//!
+//! All of it is a function of logits, parameters, the row's own history and one number in [0, 1) that comes from
+//! [`philox`]: no hidden state, so a token does not depend on what else is in the batch or on how often a stage
+//! restarted.
+
+mod history;
+pub mod philox;
+mod sampler;
+
+pub use history::History;
+pub use philox::{Domain, uniform};
+pub use sampler::{Sampler, Suppress};
+
+/// How one token is picked from logits. The order is that of the reference: repetition penalty, frequency and presence
+/// penalties, suppression, temperature, top-k, top-p, min-p.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// 0 means greedy (penalties and suppression still apply).
+    pub temperature: f32,
+    /// Keep the k most likely; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set whose probability reaches this; 1.0 keeps all.
+    pub top_p: f32,
+    /// Drop tokens less likely than this share of the most likely one; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of tokens sampled before; 1.0 is off.
+    pub repetition_penalty: f32,
+    /// Subtracted once per earlier occurrence; 0 is off.
+    pub frequency_penalty: f32,
+    /// Subtracted from every token sampled before; 0 is off.
+    pub presence_penalty: f32,
+}
+
+impl SamplingParams {
+    /// The most likely token, no penalties.
+    pub const GREEDY: SamplingParams = SamplingParams {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        repetition_penalty: 1.0,
+        frequency_penalty: 0.0,
+        presence_penalty: 0.0,
+    };
+
+    /// Whether the most likely token is taken.
+    pub fn is_greedy(&self) -> bool {
+        self.temperature == 0.0
+    }
+
+    /// Says which parameter cannot be used, and what is allowed. `top_k` takes any value.
+    ///
+    /// # Errors
+    /// One sentence about the first parameter that is out of range.
+    pub fn check(&self) -> Result<(), String> {
+        let limits = [
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("min_p", self.min_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+            ("frequency_penalty", self.frequency_penalty, -100.0, 100.0),
+            ("presence_penalty", self.presence_penalty, -100.0, 100.0),
+        ];
+        for (name, value, low, high) in limits {
+            // Written so that NaN is refused too.
+            if !(low..=high).contains(&value) {
+                return Err(format!("{name} = {value}: expected a number from {low} to {high}"));
+            }
+        }
+        Ok(())
+    }
+}
