@@ -1,11 +1,13 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
 pub mod checkpoint;
+pub mod code2wav;
 pub mod error;
 pub mod hf;
 pub mod ops;
 pub mod sampling;
 pub mod stage;
+pub mod stages;
 pub mod talker;
 pub mod thinker;
 pub mod transformer;

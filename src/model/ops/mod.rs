@@ -10,6 +10,7 @@
 
 mod act;
 mod attention;
+mod depthwise;
 mod gemm;
 mod linear;
 mod math;
@@ -19,11 +20,17 @@ mod simd;
 
 pub use act::{silu_mul, snake};
 pub use attention::attention;
+pub use depthwise::depthwise_conv;
 pub use linear::Linear;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{Angles, Rope};
 
 use candle_core::{CpuStorage, Layout, Result};
+
+/// The instructions that the CPU kernels use on this machine, for logs and benchmarks.
+pub fn instruction_set() -> &'static str {
+    simd::Level::best().name()
+}
 
 /// The elements of a contiguous f32 tensor inside its storage.
 fn f32_slice<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {

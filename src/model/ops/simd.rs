@@ -60,6 +60,17 @@ impl Level {
         }
         Level::Portable
     }
+
+    /// As people call it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "AVX-512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "AVX2",
+            Level::Portable => "compiler's vectors",
+        }
+    }
 }
 
 /// Runs a kernel with the machine's best instruction set.

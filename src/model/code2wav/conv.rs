@@ -1,0 +1,112 @@
+//! Causal convolutions that remember their last inputs.
+
+use super::state::{HistoryPlan, Plan, Stream};
+use crate::model::LoadError;
+use crate::model::checkpoint::Scope;
+use crate::model::ops::{Linear, depthwise_conv};
+use candle_core::{Result, Tensor};
+
+/// A convolution of stride 1 that sees the past only.
+pub(super) struct CausalConv {
+    layer: Linear,
+    dilation: usize,
+    /// `None` for one tap, which needs no past.
+    history: Option<usize>,
+}
+
+impl CausalConv {
+    pub fn load(
+        scope: &Scope<'_>,
+        (inputs, outputs): (usize, usize),
+        (taps, dilation): (usize, usize),
+        plan: &mut Plan,
+    ) -> std::result::Result<CausalConv, LoadError> {
+        let scope = scope.at("conv");
+        let layer =
+            Linear::from_conv(&scope.get("weight", &[outputs, inputs, taps])?, Some(scope.get("bias", &[outputs])?))?;
+        let rows = (taps - 1) * dilation;
+        let history = (rows > 0).then(|| plan.add(HistoryPlan { rows, channels: inputs, trim: 0 }));
+        Ok(CausalConv { layer, dilation, history })
+    }
+
+    /// `[n, inputs]` -> `[n, outputs]`.
+    pub fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
+        match self.history {
+            Some(i) => self.layer.conv(&stream.histories[i].extend(x)?, self.dilation),
+            None => self.layer.forward(x),
+        }
+    }
+}
+
+/// A causal convolution with one filter per channel.
+pub(super) struct CausalDepthwise {
+    /// `[taps, channels]`.
+    weight: Tensor,
+    bias: Tensor,
+    history: usize,
+}
+
+impl CausalDepthwise {
+    pub fn load(
+        scope: &Scope<'_>,
+        channels: usize,
+        taps: usize,
+        plan: &mut Plan,
+    ) -> std::result::Result<CausalDepthwise, LoadError> {
+        let scope = scope.at("conv");
+        let weight = scope.get("weight", &[channels, 1, taps])?.squeeze(1)?.t()?.force_contiguous()?;
+        let bias = scope.get("bias", &[channels])?.force_contiguous()?;
+        let history = plan.add(HistoryPlan { rows: taps - 1, channels, trim: 0 });
+        Ok(CausalDepthwise { weight, bias, history })
+    }
+
+    /// `[n, channels]` -> `[n, channels]`.
+    pub fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
+        depthwise_conv(&stream.histories[self.history].extend(x)?, &self.weight, &self.bias)
+    }
+}
+
+/// A transposed convolution that gives `stride` outputs per input as soon as the input is there.
+///
+/// The reference trims `kernel - stride` outputs on both sides of a whole sequence. On the right these are the outputs
+/// that the next input would still change, so a stream has not computed them yet; on the left they are dropped once.
+pub(super) struct CausalTransposedConv {
+    layer: Linear,
+    stride: usize,
+    outputs: usize,
+    trim: usize,
+    history: Option<usize>,
+}
+
+impl CausalTransposedConv {
+    pub fn load(
+        scope: &Scope<'_>,
+        (inputs, outputs): (usize, usize),
+        (kernel, stride): (usize, usize),
+        plan: &mut Plan,
+    ) -> std::result::Result<CausalTransposedConv, LoadError> {
+        let scope = scope.at("conv");
+        let weight = scope.get("weight", &[inputs, outputs, kernel])?;
+        let layer = Linear::from_transposed_conv(&weight, &scope.get("bias", &[outputs])?, stride)?;
+        let (rows, trim) = (kernel.div_ceil(stride) - 1, kernel - stride);
+        let history = (rows > 0).then(|| plan.add(HistoryPlan { rows, channels: inputs, trim }));
+        Ok(CausalTransposedConv { layer, stride, outputs, trim, history })
+    }
+
+    /// Outputs in all after so many inputs.
+    pub fn outputs_after(&self, inputs: u64) -> u64 {
+        (inputs * self.stride as u64).saturating_sub(self.trim as u64)
+    }
+
+    /// `[n, inputs]` -> `[n * stride, outputs]`, fewer at the start of a stream; `None` instead of no rows.
+    pub fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Option<Tensor>> {
+        let rows = x.dim(0)? * self.stride;
+        let Some(history) = self.history.map(|i| &mut stream.histories[i]) else {
+            return self.layer.forward(x)?.reshape((rows, self.outputs)).map(Some);
+        };
+        let y = self.layer.conv(&history.extend(x)?, 1)?.reshape((rows, self.outputs))?;
+        let drop = history.trim.min(rows);
+        history.trim -= drop;
+        if drop == rows { Ok(None) } else { y.narrow(0, drop, rows - drop).map(Some) }
+    }
+}

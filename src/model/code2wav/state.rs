@@ -1,0 +1,127 @@
+//! What a stream carries from one chunk to the next.
+
+use crate::model::hf::WindowedTransformerConfig;
+use crate::model::ops::attention;
+use candle_core::{DType, Device, Result, Tensor};
+
+/// State of one stream. Bounded, however long the stream is.
+pub struct Stream {
+    /// Frames decoded so far: the absolute position of the next one.
+    pub(super) position: u32,
+    pub(super) caches: Vec<KvWindow>,
+    pub(super) histories: Vec<History>,
+}
+
+impl Stream {
+    /// Frames decoded so far.
+    pub fn frames(&self) -> u32 {
+        self.position
+    }
+}
+
+/// What every stream of a net needs, collected while the net is loaded.
+pub(super) struct Plan {
+    layers: usize,
+    window: usize,
+    /// Keys or values of one position: heads and width.
+    kv: (usize, usize),
+    histories: Vec<HistoryPlan>,
+}
+
+/// Size of one [`History`].
+#[derive(Clone, Copy)]
+pub(super) struct HistoryPlan {
+    pub rows: usize,
+    pub channels: usize,
+    pub trim: usize,
+}
+
+impl Plan {
+    pub fn new(config: &WindowedTransformerConfig) -> Plan {
+        Plan {
+            layers: config.num_hidden_layers,
+            window: config.sliding_window,
+            kv: (config.num_key_value_heads, config.head_dim),
+            histories: Vec::new(),
+        }
+    }
+
+    /// Adds a history; returns its index in every stream.
+    pub fn add(&mut self, history: HistoryPlan) -> usize {
+        self.histories.push(history);
+        self.histories.len() - 1
+    }
+
+    pub fn stream(&self, device: &Device) -> Result<Stream> {
+        Ok(Stream {
+            position: 0,
+            caches: (0..self.layers).map(|_| KvWindow::new(self.window, self.kv, device)).collect::<Result<_>>()?,
+            histories: self.histories.iter().map(|h| History::new(*h, device)).collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The last inputs of a causal convolution, zeros at the start.
+pub(super) struct History {
+    /// `[rows, channels]`, oldest first.
+    rows: Tensor,
+    /// Outputs at the start of the stream that are still to be dropped.
+    pub trim: usize,
+}
+
+impl History {
+    pub fn new(plan: HistoryPlan, device: &Device) -> Result<History> {
+        Ok(History { rows: Tensor::zeros((plan.rows, plan.channels), DType::F32, device)?, trim: plan.trim })
+    }
+
+    /// `x` `[n, channels]` behind the history: `[rows + n, channels]`. The history moves on.
+    pub fn extend(&mut self, x: &Tensor) -> Result<Tensor> {
+        let keep = self.rows.dim(0)?;
+        let all = Tensor::cat(&[&self.rows, x], 0)?;
+        // A copy: a view would keep the whole chunk alive.
+        self.rows = all.narrow(0, x.dim(0)?, keep)?.force_contiguous()?;
+        Ok(all)
+    }
+}
+
+/// Keys and values of the last positions of one layer.
+///
+/// A buffer of twice the window: when it is full, the part that is still seen moves to the front, so that a frame costs
+/// a constant amount on average and positions stay in order.
+pub(super) struct KvWindow {
+    window: usize,
+    /// `[capacity, kv_heads, head_dim]`.
+    k: Tensor,
+    v: Tensor,
+    /// Rows in use.
+    len: usize,
+}
+
+impl KvWindow {
+    pub fn new(window: usize, (heads, width): (usize, usize), device: &Device) -> Result<KvWindow> {
+        let zeros = || Tensor::zeros((2 * window, heads, width), DType::F32, device);
+        Ok(KvWindow { window, k: zeros()?, v: zeros()?, len: 0 })
+    }
+
+    /// Appends `k` and `v` `[n, kv_heads, head_dim]` and attends with `q` `[n, heads, head_dim]`.
+    pub fn attend(&mut self, q: &Tensor, k: &Tensor, v: &Tensor, scale: f32) -> Result<Tensor> {
+        let n = k.dim(0)?;
+        if self.len + n > self.k.dim(0)? {
+            let keep = self.len.min(self.window - 1);
+            let moved = |old: &Tensor| -> Result<Tensor> {
+                let (_, heads, width) = old.dims3()?;
+                let new = Tensor::zeros((2 * self.window.max(keep + n), heads, width), old.dtype(), old.device())?;
+                if keep > 0 {
+                    new.slice_set(&old.narrow(0, self.len - keep, keep)?.contiguous()?, 0, 0)?;
+                }
+                Ok(new)
+            };
+            (self.k, self.v, self.len) = (moved(&self.k)?, moved(&self.v)?, keep);
+        }
+        self.k.slice_set(&k.contiguous()?, 0, self.len)?;
+        self.v.slice_set(&v.contiguous()?, 0, self.len)?;
+        let past = self.len;
+        self.len += n;
+        attention(q, &self.k, &self.v, past, Some(self.window), scale)
+    }
+}

@@ -1,0 +1,114 @@
+//! The transformer over frames: windowed causal attention, SwiGLU, a learned scale on both residual branches.
+
+use super::state::Stream;
+use crate::model::LoadError;
+use crate::model::checkpoint::Scope;
+use crate::model::hf::WindowedTransformerConfig;
+use crate::model::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
+use candle_core::{D, Result, Tensor};
+
+pub(super) struct Transformer {
+    layers: Vec<Layer>,
+    norm: Tensor,
+    rope: Rope,
+    eps: f64,
+}
+
+struct Layer {
+    attention_norm: Tensor,
+    /// Queries, keys and values in one product.
+    qkv: Linear,
+    output: Linear,
+    attention_scale: Tensor,
+    ffn_norm: Tensor,
+    /// Gate and up in one product.
+    gate_up: Linear,
+    down: Linear,
+    ffn_scale: Tensor,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    eps: f64,
+}
+
+impl Transformer {
+    pub fn load(scope: &Scope<'_>, config: &WindowedTransformerConfig) -> std::result::Result<Transformer, LoadError> {
+        let layers = scope.at("layers");
+        Ok(Transformer {
+            layers: (0..config.num_hidden_layers)
+                .map(|i| Layer::load(&layers.at(i), config))
+                .collect::<std::result::Result<_, _>>()?,
+            norm: scope.at("norm").get("weight", &[config.hidden_size])?.force_contiguous()?,
+            rope: Rope::new(config.head_dim, config.rope_theta, scope.device())?,
+            eps: config.rms_norm_eps,
+        })
+    }
+
+    /// The stream's next frames: `[n, hidden]` -> `[n, hidden]`. The stream's position moves on.
+    pub fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
+        let n = x.dim(0)? as u32;
+        let positions: Vec<u32> = (stream.position..stream.position + n).collect();
+        let angles = self.rope.at(&positions)?;
+        let mut x = x.clone();
+        for (i, layer) in self.layers.iter().enumerate() {
+            x = layer.forward(&x, &angles, stream, i)?;
+        }
+        stream.position += n;
+        rms_norm(&x, &self.norm, self.eps)
+    }
+}
+
+impl Layer {
+    fn load(scope: &Scope<'_>, config: &WindowedTransformerConfig) -> std::result::Result<Layer, LoadError> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        let q = config.num_attention_heads * config.head_dim;
+        let kv = config.num_key_value_heads * config.head_dim;
+        let vector =
+            |path: &str, name: &str| scope.at(path).get(name, &[hidden])?.force_contiguous().map_err(LoadError::from);
+        let attention = scope.at("self_attn");
+        let ffn = scope.at("mlp");
+        let project = |names: &[(&str, usize)]| -> std::result::Result<Linear, LoadError> {
+            let (mut weights, mut biases) = (Vec::new(), Vec::new());
+            for (name, outputs) in names {
+                let inputs = if *name == "o_proj" { q } else { hidden };
+                weights.push(attention.at(name).get("weight", &[*outputs, inputs])?);
+                if config.attention_bias {
+                    biases.push(attention.at(name).get("bias", &[*outputs])?);
+                }
+            }
+            Ok(Linear::stacked(&weights, config.attention_bias.then_some(&biases[..]))?)
+        };
+        let ffn_weight = |name: &str, outputs, inputs| ffn.at(name).get("weight", &[outputs, inputs]);
+        Ok(Layer {
+            attention_norm: vector("input_layernorm", "weight")?,
+            qkv: project(&[("q_proj", q), ("k_proj", kv), ("v_proj", kv)])?,
+            output: project(&[("o_proj", hidden)])?,
+            attention_scale: vector("self_attn_layer_scale", "scale")?,
+            ffn_norm: vector("post_attention_layernorm", "weight")?,
+            gate_up: Linear::stacked(
+                &[ffn_weight("gate_proj", inner, hidden)?, ffn_weight("up_proj", inner, hidden)?],
+                None,
+            )?,
+            down: Linear::new(ffn_weight("down_proj", hidden, inner)?, None)?,
+            ffn_scale: vector("mlp_layer_scale", "scale")?,
+            heads: config.num_attention_heads,
+            kv_heads: config.num_key_value_heads,
+            head_dim: config.head_dim,
+            eps: config.rms_norm_eps,
+        })
+    }
+
+    fn forward(&self, x: &Tensor, angles: &Angles, stream: &mut Stream, index: usize) -> Result<Tensor> {
+        let n = x.dim(0)?;
+        let (heads, kv, d) = (self.heads, self.kv_heads, self.head_dim);
+        let qkv = self.qkv.forward(&rms_norm(x, &self.attention_norm, self.eps)?)?;
+        // [n, (heads + 2 kv) * d] -> [n, heads, d] each; queries and keys turn together.
+        let turned = angles.apply(&qkv.narrow(D::Minus1, 0, (heads + kv) * d)?.reshape((n, heads + kv, d))?)?;
+        let (q, k) = (turned.narrow(1, 0, heads)?, turned.narrow(1, heads, kv)?);
+        let v = qkv.narrow(D::Minus1, (heads + kv) * d, kv * d)?.reshape((n, kv, d))?;
+        let seen = stream.caches[index].attend(&q, &k, &v, (d as f32).powf(-0.5))?.reshape((n, heads * d))?;
+        let x = (x + self.output.forward(&seen)?.broadcast_mul(&self.attention_scale)?)?;
+        let inner = silu_mul(&self.gate_up.forward(&rms_norm(&x, &self.ffn_norm, self.eps)?)?)?;
+        x + self.down.forward(&inner)?.broadcast_mul(&self.ffn_scale)?
+    }
+}

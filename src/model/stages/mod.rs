@@ -1,0 +1,3 @@
+//! The stages' implementations of [`StageModel`](super::stage::StageModel): rows and their bookkeeping around the nets.
+
+pub mod vocoder;
