@@ -1,0 +1,300 @@
+//! Which rows run in the next step of a stage: continuous batching, placeholders, late stops, windows, deadlines.
+//!
+//! A step may be launched before the outcome of the one before is known. Every launched and not yet returned step of a
+//! row is a *placeholder*. When a row turns out to have stopped, its younger placeholders are void: their outcomes name a
+//! request that has no row any more and are dropped as stale.
+
+mod row;
+#[cfg(test)]
+mod tests;
+
+pub use row::{Pace, RowParams};
+
+use crate::ids::{RequestId, Slot, StepId};
+use row::Row;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// The shape of a stage.
+#[derive(Clone, Debug)]
+pub struct SchedulerConfig {
+    /// Rows that can hold state at once.
+    pub slots: u32,
+    /// Rows of one step.
+    pub max_batch: usize,
+    /// Prompt positions of one step, over all rows.
+    pub prefill_chunk: u32,
+    /// Steps launched and not returned, of the stage and of each row; 1 is the synchronous order.
+    pub run_ahead: u32,
+    /// Units a row may be ahead of what the next stage has taken over.
+    pub window: u32,
+    /// Playback time of one unit.
+    pub unit: Duration,
+}
+
+/// What happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A request wants a row.
+    Admit(RequestId, RowParams),
+    /// Input arrived at the runner.
+    Input {
+        /// Whose.
+        request: RequestId,
+        /// How many units.
+        units: u32,
+        /// Nothing follows.
+        end: bool,
+    },
+    /// The next stage, or the client, took units over.
+    Acked {
+        /// Whose.
+        request: RequestId,
+        /// How many units, in addition to earlier ones.
+        units: u32,
+    },
+    /// The outcome of a step is known.
+    StepDone(StepDone),
+    /// The request is gone: free its row now.
+    Abort(RequestId),
+}
+
+/// The outcome of a step.
+#[derive(Clone, Debug)]
+pub struct StepDone {
+    /// Which step; steps return in the order of their launch.
+    pub step: StepId,
+    /// One entry per planned row.
+    pub rows: Vec<RowDone>,
+}
+
+/// What a step did to a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowDone {
+    /// Whose row.
+    pub request: RequestId,
+    /// Units that go downstream.
+    pub emitted: u32,
+    /// The row ended with this step.
+    pub finished: bool,
+}
+
+/// What is to be done, in order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// The request's row now lives in this slot of the model.
+    Open(RequestId, Slot),
+    /// Run this step.
+    Launch(Plan),
+    /// Free the slot; may be reused by the next effect.
+    Close(Slot),
+    /// Input that the stage has used up: the previous stage may send more.
+    Consumed {
+        /// Whose.
+        request: RequestId,
+        /// How many units, in addition to earlier ones.
+        units: u32,
+    },
+    /// The row is gone because it ended (not because it was aborted).
+    Finished(RequestId),
+}
+
+/// One step to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Counted from 0.
+    pub step: StepId,
+    /// Never empty.
+    pub rows: Vec<PlannedRow>,
+}
+
+/// A row's share of a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlannedRow {
+    /// Whose row.
+    pub request: RequestId,
+    /// Where its state is.
+    pub slot: Slot,
+    /// Units; 0 ends a row whose input is used up.
+    pub advance: u32,
+    /// What this counts against the row's window until it returns.
+    pending: u32,
+}
+
+/// The state machine.
+#[derive(Debug)]
+pub struct SchedulerCore {
+    config: SchedulerConfig,
+    rows: BTreeMap<RequestId, Row>,
+    /// Rows without a slot, first come first served.
+    waiting: VecDeque<RequestId>,
+    free: Vec<Slot>,
+    in_flight: VecDeque<Plan>,
+    next_step: u64,
+    next_order: u64,
+    stale: u64,
+}
+
+impl SchedulerCore {
+    /// An idle stage.
+    pub fn new(config: SchedulerConfig) -> SchedulerCore {
+        let free = (0..config.slots).rev().map(Slot).collect();
+        SchedulerCore {
+            config,
+            rows: BTreeMap::new(),
+            waiting: VecDeque::new(),
+            free,
+            in_flight: VecDeque::new(),
+            next_step: 0,
+            next_order: 0,
+            stale: 0,
+        }
+    }
+
+    /// Takes one event in and says what is to be done. `now` is time since any fixed moment, never decreasing.
+    pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        match event {
+            Event::Admit(request, params) => self.admit(request, params, now),
+            Event::Input { request, units, end } => {
+                if let Some(row) = self.rows.get_mut(&request) {
+                    row.input = row.input.saturating_add(units);
+                    row.input_ended |= end;
+                }
+            }
+            Event::Acked { request, units } => {
+                if let Some(row) = self.rows.get_mut(&request) {
+                    row.acked = row.acked.saturating_add(units);
+                }
+            }
+            Event::StepDone(done) => self.step_done(&done, now, &mut effects),
+            Event::Abort(request) => {
+                self.release(request, &mut effects);
+            }
+        }
+        self.seat(&mut effects);
+        self.launch(&mut effects);
+        effects
+    }
+
+    /// Rows with or without a slot.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Rows that wait for a slot.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Steps launched and not returned.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    /// Outcomes dropped because their row had ended.
+    pub fn stale(&self) -> u64 {
+        self.stale
+    }
+
+    fn admit(&mut self, request: RequestId, params: RowParams, now: Duration) {
+        let order = self.next_order;
+        self.next_order += 1;
+        if self.rows.insert(request, Row::new(request, params, order, now)).is_none() {
+            self.waiting.push_back(request);
+        }
+    }
+
+    fn step_done(&mut self, done: &StepDone, now: Duration, effects: &mut Vec<Effect>) {
+        // Steps return in order; anything else belongs to a generation that is gone.
+        if self.in_flight.front().is_none_or(|plan| plan.step != done.step) {
+            self.stale += done.rows.len() as u64;
+            return;
+        }
+        let Some(plan) = self.in_flight.pop_front() else { return };
+        for (planned, outcome) in plan.rows.iter().zip(&done.rows) {
+            let Some(row) = self.rows.get_mut(&planned.request).filter(|row| row.slot == Some(planned.slot)) else {
+                self.stale += 1;
+                continue;
+            };
+            row.returned(planned.pending, outcome.emitted, now);
+            let used = row.take_consumed();
+            if used > 0 {
+                effects.push(Effect::Consumed { request: planned.request, units: used });
+            }
+            if outcome.finished && self.release(planned.request, effects) {
+                effects.push(Effect::Finished(planned.request));
+            }
+        }
+    }
+
+    fn release(&mut self, request: RequestId, effects: &mut Vec<Effect>) -> bool {
+        let Some(row) = self.rows.remove(&request) else { return false };
+        match row.slot {
+            // Steps in flight with this slot were sent to the runner before this, so the slot may be reused at once.
+            Some(slot) => {
+                self.free.push(slot);
+                effects.push(Effect::Close(slot));
+            }
+            None => self.waiting.retain(|waiting| *waiting != request),
+        }
+        true
+    }
+
+    fn seat(&mut self, effects: &mut Vec<Effect>) {
+        while !self.waiting.is_empty() {
+            let Some(slot) = self.free.pop() else { return };
+            let Some(request) = self.waiting.pop_front() else { return };
+            if let Some(row) = self.rows.get_mut(&request) {
+                row.slot = Some(slot);
+                effects.push(Effect::Open(request, slot));
+            }
+        }
+    }
+
+    fn launch(&mut self, effects: &mut Vec<Effect>) {
+        while self.in_flight.len() < self.config.run_ahead as usize {
+            let Some(plan) = self.plan() else { return };
+            self.in_flight.push_back(plan.clone());
+            effects.push(Effect::Launch(plan));
+        }
+    }
+
+    /// The most urgent rows that can run, or `None` if no row can.
+    fn plan(&mut self) -> Option<Plan> {
+        let SchedulerConfig { run_ahead, window, unit, prefill_chunk, max_batch, .. } = self.config;
+        let mut runnable: Vec<_> = self
+            .rows
+            .values()
+            .filter(|row| row.next_advance(run_ahead, window, prefill_chunk).is_some())
+            .map(|row| (row.deadline(unit), row.request))
+            .collect();
+        runnable.sort_unstable();
+
+        let mut planned = Vec::new();
+        let mut prefill_left = prefill_chunk;
+        for (_, request) in runnable {
+            if planned.len() == max_batch {
+                break;
+            }
+            let Some(row) = self.rows.get_mut(&request) else { continue };
+            let prefilling = row.prefilled < row.params.prompt;
+            if prefilling && prefill_left == 0 {
+                continue;
+            }
+            let chunk = if prefilling { prefill_left } else { prefill_chunk };
+            let (Some(advance), Some(slot)) = (row.next_advance(run_ahead, window, chunk), row.slot) else { continue };
+            if prefilling {
+                prefill_left -= advance;
+            }
+            let pending = row.launched(advance);
+            planned.push(PlannedRow { request, slot, advance, pending });
+        }
+        if planned.is_empty() {
+            return None;
+        }
+        let step = StepId(self.next_step);
+        self.next_step += 1;
+        Some(Plan { step, rows: planned })
+    }
+}

@@ -1,0 +1,182 @@
+//! One row of a stage: what it may do next.
+
+use crate::ids::{RequestId, Slot};
+use std::time::Duration;
+
+/// What the scheduler must know of a row; derived from the request, fixed for its life.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowParams {
+    /// Positions to prefill before the first decode step; 0 for the vocoder.
+    pub prompt: u32,
+    /// Input units that must have arrived before the prefill may start.
+    pub prompt_input: u32,
+    /// Units that the prompt alone sends downstream. The next stage may need all of them before it can take over any, so
+    /// they do not count against the window.
+    pub prompt_emits: u32,
+    /// How decode steps depend on input.
+    pub pace: Pace,
+}
+
+/// How decode steps depend on input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// No input: one unit per step until the model stops (a sampling thinker).
+    Free,
+    /// One input unit per step; once the input has ended, no input (a talker, whose text is used up before its speech).
+    OnePerStep,
+    /// Units are input: as many per step as have arrived, and the row ends with its input (a thinker that follows text).
+    Follow,
+    /// Units are input, taken in chunks of these sizes, the last of which repeats; a shorter chunk only at the end of
+    /// the input (a vocoder).
+    Chunks(Vec<u32>),
+}
+
+/// A row and its placeholders.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub request: RequestId,
+    pub params: RowParams,
+    pub slot: Option<Slot>,
+    /// Order of admission, the tie-breaker of every choice.
+    pub order: u64,
+    /// When it was admitted.
+    pub since: Duration,
+    /// When its first unit was emitted: playback starts then.
+    pub first_emit: Option<Duration>,
+    /// Input units that have arrived, and whether more may come.
+    pub input: u32,
+    pub input_ended: bool,
+    /// Positions of the prompt planned so far.
+    pub prefilled: u32,
+    /// Decode steps (units, for `Follow` and `Chunks`) planned so far.
+    pub decoded: u32,
+    /// Chunks planned so far.
+    pub chunks: u32,
+    /// Steps launched whose outcome is not known: one placeholder each.
+    pub placeholders: u32,
+    /// Units that those steps will emit at most.
+    pub pending: u32,
+    /// Units emitted downstream, and units that the next stage has taken over.
+    pub emitted: u32,
+    pub acked: u32,
+    /// Input units whose use was reported upstream.
+    pub reported: u32,
+    /// The flush step was planned: nothing follows.
+    pub flushed: bool,
+}
+
+impl Row {
+    pub fn new(request: RequestId, params: RowParams, order: u64, now: Duration) -> Row {
+        Row {
+            request,
+            params,
+            slot: None,
+            order,
+            since: now,
+            first_emit: None,
+            input: 0,
+            input_ended: false,
+            prefilled: 0,
+            decoded: 0,
+            chunks: 0,
+            placeholders: 0,
+            pending: 0,
+            emitted: 0,
+            acked: 0,
+            reported: 0,
+            flushed: false,
+        }
+    }
+
+    /// Units this row could advance in the next step, at most `chunk` of them where it is free to choose; `None` while it
+    /// must wait. `Some(0)` is the flush: its input has ended and is used up, so the row ends without another unit.
+    pub fn next_advance(&self, run_ahead: u32, window: u32, chunk: u32) -> Option<u32> {
+        if self.slot.is_none() || self.flushed || self.placeholders >= run_ahead {
+            return None;
+        }
+        // Steps in flight will emit too: only one step may overshoot the window, by less than its own units.
+        if self.emitted.saturating_sub(self.acked) + self.pending >= window + self.params.prompt_emits {
+            return None;
+        }
+        if self.prefilled < self.params.prompt {
+            if self.input >= self.params.prompt_input {
+                return Some((self.params.prompt - self.prefilled).min(chunk));
+            }
+            // The input ended before a prompt could be made of it: an empty answer.
+            return (self.input_ended && self.prefilled == 0).then_some(0);
+        }
+        match &self.params.pace {
+            Pace::Free => Some(1),
+            Pace::OnePerStep => (self.input_ended || self.available() > 0).then_some(1),
+            Pace::Follow => match self.available() {
+                0 => self.flush(),
+                n => Some(n.min(chunk)),
+            },
+            Pace::Chunks(ramp) => {
+                let size = ramp.get(self.chunks as usize).or(ramp.last()).copied().unwrap_or(1).max(1);
+                match self.available() {
+                    0 => self.flush(),
+                    n if n >= size => Some(size),
+                    n => self.input_ended.then_some(n),
+                }
+            }
+        }
+    }
+
+    /// Records that a step was launched with this row; says what it counts against the window until it returns.
+    pub fn launched(&mut self, advance: u32) -> u32 {
+        self.placeholders += 1;
+        let prefilling = self.prefilled < self.params.prompt;
+        let pending = if prefilling { advance.min(self.params.prompt_emits).max(1) } else { advance };
+        self.pending += pending;
+        if advance == 0 {
+            self.flushed = true;
+        } else if self.prefilled < self.params.prompt {
+            self.prefilled += advance;
+        } else {
+            self.decoded += advance;
+            self.chunks += 1;
+        }
+        pending
+    }
+
+    /// Records that the oldest launched step has returned.
+    pub fn returned(&mut self, pending: u32, emitted: u32, now: Duration) {
+        self.placeholders -= 1;
+        self.pending -= pending;
+        if emitted > 0 {
+            self.emitted += emitted;
+            self.first_emit.get_or_insert(now);
+        }
+    }
+
+    /// Input units that planned steps have used since the last call.
+    pub fn take_consumed(&mut self) -> u32 {
+        let prompt = if self.prefilled >= self.params.prompt { self.params.prompt_input } else { 0 };
+        let used = match self.params.pace {
+            Pace::Free => 0,
+            _ => (prompt + self.decoded).min(self.input),
+        };
+        let new = used.saturating_sub(self.reported);
+        self.reported = used;
+        new
+    }
+
+    /// When the listener runs dry, counted in the units that this stage makes; rows that have not emitted yet come first,
+    /// the longest waiting ahead.
+    pub fn deadline(&self, unit: Duration) -> (bool, Duration, u64) {
+        match self.first_emit {
+            None => (false, self.since, self.order),
+            Some(start) => (true, start + unit * self.emitted, self.order),
+        }
+    }
+
+    fn available(&self) -> u32 {
+        self.input.saturating_sub(self.params.prompt_input + self.decoded)
+    }
+
+    fn flush(&self) -> Option<u32> {
+        // Wait for steps in flight: one of them may still end the row by itself.
+        (self.input_ended && self.placeholders == 0).then_some(0)
+    }
+}

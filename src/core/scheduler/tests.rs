@@ -1,0 +1,346 @@
+//! Random histories against a small world: a runner that answers steps in order but late, an upstream that trickles
+//! input, a downstream that takes units over, clients that leave.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::HashMap;
+
+/// What the world knows of a request, independent of the scheduler.
+#[derive(Clone, Debug)]
+struct Truth {
+    params: RowParams,
+    /// Units of input it will get in all.
+    input_total: u32,
+    input_given: u32,
+    /// For free and talker rows: the decode step at which the model stops.
+    stops_at: u32,
+    slot: Option<Slot>,
+    prefilled: u32,
+    decoded: u32,
+    emitted: u32,
+    acked: u32,
+    stopped: bool,
+    finished: bool,
+    aborted: bool,
+}
+
+#[derive(Debug)]
+struct World {
+    core: SchedulerCore,
+    config: SchedulerConfig,
+    truth: HashMap<RequestId, Truth>,
+    slots: HashMap<Slot, RequestId>,
+    launched: VecDeque<Plan>,
+    now: Duration,
+    stale: u64,
+    consumed: HashMap<RequestId, u32>,
+}
+
+impl World {
+    fn new(config: SchedulerConfig) -> World {
+        World {
+            core: SchedulerCore::new(config.clone()),
+            config,
+            truth: HashMap::new(),
+            slots: HashMap::new(),
+            launched: VecDeque::new(),
+            now: Duration::ZERO,
+            stale: 0,
+            consumed: HashMap::new(),
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.now += Duration::from_millis(1);
+        for effect in self.core.handle(event, self.now) {
+            match effect {
+                Effect::Open(request, slot) => {
+                    assert!(self.slots.insert(slot, request).is_none(), "{slot} was given twice");
+                    self.truth.get_mut(&request).unwrap().slot = Some(slot);
+                }
+                Effect::Close(slot) => {
+                    let request = self.slots.remove(&slot).expect("closed a slot that was not open");
+                    self.truth.get_mut(&request).unwrap().slot = None;
+                }
+                Effect::Launch(plan) => self.launch(plan),
+                Effect::Consumed { request, units } => *self.consumed.entry(request).or_default() += units,
+                Effect::Finished(request) => self.truth.get_mut(&request).unwrap().finished = true,
+            }
+        }
+        assert!(self.launched.len() <= self.config.run_ahead as usize, "more steps in flight than run-ahead allows");
+    }
+
+    /// What the model does when it sees the plan: it already knows who has stopped, the scheduler does not.
+    fn launch(&mut self, plan: Plan) {
+        assert!(!plan.rows.is_empty() && plan.rows.len() <= self.config.max_batch);
+        let mut prefill = 0;
+        for row in &plan.rows {
+            let truth = self.truth.get_mut(&row.request).unwrap();
+            assert_eq!(truth.slot, Some(row.slot), "a row was planned in a slot that is not its own");
+            assert!(!truth.aborted, "an aborted row was planned");
+            if truth.prefilled < truth.params.prompt && row.advance > 0 {
+                assert!(truth.input_given >= truth.params.prompt_input, "a prompt was planned before its input was there");
+                truth.prefilled += row.advance;
+                prefill += row.advance;
+                assert!(truth.prefilled <= truth.params.prompt);
+            } else {
+                truth.decoded += row.advance;
+                let needs = match truth.params.pace {
+                    Pace::Free => 0,
+                    Pace::OnePerStep if truth.input_given == truth.input_total => 0,
+                    _ => truth.params.prompt_input + truth.decoded,
+                };
+                assert!(needs <= truth.input_given, "a step was planned before its input was there");
+            }
+        }
+        assert!(prefill <= self.config.prefill_chunk);
+        self.launched.push_back(plan);
+    }
+
+    /// The oldest step returns.
+    fn step(&mut self) {
+        let Some(plan) = self.launched.pop_front() else { return };
+        let rows = plan.rows.iter().map(|row| self.outcome(row)).collect();
+        self.tell(Event::StepDone(StepDone { step: plan.step, rows }));
+    }
+
+    fn outcome(&mut self, planned: &PlannedRow) -> RowDone {
+        let request = planned.request;
+        let truth = self.truth.get_mut(&request).unwrap();
+        if truth.stopped || truth.aborted {
+            self.stale += 1;
+            return RowDone { request, emitted: 0, finished: false };
+        }
+        let window = self.config.window + truth.params.prompt_emits;
+        let one_step = planned.advance.max(1);
+        assert!(truth.emitted - truth.acked < window + one_step, "a row ran past its window by more than a step");
+        let (emitted, finished) = match truth.params.pace {
+            Pace::Free | Pace::OnePerStep => {
+                truth.emitted += 1;
+                (1, planned.advance == 0 || truth.emitted >= truth.stops_at)
+            }
+            Pace::Follow | Pace::Chunks(_) => (planned.advance, planned.advance == 0),
+        };
+        if !matches!(truth.params.pace, Pace::Free | Pace::OnePerStep) {
+            truth.emitted += emitted;
+        }
+        truth.stopped = finished;
+        RowDone { request, emitted, finished }
+    }
+
+    fn feed(&mut self, request: RequestId, units: u32) {
+        let truth = self.truth.get_mut(&request).unwrap();
+        let units = units.min(truth.input_total - truth.input_given);
+        truth.input_given += units;
+        let end = truth.input_given == truth.input_total;
+        self.tell(Event::Input { request, units, end });
+    }
+
+    fn ack(&mut self, request: RequestId) {
+        let truth = self.truth.get_mut(&request).unwrap();
+        let units = truth.emitted - truth.acked;
+        truth.acked = truth.emitted;
+        self.tell(Event::Acked { request, units });
+    }
+
+    fn abort(&mut self, request: RequestId) {
+        self.truth.get_mut(&request).unwrap().aborted = true;
+        self.tell(Event::Abort(request));
+    }
+
+    /// Gives every request all it needs and lets the stage run dry.
+    fn run_out(&mut self) {
+        for _ in 0..2_000 {
+            let mut ids: Vec<_> = self.truth.keys().copied().collect();
+            ids.sort_unstable();
+            for request in ids {
+                self.feed(request, 3);
+                self.ack(request);
+            }
+            self.step();
+            if self.core.rows() == 0 && self.launched.is_empty() {
+                return;
+            }
+        }
+        panic!("the stage never ran dry: {} rows, {} in flight", self.core.rows(), self.launched.len());
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Move {
+    Arrive(u8, u32, u32, u32),
+    Feed(usize, u32),
+    Step,
+    Ack(usize),
+    Abort(usize),
+}
+
+fn moves() -> impl Strategy<Value = Vec<Move>> {
+    let step = prop_oneof![
+        3 => (0..4u8, 0..20u32, 0..30u32, 1..12u32).prop_map(|(kind, prompt, input, stop)| Move::Arrive(kind, prompt, input, stop)),
+        6 => (any::<usize>(), 1..6u32).prop_map(|(who, units)| Move::Feed(who, units)),
+        8 => Just(Move::Step),
+        5 => any::<usize>().prop_map(Move::Ack),
+        1 => any::<usize>().prop_map(Move::Abort),
+    ];
+    proptest::collection::vec(step, 1..120)
+}
+
+fn params(kind: u8, prompt: u32) -> (RowParams, bool) {
+    let prompt = prompt + 1;
+    match kind {
+        0 => (RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free }, false),
+        1 => (RowParams { prompt, prompt_input: prompt / 2 + 1, prompt_emits: 0, pace: Pace::OnePerStep }, true),
+        2 => (RowParams { prompt, prompt_input: 0, prompt_emits: prompt, pace: Pace::Follow }, true),
+        _ => (RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1, 2, 4]) }, true),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_history_of_arrivals_late_stops_aborts_and_stalls_keeps_the_invariants(
+        moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, run_ahead in 1..4u32, window in 1..9u32,
+    ) {
+        let unit = Duration::from_millis(80);
+        let mut world = World::new(SchedulerConfig { slots, max_batch, prefill_chunk, run_ahead, window, unit });
+        for step in moves {
+            let ids: Vec<_> = (0..world.truth.len() as u64).map(RequestId).collect();
+            let who = |index: usize| ids.get(index % ids.len().max(1)).copied();
+            match step {
+                Move::Arrive(kind, prompt, input, stop) => {
+                    let request = RequestId(world.truth.len() as u64);
+                    let (params, takes_input) = params(kind, prompt);
+                    let truth = Truth {
+                        params: params.clone(),
+                        input_total: if takes_input { input } else { 0 },
+                        input_given: 0, stops_at: stop, slot: None, prefilled: 0, decoded: 0, emitted: 0, acked: 0,
+                        stopped: false, finished: false, aborted: false,
+                    };
+                    world.truth.insert(request, truth);
+                    world.tell(Event::Admit(request, params));
+                }
+                Move::Feed(index, units) => if let Some(request) = who(index) { world.feed(request, units) },
+                Move::Step => world.step(),
+                Move::Ack(index) => if let Some(request) = who(index) { world.ack(request) },
+                Move::Abort(index) => if let Some(request) = who(index) { world.abort(request) },
+            }
+        }
+        world.run_out();
+        prop_assert_eq!(world.core.waiting(), 0);
+        prop_assert_eq!(world.core.free.len(), slots as usize, "a slot leaked");
+        prop_assert_eq!(world.core.stale(), world.stale, "stale outcomes are counted, and nothing else is");
+        for (request, truth) in &world.truth {
+            prop_assert!(truth.finished || truth.aborted, "{} neither finished nor was aborted", request);
+            if truth.finished && !truth.aborted && matches!(truth.params.pace, Pace::Follow | Pace::Chunks(_)) {
+                let all = truth.params.prompt + truth.input_total;
+                prop_assert_eq!(truth.emitted, all, "{} lost or repeated units", request);
+                prop_assert_eq!(world.consumed.get(request).copied().unwrap_or(0), truth.input_total);
+            }
+        }
+    }
+}
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig { slots: 4, max_batch: 4, prefill_chunk: 64, run_ahead: 2, window: 100, unit: Duration::from_millis(80) }
+}
+
+fn free(prompt: u32) -> RowParams {
+    RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free }
+}
+
+fn launches(effects: &[Effect]) -> Vec<Plan> {
+    effects.iter().filter_map(|effect| if let Effect::Launch(plan) = effect { Some(plan.clone()) } else { None }).collect()
+}
+
+#[test]
+fn the_next_step_is_launched_before_the_tokens_of_the_last_are_known() {
+    let mut core = SchedulerCore::new(config());
+    let plans = launches(&core.handle(Event::Admit(RequestId(1), free(5)), Duration::ZERO));
+    assert_eq!(plans.len(), 2, "prefill and first decode step are both in flight");
+    assert_eq!(plans[0].rows[0].advance, 5);
+    assert_eq!(plans[1].rows[0].advance, 1);
+}
+
+#[test]
+fn a_late_stop_wastes_one_row_and_its_outcome_is_dropped_as_stale() {
+    let mut core = SchedulerCore::new(config());
+    let request = RequestId(1);
+    core.handle(Event::Admit(request, free(5)), Duration::ZERO);
+    let done = |step, finished| Event::StepDone(StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] });
+    let effects = core.handle(done(0, true), Duration::ZERO);
+    assert_eq!(effects, [Effect::Close(Slot(0)), Effect::Finished(request)]);
+    assert_eq!(core.in_flight(), 1, "the step that was launched too early is still out");
+    assert_eq!(core.handle(done(1, false), Duration::ZERO), []);
+    assert_eq!((core.stale(), core.rows(), core.in_flight()), (1, 0, 0));
+}
+
+#[test]
+fn a_slot_reused_while_an_old_step_is_in_flight_does_not_take_its_outcome() {
+    let mut core = SchedulerCore::new(SchedulerConfig { slots: 1, ..config() });
+    let (old, new) = (RequestId(1), RequestId(2));
+    core.handle(Event::Admit(old, free(5)), Duration::ZERO);
+    core.handle(Event::Admit(new, free(3)), Duration::ZERO);
+    let rows = |request, finished| vec![RowDone { request, emitted: 1, finished }];
+    let effects = core.handle(Event::StepDone(StepDone { step: StepId(0), rows: rows(old, true) }), Duration::ZERO);
+    assert!(effects.contains(&Effect::Open(new, Slot(0))), "{effects:?}");
+    core.handle(Event::StepDone(StepDone { step: StepId(1), rows: rows(old, false) }), Duration::ZERO);
+    assert_eq!(core.stale(), 1);
+    assert_eq!(core.rows(), 1, "the new row lives");
+}
+
+#[test]
+fn a_new_request_goes_before_streams_with_lead_and_the_earliest_deadline_before_the_rest() {
+    let mut core = SchedulerCore::new(SchedulerConfig { max_batch: 1, run_ahead: 1, ..config() });
+    let ids: Vec<_> = (1..=3).map(RequestId).collect();
+    let done = |core: &mut SchedulerCore, step, request, emitted, at| {
+        let rows = vec![RowDone { request, emitted, finished: false }];
+        launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), rows }), Duration::from_millis(at)))
+    };
+    core.handle(Event::Admit(ids[0], free(1)), Duration::ZERO);
+    core.handle(Event::Admit(ids[1], free(1)), Duration::ZERO);
+    // The first row has ten units of lead, the second has none yet, then one.
+    let plans = done(&mut core, 0, ids[0], 10, 1);
+    assert_eq!(plans[0].rows[0].request, ids[1]);
+    let plans = done(&mut core, 1, ids[1], 1, 2);
+    assert_eq!(plans[0].rows[0].request, ids[1], "its listener runs dry first");
+    core.handle(Event::Admit(ids[2], free(1)), Duration::from_millis(3));
+    let plans = done(&mut core, 2, ids[1], 1, 4);
+    assert_eq!(plans[0].rows[0].request, ids[2], "nobody has waited longer than a listener who has heard nothing");
+}
+
+#[test]
+fn a_reader_that_stops_pauses_its_own_row_only() {
+    let mut core = SchedulerCore::new(SchedulerConfig { window: 3, run_ahead: 1, ..config() });
+    let (slow, quick) = (RequestId(1), RequestId(2));
+    let mut plan = launches(&core.handle(Event::Admit(slow, free(1)), Duration::ZERO));
+    core.handle(Event::Admit(quick, free(1)), Duration::ZERO);
+    let mut steps = HashMap::new();
+    for _ in 0..20 {
+        let current = plan.pop().expect("the quick row always runs");
+        let rows = current.rows.iter().map(|row| RowDone { request: row.request, emitted: 1, finished: false }).collect();
+        for row in &current.rows {
+            *steps.entry(row.request).or_insert(0) += 1;
+        }
+        plan = launches(&core.handle(Event::StepDone(StepDone { step: current.step, rows }), Duration::ZERO));
+        let more = launches(&core.handle(Event::Acked { request: quick, units: 1 }, Duration::ZERO));
+        plan.extend(more);
+    }
+    assert_eq!(steps[&slow], 3, "the window");
+    assert!(steps[&quick] >= 19);
+}
+
+#[test]
+fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_end() {
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 8, ..config() });
+    let request = RequestId(7);
+    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1, 2, 4]) };
+    core.handle(Event::Admit(request, params), Duration::ZERO);
+    let sizes = |effects: &[Effect]| launches(effects).iter().map(|plan| plan.rows[0].advance).collect::<Vec<_>>();
+    let input = |units, end| Event::Input { request, units, end };
+    assert_eq!(sizes(&core.handle(input(2, false), Duration::ZERO)), [1]);
+    assert_eq!(sizes(&core.handle(input(1, false), Duration::ZERO)), [2]);
+    assert_eq!(sizes(&core.handle(input(9, false), Duration::ZERO)), [4, 4]);
+    assert_eq!(sizes(&core.handle(input(0, true), Duration::ZERO)), [1]);
+}
