@@ -39,7 +39,7 @@ id!(
     "slot"
 );
 id!(
-    /// Position of a payload in the stream of one request on one edge, counted from 0 without gaps.
+    /// Position of a payload's first unit in the stream of one request on one edge: how many units went before it.
     Seq(u32),
     "#"
 );

@@ -1,1 +1,29 @@
-//! actors
+//! The actors of a stage, one file each. Every one is a thin shell around a pure core or a net.
+//!
+//! ```text
+//!            Admit, Abort                                  acks
+//!  engine ---------------> Connector(in) --> Scheduler ----------> previous stage
+//!                              | feed           | plans
+//!                              v                v
+//!                            ModelRunner (OS thread, owns the device state)
+//!                                               | one ticket per step
+//!                                               v
+//!                            Sampler --1--> Scheduler
+//!                               +------2--> Packager --> Connector(out) --> next stage or client
+//! ```
+//!
+//! Control travels in ractor mailboxes, which are unbounded and therefore carry no payload bytes; data travels in bounded
+//! flume channels, with one small message to say that there is something to fetch. When any actor of a stage fails, the
+//! supervisor takes the stage down as a whole, waits until the old device state is gone, and starts the next generation:
+//! each of them holds a part of what a row is, so none can go on without the others.
+
+mod connector;
+mod model_runner;
+mod packager;
+mod sampler;
+mod scheduler;
+mod stage;
+mod supervisor;
+
+pub use stage::{AckSink, Admission, OutEdge, RELEASED, StageHandle, StageReports, StageSetup, StageStatus, Wants};
+pub use supervisor::start;

@@ -10,8 +10,6 @@ use std::time::Duration;
 /// Time limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct LedgerLimits {
-    /// Requests open at once.
-    pub max_requests: usize,
     /// Whole life of a request.
     pub request_timeout: Duration,
     /// Longest time that output may wait for its client to read it.
@@ -77,16 +75,13 @@ impl LedgerCore {
         LedgerCore { limits, open: BTreeMap::new(), next: 1 }
     }
 
-    /// Opens a request, or `None` when there are as many as allowed.
-    pub fn accept(&mut self, owed: Owed, now: Duration) -> Option<RequestId> {
-        if self.open.len() >= self.limits.max_requests {
-            return None;
-        }
+    /// Opens a request.
+    pub fn accept(&mut self, owed: Owed, now: Duration) -> RequestId {
         let request = RequestId(self.next);
         self.next += 1;
         let stages = if owed.audio { StageName::ALL.to_vec() } else { vec![StageName::Thinker] };
         self.open.insert(request, Entry { accepted: now, owed, stages, unread: 0, stalled_since: now });
-        Some(request)
+        request
     }
 
     /// Everything that `stage` had to give for this request has arrived at the next one, or at the client.
@@ -142,7 +137,8 @@ impl LedgerCore {
     /// Ends what has taken too long.
     pub fn tick(&mut self, now: Duration) -> Vec<Effect> {
         let LedgerLimits { request_timeout, stalled_client_timeout, .. } = self.limits;
-        let stalled = |entry: &Entry| entry.unread > 0 && now.saturating_sub(entry.stalled_since) > stalled_client_timeout;
+        let stalled =
+            |entry: &Entry| entry.unread > 0 && now.saturating_sub(entry.stalled_since) > stalled_client_timeout;
         self.fail_where(
             |entry| now.saturating_sub(entry.accepted) > request_timeout || stalled(entry),
             |entry| Failure::TimedOut(if stalled(entry) { stalled_client_timeout } else { request_timeout }),
@@ -192,7 +188,6 @@ mod tests {
 
     fn ledger() -> LedgerCore {
         LedgerCore::new(LedgerLimits {
-            max_requests: 2,
             request_timeout: Duration::from_secs(60),
             stalled_client_timeout: Duration::from_secs(10),
         })
@@ -201,7 +196,7 @@ mod tests {
     #[test]
     fn a_request_is_complete_when_all_that_was_owed_is_delivered() {
         let mut ledger = ledger();
-        let chat = ledger.accept(CHAT, T0).unwrap();
+        let chat = ledger.accept(CHAT, T0);
         assert_eq!(ledger.text_done(chat), None);
         assert_eq!(ledger.audio_done(chat), Some(Effect::Complete(chat)));
         assert_eq!(ledger.audio_done(chat), None, "only once");
@@ -209,19 +204,9 @@ mod tests {
     }
 
     #[test]
-    fn no_more_requests_are_accepted_than_there_are_places() {
-        let mut ledger = ledger();
-        assert!(ledger.accept(TEXT, T0).is_some());
-        let second = ledger.accept(TEXT, T0).unwrap();
-        assert_eq!(ledger.accept(TEXT, T0), None);
-        ledger.client_gone(second);
-        assert!(ledger.accept(TEXT, T0).is_some());
-    }
-
-    #[test]
     fn a_dead_stage_fails_those_who_had_a_part_there_and_nobody_else() {
         let mut ledger = ledger();
-        let (text, speech) = (ledger.accept(TEXT, T0).unwrap(), ledger.accept(SPEECH, T0).unwrap());
+        let (text, speech) = (ledger.accept(TEXT, T0), ledger.accept(SPEECH, T0));
         ledger.stage_done(speech, StageName::Thinker);
         assert_eq!(ledger.stage_down(StageName::Code2wav, "panic").len(), 1);
         let failed = ledger.stage_down(StageName::Thinker, "panic");
@@ -231,7 +216,7 @@ mod tests {
     #[test]
     fn a_client_that_reads_lives_longer_than_one_that_does_not() {
         let mut ledger = ledger();
-        let (reader, sleeper) = (ledger.accept(SPEECH, T0).unwrap(), ledger.accept(SPEECH, T0).unwrap());
+        let (reader, sleeper) = (ledger.accept(SPEECH, T0), ledger.accept(SPEECH, T0));
         for second in 1..=50 {
             let now = Duration::from_secs(second);
             ledger.handed_over(reader, now);
@@ -260,7 +245,7 @@ mod tests {
                 now += Duration::from_secs(1);
                 let request = accepted.get(who % accepted.len().max(1)).copied().unwrap_or(RequestId(0));
                 let effects: Vec<_> = match kind {
-                    0 | 1 => { accepted.extend(ledger.accept([SPEECH, CHAT, TEXT][who % 3], now)); vec![] }
+                    0 | 1 => { accepted.push(ledger.accept([SPEECH, CHAT, TEXT][who % 3], now)); vec![] }
                     2 => ledger.text_done(request).into_iter().collect(),
                     3 => ledger.audio_done(request).into_iter().collect(),
                     4 => ledger.client_gone(request).into_iter().collect(),

@@ -22,7 +22,7 @@ pub struct Header {
     pub request: RequestId,
     /// Of the sending stage, when it packed this.
     pub generation: Generation,
-    /// Position in the request's stream on this edge.
+    /// Units that went before on this edge.
     pub seq: Seq,
     /// What the parts are.
     pub kind: Kind,

@@ -97,7 +97,8 @@ pub fn encode(payload: &Payload) -> Result<Bytes, WireError> {
     }
     let shapes = payload.parts.iter().map(shape).collect();
     let header = WireHeader { header: payload.header, parts: shapes };
-    let header = bincode::encode_to_vec(header, bincode::config::standard()).map_err(|e| WireError::Header(e.to_string()))?;
+    let header =
+        bincode::encode_to_vec(header, bincode::config::standard()).map_err(|e| WireError::Header(e.to_string()))?;
     if header.len() > MAX_HEADER {
         return Err(WireError::TooLarge { what: "header", got: header.len(), limit: MAX_HEADER });
     }
@@ -190,7 +191,9 @@ fn part(shape: &PartShape, data: &[u8], device: &Device) -> Result<Part, WireErr
             let dims: Vec<_> = dims.iter().map(|dim| *dim as usize).collect();
             Part::Tensor(Tensor::from_vec(floats(), dims, device)?)
         }
-        PartShape::U32(_) => Part::U32(data.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()),
+        PartShape::U32(_) => {
+            Part::U32(data.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
+        }
         PartShape::F32(_) => Part::F32(floats()),
     })
 }

@@ -79,7 +79,10 @@ impl World {
             assert_eq!(truth.slot, Some(row.slot), "a row was planned in a slot that is not its own");
             assert!(!truth.aborted, "an aborted row was planned");
             if truth.prefilled < truth.params.prompt && row.advance > 0 {
-                assert!(truth.input_given >= truth.params.prompt_input, "a prompt was planned before its input was there");
+                assert!(
+                    truth.input_given >= truth.params.prompt_input,
+                    "a prompt was planned before its input was there"
+                );
                 truth.prefilled += row.advance;
                 prefill += row.advance;
                 assert!(truth.prefilled <= truth.params.prompt);
@@ -243,7 +246,14 @@ proptest! {
 }
 
 fn config() -> SchedulerConfig {
-    SchedulerConfig { slots: 4, max_batch: 4, prefill_chunk: 64, run_ahead: 2, window: 100, unit: Duration::from_millis(80) }
+    SchedulerConfig {
+        slots: 4,
+        max_batch: 4,
+        prefill_chunk: 64,
+        run_ahead: 2,
+        window: 100,
+        unit: Duration::from_millis(80),
+    }
 }
 
 fn free(prompt: u32) -> RowParams {
@@ -251,7 +261,10 @@ fn free(prompt: u32) -> RowParams {
 }
 
 fn launches(effects: &[Effect]) -> Vec<Plan> {
-    effects.iter().filter_map(|effect| if let Effect::Launch(plan) = effect { Some(plan.clone()) } else { None }).collect()
+    effects
+        .iter()
+        .filter_map(|effect| if let Effect::Launch(plan) = effect { Some(plan.clone()) } else { None })
+        .collect()
 }
 
 #[test]
@@ -268,7 +281,9 @@ fn a_late_stop_wastes_one_row_and_its_outcome_is_dropped_as_stale() {
     let mut core = SchedulerCore::new(config());
     let request = RequestId(1);
     core.handle(Event::Admit(request, free(5)), Duration::ZERO);
-    let done = |step, finished| Event::StepDone(StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] });
+    let done = |step, finished| {
+        Event::StepDone(StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] })
+    };
     let effects = core.handle(done(0, true), Duration::ZERO);
     assert_eq!(effects, [Effect::Close(Slot(0)), Effect::Finished(request)]);
     assert_eq!(core.in_flight(), 1, "the step that was launched too early is still out");
@@ -319,7 +334,8 @@ fn a_reader_that_stops_pauses_its_own_row_only() {
     let mut steps = HashMap::new();
     for _ in 0..20 {
         let current = plan.pop().expect("the quick row always runs");
-        let rows = current.rows.iter().map(|row| RowDone { request: row.request, emitted: 1, finished: false }).collect();
+        let rows =
+            current.rows.iter().map(|row| RowDone { request: row.request, emitted: 1, finished: false }).collect();
         for row in &current.rows {
             *steps.entry(row.request).or_insert(0) += 1;
         }

@@ -1,0 +1,244 @@
+//! The Connector actors: the two ends of a stage's edges. The outbound one puts payloads on their transport; the inbound
+//! one takes them off, checks that every unit comes once and in order, hands them to the runner and only then tells the
+//! scheduler.
+
+use super::model_runner::Command;
+use super::scheduler::SchedulerMessage;
+use super::stage::{ActorFailure, Admission, Incarnation, RELEASED};
+use crate::core::sequence::{Arrival, SequenceCheck};
+use crate::fault::{FaultPoint, FaultSite};
+use crate::ids::RequestId;
+use crate::model::stage::RowInput;
+use crate::telemetry::Queue;
+use crate::transfer::payload::{Kind, Part, Payload};
+use crate::transfer::transport::TransportError;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What the outbound connector is told.
+#[derive(Debug)]
+pub(super) enum OutboundMessage {
+    /// There are payloads.
+    Ready,
+}
+
+pub(super) struct Outbound;
+
+impl Actor for Outbound {
+    type Msg = OutboundMessage;
+    type State = Arc<Incarnation>;
+    type Arguments = Arc<Incarnation>;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<Self::Msg>,
+        stage: Arc<Incarnation>,
+    ) -> Result<Self::State, ActorProcessingErr> {
+        Ok(stage)
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<Self::Msg>,
+        OutboundMessage::Ready: OutboundMessage,
+        stage: &mut Arc<Incarnation>,
+    ) -> Result<(), ActorProcessingErr> {
+        while let Ok(payload) = stage.payloads.recv.try_recv() {
+            put(stage, payload);
+        }
+        Ok(())
+    }
+}
+
+fn put(stage: &Incarnation, payload: Payload) {
+    let setup = &stage.setup;
+    let (request, kind, bytes) = (payload.header.request, payload.header.kind, payload.bytes());
+    let Some(edge) = setup.outbound.iter().find(|edge| edge.kind == kind) else { return };
+    match edge.sender.put(payload) {
+        Ok(()) => edge.metrics.sent(bytes),
+        Err(error) => setup.reports.row_failed(request, setup.name, error.to_string()),
+    }
+    edge.metrics.leases.set(setup.leases.live() as f64);
+}
+
+/// What the inbound connector is told.
+pub(super) enum InboundMessage {
+    /// Payloads of this request will come.
+    Admit(Box<Admission>),
+    /// From the scheduler: the model has a row for it now.
+    Opened(RequestId),
+    /// From the scheduler: the row has ended; whatever still comes is not needed.
+    Closed(RequestId),
+    /// The request is gone.
+    Abort(RequestId),
+    /// A payload is in the inbox.
+    Arrived,
+    /// The transport broke.
+    Broken(TransportError),
+}
+
+pub(super) struct Inbound;
+
+pub(super) struct InboundState {
+    stage: Arc<Incarnation>,
+    inbox: flume::Receiver<Payload>,
+    sequence: SequenceCheck,
+    rows: HashMap<RequestId, InboundRow>,
+    fault: FaultSite,
+    receiving: tokio::task::JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct InboundRow {
+    open: bool,
+    /// What came before the model had a row for it; bounded by the window of the stage before.
+    waiting: Vec<Payload>,
+}
+
+/// Payloads taken off the transport and not yet handed on: enough to keep this actor busy, few enough to leave the
+/// back-pressure to the transport.
+const INBOX: usize = 64;
+
+impl Actor for Inbound {
+    type Msg = InboundMessage;
+    type State = InboundState;
+    type Arguments = Arc<Incarnation>;
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<Self::Msg>,
+        stage: Arc<Incarnation>,
+    ) -> Result<InboundState, ActorProcessingErr> {
+        let (send, inbox) = flume::bounded(INBOX);
+        let receiver = Arc::clone(&stage.setup.inbound);
+        let receiving = tokio::spawn(async move {
+            loop {
+                let message = match receiver.get().await {
+                    Ok(payload) => match send.send_async(payload).await {
+                        Ok(()) => InboundMessage::Arrived,
+                        Err(_) => return,
+                    },
+                    Err(error) => InboundMessage::Broken(error),
+                };
+                let last = matches!(message, InboundMessage::Broken(_));
+                if myself.cast(message).is_err() || last {
+                    return;
+                }
+            }
+        });
+        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Connector);
+        let sequence = SequenceCheck::default();
+        Ok(InboundState { stage, inbox, sequence, rows: HashMap::new(), fault, receiving })
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<Self::Msg>,
+        message: InboundMessage,
+        state: &mut InboundState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            InboundMessage::Admit(admission) => {
+                state.sequence.open(admission.request);
+                state.rows.insert(admission.request, InboundRow::default());
+                state.tell_scheduler(SchedulerMessage::Admit(admission));
+            }
+            InboundMessage::Opened(request) => state.opened(request)?,
+            InboundMessage::Closed(request) => state.closed(request),
+            InboundMessage::Abort(request) => {
+                state.closed(request);
+                state.tell_scheduler(SchedulerMessage::Abort(request));
+            }
+            InboundMessage::Arrived => {
+                while let Ok(payload) = state.inbox.try_recv() {
+                    state.fault.strike_async().await?;
+                    state.arrived(payload)?;
+                }
+                let metrics = &state.stage.setup.metrics;
+                metrics.queue_depth(Queue::Input, state.inbox.len());
+            }
+            InboundMessage::Broken(error) => return Err(ActorFailure::Edge(error).into()),
+        }
+        state.stage.gauges.inputs.store(state.rows.len(), Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+impl Drop for InboundState {
+    fn drop(&mut self) {
+        self.receiving.abort();
+    }
+}
+
+impl InboundState {
+    fn opened(&mut self, request: RequestId) -> Result<(), ActorFailure> {
+        let Some(row) = self.rows.get_mut(&request) else { return Ok(()) };
+        row.open = true;
+        for payload in std::mem::take(&mut row.waiting) {
+            self.feed(payload)?;
+        }
+        Ok(())
+    }
+
+    fn closed(&mut self, request: RequestId) {
+        self.sequence.close(request);
+        if self.rows.remove(&request).is_some() {
+            self.stage.setup.acks.acked(request, RELEASED);
+        }
+    }
+
+    fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
+        let header = payload.header;
+        let setup = &self.stage.setup;
+        match self.sequence.arrived(header.request, header.generation, header.seq, header.units) {
+            Arrival::Next => {}
+            Arrival::Stale => return Ok(()),
+            Arrival::Gap { expected } => {
+                let reason = format!("input unit {} came where {expected} was due", header.seq);
+                self.tell_scheduler(SchedulerMessage::RowFailed { request: header.request, reason });
+                return Ok(());
+            }
+        }
+        if let (Some(upstream), Some(end)) = (setup.upstream, header.end) {
+            setup.reports.stage_done(header.request, upstream, end);
+        }
+        match self.rows.get_mut(&header.request) {
+            Some(row) if row.open => self.feed(payload),
+            Some(row) => {
+                row.waiting.push(payload);
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The runner first, then the scheduler: a plan can never be ahead of its input.
+    fn feed(&self, payload: Payload) -> Result<(), ActorFailure> {
+        let Payload { header, parts, leases } = payload;
+        let (request, units, end) = (header.request, header.units, header.end.is_some());
+        let input = match (header.kind, parts.into_iter().next()) {
+            (Kind::Rows, Some(Part::Tensor(rows))) => RowInput::Rows(rows),
+            (Kind::Codes, Some(Part::U32(codes))) => RowInput::Codes(codes),
+            (Kind::Tokens, Some(Part::U32(tokens))) => RowInput::Tokens(tokens),
+            (_, None) if units == 0 => RowInput::Nothing,
+            (kind, _) => {
+                let reason = format!("a payload of {} without its data", kind.as_str());
+                self.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
+                return Ok(());
+            }
+        };
+        let input = if units == 0 { RowInput::Nothing } else { input };
+        let command = Command::Feed { request, input, end, leases };
+        self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
+        self.tell_scheduler(SchedulerMessage::Input { request, units, end });
+        Ok(())
+    }
+
+    fn tell_scheduler(&self, message: SchedulerMessage) {
+        if let Some(scheduler) = self.stage.scheduler.get() {
+            let _ = scheduler.cast(message);
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The PayloadPackager actor: turns what steps left behind into payloads for the next stage. However slow it is, the
+//! launch thread does not notice: what waits here is packed together when its turn comes, one payload per request.
+
+use super::connector::OutboundMessage;
+use super::stage::{ActorFailure, Incarnation, Wants};
+use crate::fault::{FaultPoint, FaultSite};
+use crate::ids::{RequestId, Seq, StageName};
+use crate::model::stage::Emit;
+use crate::telemetry::Queue;
+use crate::transfer::lease::Lease;
+use crate::transfer::payload::{End, Header, Kind, Part, Payload};
+use candle_core::Tensor;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What one step left behind for one row.
+pub(super) struct Output {
+    pub request: RequestId,
+    pub wants: Wants,
+    /// Position and number of the units of `emit`.
+    pub seq: Seq,
+    pub units: u32,
+    pub emit: Emit,
+    /// The sampled token and its position, for the client.
+    pub token: Option<(Seq, u32)>,
+    pub end: Option<End>,
+    /// For as long as this is in use.
+    pub lease: Lease,
+}
+
+/// What the packager is told.
+#[derive(Debug)]
+pub(super) enum PackagerMessage {
+    /// There are outputs.
+    Ready,
+}
+
+pub(super) struct Packager;
+
+pub(super) struct PackagerState {
+    stage: Arc<Incarnation>,
+    fault: FaultSite,
+}
+
+impl Actor for Packager {
+    type Msg = PackagerMessage;
+    type State = PackagerState;
+    type Arguments = Arc<Incarnation>;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<Self::Msg>,
+        stage: Arc<Incarnation>,
+    ) -> Result<PackagerState, ActorProcessingErr> {
+        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Packager);
+        Ok(PackagerState { stage, fault })
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<Self::Msg>,
+        PackagerMessage::Ready: PackagerMessage,
+        state: &mut PackagerState,
+    ) -> Result<(), ActorProcessingErr> {
+        while let Some(batch) = state.take() {
+            state.fault.strike_async().await?;
+            state.pack(batch)?;
+        }
+        Ok(())
+    }
+}
+
+impl PackagerState {
+    /// Everything that waits, by request, in order.
+    fn take(&self) -> Option<Vec<Vec<Output>>> {
+        let mut batch: Vec<Vec<Output>> = Vec::new();
+        while let Ok(output) = self.stage.outputs.recv.try_recv() {
+            match batch.iter_mut().find(|outputs| outputs[0].request == output.request) {
+                Some(outputs) => outputs.push(output),
+                None => batch.push(vec![output]),
+            }
+        }
+        (!batch.is_empty()).then_some(batch)
+    }
+
+    fn pack(&self, batch: Vec<Vec<Output>>) -> Result<(), ActorFailure> {
+        let started = Instant::now();
+        let setup = &self.stage.setup;
+        for outputs in batch {
+            let request = outputs[0].request;
+            match payloads(outputs, setup.name, self.stage.generation) {
+                Ok(payloads) => {
+                    for payload in payloads {
+                        self.stage.payloads.send.try_send(payload).map_err(|_| ActorFailure::Queue("payload"))?;
+                    }
+                }
+                Err(error) => setup.reports.row_failed(request, setup.name, error.to_string()),
+            }
+        }
+        if let Some(outbound) = self.stage.outbound.get() {
+            let _ = outbound.cast(OutboundMessage::Ready);
+        }
+        setup.metrics.queue_depth(Queue::Output, self.stage.payloads.recv.len());
+        setup.metrics.package_seconds.record(started.elapsed());
+        Ok(())
+    }
+}
+
+/// What one request's outputs become: at most one payload for the next stage and one for the client.
+fn payloads(
+    outputs: Vec<Output>,
+    stage: StageName,
+    generation: crate::ids::Generation,
+) -> candle_core::Result<Vec<Payload>> {
+    let Some(first) = outputs.first() else { return Ok(Vec::new()) };
+    let (request, wants, seq) = (first.request, first.wants, first.seq);
+    let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
+    let end = outputs.iter().find_map(|output| output.end);
+    let units = outputs.iter().map(|output| output.units).sum();
+    let (mut tokens, mut rows, mut codes, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut leases = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        tokens.extend(output.token.map(|(_, token)| token));
+        match output.emit {
+            Emit::None => {}
+            Emit::Rows(tensor) => rows.push(tensor),
+            Emit::Codes(frame) => codes.extend(frame),
+            Emit::Audio(chunk) => samples.extend(chunk),
+        }
+        leases.push(output.lease);
+    }
+    let header = |kind, seq, units| Header { request, generation, seq, kind, units, end };
+    let mut payloads = Vec::new();
+    if wants.tokens && (token_seq.is_some() || end.is_some()) {
+        let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);
+        payloads.push(Payload { header, parts: vec![Part::U32(tokens)], leases: Vec::new() });
+    }
+    if wants.speech && (units > 0 || end.is_some()) {
+        let (kind, parts) = match stage {
+            StageName::Thinker if rows.len() > 1 => (Kind::Rows, vec![Part::Tensor(Tensor::cat(&rows, 0)?)]),
+            StageName::Thinker => (Kind::Rows, rows.into_iter().map(Part::Tensor).collect()),
+            StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),
+            StageName::Code2wav => (Kind::Audio, vec![Part::F32(samples)]),
+        };
+        payloads.push(Payload { header: header(kind, seq, units), parts, leases });
+    }
+    Ok(payloads)
+}

@@ -1,0 +1,117 @@
+//! The Sampler actor: the host's half of sampling. Tokens are drawn inside the step, from the request's seed and on the
+//! device; here they are read back, and here is decided who hears of them in which order: the scheduler first, for the
+//! next launch may wait for it; then the packager; then telemetry.
+
+use super::packager::{Output, PackagerMessage};
+use super::scheduler::SchedulerMessage;
+use super::stage::{ActorFailure, Incarnation};
+use crate::core::scheduler::{RowDone, StepDone};
+use crate::fault::{FaultPoint, FaultSite};
+use crate::ids::{RequestId, StepId};
+use crate::telemetry::Queue;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a runner says about something it did: the only thing that leaves the launch thread.
+pub(super) enum Ticket {
+    /// A step was computed.
+    Step { step: StepId, ended: Instant, rows: Vec<TicketRow> },
+    /// A row could not be opened or fed.
+    RowFailed { request: RequestId, reason: String },
+}
+
+/// What a step did to one row.
+pub(super) enum TicketRow {
+    /// All is well.
+    Done { done: RowDone, output: Option<Output> },
+    /// This row cannot go on.
+    Failed { request: RequestId, reason: String },
+}
+
+/// What the sampler is told.
+#[derive(Debug)]
+pub(super) enum SamplerMessage {
+    /// There are tickets.
+    Ready,
+}
+
+pub(super) struct Sampler;
+
+pub(super) struct SamplerState {
+    stage: Arc<Incarnation>,
+    fault: FaultSite,
+}
+
+impl Actor for Sampler {
+    type Msg = SamplerMessage;
+    type State = SamplerState;
+    type Arguments = Arc<Incarnation>;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<Self::Msg>,
+        stage: Arc<Incarnation>,
+    ) -> Result<SamplerState, ActorProcessingErr> {
+        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Sampler);
+        Ok(SamplerState { stage, fault })
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<Self::Msg>,
+        SamplerMessage::Ready: SamplerMessage,
+        state: &mut SamplerState,
+    ) -> Result<(), ActorProcessingErr> {
+        while let Ok(ticket) = state.stage.tickets.recv.try_recv() {
+            state.fault.strike_async().await?;
+            state.pass_on(ticket)?;
+        }
+        Ok(())
+    }
+}
+
+impl SamplerState {
+    fn pass_on(&self, ticket: Ticket) -> Result<(), ActorFailure> {
+        let (step, ended, rows) = match ticket {
+            Ticket::Step { step, ended, rows } => (step, ended, rows),
+            Ticket::RowFailed { request, reason } => {
+                self.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
+                return Ok(());
+            }
+        };
+        let (mut done, mut failed, mut outputs) = (Vec::with_capacity(rows.len()), Vec::new(), Vec::new());
+        for row in rows {
+            match row {
+                TicketRow::Done { done: row, output } => {
+                    done.push(row);
+                    outputs.extend(output);
+                }
+                TicketRow::Failed { request, reason } => {
+                    done.push(RowDone { request, emitted: 0, finished: false });
+                    failed.push((request, reason));
+                }
+            }
+        }
+        self.tell_scheduler(SchedulerMessage::Done { done: StepDone { step, rows: done }, failed });
+
+        let metrics = &self.stage.setup.metrics;
+        if !outputs.is_empty() {
+            for output in outputs {
+                self.stage.outputs.send.try_send(output).map_err(|_| ActorFailure::Queue("output"))?;
+            }
+            metrics.queue_depth(Queue::Packager, self.stage.outputs.recv.len());
+            if let Some(packager) = self.stage.packager.get() {
+                let _ = packager.cast(PackagerMessage::Ready);
+            }
+        }
+        metrics.sample_seconds.record(ended.elapsed());
+        Ok(())
+    }
+
+    fn tell_scheduler(&self, message: SchedulerMessage) {
+        if let Some(scheduler) = self.stage.scheduler.get() {
+            let _ = scheduler.cast(message);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The Scheduler actor: turns messages into events for [`SchedulerCore`] and carries out its effects. It never sees a
+//! tensor and never waits.
+
+use super::connector::InboundMessage;
+use super::model_runner::Command;
+use super::stage::{ActorFailure, Admission, Incarnation, Wants};
+use crate::core::scheduler::{Effect, Event, SchedulerCore, StepDone};
+use crate::fault::{FaultPoint, FaultSite};
+use crate::ids::RequestId;
+use crate::model::stage::RowSpec;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What the scheduler is told.
+#[derive(Debug)]
+pub(super) enum SchedulerMessage {
+    /// From the inbound connector, which knows the request already.
+    Admit(Box<Admission>),
+    /// Input is in the runner's queue.
+    Input { request: RequestId, units: u32, end: bool },
+    /// The next stage, or the client, took output over.
+    Acked { request: RequestId, units: u32 },
+    /// The outcome of a step, from the sampler, before anybody else hears of it.
+    Done { done: StepDone, failed: Vec<(RequestId, String)> },
+    /// A row failed outside a step.
+    RowFailed { request: RequestId, reason: String },
+    /// From the inbound connector, which has forgotten the request already.
+    Abort(RequestId),
+}
+
+pub(super) struct Scheduler;
+
+pub(super) struct SchedulerState {
+    stage: Arc<Incarnation>,
+    core: SchedulerCore,
+    /// What rows without a slot will be opened with.
+    specs: HashMap<RequestId, (RowSpec, Wants)>,
+    fault: FaultSite,
+    stale: u64,
+}
+
+impl Actor for Scheduler {
+    type Msg = SchedulerMessage;
+    type State = SchedulerState;
+    type Arguments = Arc<Incarnation>;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<Self::Msg>,
+        stage: Arc<Incarnation>,
+    ) -> Result<SchedulerState, ActorProcessingErr> {
+        let core = SchedulerCore::new(stage.setup.scheduler.clone());
+        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Scheduler);
+        Ok(SchedulerState { stage, core, specs: HashMap::new(), fault, stale: 0 })
+    }
+
+    async fn handle(
+        &self,
+        _: ActorRef<Self::Msg>,
+        message: SchedulerMessage,
+        state: &mut SchedulerState,
+    ) -> Result<(), ActorProcessingErr> {
+        state.fault.strike_async().await?;
+        match message {
+            SchedulerMessage::Admit(admission) => {
+                let Admission { request, params, spec, wants } = *admission;
+                state.specs.insert(request, (spec, wants));
+                state.apply(Event::Admit(request, params))?;
+            }
+            SchedulerMessage::Input { request, units, end } => state.apply(Event::Input { request, units, end })?,
+            SchedulerMessage::Acked { request, units } => state.apply(Event::Acked { request, units })?,
+            SchedulerMessage::Done { done, failed } => {
+                state.stage.gauges.seen.store(done.step.0 + 1, Ordering::Relaxed);
+                // Rows that failed go first, or the event would plan them once more.
+                for (request, reason) in failed {
+                    state.fail(request, reason)?;
+                }
+                state.apply(Event::StepDone(done))?;
+            }
+            SchedulerMessage::RowFailed { request, reason } => state.fail(request, reason)?,
+            SchedulerMessage::Abort(request) => {
+                state.specs.remove(&request);
+                state.apply(Event::Abort(request))?;
+            }
+        }
+        state.count();
+        Ok(())
+    }
+}
+
+impl SchedulerState {
+    fn fail(&mut self, request: RequestId, reason: String) -> Result<(), ActorFailure> {
+        self.specs.remove(&request);
+        self.apply(Event::Abort(request))?;
+        self.tell_inbound(InboundMessage::Closed(request));
+        self.stage.setup.reports.row_failed(request, self.stage.setup.name, reason);
+        Ok(())
+    }
+
+    fn apply(&mut self, event: Event) -> Result<(), ActorFailure> {
+        let now = self.stage.now();
+        for effect in self.core.handle(event, now) {
+            match effect {
+                Effect::Open(request, slot) => {
+                    let Some((spec, wants)) = self.specs.remove(&request) else { continue };
+                    self.command(Command::Open { slot, request, spec: Box::new(spec), wants })?;
+                    self.tell_inbound(InboundMessage::Opened(request));
+                }
+                Effect::Launch(plan) => self.command(Command::Step(plan))?,
+                Effect::Close(slot) => self.command(Command::Close(slot))?,
+                Effect::Consumed { request, units } => self.stage.setup.acks.acked(request, units),
+                Effect::Finished(request) => self.tell_inbound(InboundMessage::Closed(request)),
+            }
+        }
+        Ok(())
+    }
+
+    fn command(&self, command: Command) -> Result<(), ActorFailure> {
+        self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))
+    }
+
+    fn tell_inbound(&self, message: InboundMessage) {
+        if let Some(inbound) = self.stage.inbound.get() {
+            let _ = inbound.cast(message);
+        }
+    }
+
+    fn count(&mut self) {
+        let metrics = &self.stage.setup.metrics;
+        self.stage.gauges.rows.store(self.core.rows(), Ordering::Relaxed);
+        metrics.rows.set((self.core.rows() - self.core.waiting()) as f64);
+        let stale = self.core.stale();
+        metrics.stale_rows.increment(stale - self.stale);
+        self.stale = stale;
+    }
+}

@@ -1,0 +1,330 @@
+//! What the actors of one stage share, and the handle through which the engine and other stages speak to it.
+
+use super::connector::{InboundMessage, OutboundMessage};
+use super::model_runner::{Command, RunnerMessage, RunnerPulse};
+use super::packager::{Output, PackagerMessage};
+use super::sampler::{SamplerMessage, Ticket};
+use super::scheduler::SchedulerMessage;
+use super::supervisor::SupervisorMessage;
+use crate::core::restart::RestartLimits;
+use crate::core::scheduler::{RowParams, SchedulerConfig};
+use crate::fault::FaultPlan;
+use crate::ids::{Generation, RequestId, StageName};
+use crate::model::stage::{RowSpec, StageFactory};
+use crate::telemetry::{EdgeMetrics, StageMetrics};
+use crate::transfer::lease::LeaseBook;
+use crate::transfer::payload::{End, Kind, Payload};
+use crate::transfer::transport::{PayloadReceiver, PayloadSender};
+use ractor::ActorRef;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// An acknowledgement of everything that may ever come: the consumer is done with the request, the producer need not
+/// wait for it any more.
+pub const RELEASED: u32 = u32::MAX;
+
+/// Everything about a stage that outlives its actors.
+pub struct StageSetup {
+    /// Which stage.
+    pub name: StageName,
+    /// Its batching and windows.
+    pub scheduler: SchedulerConfig,
+    /// Makes the device state; holds the weights.
+    pub factory: Arc<dyn StageFactory>,
+    /// When to start again, and when to give up.
+    pub restart: RestartLimits,
+    /// A runner that has been busy with one command for longer than this counts as hung.
+    pub watchdog: Duration,
+    /// What breaks on purpose.
+    pub faults: FaultPlan,
+    /// Where the stage counts.
+    pub metrics: StageMetrics,
+    /// Where its output goes.
+    pub outbound: Vec<OutEdge>,
+    /// Where its input comes from.
+    pub inbound: Arc<dyn PayloadReceiver>,
+    /// Who made the input; `None` if a client did.
+    pub upstream: Option<StageName>,
+    /// Told when input was taken over.
+    pub acks: Arc<dyn AckSink>,
+    /// Told what becomes of requests.
+    pub reports: Arc<dyn StageReports>,
+    /// Counts output that is still in use.
+    pub leases: LeaseBook,
+}
+
+/// One edge out of a stage.
+pub struct OutEdge {
+    /// What travels on it.
+    pub kind: Kind,
+    /// How.
+    pub sender: Arc<dyn PayloadSender>,
+    /// Where it is counted.
+    pub metrics: EdgeMetrics,
+}
+
+/// Told by a consumer that it took units over, so that the producer may go on.
+pub trait AckSink: Send + Sync {
+    /// `units` in addition to earlier ones; [`RELEASED`] for all that may ever come.
+    fn acked(&self, request: RequestId, units: u32);
+}
+
+/// What a stage tells the engine. Implementations must not block.
+pub trait StageReports: Send + Sync {
+    /// One row cannot go on.
+    fn row_failed(&self, request: RequestId, stage: StageName, reason: String);
+    /// Everything that `stage` had to give for this request has arrived at the next stage.
+    fn stage_done(&self, request: RequestId, stage: StageName, end: End);
+    /// All rows of the stage are lost.
+    fn stage_down(&self, stage: StageName, reason: &str);
+}
+
+/// A row that a request needs in one stage.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Whose.
+    pub request: RequestId,
+    /// For the scheduler.
+    pub params: RowParams,
+    /// For the model.
+    pub spec: RowSpec,
+    /// What is to be made of the row's output.
+    pub wants: Wants,
+}
+
+/// What is to be made of a row's output.
+#[derive(Clone, Copy, Debug)]
+pub struct Wants {
+    /// Sampled tokens go to the client.
+    pub tokens: bool,
+    /// What the row emits goes to the next stage.
+    pub speech: bool,
+}
+
+/// What the supervisor knows of its stage.
+#[derive(Clone, Debug)]
+pub struct StageStatus {
+    /// What the stage does.
+    pub state: State,
+    /// Counted from 1; 0 before the first start.
+    pub generation: Generation,
+    /// Starts after the first.
+    pub restarts: u32,
+    /// Why it failed last.
+    pub last_reason: Option<String>,
+}
+
+/// What a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The first start.
+    Starting,
+    /// Serving.
+    Running,
+    /// Down after a failure, about to start again.
+    Restarting,
+    /// Down for good.
+    Failed,
+}
+
+/// The stage as others see it. Stays the same over restarts; what is said while the stage is down is lost, for its rows
+/// are too.
+pub struct StageHandle {
+    name: StageName,
+    current: Mutex<Option<Arc<Incarnation>>>,
+    status: tokio::sync::watch::Sender<StageStatus>,
+    supervisor: OnceLock<ActorRef<SupervisorMessage>>,
+}
+
+impl StageHandle {
+    /// A stage that has not started.
+    pub fn new(name: StageName) -> Arc<StageHandle> {
+        let status = StageStatus { state: State::Starting, generation: Generation(0), restarts: 0, last_reason: None };
+        let (status, _) = tokio::sync::watch::channel(status);
+        Arc::new(StageHandle { name, current: Mutex::new(None), status, supervisor: OnceLock::new() })
+    }
+
+    /// Which stage.
+    pub fn name(&self) -> StageName {
+        self.name
+    }
+
+    /// Gives the stage a row. False if it is down.
+    pub fn admit(&self, admission: Admission) -> bool {
+        self.tell_inbound(InboundMessage::Admit(Box::new(admission)))
+    }
+
+    /// Frees a request's row, if there is one.
+    pub fn abort(&self, request: RequestId) {
+        self.tell_inbound(InboundMessage::Abort(request));
+    }
+
+    /// What the stage does now, and every change of it.
+    pub fn status(&self) -> tokio::sync::watch::Receiver<StageStatus> {
+        self.status.subscribe()
+    }
+
+    /// Rows that hold a slot or wait for one, and input and output on its way inside the stage: all 0 when it is idle.
+    pub fn load(&self) -> StageLoad {
+        self.incarnation().map(|now| now.load()).unwrap_or_default()
+    }
+
+    /// Ends the stage. Resolves when its device state is gone.
+    pub async fn stop(&self) {
+        if let Some(supervisor) = self.supervisor.get() {
+            let _ = supervisor.stop_and_wait(Some("shutdown".into()), None).await;
+        }
+    }
+
+    pub(super) fn supervised_by(&self, supervisor: ActorRef<SupervisorMessage>) {
+        let _ = self.supervisor.set(supervisor);
+    }
+
+    pub(super) fn set_current(&self, current: Option<Arc<Incarnation>>) {
+        *self.lock() = current;
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut StageStatus)) {
+        self.status.send_modify(change);
+    }
+
+    pub(super) fn incarnation(&self) -> Option<Arc<Incarnation>> {
+        self.lock().clone()
+    }
+
+    fn tell_inbound(&self, message: InboundMessage) -> bool {
+        self.incarnation().and_then(|now| now.inbound.get().map(|actor| actor.cast(message).is_ok())).unwrap_or(false)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Incarnation>>> {
+        // The lock only guards an assignment, so a panic cannot leave it half done.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AckSink for StageHandle {
+    fn acked(&self, request: RequestId, units: u32) {
+        if let Some(scheduler) = self.incarnation().as_ref().and_then(|now| now.scheduler.get()) {
+            let _ = scheduler.cast(SchedulerMessage::Acked { request, units });
+        }
+    }
+}
+
+/// What a stage holds at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StageLoad {
+    /// Rows, as the scheduler counts them.
+    pub rows: usize,
+    /// Rows that the model holds state for.
+    pub slots: usize,
+    /// Requests that the inbound connector accepts payloads for.
+    pub inputs: usize,
+    /// Commands, tickets, outputs and payloads in queues.
+    pub queued: usize,
+}
+
+/// One generation of a stage: its queues and, once they are there, its actors.
+pub(super) struct Incarnation {
+    pub setup: Arc<StageSetup>,
+    pub generation: Generation,
+    pub born: Instant,
+    pub commands: Channel<Command>,
+    pub tickets: Channel<Ticket>,
+    pub outputs: Channel<Output>,
+    pub payloads: Channel<Payload>,
+    pub pulse: RunnerPulse,
+    pub gauges: Gauges,
+    pub scheduler: OnceLock<ActorRef<SchedulerMessage>>,
+    pub sampler: OnceLock<ActorRef<SamplerMessage>>,
+    pub packager: OnceLock<ActorRef<PackagerMessage>>,
+    pub outbound: OnceLock<ActorRef<OutboundMessage>>,
+    pub inbound: OnceLock<ActorRef<InboundMessage>>,
+    pub runner: OnceLock<ActorRef<RunnerMessage>>,
+    pub supervisor: ActorRef<SupervisorMessage>,
+}
+
+/// Both ends of a bounded queue.
+pub(super) struct Channel<T> {
+    pub send: flume::Sender<T>,
+    pub recv: flume::Receiver<T>,
+}
+
+impl<T> Channel<T> {
+    fn new(capacity: usize) -> Channel<T> {
+        let (send, recv) = flume::bounded(capacity);
+        Channel { send, recv }
+    }
+}
+
+/// Counts that actors keep for [`StageHandle::load`].
+#[derive(Default)]
+pub(super) struct Gauges {
+    pub rows: std::sync::atomic::AtomicUsize,
+    pub slots: std::sync::atomic::AtomicUsize,
+    pub inputs: std::sync::atomic::AtomicUsize,
+    /// Steps whose tokens the scheduler has seen.
+    pub seen: std::sync::atomic::AtomicU64,
+}
+
+impl Incarnation {
+    pub fn new(setup: Arc<StageSetup>, generation: Generation, supervisor: ActorRef<SupervisorMessage>) -> Incarnation {
+        let SchedulerConfig { slots, window, run_ahead, .. } = setup.scheduler;
+        // The windows bound what any row can have in any queue of the stage: its outputs, its inputs (the window of the
+        // stage before, which is taken to be of the same order), its commands. A full queue is a bug, not a state.
+        let rows = slots as usize;
+        let units = rows * (window as usize + 64) * 4 + 1024;
+        Incarnation {
+            generation,
+            born: Instant::now(),
+            commands: Channel::new(units),
+            tickets: Channel::new(run_ahead as usize + rows * 2 + 1),
+            outputs: Channel::new(units),
+            payloads: Channel::new(units),
+            pulse: RunnerPulse::default(),
+            gauges: Gauges::default(),
+            scheduler: OnceLock::new(),
+            sampler: OnceLock::new(),
+            packager: OnceLock::new(),
+            outbound: OnceLock::new(),
+            inbound: OnceLock::new(),
+            runner: OnceLock::new(),
+            supervisor,
+            setup,
+        }
+    }
+
+    /// Time since this generation began, the clock of its cores.
+    pub fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    fn load(&self) -> StageLoad {
+        use std::sync::atomic::Ordering::Relaxed;
+        StageLoad {
+            rows: self.gauges.rows.load(Relaxed),
+            slots: self.gauges.slots.load(Relaxed),
+            inputs: self.gauges.inputs.load(Relaxed),
+            queued: self.commands.recv.len()
+                + self.tickets.recv.len()
+                + self.outputs.recv.len()
+                + self.payloads.recv.len(),
+        }
+    }
+}
+
+/// Why an actor ends itself.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ActorFailure {
+    /// More in a queue than the windows allow.
+    #[error("the {0} queue is full or closed")]
+    Queue(&'static str),
+    /// A fault plan says so.
+    #[error(transparent)]
+    Injected(#[from] crate::fault::Injected),
+    /// An edge broke.
+    #[error("edge: {0}")]
+    Edge(#[from] crate::transfer::transport::TransportError),
+    /// The runner's thread ended.
+    #[error("{0}")]
+    Runner(String),
+}

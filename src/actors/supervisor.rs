@@ -1,0 +1,204 @@
+//! The StageSupervisor actor: starts the actors of a stage, notices when one dies or the runner hangs, and starts the
+//! next generation once the old device state is gone.
+
+use super::connector::{Inbound, Outbound};
+use super::model_runner::{Command, ModelRunner};
+use super::packager::Packager;
+use super::sampler::Sampler;
+use super::scheduler::Scheduler;
+use super::stage::{Incarnation, StageHandle, StageSetup, State};
+use crate::core::restart::{RestartPolicy, Verdict};
+use crate::ids::Generation;
+use ractor::concurrency::JoinHandle;
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, Message, SpawnErr, SupervisionEvent};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+/// A runner that does not end within this time after being told to is left behind: its results go nowhere, and the next
+/// generation must not wait for ever.
+const RUNNER_GRACE: Duration = Duration::from_secs(2);
+
+/// Starts a stage. Its state shows in `handle`.
+///
+/// # Errors
+/// When the actor system refuses.
+pub async fn start(setup: StageSetup, handle: Arc<StageHandle>) -> Result<(), SpawnErr> {
+    let (supervisor, _) = Actor::spawn(None, StageSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
+    handle.supervised_by(supervisor);
+    Ok(())
+}
+
+/// What the supervisor is told.
+#[derive(Debug)]
+pub(super) enum SupervisorMessage {
+    /// Start the next generation.
+    Start,
+    /// Its model is built.
+    Ready(Generation),
+    /// Look at the runner's pulse.
+    Watch,
+}
+
+struct StageSupervisor;
+
+struct SupervisorState {
+    setup: Arc<StageSetup>,
+    handle: Arc<StageHandle>,
+    policy: RestartPolicy,
+    born: Instant,
+    failed_at: Option<Instant>,
+    current: Option<Arc<Incarnation>>,
+    children: Vec<(ActorCell, JoinHandle<()>)>,
+}
+
+impl Actor for StageSupervisor {
+    type Msg = SupervisorMessage;
+    type State = SupervisorState;
+    type Arguments = (Arc<StageSetup>, Arc<StageHandle>);
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<Self::Msg>,
+        (setup, handle): Self::Arguments,
+    ) -> Result<SupervisorState, ActorProcessingErr> {
+        myself.cast(SupervisorMessage::Start)?;
+        myself.send_interval(setup.watchdog / 4, || SupervisorMessage::Watch);
+        let policy = RestartPolicy::new(setup.restart);
+        let children = Vec::new();
+        Ok(SupervisorState { setup, handle, policy, born: Instant::now(), failed_at: None, current: None, children })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<Self::Msg>,
+        message: SupervisorMessage,
+        state: &mut SupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            SupervisorMessage::Start => {
+                if let Err(error) = state.start(&myself).await {
+                    state.failed(&myself, error.to_string()).await;
+                }
+            }
+            SupervisorMessage::Ready(generation) => state.ready(generation),
+            SupervisorMessage::Watch => {
+                let limit = state.setup.watchdog;
+                let busy = state.current.as_ref().map_or(Duration::ZERO, |stage| stage.pulse.busy_for(stage.now()));
+                if busy > limit {
+                    state.failed(&myself, format!("the runner has not turned for {:.1} s", busy.as_secs_f32())).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<Self::Msg>,
+        event: SupervisionEvent,
+        state: &mut SupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        let (child, reason) = match event {
+            SupervisionEvent::ActorFailed(child, error) => (child, error.to_string()),
+            SupervisionEvent::ActorTerminated(child, _, reason) => (child, reason.unwrap_or_else(|| "stopped".into())),
+            _ => return Ok(()),
+        };
+        // The death throes of a generation that is being taken down are no news.
+        if state.children.iter().any(|(cell, _)| cell.get_id() == child.get_id()) {
+            let name = child.get_name().unwrap_or_default();
+            state.failed(&myself, format!("{name}: {reason}")).await;
+        }
+        Ok(())
+    }
+
+    async fn post_stop(&self, _: ActorRef<Self::Msg>, state: &mut SupervisorState) -> Result<(), ActorProcessingErr> {
+        state.take_down().await;
+        Ok(())
+    }
+}
+
+impl SupervisorState {
+    async fn start(&mut self, myself: &ActorRef<SupervisorMessage>) -> Result<(), SpawnErr> {
+        let generation = Generation(self.handle.status().borrow().generation.0 + 1);
+        self.handle.update(|status| status.generation = generation);
+        self.setup.metrics.generation.set(f64::from(generation.0));
+        let stage = Arc::new(Incarnation::new(Arc::clone(&self.setup), generation, myself.clone()));
+        self.current = Some(Arc::clone(&stage));
+
+        // Whoever is spoken to starts before whoever speaks.
+        self.spawn(Outbound, "connector-out", &stage, |stage| &stage.outbound, myself).await?;
+        self.spawn(Packager, "packager", &stage, |stage| &stage.packager, myself).await?;
+        self.spawn(Scheduler, "scheduler", &stage, |stage| &stage.scheduler, myself).await?;
+        self.spawn(Sampler, "sampler", &stage, |stage| &stage.sampler, myself).await?;
+        self.spawn(Inbound, "connector-in", &stage, |stage| &stage.inbound, myself).await?;
+        self.spawn(ModelRunner, "runner", &stage, |stage| &stage.runner, myself).await
+    }
+
+    async fn spawn<A, M>(
+        &mut self,
+        actor: A,
+        role: &str,
+        stage: &Arc<Incarnation>,
+        place: impl Fn(&Incarnation) -> &OnceLock<ActorRef<M>>,
+        myself: &ActorRef<SupervisorMessage>,
+    ) -> Result<(), SpawnErr>
+    where
+        A: Actor<Msg = M, Arguments = Arc<Incarnation>>,
+        M: Message,
+    {
+        // Names are unique in a process and several engines may live in one: the supervisor's id makes them so.
+        let name = format!("{}.{role}.{}.{}", stage.setup.name, stage.generation, myself.get_id());
+        let (child, joined) = Actor::spawn_linked(Some(name), actor, Arc::clone(stage), myself.get_cell()).await?;
+        self.children.push((child.get_cell(), joined));
+        let _ = place(stage).set(child);
+        Ok(())
+    }
+
+    fn ready(&mut self, generation: Generation) {
+        let Some(stage) = self.current.clone().filter(|stage| stage.generation == generation) else { return };
+        if let Some(failed) = self.failed_at.take() {
+            self.setup.metrics.restarts.increment(1);
+            self.setup.metrics.recovery_seconds.record(failed.elapsed());
+            self.handle.update(|status| status.restarts += 1);
+        }
+        self.handle.set_current(Some(stage));
+        self.handle.update(|status| status.state = State::Running);
+        tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
+    }
+
+    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, reason: String) {
+        self.failed_at.get_or_insert_with(Instant::now);
+        let verdict = self.policy.failed(self.born.elapsed());
+        tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
+        // First nobody can bring new rows, then those who had rows are told, then the rubble is cleared.
+        self.handle.set_current(None);
+        self.handle.update(|status| {
+            status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
+            status.last_reason = Some(reason.clone());
+        });
+        self.setup.reports.stage_down(self.setup.name, &reason);
+        self.take_down().await;
+        if let Verdict::Restart(pause) = verdict {
+            myself.send_after(pause, || SupervisorMessage::Start);
+        }
+    }
+
+    /// Ends every actor of the current generation and waits until its device state is gone.
+    async fn take_down(&mut self) {
+        self.handle.set_current(None);
+        let children = std::mem::take(&mut self.children);
+        for (child, _) in &children {
+            child.kill();
+        }
+        for (_, joined) in children {
+            // An actor that panicked has already been reported.
+            let _ = joined.await;
+        }
+        let Some(stage) = self.current.take() else { return };
+        stage.pulse.stop();
+        let _ = stage.commands.send.try_send(Command::Wake);
+        if tokio::time::timeout(RUNNER_GRACE, stage.pulse.gone()).await.is_err() {
+            tracing::error!(stage = %self.setup.name, "the runner thread hangs and is left behind");
+        }
+    }
+}
