@@ -36,9 +36,9 @@ fn run(dir: &str, golden: &str, name: &str) {
         prompt,
         speaker: c.talker.speaker(m["speaker"].as_str().unwrap()).unwrap(),
         text_tokens: n("n_text") as usize,
-        thinker_eos: n("thinker_eos") as u32,
+        thinker_eos: vec![n("thinker_eos") as u32],
         codec_tokens: n("n_frames_limit") as usize,
-        talker_eos: n("talker_eos") as u32,
+        talker_eos: vec![n("talker_eos") as u32],
         repetition_penalty: m["repetition_penalty"].as_f64().unwrap() as f32,
         spoken,
     };

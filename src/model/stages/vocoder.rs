@@ -1,5 +1,6 @@
 //! The vocoder stage: one stateful stream per row.
 
+use super::not_open;
 use crate::ids::Slot;
 use crate::model::code2wav::{Code2Wav, Stream};
 use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
@@ -115,8 +116,4 @@ impl VocoderStage {
             ..RowOutput::default()
         }))
     }
-}
-
-fn not_open(slot: Slot) -> ModelError {
-    ModelError::Row(format!("{slot} is not open"))
 }

@@ -4,8 +4,9 @@ use super::predictor::CodePredictor;
 use super::prompt::{CodecSide, TextSide, prompt_row};
 use crate::model::LoadError;
 use crate::model::checkpoint::{Loader, Scope};
-use crate::model::hf::{ChatTokens, CodecTokens, OmniConfig};
+use crate::model::hf::{ChatTokens, CodecTokens, OmniConfig, SPECIAL_CODEC_IDS};
 use crate::model::ops::Linear;
+use crate::model::sampling::Suppress;
 use crate::model::transformer::DecoderStack;
 use candle_core::{Result, Tensor};
 
@@ -77,6 +78,13 @@ impl Talker {
     /// Ids that the codec head tells apart: `0..vocabulary()`.
     pub fn vocabulary(&self) -> u32 {
         self.embedding.dims()[0] as u32
+    }
+
+    /// Ids that are never sampled as code 0: the special ones but the end, and with `no_end` the end as well.
+    pub fn suppressed(&self, no_end: bool) -> Suppress {
+        let vocabulary = self.vocabulary();
+        let codes = vocabulary.saturating_sub(SPECIAL_CODEC_IDS as u32);
+        Suppress { range: codes..vocabulary, except: (!no_end).then_some(self.tokens.eos) }
     }
 
     /// Projects thinker rows `[n, thinker hidden]` into the talker's width, `[n, hidden]`.

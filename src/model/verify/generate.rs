@@ -1,7 +1,8 @@
 //! Runs a text case the way the reference does, one request, greedy, and notes everything that the reference notes.
 
 use super::value::{Value, Values};
-use crate::model::hf::{OmniConfig, SPECIAL_CODEC_IDS};
+use crate::model::hf::OmniConfig;
+use crate::model::sampling::{History, Sampler, SamplingParams};
 use crate::model::talker::{PredictorCaches, Talker, TextSide, prompt_len, text_side};
 use crate::model::thinker::Thinker;
 use crate::model::transformer::{DecoderStack, KvCache, Segment};
@@ -17,11 +18,11 @@ pub struct Request {
     /// At most this many answer tokens.
     pub text_tokens: usize,
     /// Ends the answer.
-    pub thinker_eos: u32,
+    pub thinker_eos: Vec<u32>,
     /// At most this many code-0 tokens.
     pub codec_tokens: usize,
     /// Ends the speech.
-    pub talker_eos: u32,
+    pub talker_eos: Vec<u32>,
     /// Of code 0; acts although everything is greedy.
     pub repetition_penalty: f32,
     /// Prompt positions whose rows the talker gets (user turns, then the assistant header).
@@ -71,7 +72,7 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
         let token = last.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
         step_logits.push(last);
         answer.push(token);
-        if token == request.thinker_eos || answer.len() >= request.text_tokens {
+        if request.thinker_eos.contains(&token) || answer.len() >= request.text_tokens {
             break;
         }
         let hidden = run.forward(stack, &thinker.embed(&[token])?)?;
@@ -143,7 +144,7 @@ fn speak(
         steps.hidden.push(last_hidden.clone());
         steps.logits.push(logits);
         steps.codec0.push(code);
-        if code == request.talker_eos || steps.codec0.len() >= request.codec_tokens {
+        if request.talker_eos.contains(&code) || steps.codec0.len() >= request.codec_tokens {
             break;
         }
         let first = talker.embed(&[code])?;
@@ -196,6 +197,8 @@ impl Run {
 /// What is noted of every talker step.
 #[derive(Default)]
 struct Steps {
+    sampler: Sampler,
+    history: History,
     codec0: Vec<u32>,
     hidden: Vec<Tensor>,
     logits: Vec<Tensor>,
@@ -206,18 +209,14 @@ struct Steps {
 }
 
 impl Steps {
-    fn pick(&self, logits: &Tensor, request: &Request, talker: &Talker) -> Result<u32> {
-        let mut logits = logits.flatten_all()?.to_vec1::<f32>()?;
-        let mut seen = self.codec0.clone();
-        seen.sort_unstable();
-        seen.dedup();
-        for id in seen {
-            let l = &mut logits[id as usize];
-            *l = if *l > 0.0 { *l / request.repetition_penalty } else { *l * request.repetition_penalty };
-        }
-        let codes = logits.len() - SPECIAL_CODEC_IDS;
-        let best = logits.iter().enumerate().filter(|(i, _)| *i < codes || *i as u32 == talker.tokens().eos);
-        Ok(best.max_by(|a, b| a.1.total_cmp(b.1)).map_or(0, |(i, _)| i as u32))
+    /// The most likely code 0 after the penalty on earlier ones and suppression.
+    fn pick(&mut self, logits: &Tensor, request: &Request, talker: &Talker) -> Result<u32> {
+        let logits = logits.flatten_all()?.to_vec1::<f32>()?;
+        let params = SamplingParams { repetition_penalty: request.repetition_penalty, ..SamplingParams::GREEDY };
+        let picked = self.sampler.sample(&logits, &params, &self.history, &talker.suppressed(false), 0.0);
+        let code = picked.map_err(candle_core::Error::wrap)?;
+        self.history.push(code);
+        Ok(code)
     }
 
     fn note(&self, prompt: usize, trace: &mut Trace) -> Result<()> {

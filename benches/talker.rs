@@ -1,0 +1,131 @@
+//! What a talker frame and a thinker token cost on this machine, for the default voice, as the batch grows.
+//!
+//! `cargo bench --bench talker` prints milliseconds per step and per row, and how many streams of 12.5 frames a second
+//! that would carry if nothing else ran. Set `RAYON_NUM_THREADS` to see what threads change.
+#![allow(clippy::unwrap_used)]
+
+use candle_core::{Device, Tensor};
+use omni_actors::ids::Slot;
+use omni_actors::model::Checkpoint;
+use omni_actors::model::stage::{
+    Emit, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,
+};
+use omni_actors::model::stages::talker::TalkerFactory;
+use omni_actors::model::stages::thinker::ThinkerFactory;
+use omni_actors::model::talker::Talker;
+use omni_actors::model::thinker::Thinker;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Steps that are thrown away, and steps that are measured.
+const WARM_UP: usize = 5;
+const STEPS: usize = 60;
+/// One frame of speech.
+const FRAME: Duration = Duration::from_millis(80);
+
+fn main() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
+    let config = checkpoint.config();
+    let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
+    let talker = Arc::new(Talker::load(&loader, config).unwrap());
+    loader.finish().unwrap();
+
+    let threads = std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| "default".into());
+    println!("default voice, f32, {threads} threads, median of {STEPS} steps\n");
+    println!("{:<24}{:>6}{:>14}{:>14}{:>10}", "", "rows", "ms per step", "ms per row", "streams");
+    for rows in [1, 2, 4, 8] {
+        let time = frames(&checkpoint, &talker, rows);
+        let streams = FRAME.as_secs_f64() / time.as_secs_f64() * f64::from(rows);
+        report("talker frame", rows, time, &format!("{streams:.0}"));
+    }
+    for rows in [1, 2, 4, 8] {
+        report("thinker token", rows, tokens(&checkpoint, &thinker, rows), "");
+    }
+    report("thinker prompt of 64", 1, prompt(&checkpoint, &thinker), "");
+}
+
+fn report(what: &str, rows: u32, time: Duration, streams: &str) {
+    let ms = time.as_secs_f64() * 1e3;
+    println!("{what:<24}{rows:>6}{ms:>14.3}{:>14.3}{streams:>10}", ms / f64::from(rows));
+}
+
+/// Median time of a step in which every row makes a frame, sampled as requests sample it.
+fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
+    let (config, defaults) = (checkpoint.config(), checkpoint.generation());
+    let mut stage = TalkerFactory::new(net.clone()).build().unwrap();
+    for slot in 0..rows {
+        let row = TalkerRow {
+            user_rows: 20,
+            speaker: config.talker.speaker(config.talker.default_speaker()).unwrap(),
+            sampling: defaults.talker,
+            predictor: defaults.predictor,
+            max_tokens: u32::MAX,
+            ignore_eos: true,
+            seed: u64::from(slot),
+        };
+        let width = config.talker.thinker_hidden_size;
+        let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();
+        stage.open(Slot(slot), RowSpec::Talker(row.clone())).unwrap();
+        stage.feed(Slot(slot), RowInput::Rows(text), true).unwrap();
+        stage.step(&[RowWork { slot: Slot(slot), advance: row.prefill_positions() }]).unwrap();
+    }
+    median(&mut *stage, rows, |emit| assert!(matches!(emit, Emit::Codes(_))))
+}
+
+/// Median time of a step in which every row samples a token.
+fn tokens(checkpoint: &Checkpoint, net: &Arc<Thinker>, rows: u32) -> Duration {
+    let mut stage = ThinkerFactory::new(net.clone()).build().unwrap();
+    for slot in 0..rows {
+        stage.open(Slot(slot), RowSpec::Thinker(thinker_row(checkpoint, 32))).unwrap();
+        stage.step(&[RowWork { slot: Slot(slot), advance: 32 }]).unwrap();
+    }
+    median(&mut *stage, rows, |_| {})
+}
+
+/// Median time of a prompt of 64 tokens.
+fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
+    let mut stage = ThinkerFactory::new(net.clone()).build().unwrap();
+    let mut times: Vec<Duration> = (0..STEPS)
+        .map(|_| {
+            stage.open(Slot(0), RowSpec::Thinker(thinker_row(checkpoint, 64))).unwrap();
+            let start = Instant::now();
+            stage.step(&[RowWork { slot: Slot(0), advance: 64 }]).unwrap();
+            let time = start.elapsed();
+            stage.close(Slot(0));
+            time
+        })
+        .collect();
+    times.sort();
+    times[times.len() / 2]
+}
+
+fn thinker_row(checkpoint: &Checkpoint, prompt: u32) -> ThinkerRow {
+    ThinkerRow {
+        prompt: (0..prompt).map(|i| i * 7 % 900).collect(),
+        mode: ThinkerMode::Sample,
+        emit: None,
+        sampling: checkpoint.generation().thinker,
+        eos: [].into(),
+        max_tokens: u32::MAX,
+        seed: 0,
+    }
+}
+
+fn median(stage: &mut dyn StageModel, rows: u32, check: impl Fn(&Emit)) -> Duration {
+    let work: Vec<RowWork> = (0..rows).map(|slot| RowWork { slot: Slot(slot), advance: 1 }).collect();
+    let mut times: Vec<Duration> = (0..WARM_UP + STEPS)
+        .map(|_| {
+            let start = Instant::now();
+            let outputs = stage.step(&work).unwrap();
+            let time = start.elapsed();
+            outputs.iter().for_each(|output| check(&output.as_ref().unwrap().emit));
+            time
+        })
+        .skip(WARM_UP)
+        .collect();
+    times.sort();
+    times[times.len() / 2]
+}

@@ -1,0 +1,344 @@
+//! The talker stage.
+//!
+//! Units are positions. A row first advances through its prompt of [`TalkerRow::prefill_positions`], in pieces of any
+//! size, as far as the input rows that they are made of have arrived. The step that completes the prompt also makes the
+//! first frame; every later step is one unit and makes the next, for which it needs one more input row or the end of the
+//! input. A step that samples the stop token, or the last one allowed, makes no frame. A row whose input ends before the
+//! first answer token has nothing to speak: a step of 0 units ends it.
+
+use super::{not_open, refused};
+use crate::ids::Slot;
+use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
+use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use crate::model::talker::{PredictorCaches, Talker, text_side};
+use crate::model::transformer::{KvCache, Segment};
+use crate::model::{LoadError, ModelError};
+use candle_core::Tensor;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Makes [`TalkerStage`]s that share one net.
+pub struct TalkerFactory {
+    net: Arc<Talker>,
+}
+
+impl TalkerFactory {
+    /// For a loaded net.
+    pub fn new(net: Arc<Talker>) -> TalkerFactory {
+        TalkerFactory { net }
+    }
+}
+
+impl StageFactory for TalkerFactory {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        let sampler = Sampler::new(self.net.vocabulary() as usize);
+        let caches = PredictorCaches::default();
+        Ok(Box::new(TalkerStage { net: self.net.clone(), rows: HashMap::new(), caches, sampler }))
+    }
+}
+
+/// Rows of the talker, and the scratch memory of the code predictor.
+pub struct TalkerStage {
+    net: Arc<Talker>,
+    rows: HashMap<Slot, Row>,
+    caches: PredictorCaches,
+    sampler: Sampler,
+}
+
+struct Row {
+    spec: TalkerRow,
+    cache: KvCache,
+    /// Prompt positions done.
+    prefilled: u32,
+    /// Projected input rows; `None` once used up.
+    inputs: Vec<Option<Tensor>>,
+    ended: bool,
+    /// Embedding of the last frame's codes, `[1, hidden]`: the codec side of the next input.
+    codec: Option<Tensor>,
+    history: History,
+    /// Code-0 tokens sampled.
+    count: u32,
+    finished: bool,
+}
+
+/// A row that takes part in the forward of a step; out of the map meanwhile.
+struct Running {
+    slot: Slot,
+    place: usize,
+    row: Row,
+    len: usize,
+    /// Whether the last of its positions makes a frame.
+    samples: bool,
+}
+
+impl StageModel for TalkerStage {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        let RowSpec::Talker(spec) = spec else { return refused(format!("{slot}: the talker cannot open {spec:?}")) };
+        if self.rows.contains_key(&slot) {
+            return refused(format!("{slot} is open already"));
+        }
+        let (len, limit) = (spec.prefill_positions(), self.net.stack().config().max_position_embeddings);
+        if len as usize > limit {
+            return refused(format!(
+                "the speech prompt has {len} positions, the talker {limit}: shorten the conversation"
+            ));
+        }
+        if spec.max_tokens == 0 {
+            return refused("max_tokens is 0: expected at least 1");
+        }
+        spec.sampling.check().and_then(|()| spec.predictor.check()).map_err(ModelError::Row)?;
+        if spec.speaker >= self.net.vocabulary() {
+            return refused(format!("speaker {} is outside the vocabulary of {}", spec.speaker, self.net.vocabulary()));
+        }
+        let row = Row {
+            cache: self.net.stack().new_cache()?,
+            prefilled: 0,
+            inputs: Vec::new(),
+            ended: false,
+            codec: None,
+            history: History::default(),
+            count: 0,
+            finished: false,
+            spec,
+        };
+        self.rows.insert(slot, row);
+        Ok(())
+    }
+
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if row.ended {
+            return refused(format!("{slot}: rows after the end of the text"));
+        }
+        match input {
+            RowInput::Rows(rows) => {
+                let width = self.net.text_width();
+                match *rows.dims() {
+                    [n, w] if n > 0 && w == width => {}
+                    _ => return refused(format!("{slot}: expected rows [n, {width}], got {:?}", rows.dims())),
+                }
+                // Rows of an answer that has stopped speaking need no projection.
+                if !row.finished {
+                    let projected = self.net.project(&rows)?;
+                    for at in 0..projected.dim(0)? {
+                        row.inputs.push(Some(projected.narrow(0, at, 1)?));
+                    }
+                }
+            }
+            RowInput::Nothing => {}
+            RowInput::Tokens(_) | RowInput::Codes(_) => return refused(format!("{slot}: the talker takes rows only")),
+        }
+        row.ended = end;
+        Ok(())
+    }
+
+    fn step(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+        let mut results = Vec::with_capacity(work.len());
+        let (mut inputs, mut running) = (Vec::new(), Vec::new());
+        for (place, work) in work.iter().enumerate() {
+            results.push(self.begin(place, *work, &mut inputs, &mut running));
+        }
+        if !running.is_empty() {
+            self.run(&inputs, &mut running, &mut results)?;
+        }
+        for Running { slot, row, .. } in running {
+            self.rows.insert(slot, row);
+        }
+        Ok(results)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.rows.remove(&slot);
+    }
+
+    fn live_rows(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+impl TalkerStage {
+    /// What a row does in this step: all of it if no forward is needed, otherwise its input rows and an entry in
+    /// `running`.
+    fn begin(
+        &mut self,
+        place: usize,
+        work: RowWork,
+        inputs: &mut Vec<Tensor>,
+        running: &mut Vec<Running>,
+    ) -> Result<RowOutput, ModelError> {
+        let slot = work.slot;
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if row.finished {
+            return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        }
+        if work.advance == 0 {
+            if row.ended && (row.inputs.len() as u32) < row.spec.prefill_rows() {
+                row.finished = true;
+                return Ok(RowOutput { finish: Some(Finish::Stop), ..RowOutput::default() });
+            }
+            return refused(format!("{slot}: asked for 0 units of a row that can go on"));
+        }
+        row.cache.check_room(work.advance as usize).map_err(|full| ModelError::Row(full.to_string()))?;
+        let left = row.spec.prefill_positions() - row.prefilled;
+        let x = if left > 0 { row.prompt(&self.net, work.advance, left)? } else { row.next(&self.net, work.advance)? };
+        inputs.push(x);
+        let Some(row) = self.rows.remove(&slot) else { return Err(not_open(slot)) };
+        running.push(Running { slot, place, row, len: work.advance as usize, samples: left <= work.advance });
+        Ok(RowOutput::default())
+    }
+
+    /// The forward of a step and the frames that come of it.
+    fn run(
+        &mut self,
+        inputs: &[Tensor],
+        running: &mut [Running],
+        results: &mut [Result<RowOutput, ModelError>],
+    ) -> Result<(), ModelError> {
+        let (mut end, mut last) = (0, Vec::new());
+        let mut segments = Vec::with_capacity(running.len());
+        for entry in &mut *running {
+            end += entry.len as u32;
+            if entry.samples {
+                last.push(end - 1);
+            }
+            segments.push(Segment { cache: &mut entry.row.cache, len: entry.len });
+        }
+        let x = if let [one] = inputs { one.clone() } else { Tensor::cat(inputs, 0)? };
+        let residual = self.net.stack().forward(&x, &mut segments)?;
+        for Running { row, len, .. } in &mut *running {
+            row.prefilled = (row.prefilled + *len as u32).min(row.spec.prefill_positions());
+        }
+        if last.is_empty() {
+            return Ok(());
+        }
+        let residual = if last.len() == end as usize {
+            residual
+        } else {
+            residual.index_select(&Tensor::new(last.as_slice(), residual.device())?, 0)?
+        };
+        let (hidden, logits) = self.net.logits(&residual)?;
+        // Rows that sampled a code and go on to make a frame: their place in `hidden`, and themselves.
+        let mut speaking: Vec<(u32, u32, &mut Running)> = Vec::with_capacity(last.len());
+        let sampling = running.iter_mut().filter(|entry| entry.samples);
+        for ((at, entry), logits) in (0..).zip(sampling).zip(logits.to_vec2::<f32>()?) {
+            match entry.row.sample(&logits, &self.net, &mut self.sampler) {
+                Ok(code) => {
+                    let finish = entry.row.ends_with(code, self.net.tokens().eos);
+                    entry.row.finished = finish.is_some();
+                    results[entry.place] = Ok(RowOutput { sampled: Some(code), finish, ..RowOutput::default() });
+                    if finish.is_none() {
+                        speaking.push((at, code, entry));
+                    }
+                }
+                Err(error) => {
+                    entry.row.finished = true;
+                    results[entry.place] = Err(error);
+                }
+            }
+        }
+        if speaking.is_empty() {
+            return Ok(());
+        }
+        let hidden = if speaking.len() == last.len() {
+            hidden
+        } else {
+            let places: Vec<u32> = speaking.iter().map(|(at, ..)| *at).collect();
+            hidden.index_select(&Tensor::new(places.as_slice(), hidden.device())?, 0)?
+        };
+        self.frames(&hidden, speaking, results)
+    }
+
+    /// Completes the frames of rows that have just sampled a code 0.
+    fn frames(
+        &mut self,
+        hidden: &Tensor,
+        mut speaking: Vec<(u32, u32, &mut Running)>,
+        results: &mut [Result<RowOutput, ModelError>],
+    ) -> Result<(), ModelError> {
+        let first: Vec<u32> = speaking.iter().map(|(_, code, _)| *code).collect();
+        let first = self.net.embed(&first)?;
+        let mut failures: Vec<Option<ModelError>> = speaking.iter().map(|_| None).collect();
+        let none = History::default();
+        let frames = self.net.predictor().frame(&mut self.caches, hidden, &first, |pass| {
+            let logits = pass.logits.to_vec2::<f32>()?;
+            let rows = speaking.iter().zip(&mut failures).zip(logits);
+            Ok(rows
+                .map(|(((_, _, Running { row, .. }), failure), logits)| {
+                    let number = uniform(row.spec.seed, Domain::Codes, row.count - 1, pass.group as u32);
+                    let picked = self.sampler.sample(&logits, &row.spec.predictor, &none, &Suppress::NONE, number);
+                    picked.unwrap_or_else(|error| {
+                        failure.get_or_insert(error);
+                        0
+                    })
+                })
+                .collect())
+        })?;
+        let codec = (first + frames.embedded)?;
+        let rows = speaking.iter_mut().zip(failures).zip(frames.codes);
+        for (at, (((_, code, entry), failure), codes)) in rows.enumerate() {
+            if let Some(error) = failure {
+                entry.row.finished = true;
+                results[entry.place] = Err(error);
+                continue;
+            }
+            entry.row.codec = Some(codec.narrow(0, at, 1)?);
+            if let Ok(output) = &mut results[entry.place] {
+                output.emit = Emit::Codes([&[*code], codes.as_slice()].concat());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    /// The next `count` of the `left` positions of the prompt.
+    fn prompt(&mut self, net: &Talker, count: u32, left: u32) -> Result<Tensor, ModelError> {
+        if count > left {
+            return refused(format!("asked for {count} of {left} prompt positions"));
+        }
+        let input = |at: u32| self.inputs.get(at as usize).cloned().flatten();
+        let range_end = self.prefilled + count;
+        let range = self.prefilled..range_end;
+        match net.prompt_rows(self.spec.user_rows, self.spec.speaker, range, input)? {
+            Some(rows) => {
+                // Used up: the text of a long conversation need not stay for the whole speech.
+                let last = self.spec.user_rows + 3;
+                self.inputs.iter_mut().take(range_end.min(last) as usize).for_each(|row| *row = None);
+                Ok(rows)
+            }
+            None => {
+                let (have, want) = (self.inputs.len(), self.spec.prefill_rows());
+                refused(format!("the speech prompt needs {want} input rows, {have} have arrived"))
+            }
+        }
+    }
+
+    /// The input of the next decode step.
+    fn next(&mut self, net: &Talker, count: u32) -> Result<Tensor, ModelError> {
+        if count != 1 {
+            return refused(format!("asked for {count} units, a decode step is 1"));
+        }
+        let inputs = self.inputs.len() as u32;
+        let Some(side) = text_side(self.spec.user_rows, self.count, inputs, self.ended) else {
+            return refused(format!("frame {} needs one more text row or the end of the text", self.count));
+        };
+        let text = net.text_row(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));
+        match (&self.codec, text) {
+            (Some(codec), Some(text)) => Ok((codec + text)?),
+            _ => refused("the row has no frame to go on from"),
+        }
+    }
+
+    fn sample(&mut self, logits: &[f32], net: &Talker, sampler: &mut Sampler) -> Result<u32, ModelError> {
+        let suppress = net.suppressed(self.spec.ignore_eos);
+        let number = uniform(self.spec.seed, Domain::Codes, self.count, 0);
+        let code = sampler.sample(logits, &self.spec.sampling, &self.history, &suppress, number)?;
+        self.history.push(code);
+        self.count += 1;
+        Ok(code)
+    }
+
+    fn ends_with(&self, code: u32, eos: u32) -> Option<Finish> {
+        if code == eos { Some(Finish::Stop) } else { (self.count >= self.spec.max_tokens).then_some(Finish::Length) }
+    }
+}

@@ -1,0 +1,327 @@
+//! The thinker stage.
+//!
+//! Units are positions. A row first advances through its prompt, in pieces of any size. The step that completes the
+//! prompt of a [`ThinkerMode::Sample`] row also samples its first token; every later step feeds the last token and samples
+//! the next, one unit each. A token that does not end the answer emits its embedding row in the step that sampled it.
+//!
+//! A [`ThinkerMode::Follow`] row takes the same steps through its prompt, without running the layers. Then each fed token
+//! is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step that takes its last
+//! token, if the end of the input is known by then, and otherwise with a step of 0 units.
+
+use super::{not_open, refused};
+use crate::ids::Slot;
+use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
+use crate::model::stage::{
+    Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,
+};
+use crate::model::thinker::Thinker;
+use crate::model::transformer::{KvCache, Segment};
+use crate::model::{LoadError, ModelError};
+use candle_core::Tensor;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+/// Makes [`ThinkerStage`]s that share one net.
+pub struct ThinkerFactory {
+    net: Arc<Thinker>,
+}
+
+impl ThinkerFactory {
+    /// For a loaded net.
+    pub fn new(net: Arc<Thinker>) -> ThinkerFactory {
+        ThinkerFactory { net }
+    }
+}
+
+impl StageFactory for ThinkerFactory {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        let sampler = Sampler::new(self.net.vocabulary() as usize);
+        Ok(Box::new(ThinkerStage { net: self.net.clone(), rows: HashMap::new(), sampler }))
+    }
+}
+
+/// Rows of the thinker.
+pub struct ThinkerStage {
+    net: Arc<Thinker>,
+    rows: HashMap<Slot, Row>,
+    sampler: Sampler,
+}
+
+struct Row {
+    spec: ThinkerRow,
+    /// Prompt positions done.
+    prefilled: u32,
+    finished: bool,
+    answer: Answer,
+}
+
+/// Where the answer comes from, with its state.
+enum Answer {
+    Sampled {
+        cache: KvCache,
+        history: History,
+        /// Tokens sampled, and the last of them, which the next step feeds.
+        count: u32,
+        last: u32,
+    },
+    Followed {
+        waiting: VecDeque<u32>,
+        ended: bool,
+    },
+}
+
+/// A row that takes part in the forward of a step; out of the map meanwhile.
+struct Running {
+    slot: Slot,
+    /// Its entry in the step's results.
+    place: usize,
+    row: Row,
+    /// New positions.
+    len: usize,
+    /// Whether the last of them predicts a token.
+    samples: bool,
+}
+
+impl StageModel for ThinkerStage {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        let RowSpec::Thinker(spec) = spec else { return refused(format!("{slot}: the thinker cannot open {spec:?}")) };
+        if self.rows.contains_key(&slot) {
+            return refused(format!("{slot} is open already"));
+        }
+        self.check(&spec)?;
+        let answer = match spec.mode {
+            ThinkerMode::Sample => {
+                let mut history = History::default();
+                history.push_prompt(&spec.prompt);
+                Answer::Sampled { cache: self.net.stack().new_cache()?, history, count: 0, last: 0 }
+            }
+            ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
+        };
+        self.rows.insert(slot, Row { spec, prefilled: 0, finished: false, answer });
+        Ok(())
+    }
+
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        let vocabulary = self.net.vocabulary();
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let Answer::Followed { waiting, ended } = &mut row.answer else {
+            return refused(format!("{slot}: a thinker row that samples its answer takes no input"));
+        };
+        if *ended {
+            return refused(format!("{slot}: tokens after the end of the answer"));
+        }
+        match input {
+            RowInput::Tokens(tokens) => {
+                in_vocabulary(&tokens, vocabulary)?;
+                waiting.extend(tokens);
+            }
+            RowInput::Nothing => {}
+            RowInput::Rows(_) | RowInput::Codes(_) => return refused(format!("{slot}: the thinker takes tokens only")),
+        }
+        *ended = end;
+        Ok(())
+    }
+
+    fn step(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+        let mut results = Vec::with_capacity(work.len());
+        let mut running = Vec::new();
+        let mut tokens = Vec::new();
+        for (place, work) in work.iter().enumerate() {
+            results.push(self.begin(place, *work, &mut tokens, &mut running));
+        }
+        if !running.is_empty() {
+            self.run(&tokens, &mut running, &mut results)?;
+        }
+        for Running { slot, row, .. } in running {
+            self.rows.insert(slot, row);
+        }
+        Ok(results)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.rows.remove(&slot);
+    }
+
+    fn live_rows(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+impl ThinkerStage {
+    fn check(&self, spec: &ThinkerRow) -> Result<(), ModelError> {
+        in_vocabulary(&spec.prompt, self.net.vocabulary())?;
+        let (len, limit) = (spec.prompt.len(), self.net.stack().config().max_position_embeddings);
+        if len == 0 || len > limit {
+            return refused(format!("the prompt has {len} tokens: expected 1 to {limit}, the positions of the model"));
+        }
+        if spec.max_tokens == 0 {
+            return refused("max_tokens is 0: expected at least 1");
+        }
+        spec.sampling.check().map_err(ModelError::Row)?;
+        let mut end = 0;
+        for range in spec.emit.iter().flat_map(|ranges| ranges.iter()) {
+            if range.start < end || range.end < range.start || range.end as usize > len {
+                return refused(format!("range {range:?} of prompt rows is out of order or beyond {len} tokens"));
+            }
+            end = range.end;
+        }
+        Ok(())
+    }
+
+    /// What a row does in this step: all of it if no forward is needed, otherwise its tokens and an entry in `running`.
+    fn begin(
+        &mut self,
+        place: usize,
+        work: RowWork,
+        tokens: &mut Vec<u32>,
+        running: &mut Vec<Running>,
+    ) -> Result<RowOutput, ModelError> {
+        let slot = work.slot;
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if row.finished {
+            return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        }
+        let prompt = row.spec.prompt.len() as u32;
+        let left = prompt - row.prefilled;
+        if left > 0 && (work.advance == 0 || work.advance > left) {
+            return refused(format!("{slot}: asked for {} of {left} prompt positions", work.advance));
+        }
+        match &mut row.answer {
+            Answer::Followed { .. } if left > 0 => {
+                let rows = row.prompt_rows(work.advance);
+                row.prefilled += work.advance;
+                Ok(RowOutput { emit: embedded(&self.net, &rows)?, ..RowOutput::default() })
+            }
+            Answer::Followed { waiting, ended } => {
+                let want = work.advance as usize;
+                if want > waiting.len() || (want == 0 && !*ended) {
+                    return refused(format!("{slot}: asked for {want} tokens, {} are there", waiting.len()));
+                }
+                let followed: Vec<u32> = waiting.drain(..want).collect();
+                row.finished = *ended && waiting.is_empty();
+                let rows = if row.spec.emit.is_some() { followed.as_slice() } else { &[] };
+                Ok(RowOutput {
+                    sampled: followed.last().copied(),
+                    finish: row.finished.then_some(Finish::Stop),
+                    emit: embedded(&self.net, rows)?,
+                    ..RowOutput::default()
+                })
+            }
+            Answer::Sampled { cache, last, .. } => {
+                if left == 0 && work.advance != 1 {
+                    return refused(format!("{slot}: asked for {} units, a decode step is 1", work.advance));
+                }
+                cache.check_room(work.advance as usize).map_err(|full| ModelError::Row(full.to_string()))?;
+                match left {
+                    0 => tokens.push(*last),
+                    _ => tokens.extend(&row.spec.prompt[row.prefilled as usize..][..work.advance as usize]),
+                }
+                let Some(row) = self.rows.remove(&slot) else { return Err(not_open(slot)) };
+                let samples = left <= work.advance;
+                running.push(Running { slot, place, row, len: work.advance as usize, samples });
+                Ok(RowOutput::default())
+            }
+        }
+    }
+
+    /// The forward of a step, and what comes of it.
+    fn run(
+        &mut self,
+        tokens: &[u32],
+        running: &mut [Running],
+        results: &mut [Result<RowOutput, ModelError>],
+    ) -> Result<(), ModelError> {
+        let x = self.net.embed(tokens)?;
+        let mut segments = Vec::with_capacity(running.len());
+        let (mut end, mut last) = (0, Vec::new());
+        for entry in &mut *running {
+            end += entry.len as u32;
+            if entry.samples {
+                last.push(end - 1);
+            }
+            if let Answer::Sampled { cache, .. } = &mut entry.row.answer {
+                segments.push(Segment { cache, len: entry.len });
+            }
+        }
+        let residual = self.net.stack().forward(&x, &mut segments)?;
+        let mut logits = if last.is_empty() {
+            Vec::new()
+        } else {
+            let last = Tensor::new(last.as_slice(), residual.device())?;
+            self.net.logits(&residual.index_select(&last, 0)?)?.to_vec2::<f32>()?
+        }
+        .into_iter();
+        for entry in running {
+            let row = &mut entry.row;
+            let mut rows = Vec::new();
+            if row.prefilled < row.spec.prompt.len() as u32 {
+                rows = row.prompt_rows(entry.len as u32);
+                row.prefilled += entry.len as u32;
+            }
+            let mut output = RowOutput::default();
+            if entry.samples {
+                let logits = logits.next().unwrap_or_default();
+                match row.sample(&logits, &mut self.sampler) {
+                    Ok(token) => {
+                        output.sampled = Some(token);
+                        output.finish = row.ends_with(token);
+                        row.finished = output.finish.is_some();
+                        if !row.finished && row.spec.emit.is_some() {
+                            rows.push(token);
+                        }
+                    }
+                    Err(error) => {
+                        row.finished = true;
+                        results[entry.place] = Err(error);
+                        continue;
+                    }
+                }
+            }
+            output.emit = embedded(&self.net, &rows)?;
+            results[entry.place] = Ok(output);
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    /// Of the next `count` prompt positions those that the talker needs, as tokens.
+    fn prompt_rows(&self, count: u32) -> Vec<u32> {
+        let (from, to) = (self.prefilled, self.prefilled + count);
+        let ranges = self.spec.emit.iter().flat_map(|ranges| ranges.iter());
+        let inside = ranges.flat_map(|range| range.start.max(from)..range.end.min(to));
+        inside.map(|at| self.spec.prompt[at as usize]).collect()
+    }
+
+    fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, ModelError> {
+        let Answer::Sampled { history, count, last, .. } = &mut self.answer else {
+            return refused("a row that follows text was asked to sample");
+        };
+        let number = uniform(self.spec.seed, Domain::Thinker, *count, 0);
+        let token = sampler.sample(logits, &self.spec.sampling, history, &Suppress::NONE, number)?;
+        history.push(token);
+        *count += 1;
+        *last = token;
+        Ok(token)
+    }
+
+    fn ends_with(&self, token: u32) -> Option<Finish> {
+        let Answer::Sampled { count, .. } = &self.answer else { return None };
+        if self.spec.eos.contains(&token) {
+            Some(Finish::Stop)
+        } else {
+            (*count >= self.spec.max_tokens).then_some(Finish::Length)
+        }
+    }
+}
+
+fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
+    match tokens.iter().find(|token| **token >= vocabulary) {
+        Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),
+        None => Ok(()),
+    }
+}
+
+fn embedded(net: &Thinker, tokens: &[u32]) -> Result<Emit, ModelError> {
+    if tokens.is_empty() { Ok(Emit::None) } else { Ok(Emit::Rows(net.embed(tokens)?)) }
+}
