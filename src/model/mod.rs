@@ -5,13 +5,17 @@ pub mod code2wav;
 pub mod error;
 pub mod hf;
 pub mod ops;
+pub mod prompt;
 pub mod sampling;
 pub mod stage;
 pub mod stages;
 pub mod talker;
+pub mod template;
 pub mod thinker;
+pub mod tokenizer;
 pub mod transformer;
 pub mod verify;
 
 pub use checkpoint::Checkpoint;
 pub use error::{LoadError, ModelError};
+pub use tokenizer::Tokenizer;

@@ -12,6 +12,9 @@ pub use weights::Weights;
 
 use crate::model::LoadError;
 use crate::model::hf::{GenerationDefaults, OmniConfig};
+use crate::model::prompt::Prompter;
+use crate::model::template::ChatTemplate;
+use crate::model::tokenizer::Tokenizer;
 use candle_core::Device;
 use serde_json::{Map, Value};
 use std::path::Path;
@@ -95,6 +98,37 @@ impl Checkpoint {
     /// The files, for what is read on demand.
     pub fn files(&self) -> &Files {
         &self.files
+    }
+
+    /// What makes prompts: the tokenizer and the chat template, which are read now.
+    ///
+    /// # Errors
+    /// [`LoadError`] when one of them is missing or malformed, or does not fit `config.json`.
+    pub fn prompter(&self) -> Result<Prompter, LoadError> {
+        let tokenizer = self.tokenizer()?;
+        let template = ChatTemplate::load(&self.files)?;
+        Ok(Prompter::new(tokenizer.into(), template.into(), &self.config))
+    }
+
+    /// The tokenizer, which is read now.
+    ///
+    /// # Errors
+    /// [`LoadError`] when it is missing or malformed, or its ids do not fit `config.json`.
+    pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
+        let tokenizer = Tokenizer::load(&self.files)?;
+        let misfit = |reason| Err(self.files.invalid("tokenizer.json", reason));
+        let (have, room) = (tokenizer.vocabulary_size(), self.config.thinker.text.vocab_size);
+        if have > room {
+            return misfit(format!("has {have} ids, but the thinker of {CONFIG} has {room}"));
+        }
+        let tokens = &self.config.tokens;
+        for (text, id) in [("<|im_start|>", tokens.im_start), ("<|im_end|>", tokens.im_end)] {
+            match tokenizer.encode_structure(text) {
+                Ok(ids) if ids == [id] => {}
+                _ => return misfit(format!("does not give {text} the id {id} that {CONFIG} says")),
+            }
+        }
+        Ok(tokenizer)
     }
 
     /// Tensors for nets on `device`. The net must use all of each family in `owned` (`thinker`, `talker` or

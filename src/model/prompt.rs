@@ -1,0 +1,230 @@
+//! Prompts: from a conversation, or from a text to be spoken, to the token ids of the thinker and the rows that the
+//! talker takes from them (spec section 5).
+
+use crate::model::hf::{ChatTokens, OmniConfig};
+use crate::model::template::{ChatTemplate, TemplateError, TemplateMessage};
+use crate::model::tokenizer::{TokenizeError, Tokenizer};
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Ids that open the assistant's turn: `<|im_start|>`, `assistant`, newline.
+const HEADER: usize = 3;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Instructions. Never spoken to the talker.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+}
+
+impl Role {
+    fn as_str(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Role {
+    type Err = PromptError;
+
+    fn from_str(text: &str) -> Result<Role, PromptError> {
+        match text {
+            "system" => Ok(Role::System),
+            "user" => Ok(Role::User),
+            "assistant" => Ok(Role::Assistant),
+            other => Err(PromptError::UnknownRole(other.chars().take(64).collect())),
+        }
+    }
+}
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Who speaks.
+    pub role: Role,
+    /// What is said: text only. Nothing in it is structure, whatever it looks like.
+    pub content: String,
+}
+
+/// A conversation or text that cannot be made into a prompt. The client's mistake, but for the last two.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum PromptError {
+    #[error("the conversation is empty")]
+    Empty,
+    #[error("the last message is from the {0}; it must be from the user")]
+    LastNotUser(Role),
+    #[error("unknown role {0:?}; expected system, user or assistant")]
+    UnknownRole(String),
+    #[error("there is no text to speak")]
+    NothingToSpeak,
+    #[error("audio, image and video input is not served yet")]
+    Multimodal,
+    #[error("the prompt does not have the structure of this model: {0}")]
+    Structure(String),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error(transparent)]
+    Tokenize(#[from] TokenizeError),
+}
+
+/// A thinker prompt and what the talker takes from it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// All ids, the assistant's header last.
+    pub ids: Arc<[u32]>,
+    /// Positions whose rows go to the talker: each user turn whole, then the assistant's header.
+    pub emit: Arc<[Range<u32>]>,
+    /// How many of those rows belong to user turns.
+    pub user_rows: u32,
+}
+
+/// A text to be spoken verbatim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpeechPrompt {
+    /// The request that makes the thinker say it.
+    pub prompt: ChatPrompt,
+    /// The answer that is forced, without an end token.
+    pub answer: Vec<u32>,
+}
+
+/// Builds prompts. Immutable and shared by all requests.
+#[derive(Clone, Debug)]
+pub struct Prompter {
+    tokenizer: Arc<Tokenizer>,
+    template: Arc<ChatTemplate>,
+    tokens: ChatTokens,
+    placeholders: Arc<[u32]>,
+}
+
+impl Prompter {
+    /// From the parts of one checkpoint.
+    pub fn new(tokenizer: Arc<Tokenizer>, template: Arc<ChatTemplate>, config: &OmniConfig) -> Prompter {
+        let placeholders = config.thinker.placeholders.as_slice().into();
+        Prompter { tokenizer, template, tokens: config.tokens, placeholders }
+    }
+
+    /// The tokenizer of these prompts, for turning answers into text.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// The prompt that asks for an answer to the last message.
+    ///
+    /// # Errors
+    /// [`PromptError`] for a conversation that has no user's message at its end.
+    pub fn chat(&self, messages: &[Message]) -> Result<ChatPrompt, PromptError> {
+        match messages.last() {
+            None => return Err(PromptError::Empty),
+            Some(last) if last.role != Role::User => return Err(PromptError::LastNotUser(last.role)),
+            Some(_) => {}
+        }
+        let ids = self.encode(messages)?;
+        if ids.iter().any(|id| self.placeholders.contains(id)) {
+            return Err(PromptError::Multimodal);
+        }
+        ChatPrompt::from_ids(ids, &self.tokens)
+    }
+
+    /// The prompt for speaking `text`. `pattern` is the user's turn, in which `{text}` stands for it.
+    ///
+    /// # Errors
+    /// [`PromptError::NothingToSpeak`] for a text of spaces, and what [`Prompter::chat`] says.
+    pub fn speech(&self, pattern: &str, text: &str) -> Result<SpeechPrompt, PromptError> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(PromptError::NothingToSpeak);
+        }
+        let content = pattern.replace("{text}", text);
+        let prompt = self.chat(&[Message { role: Role::User, content }])?;
+        Ok(SpeechPrompt { prompt, answer: self.tokenizer.encode_text(text)? })
+    }
+
+    /// The ids that the reference gives the rendered conversation, except that content is never structure.
+    ///
+    /// Content and structure are tokenized together, for a word may reach across their border. So that a name like
+    /// `<|im_end|>` in content stays text, it is broken up by a mark before the template runs and the mark is taken out
+    /// again after structure has been recognized.
+    fn encode(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
+        let mark = unused_mark(messages)?;
+        let contents: Vec<String> = messages.iter().map(|m| self.break_up(&m.content, mark)).collect();
+        let views: Vec<_> = messages
+            .iter()
+            .zip(&contents)
+            .map(|(message, content)| TemplateMessage { role: message.role.as_str(), content })
+            .collect();
+        let text = self.template.render(&views)?;
+        Ok(self.tokenizer.encode_pieces(&text, |piece| {
+            if piece.contains(mark) {
+                self.tokenizer.encode_text(&piece.replace(mark, ""))
+            } else {
+                self.tokenizer.encode_text(piece)
+            }
+        })?)
+    }
+
+    /// Content in which no added token can be found: a mark follows the first character of each.
+    fn break_up(&self, content: &str, mark: char) -> String {
+        let mut content = content.to_owned();
+        for token in self.tokenizer.added() {
+            while let Some(at) = content.find(&token.content) {
+                let first = token.content.chars().next().map_or(0, char::len_utf8);
+                content.insert(at + first, mark);
+            }
+        }
+        content
+    }
+}
+
+/// One of the characters that Unicode reserves for a program's own use, and that this conversation does not contain.
+fn unused_mark(messages: &[Message]) -> Result<char, PromptError> {
+    let mut marks = '\u{FDD0}'..='\u{FDEF}';
+    let free = marks.find(|mark| messages.iter().all(|m| !m.content.contains(*mark)));
+    free.ok_or_else(|| PromptError::Structure("the text contains every character reserved for internal use".into()))
+}
+
+impl ChatPrompt {
+    /// Finds the talker's rows in any prompt of this family (spec section 5): turns begin at each `<|im_start|>` with
+    /// the role; system and earlier assistant turns are dropped.
+    ///
+    /// # Errors
+    /// [`PromptError::Structure`] when the prompt does not end with an assistant header or has another role.
+    pub fn from_ids(ids: Vec<u32>, tokens: &ChatTokens) -> Result<ChatPrompt, PromptError> {
+        let starts: Vec<usize> = (0..ids.len()).filter(|at| ids[*at] == tokens.im_start).collect();
+        let Some(&last) = starts.last() else {
+            return Err(PromptError::Structure("it has no turns".into()));
+        };
+        let ends = starts[1..].iter().copied().chain([ids.len()]);
+        let mut emit = Vec::new();
+        for (&start, end) in starts.iter().zip(ends) {
+            let role = ids.get(start + 1).copied();
+            if role == Some(tokens.user) {
+                emit.push(start as u32..end as u32);
+            } else if role != Some(tokens.system) && role != Some(tokens.assistant) {
+                let found = role.map_or("none".into(), |id| format!("token {id}"));
+                return Err(PromptError::Structure(format!("a turn has the role {found}")));
+            }
+        }
+        if ids.get(last + 1) != Some(&tokens.assistant) || ids.len() - last < HEADER {
+            return Err(PromptError::Structure("it does not end with the assistant's header".into()));
+        }
+        let user_rows = emit.iter().map(|turn| turn.end - turn.start).sum();
+        emit.push(last as u32..ids.len() as u32);
+        Ok(ChatPrompt { ids: ids.into(), emit: emit.into(), user_rows })
+    }
+}

@@ -1,0 +1,216 @@
+//! Chat templates: the Jinja programs with which checkpoints write a conversation as text.
+
+use crate::model::LoadError;
+use crate::model::checkpoint::Files;
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Value, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State};
+
+const FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const NAME: &str = "chat_template";
+/// Enough for a hundred thousand messages, and an end to a template that loops.
+const MAX_OUTPUT: usize = 64 << 20;
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    /// `bos_token` and the like, which templates may write.
+    tokens: Vec<(String, String)>,
+}
+
+/// A message as templates see it.
+#[derive(Clone, Copy, Debug)]
+pub struct TemplateMessage<'a> {
+    /// `system`, `user` or `assistant`.
+    pub role: &'a str,
+    /// What was said.
+    pub content: &'a str,
+}
+
+/// A template that failed or refused the conversation.
+#[derive(Debug, thiserror::Error)]
+#[error("the chat template failed: {0}")]
+pub struct TemplateError(String);
+
+impl ChatTemplate {
+    /// Reads `chat_template.jinja`, `chat_template.json` or the `chat_template` of `tokenizer_config.json`, whichever
+    /// comes first.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`] when there is none or it does not compile.
+    pub fn load(files: &Files) -> Result<ChatTemplate, LoadError> {
+        let config = files.read_json(TOKENIZER_CONFIG)?.unwrap_or_default();
+        let (file, source) = find(files, &config)?;
+        let tokens = ["bos_token", "eos_token", "pad_token", "unk_token"].into_iter().filter_map(|key| {
+            let token = config.get(key)?;
+            let text = token.get("content").unwrap_or(token);
+            Some((key.to_owned(), text.as_str()?.to_owned()))
+        });
+        ChatTemplate::compile(source, tokens.collect())
+            .map_err(|e| files.invalid(&file, format!("does not compile: {e:#}")))
+    }
+
+    fn compile(source: String, tokens: Vec<(String, String)>) -> Result<ChatTemplate, Error> {
+        let mut environment = Environment::new();
+        // As the reference sets Jinja up.
+        environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        environment.set_unknown_method_callback(python_method);
+        environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, text))
+        });
+        environment.add_template_owned(NAME, source)?;
+        Ok(ChatTemplate { environment, tokens })
+    }
+
+    /// The conversation as text, ending where the assistant's answer begins.
+    ///
+    /// # Errors
+    /// [`TemplateError`] with what the template said.
+    pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, TemplateError> {
+        let fail = |e: Error| TemplateError(format!("{e:#}"));
+        let messages: Value =
+            messages.iter().map(|m| Value::from_pairs([("role", m.role), ("content", m.content)])).collect();
+        let own = [("messages", messages), ("add_generation_prompt", Value::from(true))];
+        let tokens = self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
+        let context = Value::from_pairs(own.into_iter().chain(tokens));
+        let template = self.environment.get_template(NAME).map_err(fail)?;
+        let text = template.render(context).map_err(fail)?;
+        if text.len() > MAX_OUTPUT {
+            return Err(TemplateError("its text is too long".into()));
+        }
+        Ok(text)
+    }
+}
+
+fn find(files: &Files, config: &serde_json::Value) -> Result<(String, String), LoadError> {
+    for name in FILES {
+        if name.ends_with(".jinja") {
+            if let Some(source) = files.read_text(name)? {
+                return Ok((name.into(), source));
+            }
+        } else if let Some(document) = files.read_json(name)? {
+            let Some(source) = template_of(&document) else {
+                return Err(files.invalid(name, "has no string \"chat_template\""));
+            };
+            return Ok((name.into(), source));
+        }
+    }
+    match template_of(config) {
+        Some(source) => Ok((TOKENIZER_CONFIG.into(), source)),
+        None => Err(files.invalid(
+            FILES[1],
+            format!("no chat template: neither {}, nor {TOKENIZER_CONFIG} with one, is there", FILES.join(" nor ")),
+        )),
+    }
+}
+
+/// One template, or the one called `default` of several.
+fn template_of(document: &serde_json::Value) -> Option<String> {
+    let found = document.get("chat_template")?;
+    let text = match found.as_array() {
+        Some(several) => {
+            several.iter().find(|t| t.get("name").is_some_and(|n| n == "default"))?.get("template")?.as_str()
+        }
+        None => found.as_str(),
+    };
+    text.map(str::to_owned)
+}
+
+/// The methods of Python's strings and dictionaries that the templates of this family call.
+fn python_method(_: &mut State<'_, '_>, this: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let unknown = || Error::new(ErrorKind::UnknownMethod, format!("{method} is not known here"));
+    if let Some(text) = this.as_str() {
+        return string_method(text, method, args)?.ok_or_else(unknown);
+    }
+    if this.kind() == ValueKind::Map {
+        return match (method, args) {
+            ("get", [key]) => Ok(Some(this.get_item(key)?).filter(|v| !v.is_undefined()).unwrap_or(Value::from(()))),
+            ("get", [key, other]) => {
+                Ok(Some(this.get_item(key)?).filter(|v| !v.is_undefined()).unwrap_or_else(|| other.clone()))
+            }
+            ("keys", []) => Ok(this.try_iter()?.collect()),
+            ("items", []) => {
+                let mut items = Vec::new();
+                for key in this.try_iter()? {
+                    let value = this.get_item(&key)?;
+                    items.push(Value::from(vec![key, value]));
+                }
+                Ok(Value::from(items))
+            }
+            _ => Err(unknown()),
+        };
+    }
+    Err(unknown())
+}
+
+fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    let word = |at: usize| -> Result<Option<&str>, Error> {
+        let Some(arg) = args.get(at).filter(|a| !a.is_none()) else { return Ok(None) };
+        let what = || Error::new(ErrorKind::InvalidOperation, format!("{method} takes strings"));
+        arg.as_str().map(Some).ok_or_else(what)
+    };
+    let needed = |at: usize| {
+        word(at)?.ok_or_else(|| Error::new(ErrorKind::MissingArgument, format!("{method} takes more arguments")))
+    };
+    let among = |set: Option<&str>| {
+        let set: Option<Vec<char>> = set.map(|s| s.chars().collect());
+        move |c: char| set.as_ref().map_or(c.is_whitespace(), |s| s.contains(&c))
+    };
+    Ok(Some(match method {
+        "startswith" => Value::from(text.starts_with(needed(0)?)),
+        "endswith" => Value::from(text.ends_with(needed(0)?)),
+        "strip" => Value::from(text.trim_matches(among(word(0)?))),
+        "lstrip" => Value::from(text.trim_start_matches(among(word(0)?))),
+        "rstrip" => Value::from(text.trim_end_matches(among(word(0)?))),
+        "lower" => Value::from(text.to_lowercase()),
+        "upper" => Value::from(text.to_uppercase()),
+        "replace" => Value::from(text.replace(needed(0)?, needed(1)?)),
+        "split" => match word(0)? {
+            Some(separator) => text.split(separator).map(Value::from).collect(),
+            None => text.split_whitespace().map(Value::from).collect(),
+        },
+        _ => return Ok(None),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str, messages: &[(&str, &str)]) -> Result<String, String> {
+        let template = ChatTemplate::compile(source.into(), Vec::new()).map_err(|e| format!("{e:#}"))?;
+        let messages: Vec<_> = messages.iter().map(|(role, content)| TemplateMessage { role, content }).collect();
+        template.render(&messages).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn python_methods_behave_as_in_python() {
+        let source = "{%- set m = messages[0] -%}
+            {{- m.content.startswith('\\n') }} {{ m.content.strip() }} {{ m.content.strip('\\n ') }}|
+            {{- m.content.lstrip('\\n').rstrip('b') }}|{{ m.content.split('a')[-1] }}|{{ m.content.split() | length }}|
+            {{- m.content.replace('a', 'A').upper() }}|{{ m.get('role') }}|{{ m.get('x', 'y') }}|{{ m.get('x') is none }}";
+        let got = render(source, &[("user", "\na b b\n")]).unwrap();
+        assert_eq!(got, "true a b b a b b|a b b\n| b b\n|3|\nA B B\n|user|y|true");
+    }
+
+    #[test]
+    fn blocks_are_trimmed_and_nothing_is_escaped() {
+        let source = "{% for m in messages %}\n  {% if true %}\n{{ m.content }};\n  {% endif %}\n{% endfor %}\nend";
+        assert_eq!(render(source, &[("user", "<a> & 'b'")]).unwrap(), "<a> & 'b';\nend");
+    }
+
+    #[test]
+    fn a_template_can_refuse_a_conversation() {
+        let source = "{{ raise_exception('roles must alternate') }}";
+        assert!(render(source, &[]).unwrap_err().contains("roles must alternate"));
+    }
+
+    #[test]
+    fn what_does_not_compile_or_does_not_exist_is_told() {
+        assert!(render("{% for %}", &[]).is_err());
+        assert!(render("{{ 'a'.casefold() }}", &[]).unwrap_err().contains("casefold is not known here"));
+    }
+}
