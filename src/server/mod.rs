@@ -1,1 +1,36 @@
-//! server
+//! The HTTP and WebSocket surface. It knows the engine only as [`Service`](crate::engine::Service), owns the sockets, and
+//! never buffers more of an answer than one chunk: a client that stops reading stops its own request only.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `listen` | sockets: connection limit, timeouts, drain |
+//! | `app` | routes and shared state |
+//! | `speech`, `speech_request` | `POST /v1/audio/speech` |
+//! | `chat`, `chat_request` | `POST /v1/chat/completions` |
+//! | `ws`, `ws_protocol`, `ws_input` | `WS /v1/audio/speech/stream` |
+//! | `meta` | models, voices, health, readiness, metrics, the page |
+//! | `answer` | a request's events as the routes need them |
+//! | `audio`, `sse`, `fields`, `body`, `error` | encodings |
+//!
+//! `docs/api.md` describes what a client sees.
+
+mod answer;
+mod app;
+mod audio;
+mod body;
+mod chat;
+mod chat_request;
+mod error;
+mod fields;
+mod io;
+mod listen;
+mod meta;
+mod sampling;
+mod speech;
+mod speech_request;
+mod sse;
+mod ws;
+mod ws_input;
+mod ws_protocol;
+
+pub use listen::{ServeError, Server};

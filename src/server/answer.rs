@@ -1,0 +1,79 @@
+//! A request's events as the routes need them: nothing is sent before the first one that carries content, so that a
+//! failure until then is still an HTTP status.
+
+use super::error::ApiError;
+use crate::engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
+use crate::ids::RequestId;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+/// What a route sends on.
+#[derive(Debug)]
+pub(super) enum Piece {
+    Text(String),
+    Audio(AudioChunk),
+    Finished { reason: FinishReason, usage: Usage },
+}
+
+/// An accepted request whose first piece is there. Dropping it aborts the request.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub id: RequestId,
+    pub seed: u64,
+    first: Option<Piece>,
+    rest: ResponseStream,
+}
+
+impl Answer {
+    /// Waits for the first piece.
+    pub async fn begin(mut stream: ResponseStream) -> Result<Answer, ApiError> {
+        let (id, seed) = match stream.next().await {
+            Some(Event::Started { id, seed }) => (id, seed),
+            Some(Event::Failed(error)) => return Err(error.into()),
+            _ => return Err(ended_early()),
+        };
+        let mut answer = Answer { id, seed, first: None, rest: stream };
+        answer.first = Some(answer.next().await?);
+        Ok(answer)
+    }
+
+    /// The next piece. Not to be called again after [`Piece::Finished`] or an error.
+    pub async fn next(&mut self) -> Result<Piece, ApiError> {
+        if let Some(first) = self.first.take() {
+            return Ok(first);
+        }
+        match self.rest.next().await {
+            Some(Event::Text(text)) => Ok(Piece::Text(text)),
+            Some(Event::Audio(chunk)) => Ok(Piece::Audio(chunk)),
+            Some(Event::Finished { reason, usage }) => Ok(Piece::Finished { reason, usage }),
+            Some(Event::Failed(error)) => Err(error.into()),
+            Some(Event::Started { .. }) | None => Err(ended_early()),
+        }
+    }
+
+    /// Headers that every answer carries: its name and the seed that makes it again.
+    pub fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        let id = self.id.to_string();
+        if let Ok(id) = HeaderValue::from_str(&id) {
+            headers.insert(HeaderName::from_static("x-request-id"), id);
+        }
+        headers.insert(HeaderName::from_static("x-seed"), HeaderValue::from(self.seed));
+        headers
+    }
+}
+
+fn ended_early() -> ApiError {
+    ApiError::internal("the answer ended before it was complete")
+}
+
+/// Lists fields that were not understood, so that a typo can be found.
+pub(super) fn note_ignored(headers: &mut HeaderMap, ignored: &[String]) {
+    // Names come from the client: only what a header can carry, and not too many.
+    let plain = |name: &&String| name.bytes().all(|byte| byte.is_ascii_graphic()) && name.len() <= 64;
+    let names: Vec<&str> = ignored.iter().filter(plain).take(16).map(String::as_str).collect();
+    if let Ok(value) = HeaderValue::from_str(&names.join(", "))
+        && !names.is_empty()
+    {
+        headers.insert(HeaderName::from_static("x-ignored-fields"), value);
+    }
+}

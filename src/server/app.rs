@@ -1,0 +1,125 @@
+//! Shared state and the table of routes.
+
+use super::error::ApiError;
+use super::{chat, meta, speech, ws};
+use crate::config::{LimitsConfig, ServerConfig};
+use crate::engine::Service;
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio_util::sync::CancellationToken;
+
+/// What every handler may look at.
+pub(super) struct App {
+    pub service: Arc<dyn Service>,
+    pub limits: LimitsConfig,
+    pub max_body_bytes: usize,
+    pub read_timeout: Duration,
+    /// Renders the Prometheus page.
+    pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Unix seconds.
+    pub started: u64,
+    /// Cancelled when the server begins to drain.
+    pub stopping: CancellationToken,
+}
+
+impl App {
+    pub fn new(
+        service: Arc<dyn Service>,
+        config: &ServerConfig,
+        limits: &LimitsConfig,
+        metrics: impl Fn() -> String + Send + Sync + 'static,
+    ) -> App {
+        App {
+            service,
+            limits: limits.clone(),
+            max_body_bytes: config.max_body_bytes,
+            read_timeout: config.read_timeout,
+            metrics: Box::new(metrics),
+            started: unix_seconds(),
+            stopping: CancellationToken::new(),
+        }
+    }
+
+    /// A request may name the model; then it must be the one that is served.
+    pub fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        let served = &self.service.info().id;
+        match asked {
+            Some(asked) if asked != served => Err(ApiError::unknown_model(asked, served)),
+            _ => Ok(()),
+        }
+    }
+
+    /// A voice of the checkpoint in any case, or an error that lists them. The engine would refuse it too; asking here
+    /// lets a WebSocket session learn it before it sends text.
+    pub fn check_voice(&self, param: &str, asked: Option<&str>) -> Result<Option<String>, ApiError> {
+        let Some(asked) = asked else { return Ok(None) };
+        let info = self.service.info();
+        let lower = asked.to_lowercase();
+        if info.voices.contains(&lower) {
+            return Ok(Some(lower));
+        }
+        let message = format!("{param}: there is no voice {asked:?}; choose one of: {}", info.voices.join(", "));
+        Err(ApiError::invalid(param, message))
+    }
+
+    /// The limit on text, in characters.
+    pub fn check_length(&self, param: &str, chars: usize) -> Result<(), ApiError> {
+        let limit = self.limits.max_input_chars;
+        if chars <= limit {
+            return Ok(());
+        }
+        let message = format!("{param}: {chars} characters are more than the limit of {limit}");
+        Err(ApiError { code: "text_too_long", ..ApiError::invalid(param, message) })
+    }
+}
+
+/// Now.
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// Every route.
+pub(super) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(meta::page))
+        .route("/health", get(meta::health))
+        .route("/ready", get(meta::ready))
+        .route("/metrics", get(meta::metrics))
+        .route("/v1/models", get(meta::models))
+        .route("/v1/models/{*id}", get(meta::model))
+        .route("/v1/audio/voices", get(meta::voices))
+        .route("/v1/audio/speech", post(speech::speech))
+        .route("/v1/audio/speech/stream", get(ws::connect))
+        .route("/v1/chat/completions", post(chat::completions))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn(common))
+        .with_state(app)
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let message = format!("there is nothing at {}; docs/api.md lists the routes", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+async fn wrong_method(request: Request) -> Response {
+    if request.method() == Method::OPTIONS {
+        // axum adds the Allow header. There is no CORS header on purpose: other origins are not let in.
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).into_response()
+}
+
+/// Headers of every response.
+async fn common(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}

@@ -1,0 +1,76 @@
+//! Reads the JSON object of a request within the limits on size and time.
+
+use super::app::App;
+use super::error::ApiError;
+use super::fields::kind;
+use axum::extract::Request;
+use axum::http::{HeaderMap, StatusCode, header};
+use futures::StreamExt;
+use serde_json::{Map, Value};
+
+/// How much of a body that is too large is still read and thrown away, so that the client, busy sending, gets to see
+/// why. Beyond it the connection is closed.
+const DISCARD_LIMIT: usize = 16 << 20;
+
+/// The body as a JSON object.
+pub(super) async fn read_object(app: &App, request: Request) -> Result<Map<String, Value>, ApiError> {
+    check_content_type(request.headers())?;
+    let read = read_bytes(request, app.max_body_bytes);
+    let bytes = tokio::time::timeout(app.read_timeout, read).await.map_err(|_| {
+        let message = format!("the request body did not arrive within {:.1} s", app.read_timeout.as_secs_f32());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
+    })??;
+    parse_object(&bytes)
+}
+
+async fn read_bytes(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
+    let too_large = || {
+        let message = format!("the request body is larger than {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
+    };
+    let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    if announced.is_some_and(|bytes: usize| bytes > limit.saturating_add(DISCARD_LIMIT)) {
+        return Err(too_large());
+    }
+    let mut body = request.into_body().into_data_stream();
+    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(limit));
+    let mut total = 0usize;
+    while let Some(piece) = body.next().await {
+        let piece = piece.map_err(|error| {
+            ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", format!("the request body broke off: {error}"))
+        })?;
+        total = total.saturating_add(piece.len());
+        if total <= limit {
+            bytes.extend_from_slice(&piece);
+        } else if total > limit.saturating_add(DISCARD_LIMIT) {
+            break;
+        }
+    }
+    if total > limit { Err(too_large()) } else { Ok(bytes) }
+}
+
+/// JSON only. Besides clarity this keeps pages of other origins out: a browser sends JSON across origins only after
+/// asking, and we never say yes.
+fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let media_type = value.split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    if media_type == "application/json" || (media_type.starts_with("application/") && media_type.ends_with("+json")) {
+        return Ok(());
+    }
+    let message = match value {
+        "" => "send the header Content-Type: application/json".to_owned(),
+        other => format!("the content type {other:?} is not supported; send JSON with Content-Type: application/json"),
+    };
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
+}
+
+/// Bytes as a JSON object.
+pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+    let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
+    match serde_json::from_slice(bytes) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(other) => Err(bad(format!("expected a JSON object, found {}", kind(&other)))),
+        Err(_) if bytes.is_empty() => Err(bad("the request body is empty; send a JSON object".to_owned())),
+        Err(error) => Err(bad(format!("this is not valid JSON: {error}"))),
+    }
+}

@@ -1,0 +1,140 @@
+//! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`, 4xx for what the client did, 5xx for us.
+
+use crate::engine::{RequestError, SubmitError};
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// An answer that is an error.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ApiError {
+    pub status: StatusCode,
+    /// A stable word that programs may match on.
+    pub code: &'static str,
+    /// What happened and what to do, in one sentence.
+    pub message: String,
+    /// The field at fault, such as `audio.format`.
+    pub param: Option<String>,
+    pub retry_after: Option<Duration>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError { status, code, message: message.into(), param: None, retry_after: None }
+    }
+
+    /// 400 about one field.
+    pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).with_param(param)
+    }
+
+    /// 404 for a model that is not served.
+    pub fn unknown_model(asked: &str, served: &str) -> ApiError {
+        let message = format!("the model {asked:?} does not exist; this server has {served:?}");
+        ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
+    }
+
+    /// 500 for what should not happen.
+    pub fn internal(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    pub fn with_param(self, param: impl Into<String>) -> ApiError {
+        ApiError { param: Some(param.into()), ..self }
+    }
+
+    fn with_retry_after(self, after: Duration) -> ApiError {
+        ApiError { retry_after: Some(after), ..self }
+    }
+
+    /// OpenAI's `type`: which of the two sides has to act.
+    fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_client_error() => "invalid_request_error",
+            _ => "server_error",
+        }
+    }
+
+    /// The inner object: `{message, type, param, code}`.
+    pub fn object(&self) -> Value {
+        json!({ "message": self.message, "type": self.kind(), "param": self.param, "code": self.code })
+    }
+
+    /// The whole body.
+    pub fn body(&self) -> Value {
+        json!({ "error": self.object() })
+    }
+}
+
+/// Whole seconds, at least 1: what `Retry-After` can say.
+pub(super) fn whole_seconds(after: Duration) -> u64 {
+    after.as_secs_f64().ceil().max(1.0) as u64
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(after) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+        }
+        response
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            SubmitError::Invalid { param, .. } => ApiError::invalid(param, message),
+            SubmitError::Full { retry_after, .. } => {
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+                    .with_retry_after(retry_after)
+            }
+            SubmitError::NotReady(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message)
+                .with_retry_after(Duration::from_secs(1)),
+            SubmitError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
+                .with_retry_after(Duration::from_secs(5)),
+        }
+    }
+}
+
+impl From<RequestError> for ApiError {
+    fn from(error: RequestError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            RequestError::StageFailed { .. } => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stage_failed", message)
+                .with_retry_after(Duration::from_secs(1)),
+            RequestError::RowFailed { .. } => {
+                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "request_failed", message)
+            }
+            RequestError::TimedOut(_) => ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message),
+            RequestError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
+                .with_retry_after(Duration::from_secs(5)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_server_says_when_to_come_back() {
+        let full = SubmitError::Full { limit: 4, retry_after: Duration::from_millis(1200) };
+        let response = ApiError::from(full).into_response();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "2");
+    }
+
+    #[test]
+    fn the_shape_is_openais() {
+        let body = ApiError::invalid("voice", "no such voice").body();
+        let expected = json!({"error": {"message": "no such voice", "type": "invalid_request_error", "param": "voice",
+            "code": "invalid_value"}});
+        assert_eq!(body, expected);
+        assert_eq!(ApiError::internal("x").object()["type"], "server_error");
+    }
+}

@@ -1,0 +1,259 @@
+//! Sockets: binding, the limit on connections, timeouts, and the drain at the end.
+
+use super::app::{App, router};
+use super::error::ApiError;
+use super::io::StallGuard;
+use crate::config::{LimitsConfig, ServerConfig};
+use crate::engine::Service;
+use axum::Router;
+use axum::http::StatusCode;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::{debug, info, warn};
+
+/// Bytes of speech that the kernel may hold for a client that stopped reading: 3 s of base64 PCM. With the kernel's own
+/// sizes a paused client would have minutes of speech computed ahead of it.
+const SEND_BUFFER: u32 = 192 << 10;
+/// The same for the HTTP layer; it is also the limit on a request's headers.
+const HTTP_BUFFER: usize = 64 << 10;
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 1024;
+/// Refused connections that are told why at the same time; more are closed at once.
+const MAX_REFUSALS: usize = 64;
+/// How long a refused client may take to read the refusal.
+const REFUSAL_TIME: Duration = Duration::from_secs(1);
+/// After the drain: how long the last bytes may take to leave.
+const FLUSH_TIME: Duration = Duration::from_secs(2);
+/// Pause after the system refused a new connection (out of file descriptors), so that the loop does not spin.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(50);
+
+/// Why the server could not begin.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address is taken or not ours.
+    #[error("cannot listen on {address}: {source}; choose another address with `server.listen`")]
+    Bind {
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// A bound socket that does not answer yet: clients that connect wait.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    address: SocketAddr,
+    config: ServerConfig,
+}
+
+impl Server {
+    /// Takes the configured address. Port 0 lets the system choose; [`Server::local_addr`] tells.
+    ///
+    /// Must be called inside a Tokio runtime.
+    pub fn bind(config: &ServerConfig) -> Result<Server, ServeError> {
+        let listen = || {
+            let socket = match config.listen {
+                SocketAddr::V4(_) => TcpSocket::new_v4()?,
+                SocketAddr::V6(_) => TcpSocket::new_v6()?,
+            };
+            // Accepted sockets inherit the size.
+            socket.set_send_buffer_size(SEND_BUFFER)?;
+            #[cfg(unix)] // elsewhere it would let two servers share a port
+            socket.set_reuseaddr(true)?;
+            socket.bind(config.listen)?;
+            let listener = socket.listen(BACKLOG)?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
+        Ok(Server { listener, address, config: config.clone() })
+    }
+
+    /// Where clients find it.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until `shutdown` resolves, then drains: the engine refuses new requests and lets running ones finish for at
+    /// most `server.drain_grace`; `/health` and `/ready` answer until then. Returns when every connection is closed.
+    ///
+    /// `metrics` renders the page of `/metrics`. Dropping the future stops at once.
+    pub async fn serve(
+        self,
+        service: Arc<dyn Service>,
+        limits: &LimitsConfig,
+        metrics: impl Fn() -> String + Send + Sync + 'static,
+        shutdown: impl Future<Output = ()> + Send,
+    ) {
+        let app = Arc::new(App::new(service.clone(), &self.config, limits, metrics));
+        let connections = Connections {
+            router: router(app.clone()),
+            places: Arc::new(Semaphore::new(self.config.max_connections)),
+            refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
+            max_connections: self.config.max_connections,
+            read_timeout: self.config.read_timeout,
+            stall_limit: limits.stalled_client_timeout,
+            stopping: app.stopping.clone(),
+            closing: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        };
+        // Whatever ends this function ends the connections.
+        let close_all = connections.closing.clone().drop_guard();
+        let drained = async {
+            shutdown.await;
+            info!(grace_s = self.config.drain_grace.as_secs_f32(), "draining");
+            app.stopping.cancel();
+            service.drain(self.config.drain_grace).await;
+        };
+        tokio::select! {
+            () = connections.accept(&self.listener) => {}
+            () = drained => {}
+        }
+        drop(self.listener);
+        connections.tasks.close();
+        if tokio::time::timeout(FLUSH_TIME, connections.tasks.wait()).await.is_err() {
+            warn!(connections = connections.tasks.len(), "closing connections that are still open");
+        }
+        drop(close_all);
+        connections.tasks.wait().await;
+        info!("drained");
+    }
+}
+
+/// What an upgraded connection, which leaves its task, takes along: its place, and its part in the shutdown.
+#[derive(Clone)]
+pub(super) struct ConnectionGuard {
+    _place: Arc<OwnedSemaphorePermit>,
+    _task: TaskTrackerToken,
+    closing: CancellationToken,
+}
+
+impl ConnectionGuard {
+    /// Resolves when the connection must end at once.
+    pub async fn closing(&self) {
+        self.closing.cancelled().await;
+    }
+}
+
+/// The accept loop and what its connections share.
+struct Connections {
+    router: Router,
+    places: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
+    max_connections: usize,
+    read_timeout: Duration,
+    stall_limit: Duration,
+    /// Finish what you do, begin nothing new.
+    stopping: CancellationToken,
+    /// End now.
+    closing: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Connections {
+    /// Never returns.
+    async fn accept(&self, listener: &TcpListener) {
+        loop {
+            let (socket, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_BACKOFF).await;
+                    continue;
+                }
+            };
+            match self.places.clone().try_acquire_owned() {
+                Ok(place) => {
+                    let guard = ConnectionGuard {
+                        _place: Arc::new(place),
+                        _task: self.tasks.token(),
+                        closing: self.closing.clone(),
+                    };
+                    let connection = self.connection(socket, guard.clone());
+                    self.tasks.spawn(async move {
+                        tokio::select! {
+                            () = connection => {}
+                            () = guard.closing() => {}
+                        }
+                    });
+                }
+                Err(_) => {
+                    debug!(%peer, "too many connections");
+                    if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
+                        let refusal = refuse(socket, self.max_connections);
+                        self.tasks.spawn(async move {
+                            let _permit = permit;
+                            // A client that does not read its refusal has had its chance.
+                            let _ = tokio::time::timeout(REFUSAL_TIME, refusal).await;
+                        });
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves one connection until it ends.
+    fn connection(&self, socket: TcpStream, guard: ConnectionGuard) -> impl Future<Output = ()> + Send + 'static {
+        // Chunks are small and must leave at once. A socket that refuses the option is dead anyway.
+        let _ = socket.set_nodelay(true);
+        let io = TokioIo::new(StallGuard::new(socket, self.stall_limit));
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
+        let router = TowerToHyperService::new(self.router.clone());
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(guard.clone());
+            router.call(request)
+        });
+        let connection = http.serve_connection(io, service).with_upgrades();
+        let stopping = self.stopping.clone();
+        async move {
+            let mut connection = std::pin::pin!(connection);
+            let mut told = false;
+            let result = loop {
+                tokio::select! {
+                    result = &mut connection => break result,
+                    () = stopping.cancelled(), if !told => {
+                        told = true;
+                        connection.as_mut().graceful_shutdown();
+                    }
+                }
+            };
+            if let Err(error) = result {
+                debug!(%error, "connection ended");
+            }
+        }
+    }
+}
+
+/// Says why and closes.
+async fn refuse(mut socket: TcpStream, limit: usize) {
+    let message = format!("{limit} connections are open already; try again later");
+    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
+    let body = error.body().to_string();
+    let response = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+         Retry-After: 1\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    if socket.write_all(response.as_bytes()).await.is_err() || socket.shutdown().await.is_err() {
+        return;
+    }
+    // Closing a socket with unread bytes resets it, and the client might never see the answer: read what it sends.
+    let mut discarded = [0; 4096];
+    while matches!(socket.read(&mut discarded).await, Ok(1..)) {}
+}

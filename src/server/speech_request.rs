@@ -1,0 +1,160 @@
+//! The fields of `POST /v1/audio/speech`.
+
+use super::app::App;
+use super::audio::AudioFormat;
+use super::error::ApiError;
+use super::fields::Fields;
+use super::sampling;
+use crate::engine::{SpeechRequest, TextSource};
+use crate::ids::Frames;
+use serde_json::{Map, Value};
+
+/// How the audio is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Delivery {
+    /// One body with its length.
+    Whole,
+    /// Raw bytes as they are made.
+    Raw,
+    /// Server-sent events with base64.
+    Events,
+}
+
+/// A request, understood.
+#[derive(Debug)]
+pub(super) struct SpeechCall {
+    pub request: SpeechRequest,
+    pub format: AudioFormat,
+    pub delivery: Delivery,
+    /// Fields that mean nothing to this server.
+    pub ignored: Vec<String>,
+}
+
+/// Fields besides the sampling ones. Those that name other ways to speak are refused unless empty.
+const FIELDS: [&str; 12] = [
+    "model",
+    "input",
+    "voice",
+    "response_format",
+    "speed",
+    "stream",
+    "stream_format",
+    "seed",
+    "max_new_tokens",
+    "initial_codec_chunk_frames",
+    "ignore_eos",
+    "task_type",
+];
+const REFUSED: [(&str, &str); 6] = [
+    ("instructions", "this model does not follow speaking instructions; leave the field out"),
+    ("instruct", "this model does not follow speaking instructions; leave the field out"),
+    ("ref_audio", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
+    ("ref_text", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
+    ("x_vector_only_mode", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
+    ("speaker_embedding", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
+];
+/// Known to peers, without meaning here: the language follows from the text, and text is always streamed inside.
+const HARMLESS: [&str; 4] = ["language", "non_streaming_mode", "user", "metadata"];
+
+/// Reads a request, or says what is wrong with it.
+pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<SpeechCall, ApiError> {
+    let fields = Fields::top(body);
+    app.check_model(fields.string("model")?)?;
+    let input = fields.string("input")?.ok_or_else(|| fields.missing("input", "the text to speak"))?;
+    if input.trim().is_empty() {
+        return Err(fields.invalid("input", "there is nothing to speak in an empty text"));
+    }
+    app.check_length("input", input.chars().count())?;
+    for (field, why) in REFUSED {
+        fields.refuse(field, why)?;
+    }
+    if let Some(task) = fields.string("task_type")?
+        && !task.eq_ignore_ascii_case("customvoice")
+    {
+        return Err(fields.invalid("task_type", format_args!("{task:?} is not supported; leave the field out")));
+    }
+    let format = format(&fields, "response_format", AudioFormat::Wav)?;
+    let delivery = delivery(&fields, format)?;
+    let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), ..voice_of(app, &fields)? };
+    let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
+    Ok(SpeechCall { request, format, delivery, ignored })
+}
+
+/// The fields that say how to speak, shared with the WebSocket's `session.config`. The text is left empty.
+pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechRequest, ApiError> {
+    let speed = fields.float("speed", 0.25..=4.0)?.unwrap_or(1.0);
+    if speed != 1.0 {
+        return Err(fields.invalid("speed", "only 1.0 is supported; change the speed in the player"));
+    }
+    let max_frames = fields.count("max_new_tokens")?.map(Frames);
+    let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
+    if ignore_eos && max_frames.is_none() {
+        return Err(fields.invalid("ignore_eos", "needs max_new_tokens, the number of frames to make"));
+    }
+    Ok(SpeechRequest {
+        text: TextSource::Whole(String::new()),
+        voice: app.check_voice("voice", fields.string("voice")?)?,
+        speech: sampling::overrides(fields)?,
+        max_frames,
+        ignore_eos,
+        initial_chunk_frames: fields.count("initial_codec_chunk_frames")?.map(Frames),
+        seed: fields.seed()?,
+    })
+}
+
+/// An audio format field.
+pub(super) fn format(fields: &Fields<'_>, field: &str, default: AudioFormat) -> Result<AudioFormat, ApiError> {
+    match fields.string(field)? {
+        None => Ok(default),
+        Some(name) => AudioFormat::parse(name).map_err(|why| fields.invalid(field, why)),
+    }
+}
+
+/// What `stream` and `stream_format` mean together: OpenAI's clients send at most the latter, others the former.
+fn delivery(fields: &Fields<'_>, format: AudioFormat) -> Result<Delivery, ApiError> {
+    let stream = fields.boolean("stream")?;
+    let stream_format = fields.string("stream_format")?;
+    match (stream, stream_format) {
+        (Some(false), Some("sse")) => {
+            Err(fields.invalid("stream_format", "\"sse\" streams, but stream is false; leave one of them out"))
+        }
+        (Some(false), Some("audio") | None) => Ok(Delivery::Whole),
+        (Some(true), None) | (_, Some("sse")) => Ok(Delivery::Events),
+        (_, Some("audio")) => Ok(Delivery::Raw),
+        // A wav file says in front how long it is; bare samples can leave at once.
+        (None, None) if format == AudioFormat::Wav => Ok(Delivery::Whole),
+        (None, None) => Ok(Delivery::Raw),
+        (_, Some(other)) => {
+            Err(fields.invalid("stream_format", format_args!("{other:?} is unknown; ask for \"sse\" or \"audio\"")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn delivered(body: Value, format: AudioFormat) -> Delivery {
+        delivery(&Fields::top(body.as_object().unwrap()), format).unwrap()
+    }
+
+    #[test]
+    fn stream_alone_means_events_as_in_vllm_omni() {
+        assert_eq!(delivered(json!({"stream": true}), AudioFormat::Wav), Delivery::Events);
+        assert_eq!(delivered(json!({"stream": true, "stream_format": "audio"}), AudioFormat::Wav), Delivery::Raw);
+    }
+
+    #[test]
+    fn stream_format_alone_is_enough_as_in_openai() {
+        assert_eq!(delivered(json!({"stream_format": "sse"}), AudioFormat::Pcm), Delivery::Events);
+        assert_eq!(delivered(json!({"stream_format": "audio"}), AudioFormat::Wav), Delivery::Raw);
+    }
+
+    #[test]
+    fn without_either_pcm_flows_and_wav_has_its_length() {
+        assert_eq!(delivered(json!({}), AudioFormat::Pcm), Delivery::Raw);
+        assert_eq!(delivered(json!({}), AudioFormat::Wav), Delivery::Whole);
+        assert_eq!(delivered(json!({"stream": false}), AudioFormat::Pcm), Delivery::Whole);
+    }
+}

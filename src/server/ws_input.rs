@@ -1,0 +1,214 @@
+//! Text that a WebSocket client has sent and the engine has not taken yet, cut into utterances. A plain state machine:
+//! no sockets, no clock.
+
+use std::collections::VecDeque;
+
+/// What comes out, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next<'a> {
+    Text(&'a str),
+    /// The utterance is complete.
+    End,
+}
+
+/// Why text or an end was not taken.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refused {
+    /// More characters are waiting or in this utterance than the limit allows. The utterance is dropped.
+    TooLong,
+    /// An end without any text before it.
+    NoText,
+}
+
+/// The queue.
+#[derive(Debug)]
+pub(super) struct Input {
+    pieces: VecDeque<Option<String>>,
+    /// Limit on the characters of one utterance, and on all that wait.
+    limit: usize,
+    /// Characters of the utterance that is being sent, taken or not.
+    utterance_chars: usize,
+    /// Characters in `pieces`.
+    waiting_chars: usize,
+    /// The utterance being sent has text.
+    open: bool,
+    /// The rest of the utterance being sent is dropped.
+    discarding: bool,
+    /// The client cancelled before it ended its utterance; the end that it may still send means nothing.
+    cancelled: bool,
+}
+
+impl Input {
+    pub fn new(limit: usize) -> Input {
+        let pieces = VecDeque::new();
+        Input { pieces, limit, utterance_chars: 0, waiting_chars: 0, open: false, discarding: false, cancelled: false }
+    }
+
+    /// A piece of text arrived.
+    pub fn push_text(&mut self, text: String) -> Result<(), Refused> {
+        if self.discarding || text.is_empty() {
+            return Ok(());
+        }
+        let chars = text.chars().count();
+        self.cancelled = false;
+        if self.utterance_chars + chars > self.limit || self.waiting_chars + chars > self.limit {
+            self.open = true;
+            self.drop_newest();
+            return Err(Refused::TooLong);
+        }
+        self.open = true;
+        self.utterance_chars += chars;
+        self.waiting_chars += chars;
+        self.pieces.push_back(Some(text));
+        Ok(())
+    }
+
+    /// The client ended its utterance.
+    pub fn push_end(&mut self) -> Result<(), Refused> {
+        let (open, discarding) = (self.open, self.discarding);
+        let cancelled = std::mem::take(&mut self.cancelled);
+        self.open = false;
+        self.discarding = false;
+        self.utterance_chars = 0;
+        match (open, discarding) {
+            (true, false) => self.pieces.push_back(None),
+            (false, false) if !cancelled => return Err(Refused::NoText),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What the engine should get next.
+    pub fn next(&self) -> Option<Next<'_>> {
+        self.pieces.front().map(|piece| piece.as_deref().map_or(Next::End, Next::Text))
+    }
+
+    /// The engine took it.
+    pub fn advance(&mut self) {
+        if let Some(Some(text)) = self.pieces.pop_front() {
+            self.waiting_chars -= text.chars().count();
+        }
+    }
+
+    /// The utterance at the front is over before its text: drops the text up to its end, now or when it comes.
+    pub fn skip_utterance(&mut self) {
+        while let Some(piece) = self.pieces.pop_front() {
+            match piece {
+                Some(text) => self.waiting_chars -= text.chars().count(),
+                None => return,
+            }
+        }
+        self.discarding = self.open;
+    }
+
+    /// Drops everything. What comes next is a new utterance.
+    pub fn cancel(&mut self) {
+        let limit = self.limit;
+        let cancelled = self.open || self.cancelled;
+        *self = Input { cancelled, ..Input::new(limit) };
+    }
+
+    /// The client is still sending the text of an utterance.
+    pub fn is_open(&self) -> bool {
+        self.open && !self.discarding
+    }
+
+    /// Drops the waiting text of the utterance that is being sent, and what follows of it.
+    fn drop_newest(&mut self) {
+        while matches!(self.pieces.back(), Some(Some(_))) {
+            if let Some(Some(text)) = self.pieces.pop_back() {
+                self.waiting_chars -= text.chars().count();
+            }
+        }
+        self.discarding = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drain(input: &mut Input) -> String {
+        let mut out = String::new();
+        while let Some(next) = input.next() {
+            match next {
+                Next::Text(text) => out.push_str(text),
+                Next::End => out.push('|'),
+            }
+            input.advance();
+        }
+        out
+    }
+
+    #[test]
+    fn utterances_come_out_in_order() {
+        let mut input = Input::new(100);
+        for text in ["Hello ", "there."] {
+            input.push_text(text.to_owned()).unwrap();
+        }
+        input.push_end().unwrap();
+        input.push_text("Next".to_owned()).unwrap();
+        assert_eq!(drain(&mut input), "Hello there.|Next");
+        input.push_end().unwrap();
+        assert_eq!(drain(&mut input), "|");
+    }
+
+    #[test]
+    fn an_end_without_text_is_an_error_except_after_a_cancel() {
+        let mut input = Input::new(100);
+        assert_eq!(input.push_end(), Err(Refused::NoText));
+        input.push_text("Hello".to_owned()).unwrap();
+        input.cancel();
+        assert_eq!(input.push_end(), Ok(()));
+        assert_eq!(input.push_end(), Err(Refused::NoText));
+        assert_eq!(drain(&mut input), "");
+    }
+
+    #[test]
+    fn too_long_an_utterance_is_dropped_to_its_end_and_the_next_one_is_not() {
+        let mut input = Input::new(8);
+        input.push_text("12345".to_owned()).unwrap();
+        assert_eq!(input.push_text("6789".to_owned()), Err(Refused::TooLong));
+        assert_eq!(input.push_text("more".to_owned()), Ok(()));
+        assert_eq!(input.push_end(), Ok(()));
+        input.push_text("fine".to_owned()).unwrap();
+        input.push_end().unwrap();
+        assert_eq!(drain(&mut input), "fine|");
+    }
+
+    #[test]
+    fn the_limit_counts_text_that_the_engine_has_taken() {
+        let mut input = Input::new(8);
+        input.push_text("12345".to_owned()).unwrap();
+        input.advance();
+        assert_eq!(input.push_text("6789".to_owned()), Err(Refused::TooLong));
+        assert!(!input.is_open());
+    }
+
+    #[test]
+    fn a_failed_utterance_takes_only_its_own_text_along() {
+        let mut input = Input::new(100);
+        input.push_text("failed".to_owned()).unwrap();
+        input.push_end().unwrap();
+        input.push_text("fine".to_owned()).unwrap();
+        input.skip_utterance();
+        assert_eq!(drain(&mut input), "fine");
+        input.skip_utterance();
+        input.push_text("still the same utterance".to_owned()).unwrap();
+        assert_eq!(input.push_end(), Ok(()));
+        assert_eq!(drain(&mut input), "");
+    }
+
+    #[test]
+    fn cancel_drops_queued_utterances_too() {
+        let mut input = Input::new(100);
+        input.push_text("one".to_owned()).unwrap();
+        input.push_end().unwrap();
+        input.push_text("two".to_owned()).unwrap();
+        input.cancel();
+        assert_eq!(input.next(), None);
+        input.push_text("three".to_owned()).unwrap();
+        input.push_end().unwrap();
+        assert_eq!(drain(&mut input), "three|");
+    }
+}
