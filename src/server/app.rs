@@ -4,8 +4,9 @@ use super::error::ApiError;
 use super::{chat, meta, speech, ws};
 use crate::config::{LimitsConfig, ServerConfig};
 use crate::engine::Service;
+use crate::telemetry::HttpMetrics;
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -20,8 +21,7 @@ pub(super) struct App {
     pub limits: LimitsConfig,
     pub max_body_bytes: usize,
     pub read_timeout: Duration,
-    /// Renders the Prometheus page.
-    pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+    pub metrics: HttpMetrics,
     /// Unix seconds.
     pub started: u64,
     /// Cancelled when the server begins to drain.
@@ -29,18 +29,13 @@ pub(super) struct App {
 }
 
 impl App {
-    pub fn new(
-        service: Arc<dyn Service>,
-        config: &ServerConfig,
-        limits: &LimitsConfig,
-        metrics: impl Fn() -> String + Send + Sync + 'static,
-    ) -> App {
+    pub fn new(service: Arc<dyn Service>, config: &ServerConfig, limits: &LimitsConfig) -> App {
         App {
             service,
             limits: limits.clone(),
             max_body_bytes: config.max_body_bytes,
             read_timeout: config.read_timeout,
-            metrics: Box::new(metrics),
+            metrics: HttpMetrics::new(),
             started: unix_seconds(),
             stopping: CancellationToken::new(),
         }
@@ -84,6 +79,26 @@ pub(super) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
+/// The route of a path as metrics name it: a fixed set, whatever clients ask for.
+fn route_label(path: &str) -> &'static str {
+    const ROUTES: [&str; 9] = [
+        "/",
+        "/health",
+        "/ready",
+        "/metrics",
+        "/v1/models",
+        "/v1/audio/voices",
+        "/v1/audio/speech",
+        "/v1/audio/speech/stream",
+        "/v1/chat/completions",
+    ];
+    match ROUTES.iter().find(|route| **route == path) {
+        Some(route) => route,
+        None if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        None => "other",
+    }
+}
+
 /// Every route.
 pub(super) fn router(app: Arc<App>) -> Router {
     Router::new()
@@ -99,7 +114,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::completions))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn(common))
+        .layer(middleware::from_fn_with_state(app.clone(), common))
         .with_state(app)
 }
 
@@ -117,9 +132,11 @@ async fn wrong_method(request: Request) -> Response {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).into_response()
 }
 
-/// Headers of every response.
-async fn common(request: Request, next: Next) -> Response {
+/// Counts every response and gives it the headers that all have.
+async fn common(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let route = route_label(request.uri().path());
     let mut response = next.run(request).await;
+    app.metrics.response(route, response.status().as_u16());
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response
 }

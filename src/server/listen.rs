@@ -12,6 +12,7 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use metrics::Gauge;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -92,15 +93,14 @@ impl Server {
     /// Serves until `shutdown` resolves, then drains: the engine refuses new requests and lets running ones finish for at
     /// most `server.drain_grace`; `/health` and `/ready` answer until then. Returns when every connection is closed.
     ///
-    /// `metrics` renders the page of `/metrics`. Dropping the future stops at once.
+    /// Dropping the future stops at once.
     pub async fn serve(
         self,
         service: Arc<dyn Service>,
         limits: &LimitsConfig,
-        metrics: impl Fn() -> String + Send + Sync + 'static,
         shutdown: impl Future<Output = ()> + Send,
     ) {
-        let app = Arc::new(App::new(service.clone(), &self.config, limits, metrics));
+        let app = Arc::new(App::new(service.clone(), &self.config, limits));
         let connections = Connections {
             router: router(app.clone()),
             places: Arc::new(Semaphore::new(self.config.max_connections)),
@@ -108,6 +108,7 @@ impl Server {
             max_connections: self.config.max_connections,
             read_timeout: self.config.read_timeout,
             stall_limit: limits.stalled_client_timeout,
+            open: app.metrics.connections.clone(),
             stopping: app.stopping.clone(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -138,9 +139,28 @@ impl Server {
 /// What an upgraded connection, which leaves its task, takes along: its place, and its part in the shutdown.
 #[derive(Clone)]
 pub(super) struct ConnectionGuard {
-    _place: Arc<OwnedSemaphorePermit>,
+    _place: Arc<Place>,
     _task: TaskTrackerToken,
     closing: CancellationToken,
+}
+
+/// One of the connections that may be open. Counted in the metrics while it lives.
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    open: Gauge,
+}
+
+impl Place {
+    fn new(permit: OwnedSemaphorePermit, open: &Gauge) -> Place {
+        open.increment(1.0);
+        Place { _permit: permit, open: open.clone() }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.decrement(1.0);
+    }
 }
 
 impl ConnectionGuard {
@@ -158,6 +178,7 @@ struct Connections {
     max_connections: usize,
     read_timeout: Duration,
     stall_limit: Duration,
+    open: Gauge,
     /// Finish what you do, begin nothing new.
     stopping: CancellationToken,
     /// End now.
@@ -178,9 +199,9 @@ impl Connections {
                 }
             };
             match self.places.clone().try_acquire_owned() {
-                Ok(place) => {
+                Ok(permit) => {
                     let guard = ConnectionGuard {
-                        _place: Arc::new(place),
+                        _place: Arc::new(Place::new(permit, &self.open)),
                         _task: self.tasks.token(),
                         closing: self.closing.clone(),
                     };
@@ -214,6 +235,10 @@ impl Connections {
         let io = TokioIo::new(StallGuard::new(socket, self.stall_limit));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
+        // While draining, a new connection gets one answer, so that `/ready` can say what is going on. (A graceful
+        // shutdown before the first request would close it without any.)
+        let mut told = self.stopping.is_cancelled();
+        http.keep_alive(!told);
         let router = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(guard.clone());
@@ -223,7 +248,6 @@ impl Connections {
         let stopping = self.stopping.clone();
         async move {
             let mut connection = std::pin::pin!(connection);
-            let mut told = false;
             let result = loop {
                 tokio::select! {
                     result = &mut connection => break result,
@@ -240,7 +264,7 @@ impl Connections {
     }
 }
 
-/// Says why and closes.
+/// Hears the request out, says why not, and closes.
 async fn refuse(mut socket: TcpStream, limit: usize) {
     let message = format!("{limit} connections are open already; try again later");
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
@@ -250,10 +274,18 @@ async fn refuse(mut socket: TcpStream, limit: usize) {
          Retry-After: 1\r\nConnection: close\r\n\r\n{body}",
         body.len()
     );
+    // Clients take an answer to a request that they have not sent for garbage: read its head first.
+    let mut head = Vec::new();
+    let mut piece = [0; 4096];
+    while head.len() < HTTP_BUFFER && !head.windows(4).any(|window| window == b"\r\n\r\n") {
+        match socket.read(&mut piece).await {
+            Ok(count @ 1..) => head.extend_from_slice(&piece[..count]),
+            _ => return,
+        }
+    }
     if socket.write_all(response.as_bytes()).await.is_err() || socket.shutdown().await.is_err() {
         return;
     }
-    // Closing a socket with unread bytes resets it, and the client might never see the answer: read what it sends.
-    let mut discarded = [0; 4096];
-    while matches!(socket.read(&mut discarded).await, Ok(1..)) {}
+    // Closing a socket with unread bytes resets it, and the client might never see the answer: read the rest.
+    while matches!(socket.read(&mut piece).await, Ok(1..)) {}
 }

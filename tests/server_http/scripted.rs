@@ -1,0 +1,187 @@
+//! A [`Service`] that answers as a test tells it to, for what a real engine cannot be made to do on demand.
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use omni_actors::engine::*;
+use omni_actors::ids::{Frames, RequestId, StageName};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// The seed that every scripted answer reports: larger than a double can hold exactly.
+pub const SEED: u64 = 9_007_199_254_740_993;
+
+/// A request that reached the engine, in the hands of the test.
+pub struct Call {
+    pub asked: Asked,
+    /// Room for one event, so that a reader who pauses is noticed at once.
+    pub events: flume::Sender<Event>,
+    /// Resolves when the server let go of the stream.
+    pub dropped: oneshot::Receiver<()>,
+}
+
+pub enum Asked {
+    Chat(GenerateRequest),
+    Speech(SpeechRequest),
+}
+
+impl Call {
+    pub fn speech(&self) -> &SpeechRequest {
+        match &self.asked {
+            Asked::Speech(request) => request,
+            Asked::Chat(_) => panic!("expected a speech request"),
+        }
+    }
+
+    pub fn chat(&self) -> &GenerateRequest {
+        match &self.asked {
+            Asked::Chat(request) => request,
+            Asked::Speech(_) => panic!("expected a chat request"),
+        }
+    }
+
+    /// The whole or streamed text of a speech request; a streamed one is read to its end.
+    pub async fn text(&self) -> String {
+        match &self.speech().text {
+            TextSource::Whole(text) => text.clone(),
+            TextSource::Streamed(pieces) => {
+                let mut text = String::new();
+                while let Ok(piece) = pieces.recv_async().await {
+                    text.push_str(&piece);
+                }
+                text
+            }
+        }
+    }
+
+    pub async fn started(&self) {
+        self.send(Event::Started { id: RequestId(7), seed: SEED }).await;
+    }
+
+    /// `count` samples of the constant 0.5.
+    pub async fn audio(&self, count: usize) {
+        self.send(Event::Audio(AudioChunk { samples: vec![0.5; count].into(), frames: Frames(1) })).await;
+    }
+
+    pub async fn text_delta(&self, text: &str) {
+        self.send(Event::Text(text.to_owned())).await;
+    }
+
+    pub async fn finish(&self) {
+        let usage = Usage { prompt_tokens: 5, text_tokens: 3, frames: Frames(2) };
+        self.send(Event::Finished { reason: FinishReason::Stop, usage }).await;
+    }
+
+    pub async fn fail(&self) {
+        let error = RequestError::StageFailed { stage: StageName::Talker, reason: "injected panic".to_owned() };
+        self.send(Event::Failed(error)).await;
+    }
+
+    async fn send(&self, event: Event) {
+        self.events.send_async(event).await.expect("the server reads the stream");
+    }
+}
+
+struct Guard(Option<oneshot::Sender<()>>);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.take().map(|sender| sender.send(()));
+    }
+}
+
+pub struct Scripted {
+    info: ModelInfo,
+    calls: (flume::Sender<Call>, flume::Receiver<Call>),
+    refusals: Mutex<VecDeque<SubmitError>>,
+    pub ready: AtomicBool,
+    draining: AtomicBool,
+    accepted: AtomicU64,
+}
+
+impl Scripted {
+    pub fn new() -> Scripted {
+        let info = ModelInfo {
+            id: "team/test-voice".to_owned(),
+            voices: vec!["alto".to_owned(), "heart".to_owned()],
+            default_voice: "heart".to_owned(),
+            sample_rate: 24_000,
+            samples_per_frame: 1920,
+        };
+        Scripted {
+            info,
+            calls: flume::unbounded(),
+            refusals: Mutex::default(),
+            ready: AtomicBool::new(true),
+            draining: AtomicBool::new(false),
+            accepted: AtomicU64::new(0),
+        }
+    }
+
+    /// The next request that the server passes on.
+    pub async fn call(&self) -> Call {
+        self.calls.1.recv_async().await.expect("the service lives")
+    }
+
+    pub fn refuse_next(&self, error: SubmitError) {
+        self.refusals.lock().unwrap().push_back(error);
+    }
+
+    /// Requests accepted so far.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::SeqCst)
+    }
+
+    fn accept(&self, asked: Asked) -> Result<ResponseStream, SubmitError> {
+        if self.draining.load(Ordering::SeqCst) {
+            return Err(SubmitError::ShuttingDown);
+        }
+        if let Some(error) = self.refusals.lock().unwrap().pop_front() {
+            return Err(error);
+        }
+        self.accepted.fetch_add(1, Ordering::SeqCst);
+        let (events, receiver) = flume::bounded(1);
+        let (sender, dropped) = oneshot::channel();
+        self.calls.0.send(Call { asked, events, dropped }).unwrap();
+        Ok(ResponseStream::new(receiver, Guard(Some(sender))))
+    }
+}
+
+impl Service for Scripted {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        std::future::ready(self.accept(Asked::Chat(request))).boxed()
+    }
+
+    fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        std::future::ready(self.accept(Asked::Speech(request))).boxed()
+    }
+
+    fn health(&self) -> EngineHealth {
+        let stages = StageName::ALL.map(|name| StageHealth {
+            name,
+            state: StageState::Running,
+            generation: 1,
+            restarts: 0,
+            last_reason: None,
+            rows: 0,
+        });
+        EngineHealth {
+            ready: self.ready.load(Ordering::SeqCst),
+            draining: self.draining.load(Ordering::SeqCst),
+            requests: 0,
+            stages: stages.into(),
+        }
+    }
+
+    fn drain(&self, _grace: Duration) -> BoxFuture<'_, ()> {
+        self.draining.store(true, Ordering::SeqCst);
+        // Drained when the test has dropped every call it took.
+        std::future::ready(()).boxed()
+    }
+}
