@@ -41,11 +41,11 @@ impl AudioFormat {
 }
 
 /// Bytes of a wav header.
-const WAV_HEADER: usize = 44;
+pub const WAV_HEADER: usize = 44;
 
 /// A wav header. `data_bytes` is `None` while the length is not known yet: then both sizes are 0xFFFFFFFF, which players
 /// and decoders take as "until the end of the stream".
-pub(super) fn wav_header(sample_rate: u32, data_bytes: Option<u32>) -> [u8; WAV_HEADER] {
+pub fn wav_header(sample_rate: u32, data_bytes: Option<u32>) -> [u8; WAV_HEADER] {
     let data = data_bytes.unwrap_or(u32::MAX);
     let riff = data_bytes.map_or(u32::MAX, |bytes| bytes.saturating_add(WAV_HEADER as u32 - 8));
     let mut header = [0; WAV_HEADER];
@@ -65,7 +65,7 @@ pub(super) fn wav_header(sample_rate: u32, data_bytes: Option<u32>) -> [u8; WAV_
 }
 
 /// Appends samples in [-1, 1] as PCM16, rounded to the nearest step; what lies outside is clamped.
-pub(super) fn push_pcm16(samples: &[f32], out: &mut Vec<u8>) {
+pub fn push_pcm16(samples: &[f32], out: &mut Vec<u8>) {
     out.reserve(samples.len() * 2);
     for &sample in samples {
         // The cast saturates and turns NaN into silence.

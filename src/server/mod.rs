@@ -33,4 +33,5 @@ mod ws;
 mod ws_input;
 mod ws_protocol;
 
+pub use audio::{WAV_HEADER, push_pcm16, wav_header};
 pub use listen::{ServeError, Server};

@@ -1,0 +1,92 @@
+//! `omni-actors check`: is this config right, and what does it mean?
+
+use super::EmbeddedFiles;
+use super::model::{open, read};
+use crate::config::{CheckpointSource, Config, ConfigError, Override, format_duration};
+use crate::ids::StageName;
+use crate::model::Checkpoint;
+use anyhow::Context;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Check a config and tell everything that is wrong with it at once
+///
+/// Each error has the line, the key, its value and what is allowed. The checkpoint is opened too, but no weights are
+/// loaded. Exit code 0 if `run` would start, 2 if not.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  omni-actors check configs/example.toml
+  omni-actors check my.toml --set server.listen=0.0.0.0:80")]
+pub struct CheckArgs {
+    /// Config file
+    config: PathBuf,
+    /// Override one key, as for `run`
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Override>,
+}
+
+/// Runs the command.
+pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    let place = args.config.display().to_string();
+    let checked = read(Some(&args.config), &args.set).and_then(|config| {
+        let checkpoint = open(&config, embedded)?;
+        Ok((config, checkpoint))
+    });
+    match checked {
+        Ok((config, checkpoint)) => {
+            println!("{place}: ok\n{}", summary(&config, &checkpoint));
+            Ok(())
+        }
+        Err(error) => {
+            for problem in error.problems() {
+                println!("{place}: {problem}");
+            }
+            let count = error.problems().len();
+            match error {
+                ConfigError::Io { .. } => Err(error.into()),
+                ConfigError::Problems(_) => {
+                    Err(super::Usage(format!("{count} problem{}", if count == 1 { "" } else { "s" })))
+                        .with_context(|| place)
+                }
+            }
+        }
+    }
+}
+
+fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
+    let listen = config.server.listen;
+    let reach = if listen.ip().is_loopback() { "this machine only" } else { "reachable from outside" };
+    let source = match &config.model.checkpoint {
+        CheckpointSource::Embedded => "embedded".to_owned(),
+        CheckpointSource::Folder(folder) => folder.display().to_string(),
+    };
+    let talker = &checkpoint.config().talker;
+    let default = config.model.default_voice.as_deref().unwrap_or(talker.default_speaker());
+    let mut lines = vec![
+        format!("listens   {listen} ({reach})"),
+        format!("model     {} ({source})", config.model.name),
+        format!("voices    {}; default {default}", talker.speaker_names().join(", ")),
+        format!(
+            "limits    {} requests of at most {} characters and {}",
+            config.limits.max_requests,
+            config.limits.max_input_chars,
+            format_duration(config.limits.request_timeout)
+        ),
+    ];
+    for name in StageName::ALL {
+        let stage = config.stage(name);
+        let ramp: Vec<String> = stage.chunk_ramp.iter().map(|frames| frames.0.to_string()).collect();
+        let ramp = if ramp.is_empty() { String::new() } else { format!(", chunks of {} frames", ramp.join(", ")) };
+        lines.push(format!(
+            "{:<9} batch {}, run-ahead {}, window {}{ramp}",
+            name.as_str(),
+            stage.max_batch,
+            stage.run_ahead,
+            stage.window
+        ));
+    }
+    if !config.faults.is_empty() {
+        lines.push(format!("faults    {} rules: this server will break on purpose", config.faults.len()));
+    }
+    lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}

@@ -1,0 +1,37 @@
+//! How a command ends: what is printed and which code is returned. `docs/operations.md` lists the codes.
+
+use crate::config::ConfigError;
+use crate::model::LoadError;
+use std::process::ExitCode;
+
+/// Something went wrong after the command had begun its work.
+const FAILED: u8 = 1;
+/// Nothing was begun: the command line, the config or the checkpoint is wrong.
+const USAGE: u8 = 2;
+/// 128 + SIGINT, as shells count.
+pub(super) const INTERRUPTED: u8 = 130;
+
+/// The command line asks for what makes no sense; clap catches the rest.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Usage(pub String);
+
+/// The user stopped it.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub(super) struct Interrupted;
+
+/// Prints an error and chooses the code.
+pub(super) fn report(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    let usage = |cause: &(dyn std::error::Error + 'static)| {
+        cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
+    };
+    ExitCode::from(if error.chain().any(|cause| cause.is::<Interrupted>()) {
+        INTERRUPTED
+    } else if error.chain().any(usage) {
+        USAGE
+    } else {
+        FAILED
+    })
+}

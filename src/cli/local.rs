@@ -1,0 +1,78 @@
+//! An engine, or a whole server, inside this process: for `run`, `say` and `bench`.
+
+use super::EmbeddedFiles;
+use super::model::{self, ModelArgs};
+use crate::config::Config;
+use crate::engine::Service;
+use crate::model::Checkpoint;
+use crate::server::Server;
+use crate::telemetry;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// Starts the engine of a config. Returns as soon as it answers; stages may still be loading.
+pub(super) async fn start(config: Config, checkpoint: Checkpoint) -> anyhow::Result<Arc<dyn Service>> {
+    let _ = (config, checkpoint);
+    anyhow::bail!("the engine is not part of this build yet")
+}
+
+/// As [`start`], with logging set up, and waits until every stage can serve.
+pub(super) async fn start_ready(config: Config, embedded: Option<EmbeddedFiles>) -> anyhow::Result<Arc<dyn Service>> {
+    telemetry::init_logging(&config.telemetry)?;
+    let checkpoint = model::open(&config, embedded)?;
+    start(config, checkpoint).await
+}
+
+/// A server on a free loopback port of this process.
+pub(super) struct LocalServer {
+    address: SocketAddr,
+    model: String,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<()>,
+}
+
+impl LocalServer {
+    /// Starts it, ready to serve. `at_once` requests are let in together, whatever the config's limits say, so that a
+    /// measurement is not one of refusals.
+    pub async fn start(
+        args: &ModelArgs,
+        embedded: Option<EmbeddedFiles>,
+        at_once: Option<usize>,
+    ) -> anyhow::Result<LocalServer> {
+        let mut config = args.resolve()?;
+        config.server.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        if args.config.is_none() {
+            config.limits.max_requests = config.limits.max_requests.max(at_once.unwrap_or(0));
+            config.server.max_connections = config.server.max_connections.max(at_once.unwrap_or(0) + 8);
+        }
+        let server = Server::bind(&config.server)?;
+        let (address, limits, model) = (server.local_addr(), config.limits.clone(), config.model.name.clone());
+        let service = start_ready(config, embedded).await?;
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(async move {
+            let stopped = async {
+                let _ = stopped.await;
+            };
+            server.serve(service, &limits, stopped).await;
+        });
+        Ok(LocalServer { address, model, stop, serving })
+    }
+
+    /// Where it listens.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// What it serves.
+    pub fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Drains it.
+    pub async fn stop(self) {
+        let _ = self.stop.send(());
+        let _ = self.serving.await;
+    }
+}

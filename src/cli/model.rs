@@ -1,0 +1,77 @@
+//! Which config and which checkpoint a command works with, and whether the two fit.
+
+use super::EmbeddedFiles;
+use crate::config::{self, CheckpointSource, Config, ConfigError, Override, Problem};
+use crate::model::Checkpoint;
+use clap::Args;
+use std::path::{Path, PathBuf};
+
+/// Where the model of a command comes from.
+#[derive(Args, Clone, Debug, Default)]
+pub(super) struct ModelArgs {
+    /// Config file; without one the embedded voice with default settings
+    #[arg(long, value_name = "FILE", conflicts_with = "checkpoint")]
+    pub config: Option<PathBuf>,
+    /// Checkpoint folder in Hugging Face form, instead of the embedded voice
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Override one key of the config, such as stages.talker.run_ahead=1
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<Override>,
+}
+
+impl ModelArgs {
+    /// The config that these arguments mean.
+    pub fn resolve(&self) -> Result<Config, ConfigError> {
+        let mut config = read(self.config.as_deref(), &self.set)?;
+        if let Some(folder) = &self.checkpoint {
+            config.model.checkpoint = CheckpointSource::Folder(folder.clone());
+            config.model.name =
+                folder.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        }
+        // A command that is not a server talks to a person: only what went wrong is worth a line.
+        if self.config.is_none() && self.set.is_empty() {
+            "warn".clone_into(&mut config.telemetry.log);
+        }
+        Ok(config)
+    }
+}
+
+/// Reads a config file, or the defaults if there is none.
+pub(super) fn read(path: Option<&Path>, overrides: &[Override]) -> Result<Config, ConfigError> {
+    match path {
+        Some(path) => config::load(path, overrides),
+        None => config::parse("", Path::new(""), overrides),
+    }
+}
+
+/// Opens the checkpoint of a config, headers only, and checks what the config says about it.
+///
+/// # Errors
+/// One problem each for a checkpoint that cannot be opened and for keys that do not fit it.
+pub(super) fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<Checkpoint, ConfigError> {
+    let problem = |key: &str, value: String, message: String| {
+        ConfigError::Problems(vec![Problem { line: None, key: key.to_owned(), value: Some(value), message }])
+    };
+    let opened = match (&config.model.checkpoint, embedded) {
+        (CheckpointSource::Folder(folder), _) => Checkpoint::open(folder),
+        (CheckpointSource::Embedded, Some(files)) => Checkpoint::embedded(files),
+        (CheckpointSource::Embedded, None) => {
+            let message = "this build carries no voice; give the path of a checkpoint folder, \
+                           or build with the feature `embedded-voice`";
+            return Err(problem("model.checkpoint", "\"embedded\"".to_owned(), message.to_owned()));
+        }
+    };
+    let shown = match &config.model.checkpoint {
+        CheckpointSource::Embedded => "\"embedded\"".to_owned(),
+        CheckpointSource::Folder(folder) => format!("{:?}", folder.display().to_string()),
+    };
+    let checkpoint = opened.map_err(|error| problem("model.checkpoint", shown, error.to_string()))?;
+    if let Some(voice) = &config.model.default_voice
+        && checkpoint.config().talker.speaker(voice).is_err()
+    {
+        let known = checkpoint.config().talker.speaker_names().join(", ");
+        return Err(problem("model.default_voice", format!("{voice:?}"), format!("must be one of: {known}")));
+    }
+    Ok(checkpoint)
+}

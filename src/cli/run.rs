@@ -1,0 +1,83 @@
+//! `omni-actors run`: the server.
+
+use super::local;
+use super::model::read;
+use super::signals::Signals;
+use super::{EmbeddedFiles, model};
+use crate::config::{self, Config, Override};
+use crate::server::Server;
+use crate::telemetry;
+use clap::Args;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Serve a model over HTTP and WebSocket
+///
+/// Speaks OpenAI's API (/v1/audio/speech, /v1/chat/completions), a WebSocket that takes text and gives speech at the same
+/// time, and a page to try it at /. Ctrl-C or SIGTERM lets running streams finish within a grace time; a second one
+/// stops at once.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  omni-actors run                                      the embedded voice on 127.0.0.1:8080
+  omni-actors run my.toml                              configs/example.toml explains every key
+  omni-actors run --listen 127.0.0.1:0                 a free port; the first line on stdout tells which
+  omni-actors run --set model.checkpoint=/models/voice
+  omni-actors run --faults drill.toml                  break it on purpose")]
+pub struct RunArgs {
+    /// Config file; without one the embedded voice with default settings
+    config: Option<PathBuf>,
+    /// Address to listen on, instead of the config's
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// File with [[faults]] rules, in addition to the config's
+    #[arg(long, value_name = "FILE")]
+    faults: Option<PathBuf>,
+    /// Override one key of the config, such as stages.talker.run_ahead=1
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Override>,
+}
+
+impl RunArgs {
+    fn resolve(&self) -> Result<Config, config::ConfigError> {
+        let mut config = read(self.config.as_deref(), &self.set)?;
+        if let Some(listen) = self.listen {
+            config.server.listen = listen;
+        }
+        if let Some(path) = &self.faults {
+            config.faults.extend(config::load_faults(path)?);
+        }
+        Ok(config)
+    }
+}
+
+/// Runs the command until a signal.
+pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    let signals = Signals::catch()?;
+    let config = args.resolve()?;
+    telemetry::init_logging(&config.telemetry)?;
+    telemetry::process_started();
+    let checkpoint = model::open(&config, embedded)?;
+    let server = Server::bind(&config.server)?;
+    println!("{}", greeting(&config, server.local_addr()));
+    let limits = config.limits.clone();
+    let service = local::start(config, checkpoint).await?;
+    server.serve(service, &limits, signals.first_asks_second_ends()).await;
+    Ok(())
+}
+
+fn greeting(config: &Config, address: SocketAddr) -> String {
+    // A wildcard address is no address that one can open.
+    let shown = if address.ip().is_unspecified() {
+        SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port())
+    } else {
+        address
+    };
+    format!(
+        "listening on http://{shown}, serving {}
+  try it in a browser:  http://{shown}/
+  or in a shell:        curl http://{shown}/v1/audio/speech -H 'content-type: application/json' \\
+                          -d '{{\"input\": \"The weather is lovely today.\"}}' -o hello.wav
+  stop it:              Ctrl-C",
+        config.model.name
+    )
+}

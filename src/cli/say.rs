@@ -1,0 +1,165 @@
+//! `omni-actors say`: one text, one wav.
+
+use super::exit::Interrupted;
+use super::local;
+use super::model::ModelArgs;
+use super::signals::Signals;
+use super::wav::WavSink;
+use super::{EmbeddedFiles, Usage};
+use crate::engine::{
+    ChatMessage, Event, GenerateRequest, Output, ResponseStream, SamplingOverrides, Service, SpeechRequest, TextSource,
+};
+use anyhow::{Context, anyhow};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Speak a text, or answer it, into a wav file
+///
+/// The file appears when it is complete. What it took is told on stderr: time to first audio, length, real-time factor,
+/// and the seed that repeats it sample for sample.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  omni-actors say \"The weather is lovely today.\" -o hello.wav
+  omni-actors say --chat \"What is the capital of France?\" -o answer.wav
+  echo \"Read me.\" | omni-actors say - -o - | aplay            played while it is made
+  omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0")]
+pub struct SayArgs {
+    /// What to say; - reads it from stdin
+    text: String,
+    /// Wav file to write; - writes to stdout while the speech is made
+    #[arg(short, long, value_name = "FILE", default_value = "speech.wav")]
+    output: PathBuf,
+    /// Answer the text instead of repeating it; the answer is also printed on stderr
+    #[arg(long)]
+    chat: bool,
+    /// Speaker
+    #[arg(long)]
+    voice: Option<String>,
+    /// Same seed, same speech; without one a new one is drawn and told
+    #[arg(long)]
+    seed: Option<u64>,
+    /// How freely the speech is sampled; 0 always takes the likeliest
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+/// Runs the command.
+pub async fn execute(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    let mut signals = Signals::catch()?;
+    tokio::select! {
+        done = speak(args, embedded) => done,
+        () = signals.next() => Err(Interrupted.into()),
+    }
+}
+
+async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    let text = match args.text.as_str() {
+        "-" => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
+            text
+        }
+        text => text.to_owned(),
+    };
+    let text = text.trim();
+    if text.is_empty() {
+        return Err(Usage("there is nothing to say: give a text".to_owned()).into());
+    }
+    let config = args.model.resolve()?;
+    let service = local::start_ready(config, embedded).await?;
+    let mut sink = WavSink::open(&args.output, service.info().sample_rate)?;
+    let began = Instant::now();
+    let stream = args.submit(&*service, text).await?;
+    let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
+    sink.finish()?;
+    service.drain(Duration::ZERO).await;
+    let voice = args.voice.as_deref().unwrap_or(&service.info().default_voice);
+    let place = if args.output.as_os_str() == "-" { "stdout".into() } else { args.output.display().to_string() };
+    eprintln!("{place}: {told}, voice {voice}");
+    Ok(())
+}
+
+impl SayArgs {
+    async fn submit(&self, service: &dyn Service, text: &str) -> anyhow::Result<ResponseStream> {
+        let speech = SamplingOverrides { temperature: self.temperature, ..SamplingOverrides::default() };
+        let (voice, seed) = (self.voice.clone(), self.seed);
+        let accepted = if self.chat {
+            let messages = vec![ChatMessage { role: "user".to_owned(), content: text.to_owned() }];
+            let request = GenerateRequest {
+                messages,
+                output: Output::TextAndAudio,
+                voice,
+                text: speech,
+                speech,
+                max_text_tokens: None,
+                max_frames: None,
+                seed,
+            };
+            service.submit(request).await
+        } else {
+            let request = SpeechRequest {
+                text: TextSource::Whole(text.to_owned()),
+                voice,
+                speech,
+                max_frames: None,
+                ignore_eos: false,
+                initial_chunk_frames: None,
+                seed,
+            };
+            service.speak(request).await
+        };
+        // Whatever is refused here is what the user typed.
+        accepted.map_err(|error| Usage(error.to_string()).into())
+    }
+}
+
+/// Writes the speech as it comes and returns what it took, in words.
+async fn receive(
+    mut stream: ResponseStream,
+    sink: &mut WavSink,
+    began: Instant,
+    sample_rate: u32,
+    print_text: bool,
+) -> anyhow::Result<String> {
+    let bar = ProgressBar::new_spinner();
+    // The template is a constant that parses; the default style would do too.
+    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(100));
+    let (mut samples, mut first, mut used_seed, mut answer) = (0usize, None, 0, String::new());
+    let length = |samples: usize| samples as f64 / f64::from(sample_rate);
+    while let Some(event) = stream.next().await {
+        match event {
+            Event::Started { seed, .. } => used_seed = seed,
+            Event::Text(piece) => answer += &piece,
+            Event::Audio(chunk) => {
+                first.get_or_insert_with(|| began.elapsed());
+                sink.write(&chunk.samples)?;
+                samples += chunk.samples.len();
+                bar.set_message(format!("{:.1} s spoken {answer}", length(samples)));
+            }
+            Event::Finished { .. } => {
+                bar.finish_and_clear();
+                if print_text {
+                    eprintln!("{answer}");
+                }
+                let took = began.elapsed().as_secs_f64();
+                let first = first.ok_or_else(|| anyhow!("the model said nothing; try another seed or text"))?;
+                return Ok(format!(
+                    "{:.2} s of speech in {took:.2} s (real-time factor {:.2}), first audio after {} ms, seed {used_seed}",
+                    length(samples),
+                    took / length(samples),
+                    first.as_millis()
+                ));
+            }
+            Event::Failed(error) => return Err(error.into()),
+        }
+    }
+    Err(anyhow!("the request ended without an answer"))
+}
