@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device};
-use omni_actors::model::checkpoint::Weights;
-use omni_actors::model::hf::OmniConfig;
+use omni_actors::model::checkpoint::{Files, Weights};
+use omni_actors::model::hf::{GenerationDefaults, OmniConfig};
 use omni_actors::model::{Checkpoint, LoadError};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -306,4 +307,150 @@ fn weights_name_their_families() {
     let checkpoint = Checkpoint::open(Path::new(TINY)).unwrap();
     let weights = Weights::open(checkpoint.files()).unwrap();
     assert_eq!(weights.families().into_iter().collect::<Vec<_>>(), ["code2wav", "talker", "thinker"]);
+}
+
+/// Every path of a JSON document, leaves and inner nodes.
+fn pointers(value: &Value, path: &str, out: &mut Vec<String>) {
+    out.push(path.to_owned());
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, v)| pointers(v, &format!("{path}/{key}"), out)),
+        Value::Array(list) => list.iter().enumerate().for_each(|(i, v)| pointers(v, &format!("{path}/{i}"), out)),
+        _ => {}
+    }
+}
+
+fn junk() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        Just(json!({})),
+        Just(json!([])),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (0u64..300).prop_map(Value::from),
+        Just(json!(u64::MAX)),
+        Just(json!(1e308)),
+        any::<f64>().prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+        prop::collection::vec(any::<u32>(), 0..5).prop_map(Value::from),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn a_damaged_config_is_refused_or_makes_sense_and_never_panics(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), junk()), 1..4),
+        fifth in any::<bool>(),
+    ) {
+        let file = if fifth { "assets/voice/checkpoint/config.json" } else { "tests/fixtures/qwen3_omni/config.json" };
+        let mut config = config_of(file);
+        let mut paths = Vec::new();
+        pointers(&config, "", &mut paths);
+        for (which, value) in changes {
+            if let Some(place) = config.pointer_mut(which.get::<String>(&paths)) {
+                *place = value;
+            }
+        }
+        match OmniConfig::parse(&config) {
+            Err(list) => prop_assert!(!list.is_empty() && list.iter().all(|line| !line.is_empty())),
+            Ok(config) => {
+                let text = &config.talker.text;
+                prop_assert_eq!(text.num_attention_heads % text.num_key_value_heads, 0);
+                prop_assert_eq!(config.talker.num_code_groups, config.code2wav.num_quantizers);
+                prop_assert!((config.talker.tokens.eos as usize) < text.vocab_size);
+                prop_assert!(config.code2wav.samples_per_frame() > 0);
+                let _ = text.is_sparse(0);
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_generation_defaults_are_refused_or_usable(key in any::<prop::sample::Index>(), value in junk()) {
+        let keys = ["do_sample", "temperature", "talker_top_k", "top_p", "thinker_eos_token_id", "eos_token_id",
+            "talker_temperature", "talker_repetition_penalty", "talker_max_new_tokens", "thinker_max_new_tokens"];
+        let file = json!({ *key.get(&keys): value });
+        if let Ok(defaults) = GenerationDefaults::parse(Some(&file), 7) {
+            for params in [defaults.thinker, defaults.talker, defaults.predictor] {
+                prop_assert_eq!(params.check(), Ok(()));
+            }
+            prop_assert!(!defaults.thinker_eos.is_empty() && defaults.talker_max_tokens > 0);
+        }
+    }
+}
+
+/// A file of three small tensors, to be mutated.
+fn small_file() -> Vec<u8> {
+    let header = json!({
+        "__metadata__": {"format": "pt"},
+        "talker.a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
+        "talker.b": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
+        "talker.c": {"dtype": "I64", "shape": [], "data_offsets": [32, 40]},
+    });
+    let header = header.to_string();
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend((0..40).map(|i| i as u8));
+    file
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn damaged_weights_never_panic(
+        writes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        digits in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 0..4),
+        cut in prop::option::of(any::<prop::sample::Index>()),
+        tail in prop::collection::vec(any::<u8>(), 0..3),
+    ) {
+        let mut bytes = small_file();
+        for (at, byte) in writes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        // Numbers of the header, which random bytes rarely hit.
+        let places: Vec<usize> = (8..bytes.len() - 40).filter(|i| bytes[*i].is_ascii_digit()).collect();
+        for (at, digit) in digits {
+            if let Some(place) = places.get(at.index(places.len().max(1))) {
+                bytes[*place] = digit;
+            }
+        }
+        if let Some(at) = cut {
+            bytes.truncate(at.index(bytes.len()));
+        }
+        bytes.extend(tail);
+
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("model.safetensors"), bytes).unwrap();
+        let Ok(weights) = Weights::open(&Files::folder(dir.path()).unwrap()) else { return Ok(()) };
+        for name in weights.names() {
+            match weights.tensor(name, DType::F32, &Device::Cpu) {
+                Ok(tensor) => prop_assert_eq!(tensor.dims(), &weights.entry(name).unwrap().shape[..]),
+                Err(error) => prop_assert!(!error.to_string().is_empty()),
+            }
+            let _ = weights.rows(name, &[0, 1, 9], DType::F32, &Device::Cpu);
+        }
+    }
+}
+
+#[test]
+fn a_tensor_of_whole_numbers_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("model.safetensors"), small_file()).unwrap();
+    let weights = Weights::open(&Files::folder(dir.path()).unwrap()).unwrap();
+    let error = weights.tensor("talker.c", DType::F32, &Device::Cpu).unwrap_err().to_string();
+    assert!(error.contains("talker.c is I64; served are BF16, F16 and F32"), "{error}");
+    let error = weights.rows("talker.a", &[2], DType::F32, &Device::Cpu).unwrap_err().to_string();
+    assert!(error.contains("talker.a has 2 rows, not a row 2"), "{error}");
+}
+
+#[test]
+fn a_file_that_shrinks_after_it_was_opened_is_an_error() {
+    let (_dir, path) = copy();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    std::fs::OpenOptions::new().write(true).open(path.join("model.safetensors")).unwrap().set_len(80_000).unwrap();
+    let loader = checkpoint.loader(&[], &Device::Cpu);
+    let error = loader.scope("thinker").get("lm_head.weight", &[512, 64]).unwrap_err();
+    assert!(matches!(error, LoadError::Io { .. }), "{error}");
 }

@@ -5,3 +5,4 @@ pub mod ledger;
 pub mod restart;
 pub mod scheduler;
 pub mod sequence;
+pub mod text;
