@@ -10,8 +10,7 @@ use candle_core::{Result, Tensor};
 pub(super) struct CausalConv {
     layer: Linear,
     dilation: usize,
-    /// `None` for one tap, which needs no past.
-    history: Option<usize>,
+    history: usize,
 }
 
 impl CausalConv {
@@ -24,18 +23,24 @@ impl CausalConv {
         let scope = scope.at("conv");
         let layer =
             Linear::from_conv(&scope.get("weight", &[outputs, inputs, taps])?, Some(scope.get("bias", &[outputs])?))?;
-        let rows = (taps - 1) * dilation;
-        let history = (rows > 0).then(|| plan.add(HistoryPlan { rows, channels: inputs, trim: 0 }));
+        let history = plan.add(HistoryPlan { rows: (taps - 1) * dilation, channels: inputs, trim: 0 });
         Ok(CausalConv { layer, dilation, history })
     }
 
     /// `[n, inputs]` -> `[n, outputs]`.
     pub fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
-        match self.history {
-            Some(i) => self.layer.conv(&stream.histories[i].extend(x)?, self.dilation),
-            None => self.layer.forward(x),
-        }
+        self.layer.conv(&stream.histories[self.history].extend(x)?, self.dilation)
     }
+}
+
+/// A convolution of one tap, which needs no past.
+pub(super) fn load_pointwise(
+    scope: &Scope<'_>,
+    inputs: usize,
+    outputs: usize,
+) -> std::result::Result<Linear, LoadError> {
+    let scope = scope.at("conv");
+    Ok(Linear::from_conv(&scope.get("weight", &[outputs, inputs, 1])?, Some(scope.get("bias", &[outputs])?))?)
 }
 
 /// A causal convolution with one filter per channel.

@@ -2,7 +2,7 @@
 //! dilated residual units.
 
 use super::Probe;
-use super::conv::{CausalConv, CausalDepthwise, CausalTransposedConv};
+use super::conv::{CausalConv, CausalDepthwise, CausalTransposedConv, load_pointwise};
 use super::state::{Plan, Stream};
 use crate::model::LoadError;
 use crate::model::checkpoint::Scope;
@@ -83,31 +83,29 @@ struct ConvNext {
     depthwise: CausalDepthwise,
     norm: (Tensor, Tensor),
     expand: Linear,
+    /// Scaled by gamma.
     shrink: Linear,
-    gamma: Tensor,
 }
 
 impl ConvNext {
     fn load(scope: &Scope<'_>, width: usize, plan: &mut Plan) -> Loaded<ConvNext> {
-        let linear = |name: &str, inputs, outputs| -> Loaded<Linear> {
+        let linear = |name: &str, inputs, outputs, scale| -> Loaded<Linear> {
             let scope = scope.at(name);
-            Ok(Linear::new(scope.get("weight", &[outputs, inputs])?, Some(scope.get("bias", &[outputs])?))?)
+            Ok(Linear::scaled(scope.get("weight", &[outputs, inputs])?, Some(scope.get("bias", &[outputs])?), scale)?)
         };
         let norm = |name: &str| scope.at("norm").get(name, &[width])?.force_contiguous().map_err(LoadError::from);
         Ok(ConvNext {
             depthwise: CausalDepthwise::load(&scope.at("dwconv"), width, TAPS, plan)?,
             norm: (norm("weight")?, norm("bias")?),
-            expand: linear("pwconv1", width, 4 * width)?,
-            shrink: linear("pwconv2", 4 * width, width)?,
-            gamma: scope.get("gamma", &[width])?,
+            expand: linear("pwconv1", width, 4 * width, None)?,
+            shrink: linear("pwconv2", 4 * width, width, Some(scope.get("gamma", &[width])?))?,
         })
     }
 
     fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
         let h = self.depthwise.forward(x, stream)?;
         let h = layer_norm(&h, &self.norm.0, &self.norm.1, CONVNEXT_EPS)?;
-        let h = self.shrink.forward(&self.expand.forward(&h)?.gelu_erf()?)?;
-        x + h.broadcast_mul(&self.gamma)?
+        self.shrink.forward_add(&self.expand.forward(&h)?.gelu_erf()?, x)
     }
 }
 
@@ -164,7 +162,7 @@ impl Block {
 struct Unit {
     snakes: [Snake; 2],
     wide: CausalConv,
-    point: CausalConv,
+    point: Linear,
 }
 
 impl Unit {
@@ -172,12 +170,12 @@ impl Unit {
         Ok(Unit {
             snakes: [Snake::load(&scope.at("act1"), channels)?, Snake::load(&scope.at("act2"), channels)?],
             wide: CausalConv::load(&scope.at("conv1"), (channels, channels), (TAPS, dilation), plan)?,
-            point: CausalConv::load(&scope.at("conv2"), (channels, channels), (1, 1), plan)?,
+            point: load_pointwise(&scope.at("conv2"), channels, channels)?,
         })
     }
 
     fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
         let h = self.wide.forward(&self.snakes[0].forward(x)?, stream)?;
-        x + self.point.forward(&self.snakes[1].forward(&h)?, stream)?
+        self.point.forward_add(&self.snakes[1].forward(&h)?, x)
     }
 }

@@ -18,13 +18,12 @@ struct Layer {
     attention_norm: Tensor,
     /// Queries, keys and values in one product.
     qkv: Linear,
+    /// Scaled by the layer scale, as `down` is.
     output: Linear,
-    attention_scale: Tensor,
     ffn_norm: Tensor,
     /// Gate and up in one product.
     gate_up: Linear,
     down: Linear,
-    ffn_scale: Tensor,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -63,34 +62,34 @@ impl Layer {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         let q = config.num_attention_heads * config.head_dim;
         let kv = config.num_key_value_heads * config.head_dim;
-        let vector =
-            |path: &str, name: &str| scope.at(path).get(name, &[hidden])?.force_contiguous().map_err(LoadError::from);
+        let norm = |name: &str| scope.at(name).get("weight", &[hidden])?.force_contiguous().map_err(LoadError::from);
         let attention = scope.at("self_attn");
         let ffn = scope.at("mlp");
-        let project = |names: &[(&str, usize)]| -> std::result::Result<Linear, LoadError> {
-            let (mut weights, mut biases) = (Vec::new(), Vec::new());
-            for (name, outputs) in names {
-                let inputs = if *name == "o_proj" { q } else { hidden };
-                weights.push(attention.at(name).get("weight", &[*outputs, inputs])?);
-                if config.attention_bias {
-                    biases.push(attention.at(name).get("bias", &[*outputs])?);
-                }
-            }
-            Ok(Linear::stacked(&weights, config.attention_bias.then_some(&biases[..]))?)
+        let weight = |scope: &Scope<'_>, name: &str, outputs, inputs| scope.at(name).get("weight", &[outputs, inputs]);
+        let bias = |name: &str, outputs: usize| -> std::result::Result<Option<Tensor>, LoadError> {
+            config.attention_bias.then(|| attention.at(name).get("bias", &[outputs])).transpose()
         };
-        let ffn_weight = |name: &str, outputs, inputs| ffn.at(name).get("weight", &[outputs, inputs]);
+        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        for (name, outputs) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
+            weights.push(weight(&attention, name, outputs, hidden)?);
+            biases.extend(bias(name, outputs)?);
+        }
+        let output_scale = scope.at("self_attn_layer_scale").get("scale", &[hidden])?;
+        let down_scale = scope.at("mlp_layer_scale").get("scale", &[hidden])?;
         Ok(Layer {
-            attention_norm: vector("input_layernorm", "weight")?,
-            qkv: project(&[("q_proj", q), ("k_proj", kv), ("v_proj", kv)])?,
-            output: project(&[("o_proj", hidden)])?,
-            attention_scale: vector("self_attn_layer_scale", "scale")?,
-            ffn_norm: vector("post_attention_layernorm", "weight")?,
+            attention_norm: norm("input_layernorm")?,
+            qkv: Linear::stacked(&weights, config.attention_bias.then_some(&biases[..]))?,
+            output: Linear::scaled(
+                weight(&attention, "o_proj", hidden, q)?,
+                bias("o_proj", hidden)?,
+                Some(output_scale),
+            )?,
+            ffn_norm: norm("post_attention_layernorm")?,
             gate_up: Linear::stacked(
-                &[ffn_weight("gate_proj", inner, hidden)?, ffn_weight("up_proj", inner, hidden)?],
+                &[weight(&ffn, "gate_proj", inner, hidden)?, weight(&ffn, "up_proj", inner, hidden)?],
                 None,
             )?,
-            down: Linear::new(ffn_weight("down_proj", hidden, inner)?, None)?,
-            ffn_scale: vector("mlp_layer_scale", "scale")?,
+            down: Linear::scaled(weight(&ffn, "down_proj", hidden, inner)?, None, Some(down_scale))?,
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
@@ -107,8 +106,8 @@ impl Layer {
         let (q, k) = (turned.narrow(1, 0, heads)?, turned.narrow(1, heads, kv)?);
         let v = qkv.narrow(D::Minus1, (heads + kv) * d, kv * d)?.reshape((n, kv, d))?;
         let seen = stream.caches[index].attend(&q, &k, &v, (d as f32).powf(-0.5))?.reshape((n, heads * d))?;
-        let x = (x + self.output.forward(&seen)?.broadcast_mul(&self.attention_scale)?)?;
+        let x = self.output.forward_add(&seen, x)?;
         let inner = silu_mul(&self.gate_up.forward(&rms_norm(&x, &self.ffn_norm, self.eps)?)?)?;
-        x + self.down.forward(&inner)?.broadcast_mul(&self.ffn_scale)?
+        self.down.forward_add(&inner, &x)
     }
 }

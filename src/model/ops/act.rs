@@ -113,16 +113,24 @@ impl Kernel for SnakeRows<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        // Coefficients repeated to whole vectors: 24 channels are three vectors for two rows.
         let width = self.a.len();
-        for (x, out) in self.x.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
-            let coefficients = self.a.chunks(LANES).zip(self.b.chunks(LANES));
+        let period = width / gcd(width, LANES) * LANES;
+        let spread = |c: &[f32]| -> Vec<f32> { c.iter().copied().cycle().take(period).collect() };
+        let (a, b) = (spread(self.a), spread(self.b));
+        for (x, out) in self.x.chunks(period).zip(self.out.chunks_mut(period)) {
+            let coefficients = a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0);
             for ((x, out), (a, b)) in x.chunks(LANES).zip(out.chunks_mut(LANES)).zip(coefficients) {
                 let x = load_part(s, x);
-                let wave = sin_squared(s, s.mul(x, load_part(s, a)));
-                store_part(s, s.fma(wave, load_part(s, b), x), out);
+                let wave = sin_squared(s, s.mul(x, s.load(a)));
+                store_part(s, s.fma(wave, s.load(b), x), out);
             }
         }
     }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 #[cfg(test)]

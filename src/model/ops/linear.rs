@@ -2,7 +2,7 @@
 
 use super::f32_slice;
 use super::gemm::{Packed, Windows};
-use candle_core::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Tensor};
 use std::sync::Arc;
 
 /// `y = x W^T + b`. On the CPU the weight is kept packed and every output element has the same bits whatever the number
@@ -17,8 +17,8 @@ pub struct Linear {
 #[derive(Clone)]
 enum Kind {
     Cpu(Arc<Packed>),
-    /// Weight `[out, in]` and bias `[out]`.
-    Device(Tensor, Option<Tensor>),
+    /// Weight `[out, in]`, bias and scale `[out]`.
+    Device(Tensor, Option<Tensor>, Option<Tensor>),
 }
 
 impl Linear {
@@ -27,22 +27,29 @@ impl Linear {
     /// # Errors
     /// When the shapes do not fit each other.
     pub fn new(weight: Tensor, bias: Option<Tensor>) -> Result<Linear> {
+        Linear::scaled(weight, bias, None)
+    }
+
+    /// `y = scale * (x W^T + b)` with one factor per output.
+    ///
+    /// # Errors
+    /// When the shapes do not fit each other.
+    pub fn scaled(weight: Tensor, bias: Option<Tensor>, scale: Option<Tensor>) -> Result<Linear> {
         let (outputs, inputs) = weight.dims2()?;
         if outputs == 0 || inputs == 0 {
             candle_core::bail!("linear layer of {outputs} x {inputs}");
         }
-        if let Some(b) = &bias {
-            b.shape().dims1().and_then(|n| match n == outputs {
-                true => Ok(()),
-                false => candle_core::bail!("bias has {n} elements, the weight {outputs} rows"),
-            })?;
+        for vector in bias.iter().chain(&scale) {
+            if vector.dims() != [outputs] {
+                candle_core::bail!("bias or scale is {:?}, the weight has {outputs} rows", vector.dims());
+            }
         }
         let kind = if matches!(weight.device(), Device::Cpu) {
-            let bias = bias.map(|b| b.to_dtype(DType::F32)?.to_vec1::<f32>()).transpose()?;
-            let weight = weight.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-            Kind::Cpu(Arc::new(Packed::new(&weight, outputs, inputs, bias)))
+            let floats = |t: Tensor| t.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
+            let (bias, scale) = (bias.map(floats).transpose()?, scale.map(floats).transpose()?);
+            Kind::Cpu(Arc::new(Packed::new(&floats(weight)?, (outputs, inputs), bias, scale)))
         } else {
-            Kind::Device(weight, bias)
+            Kind::Device(weight, bias, scale)
         };
         Ok(Linear { kind, inputs, outputs })
     }
@@ -97,18 +104,39 @@ impl Linear {
     /// # Errors
     /// When the last dimension is not `in`, or on the CPU the type is not f32.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.rows_of(x, None)
+    }
+
+    /// `residual + forward(x)`, `residual` being `[..., out]`, in one pass on the CPU.
+    ///
+    /// # Errors
+    /// Those of [`Linear::forward`], and when `residual` has another shape.
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        self.rows_of(x, Some(residual))
+    }
+
+    fn rows_of(&self, x: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
         let mut dims = x.dims().to_vec();
         match dims.last_mut() {
             Some(last) if *last == self.inputs => *last = self.outputs,
             _ => candle_core::bail!("linear layer of {} inputs got {:?}", self.inputs, x.dims()),
         }
+        if let Some(r) = residual.filter(|r| r.dims() != dims) {
+            candle_core::bail!("residual {:?} for a result {dims:?}", r.dims());
+        }
         let rows = x.elem_count() / self.inputs;
         match &self.kind {
             Kind::Cpu(packed) => {
                 let op = Product { packed, windows: Windows::rows(rows, self.inputs), shape: dims.into() };
-                x.contiguous()?.apply_op1_no_bwd(&op)
+                match residual {
+                    Some(r) => x.contiguous()?.apply_op2_no_bwd(&r.contiguous()?, &op),
+                    None => x.contiguous()?.apply_op1_no_bwd(&op),
+                }
             }
-            Kind::Device(..) => self.on_device(&x.reshape((rows, self.inputs))?)?.reshape(dims),
+            Kind::Device(..) => {
+                let y = self.on_device(&x.reshape((rows, self.inputs))?)?.reshape(dims)?;
+                residual.map_or(Ok(y.clone()), |r| r + y)
+            }
         }
     }
 
@@ -139,10 +167,15 @@ impl Linear {
 
     /// `[rows, in]` -> `[rows, out]` with the device's own product.
     fn on_device(&self, x: &Tensor) -> Result<Tensor> {
-        let Kind::Device(weight, bias) = &self.kind else { candle_core::bail!("packed weights are for the cpu") };
-        let y = x.matmul(&weight.t()?)?;
-        match bias {
-            Some(b) => y.broadcast_add(b),
+        let Kind::Device(weight, bias, scale) = &self.kind else {
+            candle_core::bail!("packed weights are for the cpu")
+        };
+        let mut y = x.matmul(&weight.t()?)?;
+        if let Some(b) = bias {
+            y = y.broadcast_add(b)?;
+        }
+        match scale {
+            Some(s) => y.broadcast_mul(s),
             None => Ok(y),
         }
     }
@@ -161,7 +194,18 @@ impl CustomOp1 for Product<'_> {
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let out = self.packed.product(f32_slice(storage, layout)?, self.windows);
+        let out = self.packed.product(f32_slice(storage, layout)?, self.windows, None);
+        Ok((CpuStorage::F32(out), self.shape.clone()))
+    }
+}
+
+impl CustomOp2 for Product<'_> {
+    fn name(&self) -> &'static str {
+        "packed-linear-add"
+    }
+
+    fn cpu_fwd(&self, x: &CpuStorage, xl: &Layout, r: &CpuStorage, rl: &Layout) -> Result<(CpuStorage, Shape)> {
+        let out = self.packed.product(f32_slice(x, xl)?, self.windows, Some(f32_slice(r, rl)?));
         Ok((CpuStorage::F32(out), self.shape.clone()))
     }
 }
@@ -204,23 +248,27 @@ mod tests {
     }
 
     /// The same layer as other devices compute it.
-    fn plain(weight: &Tensor, bias: Option<&Tensor>) -> Linear {
+    fn plain(weight: &Tensor, bias: Option<&Tensor>, scale: Option<&Tensor>) -> Linear {
         let (outputs, inputs) = weight.dims2().unwrap();
-        Linear { kind: Kind::Device(weight.clone(), bias.cloned()), inputs, outputs }
+        Linear { kind: Kind::Device(weight.clone(), bias.cloned(), scale.cloned()), inputs, outputs }
     }
 
     proptest! {
         #[test]
         fn the_packed_product_agrees_with_the_plain_one(
-            rows in 1usize..40, inputs in 1usize..130, outputs in 1usize..100, bf16: bool, with_bias: bool, seed: u64,
+            rows in 1usize..40, inputs in 1usize..130, outputs in 1usize..100, bf16: bool, extras: bool, seed: u64,
         ) {
             let (x, mut w) = (tensor((rows, inputs), seed), tensor((outputs, inputs), seed ^ 1));
             if bf16 {
                 w = bf16_exact(&w);
             }
-            let bias = with_bias.then(|| tensor(outputs, seed ^ 2));
-            let got = Linear::new(w.clone(), bias.clone()).unwrap().forward(&x).unwrap();
-            assert_close(&got, &plain(&w, bias.as_ref()).forward(&x).unwrap(), 1e-5);
+            let (bias, scale) = (extras.then(|| tensor(outputs, seed ^ 2)), extras.then(|| tensor(outputs, seed ^ 3)));
+            let got = Linear::scaled(w.clone(), bias.clone(), scale.clone()).unwrap();
+            let want = plain(&w, bias.as_ref(), scale.as_ref());
+            assert_close(&got.forward(&x).unwrap(), &want.forward(&x).unwrap(), 1e-5);
+            let residual = tensor((rows, outputs), seed ^ 4);
+            let (got, want) = (got.forward_add(&x, &residual).unwrap(), want.forward_add(&x, &residual).unwrap());
+            assert_close(&got, &want, 1e-5);
         }
 
         #[test]
@@ -235,7 +283,7 @@ mod tests {
             let want = signal.conv1d(&w, 0, 1, dilation, 1).unwrap().squeeze(0).unwrap().t().unwrap();
             assert_close(&got, &want, 1e-5);
             let rows = w.transpose(1, 2).unwrap().reshape((outputs, taps * channels)).unwrap();
-            assert_close(&plain(&rows, None).conv(&x, dilation).unwrap(), &want, 1e-5);
+            assert_close(&plain(&rows, None, None).conv(&x, dilation).unwrap(), &want, 1e-5);
         }
 
         #[test]
@@ -275,24 +323,12 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_do_not_depend_on_the_number_of_jobs() {
-        let (inputs, outputs) = (96, 200);
-        let packed = Packed::new(&numbers(inputs * outputs, 1), outputs, inputs, None);
-        for rows in [1, 5, 64, 131] {
-            let x = numbers(rows * inputs, 2);
-            let once = packed.product_in(&x, Windows::rows(rows, inputs), 1);
-            for jobs in [2, 3, 7] {
-                assert_eq!(packed.product_in(&x, Windows::rows(rows, inputs), jobs), once, "{rows} rows, {jobs} jobs");
-            }
-        }
-    }
-
-    #[test]
     fn wrong_widths_are_refused() {
         let layer = Linear::new(tensor((4, 6), 1), None).unwrap();
         assert!(layer.forward(&tensor((2, 5), 1)).is_err());
         assert!(layer.conv(&tensor((2, 4), 1), 1).is_err());
         assert!(layer.conv(&tensor((2, 2), 1), 1).is_err());
+        assert!(layer.forward_add(&tensor((2, 6), 1), &tensor((1, 4), 1)).is_err());
         assert!(Linear::new(tensor((4, 6), 1), Some(tensor(5, 1))).is_err());
     }
 }

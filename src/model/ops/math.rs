@@ -67,9 +67,12 @@ pub(super) fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
     sum(s, acc)
 }
 
-/// Fewer than 16 elements, zeros behind them.
+/// Up to 16 elements, zeros behind them.
 #[inline(always)]
 pub(super) fn load_part<S: Simd>(s: S, x: &[f32]) -> S::V {
+    if let Ok(all) = x.try_into() {
+        return s.load(all);
+    }
     let mut padded = [0.0; LANES];
     for (to, from) in padded.iter_mut().zip(x) {
         *to = *from;
@@ -77,9 +80,12 @@ pub(super) fn load_part<S: Simd>(s: S, x: &[f32]) -> S::V {
     s.load(&padded)
 }
 
-/// The first elements of a vector.
+/// The first elements of a vector, up to 16.
 #[inline(always)]
 pub(super) fn store_part<S: Simd>(s: S, x: S::V, to: &mut [f32]) {
+    if let Ok(all) = to.try_into() {
+        return s.store(x, all);
+    }
     let mut padded = [0.0; LANES];
     s.store(x, &mut padded);
     for (to, from) in to.iter_mut().zip(&padded) {

@@ -9,6 +9,8 @@ pub(super) const LANES: usize = 16;
 /// A token that proves that its instruction set may be used, and the operations of the set.
 pub(super) trait Simd: Copy {
     type V: Copy;
+    /// How many vectors of 16 lanes the registers hold.
+    const REGISTERS: usize;
     fn splat(self, x: f32) -> Self::V;
     fn load(self, x: &[f32; LANES]) -> Self::V;
     /// Widens bf16, given as its bits. Exact.
@@ -117,6 +119,8 @@ fn each(f: impl Fn(usize) -> f32) -> [f32; LANES] {
 
 impl Simd for Portable {
     type V = [f32; LANES];
+    /// NEON: 32 of 4 lanes.
+    const REGISTERS: usize = 8;
     #[inline(always)]
     fn splat(self, x: f32) -> Self::V {
         [x; LANES]
@@ -203,6 +207,7 @@ mod x86 {
 
     impl Simd for Avx512 {
         type V = __m512;
+        const REGISTERS: usize = 32;
         #[inline(always)]
         fn splat(self, x: f32) -> __m512 {
             unsafe { _mm512_set1_ps(x) }
@@ -270,6 +275,7 @@ mod x86 {
 
     impl Simd for Avx2 {
         type V = [__m256; 2];
+        const REGISTERS: usize = 8;
         #[inline(always)]
         fn splat(self, x: f32) -> Self::V {
             unsafe { [_mm256_set1_ps(x); 2] }
