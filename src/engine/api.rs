@@ -270,8 +270,13 @@ pub enum StageState {
 /// this request alone.
 pub struct ResponseStream {
     events: flume::Receiver<Event>,
-    // Tells the engine, when dropped, that nobody listens any more.
-    _alive: Box<dyn Send + Sync>,
+    listener: Box<dyn Listener>,
+}
+
+/// The engine's view of whoever reads a [`ResponseStream`]. Dropped with the stream.
+pub trait Listener: Send + Sync {
+    /// An event was taken out of the stream.
+    fn read(&self, event: &Event);
 }
 
 impl std::fmt::Debug for ResponseStream {
@@ -281,18 +286,29 @@ impl std::fmt::Debug for ResponseStream {
 }
 
 impl ResponseStream {
-    /// `alive` is dropped with the stream.
+    /// A stream of `events` whose producer needs to know no more than that the stream was dropped: then `alive` is.
     pub fn new(events: flume::Receiver<Event>, alive: impl Send + Sync + 'static) -> ResponseStream {
-        ResponseStream { events, _alive: Box::new(Alive(alive)) as Box<dyn Send + Sync> }
+        ResponseStream::heard_by(events, Alive(alive))
+    }
+
+    /// A stream of `events` whose producer follows the reading of it.
+    pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
+        ResponseStream { events, listener: Box::new(listener) }
     }
 
     /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
     pub async fn next(&mut self) -> Option<Event> {
-        self.events.recv_async().await.ok()
+        let event = self.events.recv_async().await.ok()?;
+        self.listener.read(&event);
+        Some(event)
     }
 }
 
 struct Alive<T>(#[allow(dead_code, reason = "held for its Drop")] T);
+
+impl<T: Send + Sync> Listener for Alive<T> {
+    fn read(&self, _: &Event) {}
+}
 
 /// The engine as server and commands see it. Implemented by [`Engine`](crate::engine); a trait so that the HTTP surface
 /// can be tested with scripted answers where a real model cannot be made to misbehave.

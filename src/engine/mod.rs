@@ -1,8 +1,210 @@
 //! Assembles the stages of a config, keeps the request ledger, and gives server and commands one handle.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `api` | what a client of the engine says and hears |
+//! | `build` | from a checkpoint and a config to three supervised stages with edges between them |
+//! | `ledger` | every accepted request, its client, and what becomes of it |
+//! | `client` | the client's end of the last edges: text and samples as events |
+//! | `plan` | from a request to the rows that it needs in each stage |
+//! | `admission` | how many requests at once |
+//! | `speak` | a text, sentence after sentence, as one stream |
 
+mod admission;
 pub mod api;
+mod build;
+mod client;
+mod ledger;
+mod plan;
+mod speak;
 
 pub use api::{
-    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, ModelInfo, Output, RequestError,
+    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, Listener, ModelInfo, Output, RequestError,
     ResponseStream, SamplingOverrides, Service, SpeechRequest, StageHealth, StageState, SubmitError, TextSource, Usage,
 };
+
+use crate::actors::{StageHandle, State};
+use crate::config::Config;
+use crate::ids::StageName;
+use crate::model::LoadError;
+use crate::model::checkpoint::Checkpoint;
+use crate::telemetry::{RequestKind, RequestMetrics};
+use crate::transfer::lease::LeaseBook;
+use admission::Admissions;
+use futures::future::BoxFuture;
+use ledger::Ledger;
+use plan::Planner;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How long a request waits for a stage that is being restarted before it is refused.
+const READY_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A running pipeline. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    info: ModelInfo,
+    planner: Planner,
+    stages: [Arc<StageHandle>; 3],
+    ledger: Arc<Ledger>,
+    admissions: Admissions,
+    metrics: RequestMetrics,
+    leases: LeaseBook,
+    draining: AtomicBool,
+    max_segment_chars: usize,
+    ticker: tokio::task::JoinHandle<()>,
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The checkpoint cannot be served.
+    #[error(transparent)]
+    Checkpoint(#[from] LoadError),
+    /// The config does not fit the checkpoint.
+    #[error("{0}")]
+    Config(String),
+    /// A stage did not come up.
+    #[error("the {0} stage did not start: {1}")]
+    Stage(StageName, String),
+}
+
+impl Engine {
+    /// Loads the weights and starts every stage; resolves when all of them can serve. Must be called on a tokio runtime.
+    ///
+    /// # Errors
+    /// [`StartError`], which tells what to change.
+    pub async fn start(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
+        let engine = Engine { shared: Arc::new(build::assemble(checkpoint, config).await?) };
+        for stage in &engine.shared.stages {
+            let mut status = stage.status();
+            let settled = status.wait_for(|status| matches!(status.state, State::Running | State::Failed)).await;
+            if let Ok(status) = settled
+                && status.state == State::Failed
+            {
+                let reason = status.last_reason.clone().unwrap_or_default();
+                return Err(StartError::Stage(stage.name(), reason));
+            }
+        }
+        crate::telemetry::set_ready(true);
+        Ok(engine)
+    }
+
+    /// What is held at this moment; all zero when the engine is idle.
+    pub fn load(&self) -> EngineLoad {
+        let stages = self.shared.stages.each_ref().map(|stage| stage.load());
+        EngineLoad {
+            requests: self.shared.ledger.open(),
+            leases: self.shared.leases.live(),
+            rows: stages.iter().map(|load| load.rows + load.slots + load.inputs).sum(),
+            queued: stages.iter().map(|load| load.queued).sum(),
+        }
+    }
+
+    async fn ready(&self) -> Result<(), SubmitError> {
+        if self.shared.draining.load(Ordering::Relaxed) {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let running = async {
+            for stage in &self.shared.stages {
+                let mut status = stage.status();
+                let settled = status.wait_for(|status| matches!(status.state, State::Running | State::Failed)).await;
+                if settled.is_ok_and(|status| status.state == State::Failed) {
+                    return Err(SubmitError::NotReady(format!("the {} stage failed too often", stage.name())));
+                }
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(READY_PATIENCE, running).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(SubmitError::NotReady("a stage is being restarted".into())),
+        }
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
+        self.ready().await?;
+        let plan = self.shared.planner.chat(&request)?;
+        let place = self.shared.admissions.enter()?;
+        Ok(self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place)))
+    }
+}
+
+/// See [`Engine::load`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Entries of the ledger.
+    pub requests: usize,
+    /// Outputs of steps that somebody still uses.
+    pub leases: u64,
+    /// Rows in schedulers, models and connectors.
+    pub rows: usize,
+    /// Messages in bounded queues.
+    pub queued: usize,
+}
+
+impl Service for Engine {
+    fn info(&self) -> &ModelInfo {
+        &self.shared.info
+    }
+
+    fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        Box::pin(async move {
+            let accepted = self.generate(request).await;
+            accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Chat))
+        })
+    }
+
+    fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        Box::pin(async move {
+            let accepted = speak::speak(self, request).await;
+            accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Speech))
+        })
+    }
+
+    fn health(&self) -> EngineHealth {
+        let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage_health(stage)).collect();
+        let draining = self.shared.draining.load(Ordering::Relaxed);
+        EngineHealth {
+            ready: !draining && stages.iter().all(|stage| stage.state == StageState::Running),
+            draining,
+            requests: self.shared.admissions.taken(),
+            stages,
+        }
+    }
+
+    fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.shared.draining.store(true, Ordering::Relaxed);
+            crate::telemetry::set_ready(false);
+            if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
+                self.shared.ledger.shut_down();
+            }
+            for stage in &self.shared.stages {
+                stage.stop().await;
+            }
+            self.shared.ticker.abort();
+        })
+    }
+}
+
+fn stage_health(stage: &StageHandle) -> StageHealth {
+    let status = stage.status().borrow().clone();
+    StageHealth {
+        name: stage.name(),
+        state: match status.state {
+            State::Starting => StageState::Starting,
+            State::Running => StageState::Running,
+            State::Restarting => StageState::Restarting,
+            State::Failed => StageState::Failed,
+        },
+        generation: status.generation.0,
+        restarts: status.restarts,
+        last_reason: status.last_reason,
+        rows: stage.load().rows,
+    }
+}

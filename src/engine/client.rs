@@ -1,0 +1,107 @@
+//! One client: turns tokens into text and samples into chunks, and counts what was used.
+
+use super::api::{AudioChunk, Event, FinishReason, Usage};
+use crate::ids::Frames;
+use crate::model::tokenizer::{Detokenizer, Tokenizer};
+use crate::telemetry::{Outcome, RequestMeter};
+use crate::transfer::payload::{Kind, Part, Payload};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// See the module.
+pub(super) struct Client {
+    events: flume::Sender<Event>,
+    /// Present when the client gets text.
+    text: Option<(Arc<Tokenizer>, Detokenizer)>,
+    samples_per_second: u32,
+    usage: Usage,
+    reason: FinishReason,
+    meter: RequestMeter,
+}
+
+impl Client {
+    pub fn new(
+        events: flume::Sender<Event>,
+        tokenizer: Option<Arc<Tokenizer>>,
+        prompt_tokens: u32,
+        samples_per_second: u32,
+        meter: RequestMeter,
+    ) -> Client {
+        let text = tokenizer.map(|tokenizer| (tokenizer, Detokenizer::default()));
+        let usage = Usage { prompt_tokens, ..Usage::default() };
+        Client { events, text, samples_per_second, usage, reason: FinishReason::Stop, meter }
+    }
+
+    /// Hands a payload over; says how many events it became.
+    pub fn take(&mut self, payload: Payload) -> usize {
+        let (header, part) = (payload.header, payload.parts.into_iter().next());
+        match (header.kind, part) {
+            (Kind::Tokens, Some(Part::U32(tokens))) => self.tokens(&tokens, header.end.map(Into::into)),
+            (Kind::Audio, Some(Part::F32(samples))) => {
+                self.usage.frames.0 += header.units;
+                if samples.is_empty() {
+                    return 0;
+                }
+                let length = Duration::from_secs_f64(samples.len() as f64 / f64::from(self.samples_per_second));
+                self.meter.audio(Instant::now(), length);
+                self.event(Event::Audio(AudioChunk { samples: samples.into(), frames: Frames(header.units) }))
+            }
+            _ => 0,
+        }
+    }
+
+    /// A stage has given all it had to give; the strictest reason is what the client hears.
+    pub fn stage_ended(&mut self, reason: FinishReason) {
+        if reason == FinishReason::Length {
+            self.reason = reason;
+        }
+    }
+
+    /// The last event, made here when all went well.
+    pub fn end(mut self, failed: Option<Event>, outcome: Outcome) {
+        if outcome == Outcome::Finished {
+            let finished = Event::Finished { reason: self.reason, usage: self.usage };
+            self.event(finished);
+        } else if let Some(failed) = failed {
+            self.event(failed);
+        }
+        self.meter.end(Instant::now(), outcome);
+    }
+
+    /// Sends an event; the channel has room for all that the windows let through, so it is refused only by a client that
+    /// has left.
+    pub fn event(&self, event: Event) -> usize {
+        usize::from(self.events.try_send(event).is_ok())
+    }
+
+    /// Counts tokens of a text that the client gave and does not get back.
+    pub fn followed(&mut self, tokens: u32) {
+        self.usage.text_tokens += tokens;
+    }
+
+    fn tokens(&mut self, tokens: &[u32], end: Option<FinishReason>) -> usize {
+        self.usage.text_tokens += tokens.len() as u32;
+        if let Some(reason) = end {
+            self.stage_ended(reason);
+        }
+        let Some((tokenizer, detokenizer)) = &mut self.text else { return 0 };
+        let mut delta: String = tokens.iter().map(|token| detokenizer.push(tokenizer, *token)).collect();
+        if end.is_some() {
+            delta.push_str(&detokenizer.finish());
+        }
+        if delta.is_empty() {
+            return 0;
+        }
+        self.meter.text(Instant::now());
+        self.event(Event::Text(delta))
+    }
+}
+
+impl From<crate::transfer::payload::End> for FinishReason {
+    fn from(end: crate::transfer::payload::End) -> FinishReason {
+        match end {
+            crate::transfer::payload::End::Stop => FinishReason::Stop,
+            crate::transfer::payload::End::Length => FinishReason::Length,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The request ledger: [`LedgerCore`] with the clients, the clock and the stages. It is a lock and not an actor: what it
+//! does is short, it must be reachable from wherever output arrives or a client leaves, and it must outlive every stage.
+//!
+//! Rows are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards.
+
+use super::admission::Place;
+use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
+use super::client::Client;
+use super::plan::RequestPlan;
+use crate::actors::{AckSink, StageHandle, StageReports};
+use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
+use crate::ids::{RequestId, StageName};
+use crate::telemetry::{Outcome, RequestKind, RequestMetrics};
+use crate::transfer::payload::{End, Kind, Payload};
+use crate::transfer::transport::PayloadSender;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// See the module.
+pub(super) struct Ledger {
+    born: Instant,
+    stages: [Arc<StageHandle>; 3],
+    /// Where the tokens of a followed text enter the thinker.
+    text_in: Arc<dyn PayloadSender>,
+    metrics: RequestMetrics,
+    books: Mutex<Books>,
+}
+
+struct Books {
+    core: LedgerCore,
+    clients: HashMap<RequestId, Client>,
+}
+
+impl Ledger {
+    pub fn new(
+        limits: LedgerLimits,
+        stages: [Arc<StageHandle>; 3],
+        text_in: Arc<dyn PayloadSender>,
+        metrics: RequestMetrics,
+    ) -> Ledger {
+        let books = Mutex::new(Books { core: LedgerCore::new(limits), clients: HashMap::new() });
+        Ledger { born: Instant::now(), stages, text_in, metrics, books }
+    }
+
+    /// Accepts a request and gives it a row in every stage that it needs.
+    pub fn open_request(self: &Arc<Self>, plan: RequestPlan, kind: RequestKind, place: Option<Place>) -> ResponseStream {
+        let mut books = self.lock();
+        let request = books.core.accept(plan.owed, self.now());
+        let (send, events) = flume::bounded(plan.max_events);
+        let meter = self.metrics.accepted(kind, Instant::now());
+        let mut client = Client::new(send, plan.text, plan.prompt_tokens, plan.samples_per_second, meter);
+        client.event(Event::Started { id: request, seed: plan.seed });
+        books.clients.insert(request, client);
+        books.core.handed_over(request, self.now());
+
+        // Downstream first: whoever receives must know the request before anything can be sent.
+        let mut admitted = true;
+        for (stage, admission) in plan.rows.into_iter().rev() {
+            admitted &= self.stages[stage as usize].admit(admission.named(request));
+        }
+        if admitted && let Some(text) = plan.follow {
+            admitted = self.text_in.put(text.payload(request)).is_ok();
+        }
+        if !admitted {
+            // A stage went down after the request had been found servable.
+            let down = StageName::ALL.map(|stage| books.core.stage_down(stage, "it is being restarted"));
+            self.carry_out(&mut books, down.into_iter().flatten().filter(|effect| is_about(effect, request)).collect());
+        }
+        drop(books);
+        let listener = Reader { ledger: Arc::clone(self), request, _place: place };
+        ResponseStream::heard_by(events, listener)
+    }
+
+    /// Ends what has taken too long.
+    pub fn tick(&self) {
+        let mut books = self.lock();
+        let effects = books.core.tick(self.now());
+        self.carry_out(&mut books, effects);
+    }
+
+    /// Ends everything.
+    pub fn shut_down(&self) {
+        let mut books = self.lock();
+        let effects = books.core.shut_down();
+        self.carry_out(&mut books, effects);
+    }
+
+    /// Requests open now.
+    pub fn open(&self) -> usize {
+        self.lock().core.open()
+    }
+
+    /// Takes what the last stage made for a client.
+    fn deliver(&self, payload: Payload) {
+        let request = payload.header.request;
+        let (kind, end, units) = (payload.header.kind, payload.header.end, payload.header.units);
+        let mut books = self.lock();
+        let Some(client) = books.clients.get_mut(&request) else {
+            // The client left: nobody will read this, so nobody needs to wait for it to be read.
+            return;
+        };
+        let events = client.take(payload);
+        let now = self.now();
+        for _ in 0..events {
+            books.core.handed_over(request, now);
+        }
+        // Text is read by the piece but counted by the token: a text-only row goes on as soon as it is handed over.
+        if kind == Kind::Tokens {
+            self.stages[StageName::Thinker as usize].acked(request, units);
+        }
+        let effect = match (kind, end) {
+            (Kind::Tokens, Some(_)) => {
+                books.core.stage_done(request, StageName::Thinker);
+                books.core.text_done(request)
+            }
+            (Kind::Audio, Some(_)) => books.core.audio_done(request),
+            _ => None,
+        };
+        self.carry_out(&mut books, effect.into_iter().collect());
+    }
+
+    fn carry_out(&self, books: &mut Books, effects: Vec<Effect>) {
+        for effect in effects {
+            let (request, last, outcome) = match effect {
+                Effect::Complete(request) => (request, None, Outcome::Finished),
+                Effect::Release(request) => (request, None, Outcome::Aborted),
+                Effect::Fail(request, failure) => {
+                    let outcome = outcome(&failure);
+                    (request, Some(Event::Failed(error(failure))), outcome)
+                }
+            };
+            if outcome != Outcome::Finished {
+                self.stages.iter().for_each(|stage| stage.abort(request));
+            }
+            if let Some(client) = books.clients.remove(&request) {
+                client.end(last, outcome);
+            }
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        // A panic while the lock is held would be a bug in a pure core; going on serves everybody else better than
+        // refusing to speak to any client again.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl StageReports for Ledger {
+    fn row_failed(&self, request: RequestId, stage: StageName, reason: String) {
+        tracing::warn!(%request, %stage, reason, "row failed");
+        let mut books = self.lock();
+        let effect = books.core.row_failed(request, stage, reason);
+        self.carry_out(&mut books, effect.into_iter().collect());
+    }
+
+    fn stage_done(&self, request: RequestId, stage: StageName, end: End) {
+        let mut books = self.lock();
+        books.core.stage_done(request, stage);
+        if let Some(client) = books.clients.get_mut(&request) {
+            client.stage_ended(match end {
+                End::Stop => FinishReason::Stop,
+                End::Length => FinishReason::Length,
+            });
+        }
+    }
+
+    fn stage_down(&self, stage: StageName, reason: &str) {
+        let mut books = self.lock();
+        let effects = books.core.stage_down(stage, reason);
+        self.carry_out(&mut books, effects);
+    }
+}
+
+/// The client's end of the edges that lead to it.
+pub(super) struct ClientSink(pub Arc<Ledger>);
+
+impl PayloadSender for ClientSink {
+    fn put(&self, payload: Payload) -> Result<(), crate::transfer::transport::TransportError> {
+        self.0.deliver(payload);
+        Ok(())
+    }
+
+    fn queued(&self) -> usize {
+        0
+    }
+}
+
+/// Follows the reading of one response.
+struct Reader {
+    ledger: Arc<Ledger>,
+    request: RequestId,
+    _place: Option<Place>,
+}
+
+impl Listener for Reader {
+    fn read(&self, event: &Event) {
+        let now = self.ledger.now();
+        self.ledger.lock().core.read(self.request, now);
+        if let Event::Audio(chunk) = event {
+            self.ledger.stages[StageName::Code2wav as usize].acked(self.request, chunk.frames.0);
+        }
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let mut books = self.ledger.lock();
+        let effect = books.core.client_gone(self.request);
+        self.ledger.carry_out(&mut books, effect.into_iter().collect());
+    }
+}
+
+fn is_about(effect: &Effect, request: RequestId) -> bool {
+    matches!(effect, Effect::Complete(id) | Effect::Fail(id, _) | Effect::Release(id) if *id == request)
+}
+
+fn outcome(failure: &Failure) -> Outcome {
+    match failure {
+        Failure::StageFailed(..) | Failure::RowFailed(..) => Outcome::Failed,
+        Failure::TimedOut(_) => Outcome::TimedOut,
+        Failure::ShuttingDown => Outcome::ShutDown,
+    }
+}
+
+fn error(failure: Failure) -> RequestError {
+    match failure {
+        Failure::StageFailed(stage, reason) => RequestError::StageFailed { stage, reason },
+        Failure::RowFailed(stage, reason) => RequestError::RowFailed { stage, reason },
+        Failure::TimedOut(limit) => RequestError::TimedOut(limit),
+        Failure::ShuttingDown => RequestError::ShuttingDown,
+    }
+}
