@@ -25,5 +25,7 @@ mod scheduler;
 mod stage;
 mod supervisor;
 
-pub use stage::{AckSink, Admission, OutEdge, RELEASED, StageHandle, StageReports, StageSetup, StageStatus, Wants};
+pub use stage::{
+    AckSink, Admission, OutEdge, RELEASED, StageHandle, StageReports, StageSetup, StageStatus, State, Wants,
+};
 pub use supervisor::start;

@@ -23,7 +23,11 @@ pub(super) struct Place {
 
 impl Admissions {
     pub fn new(limit: usize) -> Admissions {
-        Admissions { limit, places: Arc::new(Semaphore::new(limit)), held: Arc::new(Mutex::new(Duration::from_secs(1))) }
+        Admissions {
+            limit,
+            places: Arc::new(Semaphore::new(limit)),
+            held: Arc::new(Mutex::new(Duration::from_secs(1))),
+        }
     }
 
     /// A place now, or the advice when to come again: places become free at the rate at which they were given back lately.

@@ -189,6 +189,9 @@ pub enum RequestError {
     /// The server is stopping and the grace time is over.
     #[error("the server is shutting down")]
     ShuttingDown,
+    /// Text that arrived later cannot be spoken; the client's doing.
+    #[error("{0}")]
+    Refused(String),
 }
 
 fn seconds(limit: &Duration) -> String {

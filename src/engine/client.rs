@@ -58,7 +58,7 @@ impl Client {
     }
 
     /// The last event, made here when all went well.
-    pub fn end(mut self, failed: Option<Event>, outcome: Outcome) {
+    pub fn end(self, failed: Option<Event>, outcome: Outcome) {
         if outcome == Outcome::Finished {
             let finished = Event::Finished { reason: self.reason, usage: self.usage };
             self.event(finished);

@@ -44,13 +44,19 @@ impl Ledger {
     }
 
     /// Accepts a request and gives it a row in every stage that it needs.
-    pub fn open_request(self: &Arc<Self>, plan: RequestPlan, kind: RequestKind, place: Option<Place>) -> ResponseStream {
+    pub fn open_request(
+        self: &Arc<Self>,
+        plan: RequestPlan,
+        kind: RequestKind,
+        place: Option<Place>,
+    ) -> ResponseStream {
         let mut books = self.lock();
         let request = books.core.accept(plan.owed, self.now());
         let (send, events) = flume::bounded(plan.max_events);
         let meter = self.metrics.accepted(kind, Instant::now());
         let mut client = Client::new(send, plan.text, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });
+        client.followed(plan.follow.as_ref().map_or(0, super::plan::FollowedText::len));
         books.clients.insert(request, client);
         books.core.handed_over(request, self.now());
 

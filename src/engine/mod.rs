@@ -19,8 +19,9 @@ mod plan;
 mod speak;
 
 pub use api::{
-    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, Listener, ModelInfo, Output, RequestError,
-    ResponseStream, SamplingOverrides, Service, SpeechRequest, StageHealth, StageState, SubmitError, TextSource, Usage,
+    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, Listener, ModelInfo, Output,
+    RequestError, ResponseStream, SamplingOverrides, Service, SpeechRequest, StageHealth, StageState, SubmitError,
+    TextSource, Usage,
 };
 
 use crate::actors::{StageHandle, State};

@@ -110,6 +110,7 @@ impl From<RequestError> for ApiError {
             RequestError::RowFailed { .. } => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "request_failed", message)
             }
+            RequestError::Refused(_) => ApiError::invalid("input", message),
             RequestError::TimedOut(_) => ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message),
             RequestError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
                 .with_retry_after(Duration::from_secs(5)),

@@ -1,0 +1,213 @@
+//! From a checkpoint and a config to three supervised stages with edges between them.
+
+use super::admission::Admissions;
+use super::ledger::{ClientSink, Ledger};
+use super::plan::Planner;
+use super::{ModelInfo, Shared, StartError};
+use crate::actors::{self, AckSink, OutEdge, StageHandle, StageReports, StageSetup};
+use crate::config::{Config, TransportKind};
+use crate::core::ledger::LedgerLimits;
+use crate::core::restart::RestartLimits;
+use crate::core::scheduler::SchedulerConfig;
+use crate::fault::FaultPlan;
+use crate::ids::{RequestId, StageName};
+use crate::model::checkpoint::Checkpoint;
+use crate::model::code2wav::Code2Wav;
+use crate::model::hf::SAMPLE_RATE;
+use crate::model::prompt::Prompter;
+use crate::model::stage::StageFactory;
+use crate::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
+use crate::model::talker::Talker;
+use crate::model::template::ChatTemplate;
+use crate::model::thinker::Thinker;
+use crate::model::tokenizer::Tokenizer;
+use crate::telemetry::{EdgeMetrics, RequestMetrics, StageMetrics};
+use crate::transfer::lease::LeaseBook;
+use crate::transfer::payload::Kind;
+use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc, over_wire};
+use candle_core::Device;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How often the ledger looks for requests whose time is up.
+const TICK: Duration = Duration::from_millis(250);
+
+type Edge = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
+
+/// Loads everything and starts the supervisors. The stages come up by themselves.
+pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
+    let device = Device::Cpu;
+    let omni = Arc::clone(checkpoint.config());
+    let factories = load(checkpoint, &device).await?;
+
+    let info = model_info(checkpoint, config)?;
+    let stages = StageName::ALL.map(StageHandle::new);
+    let capacity = |stage: StageName| {
+        let (rows, units) = (config.limits.max_requests, window(config, stage) as usize);
+        rows * (units + 64) + 1024
+    };
+    let edge = |from: StageName| -> Edge {
+        match config.transfer.transport {
+            TransportKind::Inproc => erase(inproc(capacity(from))),
+            TransportKind::Wire => erase(over_wire(capacity(from), device.clone())),
+        }
+    };
+    let (text_in, text_out) = erase(inproc(capacity(StageName::Thinker)));
+    let (rows_in, rows_out) = edge(StageName::Thinker);
+    let (codes_in, codes_out) = edge(StageName::Talker);
+
+    let leases = LeaseBook::default();
+    let metrics = RequestMetrics::new();
+    let limits = LedgerLimits {
+        request_timeout: config.limits.request_timeout,
+        stalled_client_timeout: config.limits.stalled_client_timeout,
+    };
+    let ledger = Arc::new(Ledger::new(limits, stages.clone(), text_in, metrics.clone()));
+    let client: Arc<dyn PayloadSender> = Arc::new(ClientSink(Arc::clone(&ledger)));
+    let edges = [
+        (text_out, vec![(Kind::Rows, rows_in), (Kind::Tokens, Arc::clone(&client))]),
+        (rows_out, vec![(Kind::Codes, codes_in)]),
+        (codes_out, vec![(Kind::Audio, client)]),
+    ];
+    let faults = FaultPlan::new(&config.faults);
+    let unit = Duration::from_secs_f64(f64::from(info.samples_per_frame) / f64::from(info.sample_rate));
+    let parts = StageName::ALL.into_iter().zip(factories).zip(edges);
+    for ((name, factory), (inbound, outbound)) in parts {
+        let upstream = StageName::ALL.into_iter().rfind(|other| *other < name);
+        let acks: Arc<dyn AckSink> = match upstream {
+            Some(stage) => Arc::clone(&stages[stage as usize]) as Arc<dyn AckSink>,
+            None => Arc::new(NobodyWaits),
+        };
+        let stage = config.stage(name);
+        let setup = StageSetup {
+            name,
+            scheduler: SchedulerConfig {
+                slots: config.limits.max_requests as u32,
+                max_batch: stage.max_batch,
+                prefill_chunk: stage.prefill_chunk,
+                run_ahead: stage.run_ahead as u32,
+                window: window(config, name),
+                unit,
+            },
+            factory,
+            restart: RestartLimits {
+                backoff: config.supervision.backoff,
+                max_backoff: config.supervision.max_backoff,
+                max_restarts: config.supervision.max_restarts,
+                window: config.supervision.meltdown_window,
+            },
+            watchdog: config.supervision.watchdog,
+            faults: faults.clone(),
+            metrics: StageMetrics::new(name),
+            outbound: outbound
+                .into_iter()
+                .map(|(kind, sender)| OutEdge { kind, sender, metrics: EdgeMetrics::new(name) })
+                .collect(),
+            inbound,
+            upstream,
+            acks,
+            reports: Arc::clone(&ledger) as Arc<dyn StageReports>,
+            leases: leases.clone(),
+        };
+        let started = actors::start(setup, Arc::clone(&stages[name as usize])).await;
+        started.map_err(|error| StartError::Stage(name, error.to_string()))?;
+    }
+
+    let tokenizer = Arc::new(Tokenizer::load(checkpoint.files())?);
+    let template = Arc::new(ChatTemplate::load(checkpoint.files())?);
+    let planner = Planner {
+        prompter: Prompter::new(tokenizer, template, &omni),
+        config: omni,
+        generation: Arc::clone(checkpoint.generation()),
+        default_voice: info.default_voice.clone(),
+        speech_prompt: config.speech.prompt.clone(),
+        chunk_ramp: chunk_ramp(config),
+        max_input_chars: config.limits.max_input_chars,
+        audio_window: window(config, StageName::Code2wav),
+    };
+    Ok(Shared {
+        info,
+        planner,
+        stages,
+        ticker: tokio::spawn(tick(Arc::downgrade(&ledger))),
+        ledger,
+        admissions: Admissions::new(config.limits.max_requests),
+        metrics,
+        leases,
+        draining: AtomicBool::new(false),
+        max_segment_chars: config.speech.max_segment_chars,
+    })
+}
+
+/// Nets and their factories, upstream first. Reading weights blocks, so it happens on a thread of its own.
+async fn load(checkpoint: &Checkpoint, device: &Device) -> Result<[Arc<dyn StageFactory>; 3], StartError> {
+    let (checkpoint, device) = (checkpoint.clone(), device.clone());
+    let loaded = tokio::task::spawn_blocking(move || -> Result<[Arc<dyn StageFactory>; 3], StartError> {
+        let config = checkpoint.config();
+        let loader = checkpoint.loader(&["thinker", "talker", "code2wav"], &device);
+        let thinker = Arc::new(Thinker::load(&loader, &config.thinker)?);
+        let talker = Arc::new(Talker::load(&loader, config)?);
+        let vocoder = Arc::new(Code2Wav::load(&loader, &config.code2wav)?);
+        loader.finish()?;
+        Ok([
+            Arc::new(ThinkerFactory::new(thinker)),
+            Arc::new(TalkerFactory::new(talker)),
+            Arc::new(VocoderFactory::new(vocoder)),
+        ])
+    });
+    loaded.await.map_err(|error| StartError::Config(format!("loading the weights failed: {error}")))?
+}
+
+fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
+    let omni = checkpoint.config();
+    let default_voice = match &config.model.default_voice {
+        Some(voice) => {
+            omni.talker.speaker(voice).map_err(|error| StartError::Config(format!("model.default_voice: {error}")))?;
+            voice.to_lowercase()
+        }
+        None => omni.talker.default_speaker().to_owned(),
+    };
+    let vocoder = &omni.code2wav;
+    let samples: usize = vocoder.upsampling_ratios.iter().chain(&vocoder.upsample_rates).product();
+    Ok(ModelInfo {
+        id: config.model.name.clone(),
+        voices: omni.talker.speaker_names().into_iter().map(str::to_owned).collect(),
+        default_voice,
+        sample_rate: SAMPLE_RATE,
+        samples_per_frame: samples as u32,
+    })
+}
+
+fn chunk_ramp(config: &Config) -> Vec<u32> {
+    config.stage(StageName::Code2wav).chunk_ramp.iter().map(|frames| frames.0).collect()
+}
+
+/// A stage's window, never smaller than what the next one wants at once.
+fn window(config: &Config, stage: StageName) -> u32 {
+    let largest = chunk_ramp(config).into_iter().max().unwrap_or(1);
+    let least = if stage == StageName::Talker { largest + 1 } else { 2 };
+    config.stage(stage).window.max(least)
+}
+
+fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> Edge {
+    (Arc::new(ends.0), Arc::new(ends.1))
+}
+
+async fn tick(ledger: Weak<Ledger>) {
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        ticks.tick().await;
+        match ledger.upgrade() {
+            Some(ledger) => ledger.tick(),
+            None => return,
+        }
+    }
+}
+
+/// Text of a client arrives whole: nobody waits to send more of it.
+struct NobodyWaits;
+
+impl AckSink for NobodyWaits {
+    fn acked(&self, _: RequestId, _: u32) {}
+}

@@ -1,0 +1,119 @@
+//! What integration tests share: the default voice, engines on it, and answers as data.
+#![allow(dead_code, clippy::unwrap_used, reason = "every test binary uses a part of this")]
+
+use omni_actors::config::Config;
+use omni_actors::engine::{
+    ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
+    SamplingOverrides, Service, SpeechRequest, TextSource, Usage,
+};
+use omni_actors::ids::Frames;
+use omni_actors::model::checkpoint::Checkpoint;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+pub const GREEDY: SamplingOverrides = SamplingOverrides {
+    temperature: Some(0.0),
+    top_k: None,
+    top_p: None,
+    min_p: None,
+    repetition_penalty: None,
+    frequency_penalty: None,
+    presence_penalty: None,
+};
+
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub fn voice_folder() -> PathBuf {
+    root().join("assets/voice/checkpoint")
+}
+
+pub fn voice() -> Checkpoint {
+    Checkpoint::open(&voice_folder()).unwrap()
+}
+
+/// The tiny checkpoint with random weights: fast, and it never stops by itself.
+pub fn tiny() -> Checkpoint {
+    Checkpoint::open(&root().join("tests/fixtures/qwen3_omni")).unwrap()
+}
+
+pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -> Engine {
+    let mut config = Config::default();
+    change(&mut config);
+    Engine::start(checkpoint, &config).await.unwrap()
+}
+
+pub fn chat(text: &str, output: Output) -> GenerateRequest {
+    GenerateRequest {
+        messages: vec![ChatMessage { role: "user".into(), content: text.into() }],
+        output,
+        voice: None,
+        text: GREEDY,
+        speech: GREEDY,
+        max_text_tokens: None,
+        max_frames: None,
+        seed: Some(1),
+    }
+}
+
+pub fn speech(text: &str, seed: u64) -> SpeechRequest {
+    SpeechRequest {
+        text: TextSource::Whole(text.into()),
+        voice: None,
+        speech: SamplingOverrides::default(),
+        max_frames: None,
+        ignore_eos: false,
+        initial_chunk_frames: None,
+        seed: Some(seed),
+    }
+}
+
+/// Exactly this many frames, whatever the model says.
+pub fn frames(count: u32, seed: u64) -> SpeechRequest {
+    SpeechRequest { max_frames: Some(Frames(count)), ignore_eos: true, ..speech("one two three", seed) }
+}
+
+/// A whole answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
+    pub text: String,
+    pub samples: Vec<f32>,
+    pub chunks: Vec<u32>,
+    pub end: Option<Result<(FinishReason, Usage), RequestError>>,
+}
+
+pub async fn collect(mut stream: ResponseStream) -> Answer {
+    let mut answer = Answer::default();
+    while let Some(event) = stream.next().await {
+        assert_eq!(answer.end, None, "an event after the last one");
+        match event {
+            Event::Started { .. } => assert_eq!(answer, Answer::default(), "the first event comes first"),
+            Event::Text(delta) => answer.text.push_str(&delta),
+            Event::Audio(chunk) => {
+                answer.samples.extend_from_slice(&chunk.samples);
+                answer.chunks.push(chunk.frames.0);
+            }
+            Event::Finished { reason, usage } => answer.end = Some(Ok((reason, usage))),
+            Event::Failed(error) => answer.end = Some(Err(error)),
+        }
+    }
+    answer
+}
+
+pub async fn say(engine: &Engine, request: SpeechRequest) -> Answer {
+    collect(engine.speak(request).await.unwrap()).await
+}
+
+/// Waits until nothing of any request is left, and fails when that takes longer than `patience`.
+pub async fn idle(engine: &Engine, patience: Duration) {
+    let empty = EngineLoad { requests: 0, leases: 0, rows: 0, queued: 0 };
+    let waiting = async {
+        while engine.load() != empty {
+            tokio::task::yield_now().await;
+        }
+    };
+    if tokio::time::timeout(patience, waiting).await.is_err() {
+        panic!("the engine still holds {:?}", engine.load());
+    }
+}
