@@ -3,8 +3,7 @@
 use super::EmbeddedFiles;
 use super::model::{self, ModelArgs};
 use crate::config::Config;
-use crate::engine::Service;
-use crate::model::Checkpoint;
+use crate::engine::{Engine, Service};
 use crate::server::Server;
 use crate::telemetry;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,17 +11,11 @@ use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-/// Starts the engine of a config. Returns as soon as it answers; stages may still be loading.
-pub(super) async fn start(config: Config, checkpoint: Checkpoint) -> anyhow::Result<Arc<dyn Service>> {
-    let _ = (config, checkpoint);
-    anyhow::bail!("the engine is not part of this build yet")
-}
-
-/// As [`start`], with logging set up, and waits until every stage can serve.
+/// Sets logging up and starts the engine of a config; returns when every stage can serve.
 pub(super) async fn start_ready(config: Config, embedded: Option<EmbeddedFiles>) -> anyhow::Result<Arc<dyn Service>> {
     telemetry::init_logging(&config.telemetry)?;
     let checkpoint = model::open(&config, embedded)?;
-    start(config, checkpoint).await
+    Ok(Arc::new(Engine::start(&checkpoint, &config).await?))
 }
 
 /// A server on a free loopback port of this process.

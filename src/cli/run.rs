@@ -1,15 +1,16 @@
 //! `omni-actors run`: the server.
 
-use super::local;
 use super::model::read;
 use super::signals::Signals;
 use super::{EmbeddedFiles, model};
 use crate::config::{self, Config, Override};
+use crate::engine::{Engine, Service};
 use crate::server::Server;
 use crate::telemetry;
 use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Serve a model over HTTP and WebSocket
 ///
@@ -60,9 +61,19 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     let server = Server::bind(&config.server)?;
     println!("{}", greeting(&config, server.local_addr()));
     let limits = config.limits.clone();
-    let service = local::start(config, checkpoint).await?;
-    server.serve(service, &limits, signals.first_asks_second_ends()).await;
-    Ok(())
+    let engine = Engine::launch(&checkpoint, &config).await?;
+    let service: Arc<dyn Service> = Arc::new(engine.clone());
+    let came_up = async {
+        match engine.settled().await {
+            // Nothing more to say: the server ends this.
+            Ok(()) => std::future::pending().await,
+            Err(error) => error,
+        }
+    };
+    tokio::select! {
+        error = came_up => Err(error.into()),
+        () = server.serve(service, &limits, signals.first_asks_second_ends()) => Ok(()),
+    }
 }
 
 fn greeting(config: &Config, address: SocketAddr) -> String {

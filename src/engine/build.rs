@@ -11,11 +11,12 @@ use crate::core::restart::RestartLimits;
 use crate::core::scheduler::SchedulerConfig;
 use crate::fault::FaultPlan;
 use crate::ids::{RequestId, StageName};
+use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::code2wav::Code2Wav;
 use crate::model::hf::SAMPLE_RATE;
 use crate::model::prompt::Prompter;
-use crate::model::stage::StageFactory;
+use crate::model::stage::{StageFactory, StageModel};
 use crate::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
 use crate::model::talker::Talker;
 use crate::model::template::ChatTemplate;
@@ -27,7 +28,7 @@ use crate::transfer::payload::Kind;
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc, over_wire};
 use candle_core::Device;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// How often the ledger looks for requests whose time is up.
@@ -35,11 +36,11 @@ const TICK: Duration = Duration::from_millis(250);
 
 type Edge = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
 
-/// Loads everything and starts the supervisors. The stages come up by themselves.
+/// Starts the supervisors. The stages load their weights and come up by themselves.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let device = Device::Cpu;
     let omni = Arc::clone(checkpoint.config());
-    let factories = load(checkpoint, &device).await?;
+    let factories = factories(checkpoint, &device);
 
     let info = model_info(checkpoint, config)?;
     let stages = StageName::ALL.map(StageHandle::new);
@@ -140,23 +141,47 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     })
 }
 
-/// Nets and their factories, upstream first. Reading weights blocks, so it happens on a thread of its own.
-async fn load(checkpoint: &Checkpoint, device: &Device) -> Result<[Arc<dyn StageFactory>; 3], StartError> {
-    let (checkpoint, device) = (checkpoint.clone(), device.clone());
-    let loaded = tokio::task::spawn_blocking(move || -> Result<[Arc<dyn StageFactory>; 3], StartError> {
-        let config = checkpoint.config();
-        let loader = checkpoint.loader(&["thinker", "talker", "code2wav"], &device);
-        let thinker = Arc::new(Thinker::load(&loader, &config.thinker)?);
-        let talker = Arc::new(Talker::load(&loader, config)?);
-        let vocoder = Arc::new(Code2Wav::load(&loader, &config.code2wav)?);
-        loader.finish()?;
-        Ok([
-            Arc::new(ThinkerFactory::new(thinker)),
-            Arc::new(TalkerFactory::new(talker)),
-            Arc::new(VocoderFactory::new(vocoder)),
-        ])
-    });
-    loaded.await.map_err(|error| StartError::Config(format!("loading the weights failed: {error}")))?
+/// One factory per stage, upstream first.
+fn factories(checkpoint: &Checkpoint, device: &Device) -> [Arc<dyn StageFactory>; 3] {
+    StageName::ALL.map(|stage| -> Arc<dyn StageFactory> {
+        let (checkpoint, device) = (checkpoint.clone(), device.clone());
+        Arc::new(LoadedOnce { load: Box::new(move || load(stage, &checkpoint, &device)), loaded: OnceLock::new() })
+    })
+}
+
+/// The net of one stage and what makes its device state.
+fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
+    let config = checkpoint.config();
+    let loader = checkpoint.loader(&[stage.as_str()], device);
+    let factory: Box<dyn StageFactory> = match stage {
+        StageName::Thinker => Box::new(ThinkerFactory::new(Arc::new(Thinker::load(&loader, &config.thinker)?))),
+        StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, config)?))),
+        StageName::Code2wav => Box::new(VocoderFactory::new(Arc::new(Code2Wav::load(&loader, &config.code2wav)?))),
+    };
+    loader.finish()?;
+    Ok(factory)
+}
+
+type Load = dyn Fn() -> Result<Box<dyn StageFactory>, LoadError> + Send + Sync;
+
+/// Reads the weights on the runner's thread when the stage starts, so that all stages load side by side and the server
+/// can say that it is not ready yet. The weights outlive a runner that dies.
+struct LoadedOnce {
+    load: Box<Load>,
+    loaded: OnceLock<Box<dyn StageFactory>>,
+}
+
+impl StageFactory for LoadedOnce {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        // One runner per stage: nobody else loads at the same time.
+        if self.loaded.get().is_none() {
+            let _ = self.loaded.set((self.load)()?);
+        }
+        match self.loaded.get() {
+            Some(factory) => factory.build(),
+            None => Err(LoadError::Invalid { file: "weights".into(), reason: "were not kept after loading".into() }),
+        }
+    }
 }
 
 fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {

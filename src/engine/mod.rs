@@ -29,7 +29,7 @@ use crate::config::Config;
 use crate::ids::StageName;
 use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
-use crate::telemetry::{RequestKind, RequestMetrics};
+use crate::telemetry::{self, RequestKind, RequestMetrics};
 use crate::transfer::lease::LeaseBook;
 use admission::Admissions;
 use futures::future::BoxFuture;
@@ -71,18 +71,26 @@ pub enum StartError {
     #[error("{0}")]
     Config(String),
     /// A stage did not come up.
-    #[error("the {0} stage did not start: {1}")]
+    #[error("the {0} stage does not run: {1}")]
     Stage(StageName, String),
 }
 
 impl Engine {
-    /// Loads the weights and starts every stage; resolves when all of them can serve. Must be called on a tokio runtime.
+    /// Starts every stage and returns before any of them is up: [`Engine::settled`] tells when. Must be called on a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// [`StartError`], which tells what to change.
-    pub async fn start(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
-        let engine = Engine { shared: Arc::new(build::assemble(checkpoint, config).await?) };
-        for stage in &engine.shared.stages {
+    /// [`StartError`] for what can be seen without reading the weights.
+    pub async fn launch(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
+        Ok(Engine { shared: Arc::new(build::assemble(checkpoint, config).await?) })
+    }
+
+    /// Resolves when every stage can serve.
+    ///
+    /// # Errors
+    /// [`StartError::Stage`] with the reason when one of them cannot.
+    pub async fn settled(&self) -> Result<(), StartError> {
+        for stage in &self.shared.stages {
             let mut status = stage.status();
             let settled = status.wait_for(|status| matches!(status.state, State::Running | State::Failed)).await;
             if let Ok(status) = settled
@@ -92,7 +100,17 @@ impl Engine {
                 return Err(StartError::Stage(stage.name(), reason));
             }
         }
-        crate::telemetry::set_ready(true);
+        telemetry::set_ready(true);
+        Ok(())
+    }
+
+    /// [`Engine::launch`] and [`Engine::settled`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub async fn start(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
+        let engine = Engine::launch(checkpoint, config).await?;
+        engine.settled().await?;
         Ok(engine)
     }
 
@@ -111,19 +129,9 @@ impl Engine {
         if self.shared.draining.load(Ordering::Relaxed) {
             return Err(SubmitError::ShuttingDown);
         }
-        let running = async {
-            for stage in &self.shared.stages {
-                let mut status = stage.status();
-                let settled = status.wait_for(|status| matches!(status.state, State::Running | State::Failed)).await;
-                if settled.is_ok_and(|status| status.state == State::Failed) {
-                    return Err(SubmitError::NotReady(format!("the {} stage failed too often", stage.name())));
-                }
-            }
-            Ok(())
-        };
-        match tokio::time::timeout(READY_PATIENCE, running).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(SubmitError::NotReady("a stage is being restarted".into())),
+        match tokio::time::timeout(READY_PATIENCE, self.settled()).await {
+            Ok(outcome) => outcome.map_err(|error| SubmitError::NotReady(error.to_string())),
+            Err(_) => Err(SubmitError::NotReady("a stage is starting".into())),
         }
     }
 
@@ -181,7 +189,7 @@ impl Service for Engine {
     fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.shared.draining.store(true, Ordering::Relaxed);
-            crate::telemetry::set_ready(false);
+            telemetry::set_ready(false);
             if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
                 self.shared.ledger.shut_down();
             }
