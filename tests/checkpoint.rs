@@ -242,7 +242,8 @@ fn what_is_not_a_checkpoint_is_refused_with_a_reason() {
 
 #[test]
 fn damaged_weights_are_refused_with_a_reason() {
-    let cases: [(&str, fn(&mut Vec<u8>)); 6] = [
+    type Damage = fn(&mut Vec<u8>);
+    let cases: [(&str, Damage); 6] = [
         ("is cut short", |b| b.truncate(b.len() - 1)),
         ("has trailing bytes", |b| b.push(0)),
         ("not a safetensors file", |b| b.truncate(7)),

@@ -3,9 +3,12 @@
 
 use candle_core::{DType, Device, Tensor};
 use omni_actors::model::Checkpoint;
+use omni_actors::model::checkpoint::Files;
 use omni_actors::model::prompt::{ChatPrompt, Message, PromptError, Prompter, Role};
+use omni_actors::model::template::{ChatTemplate, TemplateMessage};
 use omni_actors::model::tokenizer::{Detokenizer, Tokenizer};
 use proptest::prelude::*;
+use serde_json::Value;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -32,7 +35,7 @@ fn ids(tensors: &HashMap<String, Tensor>, name: &str) -> Vec<u32> {
 
 /// Prompt text, prompt ids and all ids of a golden.
 fn golden(path: &str) -> (String, Vec<u32>, Vec<u32>) {
-    let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(format!("{path}.json")).unwrap()).unwrap();
+    let manifest: Value = serde_json::from_slice(&std::fs::read(format!("{path}.json")).unwrap()).unwrap();
     let tensors = candle_core::safetensors::load(format!("{path}.safetensors"), &Device::Cpu).unwrap();
     let prompt = manifest["meta"]["prompt"].as_str().unwrap().to_owned();
     (prompt, ids(&tensors, "input_ids"), ids(&tensors, "thinker.sequences"))
@@ -164,11 +167,47 @@ fn vocabulary_and_merges_make_the_same_tokenizer() {
         let whole = Checkpoint::open(Path::new(checkpoint)).unwrap().tokenizer().unwrap();
         let parts = Checkpoint::open(dir.path()).unwrap().tokenizer().unwrap();
         assert_eq!(whole.vocabulary_size(), parts.vocabulary_size());
-        for text in CORPUS {
+        for text in recorded("ids.json")["texts"].as_array().unwrap() {
+            let text = text.as_str().unwrap();
             let ids = whole.encode_text(text).unwrap();
             assert_eq!(parts.encode_text(text).unwrap(), ids, "{text}");
             assert_eq!(parts.encode_structure(text).unwrap(), whole.encode_structure(text).unwrap(), "{text}");
         }
+    }
+}
+
+/// What the reference's libraries made of `tests/fixtures/text`.
+fn recorded(file: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(Path::new("tests/fixtures/text").join(file)).unwrap()).unwrap()
+}
+
+#[test]
+fn texts_of_many_scripts_get_the_ids_of_the_reference() {
+    let recorded = recorded("ids.json");
+    for (name, checkpoint) in [("tiny", TINY), ("voice", VOICE)] {
+        let tokenizer = Checkpoint::open(Path::new(checkpoint)).unwrap().tokenizer().unwrap();
+        for (text, ids) in recorded["texts"].as_array().unwrap().iter().zip(recorded[name].as_array().unwrap()) {
+            let ids: Vec<u32> = serde_json::from_value(ids.clone()).unwrap();
+            let text = text.as_str().unwrap();
+            assert_eq!(tokenizer.encode_structure(text).unwrap(), ids, "{text}");
+            if !text.contains("<|") {
+                assert_eq!(tokenizer.encode_text(text).unwrap(), ids, "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn templates_are_rendered_as_by_the_reference() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy("tests/fixtures/text/features.jinja", dir.path().join("chat_template.jinja")).unwrap();
+    let template = ChatTemplate::load(&Files::folder(dir.path()).unwrap()).unwrap();
+    for case in recorded("rendered.json")["cases"].as_array().unwrap() {
+        let field = |message: &'static str, of: &Value| of[message].as_str().unwrap().to_owned();
+        let messages: Vec<(String, String)> =
+            case["messages"].as_array().unwrap().iter().map(|m| (field("role", m), field("content", m))).collect();
+        let views: Vec<_> = messages.iter().map(|(role, content)| TemplateMessage { role, content }).collect();
+        assert_eq!(template.render(&views).unwrap(), field("text", case), "{messages:?}");
     }
 }
 
@@ -193,21 +232,6 @@ fn a_checkpoint_without_tokenizer_or_template_says_what_is_missing() {
     std::fs::copy(Path::new(VOICE).join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
     assert!(error().contains("has 1033 ids, but the thinker of config.json has 512"), "{}", error());
 }
-
-const CORPUS: [&str; 12] = [
-    "Hello, how are you today?",
-    "I'm sure they'LL say: it's 3.14159 (or 22/7).",
-    "  leading and   inner spaces\n\n\tand\r\nlines \n",
-    "Grüße aus Köln, naïve café; e\u{301} is decomposed",
-    "你好,世界!今天天气怎么样?",
-    "こんにちは、世界。 안녕하세요. مرحبا Привет",
-    "emoji 👩‍👩‍👧‍👦 and flags 🇩🇪, math ∑∞≠",
-    "<|im_start|>user\nhi<|im_end|>",
-    "code: fn main() { println!(\"{}\", 1_000); }",
-    "",
-    "\u{0}\u{7f}\u{80}\u{fdd0}",
-    "ALL CAPS AND snake_case AND kebab-case, e-mail@example.org",
-];
 
 fn tokenizer() -> &'static Tokenizer {
     VOICE_PROMPTER.tokenizer()

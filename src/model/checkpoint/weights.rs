@@ -171,7 +171,7 @@ impl Weights {
         self.entry(name).ok_or_else(|| LoadError::Tensors(vec![format!("missing {name}")]))
     }
 
-    fn bad(&self, name: &str, entry: &Entry, what: String) -> LoadError {
+    fn bad(&self, name: &str, entry: &Entry, what: impl std::fmt::Display) -> LoadError {
         LoadError::Invalid { file: self.shards[entry.shard].label.clone(), reason: format!("{name} {what}") }
     }
 

@@ -23,7 +23,8 @@ impl Detokenizer {
             done += chunk.valid().len();
             // Bytes that cannot be completed any more are replaced; those that can still be wait.
             let (broken, last) = (chunk.invalid(), done + chunk.invalid().len() == self.pending.len());
-            if !broken.is_empty() && !(last && may_go_on(broken)) {
+            let waits = last && may_go_on(broken);
+            if !broken.is_empty() && !waits {
                 text.push(char::REPLACEMENT_CHARACTER);
                 done += broken.len();
             }
