@@ -10,6 +10,7 @@ mod model;
 mod run;
 mod say;
 mod signals;
+mod verify;
 mod wav;
 
 pub use crate::model::checkpoint::EmbeddedFiles;
@@ -36,6 +37,7 @@ enum Command {
     Run(run::RunArgs),
     Say(say::SayArgs),
     Check(check::CheckArgs),
+    Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
 }
 
@@ -45,6 +47,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     let outcome = match command {
         // Checks and verifications compute and wait for nobody: they need no runtime.
         Command::Check(args) => check::execute(&args, embedded),
+        Command::Verify(args) => verify::execute(&args),
         Command::Run(args) => on_runtime(run::execute(args, embedded)),
         Command::Say(args) => on_runtime(say::execute(args, embedded)),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),

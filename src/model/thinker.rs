@@ -4,7 +4,7 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Loader;
 use crate::model::hf::ThinkerConfig;
 use crate::model::ops::Linear;
-use crate::model::transformer::DecoderStack;
+use crate::model::transformer::{DecoderStack, output_head};
 use candle_core::{Result, Tensor};
 
 /// Embedding table, decoder stack, head.
@@ -23,13 +23,8 @@ impl Thinker {
         let (scope, text) = (loader.scope("thinker"), &config.text);
         let shape = [text.vocab_size, text.hidden_size];
         let embedding = scope.at("model").at("embed_tokens").get("weight", &shape)?;
-        let head =
-            if text.tie_word_embeddings { embedding.clone() } else { scope.at("lm_head").get("weight", &shape)? };
-        if text.tie_word_embeddings {
-            // Some exporters write the shared table twice.
-            scope.ignore("lm_head");
-        }
-        Ok(Thinker { embedding, stack: DecoderStack::load(text, &scope.at("model"))?, head: Linear::new(head, None)? })
+        let head = output_head(&scope.at("lm_head"), &embedding, text)?;
+        Ok(Thinker { embedding, stack: DecoderStack::load(text, &scope.at("model"))?, head })
     }
 
     /// The layers.

@@ -161,10 +161,13 @@ impl OmniConfig {
 impl ThinkerConfig {
     fn read(node: &Node<'_>) -> ThinkerConfig {
         let keys = ["audio_token_id", "image_token_id", "video_token_id"];
-        ThinkerConfig {
-            text: DecoderConfig::read(&node.object("text_config")),
-            placeholders: keys.iter().filter_map(|key| node.optional_id(key)).collect(),
+        let mut text = DecoderConfig::read(&node.object("text_config"));
+        text.tie_word_embeddings |= tied_outside(node);
+        if let Some(moe) = &mut text.moe {
+            // The thinker has none, whatever its config inherited (spec section 3).
+            moe.shared_expert_intermediate_size = None;
         }
+        ThinkerConfig { text, placeholders: keys.iter().filter_map(|key| node.optional_id(key)).collect() }
     }
 }
 
@@ -172,8 +175,15 @@ impl TalkerConfig {
     fn read(node: &Node<'_>) -> TalkerConfig {
         let before = node.problems().len();
         let predictor = node.object("code_predictor_config");
+        let mut text = DecoderConfig::read(&node.object("text_config"));
+        text.tie_word_embeddings |= tied_outside(node);
+        if let Some(moe) = &mut text.moe {
+            // Every layer of the talker has experts, whatever its config inherited (spec section 3).
+            moe.decoder_sparse_step = 1;
+            moe.mlp_only_layers.clear();
+        }
         let config = TalkerConfig {
-            text: DecoderConfig::read(&node.object("text_config")),
+            text,
             predictor: DecoderConfig::read(&predictor),
             num_code_groups: node.size("num_code_groups"),
             thinker_hidden_size: node.size("thinker_hidden_size"),
@@ -301,6 +311,12 @@ impl CodecTokens {
             ("codec_think_eos_id", self.think_eos),
         ]
     }
+}
+
+/// The reference looks at the entry around `text_config` to decide whether a head that is not in the weights is the
+/// embedding table.
+fn tied_outside(node: &Node<'_>) -> bool {
+    node.optional_flag("tie_word_embeddings").unwrap_or(false)
 }
 
 fn wrong_family(found: Option<&str>) -> String {

@@ -7,7 +7,7 @@ use crate::model::checkpoint::{Loader, Scope};
 use crate::model::hf::{ChatTokens, CodecTokens, OmniConfig, SPECIAL_CODEC_IDS};
 use crate::model::ops::Linear;
 use crate::model::sampling::Suppress;
-use crate::model::transformer::DecoderStack;
+use crate::model::transformer::{DecoderStack, output_head};
 use candle_core::{Result, Tensor};
 
 /// Backbone, head, projection and code predictor.
@@ -42,10 +42,11 @@ impl Talker {
         let special =
             loader.scope("thinker.model.embed_tokens").rows("weight", &thinker, &[tts_pad, tts_bos, tts_eos])?;
         let special = text_projection.forward(&special)?;
+        let embedding = model.at("codec_embedding").get("weight", &shape)?;
         Ok(Talker {
-            embedding: model.at("codec_embedding").get("weight", &shape)?,
             stack: DecoderStack::load(text, &model)?,
-            head: Linear::new(scope.at("codec_head").get("weight", &shape)?, None)?,
+            head: output_head(&scope.at("codec_head"), &embedding, text)?,
+            embedding,
             predictor: CodePredictor::load(&talker.predictor, talker.num_code_groups, &scope.at("code_predictor"))?,
             tokens: talker.tokens,
             pad: special.narrow(0, 0, 1)?,

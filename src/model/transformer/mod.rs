@@ -11,8 +11,10 @@ mod attention;
 mod cache;
 mod ffn;
 mod fused;
+mod head;
 mod moe;
 mod stack;
 
 pub use cache::{ContextFull, KvCache};
+pub use head::output_head;
 pub use stack::{DecoderStack, Segment};

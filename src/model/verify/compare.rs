@@ -7,6 +7,8 @@ use super::value::{Data, Values};
 pub struct Comparison {
     /// Tensors that were compared.
     pub compared: usize,
+    /// Those of them that hold whole numbers.
+    pub integers: usize,
     /// The float tensor with the largest absolute error.
     pub largest: Option<FloatError>,
     /// The float tensor that is furthest beyond its tolerance.
@@ -62,6 +64,7 @@ pub fn compare(reference: &Values, computed: &Values) -> Comparison {
         found.compared += 1;
         match (&expected.data, &got.data) {
             (Data::Ints(want), Data::Ints(have)) => {
+                found.integers += 1;
                 differences.extend(first_difference(name, (&expected.shape, want), (&got.shape, have)));
             }
             (Data::Floats(want), Data::Floats(have)) if expected.shape == got.shape => {

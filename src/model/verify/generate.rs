@@ -2,6 +2,7 @@
 
 use super::value::{Value, Values};
 use crate::model::hf::OmniConfig;
+use crate::model::prompt::ChatPrompt;
 use crate::model::sampling::{History, Sampler, SamplingParams};
 use crate::model::talker::{PredictorCaches, Talker, TextSide, prompt_len, text_side};
 use crate::model::thinker::Thinker;
@@ -11,8 +12,8 @@ use candle_core::{D, Result, Tensor};
 /// What a generation case asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
-    /// Prompt token ids.
-    pub prompt: Vec<u32>,
+    /// Prompt tokens, and which of them the talker gets.
+    pub prompt: ChatPrompt,
     /// Codec id of the speaker.
     pub speaker: u32,
     /// At most this many answer tokens.
@@ -25,8 +26,6 @@ pub struct Request {
     pub talker_eos: Vec<u32>,
     /// Of code 0; acts although everything is greedy.
     pub repetition_penalty: f32,
-    /// Prompt positions whose rows the talker gets (user turns, then the assistant header).
-    pub spoken: Vec<u32>,
 }
 
 /// The outcome of a run.
@@ -51,7 +50,7 @@ pub fn generate(config: &OmniConfig, thinker: &Thinker, talker: &Talker, request
 
 /// Samples the answer; returns it with its last token.
 fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut Trace) -> Result<Vec<u32>> {
-    let (prompt, stack) = (&request.prompt, thinker.stack());
+    let (prompt, stack) = (request.prompt.ids.as_ref(), thinker.stack());
     let accept = config.talker.accept_hidden_layer;
     let mut run = Run::new(stack)?;
     let mut step_logits = Vec::new();
@@ -79,7 +78,7 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
         accepted.push(hidden[accept].clone());
         last = thinker.logits(&run.residual)?;
     }
-    let sequence = [prompt.as_slice(), &answer].concat();
+    let sequence = [prompt, &answer].concat();
     let (t, n) = (prompt.len(), answer.len());
     trace.ints("input_ids", [1, t], prompt.iter().copied());
     trace.ints("thinker.sequences", [1, t + n], sequence.iter().copied());
@@ -100,9 +99,10 @@ fn speak(
     answer: &[u32],
     trace: &mut Trace,
 ) -> Result<()> {
-    let spoken = request.spoken.iter().map(|at| request.prompt[*at as usize]);
+    let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
+    let spoken = ranges.map(|at| request.prompt.ids[at as usize]);
     let inputs: Vec<u32> = spoken.chain(answer[..answer.len() - 1].iter().copied()).collect();
-    let user_rows = (request.spoken.len() - 3) as u32;
+    let user_rows = request.prompt.user_rows;
     if inputs.len() as u32 <= user_rows + 3 {
         candle_core::bail!("the answer is empty: there is nothing to speak");
     }

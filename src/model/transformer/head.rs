@@ -1,0 +1,21 @@
+//! From hidden states to logits.
+
+use crate::model::LoadError;
+use crate::model::checkpoint::Scope;
+use crate::model::hf::DecoderConfig;
+use crate::model::ops::Linear;
+use candle_core::Tensor;
+
+/// The weights of an output head: its own, or the embedding table if there are none and the config shares it. As in the
+/// reference, weights that are there count more than the config.
+///
+/// # Errors
+/// What the scope and the device say; tensors that do not fit are reported by the loader.
+pub fn output_head(scope: &Scope<'_>, embedding: &Tensor, config: &DecoderConfig) -> Result<Linear, LoadError> {
+    let weight = if config.tie_word_embeddings && !scope.has("weight") {
+        embedding.clone()
+    } else {
+        scope.get("weight", &[config.vocab_size, config.hidden_size])?
+    };
+    Ok(Linear::new(weight, None)?)
+}

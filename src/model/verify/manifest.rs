@@ -1,0 +1,145 @@
+//! What a golden folder says about its cases.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+use std::path::{Component, Path, PathBuf};
+
+/// One case: `NAME.json`. The tensors are in `NAME.safetensors` beside it.
+#[derive(Clone, Debug)]
+pub struct Manifest {
+    /// File name without its ending.
+    pub name: String,
+    /// What sort of case it is.
+    pub kind: Kind,
+    /// Its checkpoint: a folder beside the golden folder, or `.` for the folder that holds the golden folder.
+    pub checkpoint: String,
+    /// Fields of config.json to change before loading.
+    pub overrides: Map<String, Value>,
+    /// Tensors that the safetensors file should have.
+    pub tensors: Vec<String>,
+    /// Settings of the run.
+    pub meta: Map<String, Value>,
+}
+
+/// Sorts of cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A request of Qwen3-Omni from prompt to waveform.
+    OmniGenerate,
+    /// The Omni vocoder with its activations.
+    Code2wav,
+    /// Known, but this program does not run it yet.
+    NotBuilt(&'static str),
+}
+
+const NOT_BUILT: [&str; 5] = ["tts_generate", "decoder12hz", "audio_tower", "vision_tower", "tts_frontend"];
+
+#[derive(Deserialize)]
+struct RawManifest {
+    case: RawCase,
+    #[serde(default)]
+    tensors: BTreeMap<String, Value>,
+    #[serde(default)]
+    meta: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+struct RawCase {
+    kind: String,
+    checkpoint: String,
+    #[serde(default)]
+    config_overrides: Option<Map<String, Value>>,
+}
+
+impl Manifest {
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// What is wrong with it, as text.
+    pub fn read(path: &Path) -> Result<Manifest, String> {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        let bytes = std::fs::read(path).map_err(|e| format!("cannot read {file}: {e}"))?;
+        let raw: RawManifest = serde_json::from_slice(&bytes).map_err(|e| {
+            format!("{file} is not a manifest (\"case\": {{\"kind\", \"checkpoint\"}}, \"tensors\", \"meta\"): {e}")
+        })?;
+        let kind = match raw.case.kind.as_str() {
+            "omni_generate" => Kind::OmniGenerate,
+            "code2wav" => Kind::Code2wav,
+            other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
+                Some(kind) => Kind::NotBuilt(kind),
+                None => {
+                    let known = NOT_BUILT.join(", ");
+                    return Err(format!("unknown kind {other:?}: expected omni_generate, code2wav, {known}"));
+                }
+            },
+        };
+        Ok(Manifest {
+            name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+            kind,
+            checkpoint: raw.case.checkpoint,
+            overrides: raw.case.config_overrides.unwrap_or_default(),
+            tensors: raw.tensors.into_keys().collect(),
+            meta: raw.meta,
+        })
+    }
+
+    /// Where the case's checkpoint is, seen from the folder that holds the golden folder.
+    ///
+    /// # Errors
+    /// When the name leads elsewhere.
+    pub fn checkpoint_in(&self, parent: &Path) -> Result<PathBuf, String> {
+        let relative = Path::new(&self.checkpoint);
+        let inside = relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        if self.checkpoint.is_empty() || !inside {
+            return Err(format!(
+                "checkpoint {:?}: expected \".\" or a folder beside the golden folder",
+                self.checkpoint
+            ));
+        }
+        Ok(if self.checkpoint == "." { parent.to_owned() } else { parent.join(relative) })
+    }
+
+    /// Whether the case is one for the checkpoint folder of this name.
+    pub fn is_for(&self, folder: &str) -> bool {
+        self.checkpoint == "." || self.checkpoint == folder
+    }
+
+    /// A whole number of `meta`.
+    ///
+    /// # Errors
+    /// When it is missing or something else.
+    pub fn whole(&self, key: &str) -> Result<u32, String> {
+        let value = self.meta.get(key).ok_or_else(|| format!("meta.{key} is missing"))?;
+        let number = value.as_u64().and_then(|n| u32::try_from(n).ok());
+        number.ok_or_else(|| format!("meta.{key} = {value}: expected a whole number"))
+    }
+
+    /// One whole number of `meta`, or a list of them.
+    ///
+    /// # Errors
+    /// When it is missing or something else.
+    pub fn wholes(&self, key: &str) -> Result<Vec<u32>, String> {
+        let Some(Value::Array(list)) = self.meta.get(key) else { return Ok(vec![self.whole(key)?]) };
+        let numbers = list.iter().map(|n| n.as_u64().and_then(|n| u32::try_from(n).ok()));
+        numbers.collect::<Option<_>>().ok_or_else(|| format!("meta.{key}: expected whole numbers"))
+    }
+
+    /// A number of `meta`.
+    ///
+    /// # Errors
+    /// When it is missing or something else.
+    pub fn number(&self, key: &str) -> Result<f32, String> {
+        let value = self.meta.get(key).ok_or_else(|| format!("meta.{key} is missing"))?;
+        value.as_f64().map(|n| n as f32).ok_or_else(|| format!("meta.{key} = {value}: expected a number"))
+    }
+
+    /// A text of `meta`.
+    ///
+    /// # Errors
+    /// When it is missing or something else.
+    pub fn text(&self, key: &str) -> Result<&str, String> {
+        let value = self.meta.get(key).ok_or_else(|| format!("meta.{key} is missing"))?;
+        value.as_str().ok_or_else(|| format!("meta.{key} = {value}: expected text"))
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs the vocoder alone: whole, a prefix, in the reference's overlapping chunks, and with its activations.
+
+use super::value::{Data, Value, Values};
+use crate::model::code2wav::Code2Wav;
+use candle_core::Tensor;
+use std::collections::BTreeMap;
+
+/// Everything that a code2wav case has and this program computes.
+pub(super) fn run(reference: &Values, net: &Code2Wav) -> Result<Values, String> {
+    let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, net)?;
+    let groups = net.config().num_quantizers;
+    let total = codes.len() / groups;
+    let part = |from: usize, to: usize| &codes[from * groups..to * groups];
+    let mut values = Values::new();
+    // The vocoder may work through a stream in pieces: each shows its own activations.
+    let mut activations: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
+    let samples = {
+        let mut stream = net.stream().map_err(|e| e.to_string())?;
+        let mut probe = |name: std::fmt::Arguments<'_>, value: &Tensor| {
+            activations.entry(format!("stage.{name}")).or_default().push(value.clone());
+        };
+        net.decode_probed(&mut stream, &codes, &mut probe).map_err(|e| e.to_string())?
+    };
+    for (name, pieces) in activations {
+        if let Some(expected) = reference.get(&name) {
+            let value = activation(&name, &pieces, &expected.shape).map_err(|e| format!("{name}: {e}"))?;
+            values.insert(name, value);
+        }
+    }
+    for name in reference.keys() {
+        let wave = if name == "wav.full" {
+            wave(samples.clone())
+        } else if let Some(first) = name.strip_prefix("wav.full.first").and_then(|n| n.parse::<usize>().ok()) {
+            decode(net, part(0, first.min(total)))?
+        } else if let Some((chunk, left)) = chunking(name) {
+            chunked(net, total, chunk, left, &part)?
+        } else {
+            continue;
+        };
+        values.insert(name.clone(), wave);
+    }
+    values.insert("codes".into(), reference["codes"].clone());
+    Ok(values)
+}
+
+/// The waveform `[1, 1, samples]` of frames of codes, decoded as one stream.
+pub(super) fn decode(net: &Code2Wav, codes: &[u32]) -> Result<Value, String> {
+    let mut stream = net.stream().map_err(|e| e.to_string())?;
+    net.decode(&mut stream, codes).map(wave).map_err(|e| e.to_string())
+}
+
+fn wave(samples: Vec<f32>) -> Value {
+    Value { shape: vec![1, 1, samples.len()], data: Data::Floats(samples) }
+}
+
+/// The reference's `chunked_decode`: each chunk decoded afresh behind some frames of left context, whose samples go.
+fn chunked<'a>(
+    net: &Code2Wav,
+    total: usize,
+    chunk: usize,
+    left: usize,
+    part: &impl Fn(usize, usize) -> &'a [u32],
+) -> Result<Value, String> {
+    let mut samples = Vec::new();
+    for start in (0..total).step_by(chunk) {
+        let context = if start > left { left } else { start };
+        let Data::Floats(piece) = decode(net, part(start - context, (start + chunk).min(total)))?.data else {
+            continue;
+        };
+        samples.extend(piece.into_iter().skip(context * net.config().samples_per_frame()));
+    }
+    Ok(wave(samples))
+}
+
+/// `wav.chunked.CHUNK.LEFT`
+fn chunking(name: &str) -> Option<(usize, usize)> {
+    let (chunk, left) = name.strip_prefix("wav.chunked.")?.split_once('.')?;
+    Some((chunk.parse().ok().filter(|chunk| *chunk > 0)?, left.parse().ok()?))
+}
+
+/// Pieces `[time, channels]` as one tensor in the layout of the reference: time first up to the transformer, channels
+/// first after it, and cut where the reference was cut.
+fn activation(name: &str, pieces: &[Tensor], shape: &[usize]) -> candle_core::Result<Value> {
+    let whole = Tensor::cat(pieces, 0)?;
+    if name == "stage.embed_mean" || name == "stage.pre_transformer" {
+        return Value::floats(&whole, 1);
+    }
+    let time = shape.last().map_or(0, |cut| whole.dim(0).map_or(0, |time| time.min(*cut)));
+    Value::floats(&whole.narrow(0, 0, time)?.t()?.contiguous()?, 1)
+}
+
+/// `[1, groups, frames]` as frame after frame.
+fn frames(codes: &Value, net: &Code2Wav) -> Result<Vec<u32>, String> {
+    let (groups, size) = (net.config().num_quantizers, net.config().codebook_size as u32);
+    let [1, g, total] = codes.shape[..] else {
+        return Err(format!("codes has shape {:?}: expected [1, {groups}, frames]", codes.shape));
+    };
+    let all = codes.tokens().map_err(|e| format!("codes: {e}"))?;
+    if g != groups || total == 0 {
+        return Err(format!("codes has shape {:?}: expected [1, {groups}, frames]", codes.shape));
+    }
+    if let Some(code) = all.iter().find(|code| **code >= size) {
+        return Err(format!("codes has {code}, which is outside the codebook of {size}"));
+    }
+    Ok((0..total).flat_map(|frame| all.iter().skip(frame).step_by(total).copied()).collect())
+}
