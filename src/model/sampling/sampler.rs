@@ -4,6 +4,9 @@ use super::{History, SamplingParams};
 use crate::model::ModelError;
 use std::ops::Range;
 
+/// Thinning out fewer candidates than this costs more than keeping them.
+const MIN_ROOM: usize = 256;
+
 /// Tokens that are never sampled.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Suppress {
@@ -25,7 +28,7 @@ pub struct Sampler {
     scores: Vec<f32>,
     /// Scratch of the selections.
     order: Vec<f32>,
-    /// Tokens still possible, in the order of their ids, with logits.
+    /// Tokens still possible, in the order of their ids, with their likelihood as a share of the most likely one's.
     kept: Vec<(u32, f32)>,
 }
 
@@ -34,7 +37,7 @@ impl Sampler {
     pub fn new(vocabulary: usize) -> Sampler {
         Sampler {
             scores: Vec::with_capacity(vocabulary),
-            order: Vec::with_capacity(vocabulary),
+            order: Vec::with_capacity(vocabulary.max(MIN_ROOM)),
             kept: Vec::with_capacity(vocabulary),
         }
     }
@@ -56,13 +59,15 @@ impl Sampler {
         if params.is_greedy() {
             return Ok(best);
         }
-        let temperature = params.temperature;
-        self.keep_top_k(params.top_k as usize);
-        self.keep_top_p(params.top_p, max, temperature);
-        if params.min_p > 0.0 {
-            self.kept.retain(|(_, score)| ((score - max) / temperature).exp() >= params.min_p);
+        let least = self.kth_largest(params.top_k as usize);
+        self.keep(least, max, params.temperature);
+        if params.top_p < 1.0 {
+            self.keep_top_p(f64::from(params.top_p));
         }
-        Ok(self.draw(uniform, max, temperature).unwrap_or(best))
+        if params.min_p > 0.0 {
+            self.kept.retain(|(_, weight)| *weight >= params.min_p);
+        }
+        Ok(self.draw(uniform).unwrap_or(best))
     }
 
     fn penalize(&mut self, logits: &[f32], params: &SamplingParams, history: &History, suppress: &Suppress) {
@@ -90,89 +95,115 @@ impl Sampler {
         }
     }
 
-    /// The first of the largest scores. Checks every logit, suppressed ones too: one that is not a number means that
-    /// the row's state is lost.
+    /// The first of the largest scores.
     fn most_likely(&self, logits: &[f32]) -> Result<(u32, f32), ModelError> {
-        let bad = |x: &f32| x.is_nan() || *x == f32::INFINITY;
-        if let Some(at) = logits.iter().position(bad).or_else(|| self.scores.iter().position(bad)) {
-            return Err(ModelError::Row(format!(
-                "the logit of token {at} is {}, so no token can be sampled",
-                logits[at]
-            )));
-        }
-        let mut best = (0, f32::NEG_INFINITY);
-        for (token, &score) in self.scores.iter().enumerate() {
-            if score > best.1 {
-                best = (token as u32, score);
+        // Suppressed ones are looked at too: one that is not a number means that the row's state is lost.
+        for values in [logits, &self.scores] {
+            if !all_below_infinity(values) {
+                let at = values.iter().position(|x| !is_below_infinity(*x)).unwrap_or_default();
+                let text = format!("the logit of token {at} is {}, so no token can be sampled", values[at]);
+                return Err(ModelError::Row(text));
             }
         }
-        if best.1 == f32::NEG_INFINITY {
-            return Err(ModelError::Row("no token can be sampled: all are suppressed or impossible".into()));
+        let max = self.scores.iter().fold(f32::NEG_INFINITY, |max, score| max.max(*score));
+        let first = self.scores.iter().position(|score| *score == max);
+        match first {
+            Some(token) if max > f32::NEG_INFINITY => Ok((token as u32, max)),
+            _ => Err(ModelError::Row("no token can be sampled: all are suppressed or impossible".into())),
         }
-        Ok(best)
     }
 
-    /// Fills `kept`: all scores that are at least the k-th largest.
-    fn keep_top_k(&mut self, k: usize) {
-        let mut least = f32::NEG_INFINITY;
-        if (1..self.scores.len()).contains(&k) {
-            self.order.clear();
-            self.order.extend_from_slice(&self.scores);
-            least = *self.order.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1;
+    /// The k-th largest score; minus infinity when there are not more than k, or `k` is 0.
+    fn kth_largest(&mut self, k: usize) -> f32 {
+        if !(1..self.scores.len()).contains(&k) {
+            return f32::NEG_INFINITY;
         }
-        let possible = self.scores.iter().enumerate().filter(|(_, s)| **s >= least && **s > f32::NEG_INFINITY);
+        // Candidates are gathered until there are several times as many as needed, then thinned out: most scores cost
+        // one comparison.
+        let room = k.saturating_mul(4).max(MIN_ROOM);
+        let mut least = f32::NEG_INFINITY;
+        self.order.clear();
+        for &score in &self.scores {
+            if score > least {
+                self.order.push(score);
+                if self.order.len() == room {
+                    least = nth_largest(&mut self.order, k);
+                    self.order.truncate(k);
+                }
+            }
+        }
+        if self.order.len() < k { f32::NEG_INFINITY } else { nth_largest(&mut self.order, k) }
+    }
+
+    /// Fills `kept` with what scores at least `least`.
+    fn keep(&mut self, least: f32, max: f32, temperature: f32) {
+        let passing = self.scores.iter().enumerate().filter(|(_, score)| **score >= least);
+        let weighed = passing.map(|(token, score)| (token as u32, ((score - max) / temperature).exp()));
         self.kept.clear();
-        self.kept.extend(possible.map(|(token, score)| (token as u32, *score)));
+        self.kept.extend(weighed.filter(|(_, weight)| *weight > 0.0));
     }
 
     /// Drops the tail: a token stays while the tokens before it, most likely first, have less than `p` together.
-    fn keep_top_p(&mut self, p: f32, max: f32, temperature: f32) {
-        if p >= 1.0 {
-            return;
-        }
-        let weight = |score: f32| f64::from(((score - max) / temperature).exp());
-        let total: f64 = self.kept.iter().map(|(_, s)| weight(*s)).sum();
+    fn keep_top_p(&mut self, p: f64) {
+        let total = self.total();
         // Tokens this unlikely have less than 1 - p even all together: they go without being sorted.
-        let hopeless = (1.0 - f64::from(p)) * total / self.kept.len() as f64;
-        self.kept.retain(|(_, s)| *s == max || weight(*s) > hopeless);
+        let hopeless = (1.0 - p) * total / self.kept.len() as f64;
+        self.kept.retain(|(_, weight)| *weight == 1.0 || f64::from(*weight) > hopeless);
 
         self.order.clear();
-        self.order.extend(self.kept.iter().map(|(_, s)| *s));
+        self.order.extend(self.kept.iter().map(|(_, weight)| *weight));
         self.order.sort_unstable_by(|a, b| b.total_cmp(a));
         let mut before = 0.0;
         let mut count = 0;
-        for score in &self.order {
-            if count > 0 && before >= f64::from(p) * total {
+        for weight in &self.order {
+            if count > 0 && before >= p * total {
                 break;
             }
-            before += weight(*score);
+            before += f64::from(*weight);
             count += 1;
         }
         // Ties at the border: the lowest ids stay.
         let least = self.order[count - 1];
-        let mut ties = self.order[..count].iter().filter(|s| **s == least).count();
-        self.kept.retain(|(_, score)| {
-            let tie = *score == least && ties > 0;
+        let mut ties = self.order[..count].iter().filter(|weight| **weight == least).count();
+        self.kept.retain(|(_, weight)| {
+            let tie = *weight == least && ties > 0;
             ties -= usize::from(tie);
-            *score > least || tie
+            *weight > least || tie
         });
     }
 
     /// Inverts the distribution of `kept` in the order of ids: there, a small change of the logits moves borders by
     /// little, while in the order of likelihood it could swap neighbours.
-    fn draw(&self, uniform: f32, max: f32, temperature: f32) -> Option<u32> {
-        let weight = |score: f32| f64::from(((score - max) / temperature).exp());
-        let total: f64 = self.kept.iter().map(|(_, s)| weight(*s)).sum();
-        let target = f64::from(uniform) * total;
+    fn draw(&self, uniform: f32) -> Option<u32> {
+        let target = f64::from(uniform) * self.total();
         let mut sum = 0.0;
-        for (token, score) in &self.kept {
-            sum += weight(*score);
+        for (token, weight) in &self.kept {
+            sum += f64::from(*weight);
             if sum > target {
                 return Some(*token);
             }
         }
         None
     }
+
+    fn total(&self) -> f64 {
+        self.kept.iter().map(|(_, weight)| f64::from(*weight)).sum()
+    }
+}
+
+/// The k-th largest of `values`, which then come before all smaller ones.
+fn nth_largest(values: &mut [f32], k: usize) -> f32 {
+    *values.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+}
+
+/// Neither infinity nor no number.
+fn is_below_infinity(x: f32) -> bool {
+    x < f32::INFINITY
+}
+
+/// Without an early way out, so that it runs over many values at once.
+fn all_below_infinity(values: &[f32]) -> bool {
+    values.iter().fold(true, |all, x| all & is_below_infinity(*x))
 }
 
 #[cfg(test)]
