@@ -110,7 +110,10 @@ async fn a_client_that_sleeps_too_long_is_let_go() {
     let sleeper = engine.speak(frames(500, 5)).await.unwrap();
     idle_but_for_the_client(&engine).await;
     let answer = collect(sleeper).await;
-    assert!(matches!(answer.end.unwrap(), Err(RequestError::TimedOut(_))), "what was made is still there, then the reason");
+    assert!(
+        matches!(answer.end.unwrap(), Err(RequestError::TimedOut(_))),
+        "what was made is still there, then the reason"
+    );
     assert!(!answer.samples.is_empty());
 }
 

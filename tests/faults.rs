@@ -70,7 +70,8 @@ async fn others_are_not_disturbed_by_a_stage_they_have_left() {
     // A text-only request never enters the talker.
     let engine = broken(vec![rule(StageName::Talker, FaultPoint::Runner, FaultKind::Panic, 3, 1)]).await;
     let text = engine.submit(support::chat("hello", omni_actors::engine::Output::Text));
-    let (text, speech) = tokio::join!(async { support::collect(text.await.unwrap()).await }, say(&engine, frames(12, 5)));
+    let (text, speech) =
+        tokio::join!(async { support::collect(text.await.unwrap()).await }, say(&engine, frames(12, 5)));
     assert!(text.end.unwrap().is_ok());
     assert!(matches!(speech.end.unwrap(), Err(RequestError::StageFailed { stage: StageName::Talker, .. })));
 }
@@ -104,7 +105,8 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
         config.supervision.watchdog = Duration::from_millis(400);
     })
     .await;
-    let hung = tokio::time::timeout(BOUND, say(&engine, frames(12, 5))).await.expect("the request hangs with the runner");
+    let hung =
+        tokio::time::timeout(BOUND, say(&engine, frames(12, 5))).await.expect("the request hangs with the runner");
     let Err(RequestError::StageFailed { reason, .. }) = hung.end.unwrap() else { panic!("it cannot have finished") };
     assert!(reason.contains("has not turned"), "{reason}");
     engine.settled().await.unwrap();
@@ -116,7 +118,9 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
 async fn slow_actors_change_no_sample() {
     let undisturbed = say(&broken(Vec::new()).await, frames(20, 5)).await;
     let slow = FaultKind::Delay(Duration::from_millis(20));
-    for point in [FaultPoint::Scheduler, FaultPoint::Runner, FaultPoint::Sampler, FaultPoint::Packager, FaultPoint::Connector] {
+    for point in
+        [FaultPoint::Scheduler, FaultPoint::Runner, FaultPoint::Sampler, FaultPoint::Packager, FaultPoint::Connector]
+    {
         let rules = StageName::ALL.map(|stage| rule(stage, point, slow, 1, u64::MAX)).to_vec();
         let slowed = say(&broken(rules).await, frames(20, 5)).await;
         assert!(slowed.samples == undisturbed.samples, "a slow {point:?} changed the samples");

@@ -1,0 +1,151 @@
+//! The invariants of docs/architecture.md that live in the actors of one stage, shown with a model that tells each step.
+//! Faults do the blocking: an actor that sleeps for a day is an actor that never gets round to it.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/stage.rs"]
+mod support;
+
+use omni_actors::actors::{Admission, RELEASED, Wants};
+use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::ids::{RequestId, StageName};
+use omni_actors::model::stage::{RowSpec, RowWork};
+use omni_actors::transfer::payload::{Kind, Part, Payload};
+use std::time::Duration;
+use support::{Rig, Script, rig, scheduler};
+
+const A_DAY: Duration = Duration::from_secs(86_400);
+const REQUEST: RequestId = RequestId(1);
+
+fn asleep(point: FaultPoint) -> FaultRule {
+    FaultRule { stage: StageName::Talker, point, kind: FaultKind::Delay(A_DAY), nth: 1, times: 1 }
+}
+
+fn row(request: RequestId, pace: Pace, wants: Wants) -> Admission {
+    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace };
+    Admission { request, params, spec: RowSpec::Vocoder, wants }
+}
+
+const SPEECH: Wants = Wants { tokens: false, speech: true };
+
+async fn stage(stop: u32, config: SchedulerConfig, faults: &[FaultRule]) -> (Rig, flume::Receiver<Vec<RowWork>>) {
+    let (steps, seen) = flume::unbounded();
+    (rig(StageName::Talker, Script { steps, stop }, config, faults).await, seen)
+}
+
+async fn until_end(rig: &Rig) -> Vec<Payload> {
+    let mut payloads = Vec::new();
+    loop {
+        let payload = rig.output.recv_async().await.unwrap();
+        let end = payload.header.end.is_some();
+        payloads.push(payload);
+        if end {
+            return payloads;
+        }
+    }
+}
+
+fn codes(payloads: &[Payload]) -> Vec<u32> {
+    let parts = payloads.iter().flat_map(|payload| &payload.parts);
+    parts.flat_map(|part| if let Part::U32(codes) = part { codes.clone() } else { panic!("{part:?}") }).collect()
+}
+
+/// Invariant 1.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_runner_never_waits_for_a_packager() {
+    let (rig, steps) = stage(100, scheduler(), &[asleep(FaultPoint::Packager)]).await;
+    rig.admit(row(REQUEST, Pace::Free, SPEECH));
+    for _ in 0..100 {
+        steps.recv_async().await.unwrap();
+    }
+    assert!(rig.output.is_empty(), "the packager has not packed anything");
+}
+
+/// Invariant 2.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_next_steps_are_launched_before_the_host_has_seen_a_token() {
+    let config = SchedulerConfig { run_ahead: 4, ..scheduler() };
+    let (rig, steps) = stage(100, config, &[asleep(FaultPoint::Sampler)]).await;
+    rig.admit(row(REQUEST, Pace::Free, SPEECH));
+    for _ in 0..4 {
+        steps.recv_async().await.unwrap();
+    }
+    assert!(rig.output.is_empty());
+}
+
+/// Invariant 3.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_stop_wastes_rows_and_repeats_nothing() {
+    let config = SchedulerConfig { run_ahead: 4, ..scheduler() };
+    let (rig, steps) = stage(10, config, &[]).await;
+    rig.admit(row(REQUEST, Pace::Free, SPEECH));
+    assert_eq!(codes(&until_end(&rig).await), (1..=10).collect::<Vec<_>>());
+    while rig.stage.load().rows > 0 || rig.stage.load().slots > 0 {
+        tokio::task::yield_now().await;
+    }
+    let wasted = steps.len() - 10;
+    assert!(wasted <= 3, "{wasted} steps were launched for a row that had stopped; run-ahead allows 3");
+}
+
+/// Invariant 6.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_only_request_sends_nothing_to_the_speech_stages() {
+    let (rig, _steps) = stage(10, scheduler(), &[]).await;
+    rig.admit(row(REQUEST, Pace::Free, Wants { tokens: true, speech: false }));
+    let payloads = until_end(&rig).await;
+    assert!(payloads.iter().all(|payload| payload.header.kind == Kind::Tokens && payload.leases.is_empty()));
+    assert_eq!(codes(&payloads), (1..=10).collect::<Vec<_>>(), "the tokens are all there");
+}
+
+/// Invariant 9.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_pauses_when_its_output_is_not_taken_over() {
+    let (rig, steps) = stage(100, SchedulerConfig { window: 5, run_ahead: 1, ..scheduler() }, &[]).await;
+    rig.admit(row(REQUEST, Pace::Free, SPEECH));
+    for _ in 0..5 {
+        steps.recv_async().await.unwrap();
+    }
+    // The second row shares every step that the first one takes part in.
+    let other = RequestId(2);
+    rig.admit(row(other, Pace::Free, SPEECH));
+    for _ in 0..5 {
+        let step = steps.recv_async().await.unwrap();
+        assert_eq!(step.len(), 1, "the first row has used up its window");
+    }
+    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), REQUEST, RELEASED);
+    for _ in 0..95 {
+        steps.recv_async().await.unwrap();
+    }
+}
+
+/// Invariant 10, and "at least once becomes exactly once".
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_that_comes_twice_is_used_once() {
+    let (rig, steps) = stage(100, scheduler(), &[]).await;
+    rig.admit(row(REQUEST, Pace::Chunks(vec![1]), SPEECH));
+    for seq in [0, 1, 1, 0, 2] {
+        rig.feed(REQUEST, seq, Part::U32(vec![seq]), 1, seq == 2);
+    }
+    assert_eq!(until_end(&rig).await.iter().map(|payload| payload.header.units).sum::<u32>(), 4, "three and the flush");
+    let advanced: u32 = steps.drain().flatten().map(|row| row.advance).sum();
+    assert_eq!(advanced, 3);
+    assert!(rig.world.failed.lock().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_that_is_missing_fails_its_request_clearly_and_no_other() {
+    let (rig, _steps) = stage(100, scheduler(), &[]).await;
+    let other = RequestId(2);
+    rig.admit(row(REQUEST, Pace::Chunks(vec![1]), SPEECH));
+    rig.admit(row(other, Pace::Chunks(vec![1]), SPEECH));
+    rig.feed(REQUEST, 1, Part::U32(vec![0]), 1, true);
+    rig.feed(other, 0, Part::U32(vec![0]), 1, true);
+    let payloads = until_end(&rig).await;
+    assert!(payloads.iter().all(|payload| payload.header.request == other));
+    while rig.world.failed.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let failed = rig.world.failed.lock().unwrap().clone();
+    assert_eq!(failed[0].0, REQUEST);
+    assert!(failed[0].1.contains("#1") && failed[0].1.contains("#0"), "{failed:?}");
+}

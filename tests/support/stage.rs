@@ -1,0 +1,202 @@
+//! One stage alone: its real actors around a model that the test or benchmark chooses, its edges in the test's hands.
+#![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
+
+use omni_actors::actors::{self, AckSink, Admission, OutEdge, StageHandle, StageReports, StageSetup, State};
+use omni_actors::core::restart::RestartLimits;
+use omni_actors::core::scheduler::SchedulerConfig;
+use omni_actors::fault::{FaultPlan, FaultRule};
+use omni_actors::ids::{Generation, RequestId, Seq, Slot, StageName};
+use omni_actors::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
+use omni_actors::model::{LoadError, ModelError};
+use omni_actors::telemetry::{EdgeMetrics, StageMetrics};
+use omni_actors::transfer::lease::LeaseBook;
+use omni_actors::transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_actors::transfer::transport::{PayloadSender, TransportError, inproc};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A stage and everything around it.
+pub struct Rig {
+    pub stage: Arc<StageHandle>,
+    pub input: Arc<dyn PayloadSender>,
+    pub output: flume::Receiver<Payload>,
+    pub world: Arc<World>,
+    pub leases: LeaseBook,
+}
+
+/// What the stage told others.
+#[derive(Default)]
+pub struct World {
+    pub failed: Mutex<Vec<(RequestId, String)>>,
+    pub acked: Mutex<HashMap<RequestId, u64>>,
+}
+
+impl StageReports for World {
+    fn row_failed(&self, request: RequestId, _: StageName, reason: String) {
+        self.failed.lock().unwrap().push((request, reason));
+    }
+    fn stage_done(&self, _: RequestId, _: StageName, _: End) {}
+    fn stage_down(&self, _: StageName, reason: &str) {
+        panic!("the stage died: {reason}");
+    }
+}
+
+impl AckSink for World {
+    fn acked(&self, request: RequestId, units: u32) {
+        *self.acked.lock().unwrap().entry(request).or_default() += u64::from(units);
+    }
+}
+
+struct Out(flume::Sender<Payload>);
+
+impl PayloadSender for Out {
+    fn put(&self, payload: Payload) -> Result<(), TransportError> {
+        self.0.send(payload).map_err(|_| TransportError::Closed)
+    }
+    fn queued(&self) -> usize {
+        self.0.len()
+    }
+}
+
+pub fn scheduler() -> SchedulerConfig {
+    let unit = Duration::from_millis(80);
+    SchedulerConfig { slots: 64, max_batch: 64, prefill_chunk: 256, run_ahead: 2, window: 4096, unit }
+}
+
+pub async fn rig(
+    name: StageName,
+    factory: impl StageFactory + 'static,
+    scheduler: SchedulerConfig,
+    faults: &[FaultRule],
+) -> Rig {
+    let (send, output) = flume::unbounded();
+    let (input, inbound) = inproc(1 << 16);
+    let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
+    let kinds = [Kind::Rows, Kind::Tokens, Kind::Codes, Kind::Audio];
+    let edge = |kind| OutEdge { kind, sender: Arc::new(Out(send.clone())), metrics: EdgeMetrics::new(name) };
+    let setup = StageSetup {
+        name,
+        scheduler,
+        factory: Arc::new(factory),
+        restart: RestartLimits {
+            backoff: Duration::from_millis(1),
+            max_backoff: Duration::from_millis(1),
+            max_restarts: 1,
+            window: Duration::from_secs(1),
+        },
+        watchdog: Duration::from_secs(60),
+        faults: FaultPlan::new(faults),
+        metrics: StageMetrics::new(name),
+        outbound: kinds.map(edge).into(),
+        inbound: Arc::new(inbound),
+        upstream: None,
+        acks: Arc::clone(&world) as Arc<dyn AckSink>,
+        reports: Arc::clone(&world) as Arc<dyn StageReports>,
+        leases: leases.clone(),
+    };
+    let stage = StageHandle::new(name);
+    actors::start(setup, Arc::clone(&stage)).await.unwrap();
+    stage.status().wait_for(|status| status.state == State::Running).await.unwrap();
+    Rig { stage, input: Arc::new(input), output, world, leases }
+}
+
+impl Rig {
+    pub fn admit(&self, admission: Admission) {
+        assert!(self.stage.admit(admission), "the stage is down");
+    }
+
+    /// Sends input to the stage as the stage before would.
+    pub fn feed(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
+        let kind = if matches!(part, Part::Tensor(_)) { Kind::Rows } else { Kind::Codes };
+        let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
+        let header = Header { request, generation, seq, kind, units, end };
+        self.input.put(Payload { header, parts: vec![part], leases: Vec::new() }).unwrap();
+    }
+}
+
+/// A model that does nothing but say that it did: one frame of codes per unit, a token each, until `stop` units.
+#[derive(Clone)]
+pub struct Script {
+    /// Each step, as it runs.
+    pub steps: flume::Sender<Vec<RowWork>>,
+    pub stop: u32,
+}
+
+impl StageFactory for Script {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        Ok(Box::new(Scripted { script: self.clone(), rows: HashMap::new() }))
+    }
+}
+
+struct Scripted {
+    script: Script,
+    rows: HashMap<Slot, u32>,
+}
+
+impl StageModel for Scripted {
+    fn open(&mut self, slot: Slot, _: RowSpec) -> Result<(), ModelError> {
+        self.rows.insert(slot, 0);
+        Ok(())
+    }
+    fn feed(&mut self, _: Slot, _: RowInput, _: bool) -> Result<(), ModelError> {
+        Ok(())
+    }
+    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+        let _ = self.script.steps.send(rows.to_vec());
+        let outputs = rows.iter().map(|work| {
+            let Some(done) = self.rows.get_mut(&work.slot) else { return Ok(RowOutput::default()) };
+            if *done >= self.script.stop {
+                return Ok(RowOutput { stale: true, ..RowOutput::default() });
+            }
+            *done += 1;
+            let finish = (*done >= self.script.stop || work.advance == 0).then_some(Finish::Stop);
+            Ok(RowOutput { sampled: Some(*done), finish, emit: Emit::Codes(vec![*done]), ..RowOutput::default() })
+        });
+        Ok(outputs.collect())
+    }
+    fn close(&mut self, slot: Slot) {
+        self.rows.remove(&slot);
+    }
+    fn live_rows(&self) -> usize {
+        self.rows.len()
+    }
+}
+
+/// Any model, with the time of each step written down.
+pub struct Timed<F> {
+    pub inner: F,
+    pub times: flume::Sender<(Instant, Instant)>,
+}
+
+impl<F: StageFactory> StageFactory for Timed<F> {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        Ok(Box::new(TimedModel { inner: self.inner.build()?, times: self.times.clone() }))
+    }
+}
+
+struct TimedModel {
+    inner: Box<dyn StageModel>,
+    times: flume::Sender<(Instant, Instant)>,
+}
+
+impl StageModel for TimedModel {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        self.inner.open(slot, spec)
+    }
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        self.inner.feed(slot, input, end)
+    }
+    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+        let start = Instant::now();
+        let result = self.inner.step(rows);
+        let _ = self.times.send((start, Instant::now()));
+        result
+    }
+    fn close(&mut self, slot: Slot) {
+        self.inner.close(slot);
+    }
+    fn live_rows(&self) -> usize {
+        self.inner.live_rows()
+    }
+}
