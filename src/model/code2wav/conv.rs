@@ -115,3 +115,33 @@ impl CausalTransposedConv {
         if drop == rows { Ok(None) } else { y.narrow(0, drop, rows - drop).map(Some) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::Device;
+
+    /// Kernel 4, stride 2, one channel in and out.
+    fn doubling(plan: &mut Plan) -> CausalTransposedConv {
+        let weight = Tensor::new(&[[[1f32, 2., 3., 4.]]], &Device::Cpu).unwrap();
+        let bias = Tensor::new(&[0.5f32], &Device::Cpu).unwrap();
+        let layer = Linear::from_transposed_conv(&weight, &bias, 2).unwrap();
+        let history = plan.add(HistoryPlan { rows: 1, channels: 1, trim: 2 });
+        CausalTransposedConv { layer, stride: 2, outputs: 1, trim: 2, history: Some(history) }
+    }
+
+    #[test]
+    fn the_start_of_a_stream_is_trimmed_once_even_if_nothing_is_left() {
+        let mut plan = Plan::empty();
+        let conv = doubling(&mut plan);
+        let mut stream = plan.stream(&Device::Cpu).unwrap();
+        let mut feed = |x: &[f32]| {
+            let y = conv.forward(&Tensor::from_slice(x, (x.len(), 1), &Device::Cpu).unwrap(), &mut stream).unwrap();
+            y.map(|y| y.flatten_all().unwrap().to_vec1::<f32>().unwrap())
+        };
+        assert_eq!(feed(&[1.0]), None);
+        assert_eq!(feed(&[10.0]), Some(vec![13.5, 24.5]));
+        assert_eq!(feed(&[0.0, 1.0]), Some(vec![30.5, 40.5, 1.5, 2.5]));
+        assert_eq!([0, 1, 2, 4].map(|n| conv.outputs_after(n)), [0, 0, 2, 6]);
+    }
+}

@@ -46,6 +46,12 @@ impl Plan {
         }
     }
 
+    /// No layers, no convolutions.
+    #[cfg(test)]
+    pub fn empty() -> Plan {
+        Plan { layers: 0, window: 1, kv: (1, 2), histories: Vec::new() }
+    }
+
     /// Adds a history; returns its index in every stream.
     pub fn add(&mut self, history: HistoryPlan) -> usize {
         self.histories.push(history);
@@ -123,5 +129,31 @@ impl KvWindow {
         let past = self.len;
         self.len += n;
         attention(q, &self.k, &self.v, past, Some(self.window), scale)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_stays_small_and_sees_exactly_its_window() {
+        let window = 5;
+        let row = |i: usize, n: usize| {
+            let data: Vec<f32> = (0..n * 4).map(|j| (((i * 4 + j) * 37) % 101) as f32 / 50.0 - 1.0).collect();
+            Tensor::from_vec(data, (n, 1, 4), &Device::Cpu).unwrap()
+        };
+        let mut cache = KvWindow::new(window, (1, 4), &Device::Cpu).unwrap();
+        let all = row(0, 60);
+        let mut at = 0;
+        for n in [1, 1, 3, 1, 20, 1, 2, 1, 1, 4, 1, 1, 1, 1, 1, 2, 3, 1, 1, 1, 12] {
+            let x = row(at, n);
+            let got = cache.attend(&x, &x, &x, 0.5).unwrap();
+            let want = attention(&x, &all, &all, at, Some(window), 0.5).unwrap();
+            let flat = |t: &Tensor| t.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(flat(&got), flat(&want), "positions {at} to {}", at + n);
+            assert!(cache.k.dim(0).unwrap() <= 2 * (window - 1 + 20));
+            at += n;
+        }
     }
 }

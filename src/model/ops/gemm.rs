@@ -22,7 +22,8 @@ pub(super) struct Packed {
     outputs: usize,
 }
 
-/// Panel elements; bf16 where that loses nothing: half the memory traffic, the same results.
+/// Panel elements; bf16 where that loses nothing: the same results with half the memory. A single row of a matrix that
+/// is not in the cache takes a third less time; many rows of one that is, a tenth more.
 enum Panels {
     F32(Vec<[f32; LANES]>),
     Bf16(Vec<[u16; LANES]>),
@@ -184,10 +185,12 @@ impl<W: Weight> Kernel for Tiles<'_, W> {
         if S::REGISTERS >= 32 {
             self.bands::<S, 8, 2>(s, &mut next);
             self.bands::<S, 4, 2>(s, &mut next);
+            self.bands::<S, 2, 4>(s, &mut next);
         } else {
             self.bands::<S, 6, 1>(s, &mut next);
+            self.bands::<S, 4, 1>(s, &mut next);
+            self.bands::<S, 2, 2>(s, &mut next);
         }
-        self.bands::<S, 2, 3>(s, &mut next);
         self.bands::<S, 1, 4>(s, &mut next);
     }
 }
