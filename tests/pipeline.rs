@@ -6,7 +6,9 @@ mod support;
 
 use candle_core::Device;
 use omni_actors::config::TransportKind;
-use omni_actors::engine::{FinishReason, Output, Service};
+use omni_actors::engine::{Event, FinishReason, Output, Service};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::ids::StageName;
 use std::time::Duration;
 use support::{Answer, chat, collect, engine, frames, idle, say, speech, voice};
 
@@ -105,4 +107,31 @@ async fn a_long_text_is_read_sentence_after_sentence_as_one_stream() {
     assert_eq!(both.samples.len(), one.samples.len() + two.samples.len());
     assert!(both.samples.starts_with(&one.samples) && both.samples.ends_with(&two.samples));
     idle(&engine, Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_talker_speaks_while_the_thinker_still_thinks() {
+    let engine = engine(&voice(), |config| {
+        // A thinker that needs half a second for each token.
+        config.faults = vec![FaultRule {
+            stage: StageName::Thinker,
+            point: FaultPoint::Runner,
+            kind: FaultKind::Delay(Duration::from_millis(500)),
+            nth: 1,
+            times: u64::MAX,
+        }];
+    })
+    .await;
+    let mut stream = engine.submit(chat("Say: The weather is lovely today.", Output::TextAndAudio)).await.unwrap();
+    let mut order = Vec::new();
+    while let Some(event) = stream.next().await {
+        order.push(match event {
+            Event::Text(_) => 't',
+            Event::Audio(_) => 'a',
+            Event::Failed(error) => panic!("{error}"),
+            _ => '-',
+        });
+    }
+    let (first_audio, last_text) = (order.iter().position(|e| *e == 'a'), order.iter().rposition(|e| *e == 't'));
+    assert!(first_audio < last_text, "{order:?}");
 }
