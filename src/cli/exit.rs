@@ -1,6 +1,7 @@
 //! How a command ends: what is printed and which code is returned. `docs/operations.md` lists the codes.
 
 use crate::config::ConfigError;
+use crate::engine::StartError;
 use crate::model::LoadError;
 use std::process::ExitCode;
 
@@ -25,7 +26,9 @@ pub(super) struct Interrupted;
 pub(super) fn report(error: &anyhow::Error) -> ExitCode {
     eprintln!("error: {error:#}");
     let usage = |cause: &(dyn std::error::Error + 'static)| {
-        cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
+        // A stage that does not come up may have run out of memory: that is not the user's config.
+        let start = cause.downcast_ref::<StartError>().is_some_and(|error| !matches!(error, StartError::Stage(..)));
+        start || cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
     };
     ExitCode::from(if error.chain().any(|cause| cause.is::<Interrupted>()) {
         INTERRUPTED
