@@ -3,6 +3,7 @@
 
 use candle_core::{Device, Tensor};
 use omni_actors::ids::Slot;
+use omni_actors::model::prompt::ChatPrompt;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
     Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,
@@ -70,21 +71,19 @@ impl Golden {
             serde_json::from_slice(&std::fs::read(path(&format!("{folder}/{name}.json"))).unwrap()).unwrap();
         let number = |key: &str| manifest["meta"][key].as_u64().unwrap() as u32;
         let config = nets.checkpoint.config();
-        let prompt = tensors["input_ids"].tokens().unwrap();
-        let emit = spoken(&prompt, nets);
-        let user_rows = emit.iter().map(|r| r.end - r.start).sum::<u32>() - 3;
+        let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
         Golden {
             thinker: ThinkerRow {
-                prompt: prompt.into(),
+                prompt: prompt.ids,
                 mode: ThinkerMode::Sample,
-                emit: Some(emit.into()),
+                emit: Some(prompt.emit),
                 sampling: SamplingParams::GREEDY,
                 eos: vec![number("thinker_eos")].into(),
                 max_tokens: number("n_text"),
                 seed: 1,
             },
             talker: TalkerRow {
-                user_rows,
+                user_rows: prompt.user_rows,
                 speaker: config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),
                 sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
                 predictor: SamplingParams::GREEDY,
@@ -107,17 +106,6 @@ impl Golden {
         let (frames, all) = (codes.shape[2], codes.tokens().unwrap());
         (0..frames).map(|f| all.iter().skip(f).step_by(frames).copied().collect()).collect()
     }
-}
-
-/// User turns, then the three ids of the last header.
-fn spoken(prompt: &[u32], nets: &Nets) -> Vec<std::ops::Range<u32>> {
-    let tokens = nets.checkpoint.config().tokens;
-    let starts: Vec<u32> = (0..prompt.len()).filter(|i| prompt[*i] == tokens.im_start).map(|i| i as u32).collect();
-    let ends = starts.iter().skip(1).copied();
-    let turns = starts.iter().zip(ends).map(|(from, to)| *from..to);
-    let mut ranges: Vec<_> = turns.filter(|turn| prompt[turn.start as usize + 1] == tokens.user).collect();
-    ranges.push(*starts.last().unwrap()..prompt.len() as u32);
-    ranges
 }
 
 const VOICES: [&str; 8] = [

@@ -1,6 +1,13 @@
 //! `omni-actors verify`: one line per case, whatever is wrong with the others.
 #![allow(clippy::unwrap_used)]
 
+use candle_core::{Device, Tensor};
+use omni_actors::model::Checkpoint;
+use omni_actors::model::code2wav::Code2Wav;
+use omni_actors::model::prompt::ChatPrompt;
+use omni_actors::model::talker::Talker;
+use omni_actors::model::thinker::Thinker;
+use omni_actors::model::verify::{Request, generate, read_values};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -190,6 +197,60 @@ fn config_overrides_reach_the_nets() {
     let run = folder.verify();
     assert!(run.line("rope").starts_with("FAIL") && run.line("rope").contains("talker."), "{}", run.line("rope"));
     assert!(run.line("same").starts_with("PASS"));
+}
+
+#[test]
+fn a_waveform_is_compared_up_to_where_the_reference_cuts_it() {
+    // Speech of 320 frames. The reference decodes 300 at a time, each piece afresh, and loses samples in between.
+    let folder = Folder::new();
+    let checkpoint = Checkpoint::open(&path(TINY)).unwrap();
+    let (config, loader) = (checkpoint.config(), checkpoint.loader(&[], &Device::Cpu));
+    let thinker = Thinker::load(&loader, &config.thinker).unwrap();
+    let talker = Talker::load(&loader, config).unwrap();
+    let net = Code2Wav::load(&loader, &config.code2wav).unwrap();
+    let ids = read_values(&std::fs::read(path(TINY).join("golden/text_ethan.safetensors")).unwrap()).unwrap();
+    let request = Request {
+        prompt: ChatPrompt::from_ids(ids["input_ids"].tokens().unwrap(), &config.tokens).unwrap(),
+        speaker: config.talker.speaker("ethan").unwrap(),
+        text_tokens: 10,
+        thinker_eos: vec![333],
+        codec_tokens: 321,
+        talker_eos: vec![230],
+        // Rewards repetition: the talker goes in circles and never stops.
+        repetition_penalty: 0.5,
+    };
+    let frames = generate(config, &thinker, &talker, &request).unwrap().frames;
+    assert_eq!(frames.len(), 320);
+    let decode = |frames: &[Vec<u32>]| net.decode(&mut net.stream().unwrap(), &frames.concat()).unwrap();
+    let pieces = [decode(&frames[..300]), decode(&frames[275..])[25 * 1920..].to_vec()].concat();
+    let write = |name: &str, wave: Vec<f32>| {
+        folder.case(
+            "text_ethan",
+            name,
+            |json| {
+                json["meta"]["n_frames_limit"] = json!(321);
+                json["meta"]["repetition_penalty"] = json!(0.5);
+                json["tensors"] = json!({"wav": {}});
+            },
+            |bytes| {
+                let wave = Tensor::from_vec(wave, (1, 1, pieces.len()), &Device::Cpu).unwrap();
+                let file = folder.0.path().join("wave");
+                wave.save_safetensors("wav", &file).unwrap();
+                *bytes = std::fs::read(file).unwrap();
+            },
+        );
+    };
+    write("long", pieces.clone());
+    let mut wrong = pieces.clone();
+    wrong[500_000] += 0.01;
+    write("wrong", wrong);
+    let run = folder.verify();
+    assert!(
+        run.line("long").starts_with("PASS") && run.line("long").contains("up to frame 300"),
+        "{}",
+        run.line("long")
+    );
+    assert!(run.line("wrong").starts_with("FAIL"), "{}", run.line("wrong"));
 }
 
 #[test]
