@@ -41,3 +41,14 @@ fn the_default_voice_says_what_the_reference_says() {
         assert_eq!((found.compared, found.unknown.len()), (4, 0), "{name}");
     }
 }
+
+#[test]
+fn a_checkpoint_with_every_size_different_equals_the_reference() {
+    let cases = compared("tests/fixtures/other_sizes/five_groups/golden");
+    let sizes: Vec<(&str, usize)> = cases.iter().map(|(name, found)| (name.as_str(), found.compared)).collect();
+    assert_eq!(sizes, [("code2wav", 22), ("text_otto_turns", 34)]);
+    for (name, found) in &cases {
+        assert!(found.passed(), "{name}: {found:?}");
+        assert_eq!(found.unknown, [""; 0], "{name}");
+    }
+}
