@@ -6,7 +6,7 @@ mod support;
 
 use candle_core::Device;
 use omni_actors::config::TransportKind;
-use omni_actors::engine::{Event, FinishReason, Output, Service};
+use omni_actors::engine::{Event, FinishReason, Output, Service, SpeechRequest, TextSource};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::StageName;
 use std::time::Duration;
@@ -134,4 +134,27 @@ async fn the_talker_speaks_while_the_thinker_still_thinks() {
     }
     let (first_audio, last_text) = (order.iter().position(|e| *e == 'a'), order.iter().rposition(|e| *e == 't'));
     assert!(first_audio < last_text, "{order:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn text_that_is_still_being_written_is_spoken_already() {
+    let engine = engine(&voice(), |config| config.speech.flush_after = Duration::from_millis(50)).await;
+    for written in ["Two cups of tea. And th", "two cups of tea and th"] {
+        let (writer, text) = flume::bounded(4);
+        let request = SpeechRequest { text: TextSource::Streamed(text), ..speech("", 1) };
+        let mut stream = engine.speak(request).await.unwrap();
+        writer.send_async(written.into()).await.unwrap();
+        let mut heard = 0;
+        while heard == 0 {
+            match stream.next().await.unwrap() {
+                Event::Audio(chunk) => heard += chunk.samples.len(),
+                Event::Finished { .. } => panic!("the text has not ended"),
+                _ => {}
+            }
+        }
+        writer.send_async("en some.".into()).await.unwrap();
+        drop(writer);
+        let rest = collect(stream).await;
+        assert!(rest.samples.len() > heard && rest.end.unwrap().is_ok());
+    }
 }

@@ -83,6 +83,9 @@ pub struct SpeechConfig {
     /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
     /// commas, then at spaces.
     pub max_segment_chars: usize,
+    /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is being spoken and the writer pauses
+    /// inside a sentence for this long, the words that are there are spoken.
+    pub flush_after: Duration,
 }
 
 /// `[server]`

@@ -107,6 +107,8 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         prompt: prompt(r),
         // 120 characters are about 8 s of speech: the longest that the embedded voice was trained to say in one go.
         max_segment_chars: r.int("speech.max_segment_chars", 120, 20..=2000),
+        // Longer than a quick typist's pause between words.
+        flush_after: r.duration("speech.flush_after", ms(700), ms(50)..=secs(60)),
     };
     let server = ServerConfig {
         listen: r

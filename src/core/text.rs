@@ -50,6 +50,12 @@ impl Segmenter {
         Some(rest).filter(|r| !r.is_empty())
     }
 
+    /// The words that are complete, for a writer who has paused inside a sentence and a listener who has nothing to hear.
+    pub fn pause(&mut self) -> Option<String> {
+        let end = self.buffer.iter().rposition(|c| c.is_whitespace())?;
+        Some(self.take(end)).filter(|words| !words.is_empty())
+    }
+
     fn append(&mut self, c: char) {
         if !c.is_whitespace() {
             self.newlines = 0;
@@ -235,6 +241,16 @@ fn joins_previous(c: char, previous: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_writer_who_pauses_is_heard_up_to_the_last_whole_word() {
+        let mut segmenter = Segmenter::new(100);
+        assert_eq!(segmenter.push("the weather is lov"), Vec::<String>::new());
+        assert_eq!(segmenter.pause().as_deref(), Some("the weather is"));
+        assert_eq!(segmenter.pause(), None, "half a word is not spoken");
+        assert_eq!(segmenter.push("ely. Yes"), ["lovely."]);
+        assert_eq!(segmenter.finish().as_deref(), Some("Yes"));
+    }
     use proptest::prelude::*;
 
     #[test]

@@ -137,7 +137,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         metrics,
         leases,
         draining: AtomicBool::new(false),
-        max_segment_chars: config.speech.max_segment_chars,
+        speech: config.speech.clone(),
     })
 }
 

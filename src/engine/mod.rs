@@ -25,7 +25,7 @@ pub use api::{
 };
 
 use crate::actors::{StageHandle, State};
-use crate::config::Config;
+use crate::config::{Config, SpeechConfig};
 use crate::ids::StageName;
 use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
@@ -57,7 +57,7 @@ struct Shared {
     metrics: RequestMetrics,
     leases: LeaseBook,
     draining: AtomicBool,
-    max_segment_chars: usize,
+    speech: SpeechConfig,
     ticker: tokio::task::JoinHandle<()>,
 }
 

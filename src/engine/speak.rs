@@ -6,7 +6,7 @@ use super::admission::Place;
 use super::api::{Event, FinishReason, RequestError, ResponseStream, SpeechRequest, SubmitError, TextSource, Usage};
 use super::plan::SpeechOptions;
 use super::{Engine, Shared};
-use crate::core::text::Segmenter;
+use crate::core::text::{self, Segmenter};
 use crate::telemetry::RequestKind;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,12 +27,11 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         let message = "ignore_eos needs max_new_tokens: how many frames to make".to_string();
         return Err(SubmitError::Invalid { param: "ignore_eos", message });
     }
-    let mut segments = Segmenter::new(if request.ignore_eos { usize::MAX } else { shared.max_segment_chars });
+    let max_chars = if request.ignore_eos { usize::MAX } else { shared.speech.max_segment_chars };
     let (waiting, more) = match request.text {
         TextSource::Whole(text) => {
             shared.planner.check_length("input", text.chars().count())?;
-            let mut waiting: VecDeque<_> = if request.ignore_eos { [text].into() } else { segments.push(&text).into() };
-            waiting.extend(segments.finish());
+            let waiting: VecDeque<_> = text::segments(&text, max_chars).into();
             // What would be refused in the middle is refused now.
             for text in waiting.iter().skip(1) {
                 shared.planner.speech(text, &options)?;
@@ -52,7 +51,15 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         _ => {
             let (send, events) = flume::bounded(RELAY);
             let gone = CancellationToken::new();
-            let reading = Reading { shared: Arc::clone(shared), options, segments, waiting, more, chars: 0, send };
+            let reading = Reading {
+                shared: Arc::clone(shared),
+                options,
+                segments: Segmenter::new(max_chars),
+                waiting,
+                more,
+                chars: 0,
+                send,
+            };
             let listening = gone.clone().drop_guard();
             tokio::spawn(async move {
                 tokio::select! {
@@ -130,14 +137,17 @@ impl Reading {
                 return Ok(Some(text));
             }
             let Some(more) = &self.more else { return Ok(None) };
-            match more.recv_async().await {
-                Ok(piece) => {
+            // Here nothing is being made: if the writer pauses, the listener should have what is there.
+            let piece = tokio::time::timeout(self.shared.speech.flush_after, more.recv_async());
+            match piece.await {
+                Err(_paused) => self.waiting.extend(self.segments.pause()),
+                Ok(Ok(piece)) => {
                     self.chars += piece.chars().count();
                     let checked = self.shared.planner.check_length("input", self.chars);
                     checked.map_err(|error| RequestError::Refused(error.to_string()))?;
                     self.waiting.extend(self.segments.push(&piece));
                 }
-                Err(flume::RecvError::Disconnected) => {
+                Ok(Err(flume::RecvError::Disconnected)) => {
                     self.more = None;
                     self.waiting.extend(self.segments.finish());
                 }
