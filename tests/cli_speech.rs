@@ -120,7 +120,8 @@ fn begin_stream(url: &str, frames: u32) -> TcpStream {
          \"max_new_tokens\": {frames}, \"ignore_eos\": true}}"
     );
     let mut stream = TcpStream::connect(url.trim_start_matches("http://")).unwrap();
-    let head = "POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close";
+    let head =
+        "POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close";
     write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
     let mut answer = [0; 15];
     stream.read_exact(&mut answer).unwrap();

@@ -30,7 +30,7 @@ pub struct RunArgs {
     /// Address to listen on, instead of the config's
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// File with [[faults]] rules, in addition to the config's
+    /// File with `[[faults]]` rules, in addition to the config's
     #[arg(long, value_name = "FILE")]
     faults: Option<PathBuf>,
     /// Override one key of the config, such as stages.talker.run_ahead=1
