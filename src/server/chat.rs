@@ -138,7 +138,7 @@ fn tail(head: &Head, reason: FinishReason, usage: Usage, include_usage: bool) ->
     }
     events.push(chunk(head, &json!({}), Some(reason), include_usage));
     if include_usage {
-        let mut last = chunk_object(head, json!([]));
+        let mut last = chunk_object(head, &json!([]));
         last["usage"] = usage_object(usage);
         events.push(sse::event(&last));
     }
@@ -148,14 +148,14 @@ fn tail(head: &Head, reason: FinishReason, usage: Usage, include_usage: bool) ->
 
 fn chunk(head: &Head, delta: &Value, reason: Option<FinishReason>, include_usage: bool) -> String {
     let choices = json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": reason }]);
-    let mut object = chunk_object(head, choices);
+    let mut object = chunk_object(head, &choices);
     if include_usage {
         object["usage"] = Value::Null;
     }
     sse::event(&object)
 }
 
-fn chunk_object(head: &Head, choices: Value) -> Value {
+fn chunk_object(head: &Head, choices: &Value) -> Value {
     json!({
         "id": head.id,
         "object": "chat.completion.chunk",

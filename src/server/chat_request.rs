@@ -219,13 +219,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn read(body: Value) -> Result<Vec<ChatMessage>, ApiError> {
+    fn read(body: &Value) -> Result<Vec<ChatMessage>, ApiError> {
         messages(&Fields::top(body.as_object().unwrap()))
     }
 
     #[test]
     fn text_parts_are_joined_and_developer_is_system() {
-        let read = read(json!({"messages": [
+        let read = read(&json!({"messages": [
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]},
         ]}));
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn other_parts_are_refused_by_name_and_place() {
-        let error = read(json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}));
+        let error = read(&json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}));
         let error = error.unwrap_err();
         assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
         assert!(error.message.contains("\"image_url\" parts are not supported"));
@@ -244,9 +244,9 @@ mod tests {
 
     #[test]
     fn the_user_speaks_last() {
-        let error = read(json!({"messages": [{"role": "assistant", "content": "Hi"}]})).unwrap_err();
+        let error = read(&json!({"messages": [{"role": "assistant", "content": "Hi"}]})).unwrap_err();
         assert!(error.message.contains("last message"));
-        assert!(read(json!({"messages": []})).is_err());
-        assert_eq!(read(json!({})).unwrap_err().code, "missing_required_parameter");
+        assert!(read(&json!({"messages": []})).is_err());
+        assert_eq!(read(&json!({})).unwrap_err().code, "missing_required_parameter");
     }
 }

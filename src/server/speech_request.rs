@@ -135,26 +135,26 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn delivered(body: Value, format: AudioFormat) -> Delivery {
+    fn delivered(body: &Value, format: AudioFormat) -> Delivery {
         delivery(&Fields::top(body.as_object().unwrap()), format).unwrap()
     }
 
     #[test]
     fn stream_alone_means_events_as_in_vllm_omni() {
-        assert_eq!(delivered(json!({"stream": true}), AudioFormat::Wav), Delivery::Events);
-        assert_eq!(delivered(json!({"stream": true, "stream_format": "audio"}), AudioFormat::Wav), Delivery::Raw);
+        assert_eq!(delivered(&json!({"stream": true}), AudioFormat::Wav), Delivery::Events);
+        assert_eq!(delivered(&json!({"stream": true, "stream_format": "audio"}), AudioFormat::Wav), Delivery::Raw);
     }
 
     #[test]
     fn stream_format_alone_is_enough_as_in_openai() {
-        assert_eq!(delivered(json!({"stream_format": "sse"}), AudioFormat::Pcm), Delivery::Events);
-        assert_eq!(delivered(json!({"stream_format": "audio"}), AudioFormat::Wav), Delivery::Raw);
+        assert_eq!(delivered(&json!({"stream_format": "sse"}), AudioFormat::Pcm), Delivery::Events);
+        assert_eq!(delivered(&json!({"stream_format": "audio"}), AudioFormat::Wav), Delivery::Raw);
     }
 
     #[test]
     fn without_either_pcm_flows_and_wav_has_its_length() {
-        assert_eq!(delivered(json!({}), AudioFormat::Pcm), Delivery::Raw);
-        assert_eq!(delivered(json!({}), AudioFormat::Wav), Delivery::Whole);
-        assert_eq!(delivered(json!({"stream": false}), AudioFormat::Pcm), Delivery::Whole);
+        assert_eq!(delivered(&json!({}), AudioFormat::Pcm), Delivery::Raw);
+        assert_eq!(delivered(&json!({}), AudioFormat::Wav), Delivery::Whole);
+        assert_eq!(delivered(&json!({"stream": false}), AudioFormat::Pcm), Delivery::Whole);
     }
 }

@@ -172,11 +172,11 @@ def it_speaks_while_one_types():
         tab.click("input[value=type] + span")
         tab.click("#speak")
         tab.until("document.querySelector('#speak').textContent === 'Finish'")
-        for word in "These words are spoken while the others follow ".split(" "):
+        for word in "This sentence is spoken. The next one is still being".split():
             tab.call("Input.insertText", text=word + " ")
         tab.until("__omni.samplesReceived > 0")  # before the text is complete
         assert tab.value("document.querySelector('#speak').textContent") == "Finish"
-        tab.call("Input.insertText", text="behind.")
+        tab.call("Input.insertText", text="written.")
         tab.click("#speak")
         return heard(tab)
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/v1/chat/completions";
 
-fn ask(more: Value) -> Value {
+fn ask(more: &Value) -> Value {
     let mut body = json!({"model": "team/test-voice", "messages": [{"role": "user", "content": "What is up?"}]});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
@@ -17,7 +17,7 @@ fn ask(more: Value) -> Value {
 #[tokio::test]
 async fn text_is_the_default() {
     let site = Site::new();
-    let response = site.post(PATH, &ask(json!({"temperature": 0, "max_tokens": 9, "seed": 3})));
+    let response = site.post(PATH, &ask(&json!({"temperature": 0, "max_tokens": 9, "seed": 3})));
     let call = site.service.call().await;
     let request = call.chat();
     assert_eq!(request.output, Output::Text);
@@ -40,7 +40,7 @@ async fn text_is_the_default() {
 async fn a_spoken_answer_has_a_wav_and_its_transcript() {
     let site = Site::new();
     let audio = json!({"voice": "alto", "format": "wav", "temperature": 0.7, "max_new_tokens": 40});
-    let response = site.post(PATH, &ask(json!({"modalities": ["text", "audio"], "audio": audio, "temperature": 0.2})));
+    let response = site.post(PATH, &ask(&json!({"modalities": ["text", "audio"], "audio": audio, "temperature": 0.2})));
     let call = site.service.call().await;
     let request = call.chat();
     assert_eq!((request.output, request.voice.as_deref()), (Output::TextAndAudio, Some("alto")));
@@ -64,7 +64,7 @@ async fn a_stream_is_role_pieces_reason_usage_done() {
     let site = Site::new();
     let more = json!({"modalities": ["text", "audio"], "audio": {"voice": "alto", "format": "pcm16"}, "stream": true,
         "stream_options": {"include_usage": true}});
-    let response = site.post(PATH, &ask(more));
+    let response = site.post(PATH, &ask(&more));
     let call = site.service.call().await;
     call.started().await;
     call.text_delta("Sky.").await;
@@ -90,7 +90,7 @@ async fn a_stream_is_role_pieces_reason_usage_done() {
 #[tokio::test]
 async fn a_text_stream_says_nothing_of_audio_or_usage() {
     let site = Site::new();
-    let response = site.post(PATH, &ask(json!({"stream": true})));
+    let response = site.post(PATH, &ask(&json!({"stream": true})));
     let call = site.service.call().await;
     call.started().await;
     call.text_delta("Sky.").await;
@@ -103,7 +103,7 @@ async fn a_text_stream_says_nothing_of_audio_or_usage() {
 #[tokio::test]
 async fn a_failure_half_way_is_an_error_event_without_done() {
     let site = Site::new();
-    let response = site.post(PATH, &ask(json!({"stream": true})));
+    let response = site.post(PATH, &ask(&json!({"stream": true})));
     let call = site.service.call().await;
     call.started().await;
     call.text_delta("Sky").await;
@@ -116,12 +116,12 @@ async fn a_failure_half_way_is_an_error_event_without_done() {
 #[tokio::test]
 async fn a_client_that_leaves_aborts_its_request() {
     let site = Site::new();
-    let response = site.post(PATH, &ask(json!({})));
+    let response = site.post(PATH, &ask(&json!({})));
     let call = site.service.call().await;
     call.started().await;
     response.abort();
     call.dropped.await.unwrap();
-    let response = site.post(PATH, &ask(json!({"stream": true})));
+    let response = site.post(PATH, &ask(&json!({"stream": true})));
     let call = site.service.call().await;
     call.started().await;
     call.text_delta("Sky").await;

@@ -23,16 +23,16 @@ impl Client {
         client
     }
 
-    async fn send(&mut self, message: Value) {
+    async fn send(&mut self, message: &Value) {
         self.0.send(Message::text(message.to_string())).await.unwrap();
     }
 
     async fn text(&mut self, text: &str) {
-        self.send(json!({"type": "input.text", "text": text})).await;
+        self.send(&json!({"type": "input.text", "text": text})).await;
     }
 
     async fn done(&mut self) {
-        self.send(json!({"type": "input.done"})).await;
+        self.send(&json!({"type": "input.done"})).await;
     }
 
     async fn next(&mut self) -> Message {
@@ -119,7 +119,7 @@ async fn utterances_follow_each_other() {
         assert_eq!(client.event("audio.start").await["utterance"], number);
         assert_eq!(client.event("audio.done").await["ttfa_ms"], Value::Null);
     }
-    client.send(json!({"type": "session.close"})).await;
+    client.send(&json!({"type": "session.close"})).await;
     assert_eq!(client.event("session.done").await["utterances"], 2);
     assert_eq!(client.closed().await, CloseCode::Normal);
 }
@@ -136,7 +136,7 @@ async fn cancel_stops_at_once_and_the_session_goes_on() {
     call.audio(3).await;
     client.event("audio.start").await;
     client.audio().await;
-    client.send(json!({"type": "response.cancel"})).await;
+    client.send(&json!({"type": "response.cancel"})).await;
     let cancelled = client.event("audio.cancelled").await;
     assert_eq!((&cancelled["utterance"], &cancelled["samples"]), (&json!(1), &json!(3)));
     call.dropped.await.unwrap();
@@ -150,7 +150,7 @@ async fn cancel_stops_at_once_and_the_session_goes_on() {
     // With nothing to stop, cancel is answered all the same.
     call.finish().await;
     client.event("audio.done").await;
-    client.send(json!({"type": "input.cancel"})).await;
+    client.send(&json!({"type": "input.cancel"})).await;
     assert_eq!(client.event("audio.cancelled").await["utterance"], Value::Null);
 }
 
@@ -189,15 +189,15 @@ async fn mistakes_are_told_and_survived() {
     assert_eq!(client.event("error").await["code"], "invalid_json");
     client.0.send(Message::binary(vec![1, 2, 3])).await.unwrap();
     assert!(client.event("error").await["message"].as_str().unwrap().contains("text frames"));
-    client.send(json!({"type": "input.song"})).await;
+    client.send(&json!({"type": "input.song"})).await;
     assert_eq!(client.event("error").await["param"], "type");
-    client.send(json!({"type": "input.text", "text": 7})).await;
+    client.send(&json!({"type": "input.text", "text": 7})).await;
     assert_eq!(client.event("error").await["code"], "invalid_type");
     client.done().await;
     assert!(client.event("error").await["message"].as_str().unwrap().contains("without any input.text"));
-    client.send(json!({"type": "session.config", "voice": "nobody"})).await;
+    client.send(&json!({"type": "session.config", "voice": "nobody"})).await;
     assert_eq!(client.event("error").await["param"], "voice");
-    client.send(json!({"type": "session.config", "response_format": "mp3"})).await;
+    client.send(&json!({"type": "session.config", "response_format": "mp3"})).await;
     assert_eq!(client.event("error").await["param"], "response_format");
     client.text(&"x".repeat(1001)).await;
     assert_eq!(client.event("error").await["code"], "text_too_long");
@@ -271,7 +271,7 @@ async fn a_client_that_does_not_read_pauses_its_utterance_and_can_still_cancel()
         taken += 1;
         assert!(taken < 100, "the server reads on although the client does not");
     }
-    client.send(json!({"type": "input.cancel"})).await;
+    client.send(&json!({"type": "input.cancel"})).await;
     call.dropped.await.unwrap();
 }
 
