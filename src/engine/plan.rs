@@ -90,7 +90,7 @@ impl Planner {
         let chars = request.messages.iter().map(|message| message.content.chars().count()).sum();
         self.check_length("messages", chars)?;
         let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
-        let prompt = self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", error))?;
+        let prompt = self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?;
         let audio = request.output == Output::TextAndAudio;
         let seed = request.seed.unwrap_or_else(random_seed);
 
@@ -126,7 +126,7 @@ impl Planner {
     /// One piece of a text to be spoken.
     pub fn speech(&self, text: &str, options: &SpeechOptions) -> Result<RequestPlan, SubmitError> {
         let speech = self.prompter.speech(&self.speech_prompt, text);
-        let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", error))?;
+        let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", &error))?;
         let (seed, greedy) = (options.seed, SamplingParams::GREEDY);
         let tokens = answer.len() as u32 + 1;
         let thinker = self.thinker_row(&prompt, ThinkerMode::Follow, greedy, tokens, seed, true);
@@ -247,11 +247,11 @@ impl Planner {
 }
 
 fn message(message: &ChatMessage) -> Result<Message, SubmitError> {
-    let role = message.role.parse().map_err(|error| refuse_prompt("messages", error))?;
+    let role = message.role.parse().map_err(|error| refuse_prompt("messages", &error))?;
     Ok(Message { role, content: message.content.clone() })
 }
 
-fn refuse_prompt(param: &'static str, error: PromptError) -> SubmitError {
+fn refuse_prompt(param: &'static str, error: &PromptError) -> SubmitError {
     SubmitError::Invalid { param, message: error.to_string() }
 }
 

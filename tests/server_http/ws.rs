@@ -160,7 +160,7 @@ async fn the_configuration_holds_for_the_utterances_after_it() {
     let mut client = Client::connect(&site).await;
     client
         .send(
-            json!({"type": "session.config", "voice": "Alto", "response_format": "wav", "seed": 5, "temperature": 0.3}),
+            &json!({"type": "session.config", "voice": "Alto", "response_format": "wav", "seed": 5, "temperature": 0.3}),
         )
         .await;
     let updated = client.event("session.updated").await;
