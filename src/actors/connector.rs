@@ -152,7 +152,9 @@ impl Actor for Inbound {
                 state.tell_scheduler(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
-                while let Ok(payload) = state.inbox.try_recv() {
+                // One message, one payload: draining would overtake the admission of a request whose payload is in the
+                // inbox already, and drop that payload as nobody's.
+                if let Ok(payload) = state.inbox.try_recv() {
                     state.fault.strike_async().await?;
                     state.arrived(payload)?;
                 }
