@@ -193,7 +193,8 @@ impl Service for Engine {
             if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
                 self.shared.ledger.shut_down();
             }
-            for stage in &self.shared.stages {
+            // Downstream first: a stage whose source is gone would take that for a broken edge.
+            for stage in self.shared.stages.iter().rev() {
                 stage.stop().await;
             }
             self.shared.ticker.abort();
