@@ -109,8 +109,11 @@ fn an_address_in_use_is_told() {
 
 #[test]
 fn bench_measures_the_embedded_voice_in_its_own_process() {
-    let done = omni(["bench", "--concurrency", "2", "--requests", "2", "--warmup", "0"]).run();
-    done.succeeds().shows("omni-actors-voice in this process").shows("2/2");
+    // More at once than the stages' batches take: every one must come through, none may wait for ever.
+    let load = ["--concurrency", "12", "--requests", "24", "--warmup", "0", "--timeout", "60"];
+    let done = Omni::new().arguments(&[&["bench"], &load[..]].concat()).run();
+    done.succeeds().shows("omni-actors-voice in this process").shows("24/24");
+    assert!(!done.stderr.contains("ERROR"), "{}", done.stderr);
 }
 
 /// Asks for that many frames of speech and waits for the head of the answer.
