@@ -399,6 +399,7 @@ impl Session {
 
     /// The current utterance is over, whatever text of it is still to come.
     fn finish(&mut self) {
+        self.heard = Instant::now(); // a client that has listened has not been idle
         if let Some(utterance) = self.current.take()
             && !matches!(utterance.text, Text::Ended)
         {

@@ -211,4 +211,30 @@ mod tests {
         input.push_end().unwrap();
         assert_eq!(drain(&mut input), "three|");
     }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_happens_the_counts_are_right_and_the_next_utterance_is_heard(
+            steps in proptest::collection::vec((0..6u8, 0..12usize), 0..60)
+        ) {
+            let mut input = Input::new(20);
+            for (step, size) in steps {
+                match step {
+                    0 | 1 => drop(input.push_text("é".repeat(size))),
+                    2 => drop(input.push_end()),
+                    3 => input.advance(),
+                    4 => input.skip_utterance(),
+                    _ => input.cancel(),
+                }
+                let waiting: usize = input.pieces.iter().flatten().map(|text| text.chars().count()).sum();
+                proptest::prop_assert_eq!(waiting, input.waiting_chars);
+                proptest::prop_assert!(waiting <= 20);
+            }
+            let _ = input.push_end();
+            drain(&mut input);
+            input.push_text("fine".to_owned()).unwrap();
+            input.push_end().unwrap();
+            proptest::prop_assert_eq!(drain(&mut input), "fine|");
+        }
+    }
 }
