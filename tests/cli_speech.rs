@@ -42,6 +42,12 @@ fn say_speaks_and_a_seed_repeats_it_sample_for_sample() {
 }
 
 #[test]
+fn a_checkpoint_folder_speaks_like_the_embedded_copy_of_it() {
+    let folder = ["Good morning.", "--seed", "7", "--checkpoint", "assets/voice/checkpoint"];
+    assert!(say(&folder) == say(&folder[..3]));
+}
+
+#[test]
 fn say_reads_stdin_and_streams_to_stdout() {
     let done = omni(["say", "-", "-o", "-", "--seed", "7"]).stdin("Good morning.\n").run();
     done.succeeds().tells("stdout: ");

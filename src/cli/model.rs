@@ -23,12 +23,10 @@ pub(super) struct ModelArgs {
 impl ModelArgs {
     /// The config that these arguments mean.
     pub fn resolve(&self) -> Result<Config, ConfigError> {
-        let mut config = read(self.config.as_deref(), &self.set)?;
-        if let Some(folder) = &self.checkpoint {
-            config.model.checkpoint = CheckpointSource::Folder(folder.clone());
-            config.model.name =
-                folder.file_name().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
-        }
+        let checkpoint =
+            self.checkpoint.iter().map(|folder| Override::text("model.checkpoint", folder.to_string_lossy()));
+        let overrides: Vec<_> = checkpoint.chain(self.set.iter().cloned()).collect();
+        let mut config = read(self.config.as_deref(), &overrides)?;
         // A command that is not a server talks to a person: only what went wrong is worth a line.
         if self.config.is_none() && self.set.is_empty() {
             "warn".clone_into(&mut config.telemetry.log);

@@ -22,6 +22,13 @@ pub struct Override {
     value: Value,
 }
 
+impl Override {
+    /// A value that is text, whatever it looks like.
+    pub fn text(key: &str, value: impl Into<String>) -> Override {
+        Override { key: key.to_owned(), value: Value::String(value.into()) }
+    }
+}
+
 impl std::str::FromStr for Override {
     type Err = String;
 
