@@ -166,3 +166,12 @@ async fn when_the_grace_is_over_streams_are_told_and_ended() {
     let ((), answer) = tokio::join!(engine.drain(Duration::from_millis(200)), collect(stream));
     assert_eq!(answer.end, Some(Err(RequestError::ShuttingDown)));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_is_dropped_ends_its_streams_and_stops() {
+    let engine = engine(&tiny(), |_| {}).await;
+    let stream = engine.speak(frames(60_000, 1)).await.unwrap();
+    drop(engine);
+    let answer = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the stream hangs");
+    assert_eq!(answer.end, Some(Err(RequestError::ShuttingDown)));
+}

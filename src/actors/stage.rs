@@ -176,6 +176,13 @@ impl StageHandle {
         }
     }
 
+    /// Asks the stage to end and does not wait for it.
+    pub fn halt(&self) {
+        if let Some(supervisor) = self.supervisor.get() {
+            supervisor.stop(Some("nobody needs it any more".into()));
+        }
+    }
+
     pub(super) fn supervised_by(&self, supervisor: ActorRef<SupervisorMessage>) {
         let _ = self.supervisor.set(supervisor);
     }

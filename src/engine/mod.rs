@@ -42,7 +42,8 @@ use std::time::Duration;
 /// How long a request waits for a stage that is being restarted before it is refused.
 const READY_PATIENCE: Duration = Duration::from_secs(2);
 
-/// A running pipeline. Clones are handles to the same one.
+/// A running pipeline. Clones are handles to the same one; when the last is dropped, open requests are ended and the
+/// stages stop. [`Service::drain`] is the polite way.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -59,6 +60,14 @@ struct Shared {
     draining: AtomicBool,
     speech: SpeechConfig,
     ticker: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.ticker.abort();
+        self.ledger.shut_down();
+        self.stages.iter().rev().for_each(|stage| stage.halt());
+    }
 }
 
 /// Why an engine did not start.
