@@ -201,8 +201,11 @@ fn prompt(r: &mut Reader) -> String {
 
 fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
-    let max_batch = r.int(&key("max_batch"), 8, 1..=256);
-    let run_ahead = r.int(&key("run_ahead"), 2, 1..=8);
+    // On a CPU the vocoder's rows run one after the other and its steps are long: one row at a time, chosen as late as
+    // possible, is what keeps the most listeners from running dry (docs/performance.md).
+    let (batch, ahead) = if name == StageName::Code2wav { (1, 1) } else { (8, 2) };
+    let max_batch = r.int(&key("max_batch"), batch, 1..=256);
+    let run_ahead = r.int(&key("run_ahead"), ahead, 1..=8);
     let (window, most) = match name {
         StageName::Thinker => (512, 65_536),
         StageName::Talker => (1024, 65_536),
