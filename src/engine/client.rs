@@ -13,6 +13,8 @@ pub(super) struct Client {
     events: flume::Sender<Event>,
     /// Present when the client gets text.
     text: Option<(Arc<Tokenizer>, Detokenizer)>,
+    /// Whether it gets speech.
+    audio: bool,
     samples_per_second: u32,
     usage: Usage,
     reason: FinishReason,
@@ -23,13 +25,19 @@ impl Client {
     pub fn new(
         events: flume::Sender<Event>,
         tokenizer: Option<Arc<Tokenizer>>,
+        audio: bool,
         prompt_tokens: u32,
         samples_per_second: u32,
         meter: RequestMeter,
     ) -> Client {
         let text = tokenizer.map(|tokenizer| (tokenizer, Detokenizer::default()));
         let usage = Usage { prompt_tokens, ..Usage::default() };
-        Client { events, text, samples_per_second, usage, reason: FinishReason::Stop, meter }
+        Client { events, text, audio, samples_per_second, usage, reason: FinishReason::Stop, meter }
+    }
+
+    /// Whether text is all that it gets.
+    pub fn is_text_only(&self) -> bool {
+        !self.audio
     }
 
     /// Hands a payload over; says how many events it became.

@@ -54,7 +54,8 @@ impl Ledger {
         let request = books.core.accept(plan.owed, self.now());
         let (send, events) = flume::bounded(plan.max_events);
         let meter = self.metrics.accepted(kind, Instant::now());
-        let mut client = Client::new(send, plan.text, plan.prompt_tokens, plan.samples_per_second, meter);
+        let mut client =
+            Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, super::plan::FollowedText::len));
         books.clients.insert(request, client);
@@ -107,19 +108,21 @@ impl Ledger {
             return;
         };
         let events = client.take(payload);
+        let text_only = client.is_text_only();
         let now = self.now();
         for _ in 0..events {
             books.core.handed_over(request, now);
         }
-        // Text is read by the piece but counted by the token: a text-only row goes on as soon as it is handed over.
-        if kind == Kind::Tokens {
+        // The thinker of a spoken answer is paced by the talker, and done when the talker has it all. A text-only one has
+        // nobody but the client: its text is read by the piece but counted by the token, so it goes on at once.
+        if kind == Kind::Tokens && text_only {
             self.stages[StageName::Thinker as usize].acked(request, units);
+            if end.is_some() {
+                books.core.stage_done(request, StageName::Thinker);
+            }
         }
         let effect = match (kind, end) {
-            (Kind::Tokens, Some(_)) => {
-                books.core.stage_done(request, StageName::Thinker);
-                books.core.text_done(request)
-            }
+            (Kind::Tokens, Some(_)) => books.core.text_done(request),
             (Kind::Audio, Some(_)) => books.core.audio_done(request),
             _ => None,
         };
