@@ -165,7 +165,8 @@ impl LedgerCore {
         Some(Effect::Complete(request))
     }
 
-    fn fail(&mut self, request: RequestId, failure: Failure) -> Option<Effect> {
+    /// Ends one request.
+    pub fn fail(&mut self, request: RequestId, failure: Failure) -> Option<Effect> {
         self.open.remove(&request).map(|_| Effect::Fail(request, failure))
     }
 

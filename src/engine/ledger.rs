@@ -62,17 +62,22 @@ impl Ledger {
         books.core.handed_over(request, self.now());
 
         // Downstream first: whoever receives must know the request before anything can be sent.
-        let mut admitted = true;
+        let mut refused = None;
         for (stage, admission) in plan.rows.into_iter().rev() {
-            admitted &= self.stages[stage as usize].admit(admission.named(request));
+            if !self.stages[stage as usize].admit(admission.named(request)) {
+                refused = Some(stage);
+            }
         }
-        if admitted && let Some(text) = plan.follow {
-            admitted = self.text_in.put(text.payload(request)).is_ok();
+        if let Some(text) = plan.follow
+            && self.text_in.put(text.payload(request)).is_err()
+        {
+            refused = Some(StageName::Thinker);
         }
-        if !admitted {
-            // A stage went down after the request had been found servable.
-            let down = StageName::ALL.map(|stage| books.core.stage_down(stage, "it is being restarted"));
-            self.carry_out(&mut books, down.into_iter().flatten().filter(|effect| is_about(effect, request)).collect());
+        if let Some(stage) = refused {
+            // It went down after the request had been found servable.
+            let failure = Failure::StageFailed(stage, "it went down just now".into());
+            let effect = books.core.fail(request, failure);
+            self.carry_out(&mut books, effect.into_iter().collect());
         }
         drop(books);
         let listener = Reader { ledger: Arc::clone(self), request, _place: place };
@@ -222,10 +227,6 @@ impl Drop for Reader {
         let effect = books.core.client_gone(self.request);
         self.ledger.carry_out(&mut books, effect.into_iter().collect());
     }
-}
-
-fn is_about(effect: &Effect, request: RequestId) -> bool {
-    matches!(effect, Effect::Complete(id) | Effect::Fail(id, _) | Effect::Release(id) if *id == request)
 }
 
 fn outcome(failure: &Failure) -> Outcome {
