@@ -93,7 +93,7 @@ async fn ends(rig: &Rig, rows: u32) -> Vec<u32> {
 async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
     let checkpoint = Checkpoint::open(&folder).unwrap();
-    let config = checkpoint.config();
+    let config = checkpoint.omni().unwrap();
     let loader = checkpoint.loader(&["talker"], &Device::Cpu);
     let net = Arc::new(Talker::load(&loader, config).unwrap());
     loader.finish().unwrap();
@@ -120,7 +120,7 @@ async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
     let request = RequestId(1);
     rig.admit(Admission { request, params, spec: RowSpec::Talker(row), wants: SPEECH });
     let rows = 30;
-    let text = Tensor::zeros((rows, config.talker.thinker_hidden_size), candle_core::DType::F32, &Device::Cpu).unwrap();
+    let text = Tensor::zeros((rows, config.talker.text_hidden_size), candle_core::DType::F32, &Device::Cpu).unwrap();
     rig.feed(request, 0, Part::Tensor(text), rows as u32, true);
     let codes = ends(&rig, 1).await;
     rig.stage.stop().await;

@@ -28,7 +28,7 @@ fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
-    let config = checkpoint.config();
+    let config = checkpoint.omni().unwrap();
     let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
     let talker = Arc::new(Talker::load(&loader, config).unwrap());
     loader.finish().unwrap();
@@ -54,7 +54,7 @@ fn report(what: &str, rows: u32, time: Duration, streams: &str) {
 
 /// Median time of a step in which every row makes a frame, sampled as requests sample it.
 fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
-    let (config, defaults) = (checkpoint.config(), checkpoint.generation());
+    let (config, defaults) = (checkpoint.omni().unwrap(), checkpoint.generation());
     let mut stage = TalkerFactory::new(net.clone()).build().unwrap();
     for slot in 0..rows {
         let row = TalkerRow {
@@ -66,7 +66,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
             ignore_eos: true,
             seed: u64::from(slot),
         };
-        let width = config.talker.thinker_hidden_size;
+        let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();
         stage.open(Slot(slot), RowSpec::Talker(row.clone())).unwrap();
         stage.feed(Slot(slot), RowInput::Rows(text), true).unwrap();

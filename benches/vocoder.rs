@@ -20,7 +20,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
     let checkpoint = Checkpoint::open(&folder)?;
     let loader = checkpoint.loader(&["code2wav"], &Device::Cpu);
-    let net = Code2Wav::load(&loader, &checkpoint.config().code2wav)?;
+    let net = Code2Wav::load(&loader, checkpoint.family().vocoder())?;
     loader.finish()?;
     println!("{}, {} threads, {}", cpu(), rayon::current_num_threads(), ops::instruction_set());
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;

@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Device};
 use omni_actors::model::checkpoint::{Files, Weights};
-use omni_actors::model::hf::{GenerationDefaults, OmniConfig};
+use omni_actors::model::hf::{Family, GenerationDefaults, OmniConfig};
 use omni_actors::model::{Checkpoint, LoadError};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -35,7 +35,8 @@ fn complaint(pointer: &str, value: Option<Value>) -> String {
         Some(value) => fields.insert(key.into(), value),
         None => fields.remove(key),
     };
-    OmniConfig::parse(&config).unwrap_err().join("\n")
+    let no_codec = || Err(vec!["no codec".to_owned()]);
+    Family::parse(&config, no_codec).unwrap_err().join("\n")
 }
 
 /// Rewrites the safetensors header of a file, keeping its data.
@@ -54,22 +55,22 @@ fn edit_header(file: &Path, edit: impl FnOnce(&mut serde_json::Map<String, Value
 #[test]
 fn both_spellings_of_the_config_are_read() {
     let tiny = Checkpoint::open(Path::new(TINY)).unwrap();
-    let text = &tiny.config().thinker.text;
+    let text = &tiny.omni().unwrap().thinker.text;
     assert_eq!((text.num_hidden_layers, text.head_dim, text.rope_theta), (6, 32, 1e6));
     assert_eq!(text.mrope_section, Some([6, 5, 5]));
     assert_eq!(text.moe.as_ref().unwrap().num_experts, 8);
     assert_eq!(text.moe.as_ref().unwrap().shared_expert_intermediate_size, None);
-    assert_eq!(tiny.config().talker.text.moe.as_ref().unwrap().shared_expert_intermediate_size, Some(40));
-    assert_eq!(tiny.config().code2wav.transformer.sliding_window, 8);
-    assert_eq!(tiny.config().code2wav.samples_per_frame(), 1920);
+    assert_eq!(tiny.omni().unwrap().talker.text.moe.as_ref().unwrap().shared_expert_intermediate_size, Some(40));
+    assert_eq!(tiny.omni().unwrap().code2wav.transformer.sliding_window, 8);
+    assert_eq!(tiny.omni().unwrap().code2wav.samples_per_frame(), 1920);
 
     let voice = Checkpoint::open(Path::new(VOICE)).unwrap();
-    let text = &voice.config().talker.text;
+    let text = &voice.omni().unwrap().talker.text;
     assert_eq!((text.num_hidden_layers, text.head_dim, text.rope_theta), (7, 64, 1e6));
     assert_eq!(text.mrope_section, Some([12, 10, 10]));
     assert_eq!(text.moe.as_ref().unwrap().num_experts, 4);
-    assert_eq!(voice.config().code2wav.transformer.rope_theta, 1e4);
-    assert_eq!(voice.config().talker.speaker_names(), ["heart", "alto"]);
+    assert_eq!(voice.omni().unwrap().code2wav.transformer.rope_theta, 1e4);
+    assert_eq!(voice.omni().unwrap().talker.speaker_names(), ["heart", "alto"]);
     assert_eq!(voice.generation().thinker_eos, [1002]);
     assert_eq!((voice.generation().thinker.temperature, voice.generation().thinker_max_tokens), (0.0, 256));
 }
@@ -89,7 +90,7 @@ fn the_config_of_the_real_model_is_read() {
 
 #[test]
 fn a_voice_is_found_whatever_the_case_and_an_unknown_one_lists_them_all() {
-    let config = Checkpoint::open(Path::new(TINY)).unwrap().config().clone();
+    let config = Checkpoint::open(Path::new(TINY)).unwrap().omni().unwrap().clone();
     assert_eq!(config.talker.speaker("Ethan").unwrap(), 382);
     assert_eq!(config.talker.speaker("AIDEN").unwrap(), 383);
     let error = config.talker.speaker("Serena").unwrap_err().to_string();
@@ -126,7 +127,6 @@ fn a_config_that_does_not_add_up_is_refused_with_the_field() {
         ("/code2wav_config", None, "code2wav_config is missing: expected an object"),
         ("/im_end_token_id", Some(json!(600)), "im_end_token_id = 600 is outside the thinker's vocabulary of 512"),
         ("/enable_audio_output", Some(json!(false)), "no talker"),
-        ("/model_type", Some(json!("qwen3_tts")), "not served yet"),
         ("/model_type", Some(json!("llama")), "\"llama\" is not served: expected \"qwen3_omni_moe\""),
         ("/model_type", None, "model_type is missing"),
     ];
@@ -149,9 +149,9 @@ fn all_problems_of_a_config_are_told_at_once() {
 fn overrides_change_fields_before_the_config_is_read() {
     let overrides = json!({"talker_config": {"codec_eos_token_id": 105}, "code2wav_config.sliding_window": 4});
     let changed = Checkpoint::open_with(Path::new(TINY), overrides.as_object().unwrap()).unwrap();
-    assert_eq!(changed.config().talker.tokens.eos, 105);
-    assert_eq!(changed.config().talker.tokens.bos, 229);
-    assert_eq!(changed.config().code2wav.transformer.sliding_window, 4);
+    assert_eq!(changed.omni().unwrap().talker.tokens.eos, 105);
+    assert_eq!(changed.omni().unwrap().talker.tokens.bos, 229);
+    assert_eq!(changed.omni().unwrap().code2wav.transformer.sliding_window, 4);
 
     let overrides = json!({"im_end_token_id.x": 1});
     let error = Checkpoint::open_with(Path::new(TINY), overrides.as_object().unwrap()).unwrap_err();
@@ -221,8 +221,6 @@ fn what_is_not_a_checkpoint_is_refused_with_a_reason() {
     assert!(error.contains("is not a folder"), "{error}");
     let error = Checkpoint::open(Path::new("src")).unwrap_err().to_string();
     assert!(error.contains("src/config.json: does not exist"), "{error}");
-    let error = Checkpoint::open(Path::new("tests/fixtures/qwen3_tts/base")).unwrap_err().to_string();
-    assert!(error.contains("not served yet"), "{error}");
 
     let (_dir, path) = copy();
     std::fs::write(path.join("config.json"), "{").unwrap();
@@ -291,7 +289,7 @@ fn embedded_bytes_read_like_a_folder() {
         Box::leak(Box::new([("config.json", leak("config.json")), ("model.safetensors", leak("model.safetensors"))]));
     let embedded = Checkpoint::embedded(files).unwrap();
     let folder = Checkpoint::open(Path::new(TINY)).unwrap();
-    assert_eq!(embedded.config(), folder.config());
+    assert_eq!(embedded.omni().unwrap(), folder.omni().unwrap());
     let read = |c: &Checkpoint| -> Vec<f32> {
         let loader = c.loader(&[], &Device::Cpu);
         loader.scope("thinker.model").get("norm.weight", &[64]).unwrap().to_vec1().unwrap()

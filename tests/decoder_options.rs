@@ -263,7 +263,7 @@ fn the_stack_follows_the_formulas_for_every_option_of_the_thinker() {
         json!({"head_dim": 10, "num_attention_heads": 6, "num_key_value_heads": 3, "rope_theta": 500.0,
                "rope_scaling": null, "rms_norm_eps": 1e-3}),
     ] {
-        check(&text(options), "thinker.model", |c| c.config().thinker.text.clone());
+        check(&text(options), "thinker.model", |c| c.omni().unwrap().thinker.text.clone());
     }
 }
 
@@ -272,7 +272,7 @@ fn the_talker_has_experts_in_every_layer_and_a_shared_one() {
     let options = json!({"mlp_only_layers": [0, 1], "decoder_sparse_step": 3, "norm_topk_prob": false});
     let overrides = json!({"talker_config": {"text_config": options}});
     check(&overrides, "talker.model", |c| {
-        let text = c.config().talker.text.clone();
+        let text = c.omni().unwrap().talker.text.clone();
         assert!((0..3).all(|layer| text.is_sparse(layer)));
         assert_eq!(text.moe.as_ref().unwrap().shared_expert_intermediate_size, Some(40));
         text
@@ -293,8 +293,8 @@ fn a_head_that_is_not_stored_is_the_embedding_if_the_config_says_so() {
         let overrides = json!({"thinker_config.tie_word_embeddings": tied, "talker_config.tie_word_embeddings": tied});
         let checkpoint = Checkpoint::open_with(dir.path(), overrides.as_object().unwrap()).unwrap();
         let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
-        let thinker = Thinker::load(&loader, &checkpoint.config().thinker).unwrap();
-        let talker = Talker::load(&loader, checkpoint.config()).unwrap();
+        let thinker = Thinker::load(&loader, &checkpoint.omni().unwrap().thinker).unwrap();
+        let talker = Talker::load(&loader, checkpoint.omni().unwrap()).unwrap();
         loader.finish().map(|()| (thinker, talker))
     };
     let refused = open(false).err().unwrap().to_string();

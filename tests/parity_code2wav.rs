@@ -26,7 +26,7 @@ fn path(relative: &str) -> std::path::PathBuf {
 fn load(folder: &str) -> Arc<Code2Wav> {
     let checkpoint = Checkpoint::open(&path(folder)).unwrap();
     let loader = checkpoint.loader(&["code2wav"], &Device::Cpu);
-    let net = Code2Wav::load(&loader, &checkpoint.config().code2wav).unwrap();
+    let net = Code2Wav::load(&loader, checkpoint.family().vocoder()).unwrap();
     loader.finish().unwrap();
     Arc::new(net)
 }

@@ -31,7 +31,7 @@ impl Nets {
     fn load(folder: &str, overrides: &Value) -> Nets {
         let checkpoint = Checkpoint::open_with(&path(folder), overrides.as_object().unwrap()).unwrap();
         let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
-        let config = checkpoint.config();
+        let config = checkpoint.omni().unwrap();
         let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
         let talker = Arc::new(Talker::load(&loader, config).unwrap());
         loader.finish().unwrap();
@@ -70,7 +70,7 @@ impl Golden {
         let manifest: Value =
             serde_json::from_slice(&std::fs::read(path(&format!("{folder}/{name}.json"))).unwrap()).unwrap();
         let number = |key: &str| manifest["meta"][key].as_u64().unwrap() as u32;
-        let config = nets.checkpoint.config();
+        let config = nets.checkpoint.omni().unwrap();
         let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
         Golden {
             thinker: ThinkerRow {

@@ -204,7 +204,7 @@ fn a_waveform_is_compared_up_to_where_the_reference_cuts_it() {
     // Speech of 320 frames. The reference decodes 300 at a time, each piece afresh, and loses samples in between.
     let folder = Folder::new();
     let checkpoint = Checkpoint::open(&path(TINY)).unwrap();
-    let (config, loader) = (checkpoint.config(), checkpoint.loader(&[], &Device::Cpu));
+    let (config, loader) = (checkpoint.omni().unwrap(), checkpoint.loader(&[], &Device::Cpu));
     let thinker = Thinker::load(&loader, &config.thinker).unwrap();
     let talker = Talker::load(&loader, config).unwrap();
     let net = Code2Wav::load(&loader, &config.code2wav).unwrap();

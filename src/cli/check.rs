@@ -60,7 +60,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
         CheckpointSource::Embedded => "embedded".to_owned(),
         CheckpointSource::Folder(folder) => folder.display().to_string(),
     };
-    let talker = &checkpoint.config().talker;
+    let talker = checkpoint.family().talker();
     let default = config.model.default_voice.as_deref().unwrap_or(talker.default_speaker());
     let mut lines = vec![
         format!("listens   {listen} ({reach})"),

@@ -66,9 +66,9 @@ pub(super) fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<C
     };
     let checkpoint = opened.map_err(|error| problem("model.checkpoint", shown, error.to_string()))?;
     if let Some(voice) = &config.model.default_voice
-        && checkpoint.config().talker.speaker(voice).is_err()
+        && checkpoint.family().talker().speaker(voice).is_err()
     {
-        let known = checkpoint.config().talker.speaker_names().join(", ");
+        let known = checkpoint.family().talker().speaker_names().join(", ");
         return Err(problem("model.default_voice", format!("{voice:?}"), format!("must be one of: {known}")));
     }
     Ok(checkpoint)

@@ -39,7 +39,7 @@ type Edge = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
 /// Starts the supervisors. The stages load their weights and come up by themselves.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let device = Device::Cpu;
-    let omni = Arc::clone(checkpoint.config());
+    let omni = Arc::clone(checkpoint.omni()?);
     let factories = factories(checkpoint, &device);
 
     let info = model_info(checkpoint, config)?;
@@ -151,7 +151,7 @@ fn factories(checkpoint: &Checkpoint, device: &Device) -> [Arc<dyn StageFactory>
 
 /// The net of one stage and what makes its device state.
 fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
-    let config = checkpoint.config();
+    let config = checkpoint.omni()?;
     let loader = checkpoint.loader(&[stage.as_str()], device);
     let factory: Box<dyn StageFactory> = match stage {
         StageName::Thinker => Box::new(ThinkerFactory::new(Arc::new(Thinker::load(&loader, &config.thinker)?))),
@@ -185,7 +185,7 @@ impl StageFactory for LoadedOnce {
 }
 
 fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
-    let omni = checkpoint.config();
+    let omni = checkpoint.omni()?;
     let default_voice = match &config.model.default_voice {
         Some(voice) => {
             omni.talker.speaker(voice).map_err(|error| StartError::Config(format!("model.default_voice: {error}")))?;

@@ -32,6 +32,15 @@ impl Files {
         Ok(Files::Folder(dir.into()))
     }
 
+    /// A folder inside this one, which need not exist. A checkpoint inside the binary has none.
+    #[must_use]
+    pub fn nested(&self, name: &str) -> Files {
+        match self {
+            Files::Folder(dir) => Files::Folder(dir.join(name)),
+            Files::Embedded(_) => Files::Embedded(&[]),
+        }
+    }
+
     /// The whole content of a file, `None` when there is no such file.
     ///
     /// # Errors

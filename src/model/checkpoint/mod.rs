@@ -11,7 +11,7 @@ pub use loader::{Loader, Scope};
 pub use weights::Weights;
 
 use crate::model::LoadError;
-use crate::model::hf::{GenerationDefaults, OmniConfig};
+use crate::model::hf::{Family, GenerationDefaults, OmniConfig, TtsConfig};
 use crate::model::prompt::Prompter;
 use crate::model::template::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
@@ -22,16 +22,18 @@ use std::sync::Arc;
 
 const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
-/// What the weights of this family begin with.
-const FAMILIES: [&str; 3] = ["thinker", "talker", "code2wav"];
+/// Where the codec of a Qwen3-TTS checkpoint is.
+const CODEC: &str = "speech_tokenizer";
 
 /// An opened checkpoint. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     files: Files,
-    config: Arc<OmniConfig>,
+    family: Family,
     generation: Arc<GenerationDefaults>,
     weights: Arc<Weights>,
+    /// Of the codec, where it has a file of its own.
+    codec: Option<Arc<Weights>>,
 }
 
 impl Checkpoint {
@@ -68,26 +70,65 @@ impl Checkpoint {
         for (key, value) in overrides {
             change(&mut config, key, value).map_err(|reason| files.invalid(CONFIG, reason))?;
         }
-        let config = OmniConfig::parse(&config).map_err(|list| files.invalid(CONFIG, list.join("\n  ")))?;
-        let generation = GenerationDefaults::parse(files.read_json(GENERATION)?.as_ref(), config.tokens.im_end)
-            .map_err(|list| files.invalid(GENERATION, list.join("\n  ")))?;
-        let vocabulary = config.thinker.text.vocab_size;
+        let codec_files = files.nested(CODEC);
+        let codec_config = || match codec_files.read_json(CONFIG) {
+            Ok(Some(value)) => Ok(value),
+            Ok(None) => Err(vec![format!(
+                "{} does not exist: a Qwen3-TTS checkpoint holds its codec in the folder {CODEC}; was the download interrupted?",
+                codec_files.label(CONFIG)
+            )]),
+            Err(error) => Err(vec![error.to_string()]),
+        };
+        let family = Family::parse(&config, codec_config).map_err(|list| files.invalid(CONFIG, list.join("\n  ")))?;
+        let generation = files.read_json(GENERATION)?;
+        let generation = match &family {
+            Family::Omni(config) => GenerationDefaults::parse(generation.as_ref(), config.tokens.im_end),
+            Family::Tts(_) => GenerationDefaults::parse_tts(generation.as_ref()),
+        };
+        let generation = generation.map_err(|list| files.invalid(GENERATION, list.join("\n  ")))?;
+        let vocabulary = family.text_vocab_size();
         if let Some(id) = generation.thinker_eos.iter().find(|id| **id as usize >= vocabulary) {
             let reason = format!("end token {id} is outside the thinker's vocabulary of {vocabulary}");
             return Err(files.invalid(GENERATION, reason));
         }
         let weights = Weights::open(&files)?;
-        let strangers: Vec<_> = weights.families().into_iter().filter(|f| !FAMILIES.contains(f)).collect();
-        if !strangers.is_empty() {
-            let list = strangers.iter().map(|f| format!("extra   {f}.*: expected {}", FAMILIES.join(", ")));
-            return Err(LoadError::Tensors(list.collect()));
-        }
-        Ok(Checkpoint { files, config: config.into(), generation: generation.into(), weights: weights.into() })
+        refuse_strangers(&weights, family.weights())?;
+        let codec = match &family {
+            Family::Omni(_) => None,
+            Family::Tts(_) => {
+                let weights = Weights::open(&codec_files)?;
+                refuse_strangers(&weights, &["encoder", "decoder"])?;
+                Some(Arc::new(weights))
+            }
+        };
+        Ok(Checkpoint { files, family, generation: generation.into(), weights: weights.into(), codec })
     }
 
-    /// What `config.json` says.
-    pub fn config(&self) -> &Arc<OmniConfig> {
-        &self.config
+    /// What the configs say.
+    pub fn family(&self) -> &Family {
+        &self.family
+    }
+
+    /// The config of a Qwen3-Omni checkpoint.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`] when this is one of the other family.
+    pub fn omni(&self) -> Result<&Arc<OmniConfig>, LoadError> {
+        match &self.family {
+            Family::Omni(config) => Ok(config),
+            Family::Tts(_) => Err(self.files.invalid(CONFIG, "is a Qwen3-TTS model: expected a Qwen3-Omni model")),
+        }
+    }
+
+    /// The config of a Qwen3-TTS checkpoint.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`] when this is one of the other family.
+    pub fn tts(&self) -> Result<&Arc<TtsConfig>, LoadError> {
+        match &self.family {
+            Family::Tts(config) => Ok(config),
+            Family::Omni(_) => Err(self.files.invalid(CONFIG, "is a Qwen3-Omni model: expected a Qwen3-TTS model")),
+        }
     }
 
     /// What `generation_config.json` says, completed.
@@ -107,7 +148,7 @@ impl Checkpoint {
     pub fn prompter(&self) -> Result<Prompter, LoadError> {
         let tokenizer = self.tokenizer()?;
         let template = ChatTemplate::load(&self.files)?;
-        Ok(Prompter::new(tokenizer.into(), template.into(), &self.config))
+        Ok(Prompter::new(tokenizer.into(), template.into(), self.omni()?))
     }
 
     /// The tokenizer, which is read now.
@@ -117,12 +158,11 @@ impl Checkpoint {
     pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
         let tokenizer = Tokenizer::load(&self.files)?;
         let misfit = |reason| Err(self.files.invalid("tokenizer.json", reason));
-        let (have, room) = (tokenizer.vocabulary_size(), self.config.thinker.text.vocab_size);
+        let (have, room) = (tokenizer.vocabulary_size(), self.family.text_vocab_size());
         if have > room {
-            return misfit(format!("has {have} ids, but the thinker of {CONFIG} has {room}"));
+            return misfit(format!("has {have} ids, but the text vocabulary of {CONFIG} has {room}"));
         }
-        let tokens = &self.config.tokens;
-        for (text, id) in [("<|im_start|>", tokens.im_start), ("<|im_end|>", tokens.im_end)] {
+        for (text, id) in ["<|im_start|>", "<|im_end|>"].into_iter().zip(self.family.turn_tokens()) {
             match tokenizer.encode_structure(text) {
                 Ok(ids) if ids == [id] => {}
                 _ => return misfit(format!("does not give {text} the id {id} that {CONFIG} says")),
@@ -131,11 +171,30 @@ impl Checkpoint {
         Ok(tokenizer)
     }
 
-    /// Tensors for nets on `device`. The net must use all of each family in `owned` (`thinker`, `talker` or
-    /// `code2wav`); it may use others too.
+    /// Tensors for nets on `device`. The net must use all of each family in `owned` (`thinker`, `talker`, `code2wav`;
+    /// `talker`, `speaker_encoder`); it may use others too.
     pub fn loader(&self, owned: &[&str], device: &Device) -> Loader {
         Loader::new(self.weights.clone(), device, owned)
     }
+
+    /// Tensors of the codec of a Qwen3-TTS checkpoint, `encoder` and `decoder`, which have a file of their own.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`] when this is a Qwen3-Omni model.
+    pub fn codec_loader(&self, owned: &[&str], device: &Device) -> Result<Loader, LoadError> {
+        self.tts()?;
+        match &self.codec {
+            Some(weights) => Ok(Loader::new(weights.clone(), device, owned)),
+            None => Err(self.files.invalid(CODEC, "was not opened")),
+        }
+    }
+}
+
+/// Tensors that belong to nothing that is known are a sign of another model.
+fn refuse_strangers(weights: &Weights, known: &[&str]) -> Result<(), LoadError> {
+    let strangers = weights.families().into_iter().filter(|family| !known.contains(family));
+    let lines: Vec<_> = strangers.map(|family| format!("extra   {family}.*: expected {}", known.join(", "))).collect();
+    if lines.is_empty() { Ok(()) } else { Err(LoadError::Tensors(lines)) }
 }
 
 /// Sets the field at a dotted path; objects are merged into objects.

@@ -136,7 +136,7 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni");
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let net =
-            Code2Wav::load(&checkpoint.loader(&["code2wav"], &Device::Cpu), &checkpoint.config().code2wav).unwrap();
+            Code2Wav::load(&checkpoint.loader(&["code2wav"], &Device::Cpu), checkpoint.family().vocoder()).unwrap();
         let codes: Vec<u32> = (0..20 * 8).map(|i| i * 37 % 128).collect();
         let mut early = net.stream().unwrap();
         let mut late = net.stream().unwrap();

@@ -24,6 +24,8 @@ pub struct GenerationDefaults {
     pub predictor: SamplingParams,
     /// At most this many code-0 tokens.
     pub talker_max_tokens: u32,
+    /// The end is not sampled before this many code-0 tokens.
+    pub talker_min_tokens: u32,
 }
 
 impl GenerationDefaults {
@@ -57,6 +59,39 @@ impl GenerationDefaults {
             talker: talker.sampling(omni, true),
             predictor: if greedy_talker { SamplingParams { temperature: 0.0, ..predictor } } else { predictor },
             talker_max_tokens: talker.max_tokens().unwrap_or(4096),
+            talker_min_tokens: 0,
+        };
+        let problems = problems.into_vec();
+        if problems.is_empty() { Ok(defaults) } else { Err(problems) }
+    }
+}
+
+impl GenerationDefaults {
+    /// Reads the file of a Qwen3-TTS checkpoint, which has no thinker: plain keys are the talker's, `subtalker_` ones the
+    /// code predictor's.
+    ///
+    /// # Errors
+    /// Everything that is wrong, one line each.
+    pub fn parse_tts(value: Option<&Value>) -> Result<GenerationDefaults, Vec<String>> {
+        let problems = Problems::default();
+        let empty = Value::Object(serde_json::Map::new());
+        let node = Node::root(value.unwrap_or(&empty), &problems);
+        let talker = Role { node: &node, prefix: "talker_", plain: true };
+        let library = SamplingParams { temperature: 0.9, top_k: LIBRARY_TOP_K, ..SamplingParams::GREEDY };
+        let predictor = Role { node: &node, prefix: "subtalker_", plain: false };
+        let mut predicted = predictor.sampling(library, true);
+        // The reference writes this one key without an underscore.
+        if node.optional_flag("subtalker_dosample") == Some(false) {
+            predicted.temperature = 0.0;
+        }
+        let defaults = GenerationDefaults {
+            thinker: SamplingParams::GREEDY,
+            thinker_eos: Vec::new(),
+            thinker_max_tokens: 0,
+            talker: talker.sampling(SamplingParams { repetition_penalty: 1.05, ..library }, true),
+            predictor: predicted,
+            talker_max_tokens: talker.max_tokens().unwrap_or(2048),
+            talker_min_tokens: node.optional_count("min_new_tokens").map_or(2, |n| n as u32),
         };
         let problems = problems.into_vec();
         if problems.is_empty() { Ok(defaults) } else { Err(problems) }

@@ -2,14 +2,18 @@
 //! reference implementation differ from the real models in many places, so a missing field is an error.
 
 mod decoder;
+mod family;
 mod generation;
 mod json;
 mod omni;
+mod talker;
+mod tts;
 mod vocoder;
 
 pub use decoder::{DecoderConfig, MoeConfig};
+pub use family::Family;
 pub use generation::GenerationDefaults;
-pub use omni::{
-    ChatTokens, CodecTokens, OmniConfig, SAMPLE_RATE, SPECIAL_CODEC_IDS, TalkerConfig, ThinkerConfig, UnknownSpeaker,
-};
-pub use vocoder::{VocoderConfig, WindowedTransformerConfig};
+pub use omni::{ChatTokens, OmniConfig, SAMPLE_RATE, ThinkerConfig};
+pub use talker::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig, UnknownSpeaker};
+pub use tts::{CodecConfig, SpeakerEncoderConfig, TtsConfig, TtsTokens, Variant};
+pub use vocoder::{VocoderConfig, VocoderInput, WindowedTransformerConfig};

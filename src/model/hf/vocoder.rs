@@ -10,6 +10,8 @@ pub struct VocoderConfig {
     pub num_quantizers: usize,
     /// Codes of a group.
     pub codebook_size: usize,
+    /// What the codes of a frame become.
+    pub input: VocoderInput,
     /// The transformer over frames.
     pub transformer: WindowedTransformerConfig,
     /// Factors of the ConvNeXt upsampling stages.
@@ -18,6 +20,25 @@ pub struct VocoderConfig {
     pub upsample_rates: Vec<usize>,
     /// Channels before the first decoder block; each block halves them.
     pub decoder_dim: usize,
+}
+
+/// How the codes of a frame become one row.
+#[derive(Clone, Debug, PartialEq)]
+pub enum VocoderInput {
+    /// The mean of their embeddings, as wide as the transformer (code2wav of Qwen3-Omni).
+    EmbeddingMean,
+    /// The sum of residual codebooks, a causal convolution and a projection into the transformer and out of it again (the
+    /// 12 Hz decoder of Qwen3-TTS).
+    Residual {
+        /// Width of a code's row in each of the two groups of codebooks: half of `codebook_dim`.
+        code_width: usize,
+        /// Width of the sum, `codebook_dim`.
+        sum_width: usize,
+        /// Width outside of the transformer.
+        latent_width: usize,
+        /// Code groups of the first residual quantizer; the others belong to the second.
+        semantic_groups: usize,
+    },
 }
 
 /// A causal transformer in which a position sees the last `sliding_window` positions, itself included.
@@ -48,10 +69,27 @@ pub struct WindowedTransformerConfig {
 impl VocoderConfig {
     /// Reads a `code2wav_config`.
     pub fn read(node: &Node<'_>) -> VocoderConfig {
+        VocoderConfig::with_input(node, VocoderInput::EmbeddingMean)
+    }
+
+    /// Reads the `decoder_config` of a 12 Hz codec.
+    pub fn read_12hz(node: &Node<'_>) -> VocoderConfig {
+        let sum_width = node.size("codebook_dim");
+        let input = VocoderInput::Residual {
+            code_width: (sum_width / 2).max(1),
+            sum_width,
+            latent_width: node.size("latent_dim"),
+            semantic_groups: node.size("num_semantic_quantizers"),
+        };
+        VocoderConfig::with_input(node, input)
+    }
+
+    fn with_input(node: &Node<'_>, input: VocoderInput) -> VocoderConfig {
         let before = node.problems().len();
         let config = VocoderConfig {
             num_quantizers: node.size("num_quantizers"),
             codebook_size: node.size("codebook_size"),
+            input,
             transformer: WindowedTransformerConfig::read(node),
             upsampling_ratios: node.sizes("upsampling_ratios"),
             upsample_rates: node.sizes("upsample_rates"),

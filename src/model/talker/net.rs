@@ -35,7 +35,7 @@ impl Talker {
         // For audio, image and video positions, which are not served yet.
         scope.ignore("hidden_projection");
         let shape = [text.vocab_size, text.hidden_size];
-        let sizes = [talker.thinker_hidden_size, text.intermediate_size, text.hidden_size];
+        let sizes = [talker.text_hidden_size, talker.text_projection_size, text.hidden_size];
         let text_projection = ResizeMlp::load(sizes, &scope.at("text_projection"))?;
         let ChatTokens { tts_pad, tts_bos, tts_eos, .. } = config.tokens;
         let thinker = [config.thinker.text.vocab_size, config.thinker.text.hidden_size];

@@ -25,7 +25,8 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
         Kind::OmniGenerate => {
             let (request, tokenized) = request(manifest, &reference, nets)?;
             let (thinker, talker) = nets.speech().map_err(|e| e.to_string())?;
-            let trace = generate(nets.checkpoint.config(), thinker, talker, &request).map_err(|e| e.to_string())?;
+            let trace = generate(nets.checkpoint.omni().map_err(|e| e.to_string())?, thinker, talker, &request)
+                .map_err(|e| e.to_string())?;
             let mut values = wave(trace, &mut reference, nets, &mut notes)?;
             // The ids that the tokenizer gave are what is compared; the run went on from the reference's.
             if let Some(ids) = tokenized {
@@ -45,7 +46,7 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
 
 /// What the manifest asks for, and the ids that this program's tokenizer makes of the prompt.
 fn request(manifest: &Manifest, reference: &Values, nets: &Nets) -> Result<(Request, Option<Vec<u32>>), String> {
-    let config = nets.checkpoint.config();
+    let config = nets.checkpoint.omni().map_err(|e| e.to_string())?;
     let tokenized = match manifest.meta.get("prompt") {
         Some(_) => {
             let tokenizer = nets.tokenizer().map_err(|e| e.to_string())?;

@@ -51,7 +51,7 @@ pub fn generate(config: &OmniConfig, thinker: &Thinker, talker: &Talker, request
 /// Samples the answer; returns it with its last token.
 fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut Trace) -> Result<Vec<u32>> {
     let (prompt, stack) = (request.prompt.ids.as_ref(), thinker.stack());
-    let accept = config.talker.accept_hidden_layer;
+    let accept = config.accept_hidden_layer;
     let mut run = Run::new(stack)?;
     let mut step_logits = Vec::new();
     let mut accepted = Vec::new();

@@ -39,7 +39,7 @@ impl Nets {
         if let Some(nets) = self.speech.get() {
             return Ok(nets);
         }
-        let (config, loader) = (self.checkpoint.config(), self.checkpoint.loader(&["thinker", "talker"], &Device::Cpu));
+        let (config, loader) = (self.checkpoint.omni()?, self.checkpoint.loader(&["thinker", "talker"], &Device::Cpu));
         let nets = (Thinker::load(&loader, &config.thinker)?, Talker::load(&loader, config)?);
         loader.finish()?;
         Ok(self.speech.get_or_init(|| nets))
@@ -50,7 +50,7 @@ impl Nets {
             return Ok(net);
         }
         let loader = self.checkpoint.loader(&["code2wav"], &Device::Cpu);
-        let net = Code2Wav::load(&loader, &self.checkpoint.config().code2wav)?;
+        let net = Code2Wav::load(&loader, self.checkpoint.family().vocoder())?;
         loader.finish()?;
         Ok(self.vocoder.get_or_init(|| net))
     }

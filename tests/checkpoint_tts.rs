@@ -1,0 +1,103 @@
+//! Qwen3-TTS checkpoints: what the configs say, and what is refused.
+
+#![allow(clippy::unwrap_used)]
+
+use omni_actors::ids::StageName;
+use omni_actors::model::Checkpoint;
+use omni_actors::model::hf::{Family, TtsConfig, Variant};
+use serde_json::{Map, Value, json};
+use std::path::Path;
+
+const BASE: &str = "tests/fixtures/qwen3_tts/base";
+const CUSTOM: &str = "tests/fixtures/qwen3_tts/custom_voice";
+
+fn read(path: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn tiny(folder: &str) -> [Value; 2] {
+    [read(&format!("{folder}/config.json")), read(&format!("{folder}/speech_tokenizer/config.json"))]
+}
+
+#[test]
+fn a_folder_tells_family_variant_and_size() {
+    let custom = Checkpoint::open(Path::new(CUSTOM)).unwrap();
+    assert_eq!(custom.family().stages(), [StageName::Talker, StageName::Code2wav]);
+    let config = custom.tts().unwrap();
+    assert_eq!(config.variant, Variant::CustomVoice);
+    assert!(config.follows_instructions);
+    assert_eq!((config.talker.text.hidden_size, config.talker.predictor.hidden_size), (64, 48));
+    assert_eq!((config.languages["english"], config.dialects["dylan"]), (130, 154));
+    assert!(!config.languages.contains_key("beijing_dialect"));
+    let base = Checkpoint::open(Path::new(BASE)).unwrap();
+    let config = base.tts().unwrap();
+    assert_eq!((config.variant, config.speaker_encoder.is_some()), (Variant::Base, true));
+    assert!(base.omni().unwrap_err().to_string().contains("is a Qwen3-TTS model"));
+    assert_eq!((base.generation().talker_min_tokens, base.generation().talker_max_tokens), (2, 8192));
+}
+
+#[test]
+fn the_configs_of_the_real_models_are_understood() {
+    let codec = read("tests/fixtures/real/qwen3-tts-12hz-speech-tokenizer.config.json");
+    let parse = |name: &str| {
+        TtsConfig::parse(&read(&format!("tests/fixtures/real/qwen3-tts-12hz-{name}.config.json")), &codec).unwrap()
+    };
+    let small = parse("0.6b-customvoice");
+    assert_eq!((small.talker.text.hidden_size, small.follows_instructions), (1024, false));
+    let large = parse("1.7b-customvoice");
+    assert_eq!((large.talker.text.hidden_size, large.follows_instructions), (2048, true));
+    assert_eq!((large.talker.speakers["vivian"], large.talker.tokens.think), (3065, Some(2154)));
+    assert_eq!(parse("1.7b-voicedesign").variant, Variant::VoiceDesign);
+    for base in ["0.6b-base", "1.7b-base"] {
+        assert_eq!(parse(base).speaker_encoder.unwrap().enc_dim, parse(base).talker.text.hidden_size);
+    }
+}
+
+#[test]
+fn a_config_that_does_not_add_up_is_refused_with_the_field() {
+    let cases = [
+        (0, "/tokenizer_type", json!("qwen3_tts_tokenizer_25hz"), "use one of the 12Hz checkpoints"),
+        (0, "/tts_model_type", json!("karaoke"), "tts_model_type = \"karaoke\": expected \"custom_voice\""),
+        (0, "/talker_config/text_hidden_size", Value::Null, "talker_config.text_hidden_size is missing"),
+        (0, "/talker_config/codec_think_id", Value::Null, "codec_think_id is missing"),
+        (0, "/talker_config/spk_id", json!({}), "spk_id is empty"),
+        (0, "/talker_config/spk_is_dialect/dylan", json!("martian"), "\"martian\" is not in codec_language_id"),
+        (0, "/talker_config/codec_language_id/english", json!(9999), "(english) = 9999 is outside the talker's"),
+        (0, "/tts_eos_token_id", json!(100_000), "outside the vocabulary of text"),
+        (1, "/decoder_config/num_quantizers", json!(4), "differs from speech_tokenizer decoder_config.num_quantizers"),
+        (1, "/decoder_config/latent_dim", Value::Null, "speech_tokenizer/config.json: decoder_config.latent_dim"),
+        (1, "/encoder_valid_num_quantizers", json!(3), "encoder_valid_num_quantizers = 3 differs"),
+    ];
+    for (file, pointer, value, expected) in cases {
+        let mut configs = tiny(CUSTOM);
+        *configs[file].pointer_mut(pointer).unwrap() = value;
+        let said = TtsConfig::parse(&configs[0], &configs[1]).unwrap_err().join("\n");
+        assert!(said.contains(expected), "{pointer}: {said}");
+    }
+}
+
+#[test]
+fn a_speaker_encoder_of_another_width_is_refused() {
+    let mut configs = tiny(BASE);
+    configs[0]["speaker_encoder_config"]["enc_dim"] = json!(65);
+    let said = TtsConfig::parse(&configs[0], &configs[1]).unwrap_err().join("\n");
+    assert!(said.contains("enc_dim = 65 differs from talker_config.hidden_size = 64"), "{said}");
+}
+
+#[test]
+fn a_folder_without_its_codec_is_refused_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        std::fs::copy(Path::new(BASE).join(file), folder.path().join(file)).unwrap();
+    }
+    let said = Checkpoint::open(folder.path()).unwrap_err().to_string();
+    assert!(said.contains("speech_tokenizer") && said.contains("was the download interrupted?"), "{said}");
+}
+
+#[test]
+fn the_variant_can_be_overridden_as_the_goldens_do() {
+    let change = Map::from_iter([("tts_model_type".to_owned(), json!("voice_design"))]);
+    let checkpoint = Checkpoint::open_with(Path::new(CUSTOM), &change).unwrap();
+    assert_eq!(checkpoint.tts().unwrap().variant, Variant::VoiceDesign);
+    assert!(matches!(checkpoint.family(), Family::Tts(_)));
+}
