@@ -6,8 +6,8 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 use omni_actors::model::checkpoint::Checkpoint;
-use omni_actors::model::code2wav::Code2Wav;
 use omni_actors::model::ops::{self, Linear};
+use omni_actors::model::vocoder::Vocoder;
 use std::path::Path;
 use std::time::Instant;
 
@@ -19,9 +19,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let thorough = std::env::args().any(|a| a == "--bench");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
     let checkpoint = Checkpoint::open(&folder)?;
-    let loader = checkpoint.loader(&["code2wav"], &Device::Cpu);
-    let net = Code2Wav::load(&loader, checkpoint.family().vocoder())?;
-    loader.finish()?;
+    let net = Vocoder::load(&checkpoint, &Device::Cpu)?;
     println!("{}, {} threads, {}", cpu(), rayon::current_num_threads(), ops::instruction_set());
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
     let seconds = if thorough { 1.0 } else { 0.01 };
@@ -65,7 +63,7 @@ fn products(seconds: f64) -> Result<()> {
 }
 
 /// Seconds per frame for every chunk size.
-fn vocoder(net: &Code2Wav, seconds: f64) -> Result<Vec<(usize, f64)>> {
+fn vocoder(net: &Vocoder, seconds: f64) -> Result<Vec<(usize, f64)>> {
     println!("\nstateful vocoder, default voice (assets/voice), 80 ms of speech per frame");
     println!("{:>12} {:>12} {:>14}", "chunk/frames", "ms/frame", "x real time");
     let mut rows = Vec::new();
@@ -83,7 +81,7 @@ fn vocoder(net: &Code2Wav, seconds: f64) -> Result<Vec<(usize, f64)>> {
     Ok(rows)
 }
 
-fn left_context(net: &Code2Wav, stateful: &[(usize, f64)], seconds: f64) -> Result<()> {
+fn left_context(net: &Vocoder, stateful: &[(usize, f64)], seconds: f64) -> Result<()> {
     println!("\nstateful against decoding {LEFT_CONTEXT} frames of left context again, one thread");
     println!("{:>12} {:>18} {:>18} {:>7}", "chunk/frames", "stateful ms/frame", "again ms/frame", "gain");
     for (chunk, frame) in stateful {
@@ -94,7 +92,7 @@ fn left_context(net: &Code2Wav, stateful: &[(usize, f64)], seconds: f64) -> Resu
     Ok(())
 }
 
-fn codes(net: &Code2Wav, frames: usize) -> Vec<u32> {
+fn codes(net: &Vocoder, frames: usize) -> Vec<u32> {
     let config = net.config();
     (0..frames * config.num_quantizers).map(|i| (i * 7919 % config.codebook_size) as u32).collect()
 }

@@ -3,11 +3,11 @@
 
 use candle_core::{Device, Tensor};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::code2wav::Code2Wav;
 use omni_actors::model::prompt::ChatPrompt;
 use omni_actors::model::talker::Talker;
 use omni_actors::model::thinker::Thinker;
 use omni_actors::model::verify::{Request, generate, read_values};
+use omni_actors::model::vocoder::Vocoder;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -207,7 +207,7 @@ fn a_waveform_is_compared_up_to_where_the_reference_cuts_it() {
     let (config, loader) = (checkpoint.omni().unwrap(), checkpoint.loader(&[], &Device::Cpu));
     let thinker = Thinker::load(&loader, &config.thinker).unwrap();
     let talker = Talker::load(&loader, config).unwrap();
-    let net = Code2Wav::load(&loader, &config.code2wav).unwrap();
+    let net = Vocoder::load(&checkpoint, &Device::Cpu).unwrap();
     let ids = read_values(&std::fs::read(path(TINY).join("golden/text_ethan.safetensors")).unwrap()).unwrap();
     let request = Request {
         prompt: ChatPrompt::from_ids(ids["input_ids"].tokens().unwrap(), &config.tokens).unwrap(),

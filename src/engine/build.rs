@@ -13,7 +13,6 @@ use crate::fault::FaultPlan;
 use crate::ids::{RequestId, StageName};
 use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::code2wav::Code2Wav;
 use crate::model::hf::SAMPLE_RATE;
 use crate::model::prompt::Prompter;
 use crate::model::stage::{StageFactory, StageModel};
@@ -22,6 +21,7 @@ use crate::model::talker::Talker;
 use crate::model::template::ChatTemplate;
 use crate::model::thinker::Thinker;
 use crate::model::tokenizer::Tokenizer;
+use crate::model::vocoder::Vocoder;
 use crate::telemetry::{EdgeMetrics, RequestMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::Kind;
@@ -156,7 +156,7 @@ fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Bo
     let factory: Box<dyn StageFactory> = match stage {
         StageName::Thinker => Box::new(ThinkerFactory::new(Arc::new(Thinker::load(&loader, &config.thinker)?))),
         StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, config)?))),
-        StageName::Code2wav => Box::new(VocoderFactory::new(Arc::new(Code2Wav::load(&loader, &config.code2wav)?))),
+        StageName::Code2wav => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
     };
     loader.finish()?;
     Ok(factory)

@@ -1,7 +1,6 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
 pub mod checkpoint;
-pub mod code2wav;
 pub mod error;
 pub mod hf;
 pub mod ops;
@@ -15,6 +14,7 @@ pub mod thinker;
 pub mod tokenizer;
 pub mod transformer;
 pub mod verify;
+pub mod vocoder;
 
 pub use checkpoint::Checkpoint;
 pub use error::{LoadError, ModelError};

@@ -2,20 +2,20 @@
 
 use super::not_open;
 use crate::ids::Slot;
-use crate::model::code2wav::{Code2Wav, Stream};
 use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
+use crate::model::vocoder::{Stream, Vocoder};
 use crate::model::{LoadError, ModelError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Makes [`VocoderStage`]s that share one net.
 pub struct VocoderFactory {
-    net: Arc<Code2Wav>,
+    net: Arc<Vocoder>,
 }
 
 impl VocoderFactory {
     /// For a loaded net.
-    pub fn new(net: Arc<Code2Wav>) -> VocoderFactory {
+    pub fn new(net: Arc<Vocoder>) -> VocoderFactory {
         VocoderFactory { net }
     }
 }
@@ -28,7 +28,7 @@ impl StageFactory for VocoderFactory {
 
 /// Rows of the vocoder. Units are frames; each step emits the samples of the frames that it consumed.
 pub struct VocoderStage {
-    net: Arc<Code2Wav>,
+    net: Arc<Vocoder>,
     rows: HashMap<Slot, Row>,
 }
 

@@ -1,9 +1,9 @@
 //! The nets of one checkpoint, loaded when a case needs them.
 
-use crate::model::code2wav::Code2Wav;
 use crate::model::talker::Talker;
 use crate::model::thinker::Thinker;
 use crate::model::tokenizer::Tokenizer;
+use crate::model::vocoder::Vocoder;
 use crate::model::{Checkpoint, LoadError};
 use candle_core::Device;
 use serde_json::{Map, Value};
@@ -16,7 +16,7 @@ pub(super) struct Nets {
     overrides: Map<String, Value>,
     pub checkpoint: Checkpoint,
     speech: OnceCell<(Thinker, Talker)>,
-    vocoder: OnceCell<Code2Wav>,
+    vocoder: OnceCell<Vocoder>,
 }
 
 impl Nets {
@@ -45,13 +45,11 @@ impl Nets {
         Ok(self.speech.get_or_init(|| nets))
     }
 
-    pub fn vocoder(&self) -> Result<&Code2Wav, LoadError> {
+    pub fn vocoder(&self) -> Result<&Vocoder, LoadError> {
         if let Some(net) = self.vocoder.get() {
             return Ok(net);
         }
-        let loader = self.checkpoint.loader(&["code2wav"], &Device::Cpu);
-        let net = Code2Wav::load(&loader, self.checkpoint.family().vocoder())?;
-        loader.finish()?;
+        let net = Vocoder::load(&self.checkpoint, &Device::Cpu)?;
         Ok(self.vocoder.get_or_init(|| net))
     }
 

@@ -1,12 +1,12 @@
 //! Runs the vocoder alone: whole, a prefix, in the reference's overlapping chunks, and with its activations.
 
 use super::value::{Data, Value, Values};
-use crate::model::code2wav::Code2Wav;
+use crate::model::vocoder::Vocoder;
 use candle_core::Tensor;
 use std::collections::BTreeMap;
 
 /// Everything that a code2wav case has and this program computes.
-pub(super) fn run(reference: &Values, net: &Code2Wav) -> Result<Values, String> {
+pub(super) fn run(reference: &Values, net: &Vocoder) -> Result<Values, String> {
     let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, net)?;
     let groups = net.config().num_quantizers;
     let total = codes.len() / groups;
@@ -44,7 +44,7 @@ pub(super) fn run(reference: &Values, net: &Code2Wav) -> Result<Values, String> 
 }
 
 /// The waveform `[1, 1, samples]` of frames of codes, decoded as one stream.
-pub(super) fn decode(net: &Code2Wav, codes: &[u32]) -> Result<Value, String> {
+pub(super) fn decode(net: &Vocoder, codes: &[u32]) -> Result<Value, String> {
     let mut stream = net.stream().map_err(|e| e.to_string())?;
     net.decode(&mut stream, codes).map(wave).map_err(|e| e.to_string())
 }
@@ -55,7 +55,7 @@ fn wave(samples: Vec<f32>) -> Value {
 
 /// The reference's `chunked_decode`: each chunk decoded afresh behind some frames of left context, whose samples go.
 fn chunked<'a>(
-    net: &Code2Wav,
+    net: &Vocoder,
     total: usize,
     chunk: usize,
     left: usize,
@@ -90,7 +90,7 @@ fn activation(name: &str, pieces: &[Tensor], shape: &[usize]) -> candle_core::Re
 }
 
 /// `[1, groups, frames]` as frame after frame.
-fn frames(codes: &Value, net: &Code2Wav) -> Result<Vec<u32>, String> {
+fn frames(codes: &Value, net: &Vocoder) -> Result<Vec<u32>, String> {
     let (groups, size) = (net.config().num_quantizers, net.config().codebook_size as u32);
     let [1, g, total] = codes.shape[..] else {
         return Err(format!("codes has shape {:?}: expected [1, {groups}, frames]", codes.shape));

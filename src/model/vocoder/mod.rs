@@ -15,9 +15,9 @@ mod transformer;
 
 pub use state::Stream;
 
-use crate::model::LoadError;
 use crate::model::checkpoint::Loader;
 use crate::model::hf::VocoderConfig;
+use crate::model::{Checkpoint, LoadError};
 use candle_core::{Device, IndexOp, Result, Tensor};
 use decoder::Decoder;
 use state::Plan;
@@ -32,7 +32,7 @@ const FRAMES_AT_ONCE: usize = 1;
 pub type Probe<'a> = &'a mut dyn FnMut(Arguments<'_>, &Tensor);
 
 /// The net. Holds no state of any stream.
-pub struct Code2Wav {
+pub struct Vocoder {
     config: VocoderConfig,
     device: Device,
     /// `[groups * codebook_size, hidden]`.
@@ -42,19 +42,26 @@ pub struct Code2Wav {
     plan: Plan,
 }
 
-impl Code2Wav {
-    /// Loads everything under `code2wav`. The caller finishes the loader.
+impl Vocoder {
+    /// Loads the vocoder of a checkpoint: everything under `code2wav`.
     ///
     /// # Errors
-    /// When the file cannot be read; tensors that do not fit are reported by [`Loader::finish`].
-    pub fn load(loader: &Loader, config: &VocoderConfig) -> std::result::Result<Code2Wav, LoadError> {
+    /// When the file cannot be read or its tensors are not those of the config.
+    pub fn load(checkpoint: &Checkpoint, device: &Device) -> std::result::Result<Vocoder, LoadError> {
+        let loader = checkpoint.loader(&["code2wav"], device);
+        let net = Vocoder::assemble(&loader, checkpoint.family().vocoder())?;
+        loader.finish()?;
+        Ok(net)
+    }
+
+    fn assemble(loader: &Loader, config: &VocoderConfig) -> std::result::Result<Vocoder, LoadError> {
         let scope = loader.scope("code2wav");
         let mut plan = Plan::new(&config.transformer);
         let rows = config.num_quantizers * config.codebook_size;
         let embedding = scope.at("code_embedding").get("weight", &[rows, config.transformer.hidden_size])?;
         let transformer = Transformer::load(&scope.at("pre_transformer"), &config.transformer)?;
         let decoder = Decoder::load(&scope, config, &mut plan)?;
-        Ok(Code2Wav { config: config.clone(), device: scope.device().clone(), embedding, transformer, decoder, plan })
+        Ok(Vocoder { config: config.clone(), device: scope.device().clone(), embedding, transformer, decoder, plan })
     }
 
     /// The sizes.
@@ -86,10 +93,10 @@ impl Code2Wav {
         self.decode_probed(stream, codes, &mut |_, _| {})
     }
 
-    /// [`Code2Wav::decode`] that shows activations on the way, for comparing with a reference.
+    /// [`Vocoder::decode`] that shows activations on the way, for comparing with a reference.
     ///
     /// # Errors
-    /// Those of [`Code2Wav::decode`].
+    /// Those of [`Vocoder::decode`].
     pub fn decode_probed(&self, stream: &mut Stream, codes: &[u32], probe: Probe<'_>) -> Result<Vec<f32>> {
         if codes.is_empty() {
             return Ok(Vec::new());
@@ -128,15 +135,13 @@ impl Code2Wav {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Checkpoint;
     use std::path::Path;
 
     #[test]
     fn positions_beyond_the_models_maximum_sound_the_same() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni");
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        let net =
-            Code2Wav::load(&checkpoint.loader(&["code2wav"], &Device::Cpu), checkpoint.family().vocoder()).unwrap();
+        let net = Vocoder::load(&checkpoint, &Device::Cpu).unwrap();
         let codes: Vec<u32> = (0..20 * 8).map(|i| i * 37 % 128).collect();
         let mut early = net.stream().unwrap();
         let mut late = net.stream().unwrap();

@@ -5,9 +5,9 @@ use candle_core::{DType, Device, Tensor};
 use omni_actors::ids::Slot;
 use omni_actors::model::ModelError;
 use omni_actors::model::checkpoint::Checkpoint;
-use omni_actors::model::code2wav::Code2Wav;
 use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel};
 use omni_actors::model::stages::vocoder::VocoderFactory;
+use omni_actors::model::vocoder::Vocoder;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -16,19 +16,16 @@ use std::sync::{Arc, LazyLock};
 /// The waveform tolerance of the fixtures; typical is 1e-5.
 const WAVE: f32 = 2e-4;
 
-static TINY: LazyLock<Arc<Code2Wav>> = LazyLock::new(|| load("tests/fixtures/qwen3_omni"));
-static VOICE: LazyLock<Arc<Code2Wav>> = LazyLock::new(|| load("assets/voice/checkpoint"));
+static TINY: LazyLock<Arc<Vocoder>> = LazyLock::new(|| load("tests/fixtures/qwen3_omni"));
+static VOICE: LazyLock<Arc<Vocoder>> = LazyLock::new(|| load("assets/voice/checkpoint"));
 
 fn path(relative: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
 }
 
-fn load(folder: &str) -> Arc<Code2Wav> {
+fn load(folder: &str) -> Arc<Vocoder> {
     let checkpoint = Checkpoint::open(&path(folder)).unwrap();
-    let loader = checkpoint.loader(&["code2wav"], &Device::Cpu);
-    let net = Code2Wav::load(&loader, checkpoint.family().vocoder()).unwrap();
-    loader.finish().unwrap();
-    Arc::new(net)
+    Arc::new(Vocoder::load(&checkpoint, &Device::Cpu).unwrap())
 }
 
 fn golden(file: &str) -> HashMap<String, Tensor> {
@@ -44,7 +41,7 @@ fn codes(t: &Tensor) -> Vec<u32> {
     t.squeeze(0).unwrap().t().unwrap().flatten_all().unwrap().to_dtype(DType::U32).unwrap().to_vec1().unwrap()
 }
 
-fn decode_at_once(net: &Code2Wav, codes: &[u32]) -> Vec<f32> {
+fn decode_at_once(net: &Vocoder, codes: &[u32]) -> Vec<f32> {
     net.decode(&mut net.stream().unwrap(), codes).unwrap()
 }
 
@@ -54,7 +51,7 @@ fn worst(got: &[f32], want: &[f32]) -> f32 {
 }
 
 /// Repeatable codes that look like nothing in particular.
-fn some_codes(net: &Code2Wav, frames: usize) -> Vec<u32> {
+fn some_codes(net: &Vocoder, frames: usize) -> Vec<u32> {
     let size = net.config().codebook_size;
     (0..frames * net.config().num_quantizers).map(|i| ((i * 7919 + i / 13 * 31) % size) as u32).collect()
 }
@@ -134,7 +131,7 @@ fn the_number_of_samples_follows_from_the_rates() {
 }
 
 /// Decodes in pieces of the given sizes, the last one repeated.
-fn in_pieces(net: &Code2Wav, codes: &[u32], sizes: &[usize]) -> Vec<f32> {
+fn in_pieces(net: &Vocoder, codes: &[u32], sizes: &[usize]) -> Vec<f32> {
     let mut stream = net.stream().unwrap();
     let (mut rest, mut sizes, mut out) = (codes, sizes.iter().chain(sizes.last().into_iter().cycle()), Vec::new());
     while !rest.is_empty() {
