@@ -47,6 +47,19 @@ impl Service for HalfSecond {
         .boxed()
     }
 
+    fn voices(&self) -> Vec<VoiceInfo> {
+        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+        self.info.voices.iter().map(built_in).collect()
+    }
+
+    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
+        std::future::ready(Err(VoiceError::Exists(voice.name))).boxed()
+    }
+
+    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
+        std::future::ready(Err(VoiceError::Unknown(name.into()))).boxed()
+    }
+
     fn health(&self) -> EngineHealth {
         EngineHealth { ready: true, draining: false, requests: 0, stages: Vec::new() }
     }
@@ -67,9 +80,10 @@ fn bench(args: &[&str]) -> (Done, serde_json::Value) {
     let info = ModelInfo {
         id: "half-second".to_owned(),
         voices: vec!["heart".to_owned()],
-        default_voice: "heart".to_owned(),
+        default_voice: Some("heart".to_owned()),
         sample_rate: 24_000,
         samples_per_frame: 1_920,
+        tts: None,
     };
     let service = Arc::new(HalfSecond { info, asked: AtomicUsize::new(0) });
     runtime.spawn(async move { server.serve(service, &config.limits, std::future::pending()).await });

@@ -7,7 +7,8 @@ use super::signals::Signals;
 use super::wav::WavSink;
 use super::{EmbeddedFiles, Usage};
 use crate::engine::{
-    ChatMessage, Event, GenerateRequest, Output, ResponseStream, SamplingOverrides, Service, SpeechRequest, TextSource,
+    ChatMessage, Event, GenerateRequest, Output, ResponseStream, SamplingOverrides, Service, SpeechParams,
+    SpeechRequest, TextSource, VoiceChoice,
 };
 use anyhow::{Context, anyhow};
 use clap::Args;
@@ -78,7 +79,7 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
     sink.finish()?;
     service.drain(Duration::ZERO).await;
-    let voice = args.voice.as_deref().unwrap_or(&service.info().default_voice);
+    let voice = args.voice.as_deref().or(service.info().default_voice.as_deref()).unwrap_or("of the model");
     let place = if args.output.as_os_str() == "-" { "stdout".into() } else { args.output.display().to_string() };
     eprintln!("{place}: {told}, voice {voice}");
     Ok(())
@@ -102,15 +103,8 @@ impl SayArgs {
             };
             service.submit(request).await
         } else {
-            let request = SpeechRequest {
-                text: TextSource::Whole(text.to_owned()),
-                voice,
-                speech,
-                max_frames: None,
-                ignore_eos: false,
-                initial_chunk_frames: None,
-                seed,
-            };
+            let params = SpeechParams { voice: VoiceChoice::named(voice), speech, seed, ..SpeechParams::default() };
+            let request = SpeechRequest { text: TextSource::Whole(text.to_owned()), params };
             service.speak(request).await
         };
         // Whatever is refused here is what the user typed.

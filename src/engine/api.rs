@@ -1,5 +1,6 @@
 //! What a client of the engine says and hears. Server and commands know nothing else of it.
 
+use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
 use crate::ids::{Frames, RequestId, StageName};
 use futures::future::BoxFuture;
 use serde::Serialize;
@@ -11,14 +12,28 @@ use std::time::Duration;
 pub struct ModelInfo {
     /// The name clients may give as `model`.
     pub id: String,
-    /// Speakers of the checkpoint, lower case, in order of their codec ids.
+    /// Speakers of the checkpoint, lower case, in order of their codec ids. Uploaded voices are told by
+    /// [`Service::voices`].
     pub voices: Vec<String>,
-    /// Used when a request names none.
-    pub default_voice: String,
+    /// Used when a request names none; `None` where a voice has to be described or given.
+    pub default_voice: Option<String>,
     /// Samples per second of every audio chunk.
     pub sample_rate: u32,
     /// Samples of one codec frame.
     pub samples_per_frame: u32,
+    /// Present for Qwen3-TTS.
+    pub tts: Option<TtsInfo>,
+}
+
+/// What a Qwen3-TTS checkpoint can do.
+#[derive(Clone, Debug)]
+pub struct TtsInfo {
+    /// What it was trained for.
+    pub task: TaskType,
+    /// Languages that a request may name, lower case; besides them, `auto`.
+    pub languages: Vec<String>,
+    /// Whether it follows instructions.
+    pub instructions: bool,
 }
 
 /// One chat turn. Content is text; other parts are refused by the server.
@@ -84,8 +99,23 @@ pub struct GenerateRequest {
 pub struct SpeechRequest {
     /// What to say, whole or arriving piece by piece.
     pub text: TextSource,
-    /// Speaker, any case; `None` is the default.
-    pub voice: Option<String>,
+    /// How to say it.
+    pub params: SpeechParams,
+}
+
+/// How to speak a text.
+#[derive(Clone, Debug, Default)]
+pub struct SpeechParams {
+    /// Who speaks.
+    pub voice: VoiceChoice,
+    /// What the client takes the checkpoint for; refused when it is something else.
+    pub task: Option<TaskType>,
+    /// A language by name, any case, or `auto`. Qwen3-TTS only; Qwen3-Omni hears it from the text.
+    pub language: Option<String>,
+    /// How to speak, or a description of the voice, in words. Checkpoints that follow none refuse it.
+    pub instructions: Option<String>,
+    /// Whether the talker gets the whole text in its prompt; `None` is what the reference does for the task.
+    pub non_streaming: Option<bool>,
     /// Sampling of the speech.
     pub speech: SamplingOverrides,
     /// Limit on codec frames per sentence; `None` is the model's.
@@ -322,8 +352,17 @@ pub trait Service: Send + Sync {
     /// Answers a chat turn. Resolves as soon as the request is accepted or refused.
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;
 
-    /// Speaks text. Resolves as soon as the request is accepted or refused.
+    /// Speaks text. Resolves as soon as the request is accepted or refused; a voice given as audio is encoded before.
     fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;
+
+    /// Every voice that a request may name: the checkpoint's speakers, then uploaded ones by name.
+    fn voices(&self) -> Vec<VoiceInfo>;
+
+    /// Checks, encodes and keeps a voice. When this resolves to `Ok`, the voice survives the process.
+    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>>;
+
+    /// Forgets an uploaded voice. Requests that speak with it go on.
+    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>>;
 
     /// A snapshot; never waits for a stage.
     fn health(&self) -> EngineHealth;

@@ -121,7 +121,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         prompter: Prompter::new(tokenizer, template, &omni),
         config: omni,
         generation: Arc::clone(checkpoint.generation()),
-        default_voice: info.default_voice.clone(),
+        default_voice: info.default_voice.clone().unwrap_or_default(),
         speech_prompt: config.speech.prompt.clone(),
         chunk_ramp: chunk_ramp(config),
         max_input_chars: config.limits.max_input_chars,
@@ -198,9 +198,10 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
     Ok(ModelInfo {
         id: config.model.name.clone(),
         voices: omni.talker.speaker_names().into_iter().map(str::to_owned).collect(),
-        default_voice,
+        default_voice: Some(default_voice),
         sample_rate: SAMPLE_RATE,
         samples_per_frame: samples as u32,
+        tts: None,
     })
 }
 

@@ -9,6 +9,7 @@
 //! | `plan` | from a request to the rows that it needs in each stage |
 //! | `admission` | how many requests at once |
 //! | `speak` | a text, sentence after sentence, as one stream |
+//! | `voice` | voices as clients name, bring and see them |
 
 mod admission;
 pub mod api;
@@ -17,12 +18,14 @@ mod client;
 mod ledger;
 mod plan;
 mod speak;
+pub mod voice;
 
 pub use api::{
     AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, Listener, ModelInfo, Output,
-    RequestError, ResponseStream, SamplingOverrides, Service, SpeechRequest, StageHealth, StageState, SubmitError,
-    TextSource, Usage,
+    RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, StageHealth, StageState,
+    SubmitError, TextSource, TtsInfo, Usage,
 };
+pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
 use crate::actors::{StageHandle, State};
 use crate::config::{Config, SpeechConfig};
@@ -184,6 +187,19 @@ impl Service for Engine {
         })
     }
 
+    fn voices(&self) -> Vec<VoiceInfo> {
+        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+        self.shared.info.voices.iter().map(built_in).collect()
+    }
+
+    fn add_voice(&self, _: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
+        Box::pin(std::future::ready(Err(no_cloning())))
+    }
+
+    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
+        Box::pin(std::future::ready(Err(VoiceError::Unknown(name.into()))))
+    }
+
     fn health(&self) -> EngineHealth {
         let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage_health(stage)).collect();
         let draining = self.shared.draining.load(Ordering::Relaxed);
@@ -209,6 +225,11 @@ impl Service for Engine {
             self.shared.ticker.abort();
         })
     }
+}
+
+fn no_cloning() -> VoiceError {
+    let message = "this model speaks with its own voices only; cloning needs a Qwen3-TTS Base checkpoint".into();
+    VoiceError::Invalid { param: "audio_sample", message }
 }
 
 fn stage_health(stage: &StageHandle) -> StageHealth {

@@ -19,15 +19,16 @@ const RELAY: usize = 2;
 pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<ResponseStream, SubmitError> {
     engine.ready().await?;
     let shared = &engine.shared;
+    let params = &request.params;
     let mut options =
-        shared.planner.speech_options(request.voice.as_deref(), &request.speech, request.max_frames, request.seed)?;
-    options.ignore_eos = request.ignore_eos;
-    options.initial_chunk = request.initial_chunk_frames;
-    if request.ignore_eos && request.max_frames.is_none() {
+        shared.planner.speech_options(params.voice.name(), &params.speech, params.max_frames, params.seed)?;
+    options.ignore_eos = params.ignore_eos;
+    options.initial_chunk = params.initial_chunk_frames;
+    if params.ignore_eos && params.max_frames.is_none() {
         let message = "ignore_eos needs max_new_tokens: how many frames to make".to_string();
         return Err(SubmitError::Invalid { param: "ignore_eos", message });
     }
-    let max_chars = if request.ignore_eos { usize::MAX } else { shared.speech.max_segment_chars };
+    let max_chars = if params.ignore_eos { usize::MAX } else { shared.speech.max_segment_chars };
     let (waiting, more) = match request.text {
         TextSource::Whole(text) => {
             shared.planner.check_length("input", text.chars().count())?;

@@ -5,7 +5,7 @@ use super::audio::AudioFormat;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::sampling;
-use crate::engine::{SpeechRequest, TextSource};
+use crate::engine::{SpeechParams, SpeechRequest, TextSource, VoiceChoice};
 use crate::ids::Frames;
 use serde_json::{Map, Value};
 
@@ -75,13 +75,13 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<SpeechCall, 
     }
     let format = format(&fields, "response_format", AudioFormat::Wav)?;
     let delivery = delivery(&fields, format)?;
-    let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), ..voice_of(app, &fields)? };
+    let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params: voice_of(app, &fields)? };
     let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
     Ok(SpeechCall { request, format, delivery, ignored })
 }
 
-/// The fields that say how to speak, shared with the WebSocket's `session.config`. The text is left empty.
-pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechRequest, ApiError> {
+/// The fields that say how to speak, shared with the WebSocket's `session.config`.
+pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechParams, ApiError> {
     let speed = fields.float("speed", 0.25..=4.0)?.unwrap_or(1.0);
     if speed != 1.0 {
         return Err(fields.invalid("speed", "only 1.0 is supported; change the speed in the player"));
@@ -91,14 +91,14 @@ pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechRequest, 
     if ignore_eos && max_frames.is_none() {
         return Err(fields.invalid("ignore_eos", "needs max_new_tokens, the number of frames to make"));
     }
-    Ok(SpeechRequest {
-        text: TextSource::Whole(String::new()),
-        voice: app.check_voice("voice", fields.string("voice")?)?,
+    Ok(SpeechParams {
+        voice: VoiceChoice::named(app.check_voice("voice", fields.string("voice")?)?),
         speech: sampling::overrides(fields)?,
         max_frames,
         ignore_eos,
         initial_chunk_frames: fields.count("initial_codec_chunk_frames")?.map(Frames),
         seed: fields.seed()?,
+        ..SpeechParams::default()
     })
 }
 

@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::listen::ConnectionGuard;
 use super::ws_input::{Input, Next, Refused};
 use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event};
-use crate::engine::{Event, ResponseStream, SpeechRequest, TextSource};
+use crate::engine::{Event, ResponseStream, SpeechParams, SpeechRequest, TextSource};
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -150,16 +150,7 @@ enum Wake {
 
 impl Session {
     fn new(app: Arc<App>, out: mpsc::Sender<Message>) -> Session {
-        let speech = SpeechRequest {
-            text: TextSource::Whole(String::new()),
-            voice: None,
-            speech: Default::default(),
-            max_frames: None,
-            ignore_eos: false,
-            initial_chunk_frames: None,
-            seed: None,
-        };
-        let config = SessionConfig { format: super::audio::AudioFormat::Pcm, speech };
+        let config = SessionConfig { format: super::audio::AudioFormat::Pcm, speech: SpeechParams::default() };
         let input = Input::new(app.limits.max_input_chars);
         let heard = Instant::now();
         Session { app, out, config, input, current: None, utterance: 0, closing: false, heard, unanswered: 0 }
@@ -225,16 +216,7 @@ impl Session {
             self.utterance += 1;
             let begun = Instant::now();
             let (sender, receiver) = flume::bounded(TEXT_QUEUE);
-            let speech = &self.config.speech;
-            let request = SpeechRequest {
-                text: TextSource::Streamed(receiver),
-                voice: speech.voice.clone(),
-                speech: speech.speech,
-                max_frames: speech.max_frames,
-                ignore_eos: speech.ignore_eos,
-                initial_chunk_frames: speech.initial_chunk_frames,
-                seed: speech.seed,
-            };
+            let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             match self.app.service.speak(request).await {
                 Ok(stream) => {
                     let encoder = StreamEncoder::new(self.config.format, self.app.service.info().sample_rate);

@@ -6,7 +6,7 @@ use super::body::parse_object;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::speech_request::{format, voice_of};
-use crate::engine::{FinishReason, SpeechRequest, Usage};
+use crate::engine::{FinishReason, SpeechParams, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ impl ClientMessage {
 pub(super) struct SessionConfig {
     pub format: AudioFormat,
     /// A request without its text.
-    pub speech: SpeechRequest,
+    pub speech: SpeechParams,
 }
 
 impl SessionConfig {
@@ -69,7 +69,7 @@ impl SessionConfig {
         let info = app.service.info();
         json!({
             "model": info.id,
-            "voice": self.speech.voice.as_ref().unwrap_or(&info.default_voice),
+            "voice": self.speech.voice.name().or(info.default_voice.as_deref()),
             "response_format": self.format.as_str(),
             "sample_rate": info.sample_rate,
             "seed": self.speech.seed,

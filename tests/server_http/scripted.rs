@@ -106,9 +106,10 @@ impl Scripted {
         let info = ModelInfo {
             id: "team/test-voice".to_owned(),
             voices: vec!["alto".to_owned(), "heart".to_owned()],
-            default_voice: "heart".to_owned(),
+            default_voice: Some("heart".to_owned()),
             sample_rate: 24_000,
             samples_per_frame: 1920,
+            tts: None,
         };
         Scripted {
             info,
@@ -160,6 +161,19 @@ impl Service for Scripted {
 
     fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
         std::future::ready(self.accept(Asked::Speech(request))).boxed()
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+        self.info.voices.iter().map(built_in).collect()
+    }
+
+    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
+        std::future::ready(Err(VoiceError::Exists(voice.name))).boxed()
+    }
+
+    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
+        std::future::ready(Err(VoiceError::Unknown(name.into()))).boxed()
     }
 
     fn health(&self) -> EngineHealth {

@@ -17,7 +17,7 @@ async fn a_whole_wav_is_the_default() {
     let response = site.post(PATH, &json!({"model": "team/test-voice", "input": "Hello.", "voice": "ALTO"}));
     let call = site.service.call().await;
     assert_eq!(call.text().await, "Hello.");
-    assert_eq!(call.speech().voice.as_deref(), Some("alto"));
+    assert_eq!(call.speech().params.voice.name(), Some("alto"));
     call.started().await;
     call.audio(100).await;
     call.audio(50).await;
@@ -97,7 +97,7 @@ async fn sampling_limits_and_seed_reach_the_engine() {
         "initial_codec_chunk_frames": 2, "ignore_eos": true, "speed": 1.0, "language": "Auto", "task_type": "CustomVoice"});
     let _response = site.post(PATH, &body);
     let call = site.service.call().await;
-    let request = call.speech();
+    let request = &call.speech().params;
     assert_eq!((request.seed, request.max_frames.unwrap().0, request.ignore_eos), (Some(7), 30, true));
     assert_eq!(request.initial_chunk_frames.unwrap().0, 2);
     let sampling = request.speech;

@@ -170,11 +170,8 @@ async fn the_configuration_holds_for_the_utterances_after_it() {
     );
     client.text("Hi").await;
     let call = site.service.call().await;
-    let request = call.speech();
-    assert_eq!(
-        (request.voice.as_deref(), request.seed, request.speech.temperature),
-        (Some("alto"), Some(5), Some(0.3))
-    );
+    let request = &call.speech().params;
+    assert_eq!((request.voice.name(), request.seed, request.speech.temperature), (Some("alto"), Some(5), Some(0.3)));
     call.started().await;
     call.audio(1).await;
     assert_eq!(client.event("audio.start").await["format"], "wav");

@@ -60,18 +60,16 @@ pub fn chat(text: &str, output: Output) -> GenerateRequest {
 pub fn speech(text: &str, seed: u64) -> SpeechRequest {
     SpeechRequest {
         text: TextSource::Whole(text.into()),
-        voice: None,
-        speech: SamplingOverrides::default(),
-        max_frames: None,
-        ignore_eos: false,
-        initial_chunk_frames: None,
-        seed: Some(seed),
+        params: SpeechParams { seed: Some(seed), ..SpeechParams::default() },
     }
 }
 
 /// Exactly this many frames, whatever the model says.
 pub fn frames(count: u32, seed: u64) -> SpeechRequest {
-    SpeechRequest { max_frames: Some(Frames(count)), ignore_eos: true, ..speech("one two three", seed) }
+    let mut request = speech("one two three", seed);
+    request.params.max_frames = Some(Frames(count));
+    request.params.ignore_eos = true;
+    request
 }
 
 /// A whole answer.
