@@ -4,7 +4,7 @@
 use omni_actors::config::Config;
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
-    SamplingOverrides, Service, SpeechRequest, TextSource, Usage,
+    SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage,
 };
 use omni_actors::ids::Frames;
 use omni_actors::model::checkpoint::Checkpoint;
