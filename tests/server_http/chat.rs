@@ -43,7 +43,7 @@ async fn a_spoken_answer_has_a_wav_and_its_transcript() {
     let response = site.post(PATH, &ask(&json!({"modalities": ["text", "audio"], "audio": audio, "temperature": 0.2})));
     let call = site.service.call().await;
     let request = call.chat();
-    assert_eq!((request.output, request.voice.name()), (Output::TextAndAudio, Some("alto")));
+    assert_eq!((request.output, request.voice.as_deref()), (Output::TextAndAudio, Some("alto")));
     assert_eq!((request.text.temperature, request.speech.temperature), (Some(0.2), Some(0.7)));
     assert_eq!(request.max_frames.unwrap().0, 40);
     call.started().await;
