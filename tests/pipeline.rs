@@ -45,7 +45,7 @@ async fn an_answer_through_all_actors_is_the_references_token_for_token_and_samp
 async fn a_text_is_spoken_verbatim_as_if_the_thinker_had_said_it() {
     let engine = engine(&voice(), |_| {}).await;
     let mut spoken = speech("The weather is lovely today.", 1);
-    spoken.speech = support::GREEDY;
+    spoken.params.speech = support::GREEDY;
     let spoken = say(&engine, spoken).await;
     let answered =
         collect(engine.submit(chat("Say: The weather is lovely today.", Output::TextAndAudio)).await.unwrap()).await;
