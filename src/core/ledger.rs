@@ -75,11 +75,10 @@ impl LedgerCore {
         LedgerCore { limits, open: BTreeMap::new(), next: 1 }
     }
 
-    /// Opens a request.
-    pub fn accept(&mut self, owed: Owed, now: Duration) -> RequestId {
+    /// Opens a request that `stages` will have a part in.
+    pub fn accept(&mut self, owed: Owed, stages: Vec<StageName>, now: Duration) -> RequestId {
         let request = RequestId(self.next);
         self.next += 1;
-        let stages = if owed.audio { StageName::ALL.to_vec() } else { vec![StageName::Thinker] };
         self.open.insert(request, Entry { accepted: now, owed, stages, unread: 0, stalled_since: now });
         request
     }
@@ -194,10 +193,18 @@ mod tests {
         })
     }
 
+    fn stages(owed: Owed) -> Vec<StageName> {
+        if owed.audio { StageName::ALL.to_vec() } else { vec![StageName::Thinker] }
+    }
+
+    fn accept(ledger: &mut LedgerCore, owed: Owed) -> RequestId {
+        ledger.accept(owed, stages(owed), T0)
+    }
+
     #[test]
     fn a_request_is_complete_when_all_that_was_owed_is_delivered() {
         let mut ledger = ledger();
-        let chat = ledger.accept(CHAT, T0);
+        let chat = accept(&mut ledger, CHAT);
         assert_eq!(ledger.text_done(chat), None);
         assert_eq!(ledger.audio_done(chat), Some(Effect::Complete(chat)));
         assert_eq!(ledger.audio_done(chat), None, "only once");
@@ -207,7 +214,7 @@ mod tests {
     #[test]
     fn a_dead_stage_fails_those_who_had_a_part_there_and_nobody_else() {
         let mut ledger = ledger();
-        let (text, speech) = (ledger.accept(TEXT, T0), ledger.accept(SPEECH, T0));
+        let (text, speech) = (accept(&mut ledger, TEXT), accept(&mut ledger, SPEECH));
         ledger.stage_done(speech, StageName::Thinker);
         assert_eq!(ledger.stage_down(StageName::Code2wav, "panic").len(), 1);
         let failed = ledger.stage_down(StageName::Thinker, "panic");
@@ -217,7 +224,7 @@ mod tests {
     #[test]
     fn a_client_that_reads_lives_longer_than_one_that_does_not() {
         let mut ledger = ledger();
-        let (reader, sleeper) = (ledger.accept(SPEECH, T0), ledger.accept(SPEECH, T0));
+        let (reader, sleeper) = (accept(&mut ledger, SPEECH), accept(&mut ledger, SPEECH));
         for second in 1..=50 {
             let now = Duration::from_secs(second);
             ledger.handed_over(reader, now);
@@ -233,7 +240,7 @@ mod tests {
     #[test]
     fn a_client_that_waits_for_the_first_output_is_not_stalled() {
         let mut ledger = ledger();
-        ledger.accept(SPEECH, T0);
+        accept(&mut ledger, SPEECH);
         assert_eq!(ledger.tick(Duration::from_secs(59)), []);
     }
 
@@ -246,7 +253,7 @@ mod tests {
                 now += Duration::from_secs(1);
                 let request = accepted.get(who % accepted.len().max(1)).copied().unwrap_or(RequestId(0));
                 let effects: Vec<_> = match kind {
-                    0 | 1 => { accepted.push(ledger.accept([SPEECH, CHAT, TEXT][who % 3], now)); vec![] }
+                    0 | 1 => { accepted.push(ledger.accept([SPEECH, CHAT, TEXT][who % 3], stages([SPEECH, CHAT, TEXT][who % 3]), now)); vec![] }
                     2 => ledger.text_done(request).into_iter().collect(),
                     3 => ledger.audio_done(request).into_iter().collect(),
                     4 => ledger.client_gone(request).into_iter().collect(),

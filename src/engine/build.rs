@@ -1,34 +1,30 @@
-//! From a checkpoint and a config to three supervised stages with edges between them.
+//! From a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
 use super::ledger::{ClientSink, Ledger};
+use super::load;
 use super::plan::Planner;
+use super::stages::Stages;
 use super::{ModelInfo, Shared, StartError};
-use crate::actors::{self, AckSink, OutEdge, StageHandle, StageReports, StageSetup};
+use crate::actors::{self, AckSink, OutEdge, StageReports, StageSetup};
 use crate::config::{Config, TransportKind};
 use crate::core::ledger::LedgerLimits;
 use crate::core::restart::RestartLimits;
 use crate::core::scheduler::SchedulerConfig;
 use crate::fault::FaultPlan;
 use crate::ids::{RequestId, StageName};
-use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::hf::SAMPLE_RATE;
 use crate::model::prompt::Prompter;
-use crate::model::stage::{StageFactory, StageModel};
-use crate::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
-use crate::model::talker::Talker;
 use crate::model::template::ChatTemplate;
-use crate::model::thinker::Thinker;
 use crate::model::tokenizer::Tokenizer;
-use crate::model::vocoder::Vocoder;
 use crate::telemetry::{EdgeMetrics, RequestMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::Kind;
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc, over_wire};
 use candle_core::Device;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How often the ledger looks for requests whose time is up.
@@ -39,11 +35,9 @@ type Edge = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
 /// Starts the supervisors. The stages load their weights and come up by themselves.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let device = Device::Cpu;
-    let omni = Arc::clone(checkpoint.omni()?);
-    let factories = factories(checkpoint, &device);
-
+    let family = checkpoint.family();
     let info = model_info(checkpoint, config)?;
-    let stages = StageName::ALL.map(StageHandle::new);
+    let stages = Stages::new(family.stages());
     let capacity = |stage: StageName| {
         let (rows, units) = (config.limits.max_requests, window(config, stage) as usize);
         rows * (units + 64) + 1024
@@ -54,9 +48,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             TransportKind::Wire => erase(over_wire(capacity(from), device.clone())),
         }
     };
+    // As many rows of text as a thinker may be ahead.
     let (text_in, text_out) = erase(inproc(capacity(StageName::Thinker)));
-    let (rows_in, rows_out) = edge(StageName::Thinker);
-    let (codes_in, codes_out) = edge(StageName::Talker);
 
     let leases = LeaseBook::default();
     let metrics = RequestMetrics::new();
@@ -66,18 +59,28 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     };
     let ledger = Arc::new(Ledger::new(limits, stages.clone(), text_in, metrics.clone()));
     let client: Arc<dyn PayloadSender> = Arc::new(ClientSink(Arc::clone(&ledger)));
-    let edges = [
-        (text_out, vec![(Kind::Rows, rows_in), (Kind::Tokens, Arc::clone(&client))]),
-        (rows_out, vec![(Kind::Codes, codes_in)]),
-        (codes_out, vec![(Kind::Audio, client)]),
-    ];
     let faults = FaultPlan::new(&config.faults);
     let unit = Duration::from_secs_f64(f64::from(info.samples_per_frame) / f64::from(info.sample_rate));
-    let parts = StageName::ALL.into_iter().zip(factories).zip(edges);
-    for ((name, factory), (inbound, outbound)) in parts {
-        let upstream = StageName::ALL.into_iter().rfind(|other| *other < name);
-        let acks: Arc<dyn AckSink> = match upstream {
-            Some(stage) => Arc::clone(&stages[stage as usize]) as Arc<dyn AckSink>,
+    let (mut inbound, mut outbound) = (vec![text_out], Vec::new());
+    for name in family.stages() {
+        let kind = match name {
+            StageName::Thinker => Kind::Rows,
+            StageName::Talker => Kind::Codes,
+            StageName::Code2wav => {
+                outbound.push(vec![(Kind::Audio, Arc::clone(&client))]);
+                continue;
+            }
+        };
+        let (sender, receiver) = edge(*name);
+        inbound.push(receiver);
+        let told = (*name == StageName::Thinker).then(|| (Kind::Tokens, Arc::clone(&client)));
+        outbound.push(std::iter::once((kind, sender)).chain(told).collect());
+    }
+    for ((handle, inbound), outbound) in stages.iter().zip(inbound).zip(outbound) {
+        let name = handle.name();
+        let before = stages.before(name);
+        let acks: Arc<dyn AckSink> = match before {
+            Some(stage) => Arc::clone(stage) as Arc<dyn AckSink>,
             None => Arc::new(NobodyWaits),
         };
         let stage = config.stage(name);
@@ -91,7 +94,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 window: window(config, name),
                 unit,
             },
-            factory,
+            factory: load::factory(name, checkpoint, &device),
             restart: RestartLimits {
                 backoff: config.supervision.backoff,
                 max_backoff: config.supervision.max_backoff,
@@ -106,15 +109,16 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 .map(|(kind, sender)| OutEdge { kind, sender, metrics: EdgeMetrics::new(name) })
                 .collect(),
             inbound,
-            upstream,
+            upstream: before.map(|stage| stage.name()),
             acks,
             reports: Arc::clone(&ledger) as Arc<dyn StageReports>,
             leases: leases.clone(),
         };
-        let started = actors::start(setup, Arc::clone(&stages[name as usize])).await;
+        let started = actors::start(setup, Arc::clone(handle)).await;
         started.map_err(|error| StartError::Stage(name, error.to_string()))?;
     }
 
+    let omni = Arc::clone(checkpoint.omni()?);
     let tokenizer = Arc::new(Tokenizer::load(checkpoint.files())?);
     let template = Arc::new(ChatTemplate::load(checkpoint.files())?);
     let planner = Planner {
@@ -139,49 +143,6 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         draining: AtomicBool::new(false),
         speech: config.speech.clone(),
     })
-}
-
-/// One factory per stage, upstream first.
-fn factories(checkpoint: &Checkpoint, device: &Device) -> [Arc<dyn StageFactory>; 3] {
-    StageName::ALL.map(|stage| -> Arc<dyn StageFactory> {
-        let (checkpoint, device) = (checkpoint.clone(), device.clone());
-        Arc::new(LoadedOnce { load: Box::new(move || load(stage, &checkpoint, &device)), loaded: OnceLock::new() })
-    })
-}
-
-/// The net of one stage and what makes its device state.
-fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
-    let config = checkpoint.omni()?;
-    let loader = checkpoint.loader(&[stage.as_str()], device);
-    let factory: Box<dyn StageFactory> = match stage {
-        StageName::Thinker => Box::new(ThinkerFactory::new(Arc::new(Thinker::load(&loader, &config.thinker)?))),
-        StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, config)?))),
-        StageName::Code2wav => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
-    };
-    loader.finish()?;
-    Ok(factory)
-}
-
-type Load = dyn Fn() -> Result<Box<dyn StageFactory>, LoadError> + Send + Sync;
-
-/// Reads the weights on the runner's thread when the stage starts, so that all stages load side by side and the server
-/// can say that it is not ready yet. The weights outlive a runner that dies.
-struct LoadedOnce {
-    load: Box<Load>,
-    loaded: OnceLock<Box<dyn StageFactory>>,
-}
-
-impl StageFactory for LoadedOnce {
-    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        // One runner per stage: nobody else loads at the same time.
-        if self.loaded.get().is_none() {
-            let _ = self.loaded.set((self.load)()?);
-        }
-        match self.loaded.get() {
-            Some(factory) => factory.build(),
-            None => Err(LoadError::Invalid { file: "weights".into(), reason: "were not kept after loading".into() }),
-        }
-    }
 }
 
 fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {

@@ -7,7 +7,8 @@ use super::admission::Place;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
 use super::plan::RequestPlan;
-use crate::actors::{AckSink, StageHandle, StageReports};
+use super::stages::Stages;
+use crate::actors::{AckSink, StageReports};
 use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use crate::ids::{RequestId, StageName};
 use crate::telemetry::{Outcome, RequestKind, RequestMetrics};
@@ -20,8 +21,8 @@ use std::time::{Duration, Instant};
 /// See the module.
 pub(super) struct Ledger {
     born: Instant,
-    stages: [Arc<StageHandle>; 3],
-    /// Where the tokens of a followed text enter the thinker.
+    stages: Stages,
+    /// Where the tokens of a followed text enter the first stage.
     text_in: Arc<dyn PayloadSender>,
     metrics: RequestMetrics,
     books: Mutex<Books>,
@@ -35,7 +36,7 @@ struct Books {
 impl Ledger {
     pub fn new(
         limits: LedgerLimits,
-        stages: [Arc<StageHandle>; 3],
+        stages: Stages,
         text_in: Arc<dyn PayloadSender>,
         metrics: RequestMetrics,
     ) -> Ledger {
@@ -51,7 +52,8 @@ impl Ledger {
         place: Option<Place>,
     ) -> ResponseStream {
         let mut books = self.lock();
-        let request = books.core.accept(plan.owed, self.now());
+        let stages = plan.rows.iter().map(|(stage, _)| *stage).collect();
+        let request = books.core.accept(plan.owed, stages, self.now());
         let (send, events) = flume::bounded(plan.max_events);
         let meter = self.metrics.accepted(kind, Instant::now());
         let mut client =
@@ -64,14 +66,15 @@ impl Ledger {
         // Downstream first: whoever receives must know the request before anything can be sent.
         let mut refused = None;
         for (stage, admission) in plan.rows.into_iter().rev() {
-            if !self.stages[stage as usize].admit(admission.named(request)) {
+            let admitted = self.stages.get(stage).is_some_and(|stage| stage.admit(admission.named(request)));
+            if !admitted {
                 refused = Some(stage);
             }
         }
         if let Some(text) = plan.follow
             && self.text_in.put(text.payload(request)).is_err()
         {
-            refused = Some(StageName::Thinker);
+            refused = self.stages.first().map(|stage| stage.name());
         }
         if let Some(stage) = refused {
             // It went down after the request had been found servable.
@@ -120,8 +123,11 @@ impl Ledger {
         }
         // The thinker of a spoken answer is paced by the talker, and done when the talker has it all. A text-only one has
         // nobody but the client: its text is read by the piece but counted by the token, so it goes on at once.
-        if kind == Kind::Tokens && text_only {
-            self.stages[StageName::Thinker as usize].acked(request, units);
+        if let Some(thinker) = self.stages.get(StageName::Thinker)
+            && kind == Kind::Tokens
+            && text_only
+        {
+            thinker.acked(request, units);
             if end.is_some() {
                 books.core.stage_done(request, StageName::Thinker);
             }
@@ -215,8 +221,10 @@ impl Listener for Reader {
     fn read(&self, event: &Event) {
         let now = self.ledger.now();
         self.ledger.lock().core.read(self.request, now);
-        if let Event::Audio(chunk) = event {
-            self.ledger.stages[StageName::Code2wav as usize].acked(self.request, chunk.frames.0);
+        if let Event::Audio(chunk) = event
+            && let Some(vocoder) = self.ledger.stages.get(StageName::Code2wav)
+        {
+            vocoder.acked(self.request, chunk.frames.0);
         }
     }
 }

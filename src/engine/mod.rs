@@ -3,7 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `api` | what a client of the engine says and hears |
-//! | `build` | from a checkpoint and a config to three supervised stages with edges between them |
+//! | `build`, `stages` | from a checkpoint and a config to supervised stages with edges between them |
 //! | `ledger` | every accepted request, its client, and what becomes of it |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the rows that it needs in each stage |
@@ -16,8 +16,10 @@ pub mod api;
 mod build;
 mod client;
 mod ledger;
+mod load;
 mod plan;
 mod speak;
+mod stages;
 pub mod voice;
 
 pub use api::{
@@ -38,6 +40,7 @@ use admission::Admissions;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use plan::Planner;
+use stages::Stages;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -55,7 +58,7 @@ pub struct Engine {
 struct Shared {
     info: ModelInfo,
     planner: Planner,
-    stages: [Arc<StageHandle>; 3],
+    stages: Stages,
     ledger: Arc<Ledger>,
     admissions: Admissions,
     metrics: RequestMetrics,
@@ -102,7 +105,7 @@ impl Engine {
     /// # Errors
     /// [`StartError::Stage`] with the reason when one of them cannot.
     pub async fn settled(&self) -> Result<(), StartError> {
-        for stage in &self.shared.stages {
+        for stage in self.shared.stages.iter() {
             let mut status = stage.status();
             let settled = status.wait_for(|status| matches!(status.state, State::Running | State::Failed)).await;
             if let Ok(status) = settled
@@ -128,7 +131,7 @@ impl Engine {
 
     /// What is held at this moment; all zero when the engine is idle.
     pub fn load(&self) -> EngineLoad {
-        let stages = self.shared.stages.each_ref().map(|stage| stage.load());
+        let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage.load()).collect();
         EngineLoad {
             requests: self.shared.ledger.open(),
             leases: self.shared.leases.live(),

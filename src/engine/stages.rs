@@ -1,0 +1,35 @@
+//! The stages of one pipeline.
+
+use crate::actors::StageHandle;
+use crate::ids::StageName;
+use std::sync::Arc;
+
+/// Handles of the stages that a checkpoint has, upstream first.
+#[derive(Clone)]
+pub(super) struct Stages(Arc<[Arc<StageHandle>]>);
+
+impl Stages {
+    pub fn new(names: &[StageName]) -> Stages {
+        Stages(names.iter().map(|name| StageHandle::new(*name)).collect())
+    }
+
+    /// The stage of a name, if this pipeline has it.
+    pub fn get(&self, name: StageName) -> Option<&Arc<StageHandle>> {
+        self.iter().find(|stage| stage.name() == name)
+    }
+
+    /// Upstream first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Arc<StageHandle>> {
+        self.0.iter()
+    }
+
+    /// The one that hands to `name`.
+    pub fn before(&self, name: StageName) -> Option<&Arc<StageHandle>> {
+        self.iter().rfind(|stage| stage.name() < name)
+    }
+
+    /// The one that text enters.
+    pub fn first(&self) -> Option<&Arc<StageHandle>> {
+        self.0.first()
+    }
+}
