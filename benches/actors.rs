@@ -19,7 +19,7 @@ use omni_actors::ids::{RequestId, StageName};
 use omni_actors::model::Checkpoint;
 use omni_actors::model::stage::{RowSpec, TalkerRow};
 use omni_actors::model::stages::talker::TalkerFactory;
-use omni_actors::model::talker::Talker;
+use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::transfer::payload::Part;
 use std::path::Path;
 use std::sync::Arc;
@@ -95,7 +95,7 @@ async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let config = checkpoint.omni().unwrap();
     let loader = checkpoint.loader(&["talker"], &Device::Cpu);
-    let net = Arc::new(Talker::load(&loader, config).unwrap());
+    let net = Arc::new(Talker::load(&loader, checkpoint.family()).unwrap());
     loader.finish().unwrap();
 
     let delay = FaultKind::Delay(Duration::from_millis(50));
@@ -107,11 +107,11 @@ async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
     let rig = rig(StageName::Talker, factory, scheduler(), &faults).await;
 
     let row = TalkerRow {
-        user_rows: 10,
-        speaker: *config.talker.speakers.values().next().unwrap(),
+        prompt: TalkerPrompt::omni(10, *config.talker.speakers.values().next().unwrap(), &config.talker.tokens).into(),
         sampling: checkpoint.generation().talker,
         predictor: checkpoint.generation().predictor,
         max_tokens: FRAMES + 1,
+        min_tokens: 0,
         ignore_eos: true,
         seed: 7,
     };

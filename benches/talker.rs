@@ -12,7 +12,7 @@ use omni_actors::model::stage::{
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
-use omni_actors::model::talker::Talker;
+use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::model::thinker::Thinker;
 use std::path::Path;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ fn main() {
     let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
     let config = checkpoint.omni().unwrap();
     let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
-    let talker = Arc::new(Talker::load(&loader, config).unwrap());
+    let talker = Arc::new(Talker::load(&loader, checkpoint.family()).unwrap());
     loader.finish().unwrap();
 
     let threads = std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| "default".into());
@@ -56,13 +56,14 @@ fn report(what: &str, rows: u32, time: Duration, streams: &str) {
 fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
     let (config, defaults) = (checkpoint.omni().unwrap(), checkpoint.generation());
     let mut stage = TalkerFactory::new(net.clone()).build().unwrap();
+    let speaker = config.talker.speaker(config.talker.default_speaker()).unwrap();
     for slot in 0..rows {
         let row = TalkerRow {
-            user_rows: 20,
-            speaker: config.talker.speaker(config.talker.default_speaker()).unwrap(),
+            prompt: TalkerPrompt::omni(20, speaker, &config.talker.tokens).into(),
             sampling: defaults.talker,
             predictor: defaults.predictor,
             max_tokens: u32::MAX,
+            min_tokens: 0,
             ignore_eos: true,
             seed: u64::from(slot),
         };

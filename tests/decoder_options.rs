@@ -294,7 +294,7 @@ fn a_head_that_is_not_stored_is_the_embedding_if_the_config_says_so() {
         let checkpoint = Checkpoint::open_with(dir.path(), overrides.as_object().unwrap()).unwrap();
         let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
         let thinker = Thinker::load(&loader, &checkpoint.omni().unwrap().thinker).unwrap();
-        let talker = Talker::load(&loader, checkpoint.omni().unwrap()).unwrap();
+        let talker = Talker::load(&loader, checkpoint.family()).unwrap();
         loader.finish().map(|()| (thinker, talker))
     };
     let refused = open(false).err().unwrap().to_string();

@@ -10,7 +10,7 @@ use omni_actors::model::stage::{
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
-use omni_actors::model::talker::Talker;
+use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::model::thinker::Thinker;
 use omni_actors::model::verify::{Values, read_values};
 use omni_actors::model::{Checkpoint, ModelError};
@@ -33,7 +33,7 @@ impl Nets {
         let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
         let config = checkpoint.omni().unwrap();
         let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
-        let talker = Arc::new(Talker::load(&loader, config).unwrap());
+        let talker = Arc::new(Talker::load(&loader, checkpoint.family()).unwrap());
         loader.finish().unwrap();
         Nets { thinker, talker, checkpoint }
     }
@@ -83,11 +83,16 @@ impl Golden {
                 seed: 1,
             },
             talker: TalkerRow {
-                user_rows: prompt.user_rows,
-                speaker: config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),
+                prompt: TalkerPrompt::omni(
+                    prompt.user_rows,
+                    config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),
+                    &config.talker.tokens,
+                )
+                .into(),
                 sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
                 predictor: SamplingParams::GREEDY,
                 max_tokens: number("n_frames_limit"),
+                min_tokens: 0,
                 ignore_eos: false,
                 seed: 1,
             },
@@ -203,7 +208,7 @@ fn an_answer_that_ends_by_length_or_by_its_stop_token_says_so() {
     // User turn and header, then every token but the last, which is never embedded.
     let golden = Golden::read("text_ethan");
     let text_rows = text.iter().map(|t| t.dims()[0]).sum::<usize>();
-    assert_eq!(text_rows, golden.talker.user_rows as usize + 3 + 9);
+    assert_eq!(text_rows as u32, golden.talker.prefill_rows() + 8);
     let stopped = Golden::read("text_ethan_thinker_eos");
     let (answer, _, finish) = think(&stopped, 16);
     assert_eq!(finish, Some(Finish::Stop));
@@ -549,7 +554,8 @@ fn input_that_does_not_fit_is_refused_and_harms_nobody() {
         Slot(0),
         RowSpec::Thinker(ThinkerRow { emit: Some(std::iter::once(0..99).collect()), ..golden.thinker.clone() }),
     ));
-    refused(talker.open(Slot(0), RowSpec::Talker(TalkerRow { speaker: 99_999, ..golden.talker.clone() })));
+    let strange = TalkerPrompt::omni(2, 99_999, &TINY.talker.config().tokens).into();
+    refused(talker.open(Slot(0), RowSpec::Talker(TalkerRow { prompt: strange, ..golden.talker.clone() })));
     refused(talker.open(Slot(0), RowSpec::Talker(TalkerRow { max_tokens: 0, ..golden.talker.clone() })));
     thinker.open(Slot(0), RowSpec::Thinker(golden.thinker.clone())).unwrap();
     refused(thinker.open(Slot(0), RowSpec::Thinker(golden.thinker.clone())));

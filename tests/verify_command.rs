@@ -206,7 +206,7 @@ fn a_waveform_is_compared_up_to_where_the_reference_cuts_it() {
     let checkpoint = Checkpoint::open(&path(TINY)).unwrap();
     let (config, loader) = (checkpoint.omni().unwrap(), checkpoint.loader(&[], &Device::Cpu));
     let thinker = Thinker::load(&loader, &config.thinker).unwrap();
-    let talker = Talker::load(&loader, config).unwrap();
+    let talker = Talker::load(&loader, checkpoint.family()).unwrap();
     let net = Vocoder::load(&checkpoint, &Device::Cpu).unwrap();
     let ids = read_values(&std::fs::read(path(TINY).join("golden/text_ethan.safetensors")).unwrap()).unwrap();
     let request = Request {

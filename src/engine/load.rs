@@ -23,7 +23,7 @@ fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Bo
     let loader = checkpoint.loader(&[stage.as_str()], device);
     let factory: Box<dyn StageFactory> = match stage {
         StageName::Thinker => Box::new(ThinkerFactory::new(Arc::new(Thinker::load(&loader, &config.thinker)?))),
-        StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, config)?))),
+        StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, checkpoint.family())?))),
         StageName::Code2wav => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
     };
     loader.finish()?;

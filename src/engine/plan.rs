@@ -10,6 +10,7 @@ use crate::model::hf::{GenerationDefaults, OmniConfig};
 use crate::model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
 use crate::model::sampling::SamplingParams;
 use crate::model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow};
+use crate::model::talker::TalkerPrompt;
 use crate::model::tokenizer::Tokenizer;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -211,11 +212,11 @@ impl Planner {
         let max_tokens =
             options.max_frames.map_or(self.generation.talker_max_tokens, |frames| frames.0.saturating_add(1));
         let mut row = TalkerRow {
-            user_rows: prompt.user_rows,
-            speaker: options.speaker,
+            prompt: TalkerPrompt::omni(prompt.user_rows, options.speaker, &self.config.talker.tokens).into(),
             sampling: options.sampling,
             predictor,
             max_tokens,
+            min_tokens: 0,
             ignore_eos: options.ignore_eos,
             seed: options.seed,
         };

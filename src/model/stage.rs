@@ -8,6 +8,7 @@
 use super::{LoadError, ModelError};
 use crate::ids::Slot;
 use crate::model::sampling::SamplingParams;
+use crate::model::talker::TalkerPrompt;
 use candle_core::Tensor;
 use std::sync::Arc;
 
@@ -99,20 +100,20 @@ pub enum ThinkerMode {
     Follow,
 }
 
-/// A talker row (spec sections 5 and 6). Input: embedding rows of the thinker, first those of the user turns, then the
-/// three of the assistant header, then one per answer token.
+/// A talker row (spec sections 5, 6 and 9). Input: rows of the thinker or tokens of text, in the order that its prompt
+/// counts them.
 #[derive(Clone, Debug)]
 pub struct TalkerRow {
-    /// How many of the first input rows belong to user turns.
-    pub user_rows: u32,
-    /// Codec id of the speaker.
-    pub speaker: u32,
+    /// What the row begins with, and the voice.
+    pub prompt: Arc<TalkerPrompt>,
     /// Sampling of code 0.
     pub sampling: SamplingParams,
     /// Sampling of the other groups.
     pub predictor: SamplingParams,
     /// At most this many code-0 tokens, the last of which gets no frame.
     pub max_tokens: u32,
+    /// The end is not sampled before this many code-0 tokens.
+    pub min_tokens: u32,
     /// Never stop before `max_tokens`: for measuring.
     pub ignore_eos: bool,
     /// Key of the counter-based generator.
@@ -120,23 +121,23 @@ pub struct TalkerRow {
 }
 
 impl TalkerRow {
-    /// Positions of the prompt: user rows and the nine rows of the assistant turn.
+    /// Positions of the prompt.
     pub fn prefill_positions(&self) -> u32 {
-        crate::model::talker::prompt_len(self.user_rows)
+        self.prompt.positions()
     }
 
-    /// Input rows that must be there before the prompt can be computed: user rows, header, first answer token.
+    /// Input rows that must be there before the prompt can be computed.
     pub fn prefill_rows(&self) -> u32 {
-        self.user_rows + 4
+        self.prompt.inputs()
     }
 }
 
 /// Input for a row, one unit per token, row or frame.
 #[derive(Clone, Debug)]
 pub enum RowInput {
-    /// Answer tokens for a [`ThinkerMode::Follow`] row.
+    /// Answer tokens for a [`ThinkerMode::Follow`] row; text for a talker row of a model that reads text itself.
     Tokens(Vec<u32>),
-    /// Embedding rows `[n, hidden]` for a talker row.
+    /// Embedding rows `[n, hidden]` for a talker row of a model with a thinker.
     Rows(Tensor),
     /// Codes for a vocoder row, frame after frame, `groups` codes each.
     Codes(Vec<u32>),

@@ -126,6 +126,19 @@ impl<'a> Scope<'a> {
         }
     }
 
+    /// [`Scope::get`] in the element type of the file: for what is large and used a little at a time.
+    ///
+    /// # Errors
+    /// Those of [`Scope::get`].
+    pub fn get_stored(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
+        let name = self.join(name);
+        if self.loader.check(&name, shape) {
+            self.loader.weights.stored(&name, &self.loader.device)
+        } else {
+            self.loader.placeholder(shape)
+        }
+    }
+
     /// Rows `[rows.len(), width]` of an embedding table `[count, width]`, without reading the others. The table counts
     /// as used.
     ///

@@ -143,7 +143,16 @@ impl Weights {
     /// [`LoadError::Io`] and [`LoadError::Device`] for what the system and the device say.
     pub fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, LoadError> {
         let entry = self.known(name)?;
-        self.bytes_to_tensor(name, entry, 0..entry.range.end - entry.range.start, &entry.shape, dtype, device)
+        self.bytes_to_tensor(name, entry, 0..entry.range.end - entry.range.start, &entry.shape, Some(dtype), device)
+    }
+
+    /// [`Weights::tensor`] in the element type of the file.
+    ///
+    /// # Errors
+    /// Those of [`Weights::tensor`].
+    pub fn stored(&self, name: &str, device: &Device) -> Result<Tensor, LoadError> {
+        let entry = self.known(name)?;
+        self.bytes_to_tensor(name, entry, 0..entry.range.end - entry.range.start, &entry.shape, None, device)
     }
 
     /// Some rows of a two-dimensional tensor, `[rows.len(), width]`, without reading the others.
@@ -162,7 +171,7 @@ impl Weights {
                 return Err(self.bad(name, entry, format!("has {count} rows, not a row {row}")));
             }
             let start = u64::from(row) * stride;
-            parts.push(self.bytes_to_tensor(name, entry, start..start + stride, &[1, width], dtype, device)?);
+            parts.push(self.bytes_to_tensor(name, entry, start..start + stride, &[1, width], Some(dtype), device)?);
         }
         Ok(Tensor::cat(&parts, 0)?)
     }
@@ -181,7 +190,7 @@ impl Weights {
         entry: &Entry,
         part: Range<u64>,
         shape: &[usize],
-        dtype: DType,
+        dtype: Option<DType>,
         device: &Device,
     ) -> Result<Tensor, LoadError> {
         let stored = match entry.dtype {
@@ -195,7 +204,7 @@ impl Weights {
         // Converted on the host: 16-bit floats travel to the device at their own size only if it keeps them.
         let host = Tensor::from_raw_buffer(&bytes, stored, shape, &Device::Cpu)?;
         drop(bytes);
-        Ok(host.to_dtype(dtype)?.to_device(device)?)
+        Ok(host.to_dtype(dtype.unwrap_or(stored))?.to_device(device)?)
     }
 }
 

@@ -14,3 +14,10 @@ fn not_open(slot: Slot) -> ModelError {
 fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
     Err(ModelError::Row(text.into()))
 }
+
+fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
+    match tokens.iter().find(|token| **token >= vocabulary) {
+        Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),
+        None => Ok(()),
+    }
+}

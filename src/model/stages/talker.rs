@@ -3,14 +3,16 @@
 //! Units are positions. A row first advances through its prompt of [`TalkerRow::prefill_positions`], in pieces of any
 //! size, as far as the input rows that they are made of have arrived. The step that completes the prompt also makes the
 //! first frame; every later step is one unit and makes the next, for which it needs one more input row or the end of the
-//! input. A step that samples the stop token, or the last one allowed, makes no frame. A row whose input ends before the
-//! first answer token has nothing to speak: a step of 0 units ends it.
+//! input, unless the prompt held the whole text. A step that samples the stop token, or the last one allowed, makes no
+//! frame. A row whose input ends before its prompt is there has nothing to speak: a step of 0 units ends it.
+//!
+//! A talker that reads text itself is fed tokens, any other the rows of its thinker.
 
-use super::{not_open, refused};
+use super::{in_vocabulary, not_open, refused};
 use crate::ids::Slot;
 use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
-use crate::model::talker::{PredictorCaches, Talker, text_side};
+use crate::model::talker::{PredictorCaches, Talker, TextSide};
 use crate::model::transformer::{KvCache, Segment};
 use crate::model::{LoadError, ModelError};
 use candle_core::Tensor;
@@ -87,9 +89,7 @@ impl StageModel for TalkerStage {
             return refused("max_tokens is 0: expected at least 1");
         }
         spec.sampling.check().and_then(|()| spec.predictor.check()).map_err(ModelError::Row)?;
-        if spec.speaker >= self.net.vocabulary() {
-            return refused(format!("speaker {} is outside the vocabulary of {}", spec.speaker, self.net.vocabulary()));
-        }
+        spec.prompt.check(self.net.config()).map_err(ModelError::Row)?;
         let row = Row {
             cache: self.net.stack().new_cache()?,
             prefilled: 0,
@@ -110,23 +110,19 @@ impl StageModel for TalkerStage {
         if row.ended {
             return refused(format!("{slot}: rows after the end of the text"));
         }
-        match input {
-            RowInput::Rows(rows) => {
-                let width = self.net.text_width();
-                match *rows.dims() {
-                    [n, w] if n > 0 && w == width => {}
-                    _ => return refused(format!("{slot}: expected rows [n, {width}], got {:?}", rows.dims())),
-                }
-                // Rows of an answer that has stopped speaking need no projection.
-                if !row.finished {
-                    let projected = self.net.project(&rows)?;
-                    for at in 0..projected.dim(0)? {
-                        row.inputs.push(Some(projected.narrow(0, at, 1)?));
-                    }
+        check_input(&self.net, slot, &input)?;
+        // What follows speech that has stopped needs no projection.
+        if !row.finished {
+            let rows = match &input {
+                RowInput::Tokens(tokens) if !tokens.is_empty() => Some(self.net.read(tokens)?),
+                RowInput::Rows(rows) => Some(self.net.project(rows)?),
+                _ => None,
+            };
+            if let Some(rows) = rows {
+                for at in 0..rows.dim(0)? {
+                    row.inputs.push(Some(rows.narrow(0, at, 1)?));
                 }
             }
-            RowInput::Nothing => {}
-            RowInput::Tokens(_) | RowInput::Codes(_) => return refused(format!("{slot}: the talker takes rows only")),
         }
         row.ended = end;
         Ok(())
@@ -223,7 +219,7 @@ impl TalkerStage {
         for ((at, entry), logits) in (0..).zip(sampling).zip(logits.to_vec2::<f32>()?) {
             match entry.row.sample(&logits, &self.net, &mut self.sampler) {
                 Ok(code) => {
-                    let finish = entry.row.ends_with(code, self.net.tokens().eos);
+                    let finish = entry.row.ends_with(code, self.net.config().tokens.eos);
                     entry.row.finished = finish.is_some();
                     results[entry.place] = Ok(RowOutput { sampled: Some(code), finish, ..RowOutput::default() });
                     if finish.is_none() {
@@ -297,13 +293,16 @@ impl Row {
             return refused(format!("asked for {count} of {left} prompt positions"));
         }
         let input = |at: u32| self.inputs.get(at as usize).cloned().flatten();
-        let range_end = self.prefilled + count;
-        let range = self.prefilled..range_end;
-        match net.prompt_rows(self.spec.user_rows, self.spec.speaker, range, input)? {
+        let range = self.prefilled..self.prefilled + count;
+        let prompt = &self.spec.prompt;
+        match net.prompt_rows(prompt, range.clone(), input)? {
             Some(rows) => {
                 // Used up: the text of a long conversation need not stay for the whole speech.
-                let last = self.spec.user_rows + 3;
-                self.inputs.iter_mut().take(range_end.min(last) as usize).for_each(|row| *row = None);
+                for row in range.filter_map(|at| prompt.row(at)) {
+                    if let TextSide::Input(at) = row.text {
+                        self.inputs[at as usize] = None;
+                    }
+                }
                 Ok(rows)
             }
             None => {
@@ -319,7 +318,7 @@ impl Row {
             return refused(format!("asked for {count} units, a decode step is 1"));
         }
         let inputs = self.inputs.len() as u32;
-        let Some(side) = text_side(self.spec.user_rows, self.count, inputs, self.ended) else {
+        let Some(side) = self.spec.prompt.text_side(self.count, inputs, self.ended) else {
             return refused(format!("frame {} needs one more text row or the end of the text", self.count));
         };
         let text = net.text_row(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));
@@ -330,7 +329,7 @@ impl Row {
     }
 
     fn sample(&mut self, logits: &[f32], net: &Talker, sampler: &mut Sampler) -> Result<u32, ModelError> {
-        let suppress = net.suppressed(self.spec.ignore_eos);
+        let suppress = net.suppressed(self.spec.ignore_eos || self.count < self.spec.min_tokens);
         let number = uniform(self.spec.seed, Domain::Codes, self.count, 0);
         let code = sampler.sample(logits, &self.spec.sampling, &self.history, &suppress, number)?;
         self.history.push(code);
@@ -340,5 +339,19 @@ impl Row {
 
     fn ends_with(&self, code: u32, eos: u32) -> Option<Finish> {
         if code == eos { Some(Finish::Stop) } else { (self.count >= self.spec.max_tokens).then_some(Finish::Length) }
+    }
+}
+
+/// Whether a talker can take an input: tokens if it reads text itself, rows of its thinker's width otherwise.
+fn check_input(net: &Talker, slot: Slot, input: &RowInput) -> Result<(), ModelError> {
+    match (input, net.text_vocabulary()) {
+        (RowInput::Nothing, _) => Ok(()),
+        (RowInput::Tokens(tokens), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
+        (RowInput::Rows(rows), None) => match (rows.dims(), net.config().text_hidden_size) {
+            (&[n, width], wanted) if n > 0 && width == wanted => Ok(()),
+            (_, wanted) => refused(format!("{slot}: expected rows [n, {wanted}], got {:?}", rows.dims())),
+        },
+        (_, Some(_)) => refused(format!("{slot}: this talker takes tokens of text only")),
+        (_, None) => refused(format!("{slot}: this talker takes rows of its thinker only")),
     }
 }

@@ -8,7 +8,7 @@
 //! is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step that takes its last
 //! token, if the end of the input is known by then, and otherwise with a step of 0 units.
 
-use super::{not_open, refused};
+use super::{in_vocabulary, not_open, refused};
 use crate::ids::Slot;
 use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::model::stage::{
@@ -312,13 +312,6 @@ impl Row {
         } else {
             (*count >= self.spec.max_tokens).then_some(Finish::Length)
         }
-    }
-}
-
-fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
-    match tokens.iter().find(|token| **token >= vocabulary) {
-        Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),
-        None => Ok(()),
     }
 }
 

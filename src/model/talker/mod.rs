@@ -1,4 +1,4 @@
-//! The talker: text rows in, codec frames out (spec sections 5 and 6).
+//! The talker: text rows in, codec frames out (spec sections 5, 6 and 9).
 
 mod net;
 mod predictor;
@@ -6,4 +6,4 @@ mod prompt;
 
 pub use net::Talker;
 pub use predictor::{CodePredictor, Frames, Pass, PredictorCaches};
-pub use prompt::{CodecSide, PromptRow, TextSide, prompt_len, prompt_row, text_side};
+pub use prompt::{CodecSide, PromptRow, TalkerPrompt, TextSide, Trailing};

@@ -1,23 +1,25 @@
 //! The talker's backbone, its tables and its projection of text.
 
 use super::predictor::CodePredictor;
-use super::prompt::{CodecSide, TextSide, prompt_row};
+use super::prompt::{CodecSide, TalkerPrompt, TextSide};
 use crate::model::LoadError;
 use crate::model::checkpoint::{Loader, Scope};
-use crate::model::hf::{ChatTokens, CodecTokens, OmniConfig, SPECIAL_CODEC_IDS};
+use crate::model::hf::{ChatTokens, Family, SPECIAL_CODEC_IDS, TalkerConfig, TtsTokens};
 use crate::model::ops::Linear;
 use crate::model::sampling::Suppress;
 use crate::model::transformer::{DecoderStack, output_head};
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
-/// Backbone, head, projection and code predictor.
+/// Backbone, head, projection of text and code predictor.
 pub struct Talker {
+    config: TalkerConfig,
     embedding: Tensor,
     stack: DecoderStack,
     head: Linear,
+    /// Of a model that reads text itself; others are given rows.
+    text: Option<TextTable>,
     text_projection: ResizeMlp,
     predictor: CodePredictor,
-    tokens: CodecTokens,
     /// Projected rows of `<tts_pad>`, `<tts_text_bos>` and `<tts_text_eod>`, `[1, hidden]` each.
     pad: Tensor,
     bos: Tensor,
@@ -25,40 +27,68 @@ pub struct Talker {
 }
 
 impl Talker {
-    /// Loads everything under `talker`, and three embedding rows of the thinker. The caller finishes the loader.
+    /// Loads everything under `talker`, and for Qwen3-Omni three embedding rows of the thinker. The caller finishes the
+    /// loader.
     ///
     /// # Errors
     /// When the file cannot be read; tensors that do not fit are reported by [`Loader::finish`].
-    pub fn load(loader: &Loader, config: &OmniConfig) -> std::result::Result<Talker, LoadError> {
-        let (talker, text) = (&config.talker, &config.talker.text);
-        let (scope, model) = (loader.scope("talker"), loader.scope("talker.model"));
-        // For audio, image and video positions, which are not served yet.
-        scope.ignore("hidden_projection");
-        let shape = [text.vocab_size, text.hidden_size];
-        let sizes = [talker.text_hidden_size, talker.text_projection_size, text.hidden_size];
+    pub fn load(loader: &Loader, family: &Family) -> std::result::Result<Talker, LoadError> {
+        match family {
+            Family::Omni(config) => {
+                // For audio, image and video positions, which are not served yet.
+                loader.ignore("talker.hidden_projection");
+                let ChatTokens { tts_pad, tts_bos, tts_eos, .. } = config.tokens;
+                let thinker = [config.thinker.text.vocab_size, config.thinker.text.hidden_size];
+                let scope = loader.scope("thinker.model.embed_tokens");
+                let special = scope.rows("weight", &thinker, &[tts_pad, tts_bos, tts_eos])?;
+                Talker::with_text(loader, &config.talker, None, &special)
+            }
+            Family::Tts(config) => {
+                let shape = [config.text_vocab_size, config.talker.text_hidden_size];
+                let scope = loader.scope("talker.model.text_embedding");
+                let TtsTokens { tts_pad, tts_bos, tts_eos, .. } = config.tokens;
+                let special = scope.rows("weight", &shape, &[tts_pad, tts_bos, tts_eos])?;
+                let table = TextTable { rows: scope.get_stored("weight", &shape)? };
+                Talker::with_text(loader, &config.talker, Some(table), &special)
+            }
+        }
+    }
+
+    /// `special`: rows of padding, begin and end of text, before their projection.
+    fn with_text(
+        loader: &Loader,
+        config: &TalkerConfig,
+        table: Option<TextTable>,
+        special: &Tensor,
+    ) -> std::result::Result<Talker, LoadError> {
+        let (scope, model, text) = (loader.scope("talker"), loader.scope("talker.model"), &config.text);
+        let sizes = [config.text_hidden_size, config.text_projection_size, text.hidden_size];
         let text_projection = ResizeMlp::load(sizes, &scope.at("text_projection"))?;
-        let ChatTokens { tts_pad, tts_bos, tts_eos, .. } = config.tokens;
-        let thinker = [config.thinker.text.vocab_size, config.thinker.text.hidden_size];
-        let special =
-            loader.scope("thinker.model.embed_tokens").rows("weight", &thinker, &[tts_pad, tts_bos, tts_eos])?;
-        let special = text_projection.forward(&special)?;
-        let embedding = model.at("codec_embedding").get("weight", &shape)?;
+        let special = text_projection.forward(special)?;
+        let embedding = model.at("codec_embedding").get("weight", &[text.vocab_size, text.hidden_size])?;
         Ok(Talker {
             stack: DecoderStack::load(text, &model)?,
             head: output_head(&scope.at("codec_head"), &embedding, text)?,
             embedding,
-            predictor: CodePredictor::load(&talker.predictor, talker.num_code_groups, &scope.at("code_predictor"))?,
-            tokens: talker.tokens,
+            predictor: CodePredictor::load(config, &scope.at("code_predictor"))?,
             pad: special.narrow(0, 0, 1)?,
             bos: special.narrow(0, 1, 1)?,
             eos: special.narrow(0, 2, 1)?,
+            text: table,
             text_projection,
+            config: config.clone(),
         })
     }
 
-    /// Width of the rows that [`Talker::project`] takes.
-    pub fn text_width(&self) -> usize {
-        self.text_projection.first.inputs()
+    /// Sizes and ids.
+    pub fn config(&self) -> &TalkerConfig {
+        &self.config
+    }
+
+    /// Ids of text that there are embeddings for, `0..text_vocabulary()`; `None` for a model that does not read text
+    /// itself.
+    pub fn text_vocabulary(&self) -> Option<u32> {
+        self.text.as_ref().map(|table| table.rows.dims()[0] as u32)
     }
 
     /// The layers.
@@ -71,24 +101,30 @@ impl Talker {
         &self.predictor
     }
 
-    /// Ids of the codec format.
-    pub fn tokens(&self) -> &CodecTokens {
-        &self.tokens
-    }
-
     /// Ids that the codec head tells apart: `0..vocabulary()`.
     pub fn vocabulary(&self) -> u32 {
-        self.embedding.dims()[0] as u32
+        self.config.text.vocab_size as u32
     }
 
     /// Ids that are never sampled as code 0: the special ones but the end, and with `no_end` the end as well.
     pub fn suppressed(&self, no_end: bool) -> Suppress {
         let vocabulary = self.vocabulary();
         let codes = vocabulary.saturating_sub(SPECIAL_CODEC_IDS as u32);
-        Suppress { range: codes..vocabulary, except: (!no_end).then_some(self.tokens.eos) }
+        Suppress { range: codes..vocabulary, except: (!no_end).then_some(self.config.tokens.eos) }
     }
 
-    /// Projects thinker rows `[n, thinker hidden]` into the talker's width, `[n, hidden]`.
+    /// Input rows `[n, hidden]` of text, for a model that reads text itself.
+    ///
+    /// # Errors
+    /// When this one does not, and for an id outside the vocabulary.
+    pub fn read(&self, tokens: &[u32]) -> Result<Tensor> {
+        match &self.text {
+            Some(table) => self.project(&table.embed(tokens)?),
+            None => candle_core::bail!("this talker takes rows of a thinker and no text"),
+        }
+    }
+
+    /// Input rows `[n, hidden]` from rows of text `[n, text hidden]`, such as those of a thinker.
     ///
     /// # Errors
     /// When the width is another one.
@@ -114,22 +150,22 @@ impl Talker {
         }
     }
 
-    /// Rows `[range.len(), hidden]` of a prompt for a speaker; `None` when one of the input rows is not there.
+    /// Rows `[range.len(), hidden]` of a prompt that fits ([`TalkerPrompt::check`]); `None` when one of the input rows is
+    /// not there.
     ///
     /// # Errors
     /// What the device says.
     pub fn prompt_rows(
         &self,
-        user_rows: u32,
-        speaker: u32,
+        prompt: &TalkerPrompt,
         range: std::ops::Range<u32>,
         input: impl Fn(u32) -> Option<Tensor>,
     ) -> Result<Option<Tensor>> {
         let (mut text, mut codec) = (Vec::new(), Vec::new());
-        for row in range.map_while(|at| prompt_row(user_rows, at)) {
+        for row in range.map_while(|at| prompt.row(at)) {
             let Some(side) = self.text_row(row.text, &input) else { return Ok(None) };
             text.push(side);
-            codec.extend(row.codec.map(|side| self.codec_id(side, speaker)));
+            codec.extend(row.codec);
         }
         // Positions without a codec side come first.
         let plain = text.len() - codec.len();
@@ -137,8 +173,43 @@ impl Talker {
         if codec.is_empty() {
             return Ok(Some(text));
         }
-        let coded = (text.narrow(0, plain, codec.len())? + self.embed(&codec)?)?;
+        let coded = (text.narrow(0, plain, codec.len())? + self.codec_rows(prompt, &codec)?)?;
         if plain == 0 { Ok(Some(coded)) } else { Tensor::cat(&[text.narrow(0, 0, plain)?, coded], 0).map(Some) }
+    }
+
+    /// Codec sides `[sides.len(), hidden]`.
+    fn codec_rows(&self, prompt: &TalkerPrompt, sides: &[CodecSide]) -> Result<Tensor> {
+        let groups = self.config.num_code_groups;
+        let same = |a: &CodecSide, b: &CodecSide| std::mem::discriminant(a) == std::mem::discriminant(b);
+        let runs = sides.chunk_by(same).map(|run| {
+            let numbers = run.iter().map(|side| match side {
+                CodecSide::Token(id) | CodecSide::Frame(id) => *id,
+                CodecSide::XVector => 0,
+            });
+            match (run[0], prompt.x_vector(), prompt.reference()) {
+                (CodecSide::Token(_), ..) => self.embed(&numbers.collect::<Vec<_>>()),
+                (CodecSide::XVector, Some(vector), _) => {
+                    let row = Tensor::new(&vector[..], self.embedding.device())?.unsqueeze(0)?;
+                    row.repeat((run.len(), 1))
+                }
+                (CodecSide::Frame(_), _, Some(codes)) => {
+                    let frames = numbers.map(|frame| codes.get(frame as usize * groups..(frame as usize + 1) * groups));
+                    match frames.collect::<Option<Vec<_>>>() {
+                        Some(frames) => self.embed_frames(&frames.concat()),
+                        None => candle_core::bail!("the prompt needs frames that the reference does not have"),
+                    }
+                }
+                (side, ..) => candle_core::bail!("the prompt does not have what {side:?} stands for"),
+            }
+        });
+        let runs = runs.collect::<Result<Vec<_>>>()?;
+        if let [run] = runs.as_slice() { Ok(run.clone()) } else { Tensor::cat(&runs, 0) }
+    }
+
+    /// Embeddings `[frames, hidden]` of whole frames: the sum over their groups, `codes` being frame after frame.
+    fn embed_frames(&self, codes: &[u32]) -> Result<Tensor> {
+        let first: Vec<u32> = codes.iter().step_by(self.config.num_code_groups).copied().collect();
+        self.embed(&first)? + self.predictor.embed(codes)?
     }
 
     /// Last hidden states after the final norm and logits of code 0, `[n, hidden]` and `[n, vocabulary]`, from the
@@ -151,16 +222,17 @@ impl Talker {
         let logits = self.head.forward(&hidden)?;
         Ok((hidden, logits))
     }
+}
 
-    fn codec_id(&self, side: CodecSide, speaker: u32) -> u32 {
-        match side {
-            CodecSide::Nothink => self.tokens.nothink,
-            CodecSide::ThinkBos => self.tokens.think_bos,
-            CodecSide::ThinkEos => self.tokens.think_eos,
-            CodecSide::Speaker => speaker,
-            CodecSide::Pad => self.tokens.pad,
-            CodecSide::Bos => self.tokens.bos,
-        }
+/// Embeddings of text, kept as they are stored: at real size 311 M numbers, of which a request needs some hundred rows.
+struct TextTable {
+    rows: Tensor,
+}
+
+impl TextTable {
+    /// `[ids.len(), width]` in f32.
+    fn embed(&self, ids: &[u32]) -> Result<Tensor> {
+        self.rows.index_select(&Tensor::new(ids, self.rows.device())?, 0)?.to_dtype(DType::F32)
     }
 }
 
@@ -172,16 +244,18 @@ struct ResizeMlp {
 
 impl ResizeMlp {
     fn load([input, inner, output]: [usize; 3], scope: &Scope<'_>) -> std::result::Result<ResizeMlp, LoadError> {
-        let linear = |scope: Scope<'_>, from, to| -> std::result::Result<Linear, LoadError> {
-            Ok(Linear::new(scope.get("weight", &[to, from])?, Some(scope.get("bias", &[to])?))?)
-        };
         Ok(ResizeMlp {
-            first: linear(scope.at("linear_fc1"), input, inner)?,
-            second: linear(scope.at("linear_fc2"), inner, output)?,
+            first: biased(&scope.at("linear_fc1"), input, inner)?,
+            second: biased(&scope.at("linear_fc2"), inner, output)?,
         })
     }
 
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.second.forward(&self.first.forward(x)?.silu()?)
     }
+}
+
+/// A linear layer with bias, from `inputs` to `outputs`.
+pub(super) fn biased(scope: &Scope<'_>, inputs: usize, outputs: usize) -> std::result::Result<Linear, LoadError> {
+    Ok(Linear::new(scope.get("weight", &[outputs, inputs])?, Some(scope.get("bias", &[outputs])?))?)
 }

@@ -1,8 +1,9 @@
 //! The code predictor: from the talker's hidden state and code 0 to the other codes of a frame (spec section 6).
 
+use super::net::biased;
 use crate::model::LoadError;
 use crate::model::checkpoint::Scope;
-use crate::model::hf::DecoderConfig;
+use crate::model::hf::TalkerConfig;
 use crate::model::ops::Linear;
 use crate::model::transformer::{DecoderStack, KvCache, Segment};
 use candle_core::{Result, Tensor};
@@ -11,8 +12,10 @@ use candle_core::{Result, Tensor};
 /// Every group but the first has its own embedding table and its own head.
 pub struct CodePredictor {
     stack: DecoderStack,
-    /// Table `i` embeds group `i + 1`.
+    /// Table `i` embeds group `i + 1`, in the talker's width.
     embeddings: Vec<Tensor>,
+    /// From the talker's width to this model's, where they differ.
+    projection: Option<Linear>,
     /// Head `i` gives group `i + 1`.
     heads: Vec<Linear>,
 }
@@ -37,26 +40,25 @@ pub struct Pass<'a> {
 pub struct Frames {
     /// Groups 1.. of each row.
     pub codes: Vec<Vec<u32>>,
-    /// Sum of the embeddings of those groups, `[rows, hidden]`.
+    /// Sum of the embeddings of those groups, `[rows, talker hidden]`.
     pub embedded: Tensor,
 }
 
 impl CodePredictor {
-    /// Loads the predictor below `scope` for frames of `groups` codes.
+    /// Loads a talker's predictor, which is below `scope`.
     ///
     /// # Errors
     /// What the scope and the device say; tensors that do not fit are reported by the loader.
-    pub fn load(
-        config: &DecoderConfig,
-        groups: usize,
-        scope: &Scope<'_>,
-    ) -> std::result::Result<CodePredictor, LoadError> {
-        let shape = [config.vocab_size, config.hidden_size];
-        let table = |scope: Scope<'_>, i| scope.at(i).get("weight", &shape);
-        let embeddings = (0..groups - 1).map(|i| table(scope.at("model").at("codec_embedding"), i));
-        let heads = (0..groups - 1).map(|i| Ok(Linear::new(table(scope.at("lm_head"), i)?, None)?));
+    pub fn load(talker: &TalkerConfig, scope: &Scope<'_>) -> std::result::Result<CodePredictor, LoadError> {
+        let (config, groups) = (&talker.predictor, talker.num_code_groups);
+        let (outer, inner) = (talker.text.hidden_size, config.hidden_size);
+        let table = |scope: Scope<'_>, i, width| scope.at(i).get("weight", &[config.vocab_size, width]);
+        let embeddings = (0..groups - 1).map(|i| table(scope.at("model").at("codec_embedding"), i, outer));
+        let heads = (0..groups - 1).map(|i| Ok(Linear::new(table(scope.at("lm_head"), i, inner)?, None)?));
+        let projection = (outer != inner).then(|| biased(&scope.at("small_to_mtp_projection"), outer, inner));
         Ok(CodePredictor {
             stack: DecoderStack::load(config, &scope.at("model"))?,
+            projection: projection.transpose()?,
             embeddings: embeddings.collect::<std::result::Result<_, _>>()?,
             heads: heads.collect::<std::result::Result<_, LoadError>>()?,
         })
@@ -67,8 +69,27 @@ impl CodePredictor {
         self.embeddings.first().map_or(0, |table| table.dims()[0] as u32)
     }
 
-    /// Completes one frame for each row: `hidden [rows, hidden]` of the talker after its final norm, `first [rows, hidden]`
-    /// the talker's embeddings of the codes 0. `pick` chooses one code per row from each pass.
+    /// Sum of the embeddings of groups 1.. of whole frames, `[frames, talker hidden]`; `codes` is frame after frame with
+    /// group 0, which is left out.
+    ///
+    /// # Errors
+    /// When a code is outside its table.
+    pub fn embed(&self, codes: &[u32]) -> Result<Tensor> {
+        let groups = self.embeddings.len() + 1;
+        let of_group = |group: usize| codes.iter().skip(group).step_by(groups).copied().collect::<Vec<u32>>();
+        let mut sum: Option<Tensor> = None;
+        for (i, table) in self.embeddings.iter().enumerate() {
+            let rows = table.index_select(&Tensor::new(of_group(i + 1), table.device())?, 0)?;
+            sum = Some(match sum {
+                Some(sum) => (sum + rows)?,
+                None => rows,
+            });
+        }
+        sum.map_or_else(|| candle_core::bail!("the code predictor has no groups"), Ok)
+    }
+
+    /// Completes one frame for each row: `hidden [rows, talker hidden]` of the talker after its final norm, `first` of the
+    /// same shape the talker's embeddings of the codes 0. `pick` chooses one code per row from each pass.
     ///
     /// # Errors
     /// What the device says, and a code that `pick` took from outside its table.
@@ -79,12 +100,13 @@ impl CodePredictor {
         first: &Tensor,
         mut pick: impl FnMut(Pass<'_>) -> Result<Vec<u32>>,
     ) -> Result<Frames> {
-        let (rows, width) = hidden.dims2()?;
+        let (rows, outer) = hidden.dims2()?;
+        let width = self.stack.config().hidden_size;
         caches.start(rows, &self.stack)?;
         let mut codes = vec![Vec::with_capacity(self.heads.len()); rows];
         let mut embedded: Option<Tensor> = None;
         // The prompt of a row: hidden state, then code 0.
-        let mut input = Tensor::stack(&[hidden, first], 1)?.reshape((2 * rows, width))?;
+        let mut input = self.narrow(&Tensor::stack(&[hidden, first], 1)?.reshape((2 * rows, outer))?)?;
         for (i, (head, table)) in self.heads.iter().zip(&self.embeddings).enumerate() {
             let len = if i == 0 { 2 } else { 1 };
             let mut segments: Vec<_> = caches.0[..rows].iter_mut().map(|cache| Segment { cache, len }).collect();
@@ -98,14 +120,23 @@ impl CodePredictor {
             for (codes, code) in codes.iter_mut().zip(&picked) {
                 codes.push(*code);
             }
-            input = table.index_select(&Tensor::from_vec(picked, rows, table.device())?, 0)?;
+            let code = table.index_select(&Tensor::from_vec(picked, rows, table.device())?, 0)?;
+            // The last code is only embedded.
+            if i + 1 < self.heads.len() {
+                input = self.narrow(&code)?;
+            }
             embedded = Some(match embedded {
-                Some(sum) => (sum + &input)?,
-                None => input.clone(),
+                Some(sum) => (sum + code)?,
+                None => code,
             });
         }
         let Some(embedded) = embedded else { candle_core::bail!("the code predictor has no groups") };
         Ok(Frames { codes, embedded })
+    }
+
+    /// Rows in the talker's width in this model's.
+    fn narrow(&self, rows: &Tensor) -> Result<Tensor> {
+        self.projection.as_ref().map_or_else(|| Ok(rows.clone()), |projection| projection.forward(rows))
     }
 }
 

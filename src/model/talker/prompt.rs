@@ -1,13 +1,15 @@
-//! Which two rows are added up at each position of the talker (spec section 5). Pure: indices, no tensors.
+//! Which two rows are added up at each position of the talker: one layout for both families (spec sections 5 and 9).
+//! Pure: indices and numbers, no tensors.
 //!
-//! Input rows come from the thinker in this order: those of the user turns, the three of the assistant header, one per
-//! answer token. The first answer token is part of the prompt; the others follow one per frame, then once the end-of-text
-//! row, then padding for as long as the talker speaks.
+//! A talker row takes *input rows*, counted from 0: rows of the thinker (Qwen3-Omni) or text tokens (Qwen3-TTS). The
+//! prompt uses the first of them. With [`Trailing::Text`] the others follow one per frame, then once the end-of-text row,
+//! then padding for as long as the talker speaks.
 
-/// Rows of the assistant turn inside the prompt.
-const ASSISTANT_POSITIONS: u32 = 9;
+use crate::model::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
+use std::sync::Arc;
+
 /// Input rows of the assistant header: `<|im_start|>`, `assistant`, newline.
-const HEADER_ROWS: u32 = 3;
+pub(in crate::model) const HEADER_ROWS: u32 = 3;
 
 /// What the text side of a position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,14 +26,13 @@ pub enum TextSide {
 
 /// What the codec side of a prompt position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names are those of the config")]
 pub enum CodecSide {
-    Nothink,
-    ThinkBos,
-    ThinkEos,
-    Speaker,
-    Pad,
-    Bos,
+    /// The embedding of a codec id.
+    Token(u32),
+    /// The prompt's x-vector as it is.
+    XVector,
+    /// The sum of the embeddings of all codes of this frame of the reference.
+    Frame(u32),
 }
 
 /// A position of the prompt.
@@ -39,63 +40,187 @@ pub enum CodecSide {
 pub struct PromptRow {
     /// Always there.
     pub text: TextSide,
-    /// Nothing is added in user turns and in the assistant header.
+    /// Nothing is added in user turns, instructions and the assistant header.
     pub codec: Option<CodecSide>,
 }
 
-/// Position `at` of a prompt with `user_rows` rows of user turns; `None` behind its end.
-pub fn prompt_row(user_rows: u32, at: u32) -> Option<PromptRow> {
-    let header_end = user_rows + HEADER_ROWS;
-    if at < header_end {
-        return Some(PromptRow { text: TextSide::Input(at), codec: None });
-    }
-    let (text, codec) = match at - header_end {
-        0 => (TextSide::Pad, CodecSide::Nothink),
-        1 => (TextSide::Pad, CodecSide::ThinkBos),
-        2 => (TextSide::Pad, CodecSide::ThinkEos),
-        3 => (TextSide::Pad, CodecSide::Speaker),
-        4 => (TextSide::Bos, CodecSide::Pad),
-        5 => (TextSide::Input(header_end), CodecSide::Bos),
-        _ => return None,
-    };
-    Some(PromptRow { text, codec: Some(codec) })
+/// Where the text of the frames after the first comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trailing {
+    /// The input rows that the prompt leaves over, one per frame, then the end of text once, then padding.
+    Text,
+    /// Padding: the prompt holds the whole text.
+    Pad,
 }
 
-/// Positions of a prompt.
-pub fn prompt_len(user_rows: u32) -> u32 {
-    user_rows + ASSISTANT_POSITIONS
+/// A prompt of the talker, and the voice that it speaks with.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TalkerPrompt {
+    /// The first positions: input rows 0.. as they are.
+    plain: u32,
+    /// The positions behind them.
+    coded: Vec<(TextSide, CodecSide)>,
+    inputs: u32,
+    trailing: Trailing,
+    x_vector: Option<Arc<[f32]>>,
+    reference: Option<Arc<[u32]>>,
 }
 
-/// The text side of decode step `step` (1 is the first after the prompt), when `inputs` rows have arrived and `ended`
-/// says whether they are all. `None`: the row is not there yet.
-pub fn text_side(user_rows: u32, step: u32, inputs: u32, ended: bool) -> Option<TextSide> {
-    let row = user_rows + HEADER_ROWS + step;
-    if row < inputs {
-        return Some(TextSide::Input(row));
+impl TalkerPrompt {
+    /// `plain` input rows without a codec side, then `coded` positions.
+    pub fn new(plain: u32, coded: Vec<(TextSide, CodecSide)>, trailing: Trailing) -> TalkerPrompt {
+        let used =
+            coded.iter().filter_map(|(text, _)| if let TextSide::Input(row) = text { Some(row + 1) } else { None });
+        let inputs = used.max().unwrap_or(0).max(plain);
+        TalkerPrompt { plain, coded, inputs, trailing, x_vector: None, reference: None }
     }
-    ended.then_some(if row == inputs { TextSide::Eos } else { TextSide::Pad })
+
+    /// The same with what [`CodecSide::XVector`] stands for.
+    #[must_use]
+    pub fn with_x_vector(self, x_vector: Arc<[f32]>) -> TalkerPrompt {
+        TalkerPrompt { x_vector: Some(x_vector), ..self }
+    }
+
+    /// The same with the codes that [`CodecSide::Frame`] stands for, frame after frame, all groups of each.
+    #[must_use]
+    pub fn with_reference(self, codes: Arc<[u32]>) -> TalkerPrompt {
+        TalkerPrompt { reference: Some(codes), ..self }
+    }
+
+    /// The prompt of Qwen3-Omni (spec section 5). Input rows: `user_rows` of the user turns, the three of the assistant
+    /// header, one per answer token, the first of which is part of the prompt.
+    pub fn omni(user_rows: u32, speaker: u32, tokens: &CodecTokens) -> TalkerPrompt {
+        let plain = user_rows + HEADER_ROWS;
+        let mut coded: Vec<_> = [tokens.nothink, tokens.think_bos, tokens.think_eos, speaker]
+            .map(|id| (TextSide::Pad, CodecSide::Token(id)))
+            .into();
+        coded.push((TextSide::Bos, CodecSide::Token(tokens.pad)));
+        coded.push((TextSide::Input(plain), CodecSide::Token(tokens.bos)));
+        TalkerPrompt::new(plain, coded, Trailing::Text)
+    }
+
+    /// Positions.
+    pub fn positions(&self) -> u32 {
+        self.plain + self.coded.len() as u32
+    }
+
+    /// Input rows that the prompt is made of: the first ones.
+    pub fn inputs(&self) -> u32 {
+        self.inputs
+    }
+
+    /// Where the text of later frames comes from.
+    pub fn trailing(&self) -> Trailing {
+        self.trailing
+    }
+
+    /// What [`CodecSide::XVector`] stands for.
+    pub fn x_vector(&self) -> Option<&Arc<[f32]>> {
+        self.x_vector.as_ref()
+    }
+
+    /// What [`CodecSide::Frame`] stands for: frame after frame, all groups of each.
+    pub fn reference(&self) -> Option<&Arc<[u32]>> {
+        self.reference.as_ref()
+    }
+
+    /// Position `at`; `None` behind the end.
+    pub fn row(&self, at: u32) -> Option<PromptRow> {
+        if at < self.plain {
+            return Some(PromptRow { text: TextSide::Input(at), codec: None });
+        }
+        let (text, codec) = *self.coded.get((at - self.plain) as usize)?;
+        Some(PromptRow { text, codec: Some(codec) })
+    }
+
+    /// The text side of decode step `step` (1 is the first after the prompt), when `inputs` rows have arrived and `ended`
+    /// says whether they are all. `None`: the row is not there yet.
+    pub fn text_side(&self, step: u32, inputs: u32, ended: bool) -> Option<TextSide> {
+        if self.trailing == Trailing::Pad {
+            return Some(TextSide::Pad);
+        }
+        let row = self.inputs + step - 1;
+        if row < inputs {
+            return Some(TextSide::Input(row));
+        }
+        ended.then_some(if row == inputs { TextSide::Eos } else { TextSide::Pad })
+    }
+
+    /// Whether a talker of this size can compute the prompt.
+    ///
+    /// # Errors
+    /// What does not fit, as text for whoever sent the voice.
+    pub fn check(&self, config: &TalkerConfig) -> Result<(), String> {
+        let (groups, hidden) = (config.num_code_groups, config.text.hidden_size);
+        let vocabulary = config.text.vocab_size;
+        if let Some(vector) = &self.x_vector {
+            if vector.len() != hidden {
+                return Err(format!("the speaker embedding has {} numbers: expected {hidden}", vector.len()));
+            }
+            if let Some(at) = vector.iter().position(|number| !number.is_finite()) {
+                return Err(format!("number {at} of the speaker embedding is {}: expected finite numbers", vector[at]));
+            }
+        }
+        let codes: &[u32] = self.reference.as_deref().unwrap_or_default();
+        if !codes.len().is_multiple_of(groups) {
+            return Err(format!("the reference has {} codes: expected frames of {groups}", codes.len()));
+        }
+        let sizes = [vocabulary.saturating_sub(SPECIAL_CODEC_IDS), config.predictor.vocab_size];
+        for (at, code) in codes.iter().enumerate() {
+            let size = sizes[usize::from(at % groups > 0)];
+            if *code as usize >= size {
+                let (frame, group) = (at / groups, at % groups);
+                return Err(format!(
+                    "frame {frame} of the reference has code {code} in group {group}: expected 0..{size}"
+                ));
+            }
+        }
+        for (_, codec) in &self.coded {
+            match codec {
+                CodecSide::Token(id) if *id as usize >= vocabulary => {
+                    return Err(format!("codec id {id} is outside the vocabulary of {vocabulary}"));
+                }
+                CodecSide::XVector if self.x_vector.is_none() => {
+                    return Err("the prompt has a place for a speaker embedding and none came with it".into());
+                }
+                CodecSide::Frame(frame) if *frame as usize >= codes.len() / groups => {
+                    return Err(format!("the prompt needs frame {frame} of a reference of {}", codes.len() / groups));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const TOKENS: CodecTokens =
+        CodecTokens { pad: 1, bos: 2, eos: 3, think: None, nothink: 4, think_bos: 5, think_eos: 6 };
+
+    fn omni(user_rows: u32) -> TalkerPrompt {
+        TalkerPrompt::omni(user_rows, 9, &TOKENS)
+    }
+
     #[test]
     fn a_prompt_is_user_rows_header_and_six_coded_rows() {
-        let rows: Vec<PromptRow> = (0..).map_while(|at| prompt_row(2, at)).collect();
-        assert_eq!(rows.len() as u32, prompt_len(2));
+        let prompt = omni(2);
+        let rows: Vec<PromptRow> = (0..).map_while(|at| prompt.row(at)).collect();
+        assert_eq!((rows.len() as u32, prompt.inputs()), (prompt.positions(), 6));
         let plain = |i| PromptRow { text: TextSide::Input(i), codec: None };
         assert_eq!(rows[..5], [plain(0), plain(1), plain(2), plain(3), plain(4)]);
-        let coded = |text, codec| PromptRow { text, codec: Some(codec) };
+        let coded = |text, id| PromptRow { text, codec: Some(CodecSide::Token(id)) };
         assert_eq!(
             rows[5..],
             [
-                coded(TextSide::Pad, CodecSide::Nothink),
-                coded(TextSide::Pad, CodecSide::ThinkBos),
-                coded(TextSide::Pad, CodecSide::ThinkEos),
-                coded(TextSide::Pad, CodecSide::Speaker),
-                coded(TextSide::Bos, CodecSide::Pad),
-                coded(TextSide::Input(5), CodecSide::Bos),
+                coded(TextSide::Pad, 4),
+                coded(TextSide::Pad, 5),
+                coded(TextSide::Pad, 6),
+                coded(TextSide::Pad, 9),
+                coded(TextSide::Bos, 1),
+                coded(TextSide::Input(5), 2),
             ]
         );
     }
@@ -103,15 +228,22 @@ mod tests {
     #[test]
     fn the_end_of_text_comes_exactly_once() {
         // No user rows, 3 header rows, answer tokens in rows 3, 4, 5; row 3 is part of the prompt.
-        let sides: Vec<_> = (1..6).map(|step| text_side(0, step, 6, true)).collect();
+        let sides: Vec<_> = (1..6).map(|step| omni(0).text_side(step, 6, true)).collect();
         let wanted = [TextSide::Input(4), TextSide::Input(5), TextSide::Eos, TextSide::Pad, TextSide::Pad];
         assert_eq!(sides, wanted.map(Some));
     }
 
     #[test]
     fn a_row_that_has_not_arrived_is_waited_for() {
-        assert_eq!(text_side(7, 1, 11, false), None);
-        assert_eq!(text_side(7, 1, 12, false), Some(TextSide::Input(11)));
-        assert_eq!(text_side(7, 1, 11, true), Some(TextSide::Eos));
+        assert_eq!(omni(7).text_side(1, 11, false), None);
+        assert_eq!(omni(7).text_side(1, 12, false), Some(TextSide::Input(11)));
+        assert_eq!(omni(7).text_side(1, 11, true), Some(TextSide::Eos));
+    }
+
+    #[test]
+    fn a_prompt_that_holds_its_whole_text_waits_for_nothing() {
+        let prompt = TalkerPrompt::new(3, vec![(TextSide::Eos, CodecSide::Token(2))], Trailing::Pad);
+        assert_eq!((prompt.inputs(), prompt.positions()), (3, 4));
+        assert_eq!(prompt.text_side(1, 3, false), Some(TextSide::Pad));
     }
 }

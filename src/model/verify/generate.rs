@@ -4,7 +4,7 @@ use super::value::{Value, Values};
 use crate::model::hf::OmniConfig;
 use crate::model::prompt::ChatPrompt;
 use crate::model::sampling::{History, Sampler, SamplingParams};
-use crate::model::talker::{PredictorCaches, Talker, TextSide, prompt_len, text_side};
+use crate::model::talker::{PredictorCaches, Talker, TalkerPrompt, TextSide};
 use crate::model::thinker::Thinker;
 use crate::model::transformer::{DecoderStack, KvCache, Segment};
 use candle_core::{D, Result, Tensor};
@@ -103,6 +103,7 @@ fn speak(
     let spoken = ranges.map(|at| request.prompt.ids[at as usize]);
     let inputs: Vec<u32> = spoken.chain(answer[..answer.len() - 1].iter().copied()).collect();
     let user_rows = request.prompt.user_rows;
+    let layout = TalkerPrompt::omni(user_rows, request.speaker, &config.talker.tokens);
     if inputs.len() as u32 <= user_rows + 3 {
         candle_core::bail!("the answer is empty: there is nothing to speak");
     }
@@ -112,13 +113,12 @@ fn speak(
         Some(row) => Ok(row),
         None => candle_core::bail!("the talker has no row for {side:?}"),
     };
-    let positions_of_prompt = prompt_len(user_rows);
-    let Some(prompt) = talker.prompt_rows(user_rows, request.speaker, 0..positions_of_prompt, input)? else {
+    let Some(prompt) = talker.prompt_rows(&layout, 0..layout.positions(), input)? else {
         candle_core::bail!("the talker's prompt needs more rows than there are")
     };
-    let p = positions_of_prompt as usize;
-    let trailing = (1..)
-        .map_while(|step| text_side(user_rows, step, inputs.len() as u32, true).filter(|side| *side != TextSide::Pad));
+    let p = layout.positions() as usize;
+    let trailing =
+        (1..).map_while(|step| layout.text_side(step, inputs.len() as u32, true).filter(|side| *side != TextSide::Pad));
     let trailing = trailing.map(text_row).collect::<Result<Vec<_>>>()?;
     trace.floats("talker.trailing_text_hidden", &Tensor::cat(&trailing, 0)?, 1)?;
     trace.floats("talker.tts_pad_embed", &text_row(TextSide::Pad)?, 1)?;
@@ -160,7 +160,7 @@ fn speak(
         trace.frames.push([vec![code], frames.codes.concat()].concat());
 
         let step = trace.frames.len() as u32;
-        let Some(side) = text_side(user_rows, step, inputs.len() as u32, true) else {
+        let Some(side) = layout.text_side(step, inputs.len() as u32, true) else {
             candle_core::bail!("no text side for step {step}")
         };
         let next = ((first + frames.embedded)? + text_row(side)?)?;

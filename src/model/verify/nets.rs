@@ -40,7 +40,7 @@ impl Nets {
             return Ok(nets);
         }
         let (config, loader) = (self.checkpoint.omni()?, self.checkpoint.loader(&["thinker", "talker"], &Device::Cpu));
-        let nets = (Thinker::load(&loader, &config.thinker)?, Talker::load(&loader, config)?);
+        let nets = (Thinker::load(&loader, &config.thinker)?, Talker::load(&loader, self.checkpoint.family())?);
         loader.finish()?;
         Ok(self.speech.get_or_init(|| nets))
     }
