@@ -2,6 +2,7 @@
 
 pub mod checkpoint;
 pub mod error;
+pub mod frontend;
 pub mod hf;
 pub mod ops;
 pub mod prompt;
