@@ -17,7 +17,7 @@ use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::{RequestId, StageName};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::stage::{RowSpec, TalkerRow};
+use omni_actors::model::stage::{RowSpec, TalkerRow, VocoderRow};
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::transfer::payload::Part;
@@ -65,7 +65,7 @@ async fn overhead(run_ahead: u32, rows: u32) -> f64 {
     let start = Instant::now();
     for request in 0..rows {
         let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free };
-        let (request, spec) = (RequestId(request.into()), RowSpec::Vocoder);
+        let (request, spec) = (RequestId(request.into()), RowSpec::Vocoder(VocoderRow::default()));
         rig.admit(Admission { request, params, spec, wants: SPEECH });
     }
     ends(&rig, rows).await;

@@ -9,7 +9,7 @@ use omni_actors::actors::{Admission, RELEASED, Wants};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::{RequestId, StageName};
-use omni_actors::model::stage::{RowSpec, RowWork};
+use omni_actors::model::stage::{RowSpec, RowWork, VocoderRow};
 use omni_actors::transfer::payload::{Kind, Part, Payload};
 use std::time::Duration;
 use support::{Rig, Script, rig, scheduler};
@@ -23,7 +23,7 @@ fn asleep(point: FaultPoint) -> FaultRule {
 
 fn row(request: RequestId, pace: Pace, wants: Wants) -> Admission {
     let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace };
-    Admission { request, params, spec: RowSpec::Vocoder, wants }
+    Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants }
 }
 
 const SPEECH: Wants = Wants { tokens: false, speech: true };

@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use omni_actors::ids::Slot;
 use omni_actors::model::ModelError;
 use omni_actors::model::checkpoint::Checkpoint;
-use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel};
+use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, VocoderRow};
 use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::vocoder::Vocoder;
 use proptest::prelude::*;
@@ -16,7 +16,11 @@ use std::sync::{Arc, LazyLock};
 /// The waveform tolerance of the fixtures; typical is 1e-5.
 const WAVE: f32 = 2e-4;
 
+const CODE2WAV: &str = "tests/fixtures/qwen3_omni/golden/code2wav.safetensors";
+const DECODER_12HZ: &str = "tests/fixtures/qwen3_tts/golden/decoder12hz.safetensors";
+
 static TINY: LazyLock<Arc<Vocoder>> = LazyLock::new(|| load("tests/fixtures/qwen3_omni"));
+static TTS: LazyLock<Arc<Vocoder>> = LazyLock::new(|| load("tests/fixtures/qwen3_tts/custom_voice"));
 static VOICE: LazyLock<Arc<Vocoder>> = LazyLock::new(|| load("assets/voice/checkpoint"));
 
 fn path(relative: &str) -> std::path::PathBuf {
@@ -58,49 +62,51 @@ fn some_codes(net: &Vocoder, frames: usize) -> Vec<u32> {
 
 #[test]
 fn every_stage_of_the_reference_is_reproduced() {
-    let golden = golden("tests/fixtures/qwen3_omni/golden/code2wav.safetensors");
-    let mut seen = BTreeMap::<String, Vec<Tensor>>::new();
-    let codes = codes(&golden["codes"]);
-    TINY.decode_probed(&mut TINY.stream().unwrap(), &codes, &mut |name, value| {
-        seen.entry(format!("stage.{name}")).or_default().push(value.clone());
-    })
-    .unwrap();
-    let mut compared = 0;
-    for (name, want) in golden.iter().filter(|(name, _)| name.starts_with("stage.")) {
-        let pieces = seen.get(name).unwrap_or_else(|| panic!("no activation {name}"));
-        let got = Tensor::cat(pieces, 0).unwrap();
-        // The reference has channels first after the transformer, and long ones are cut.
-        let want = want.squeeze(0).unwrap();
-        let want = if got.dims()[1] == want.dims()[0] && !name.contains("embed_mean") && !name.contains("transformer") {
-            want.t().unwrap()
-        } else {
-            want
-        };
-        let got = got.narrow(0, 0, want.dims()[0]).unwrap();
-        assert_eq!(got.dims(), want.dims(), "{name}");
-        let (got, want) = (floats(&got), floats(&want));
-        let scale = want.iter().fold(1f32, |a, x| a.max(x.abs()));
-        let off = worst(&got, &want);
-        println!("{name}: {off:.1e} of {scale:.1}");
-        assert!(off <= 1e-4 * scale, "{name} is off by {off}");
-        compared += 1;
+    for (net, file, stages) in [(&TINY, CODE2WAV, 16), (&TTS, DECODER_12HZ, 17)] {
+        let golden = golden(file);
+        let mut seen = BTreeMap::<String, Vec<Tensor>>::new();
+        let codes = codes(&golden["codes"]);
+        net.decode_probed(&mut net.stream().unwrap(), &codes, &mut |name, value| {
+            seen.entry(format!("stage.{name}")).or_default().push(value.clone());
+        })
+        .unwrap();
+        let mut compared = 0;
+        for (name, want) in golden.iter().filter(|(name, _)| name.starts_with("stage.")) {
+            let pieces = seen.get(name).unwrap_or_else(|| panic!("no activation {name}"));
+            let got = Tensor::cat(pieces, 0).unwrap();
+            // The reference mostly has channels first, and long ones are cut.
+            let want = want.squeeze(0).unwrap();
+            let time_first = ["embed_mean", "pre_conv", "transformer"].iter().any(|stage| name.contains(stage));
+            let want = if time_first { want } else { want.t().unwrap() };
+            let got = got.narrow(0, 0, want.dims()[0]).unwrap();
+            assert_eq!(got.dims(), want.dims(), "{name}");
+            let (got, want) = (floats(&got), floats(&want));
+            let scale = want.iter().fold(1f32, |a, x| a.max(x.abs()));
+            let off = worst(&got, &want);
+            println!("{name}: {off:.1e} of {scale:.1}");
+            assert!(off <= 1e-4 * scale, "{name} is off by {off}");
+            compared += 1;
+        }
+        assert_eq!(compared, stages);
     }
-    assert_eq!(compared, 16);
 }
 
 #[test]
 fn waveforms_equal_the_reference() {
-    let golden = golden("tests/fixtures/qwen3_omni/golden/code2wav.safetensors");
-    let codes = codes(&golden["codes"]);
-    let full = decode_at_once(&TINY, &codes);
-    let off = worst(&full, &floats(&golden["wav.full"]));
-    println!("wav.full: {off:.1e}");
-    assert!(off <= WAVE, "{off}");
-    let groups = TINY.config().num_quantizers;
-    let first = decode_at_once(&TINY, &codes[..12 * groups]);
-    let off = worst(&first, &floats(&golden["wav.full.first12"]));
-    assert!(off <= WAVE, "{off}");
-    assert_eq!(first, full[..first.len()], "a prefix decodes to a prefix");
+    for (net, file, prefix) in [(&TINY, CODE2WAV, Some("wav.full.first12")), (&TTS, DECODER_12HZ, None)] {
+        let golden = golden(file);
+        let codes = codes(&golden["codes"]);
+        let full = decode_at_once(net, &codes);
+        let off = worst(&full, &floats(&golden["wav.full"]));
+        println!("wav.full: {off:.1e}");
+        assert!(off <= WAVE, "{off}");
+        let first = decode_at_once(net, &codes[..12 * net.config().num_quantizers]);
+        assert_eq!(first, full[..first.len()], "a prefix decodes to a prefix");
+        if let Some(prefix) = prefix {
+            let off = worst(&first, &floats(&golden[prefix]));
+            assert!(off <= WAVE, "{off}");
+        }
+    }
 }
 
 #[test]
@@ -119,10 +125,10 @@ fn speech_of_whole_pipelines_equals_the_reference() {
 
 #[test]
 fn the_number_of_samples_follows_from_the_rates() {
-    for net in [&*TINY, &*VOICE] {
+    for (net, dropped) in [(&*TINY, 555), (&*VOICE, 555), (&*TTS, 0)] {
         assert_eq!(net.config().samples_per_frame(), 1920);
         assert_eq!(net.samples(0), 0);
-        assert_eq!(net.samples(100), 192_000 - 555);
+        assert_eq!(net.samples(100), 192_000 - dropped);
         for frames in [1, 2, 9] {
             let got = decode_at_once(net, &some_codes(net, frames)).len() as u64;
             assert_eq!(got, net.samples(frames as u64));
@@ -148,8 +154,28 @@ proptest! {
     fn a_stream_in_pieces_has_the_samples_of_the_stream_at_once(
         frames in 1usize..60, sizes in proptest::collection::vec(1usize..12, 1..20),
     ) {
-        let codes = some_codes(&TINY, frames);
-        prop_assert!(in_pieces(&TINY, &codes, &sizes) == decode_at_once(&TINY, &codes), "other bits for {sizes:?}");
+        for net in [&*TINY, &*TTS] {
+            let codes = some_codes(net, frames);
+            prop_assert!(in_pieces(net, &codes, &sizes) == decode_at_once(net, &codes), "other bits for {sizes:?}");
+        }
+    }
+
+    #[test]
+    fn speech_behind_frames_that_nobody_hears_has_the_bits_of_both_decoded_together(
+        heard in 0usize..3, absorbed in 1usize..40, size in 1usize..40,
+    ) {
+        for net in [&*TINY, &*TTS] {
+            let (codes, groups) = (some_codes(net, heard + absorbed + 3), net.config().num_quantizers);
+            let (before, after) = codes[heard * groups..].split_at(absorbed * groups);
+            let mut stream = net.stream().unwrap();
+            net.decode(&mut stream, &codes[..heard * groups]).unwrap();
+            for (i, piece) in before.chunks(size * groups).enumerate() {
+                net.absorb(&mut stream, piece, absorbed.saturating_sub((i + 1) * size)).unwrap();
+            }
+            let whole = decode_at_once(net, &codes);
+            let skipped = net.samples((heard + absorbed) as u64) as usize;
+            prop_assert!(net.decode(&mut stream, after).unwrap() == whole[skipped..]);
+        }
     }
 }
 
@@ -176,6 +202,10 @@ fn stage() -> Box<dyn StageModel> {
     VocoderFactory::new(TINY.clone()).build().unwrap()
 }
 
+fn behind(context: &[u32]) -> RowSpec {
+    RowSpec::Vocoder(VocoderRow { context: Some(context.into()) })
+}
+
 fn audio(emit: &Emit) -> &[f32] {
     match emit {
         Emit::Audio(samples) => samples,
@@ -191,7 +221,7 @@ fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
     let short = long[..4 * groups].iter().rev().copied().collect::<Vec<_>>();
     let (a, b) = (Slot(3), Slot(0));
     for (slot, codes) in [(a, &long), (b, &short)] {
-        stage.open(slot, RowSpec::Vocoder).unwrap();
+        stage.open(slot, RowSpec::Vocoder(VocoderRow::default())).unwrap();
         stage.feed(slot, RowInput::Codes(codes.clone()), true).unwrap();
     }
     assert_eq!(stage.live_rows(), 2);
@@ -217,7 +247,7 @@ fn a_row_may_learn_of_its_end_after_its_last_frame_or_without_any() {
     let mut stage = stage();
     let slot = Slot(1);
     for frames in [0, 2] {
-        stage.open(slot, RowSpec::Vocoder).unwrap();
+        stage.open(slot, RowSpec::Vocoder(VocoderRow::default())).unwrap();
         let step = |stage: &mut Box<dyn StageModel>, advance| {
             stage.step(&[RowWork { slot, advance }]).unwrap().remove(0).unwrap()
         };
@@ -236,12 +266,12 @@ fn a_bad_row_fails_alone() {
     let mut stage = stage();
     let (good, bad) = (Slot(0), Slot(1));
     for slot in [good, bad] {
-        stage.open(slot, RowSpec::Vocoder).unwrap();
+        stage.open(slot, RowSpec::Vocoder(VocoderRow::default())).unwrap();
         stage.feed(slot, RowInput::Codes(some_codes(&TINY, 1)), false).unwrap();
     }
     let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Row(_)));
     let size = TINY.config().codebook_size as u32;
-    assert!(row(stage.open(good, RowSpec::Vocoder)));
+    assert!(row(stage.open(good, RowSpec::Vocoder(VocoderRow::default()))));
     assert!(row(stage.feed(bad, RowInput::Codes(vec![size; TINY.config().num_quantizers]), false)));
     assert!(row(stage.feed(bad, RowInput::Codes(vec![0]), false)));
     assert!(row(stage.feed(bad, RowInput::Tokens(vec![0]), false)));
@@ -252,4 +282,56 @@ fn a_bad_row_fails_alone() {
     assert!(matches!(out[0], Err(ModelError::Row(_))));
     assert!(matches!(out[2], Err(ModelError::Row(_))));
     assert_eq!(audio(&out[1].as_ref().unwrap().emit), decode_at_once(&TINY, &some_codes(&TINY, 1)));
+}
+
+#[test]
+fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
+    let (mut stage, groups) = (VocoderFactory::new(TTS.clone()).build().unwrap(), TTS.config().num_quantizers);
+    let codes = some_codes(&TTS, 30);
+    let (context, own) = codes.split_at(25 * groups);
+    let want = &decode_at_once(&TTS, &codes)[25 * 1920..];
+    let (a, b, c) = (Slot(0), Slot(1), Slot(2));
+    let nothing = (Vec::new(), None);
+    let (wave, end) = (want.to_vec(), Some(Finish::Stop));
+    // Two rows take in the same reference side by side, the second one having come later.
+    for (slot, context) in [(a, context), (b, context)] {
+        stage.open(slot, behind(context)).unwrap();
+        stage.feed(slot, RowInput::Codes(own.to_vec()), true).unwrap();
+    }
+    let step = |stage: &mut Box<dyn StageModel>, work: &[(Slot, u32)]| -> Vec<(Vec<f32>, Option<Finish>)> {
+        let work: Vec<_> = work.iter().map(|(slot, advance)| RowWork { slot: *slot, advance: *advance }).collect();
+        let outputs = stage.step(&work).unwrap().into_iter().map(Result::unwrap);
+        outputs.map(|output| (audio(&output.emit).to_vec(), output.finish)).collect()
+    };
+    assert_eq!(step(&mut stage, &[(a, 12)]), [nothing.clone()]);
+    assert_eq!(step(&mut stage, &[(b, 7), (a, 13)]), [nothing.clone(), nothing.clone()]);
+    assert_eq!(step(&mut stage, &[(a, 5), (b, 18)]), [(wave.clone(), end), nothing.clone()]);
+    assert_eq!(step(&mut stage, &[(b, 5)]), [(wave.clone(), end)]);
+    // And a third when both are gone.
+    stage.close(a);
+    stage.close(b);
+    stage.open(c, behind(context)).unwrap();
+    stage.feed(c, RowInput::Codes(own.to_vec()), true).unwrap();
+    assert_eq!(step(&mut stage, &[(c, 25)]), [nothing]);
+    assert_eq!(step(&mut stage, &[(c, 5)]), [(wave, end)]);
+}
+
+#[test]
+fn a_context_that_is_no_frames_or_not_waited_for_fails_its_row_alone() {
+    let mut stage = VocoderFactory::new(TTS.clone()).build().unwrap();
+    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Row(_)));
+    assert!(row(stage.open(Slot(0), behind(&[0; 7]))));
+    assert!(row(stage.open(Slot(0), behind(&[128; 8]))));
+    assert_eq!(stage.live_rows(), 0);
+    stage.open(Slot(0), behind(&some_codes(&TTS, 3))).unwrap();
+    stage.feed(Slot(0), RowInput::Codes(some_codes(&TTS, 2)), true).unwrap();
+    for advance in [4, 0] {
+        let out = stage.step(&[RowWork { slot: Slot(0), advance }]).unwrap();
+        assert!(out[0].as_ref().is_err_and(|error| error.to_string().contains("of 3 frames of the context")));
+    }
+    let empty = VocoderRow { context: Some(Vec::new().into()) };
+    stage.open(Slot(1), RowSpec::Vocoder(empty)).unwrap();
+    stage.feed(Slot(1), RowInput::Codes(some_codes(&TTS, 2)), false).unwrap();
+    let out = stage.step(&[RowWork { slot: Slot(1), advance: 2 }]).unwrap();
+    assert_eq!(audio(&out[0].as_ref().unwrap().emit), decode_at_once(&TTS, &some_codes(&TTS, 2)));
 }

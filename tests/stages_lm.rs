@@ -7,6 +7,7 @@ use omni_actors::model::prompt::ChatPrompt;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
     Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,
+    VocoderRow,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -545,7 +546,7 @@ fn input_that_does_not_fit_is_refused_and_harms_nobody() {
     let golden = Golden::read("text_ethan");
     let (mut thinker, mut talker) = (TINY.thinker(), TINY.talker());
     let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Row(_))));
-    refused(thinker.open(Slot(0), RowSpec::Vocoder));
+    refused(thinker.open(Slot(0), RowSpec::Vocoder(VocoderRow::default())));
     refused(
         thinker.open(Slot(0), RowSpec::Thinker(ThinkerRow { prompt: vec![99_999].into(), ..golden.thinker.clone() })),
     );

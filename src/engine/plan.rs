@@ -9,7 +9,7 @@ use crate::ids::{Frames, Generation, RequestId, Seq, StageName};
 use crate::model::hf::{GenerationDefaults, OmniConfig};
 use crate::model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
 use crate::model::sampling::SamplingParams;
-use crate::model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow};
+use crate::model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow, VocoderRow};
 use crate::model::talker::TalkerPrompt;
 use crate::model::tokenizer::Tokenizer;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
@@ -236,7 +236,7 @@ impl Planner {
             ramp.insert(0, first.0.max(1));
         }
         let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(ramp) };
-        let vocoder = RowPlan { params, spec: RowSpec::Vocoder, wants };
+        let vocoder = RowPlan { params, spec: RowSpec::Vocoder(VocoderRow::default()), wants };
         Ok([(StageName::Talker, talker), (StageName::Code2wav, vocoder)])
     }
 

@@ -55,7 +55,7 @@ pub struct RowWork {
     /// Which row.
     pub slot: Slot,
     /// Units to advance: prompt positions while the prompt lasts (a prefill may be split), then 1 per decode step;
-    /// codec frames for the vocoder.
+    /// codec frames for the vocoder, those of its context first.
     pub advance: u32,
 }
 
@@ -66,8 +66,8 @@ pub enum RowSpec {
     Thinker(ThinkerRow),
     /// A talker row.
     Talker(TalkerRow),
-    /// A vocoder row: nothing to say beforehand.
-    Vocoder,
+    /// A vocoder row.
+    Vocoder(VocoderRow),
 }
 
 /// A thinker row. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
@@ -129,6 +129,24 @@ impl TalkerRow {
     /// Input rows that must be there before the prompt can be computed.
     pub fn prefill_rows(&self) -> u32 {
         self.prompt.inputs()
+    }
+}
+
+/// A vocoder row.
+#[derive(Clone, Debug, Default)]
+pub struct VocoderRow {
+    /// Codes of a reference, frame after frame (in-context cloning). The row decodes them first, as its prompt: its first
+    /// units are the context's frames, which emit nothing and must not share a step with its own. What is heard then
+    /// begins where the reference ends, with sample `frames * samples_per_frame` of both decoded together. (The
+    /// implementation that the goldens are made with cuts at a proportion of the samples, which is the same number or, by
+    /// rounding, one less.)
+    pub context: Option<Arc<[u32]>>,
+}
+
+impl VocoderRow {
+    /// Frames of the context: the positions of the row's prompt.
+    pub fn context_frames(&self, groups: usize) -> u32 {
+        self.context.as_ref().map_or(0, |codes| (codes.len() / groups.max(1)) as u32)
     }
 }
 

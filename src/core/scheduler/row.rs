@@ -6,7 +6,7 @@ use std::time::Duration;
 /// What the scheduler must know of a row; derived from the request, fixed for its life.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowParams {
-    /// Positions to prefill before the first decode step; 0 for the vocoder.
+    /// Positions to prefill before the first decode step; for the vocoder, frames of its context.
     pub prompt: u32,
     /// Input units that must have arrived before the prefill may start.
     pub prompt_input: u32,

@@ -30,14 +30,12 @@ pub enum VocoderInput {
     /// The sum of residual codebooks, a causal convolution and a projection into the transformer and out of it again (the
     /// 12 Hz decoder of Qwen3-TTS).
     Residual {
-        /// Width of a code's row in each of the two groups of codebooks: half of `codebook_dim`.
+        /// Width of a code's row in its codebook: half of `codebook_dim`.
         code_width: usize,
         /// Width of the sum, `codebook_dim`.
         sum_width: usize,
         /// Width outside of the transformer.
         latent_width: usize,
-        /// Code groups of the first residual quantizer; the others belong to the second.
-        semantic_groups: usize,
     },
 }
 
@@ -79,9 +77,18 @@ impl VocoderConfig {
             code_width: (sum_width / 2).max(1),
             sum_width,
             latent_width: node.size("latent_dim"),
-            semantic_groups: node.size("num_semantic_quantizers"),
         };
-        VocoderConfig::with_input(node, input)
+        let config = VocoderConfig::with_input(node, input);
+        let (problems, groups) = (node.problems(), config.num_quantizers);
+        problems.require(groups > 1 || node.value("num_quantizers").is_none(), || {
+            format!("{} = {groups}: expected at least 2", node.path_of("num_quantizers"))
+        });
+        // The reference splits off one group whatever the config says.
+        let semantic = node.optional_size("num_semantic_quantizers").unwrap_or(1);
+        problems.require(semantic == 1, || {
+            format!("{} = {semantic} is not served: expected 1", node.path_of("num_semantic_quantizers"))
+        });
+        config
     }
 
     fn with_input(node: &Node<'_>, input: VocoderInput) -> VocoderConfig {
@@ -100,6 +107,20 @@ impl VocoderConfig {
             config.transformer.check(node);
         }
         config
+    }
+
+    /// Width of what goes into the upsampling.
+    pub fn latent_width(&self) -> usize {
+        match self.input {
+            VocoderInput::EmbeddingMean => self.transformer.hidden_size,
+            VocoderInput::Residual { latent_width, .. } => latent_width,
+        }
+    }
+
+    /// Whether the reference drops the start of what its transposed convolutions give (spec section 8): it does for
+    /// Qwen3-Omni, so that speech is 555 samples shorter than its frames.
+    pub fn drops_start(&self) -> bool {
+        self.input == VocoderInput::EmbeddingMean
     }
 
     /// Samples of one frame.

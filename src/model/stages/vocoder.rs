@@ -1,12 +1,21 @@
 //! The vocoder stage: one stateful stream per row.
+//!
+//! A row with a context takes that in first, in pieces as long as the scheduler says, so that a long reference does not
+//! make others wait. The state behind a reference is kept: rows of a voice that was used before start at once, with the
+//! same bits.
 
 use super::not_open;
 use crate::ids::Slot;
 use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
-use crate::model::vocoder::{Stream, Vocoder};
+use crate::model::vocoder::{Context, Contexts, Stream, Vocoder};
 use crate::model::{LoadError, ModelError};
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
 use std::sync::Arc;
+
+/// Memory for the states behind references: some 25 voices at the sizes of the real models.
+const CONTEXT_BYTES: usize = 256 << 20;
 
 /// Makes [`VocoderStage`]s that share one net.
 pub struct VocoderFactory {
@@ -22,7 +31,8 @@ impl VocoderFactory {
 
 impl StageFactory for VocoderFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(VocoderStage { net: self.net.clone(), rows: HashMap::new() }))
+        let contexts = Contexts::new(CONTEXT_BYTES);
+        Ok(Box::new(VocoderStage { net: self.net.clone(), rows: HashMap::new(), contexts }))
     }
 }
 
@@ -30,26 +40,41 @@ impl StageFactory for VocoderFactory {
 pub struct VocoderStage {
     net: Arc<Vocoder>,
     rows: HashMap<Slot, Row>,
+    contexts: Contexts,
 }
 
 struct Row {
-    stream: Stream,
+    phase: Phase,
     /// Codes of frames that have not been decoded, all of them in range.
     waiting: VecDeque<u32>,
     ended: bool,
     finished: bool,
 }
 
+/// What a row's next units are.
+enum Phase {
+    /// Frames of its context, of which it has had so many.
+    Context(Rc<RefCell<Context>>, u32),
+    /// Frames of its own.
+    Speech(Stream),
+}
+
 impl StageModel for VocoderStage {
     fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        let RowSpec::Vocoder = spec else {
+        let RowSpec::Vocoder(spec) = spec else {
             return Err(ModelError::Row(format!("{slot}: the vocoder cannot open {spec:?}")));
         };
         if self.rows.contains_key(&slot) {
             return Err(ModelError::Row(format!("{slot} is open already")));
         }
-        let stream = self.net.stream()?;
-        self.rows.insert(slot, Row { stream, waiting: VecDeque::new(), ended: false, finished: false });
+        let phase = match spec.context.filter(|codes| !codes.is_empty()) {
+            Some(codes) => {
+                self.net.check(&codes).map_err(|reason| ModelError::Row(format!("{slot}: context: {reason}")))?;
+                Phase::Context(self.contexts.get(&self.net, &codes)?, 0)
+            }
+            None => Phase::Speech(self.net.stream()?),
+        };
+        self.rows.insert(slot, Row { phase, waiting: VecDeque::new(), ended: false, finished: false });
         Ok(())
     }
 
@@ -60,15 +85,7 @@ impl StageModel for VocoderStage {
         }
         match input {
             RowInput::Codes(codes) => {
-                let config = self.net.config();
-                if !codes.len().is_multiple_of(config.num_quantizers) {
-                    let (have, want) = (codes.len(), config.num_quantizers);
-                    return Err(ModelError::Row(format!("{slot}: {have} codes are no whole frames of {want}")));
-                }
-                if let Some(code) = codes.iter().find(|c| **c as usize >= config.codebook_size) {
-                    let size = config.codebook_size;
-                    return Err(ModelError::Row(format!("{slot}: code {code} is outside the codebook of {size}")));
-                }
+                self.net.check(&codes).map_err(|reason| ModelError::Row(format!("{slot}: {reason}")))?;
                 row.waiting.extend(codes);
             }
             RowInput::Nothing => {}
@@ -101,6 +118,24 @@ impl VocoderStage {
         if row.finished {
             return Ok(Ok(RowOutput { stale: true, ..RowOutput::default() }));
         }
+        let stream = match &mut row.phase {
+            Phase::Context(context, done) => {
+                let frames = context.borrow().frames(&self.net) as u32;
+                let left = frames - *done;
+                if work.advance == 0 || work.advance > left {
+                    let text = format!("{}: asked for {} of {left} frames of the context", work.slot, work.advance);
+                    return Ok(Err(ModelError::Row(text)));
+                }
+                *done += work.advance;
+                context.borrow_mut().reach(&self.net, *done as usize)?;
+                if *done == frames {
+                    let stream = context.borrow().fork()?;
+                    row.phase = Phase::Speech(stream);
+                }
+                return Ok(Ok(RowOutput::default()));
+            }
+            Phase::Speech(stream) => stream,
+        };
         let want = work.advance as usize * self.net.config().num_quantizers;
         if want > row.waiting.len() {
             let have = row.waiting.len() / self.net.config().num_quantizers;
@@ -108,7 +143,7 @@ impl VocoderStage {
             return Ok(Err(ModelError::Row(text)));
         }
         let codes: Vec<u32> = row.waiting.drain(..want).collect();
-        let samples = self.net.decode(&mut row.stream, &codes)?;
+        let samples = self.net.decode(stream, &codes)?;
         row.finished = row.ended && row.waiting.is_empty();
         Ok(Ok(RowOutput {
             finish: row.finished.then_some(Finish::Stop),

@@ -34,7 +34,7 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
             }
             values
         }
-        Kind::Code2wav => vocode::run(&reference, nets.vocoder().map_err(|e| e.to_string())?)?,
+        Kind::Vocoder => vocode::run(&reference, nets.vocoder().map_err(|e| e.to_string())?)?,
         Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
     };
     let comparison = compare(&reference, &computed);

@@ -27,13 +27,13 @@ pub struct Manifest {
 pub enum Kind {
     /// A request of Qwen3-Omni from prompt to waveform.
     OmniGenerate,
-    /// The Omni vocoder with its activations.
-    Code2wav,
+    /// A vocoder with its activations: code2wav of Qwen3-Omni or the 12 Hz decoder of Qwen3-TTS.
+    Vocoder,
     /// Known, but this program does not run it yet.
     NotBuilt(&'static str),
 }
 
-const NOT_BUILT: [&str; 5] = ["tts_generate", "decoder12hz", "audio_tower", "vision_tower", "tts_frontend"];
+const NOT_BUILT: [&str; 4] = ["tts_generate", "audio_tower", "vision_tower", "tts_frontend"];
 
 #[derive(Deserialize)]
 struct RawManifest {
@@ -65,12 +65,14 @@ impl Manifest {
         })?;
         let kind = match raw.case.kind.as_str() {
             "omni_generate" => Kind::OmniGenerate,
-            "code2wav" => Kind::Code2wav,
+            "code2wav" | "decoder12hz" => Kind::Vocoder,
             other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
                 Some(kind) => Kind::NotBuilt(kind),
                 None => {
                     let known = NOT_BUILT.join(", ");
-                    return Err(format!("unknown kind {other:?}: expected omni_generate, code2wav, {known}"));
+                    return Err(format!(
+                        "unknown kind {other:?}: expected omni_generate, code2wav, decoder12hz, {known}"
+                    ));
                 }
             },
         };

@@ -5,7 +5,7 @@ use crate::model::vocoder::Vocoder;
 use candle_core::Tensor;
 use std::collections::BTreeMap;
 
-/// Everything that a code2wav case has and this program computes.
+/// Everything that a vocoder case has and this program computes.
 pub(super) fn run(reference: &Values, net: &Vocoder) -> Result<Values, String> {
     let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, net)?;
     let groups = net.config().num_quantizers;
@@ -82,7 +82,7 @@ fn chunking(name: &str) -> Option<(usize, usize)> {
 /// first after it, and cut where the reference was cut.
 fn activation(name: &str, pieces: &[Tensor], shape: &[usize]) -> candle_core::Result<Value> {
     let whole = Tensor::cat(pieces, 0)?;
-    if name == "stage.embed_mean" || name == "stage.pre_transformer" {
+    if ["stage.embed_mean", "stage.pre_conv", "stage.pre_transformer"].contains(&name) {
         return Value::floats(&whole, 1);
     }
     let time = shape.last().map_or(0, |cut| whole.dim(0).map_or(0, |time| time.min(*cut)));

@@ -10,6 +10,8 @@ use candle_core::{Result, Tensor};
 pub(super) struct CausalConv {
     layer: Linear,
     dilation: usize,
+    /// Inputs before the current one that an output sees.
+    past: u64,
     history: usize,
 }
 
@@ -23,8 +25,14 @@ impl CausalConv {
         let scope = scope.at("conv");
         let layer =
             Linear::from_conv(&scope.get("weight", &[outputs, inputs, taps])?, Some(scope.get("bias", &[outputs])?))?;
-        let history = plan.add(HistoryPlan { rows: (taps - 1) * dilation, channels: inputs, trim: 0 });
-        Ok(CausalConv { layer, dilation, history })
+        let past = (taps - 1) * dilation;
+        let history = plan.add(HistoryPlan { rows: past, channels: inputs, trim: 0 });
+        Ok(CausalConv { layer, dilation, past: past as u64, history })
+    }
+
+    /// Where the outputs are right from, if the inputs are from row `right` on.
+    pub fn right_from(&self, right: u64) -> u64 {
+        right + self.past
     }
 
     /// `[n, inputs]` -> `[n, outputs]`.
@@ -48,6 +56,7 @@ pub(super) struct CausalDepthwise {
     /// `[taps, channels]`.
     weight: Tensor,
     bias: Tensor,
+    past: u64,
     history: usize,
 }
 
@@ -62,7 +71,12 @@ impl CausalDepthwise {
         let weight = scope.get("weight", &[channels, 1, taps])?.squeeze(1)?.t()?.force_contiguous()?;
         let bias = scope.get("bias", &[channels])?.force_contiguous()?;
         let history = plan.add(HistoryPlan { rows: taps - 1, channels, trim: 0 });
-        Ok(CausalDepthwise { weight, bias, history })
+        Ok(CausalDepthwise { weight, bias, past: taps as u64 - 1, history })
+    }
+
+    /// Where the outputs are right from, if the inputs are from row `right` on.
+    pub fn right_from(&self, right: u64) -> u64 {
+        right + self.past
     }
 
     /// `[n, channels]` -> `[n, channels]`.
@@ -73,13 +87,16 @@ impl CausalDepthwise {
 
 /// A transposed convolution that gives `stride` outputs per input as soon as the input is there.
 ///
-/// The reference trims `kernel - stride` outputs on both sides of a whole sequence. On the right these are the outputs
-/// that the next input would still change, so a stream has not computed them yet; on the left they are dropped once.
+/// The reference trims `kernel - stride` outputs on the right of a whole sequence. These are the outputs that the next
+/// input would still change, so a stream has not computed them yet. That of Qwen3-Omni trims as many on the left: they
+/// are dropped once.
 pub(super) struct CausalTransposedConv {
     layer: Linear,
     stride: usize,
     outputs: usize,
     trim: usize,
+    /// Inputs before the current one that an output sees.
+    past: u64,
     history: Option<usize>,
 }
 
@@ -93,14 +110,19 @@ impl CausalTransposedConv {
         let scope = scope.at("conv");
         let weight = scope.get("weight", &[inputs, outputs, kernel])?;
         let layer = Linear::from_transposed_conv(&weight, &scope.get("bias", &[outputs])?, stride)?;
-        let (rows, trim) = (kernel.div_ceil(stride) - 1, kernel - stride);
+        let (rows, trim) = (kernel.div_ceil(stride) - 1, if plan.drops_start { kernel - stride } else { 0 });
         let history = (rows > 0).then(|| plan.add(HistoryPlan { rows, channels: inputs, trim }));
-        Ok(CausalTransposedConv { layer, stride, outputs, trim, history })
+        Ok(CausalTransposedConv { layer, stride, outputs, trim, past: rows as u64, history })
     }
 
     /// Outputs in all after so many inputs.
     pub fn outputs_after(&self, inputs: u64) -> u64 {
         (inputs * self.stride as u64).saturating_sub(self.trim as u64)
+    }
+
+    /// Where the outputs are right from, if the inputs are from row `right` on and nothing is dropped.
+    pub fn right_from(&self, right: u64) -> u64 {
+        (right + self.past) * self.stride as u64
     }
 
     /// `[n, inputs]` -> `[n * stride, outputs]`, fewer at the start of a stream; `None` instead of no rows.
@@ -127,7 +149,7 @@ mod tests {
         let bias = Tensor::new(&[0.5f32], &Device::Cpu).unwrap();
         let layer = Linear::from_transposed_conv(&weight, &bias, 2).unwrap();
         let history = plan.add(HistoryPlan { rows: 1, channels: 1, trim: 2 });
-        CausalTransposedConv { layer, stride: 2, outputs: 1, trim: 2, history: Some(history) }
+        CausalTransposedConv { layer, stride: 2, outputs: 1, trim: 2, past: 1, history: Some(history) }
     }
 
     #[test]

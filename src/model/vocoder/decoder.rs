@@ -29,7 +29,7 @@ pub(super) struct Decoder {
 
 impl Decoder {
     pub fn load(scope: &Scope<'_>, config: &VocoderConfig, plan: &mut Plan) -> Loaded<Decoder> {
-        let (hidden, dim) = (config.transformer.hidden_size, config.decoder_dim);
+        let (hidden, dim) = (config.latent_width(), config.decoder_dim);
         let mut upsamples = Vec::new();
         for (i, ratio) in config.upsampling_ratios.iter().enumerate() {
             let scope = scope.at("upsample").at(i);
@@ -52,6 +52,20 @@ impl Decoder {
     pub fn samples(&self, frames: u64) -> u64 {
         let ups = self.upsamples.iter().map(|(up, _)| up).chain(self.blocks.iter().map(|b| &b.up));
         ups.fold(frames, |n, up| up.outputs_after(n))
+    }
+
+    /// How many frames it takes until nothing is left of what the state was before them: until the outputs of the last
+    /// layer, each of which sees some inputs back, are made of these frames alone.
+    pub fn reach(&self, samples_per_frame: usize) -> u64 {
+        let mut right = 0;
+        for (up, convnext) in &self.upsamples {
+            right = convnext.depthwise.right_from(up.right_from(right));
+        }
+        right = self.first.right_from(right);
+        for block in &self.blocks {
+            right = block.units.iter().fold(block.up.right_from(right), |right, unit| unit.wide.right_from(right));
+        }
+        self.last.right_from(right).div_ceil(samples_per_frame as u64)
     }
 
     /// `[frames, hidden]` -> `[samples, 1]`; `None` while the start of the stream is trimmed away.

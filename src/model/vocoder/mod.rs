@@ -1,25 +1,30 @@
-//! The vocoder of Qwen3-Omni: code frames to waveform, statefully (spec section 8).
+//! The vocoder: code frames to waveform, statefully (spec section 8). One net for both families.
 //!
-//! Mean of the code embeddings, a transformer that sees a window of frames, two kinds of upsampling. Everything is
-//! causal, so a stream keeps what the next frame needs (the window's keys and values, the last inputs of every
-//! convolution) and each frame is computed once. However a stream is cut into chunks, its samples are those of decoding
-//! all frames at once, bit for bit on the CPU.
+//! The codes of a frame become a row: for Qwen3-Omni (code2wav) the mean of their embeddings, for Qwen3-TTS (the 12 Hz
+//! decoder) the sum of residual codebooks and a short convolution. Then come a transformer that sees a window of frames
+//! and two kinds of upsampling. Everything is causal, so a stream keeps what the next frame needs (the window's keys and
+//! values, the last inputs of every convolution) and each frame is computed once. However a stream is cut into chunks,
+//! its samples are those of decoding all frames at once, bit for bit on the CPU.
 //!
 //! Activations are `[time, channels]` throughout: a convolution is then a matrix product over windows of contiguous
 //! memory.
 
+mod context;
 mod conv;
 mod decoder;
+mod input;
 mod state;
 mod transformer;
 
+pub use context::{Context, Contexts};
 pub use state::Stream;
 
-use crate::model::checkpoint::Loader;
-use crate::model::hf::VocoderConfig;
+use crate::model::checkpoint::Scope;
+use crate::model::hf::{Family, VocoderConfig};
 use crate::model::{Checkpoint, LoadError};
 use candle_core::{Device, IndexOp, Result, Tensor};
 use decoder::Decoder;
+use input::Input;
 use state::Plan;
 use std::fmt::Arguments;
 use transformer::Transformer;
@@ -35,33 +40,36 @@ pub type Probe<'a> = &'a mut dyn FnMut(Arguments<'_>, &Tensor);
 pub struct Vocoder {
     config: VocoderConfig,
     device: Device,
-    /// `[groups * codebook_size, hidden]`.
-    embedding: Tensor,
+    input: Input,
     transformer: Transformer,
     decoder: Decoder,
+    /// After so many frames, what the upsampling keeps does not depend on older ones.
+    reach: usize,
     plan: Plan,
 }
 
 impl Vocoder {
-    /// Loads the vocoder of a checkpoint: everything under `code2wav`.
+    /// Loads the vocoder of a checkpoint: everything under `code2wav`, or under `decoder` in the file of the codec.
     ///
     /// # Errors
     /// When the file cannot be read or its tensors are not those of the config.
     pub fn load(checkpoint: &Checkpoint, device: &Device) -> std::result::Result<Vocoder, LoadError> {
-        let loader = checkpoint.loader(&["code2wav"], device);
-        let net = Vocoder::assemble(&loader, checkpoint.family().vocoder())?;
+        let (loader, root) = match checkpoint.family() {
+            Family::Omni(_) => (checkpoint.loader(&["code2wav"], device), "code2wav"),
+            Family::Tts(_) => (checkpoint.codec_loader(&["decoder"], device)?, "decoder"),
+        };
+        let net = Vocoder::assemble(&loader.scope(root), checkpoint.family().vocoder())?;
         loader.finish()?;
         Ok(net)
     }
 
-    fn assemble(loader: &Loader, config: &VocoderConfig) -> std::result::Result<Vocoder, LoadError> {
-        let scope = loader.scope("code2wav");
-        let mut plan = Plan::new(&config.transformer);
-        let rows = config.num_quantizers * config.codebook_size;
-        let embedding = scope.at("code_embedding").get("weight", &[rows, config.transformer.hidden_size])?;
-        let transformer = Transformer::load(&scope.at("pre_transformer"), &config.transformer)?;
-        let decoder = Decoder::load(&scope, config, &mut plan)?;
-        Ok(Vocoder { config: config.clone(), device: scope.device().clone(), embedding, transformer, decoder, plan })
+    fn assemble(scope: &Scope<'_>, config: &VocoderConfig) -> std::result::Result<Vocoder, LoadError> {
+        let mut plan = Plan::new(config);
+        let input = Input::load(scope, config, &mut plan)?;
+        let transformer = Transformer::load(&scope.at("pre_transformer"), config)?;
+        let decoder = Decoder::load(scope, config, &mut plan)?;
+        let reach = decoder.reach(config.samples_per_frame()) as usize;
+        Ok(Vocoder { config: config.clone(), device: scope.device().clone(), input, transformer, decoder, reach, plan })
     }
 
     /// The sizes.
@@ -77,10 +85,18 @@ impl Vocoder {
         self.plan.stream(&self.device)
     }
 
-    /// Samples that a stream of so many frames has in all: the product of the rates per frame, less what the
-    /// reference trims at the start (555 samples at the real rates).
+    /// Samples that a stream of so many frames has in all: the product of the rates per frame, less what the reference of
+    /// Qwen3-Omni drops at the start (555 samples at the real rates).
     pub fn samples(&self, frames: u64) -> u64 {
         self.decoder.samples(frames)
+    }
+
+    /// Whether these are whole frames of codes that there are.
+    ///
+    /// # Errors
+    /// What is wrong with them, as text.
+    pub fn check(&self, codes: &[u32]) -> std::result::Result<(), String> {
+        self.input.check(codes)
     }
 
     /// The samples, in [-1, 1], of the stream's next frames. `codes` has `num_quantizers` codes per frame, each below
@@ -101,34 +117,63 @@ impl Vocoder {
         if codes.is_empty() {
             return Ok(Vec::new());
         }
-        let x = self.embed(codes)?;
-        probe(format_args!("embed_mean"), &x);
+        if let Err(reason) = self.check(codes) {
+            candle_core::bail!("{reason}");
+        }
+        let x = self.input.forward(codes, stream, probe)?;
         let x = self.transformer.forward(&x, stream)?;
         probe(format_args!("pre_transformer"), &x);
-        let frames = x.dim(0)?;
-        let mut samples = Vec::with_capacity(frames * self.config.samples_per_frame());
-        for first in (0..frames).step_by(FRAMES_AT_ONCE) {
-            let piece = x.narrow(0, first, FRAMES_AT_ONCE.min(frames - first))?;
-            if let Some(wave) = self.decoder.forward(piece, stream, probe)? {
-                samples.extend(wave.i((.., 0))?.clamp(-1f32, 1f32)?.to_vec1::<f32>()?);
-            }
-        }
+        let mut samples = Vec::with_capacity(x.dim(0)? * self.config.samples_per_frame());
+        self.upsample(&x, stream, probe, |wave| {
+            samples.extend(wave.i((.., 0))?.clamp(-1f32, 1f32)?.to_vec1::<f32>()?);
+            Ok(())
+        })?;
         Ok(samples)
     }
 
-    /// Mean over the groups of a frame: `[frames * groups]` -> `[frames, hidden]`.
-    fn embed(&self, codes: &[u32]) -> Result<Tensor> {
-        let (groups, size) = (self.config.num_quantizers, self.config.codebook_size);
-        if !codes.len().is_multiple_of(groups) {
-            candle_core::bail!("{} codes are no whole frames of {groups}", codes.len());
+    /// Takes in frames that nobody hears, with `more` of the kind to follow: the stream is then where decoding them would
+    /// have brought it, bit for bit on the CPU. Costs far less: the upsampling, where the work is, reaches back only some
+    /// frames, so that it has to see the last ones only.
+    ///
+    /// # Errors
+    /// Those of [`Vocoder::decode`].
+    pub fn absorb(&self, stream: &mut Stream, codes: &[u32], more: usize) -> Result<()> {
+        if codes.is_empty() {
+            return Ok(());
         }
-        if let Some(code) = codes.iter().find(|c| **c as usize >= size) {
-            candle_core::bail!("code {code} is outside the codebook of {size}");
+        if let Err(reason) = self.check(codes) {
+            candle_core::bail!("{reason}");
         }
-        let ids: Vec<u32> = codes.iter().enumerate().map(|(i, c)| c + (i % groups * size) as u32).collect();
-        let frames = codes.len() / groups;
-        let rows = self.embedding.index_select(&Tensor::from_vec(ids, codes.len(), &self.device)?, 0)?;
-        rows.reshape((frames, groups, self.config.transformer.hidden_size))?.mean(1)
+        let x = self.input.forward(codes, stream, &mut |_, _| {})?;
+        let x = self.transformer.forward(&x, stream)?;
+        let frames = x.dim(0)?;
+        let seen = self.reach.saturating_sub(more).min(frames);
+        if seen < frames {
+            // What follows is not the start of the speech.
+            stream.histories.iter_mut().for_each(|history| history.trim = 0);
+        }
+        if seen == 0 {
+            return Ok(());
+        }
+        self.upsample(&x.narrow(0, frames - seen, seen)?, stream, &mut |_, _| {}, |_| Ok(()))
+    }
+
+    /// `[frames, latent]` to pieces of `[samples, 1]`.
+    fn upsample(
+        &self,
+        x: &Tensor,
+        stream: &mut Stream,
+        probe: Probe<'_>,
+        mut take: impl FnMut(Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let frames = x.dim(0)?;
+        for first in (0..frames).step_by(FRAMES_AT_ONCE) {
+            let piece = x.narrow(0, first, FRAMES_AT_ONCE.min(frames - first))?;
+            if let Some(wave) = self.decoder.forward(piece, stream, probe)? {
+                take(wave)?;
+            }
+        }
+        Ok(())
     }
 }
 

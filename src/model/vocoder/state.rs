@@ -1,6 +1,6 @@
 //! What a stream carries from one chunk to the next.
 
-use crate::model::hf::WindowedTransformerConfig;
+use crate::model::hf::VocoderConfig;
 use crate::model::ops::attention;
 use candle_core::{DType, Device, Result, Tensor};
 
@@ -17,6 +17,22 @@ impl Stream {
     pub fn frames(&self) -> u32 {
         self.position
     }
+
+    /// A second stream that goes on from the same place.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn fork(&self) -> Result<Stream> {
+        let caches = self.caches.iter().map(KvWindow::fork).collect::<Result<_>>()?;
+        Ok(Stream { position: self.position, caches, histories: self.histories.clone() })
+    }
+
+    /// Memory of this stream.
+    pub fn bytes(&self) -> usize {
+        let caches = self.caches.iter().flat_map(|cache| [&cache.k, &cache.v]);
+        let tensors = caches.chain(self.histories.iter().map(|history| &history.rows));
+        tensors.map(|tensor| tensor.elem_count() * tensor.dtype().size_in_bytes()).sum()
+    }
 }
 
 /// What every stream of a net needs, collected while the net is loaded.
@@ -25,6 +41,8 @@ pub(super) struct Plan {
     window: usize,
     /// Keys or values of one position: heads and width.
     kv: (usize, usize),
+    /// Whether transposed convolutions drop the start of a stream.
+    pub drops_start: bool,
     histories: Vec<HistoryPlan>,
 }
 
@@ -37,11 +55,13 @@ pub(super) struct HistoryPlan {
 }
 
 impl Plan {
-    pub fn new(config: &WindowedTransformerConfig) -> Plan {
+    pub fn new(config: &VocoderConfig) -> Plan {
+        let transformer = &config.transformer;
         Plan {
-            layers: config.num_hidden_layers,
-            window: config.sliding_window,
-            kv: (config.num_key_value_heads, config.head_dim),
+            layers: transformer.num_hidden_layers,
+            window: transformer.sliding_window,
+            kv: (transformer.num_key_value_heads, transformer.head_dim),
+            drops_start: config.drops_start(),
             histories: Vec::new(),
         }
     }
@@ -49,7 +69,7 @@ impl Plan {
     /// No layers, no convolutions.
     #[cfg(test)]
     pub fn empty() -> Plan {
-        Plan { layers: 0, window: 1, kv: (1, 2), histories: Vec::new() }
+        Plan { layers: 0, window: 1, kv: (1, 2), drops_start: true, histories: Vec::new() }
     }
 
     /// Adds a history; returns its index in every stream.
@@ -68,8 +88,9 @@ impl Plan {
 }
 
 /// The last inputs of a causal convolution, zeros at the start.
+#[derive(Clone)]
 pub(super) struct History {
-    /// `[rows, channels]`, oldest first.
+    /// `[rows, channels]`, oldest first. Replaced, never written to.
     rows: Tensor,
     /// Outputs at the start of the stream that are still to be dropped.
     pub trim: usize,
@@ -107,6 +128,11 @@ impl KvWindow {
     pub fn new(window: usize, (heads, width): (usize, usize), device: &Device) -> Result<KvWindow> {
         let zeros = || Tensor::zeros((2 * window, heads, width), DType::F32, device);
         Ok(KvWindow { window, k: zeros()?, v: zeros()?, len: 0 })
+    }
+
+    fn fork(&self) -> Result<KvWindow> {
+        // Buffers are written to: they need copies.
+        Ok(KvWindow { window: self.window, k: self.k.copy()?, v: self.v.copy()?, len: self.len })
     }
 
     /// Appends `k` and `v` `[n, kv_heads, head_dim]` and attends with `q` `[n, heads, head_dim]`.

@@ -3,11 +3,13 @@
 use super::state::Stream;
 use crate::model::LoadError;
 use crate::model::checkpoint::Scope;
-use crate::model::hf::WindowedTransformerConfig;
+use crate::model::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
 use crate::model::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
 use candle_core::{D, Result, Tensor};
 
 pub(super) struct Transformer {
+    /// Projections into it and out of it again, where the width outside is another.
+    around: Option<(Linear, Linear)>,
     layers: Vec<Layer>,
     norm: Tensor,
     rope: Rope,
@@ -31,9 +33,22 @@ struct Layer {
 }
 
 impl Transformer {
-    pub fn load(scope: &Scope<'_>, config: &WindowedTransformerConfig) -> std::result::Result<Transformer, LoadError> {
-        let layers = scope.at("layers");
+    pub fn load(scope: &Scope<'_>, config: &VocoderConfig) -> std::result::Result<Transformer, LoadError> {
+        let (layers, outside) = (scope.at("layers"), config.latent_width());
+        let projected = matches!(config.input, VocoderInput::Residual { .. });
+        let config = &config.transformer;
+        let projection = |name: &str, inputs, outputs| -> std::result::Result<Linear, LoadError> {
+            let scope = scope.at(name);
+            Ok(Linear::new(scope.get("weight", &[outputs, inputs])?, Some(scope.get("bias", &[outputs])?))?)
+        };
+        let around = if projected {
+            let inward = projection("input_proj", outside, config.hidden_size)?;
+            Some((inward, projection("output_proj", config.hidden_size, outside)?))
+        } else {
+            None
+        };
         Ok(Transformer {
+            around,
             layers: (0..config.num_hidden_layers)
                 .map(|i| Layer::load(&layers.at(i), config))
                 .collect::<std::result::Result<_, _>>()?,
@@ -43,17 +58,24 @@ impl Transformer {
         })
     }
 
-    /// The stream's next frames: `[n, hidden]` -> `[n, hidden]`. The stream's position moves on.
+    /// The stream's next frames: `[n, latent]` -> `[n, latent]`. The stream's position moves on.
     pub fn forward(&self, x: &Tensor, stream: &mut Stream) -> Result<Tensor> {
         let n = x.dim(0)? as u32;
         let positions: Vec<u32> = (stream.position..stream.position + n).collect();
         let angles = self.rope.at(&positions)?;
-        let mut x = x.clone();
+        let mut x = match &self.around {
+            Some((inward, _)) => inward.forward(x)?,
+            None => x.clone(),
+        };
         for (i, layer) in self.layers.iter().enumerate() {
             x = layer.forward(&x, &angles, stream, i)?;
         }
         stream.position += n;
-        rms_norm(&x, &self.norm, self.eps)
+        let x = rms_norm(&x, &self.norm, self.eps)?;
+        match &self.around {
+            Some((_, outward)) => outward.forward(&x),
+            None => Ok(x),
+        }
     }
 }
 
