@@ -14,11 +14,13 @@
 //! | [`core`] | pure state machines: no runtime, no clock, no tensors |
 //! | [`transfer`] | payloads, leases, wire frames, transports |
 //! | [`model`] | nets, weights, tokenizer, prompts, sampling, device backends |
+//! | [`audio`] | formats of sound: wav, flac, mp3, opus; speed |
 //! | [`config`], [`telemetry`], [`fault`], [`ids`] | what everybody needs |
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod actors;
+pub mod audio;
 pub mod cli;
 pub mod config;
 pub mod core;

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lower may be imported by higher; equals import each other.
-const LAYERS: [(&str, u32); 12] = [
+const LAYERS: [(&str, u32); 13] = [
     ("main", 9),
     ("cli", 8),
     ("server", 7),
@@ -14,6 +14,7 @@ const LAYERS: [(&str, u32); 12] = [
     ("core", 4),
     ("transfer", 3),
     ("model", 2),
+    ("audio", 1),
     ("config", 1),
     ("telemetry", 1),
     ("fault", 1),

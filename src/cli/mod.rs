@@ -10,8 +10,8 @@ mod model;
 mod run;
 mod say;
 mod signals;
+mod sink;
 mod verify;
-mod wav;
 
 pub use crate::model::checkpoint::EmbeddedFiles;
 

@@ -1,11 +1,12 @@
-//! `omni-actors say`: one text, one wav.
+//! `omni-actors say`: one text, one file of sound.
 
 use super::exit::Interrupted;
 use super::local;
 use super::model::ModelArgs;
 use super::signals::Signals;
-use super::wav::WavSink;
+use super::sink::SpeechSink;
 use super::{EmbeddedFiles, Usage};
+use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use crate::engine::{
     ChatMessage, Event, GenerateRequest, Output, ResponseStream, SamplingOverrides, Service, SpeechParams,
     SpeechRequest, TextSource, VoiceChoice,
@@ -17,25 +18,33 @@ use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Speak a text, or answer it, into a wav file
+/// Speak a text, or answer it, into a file
 ///
 /// The file appears when it is complete. What it took is told on stderr: time to first audio, length, real-time factor,
 /// and the seed that repeats it sample for sample.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors say \"The weather is lovely today.\" -o hello.wav
+  omni-actors say \"A little faster, please.\" --speed 1.25 -o faster.mp3
   omni-actors say --chat \"What is the capital of France?\" -o answer.wav
   echo \"Read me.\" | omni-actors say - -o - | aplay            played while it is made
   omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0")]
 pub struct SayArgs {
     /// What to say; - reads it from stdin
     text: String,
-    /// Wav file to write; - writes to stdout while the speech is made
+    /// File to write, its ending being its format: wav, flac, mp3, opus (or ogg), pcm; - writes a wav to stdout while the
+    /// speech is made
     #[arg(short, long, value_name = "FILE", default_value = "speech.wav")]
     output: PathBuf,
     /// Answer the text instead of repeating it; the answer is also printed on stderr
     #[arg(long)]
     chat: bool,
+    /// Format, whatever the name of the file: wav, flac, mp3, opus, pcm
+    #[arg(long, value_parser = AudioFormat::parse)]
+    format: Option<AudioFormat>,
+    /// How many times as fast as usual, 0.25 to 4, at the same pitch
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = speed)]
+    speed: f32,
     /// Speaker
     #[arg(long)]
     voice: Option<String>,
@@ -47,6 +56,12 @@ pub struct SayArgs {
     temperature: Option<f32>,
     #[command(flatten)]
     model: ModelArgs,
+}
+
+fn speed(text: &str) -> Result<f32, String> {
+    let speed = text.parse().map_err(|_| "is not a number".to_owned())?;
+    let allowed = MIN_SPEED..=MAX_SPEED;
+    if allowed.contains(&speed) { Ok(speed) } else { Err(format!("is not between {MIN_SPEED} and {MAX_SPEED}")) }
 }
 
 /// Runs the command.
@@ -71,9 +86,10 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     if text.is_empty() {
         return Err(Usage("there is nothing to say: give a text".to_owned()).into());
     }
+    let sound = args.sound()?;
     let config = args.model.resolve()?;
     let service = local::start_ready(config, embedded).await?;
-    let mut sink = WavSink::open(&args.output, service.info().sample_rate)?;
+    let mut sink = SpeechSink::open(&args.output, sound, service.info().sample_rate)?;
     let began = Instant::now();
     let stream = args.submit(&*service, text).await?;
     let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
@@ -86,6 +102,23 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
 }
 
 impl SayArgs {
+    /// What the options say about format and speed.
+    fn sound(&self) -> anyhow::Result<Sound> {
+        let named = self.output.extension().is_some();
+        let format = match self.format.or_else(|| AudioFormat::of_file(&self.output)) {
+            Some(format) => format,
+            None if !named => AudioFormat::Wav,
+            None => {
+                let name = self.output.display();
+                let told = format!(
+                    "{name}: the ending names no format; use .wav, .flac, .mp3, .opus, .ogg or .pcm, or give --format"
+                );
+                return Err(Usage(told).into());
+            }
+        };
+        Ok(Sound { format, speed: self.speed })
+    }
+
     async fn submit(&self, service: &dyn Service, text: &str) -> anyhow::Result<ResponseStream> {
         let speech = SamplingOverrides { temperature: self.temperature, ..SamplingOverrides::default() };
         let (voice, seed) = (self.voice.clone(), self.seed);
@@ -115,7 +148,7 @@ impl SayArgs {
 /// Writes the speech as it comes and returns what it took, in words.
 async fn receive(
     mut stream: ResponseStream,
-    sink: &mut WavSink,
+    sink: &mut SpeechSink,
     began: Instant,
     sample_rate: u32,
     print_text: bool,

@@ -2,11 +2,11 @@
 
 use super::answer::{Answer, Piece, note_ignored};
 use super::app::{App, unix_seconds};
-use super::audio::{AudioFormat, push_pcm16, whole};
 use super::body::read_object;
 use super::chat_request::{ChatCall, parse};
 use super::error::ApiError;
 use super::sse;
+use crate::audio::{AudioWriter, Sound};
 use crate::engine::{FinishReason, Output, Usage};
 use axum::Json;
 use axum::extract::{Request, State};
@@ -24,6 +24,7 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let call = parse(&app, &body)?;
     let ChatCall { request, format, stream, include_usage, ignored } = call;
     let speaks = request.output == Output::TextAndAudio;
+    let writer = Sound::from(format).writer(app.service.info().sample_rate)?;
     let answer = Answer::begin(app.service.submit(request).await?).await?;
     let info = app.service.info();
     let mut headers = answer.headers();
@@ -39,9 +40,9 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
         speaks,
     };
     let response = if stream {
-        sse::response(chunks(head, answer, include_usage))
+        sse::response(chunks(head, answer, writer, include_usage))
     } else {
-        Json(completion(&head, answer, format, info.sample_rate).await?).into_response()
+        Json(completion(&head, answer, writer).await?).into_response()
     };
     Ok((headers, response).into_response())
 }
@@ -55,28 +56,26 @@ struct Head {
     speaks: bool,
 }
 
-async fn completion(head: &Head, mut answer: Answer, format: AudioFormat, sample_rate: u32) -> Result<Value, ApiError> {
+async fn completion(head: &Head, mut answer: Answer, mut writer: AudioWriter) -> Result<Value, ApiError> {
     let mut text = String::new();
-    let mut pcm = Vec::new();
+    let mut file = Vec::new();
     let (reason, usage) = loop {
         match answer.next().await? {
             Piece::Text(delta) => text.push_str(&delta),
-            Piece::Audio(chunk) => push_pcm16(&chunk.samples, &mut pcm),
+            Piece::Audio(chunk) => file.append(&mut writer.push(&chunk.samples)?),
             Piece::Finished { reason, usage } => break (reason, usage),
         }
     };
-    let audio = head.speaks.then(|| {
-        json!({
+    let mut message = json!({ "role": "assistant", "content": text, "refusal": null });
+    if head.speaks {
+        writer.complete(&mut file)?;
+        message["audio"] = json!({
             "id": head.audio_id,
-            "data": BASE64_STANDARD.encode(whole(format, sample_rate, pcm)),
+            "data": BASE64_STANDARD.encode(file),
             "transcript": text,
             // Nothing is kept, so the id is of no use from the start.
             "expires_at": head.created,
-        })
-    });
-    let mut message = json!({ "role": "assistant", "content": text, "refusal": null });
-    if let Some(audio) = audio {
-        message["audio"] = audio;
+        });
     }
     Ok(json!({
         "id": head.id,
@@ -98,8 +97,16 @@ enum Stage {
 
 /// Chunks: the role, then text and audio as they are made, the reason, the usage if asked for, `[DONE]`. After an error
 /// chunk comes nothing more, not even `[DONE]`.
-fn chunks(head: Head, answer: Answer, include_usage: bool) -> impl futures::Stream<Item = String> + Send {
-    let steps = stream::unfold((head, answer, Stage::Role), move |(head, mut answer, state)| async move {
+///
+/// The format of a stream has no end of its own: `writer` is not finished.
+fn chunks(
+    head: Head,
+    answer: Answer,
+    writer: AudioWriter,
+    include_usage: bool,
+) -> impl futures::Stream<Item = String> + Send {
+    let state = (head, answer, writer, Stage::Role);
+    let steps = stream::unfold(state, move |(head, mut answer, mut writer, state)| async move {
         let (events, next) = match state {
             Stage::Role => {
                 let delta = json!({ "role": "assistant", "content": "", "refusal": null });
@@ -113,19 +120,20 @@ fn chunks(head: Head, answer: Answer, include_usage: bool) -> impl futures::Stre
                     }
                     (vec![chunk(&head, &delta, None, include_usage)], Stage::Pieces)
                 }
-                Ok(Piece::Audio(audio)) => {
-                    let mut pcm = Vec::new();
-                    push_pcm16(&audio.samples, &mut pcm);
-                    let delta = json!({ "audio": { "id": head.audio_id, "data": BASE64_STANDARD.encode(pcm) } });
-                    (vec![chunk(&head, &delta, None, include_usage)], Stage::Pieces)
-                }
+                Ok(Piece::Audio(audio)) => match writer.push(&audio.samples) {
+                    Ok(bytes) => {
+                        let delta = json!({ "audio": { "id": head.audio_id, "data": BASE64_STANDARD.encode(bytes) } });
+                        (vec![chunk(&head, &delta, None, include_usage)], Stage::Pieces)
+                    }
+                    Err(error) => (vec![sse::event(&ApiError::from(error).body())], Stage::Over),
+                },
                 Ok(Piece::Finished { reason, usage }) => (Vec::new(), Stage::Tail(reason, usage)),
                 Err(error) => (vec![sse::event(&error.body())], Stage::Over),
             },
             Stage::Tail(reason, usage) => (tail(&head, reason, usage, include_usage), Stage::Over),
             Stage::Over => return None,
         };
-        Some((stream::iter(events), (head, answer, next)))
+        Some((stream::iter(events), (head, answer, writer, next)))
     });
     steps.flatten()
 }

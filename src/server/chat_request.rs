@@ -1,11 +1,11 @@
 //! The fields of `POST /v1/chat/completions`.
 
 use super::app::App;
-use super::audio::AudioFormat;
 use super::error::ApiError;
 use super::fields::{Fields, kind};
 use super::sampling;
 use super::speech_request::format;
+use crate::audio::AudioFormat;
 use crate::engine::{ChatMessage, GenerateRequest, Output, SamplingOverrides};
 use crate::ids::Frames;
 use serde_json::{Map, Value};
@@ -140,9 +140,9 @@ fn audio(app: &App, fields: &Fields<'_>, stream: bool) -> Result<Audio, ApiError
         let (sampling, ignored) = (SamplingOverrides::default(), Vec::new());
         return Ok(Audio { voice: None, format: default, sampling, max_frames: None, ignored });
     };
-    let format = format(&audio, "format", default)?;
+    let format = format(app, &audio, "format", default)?;
     if stream && format != AudioFormat::Pcm {
-        return Err(audio.invalid("format", "a stream carries \"pcm16\" only; leave stream out to get wav"));
+        return Err(audio.invalid("format", "a stream carries \"pcm16\" only; leave stream out for other formats"));
     }
     Ok(Audio {
         voice: app.check_voice("audio.voice", audio.string("voice")?)?,

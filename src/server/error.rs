@@ -1,5 +1,6 @@
 //! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`, 4xx for what the client did, 5xx for us.
 
+use crate::audio::AudioError;
 use crate::engine::{RequestError, SubmitError};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -81,6 +82,15 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
         }
         response
+    }
+}
+
+impl From<AudioError> for ApiError {
+    fn from(error: AudioError) -> ApiError {
+        match error {
+            AudioError::Rate { .. } => ApiError::invalid("response_format", error.to_string()),
+            AudioError::Encoder { .. } => ApiError::internal(error.to_string()),
+        }
     }
 }
 

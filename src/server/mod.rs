@@ -10,13 +10,12 @@
 //! | `ws`, `ws_protocol`, `ws_input` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, voices, health, readiness, metrics, the page |
 //! | `answer` | a request's events as the routes need them |
-//! | `audio`, `sse`, `fields`, `body`, `error` | encodings |
+//! | `sse`, `fields`, `body`, `error` | encodings |
 //!
 //! `docs/api.md` describes what a client sees.
 
 mod answer;
 mod app;
-mod audio;
 mod body;
 mod chat;
 mod chat_request;
@@ -33,5 +32,4 @@ mod ws;
 mod ws_input;
 mod ws_protocol;
 
-pub use audio::{WAV_HEADER, push_pcm16, wav_header};
 pub use listen::{ServeError, Server};

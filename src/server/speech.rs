@@ -2,12 +2,12 @@
 
 use super::answer::{Answer, Piece, note_ignored};
 use super::app::App;
-use super::audio::{AudioFormat, StreamEncoder, push_pcm16, whole};
 use super::body::read_object;
 use super::error::ApiError;
 use super::speech_request::{Delivery, parse};
 use super::sse;
-use crate::engine::Usage;
+use crate::audio::{AudioFormat, AudioWriter};
+use crate::engine::{FinishReason, Usage};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -22,14 +22,14 @@ use std::sync::Arc;
 pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = read_object(&app, request).await?;
     let call = parse(&app, &body)?;
-    let answer = Answer::begin(app.service.speak(call.request).await?).await?;
     let sample_rate = app.service.info().sample_rate;
+    let writer = call.sound.writer(sample_rate)?;
+    let answer = Answer::begin(app.service.speak(call.request).await?).await?;
     let headers = headers(&answer, sample_rate, &call.ignored);
-    let encoder = StreamEncoder::new(call.format, sample_rate);
     let response = match call.delivery {
-        Delivery::Whole => whole_body(answer, call.format, sample_rate).await?,
-        Delivery::Raw => raw_body(answer, encoder, call.format),
-        Delivery::Events => sse::response(events(answer, encoder)),
+        Delivery::Whole => audio_body(call.sound.format, whole(answer, writer).await?.0.into()),
+        Delivery::Raw => audio_body(call.sound.format, raw_body(Encoded { answer, writer, end: None })),
+        Delivery::Events => sse::response(events(Encoded { answer, writer, end: None })),
     };
     Ok((headers, response).into_response())
 }
@@ -41,66 +41,86 @@ fn headers(answer: &Answer, sample_rate: u32, ignored: &[String]) -> HeaderMap {
     headers
 }
 
-async fn whole_body(mut answer: Answer, format: AudioFormat, sample_rate: u32) -> Result<Response, ApiError> {
-    let mut pcm = Vec::new();
+/// A body with the type of its format, and a name for those who save it.
+fn audio_body(format: AudioFormat, body: Body) -> Response {
+    let name = format!("inline; filename=\"speech.{}\"", format.as_str());
+    let mut response =
+        ([(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()))], body).into_response();
+    // Made of constants that a header can carry.
+    if let Ok(name) = HeaderValue::from_str(&name) {
+        response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
+    }
+    response
+}
+
+/// An answer as the bytes of its format.
+struct Encoded {
+    answer: Answer,
+    writer: AudioWriter,
+    /// Set when the last bytes have been given.
+    end: Option<(FinishReason, Usage)>,
+}
+
+impl Encoded {
+    /// The next bytes, never empty. `None` is the end.
+    async fn next(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
+        while self.end.is_none() {
+            let bytes = match self.answer.next().await? {
+                Piece::Audio(chunk) => self.writer.push(&chunk.samples)?,
+                Piece::Text(_) => continue,
+                Piece::Finished { reason, usage } => {
+                    self.end = Some((reason, usage));
+                    self.writer.finish()?
+                }
+            };
+            if !bytes.is_empty() {
+                return Ok(Some(bytes));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The whole file, and what it took.
+pub(super) async fn whole(mut answer: Answer, mut writer: AudioWriter) -> Result<(Vec<u8>, Usage), ApiError> {
+    let mut file = Vec::new();
     loop {
         match answer.next().await? {
-            Piece::Audio(chunk) => push_pcm16(&chunk.samples, &mut pcm),
+            Piece::Audio(chunk) => file.append(&mut writer.push(&chunk.samples)?),
             Piece::Text(_) => {}
-            Piece::Finished { .. } => break,
+            Piece::Finished { usage, .. } => {
+                writer.complete(&mut file)?;
+                return Ok((file, usage));
+            }
         }
     }
-    let content_type = HeaderValue::from_static(format.content_type());
-    Ok(([(header::CONTENT_TYPE, content_type)], whole(format, sample_rate, pcm)).into_response())
 }
 
 /// Chunked. A failure half way is an error of the body: the connection breaks, so that nobody takes half for whole.
-fn raw_body(answer: Answer, encoder: StreamEncoder, format: AudioFormat) -> Response {
-    let bytes = stream::try_unfold(Some((answer, encoder)), |state| async move {
-        let Some((mut answer, mut encoder)) = state else { return Ok(None) };
-        loop {
-            match answer.next().await {
-                Ok(Piece::Audio(chunk)) => {
-                    let bytes = Bytes::from(encoder.encode(&chunk.samples));
-                    return Ok(Some((bytes, Some((answer, encoder)))));
-                }
-                Ok(Piece::Text(_)) => {}
-                Ok(Piece::Finished { .. }) => {
-                    // Only an answer without a single sample has its header still to come.
-                    let rest = encoder.encode(&[]);
-                    return Ok((!rest.is_empty()).then(|| (Bytes::from(rest), None)));
-                }
-                Err(error) => return Err(std::io::Error::other(error.message)),
-            }
+fn raw_body(pieces: Encoded) -> Body {
+    Body::from_stream(stream::try_unfold(pieces, |mut pieces| async move {
+        match pieces.next().await {
+            Ok(Some(bytes)) => Ok(Some((Bytes::from(bytes), pieces))),
+            Ok(None) => Ok(None),
+            Err(error) => Err(std::io::Error::other(error.message)),
         }
-    });
-    let content_type = HeaderValue::from_static(format.content_type());
-    ([(header::CONTENT_TYPE, content_type)], Body::from_stream(bytes)).into_response()
+    }))
 }
 
 /// `speech.audio.delta` ... `speech.audio.done`; or `error`, and then nothing more.
-fn events(answer: Answer, encoder: StreamEncoder) -> impl futures::Stream<Item = String> + Send {
-    stream::unfold(Some((answer, encoder)), |state| async move {
-        let (mut answer, mut encoder) = state?;
-        loop {
-            match answer.next().await {
-                Ok(Piece::Audio(chunk)) => {
-                    let audio = BASE64_STANDARD.encode(encoder.encode(&chunk.samples));
-                    let event = sse::event(&json!({ "type": "speech.audio.delta", "audio": audio }));
-                    return Some((event, Some((answer, encoder))));
-                }
-                Ok(Piece::Text(_)) => {}
-                Ok(Piece::Finished { reason, usage }) => {
-                    let done =
-                        json!({ "type": "speech.audio.done", "usage": usage_object(usage), "finish_reason": reason });
-                    return Some((sse::event(&done), None));
-                }
-                Err(error) => {
-                    let failed = json!({ "type": "error", "error": error.object() });
-                    return Some((sse::event(&failed), None));
-                }
+fn events(pieces: Encoded) -> impl futures::Stream<Item = String> + Send {
+    stream::unfold(Some(pieces), |state| async move {
+        let mut pieces = state?;
+        let (event, over) = match pieces.next().await {
+            Ok(Some(bytes)) => (json!({ "type": "speech.audio.delta", "audio": BASE64_STANDARD.encode(bytes) }), false),
+            Ok(None) => {
+                let (reason, usage) = pieces.end.unwrap_or((FinishReason::Stop, Usage::default()));
+                let usage = usage_object(usage);
+                (json!({ "type": "speech.audio.done", "usage": usage, "finish_reason": reason }), true)
             }
-        }
+            Err(error) => (json!({ "type": "error", "error": error.object() }), true),
+        };
+        Some((sse::event(&event), (!over).then_some(pieces)))
     })
 }
 

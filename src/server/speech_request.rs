@@ -1,10 +1,10 @@
 //! The fields of `POST /v1/audio/speech`.
 
 use super::app::App;
-use super::audio::AudioFormat;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::sampling;
+use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use crate::engine::{SpeechParams, SpeechRequest, TextSource, VoiceChoice};
 use crate::ids::Frames;
 use serde_json::{Map, Value};
@@ -24,7 +24,7 @@ pub(super) enum Delivery {
 #[derive(Debug)]
 pub(super) struct SpeechCall {
     pub request: SpeechRequest,
-    pub format: AudioFormat,
+    pub sound: Sound,
     pub delivery: Delivery,
     /// Fields that mean nothing to this server.
     pub ignored: Vec<String>,
@@ -73,19 +73,15 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<SpeechCall, 
     {
         return Err(fields.invalid("task_type", format_args!("{task:?} is not supported; leave the field out")));
     }
-    let format = format(&fields, "response_format", AudioFormat::Wav)?;
-    let delivery = delivery(&fields, format)?;
+    let sound = sound(app, &fields, AudioFormat::Wav)?;
+    let delivery = delivery(&fields, sound.format)?;
     let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params: voice_of(app, &fields)? };
     let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
-    Ok(SpeechCall { request, format, delivery, ignored })
+    Ok(SpeechCall { request, sound, delivery, ignored })
 }
 
 /// The fields that say how to speak, shared with the WebSocket's `session.config`.
 pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechParams, ApiError> {
-    let speed = fields.float("speed", 0.25..=4.0)?.unwrap_or(1.0);
-    if speed != 1.0 {
-        return Err(fields.invalid("speed", "only 1.0 is supported; change the speed in the player"));
-    }
     let max_frames = fields.count("max_new_tokens")?.map(Frames);
     let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
     if ignore_eos && max_frames.is_none() {
@@ -102,12 +98,28 @@ pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechParams, A
     })
 }
 
+/// `response_format` and `speed`.
+pub(super) fn sound(app: &App, fields: &Fields<'_>, default: AudioFormat) -> Result<Sound, ApiError> {
+    let speed = fields.float("speed", f64::from(MIN_SPEED)..=f64::from(MAX_SPEED))?.unwrap_or(1.0);
+    Ok(Sound { format: format(app, fields, "response_format", default)?, speed })
+}
+
 /// An audio format field.
-pub(super) fn format(fields: &Fields<'_>, field: &str, default: AudioFormat) -> Result<AudioFormat, ApiError> {
-    match fields.string(field)? {
-        None => Ok(default),
-        Some(name) => AudioFormat::parse(name).map_err(|why| fields.invalid(field, why)),
+pub(super) fn format(
+    app: &App,
+    fields: &Fields<'_>,
+    field: &str,
+    default: AudioFormat,
+) -> Result<AudioFormat, ApiError> {
+    let Some(name) = fields.string(field)? else { return Ok(default) };
+    let format = AudioFormat::parse(name).map_err(|why| fields.invalid(field, why))?;
+    let rate = app.service.info().sample_rate;
+    if !format.carries(rate) {
+        let why =
+            format_args!("{name:?} cannot carry this model's {rate} samples per second; ask for \"wav\" or \"flac\"");
+        return Err(fields.invalid(field, why));
     }
+    Ok(format)
 }
 
 /// What `stream` and `stream_format` mean together: OpenAI's clients send at most the latter, others the former.
@@ -121,8 +133,8 @@ fn delivery(fields: &Fields<'_>, format: AudioFormat) -> Result<Delivery, ApiErr
         (Some(false), Some("audio") | None) => Ok(Delivery::Whole),
         (Some(true), None) | (_, Some("sse")) => Ok(Delivery::Events),
         (_, Some("audio")) => Ok(Delivery::Raw),
-        // A wav file says in front how long it is; bare samples can leave at once.
-        (None, None) if format == AudioFormat::Wav => Ok(Delivery::Whole),
+        // Some files say in front how long they are; what does not can leave at once.
+        (None, None) if format.tells_length() => Ok(Delivery::Whole),
         (None, None) => Ok(Delivery::Raw),
         (_, Some(other)) => {
             Err(fields.invalid("stream_format", format_args!("{other:?} is unknown; ask for \"sse\" or \"audio\"")))
@@ -152,9 +164,13 @@ mod tests {
     }
 
     #[test]
-    fn without_either_pcm_flows_and_wav_has_its_length() {
-        assert_eq!(delivered(&json!({}), AudioFormat::Pcm), Delivery::Raw);
-        assert_eq!(delivered(&json!({}), AudioFormat::Wav), Delivery::Whole);
+    fn without_either_what_says_its_length_is_whole_and_the_rest_flows() {
+        for format in [AudioFormat::Pcm, AudioFormat::Mp3, AudioFormat::Opus] {
+            assert_eq!(delivered(&json!({}), format), Delivery::Raw);
+        }
+        for format in [AudioFormat::Wav, AudioFormat::Flac] {
+            assert_eq!(delivered(&json!({}), format), Delivery::Whole);
+        }
         assert_eq!(delivered(&json!({"stream": false}), AudioFormat::Pcm), Delivery::Whole);
     }
 }

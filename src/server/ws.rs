@@ -4,11 +4,11 @@
 //! read, the queue is full, the engine's stream is not read, and this request pauses; cancel is still heard.
 
 use super::app::App;
-use super::audio::StreamEncoder;
 use super::error::ApiError;
 use super::listen::ConnectionGuard;
-use super::ws_input::{Input, Next, Refused};
-use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event};
+use super::ws_input::{Ended, Input, Next, Refused};
+use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event, session_done};
+use crate::audio::{AudioFormat, AudioWriter};
 use crate::engine::{Event, ResponseStream, SpeechParams, SpeechRequest, TextSource};
 use axum::Extension;
 use axum::extract::State;
@@ -19,6 +19,7 @@ use axum::response::Response;
 use futures::stream::SplitSink;
 use futures::{SinkExt, Stream, StreamExt};
 use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -117,10 +118,22 @@ enum Text {
 struct Utterance {
     text: Text,
     stream: ResponseStream,
-    encoder: StreamEncoder,
+    writer: AudioWriter,
     begun: Instant,
     first_audio: Option<Duration>,
-    samples: u64,
+    /// Bytes of audio sent.
+    bytes: u64,
+    /// Its text until it begins, for the event that says so.
+    said: String,
+    /// Whether that event has been sent.
+    started: bool,
+}
+
+impl Utterance {
+    fn new(text: Text, writer: AudioWriter, stream: ResponseStream) -> Utterance {
+        let (said, started) = (String::new(), false);
+        Utterance { text, stream, writer, begun: Instant::now(), first_audio: None, bytes: 0, said, started }
+    }
 }
 
 struct Session {
@@ -131,6 +144,8 @@ struct Session {
     current: Option<Utterance>,
     /// Number of the current utterance, or of the last one; 0 before the first.
     utterance: u64,
+    /// What the end of an utterance has left to say, before anything else is said.
+    parting: VecDeque<Message>,
     /// Set by `session.close`.
     closing: bool,
     heard: Instant,
@@ -142,18 +157,26 @@ enum Wake {
     Incoming(Option<Result<Message, axum::Error>>),
     /// The engine took a piece of text, or will take none.
     Fed(bool),
-    Event(Option<(mpsc::OwnedPermit<Message>, Option<Event>)>),
+    Room(Option<(mpsc::OwnedPermit<Message>, Outgoing)>),
     Ping,
     Idle,
     Stopping,
 }
 
+/// What there is room for.
+enum Outgoing {
+    /// The next of [`Session::parting`].
+    Parting,
+    Event(Option<Event>),
+}
+
 impl Session {
     fn new(app: Arc<App>, out: mpsc::Sender<Message>) -> Session {
-        let config = SessionConfig { format: super::audio::AudioFormat::Pcm, speech: SpeechParams::default() };
+        let config = SessionConfig { sound: AudioFormat::Pcm.into(), speech: SpeechParams::default() };
         let input = Input::new(app.limits.max_input_chars);
         let heard = Instant::now();
-        Session { app, out, config, input, current: None, utterance: 0, closing: false, heard, unanswered: 0 }
+        let parting = VecDeque::new();
+        Session { app, out, config, input, current: None, utterance: 0, parting, closing: false, heard, unanswered: 0 }
     }
 
     async fn run(
@@ -171,9 +194,9 @@ impl Session {
         loop {
             self.begin().await?;
             self.end_text();
-            if self.current.is_none() && self.input.next().is_none() {
+            if self.current.is_none() && self.input.next().is_none() && self.parting.is_empty() {
                 if self.closing {
-                    self.tell(&json!({ "type": "session.done", "utterances": self.utterance })).await?;
+                    self.tell(&json!({ "type": "session.closed", "utterances": self.utterance })).await?;
                     return self.close(close_code::NORMAL, "closed by the client").await;
                 }
                 if stopping.is_cancelled() {
@@ -181,6 +204,7 @@ impl Session {
                 }
             }
             let silent = self.current.is_none();
+            let parting = !self.parting.is_empty();
             let (text, stream) = match &mut self.current {
                 Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
                 None => (None, None),
@@ -188,7 +212,7 @@ impl Session {
             let wake = tokio::select! {
                 incoming = source.next() => Wake::Incoming(incoming),
                 taken = feed(text, &self.input) => Wake::Fed(taken),
-                event = next_event(&self.out, stream) => Wake::Event(event),
+                outgoing = next_outgoing(&self.out, parting, stream) => Wake::Room(outgoing),
                 _ = pings.tick() => Wake::Ping,
                 () = sleep_until(self.heard + IDLE_LIMIT), if silent => Wake::Idle,
                 () = stopping.cancelled(), if !stopping.is_cancelled() => Wake::Stopping,
@@ -196,8 +220,13 @@ impl Session {
             match wake {
                 Wake::Incoming(incoming) => self.hear(incoming).await?,
                 Wake::Fed(taken) => self.fed(taken),
-                Wake::Event(Some((permit, event))) => self.pass_on(permit, event),
-                Wake::Event(None) => return Err(Over),
+                Wake::Room(Some((permit, Outgoing::Parting))) => {
+                    if let Some(message) = self.parting.pop_front() {
+                        permit.send(message);
+                    }
+                }
+                Wake::Room(Some((permit, Outgoing::Event(event)))) => self.pass_on(permit, event),
+                Wake::Room(None) => return Err(Over),
                 Wake::Ping => self.ping()?,
                 Wake::Idle => {
                     let message = format!("nothing was said for {} s", IDLE_LIMIT.as_secs());
@@ -214,18 +243,20 @@ impl Session {
     async fn begin(&mut self) -> Result<(), Over> {
         while self.current.is_none() && matches!(self.input.next(), Some(Next::Text(_))) {
             self.utterance += 1;
-            let begun = Instant::now();
             let (sender, receiver) = flume::bounded(TEXT_QUEUE);
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
-            match self.app.service.speak(request).await {
-                Ok(stream) => {
-                    let encoder = StreamEncoder::new(self.config.format, self.app.service.info().sample_rate);
-                    let text = Text::Open(sender);
-                    self.current = Some(Utterance { text, stream, encoder, begun, first_audio: None, samples: 0 });
-                }
+            let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
+            let begun = match writer {
+                Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),
+                Err(error) => Err(error),
+            };
+            match begun {
+                Ok((writer, stream)) => self.current = Some(Utterance::new(Text::Open(sender), writer, stream)),
                 Err(error) => {
-                    self.input.skip_utterance();
-                    self.tell(&error_event(Some(self.utterance), &error.into())).await?;
+                    self.tell(&error_event(Some(self.utterance), &error)).await?;
+                    if self.input.skip_utterance() {
+                        self.tell(&session_done(Some(self.utterance), 0)).await?;
+                    }
                 }
             }
         }
@@ -245,6 +276,11 @@ impl Session {
 
     fn fed(&mut self, taken: bool) {
         if taken {
+            if let (Some(utterance), Some(Next::Text(text))) = (&mut self.current, self.input.next())
+                && !utterance.started
+            {
+                utterance.said.push_str(text);
+            }
             self.input.advance();
         } else if let Some(utterance) = &mut self.current {
             utterance.text = Text::Refused;
@@ -280,8 +316,12 @@ impl Session {
                 Err(refused) => self.refuse(&refused).await,
             },
             Ok(ClientMessage::Done) => match self.input.push_end() {
-                Ok(()) => Ok(()),
-                Err(refused) => self.refuse(&refused).await,
+                Ok(Ended::Queued | Ended::Cancelled) => Ok(()),
+                Ok(Ended::Dropped) => self.tell(&session_done(None, 0)).await,
+                Err(refused) => {
+                    self.refuse(&refused).await?;
+                    self.tell(&session_done(None, 0)).await
+                }
             },
             Ok(ClientMessage::Close) => {
                 self.closing = true;
@@ -328,7 +368,7 @@ impl Session {
         let stopped = self.current.take();
         self.input.cancel();
         let utterance = stopped.as_ref().map(|_| self.utterance);
-        let samples = stopped.map_or(0, |utterance| utterance.samples);
+        let samples = stopped.map_or(0, |utterance| utterance.writer.samples());
         self.tell(&json!({ "type": "audio.cancelled", "utterance": utterance, "samples": samples })).await
     }
 
@@ -337,55 +377,70 @@ impl Session {
         let Some(utterance) = &mut self.current else { return };
         self.unanswered = 0; // the writer took what was there before: somebody reads
         let sample_rate = self.app.service.info().sample_rate;
-        let message = match event {
-            Some(Event::Started { id, seed }) => json!({
-                "type": "audio.start",
-                "utterance": self.utterance,
-                "request_id": id.to_string(),
-                "seed": seed,
-                "sample_rate": sample_rate,
-                "channels": 1,
-                "format": self.config.format.as_str(),
-            }),
-            Some(Event::Audio(chunk)) => {
-                utterance.first_audio.get_or_insert_with(|| utterance.begun.elapsed());
-                utterance.samples += chunk.samples.len() as u64;
-                permit.send(Message::Binary(utterance.encoder.encode(&chunk.samples).into()));
+        let failed = match event {
+            Some(Event::Started { id, seed }) => {
+                utterance.started = true;
+                let start = json!({
+                    "type": "audio.start",
+                    "utterance": self.utterance,
+                    "utterance_index": self.utterance - 1,
+                    "sentence_index": 0,
+                    "sentence_text": std::mem::take(&mut utterance.said),
+                    "request_id": id.to_string(),
+                    "seed": seed,
+                    "sample_rate": sample_rate,
+                    "channels": 1,
+                    "format": self.config.sound.format.as_str(),
+                });
+                permit.send(Message::text(start.to_string()));
                 return;
             }
+            Some(Event::Audio(chunk)) => match utterance.writer.push(&chunk.samples) {
+                // Not every piece completes something.
+                Ok(bytes) if bytes.is_empty() => return,
+                Ok(bytes) => {
+                    utterance.first_audio.get_or_insert_with(|| utterance.begun.elapsed());
+                    utterance.bytes += bytes.len() as u64;
+                    permit.send(Message::Binary(bytes.into()));
+                    return;
+                }
+                Err(error) => error.into(),
+            },
             Some(Event::Text(_)) => return,
-            Some(Event::Finished { reason, usage }) => {
-                let summary = Summary {
-                    reason,
-                    usage,
-                    sample_rate,
-                    samples: utterance.samples,
-                    first_audio: utterance.first_audio,
-                    total: utterance.begun.elapsed(),
-                };
-                self.finish();
-                done_event(self.utterance, &summary)
-            }
-            Some(Event::Failed(error)) => {
-                self.finish();
-                error_event(Some(self.utterance), &error.into())
-            }
-            None => {
-                self.finish();
-                let error = ApiError::internal("the answer ended before it was complete");
-                error_event(Some(self.utterance), &error)
-            }
+            Some(Event::Finished { reason, usage }) => match utterance.writer.finish() {
+                Ok(rest) => {
+                    let bytes = utterance.bytes + rest.len() as u64;
+                    if !rest.is_empty() {
+                        self.parting.push_back(Message::Binary(rest.into()));
+                    }
+                    let summary = Summary {
+                        reason,
+                        usage,
+                        sample_rate,
+                        samples: utterance.writer.samples(),
+                        bytes,
+                        first_audio: utterance.first_audio,
+                        total: utterance.begun.elapsed(),
+                    };
+                    return self.finish(&done_event(self.utterance, &summary));
+                }
+                Err(error) => error.into(),
+            },
+            Some(Event::Failed(error)) => error.into(),
+            None => ApiError::internal("the answer ended before it was complete"),
         };
-        permit.send(Message::text(message.to_string()));
+        self.finish(&error_event(Some(self.utterance), &failed));
     }
 
-    /// The current utterance is over, whatever text of it is still to come.
-    fn finish(&mut self) {
+    /// The current utterance is over, whatever text of it is still to come; `last` says how.
+    fn finish(&mut self, last: &Value) {
         self.heard = Instant::now(); // a client that has listened has not been idle
-        if let Some(utterance) = self.current.take()
-            && !matches!(utterance.text, Text::Ended)
-        {
-            self.input.skip_utterance();
+        self.parting.push_back(Message::text(last.to_string()));
+        let Some(utterance) = self.current.take() else { return };
+        // Otherwise its `input.done` will be answered when it comes.
+        if matches!(utterance.text, Text::Ended) || self.input.skip_utterance() {
+            let done = session_done(Some(self.utterance), u32::from(utterance.started));
+            self.parting.push_back(Message::text(done.to_string()));
         }
     }
 
@@ -414,8 +469,13 @@ impl Session {
         Err(Over)
     }
 
-    async fn tell(&self, event: &Value) -> Result<(), Over> {
-        self.out.send(Message::text(event.to_string())).await.map_err(|_| Over)
+    /// Says something, behind what is still to be said.
+    async fn tell(&mut self, event: &Value) -> Result<(), Over> {
+        self.parting.push_back(Message::text(event.to_string()));
+        while let Some(message) = self.parting.pop_front() {
+            self.out.send(message).await.map_err(|_| Over)?;
+        }
+        Ok(())
     }
 
     async fn close(&self, code: u16, reason: &'static str) -> Result<(), Over> {
@@ -434,15 +494,21 @@ async fn feed(text: Option<&Text>, input: &Input) -> bool {
     }
 }
 
-/// The next event, once there is room to send what it means. Outer `None`: the writer is gone. Pending while nothing is
-/// being spoken.
-async fn next_event(
+/// What goes to the client next, once there is room for it. Outer `None`: the writer is gone. Pending while there is nothing
+/// to say.
+async fn next_outgoing(
     out: &mpsc::Sender<Message>,
+    parting: bool,
     stream: Option<&mut ResponseStream>,
-) -> Option<(mpsc::OwnedPermit<Message>, Option<Event>)> {
-    let Some(stream) = stream else { return std::future::pending().await };
+) -> Option<(mpsc::OwnedPermit<Message>, Outgoing)> {
+    if !parting && stream.is_none() {
+        return std::future::pending().await;
+    }
     let permit = out.clone().reserve_owned().await.ok()?;
-    Some((permit, stream.next().await))
+    match stream {
+        Some(stream) if !parting => Some((permit, Outgoing::Event(stream.next().await))),
+        _ => Some((permit, Outgoing::Parting)),
+    }
 }
 
 #[cfg(test)]

@@ -11,6 +11,17 @@ pub(super) enum Next<'a> {
     End,
 }
 
+/// What the end of an utterance means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// It will come out as [`Next::End`].
+    Queued,
+    /// The utterance had failed before.
+    Dropped,
+    /// The utterance had been cancelled before.
+    Cancelled,
+}
+
 /// Why text or an end was not taken.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refused {
@@ -64,18 +75,21 @@ impl Input {
     }
 
     /// The client ended its utterance.
-    pub fn push_end(&mut self) -> Result<(), Refused> {
+    pub fn push_end(&mut self) -> Result<Ended, Refused> {
         let (open, discarding) = (self.open, self.discarding);
         let cancelled = std::mem::take(&mut self.cancelled);
         self.open = false;
         self.discarding = false;
         self.utterance_chars = 0;
         match (open, discarding) {
-            (true, false) => self.pieces.push_back(None),
-            (false, false) if !cancelled => return Err(Refused::NoText),
-            _ => {}
+            (true, false) => {
+                self.pieces.push_back(None);
+                Ok(Ended::Queued)
+            }
+            (_, true) => Ok(Ended::Dropped),
+            (false, false) if cancelled => Ok(Ended::Cancelled),
+            (false, false) => Err(Refused::NoText),
         }
-        Ok(())
     }
 
     /// What the engine should get next.
@@ -90,15 +104,17 @@ impl Input {
         }
     }
 
-    /// The utterance at the front is over before its text: drops the text up to its end, now or when it comes.
-    pub fn skip_utterance(&mut self) {
+    /// The utterance at the front is over before its text: drops the text up to its end, now or when it comes. True if the
+    /// end had come.
+    pub fn skip_utterance(&mut self) -> bool {
         while let Some(piece) = self.pieces.pop_front() {
             match piece {
                 Some(text) => self.waiting_chars -= text.chars().count(),
-                None => return,
+                None => return true,
             }
         }
         self.discarding = self.open;
+        false
     }
 
     /// Drops everything. What comes next is a new utterance.
@@ -159,7 +175,7 @@ mod tests {
         assert_eq!(input.push_end(), Err(Refused::NoText));
         input.push_text("Hello".to_owned()).unwrap();
         input.cancel();
-        assert_eq!(input.push_end(), Ok(()));
+        assert_eq!(input.push_end(), Ok(Ended::Cancelled));
         assert_eq!(input.push_end(), Err(Refused::NoText));
         assert_eq!(drain(&mut input), "");
     }
@@ -170,7 +186,7 @@ mod tests {
         input.push_text("12345".to_owned()).unwrap();
         assert_eq!(input.push_text("6789".to_owned()), Err(Refused::TooLong));
         assert_eq!(input.push_text("more".to_owned()), Ok(()));
-        assert_eq!(input.push_end(), Ok(()));
+        assert_eq!(input.push_end(), Ok(Ended::Dropped));
         input.push_text("fine".to_owned()).unwrap();
         input.push_end().unwrap();
         assert_eq!(drain(&mut input), "fine|");
@@ -191,11 +207,11 @@ mod tests {
         input.push_text("failed".to_owned()).unwrap();
         input.push_end().unwrap();
         input.push_text("fine".to_owned()).unwrap();
-        input.skip_utterance();
+        assert!(input.skip_utterance());
         assert_eq!(drain(&mut input), "fine");
-        input.skip_utterance();
+        assert!(!input.skip_utterance());
         input.push_text("still the same utterance".to_owned()).unwrap();
-        assert_eq!(input.push_end(), Ok(()));
+        assert_eq!(input.push_end(), Ok(Ended::Dropped));
         assert_eq!(drain(&mut input), "");
     }
 
@@ -223,7 +239,7 @@ mod tests {
                     0 | 1 => drop(input.push_text("é".repeat(size))),
                     2 => drop(input.push_end()),
                     3 => input.advance(),
-                    4 => input.skip_utterance(),
+                    4 => drop(input.skip_utterance()),
                     _ => input.cancel(),
                 }
                 let waiting: usize = input.pieces.iter().flatten().map(|text| text.chars().count()).sum();

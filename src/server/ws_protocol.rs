@@ -1,11 +1,11 @@
 //! Messages of `WS /v1/audio/speech/stream`, both ways.
 
 use super::app::App;
-use super::audio::AudioFormat;
 use super::body::parse_object;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::speech_request::{format, voice_of};
+use super::speech_request::{sound, voice_of};
+use crate::audio::{AudioFormat, Sound};
 use crate::engine::{FinishReason, SpeechParams, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl ClientMessage {
 /// How the utterances of a session are spoken, until the next `session.config`.
 #[derive(Debug)]
 pub(super) struct SessionConfig {
-    pub format: AudioFormat,
+    pub sound: Sound,
     /// A request without its text.
     pub speech: SpeechParams,
 }
@@ -61,7 +61,7 @@ impl SessionConfig {
         if speech.ignore_eos {
             return Err(fields.invalid("ignore_eos", "is for POST /v1/audio/speech, where the text is whole"));
         }
-        Ok(SessionConfig { format: format(&fields, "response_format", AudioFormat::Pcm)?, speech })
+        Ok(SessionConfig { sound: sound(app, &fields, AudioFormat::Pcm)?, speech })
     }
 
     /// For the events that tell a client what is in force.
@@ -70,7 +70,8 @@ impl SessionConfig {
         json!({
             "model": info.id,
             "voice": self.speech.voice.name().or(info.default_voice.as_deref()),
-            "response_format": self.format.as_str(),
+            "response_format": self.sound.format.as_str(),
+            "speed": self.sound.speed,
             "sample_rate": info.sample_rate,
             "seed": self.speech.seed,
         })
@@ -98,6 +99,7 @@ pub(super) struct Summary {
     pub reason: FinishReason,
     pub usage: Usage,
     pub samples: u64,
+    pub bytes: u64,
     pub sample_rate: u32,
     /// From the first text to the first audio; `None` if there was no audio.
     pub first_audio: Option<Duration>,
@@ -110,6 +112,10 @@ pub(super) fn done_event(utterance: u64, summary: &Summary) -> Value {
     json!({
         "type": "audio.done",
         "utterance": utterance,
+        "utterance_index": utterance - 1,
+        "sentence_index": 0,
+        "total_bytes": summary.bytes,
+        "error": false,
         "finish_reason": summary.reason,
         "frames": summary.usage.frames,
         "samples": summary.samples,
@@ -117,6 +123,16 @@ pub(super) fn done_event(utterance: u64, summary: &Summary) -> Value {
         "ttfa_ms": summary.first_audio.map(milliseconds),
         "total_ms": milliseconds(summary.total),
         "usage": super::speech::usage_object(summary.usage),
+    })
+}
+
+/// Answers an `input.done` when its utterance is over, spoken (`sentences` is 1) or not.
+pub(super) fn session_done(utterance: Option<u64>, sentences: u32) -> Value {
+    json!({
+        "type": "session.done",
+        "utterance": utterance,
+        "utterance_index": utterance.map(|number| number - 1),
+        "total_sentences": sentences,
     })
 }
 

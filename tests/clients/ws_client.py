@@ -56,6 +56,7 @@ def speech_comes_before_the_text_is_complete():
         session.send("input.done")
         done = session.expect("audio.done")
         audio += session.audio
+        session.expect("session.done")
         assert done["samples"] * 2 == len(audio) and done["ttfa_ms"] <= done["total_ms"], done
         note = check_speech("pcm", pcm16(audio), session.rate, 3)
         return f"{note}, first audio after {took * 1000:.0f} ms, before {len(rest)} of the words were sent"
@@ -77,8 +78,9 @@ def cancel_stops_and_the_next_utterance_speaks():
         assert session.expect("audio.start")["utterance"] == 2
         session.expect("audio.done")
         check_speech("pcm", pcm16(session.audio), session.rate)
+        session.expect("session.done")
         session.send("session.close")
-        assert session.expect("session.done")["utterances"] == 2
+        assert session.expect("session.closed")["utterances"] == 2
         return f"cancelled in {took * 1000:.0f} ms"
 
 
@@ -91,7 +93,9 @@ def a_wav_session_sends_wav():
         session.expect("audio.start")
         session.expect("audio.done")
         assert session.audio[:4] == b"RIFF"
-        return check_speech("wav", pcm16(session.audio[44:]), session.rate)
+        note = check_speech("wav", pcm16(session.audio[44:]), session.rate)
+        session.expect("session.done")
+        return note
 
 
 def mistakes_do_not_end_the_session():
@@ -104,6 +108,7 @@ def mistakes_do_not_end_the_session():
         session.send("input.done")
         session.expect("audio.start")
         session.expect("audio.done")
+        session.expect("session.done")
 
 
 run(

@@ -213,3 +213,80 @@ async fn a_client_that_stops_reading_pauses_its_request() {
     call.finish().await;
     reader.await.unwrap();
 }
+
+#[tokio::test]
+async fn compressed_formats_are_whole_files_of_their_type() {
+    let site = Site::new();
+    for (format, content_type, magic) in [
+        ("flac", "audio/flac", b"fLaC".as_slice()),
+        ("mp3", "audio/mpeg", b"\xff\xf3".as_slice()),
+        ("opus", "audio/ogg", b"OggS".as_slice()),
+    ] {
+        for stream in [json!({"stream": false}), json!({"stream_format": "audio"}), json!({})] {
+            let mut body = json!({"input": "Hello.", "response_format": format});
+            body.as_object_mut().unwrap().extend(stream.as_object().unwrap().clone());
+            let response = site.post(PATH, &body);
+            let call = site.service.call().await;
+            call.started().await;
+            call.audio(1920).await;
+            call.audio(1920).await;
+            call.finish().await;
+            let response = response.await.unwrap();
+            assert_eq!(response.headers()["content-type"], content_type, "{body}");
+            let name = format!("inline; filename=\"speech.{format}\"");
+            assert_eq!(response.headers()["content-disposition"], name.as_str());
+            let file = response.bytes().await.unwrap();
+            assert_eq!(&file[..magic.len()], magic, "{body}");
+            if format == "flac" && stream != json!({"stream_format": "audio"}) {
+                assert_eq!(file[21..26], [0xf0, 0, 0, 0x0f, 0x00], "{body}: 3840 samples in the header");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn mp3_leaves_as_it_is_made() {
+    let site = Site::new();
+    let response = site.post(PATH, &json!({"input": "Hello.", "response_format": "mp3"}));
+    let call = site.service.call().await;
+    call.started().await;
+    call.audio(1920).await;
+    // A tag and three frames of 24 ms at 96 kbit/s are there while the engine still works.
+    let mut body = response.await.unwrap().bytes_stream();
+    assert_eq!(body.next().await.unwrap().unwrap().len(), 4 * 288);
+    call.finish().await;
+    assert!(!body.next().await.unwrap().unwrap().is_empty());
+    assert!(body.next().await.is_none());
+}
+
+#[tokio::test]
+async fn the_last_bytes_of_a_file_are_an_event_too() {
+    let site = Site::new();
+    let response = site.post(PATH, &json!({"input": "Hello.", "stream": true, "response_format": "opus"}));
+    let call = site.service.call().await;
+    call.started().await;
+    call.audio(1920).await;
+    call.finish().await;
+    let events = events(response.await.unwrap()).await;
+    let kinds: Vec<_> = events.iter().map(|event| json(event)["type"].clone()).collect();
+    assert_eq!(kinds, ["speech.audio.delta", "speech.audio.delta", "speech.audio.done"]);
+    let last = BASE64_STANDARD.decode(json(&events[1])["audio"].as_str().unwrap()).unwrap();
+    assert_eq!((&last[..4], last[5]), (b"OggS".as_slice(), 4), "the page that ends the stream");
+}
+
+#[tokio::test]
+async fn speed_shortens_and_lengthens() {
+    let site = Site::new();
+    for (speed, samples) in [(1.0, 4800), (2.0, 2400), (0.5, 9600), (4.0, 1200)] {
+        let body = json!({"input": "Hello.", "response_format": "pcm", "speed": speed});
+        let response = site.post(PATH, &body);
+        let call = site.service.call().await;
+        call.started().await;
+        for _ in 0..4 {
+            call.audio(1200).await;
+        }
+        call.finish().await;
+        let heard = response.await.unwrap().bytes().await.unwrap();
+        assert_eq!(heard.len(), samples * 2, "at {speed}");
+    }
+}

@@ -60,6 +60,12 @@ impl Client {
         }
     }
 
+    async fn session_done(&mut self, sentences: u32) -> Value {
+        let done = self.event("session.done").await;
+        assert_eq!(done["total_sentences"], sentences);
+        done
+    }
+
     async fn closed(&mut self) -> CloseCode {
         loop {
             match self.next().await {
@@ -101,6 +107,53 @@ async fn speech_leaves_before_the_text_is_complete() {
     let done = client.event("audio.done").await;
     assert_eq!((&done["samples"], &done["finish_reason"], &done["frames"]), (&json!(5), &json!("stop"), &json!(2)));
     assert!(done["ttfa_ms"].as_f64().unwrap() <= done["total_ms"].as_f64().unwrap());
+    assert_eq!((&done["total_bytes"], &done["error"]), (&json!(10), &json!(false)));
+    client.session_done(1).await;
+}
+
+#[tokio::test]
+async fn what_peers_clients_read_is_there() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    client.text("Hello there.").await;
+    let call = site.service.call().await;
+    piece(&call).await;
+    client.done().await;
+    assert_eq!(call.text().await, "");
+    call.started().await;
+    let start = client.event("audio.start").await;
+    assert_eq!((&start["sentence_text"], &start["sentence_index"]), (&json!("Hello there."), &json!(0)));
+    assert_eq!(start["utterance_index"], 0);
+    call.finish().await;
+    assert_eq!(client.event("audio.done").await["sentence_index"], 0);
+    let done = client.session_done(1).await;
+    assert_eq!((&done["utterance_index"], &done["utterance"]), (&json!(0), &json!(1)));
+    // Every input.done is answered, even one without text.
+    client.done().await;
+    client.event("error").await;
+    client.session_done(0).await;
+}
+
+#[tokio::test]
+async fn any_format_and_speed_can_be_streamed() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    let config = json!({"type": "session.config", "response_format": "mp3", "speed": 2});
+    client.send(&config).await;
+    let updated = client.event("session.updated").await;
+    assert_eq!((&updated["response_format"], &updated["speed"]), (&json!("mp3"), &json!(2.0)));
+    client.text("Hi").await;
+    client.done().await;
+    let call = site.service.call().await;
+    call.started().await;
+    assert_eq!(client.event("audio.start").await["format"], "mp3");
+    call.audio(4800).await;
+    let mut file = client.audio().await;
+    assert_eq!(file[..2], [0xff, 0xf3]);
+    call.finish().await;
+    file.extend(client.audio().await);
+    let done = client.event("audio.done").await;
+    assert_eq!((&done["samples"], &done["total_bytes"]), (&json!(2400), &json!(file.len())));
 }
 
 #[tokio::test]
@@ -118,9 +171,10 @@ async fn utterances_follow_each_other() {
         call.finish().await;
         assert_eq!(client.event("audio.start").await["utterance"], number);
         assert_eq!(client.event("audio.done").await["ttfa_ms"], Value::Null);
+        client.session_done(1).await;
     }
     client.send(&json!({"type": "session.close"})).await;
-    assert_eq!(client.event("session.done").await["utterances"], 2);
+    assert_eq!(client.event("session.closed").await["utterances"], 2);
     assert_eq!(client.closed().await, CloseCode::Normal);
 }
 
@@ -150,6 +204,7 @@ async fn cancel_stops_at_once_and_the_session_goes_on() {
     // With nothing to stop, cancel is answered all the same.
     call.finish().await;
     client.event("audio.done").await;
+    client.session_done(1).await;
     client.send(&json!({"type": "input.cancel"})).await;
     assert_eq!(client.event("audio.cancelled").await["utterance"], Value::Null);
 }
@@ -192,13 +247,15 @@ async fn mistakes_are_told_and_survived() {
     assert_eq!(client.event("error").await["code"], "invalid_type");
     client.done().await;
     assert!(client.event("error").await["message"].as_str().unwrap().contains("without any input.text"));
+    client.session_done(0).await;
     client.send(&json!({"type": "session.config", "voice": "nobody"})).await;
     assert_eq!(client.event("error").await["param"], "voice");
-    client.send(&json!({"type": "session.config", "response_format": "mp3"})).await;
+    client.send(&json!({"type": "session.config", "response_format": "aac"})).await;
     assert_eq!(client.event("error").await["param"], "response_format");
     client.text(&"x".repeat(1001)).await;
     assert_eq!(client.event("error").await["code"], "text_too_long");
     client.done().await;
+    client.session_done(0).await;
     client.text("Still here.").await;
     client.done().await;
     assert_eq!(site.service.call().await.text().await, "Still here.");
@@ -229,6 +286,7 @@ async fn a_refusal_and_a_failure_concern_one_utterance() {
     assert_eq!((&error["code"], &error["retry_after_s"]), (&json!("rate_limit_exceeded"), &json!(2)));
     client.text(", all of it.").await;
     client.done().await;
+    client.session_done(0).await;
     client.text("Fails").await;
     let call = site.service.call().await;
     call.started().await;
@@ -238,6 +296,7 @@ async fn a_refusal_and_a_failure_concern_one_utterance() {
     assert_eq!((&error["code"], &error["utterance"]), (&json!("stage_failed"), &json!(2)));
     client.text(", all of it.").await;
     client.done().await;
+    client.session_done(0).await;
     client.text("Works.").await;
     client.done().await;
     assert_eq!(site.service.call().await.text().await, "Works.");

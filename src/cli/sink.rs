@@ -1,84 +1,82 @@
 //! Where the speech of `say` goes: a file that appears whole or not at all, or standard output while it is made.
 
-use crate::server::{WAV_HEADER, push_pcm16, wav_header};
+use crate::audio::{AudioWriter, Sound};
 use anyhow::Context;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Stdout, Write};
 use std::path::{Path, PathBuf};
 
-/// A wav that is being written.
-pub(super) enum WavSink {
+/// Speech that is being written.
+pub(super) struct SpeechSink {
+    writer: AudioWriter,
+    place: Place,
+}
+
+enum Place {
     /// A file under a temporary name.
     File(PartialFile),
-    /// Standard output: the header cannot be corrected afterwards, so it leaves the length open.
+    /// Standard output: the beginning cannot be corrected afterwards, so a wav leaves its length open.
     Stdout(Stdout),
 }
 
 /// Removes itself unless it is finished.
-pub(super) struct PartialFile {
+struct PartialFile {
     file: BufWriter<File>,
     partial: PathBuf,
     path: PathBuf,
-    sample_rate: u32,
-    bytes: usize,
     finished: bool,
 }
 
-impl WavSink {
+impl SpeechSink {
     /// `-` is standard output.
     ///
     /// # Errors
-    /// A folder that is not there or may not be written.
-    pub fn open(path: &Path, sample_rate: u32) -> anyhow::Result<WavSink> {
+    /// A folder that is not there or may not be written; a format that cannot carry the sample rate.
+    pub fn open(path: &Path, sound: Sound, sample_rate: u32) -> anyhow::Result<SpeechSink> {
+        let writer = sound.writer(sample_rate)?;
         if path == Path::new("-") {
-            let mut stdout = std::io::stdout();
-            stdout.write_all(&wav_header(sample_rate, None))?;
-            return Ok(WavSink::Stdout(stdout));
+            return Ok(SpeechSink { writer, place: Place::Stdout(std::io::stdout()) });
         }
         let name = path.file_name().with_context(|| format!("{}: is not the name of a file", path.display()))?;
         let partial = path.with_file_name(format!(".{}.{}.part", name.to_string_lossy(), std::process::id()));
         let file = File::create(&partial).with_context(|| format!("cannot write {}", path.display()))?;
-        let mut sink = PartialFile {
-            file: BufWriter::new(file),
-            partial,
-            path: path.to_owned(),
-            sample_rate,
-            bytes: 0,
-            finished: false,
-        };
-        sink.file.write_all(&[0; WAV_HEADER])?;
-        Ok(WavSink::File(sink))
+        let file = PartialFile { file: BufWriter::new(file), partial, path: path.to_owned(), finished: false };
+        Ok(SpeechSink { writer, place: Place::File(file) })
     }
 
     /// Appends samples in [-1, 1].
     pub fn write(&mut self, samples: &[f32]) -> anyhow::Result<()> {
-        let mut bytes = Vec::new();
-        push_pcm16(samples, &mut bytes);
-        match self {
-            WavSink::File(sink) => {
-                sink.bytes += bytes.len();
-                sink.file.write_all(&bytes).with_context(|| format!("cannot write {}", sink.path.display()))
-            }
-            WavSink::Stdout(stdout) => {
-                // Heard while it is made: nothing may wait in a buffer.
-                stdout.write_all(&bytes).and_then(|()| stdout.flush()).context("cannot write to standard output")
-            }
-        }
+        let bytes = self.writer.push(samples)?;
+        self.place.write(&bytes)
     }
 
-    /// Gives the file its sizes and its name.
-    pub fn finish(self) -> anyhow::Result<()> {
+    /// Gives the file its rest, its true beginning and its name.
+    pub fn finish(mut self) -> anyhow::Result<()> {
+        let rest = self.writer.finish()?;
+        self.place.write(&rest)?;
+        if let Place::File(mut file) = self.place {
+            if let Some(front) = self.writer.front() {
+                file.file.seek(SeekFrom::Start(0))?;
+                file.file.write_all(&front)?;
+            }
+            file.file.flush()?;
+            std::fs::rename(&file.partial, &file.path)
+                .with_context(|| format!("cannot write {}", file.path.display()))?;
+            file.finished = true;
+        }
+        Ok(())
+    }
+}
+
+impl Place {
+    fn write(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
         match self {
-            WavSink::Stdout(mut stdout) => Ok(stdout.flush()?),
-            WavSink::File(mut sink) => {
-                let size = u32::try_from(sink.bytes).ok();
-                sink.file.seek(SeekFrom::Start(0))?;
-                sink.file.write_all(&wav_header(sink.sample_rate, size))?;
-                sink.file.flush()?;
-                std::fs::rename(&sink.partial, &sink.path)
-                    .with_context(|| format!("cannot write {}", sink.path.display()))?;
-                sink.finished = true;
-                Ok(())
+            Place::File(file) => {
+                file.file.write_all(bytes).with_context(|| format!("cannot write {}", file.path.display()))
+            }
+            Place::Stdout(stdout) => {
+                // Heard while it is made: nothing may wait in a buffer.
+                stdout.write_all(bytes).and_then(|()| stdout.flush()).context("cannot write to standard output")
             }
         }
     }
@@ -96,6 +94,7 @@ impl Drop for PartialFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::audio::AudioFormat;
 
     fn files(folder: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(folder).unwrap();
@@ -106,7 +105,7 @@ mod tests {
     fn a_finished_file_has_the_right_sizes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
-        let mut sink = WavSink::open(&path, 24_000).unwrap();
+        let mut sink = SpeechSink::open(&path, AudioFormat::Wav.into(), 24_000).unwrap();
         sink.write(&[0.0, 0.5]).unwrap();
         sink.write(&[-0.5]).unwrap();
         assert!(!path.exists());
@@ -120,7 +119,7 @@ mod tests {
     #[test]
     fn an_abandoned_file_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let mut sink = WavSink::open(&folder.path().join("a.wav"), 24_000).unwrap();
+        let mut sink = SpeechSink::open(&folder.path().join("a.mp3"), AudioFormat::Mp3.into(), 24_000).unwrap();
         sink.write(&[0.0; 100]).unwrap();
         drop(sink);
         assert!(files(folder.path()).is_empty());
@@ -128,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_told_with_the_name_that_was_asked_for() {
-        let told = WavSink::open(Path::new("no/such/a.wav"), 24_000).err().unwrap().to_string();
-        assert_eq!(told, "cannot write no/such/a.wav");
+        let opened = SpeechSink::open(Path::new("no/such/a.wav"), AudioFormat::Wav.into(), 24_000);
+        assert_eq!(opened.err().unwrap().to_string(), "cannot write no/such/a.wav");
     }
 }
