@@ -1,11 +1,55 @@
 //! From a recording of a speaker to what a cloned voice needs (spec section 10).
 //!
-//! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample`]). All of it is pure: bytes
-//! or samples in, samples out, no clock and no files, and everything that comes from a stranger is bounded before it is
-//! believed.
+//! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample`]); of these, the
+//! [`SpeakerEncoder`] makes an x-vector and the [`CodecEncoder`] frames of codes. All of it is pure: bytes or samples
+//! in, numbers out, no clock and no files, and everything that comes from a stranger is bounded before it is believed.
 
 mod audio;
+mod codec_encoder;
+mod mel;
 mod resample;
+mod speaker_encoder;
 
 pub use audio::{AudioError, AudioLimits, Clip, decode_audio};
+pub use codec_encoder::CodecEncoder;
 pub use resample::{resample, resampled_len};
+pub use speaker_encoder::SpeakerEncoder;
+
+use crate::model::hf::SAMPLE_RATE;
+use crate::model::{Checkpoint, LoadError};
+use candle_core::Device;
+
+/// Both encoders of a Qwen3-TTS Base checkpoint.
+pub struct VoiceEncoder {
+    /// Samples to an x-vector.
+    pub speaker: SpeakerEncoder,
+    /// Samples to code frames.
+    pub codec: CodecEncoder,
+}
+
+impl VoiceEncoder {
+    /// Loads both; `None` when the checkpoint clones no voices.
+    ///
+    /// # Errors
+    /// [`LoadError`] when this is no Qwen3-TTS checkpoint, a file cannot be read, or its tensors are not those of the
+    /// config.
+    pub fn load(checkpoint: &Checkpoint, device: &Device) -> Result<Option<VoiceEncoder>, LoadError> {
+        let config = checkpoint.tts()?;
+        let Some(speaker) = &config.speaker_encoder else { return Ok(None) };
+        let loader = checkpoint.loader(&["speaker_encoder"], device);
+        let speaker = SpeakerEncoder::load(&loader, speaker)?;
+        loader.finish()?;
+        let loader = checkpoint.codec_loader(&["encoder"], device)?;
+        let codec = CodecEncoder::load(&loader, &config.codec.encoder, config.codec.encoder_valid_num_quantizers)?;
+        loader.finish()?;
+        Ok(Some(VoiceEncoder { speaker, codec }))
+    }
+
+    /// The samples of a clip as both encoders take them: 24 kHz.
+    ///
+    /// # Errors
+    /// [`AudioError::Rate`] for a rate that decoding would not have let pass.
+    pub fn samples(clip: &Clip) -> Result<Vec<f32>, AudioError> {
+        resample(&clip.pcm, clip.rate, SAMPLE_RATE)
+    }
+}

@@ -1,19 +1,23 @@
 //! What the JSON files of a Hugging Face checkpoint say. Every number comes from the file: the class defaults of the
 //! reference implementation differ from the real models in many places, so a missing field is an error.
 
+mod codec_encoder;
 mod decoder;
 mod family;
 mod generation;
 mod json;
 mod omni;
+mod speaker_encoder;
 mod talker;
 mod tts;
 mod vocoder;
 
+pub use codec_encoder::{CodecEncoderConfig, CodecTransformerConfig};
 pub use decoder::{DecoderConfig, MoeConfig};
 pub use family::Family;
 pub use generation::GenerationDefaults;
 pub use omni::{ChatTokens, OmniConfig, SAMPLE_RATE, ThinkerConfig};
+pub use speaker_encoder::SpeakerEncoderConfig;
 pub use talker::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig, UnknownSpeaker};
-pub use tts::{CodecConfig, SpeakerEncoderConfig, TtsConfig, TtsTokens, Variant};
+pub use tts::{CodecConfig, TtsConfig, TtsTokens, Variant};
 pub use vocoder::{VocoderConfig, VocoderInput, WindowedTransformerConfig};

@@ -1,6 +1,8 @@
 //! `config.json` of Qwen3-TTS (12 Hz): a talker that reads text itself, and a codec in a folder of its own.
 
+use super::codec_encoder::CodecEncoderConfig;
 use super::json::{Node, Problems};
+use super::speaker_encoder::SpeakerEncoderConfig;
 use super::talker::TalkerConfig;
 use super::vocoder::VocoderConfig;
 use serde_json::Value;
@@ -63,15 +65,10 @@ impl std::fmt::Display for Variant {
 pub struct CodecConfig {
     /// Codes to waveform.
     pub decoder: VocoderConfig,
+    /// Waveform to codes.
+    pub encoder: CodecEncoderConfig,
     /// Code groups of the encoder that the talker knows; the first ones.
     pub encoder_valid_num_quantizers: usize,
-}
-
-/// The speaker encoder's sizes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SpeakerEncoderConfig {
-    /// Width of an x-vector.
-    pub enc_dim: usize,
 }
 
 /// Ids with a meaning in the vocabulary of text.
@@ -152,6 +149,21 @@ impl TtsConfig {
                 "speech_tokenizer encoder_valid_num_quantizers = {valid} differs from talker_config.num_code_groups = {groups}"
             )
         });
+        let encoder = &self.codec.encoder;
+        problems.require(valid >= encoder.num_semantic_quantizers && valid <= encoder.num_quantizers, || {
+            format!(
+                "speech_tokenizer encoder_valid_num_quantizers = {valid}: expected {} to {}, the codebooks of encoder_config",
+                encoder.num_semantic_quantizers, encoder.num_quantizers
+            )
+        });
+        for (name, found, expected) in [
+            ("codebook_size", encoder.codebook_size, self.codec.decoder.codebook_size),
+            ("samples per frame", encoder.samples_per_frame(), self.codec.decoder.samples_per_frame()),
+        ] {
+            problems.require(found == expected, || {
+                format!("speech_tokenizer encoder_config: {name} = {found} differs from {expected} of decoder_config")
+            });
+        }
         if let Some(encoder) = &self.speaker_encoder {
             let (width, hidden) = (encoder.enc_dim, self.talker.text.hidden_size);
             problems.require(width == hidden, || {
@@ -196,14 +208,9 @@ impl CodecConfig {
     fn read(node: &Node<'_>) -> CodecConfig {
         CodecConfig {
             decoder: VocoderConfig::read_12hz(&node.object("decoder_config")),
+            encoder: CodecEncoderConfig::read(&node.object("encoder_config")),
             encoder_valid_num_quantizers: node.size("encoder_valid_num_quantizers"),
         }
-    }
-}
-
-impl SpeakerEncoderConfig {
-    fn read(node: &Node<'_>) -> SpeakerEncoderConfig {
-        SpeakerEncoderConfig { enc_dim: node.size("enc_dim") }
     }
 }
 

@@ -31,6 +31,52 @@ pub fn snake(x: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// ELU: `x` where it is positive, `e^x - 1` elsewhere.
+///
+/// # Errors
+/// When the device refuses.
+pub fn elu(x: &Tensor) -> Result<Tensor> {
+    match x.device() {
+        Device::Cpu => x.contiguous()?.apply_op1_no_bwd(&Elu),
+        _ => x.elu(1.0),
+    }
+}
+
+struct Elu;
+
+impl CustomOp1 for Elu {
+    fn name(&self) -> &'static str {
+        "elu"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let x = f32_slice(storage, layout)?;
+        let mut out = vec![0.0; x.len()];
+        dispatch(EluAll { x, out: &mut out });
+        Ok((CpuStorage::F32(out), layout.shape().clone()))
+    }
+}
+
+struct EluAll<'a> {
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Kernel for EluAll<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (zero, one) = (s.splat(0.0), s.splat(1.0));
+        for (x, out) in self.x.chunks(LANES).zip(self.out.chunks_mut(LANES)) {
+            let x = load_part(s, x);
+            // One of the two is zero.
+            let below = s.sub(exp(s, s.min(x, zero)), one);
+            store_part(s, s.add(s.max(x, zero), below), out);
+        }
+    }
+}
+
 struct SiluMul;
 
 impl CustomOp1 for SiluMul {
@@ -158,6 +204,16 @@ mod tests {
             }
         }
         assert!(silu_mul(&rows(3)).is_err());
+    }
+
+    #[test]
+    fn elu_agrees_with_the_formula() {
+        for n in [1, 16, 23] {
+            for (x, got) in flat(&rows(n)).iter().zip(flat(&elu(&rows(n)).unwrap())) {
+                let want = if *x > 0.0 { *x } else { x.exp_m1() };
+                assert!((got - want).abs() < 2e-7, "{got}, not {want}");
+            }
+        }
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod norm;
 mod rope;
 mod simd;
 
-pub use act::{silu_mul, snake};
+pub use act::{elu, silu_mul, snake};
 pub use attention::attention;
 pub use depthwise::depthwise_conv;
 pub use linear::Linear;

@@ -6,7 +6,7 @@ use super::manifest::{Kind, Manifest};
 use super::nets::Nets;
 use super::report::Verdict;
 use super::value::{Data, Value, Values};
-use super::vocode;
+use super::{frontend, vocode};
 use crate::model::prompt::ChatPrompt;
 
 /// The reference decodes so many frames at a time and loses 23 ms of sound at each border; this program does not. Up to
@@ -35,6 +35,10 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
             values
         }
         Kind::Vocoder => vocode::run(&reference, nets.vocoder().map_err(|e| e.to_string())?)?,
+        Kind::TtsFrontend => {
+            let net = nets.voice().map_err(|e| e.to_string())?.ok_or("this checkpoint has no speaker encoder")?;
+            frontend::run(&reference, net, &mut notes)?
+        }
         Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
     };
     let comparison = compare(&reference, &computed);

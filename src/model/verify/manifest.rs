@@ -29,11 +29,13 @@ pub enum Kind {
     OmniGenerate,
     /// A vocoder with its activations: code2wav of Qwen3-Omni or the 12 Hz decoder of Qwen3-TTS.
     Vocoder,
+    /// The front ends of a cloned voice.
+    TtsFrontend,
     /// Known, but this program does not run it yet.
     NotBuilt(&'static str),
 }
 
-const NOT_BUILT: [&str; 4] = ["tts_generate", "audio_tower", "vision_tower", "tts_frontend"];
+const NOT_BUILT: [&str; 3] = ["tts_generate", "audio_tower", "vision_tower"];
 
 #[derive(Deserialize)]
 struct RawManifest {
@@ -66,12 +68,13 @@ impl Manifest {
         let kind = match raw.case.kind.as_str() {
             "omni_generate" => Kind::OmniGenerate,
             "code2wav" | "decoder12hz" => Kind::Vocoder,
+            "tts_frontend" => Kind::TtsFrontend,
             other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
                 Some(kind) => Kind::NotBuilt(kind),
                 None => {
                     let known = NOT_BUILT.join(", ");
                     return Err(format!(
-                        "unknown kind {other:?}: expected omni_generate, code2wav, decoder12hz, {known}"
+                        "unknown kind {other:?}: expected omni_generate, code2wav, decoder12hz, tts_frontend, {known}"
                     ));
                 }
             },

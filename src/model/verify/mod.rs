@@ -3,6 +3,7 @@
 
 mod case;
 mod compare;
+mod frontend;
 mod generate;
 mod manifest;
 mod nets;

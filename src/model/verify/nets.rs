@@ -1,5 +1,6 @@
 //! The nets of one checkpoint, loaded when a case needs them.
 
+use crate::model::frontend::VoiceEncoder;
 use crate::model::talker::Talker;
 use crate::model::thinker::Thinker;
 use crate::model::tokenizer::Tokenizer;
@@ -17,6 +18,7 @@ pub(super) struct Nets {
     pub checkpoint: Checkpoint,
     speech: OnceCell<(Thinker, Talker)>,
     vocoder: OnceCell<Vocoder>,
+    voice: OnceCell<Option<VoiceEncoder>>,
 }
 
 impl Nets {
@@ -27,6 +29,7 @@ impl Nets {
             checkpoint: Checkpoint::open_with(folder, overrides)?,
             speech: OnceCell::new(),
             vocoder: OnceCell::new(),
+            voice: OnceCell::new(),
         })
     }
 
@@ -51,6 +54,15 @@ impl Nets {
         }
         let net = Vocoder::load(&self.checkpoint, &Device::Cpu)?;
         Ok(self.vocoder.get_or_init(|| net))
+    }
+
+    /// `None` when the checkpoint clones no voices.
+    pub fn voice(&self) -> Result<Option<&VoiceEncoder>, LoadError> {
+        if let Some(net) = self.voice.get() {
+            return Ok(net.as_ref());
+        }
+        let net = VoiceEncoder::load(&self.checkpoint, &Device::Cpu)?;
+        Ok(self.voice.get_or_init(|| net).as_ref())
     }
 
     pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {

@@ -7,7 +7,7 @@ use crate::model::ops::{Linear, depthwise_conv};
 use candle_core::{Result, Tensor};
 
 /// A convolution of stride 1 that sees the past only.
-pub(super) struct CausalConv {
+pub(in crate::model) struct CausalConv {
     layer: Linear,
     dilation: usize,
     /// Inputs before the current one that an output sees.
@@ -42,7 +42,7 @@ impl CausalConv {
 }
 
 /// A convolution of one tap, which needs no past.
-pub(super) fn load_pointwise(
+pub(in crate::model) fn load_pointwise(
     scope: &Scope<'_>,
     inputs: usize,
     outputs: usize,

@@ -19,13 +19,15 @@ mod transformer;
 pub use context::{Context, Contexts};
 pub use state::Stream;
 
+pub(in crate::model) use conv::{CausalConv, load_pointwise};
+pub(in crate::model) use state::{HistoryPlan, Plan};
+
 use crate::model::checkpoint::Scope;
 use crate::model::hf::{Family, VocoderConfig};
 use crate::model::{Checkpoint, LoadError};
 use candle_core::{Device, IndexOp, Result, Tensor};
 use decoder::Decoder;
 use input::Input;
-use state::Plan;
 use std::fmt::Arguments;
 use transformer::Transformer;
 

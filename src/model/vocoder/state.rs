@@ -33,10 +33,15 @@ impl Stream {
         let tensors = caches.chain(self.histories.iter().map(|history| &history.rows));
         tensors.map(|tensor| tensor.elem_count() * tensor.dtype().size_in_bytes()).sum()
     }
+
+    /// `x` `[n, channels]` behind the rows that a convolution has seen last: `[rows + n, channels]`.
+    pub(in crate::model) fn extend(&mut self, history: usize, x: &Tensor) -> Result<Tensor> {
+        self.histories[history].extend(x)
+    }
 }
 
 /// What every stream of a net needs, collected while the net is loaded.
-pub(super) struct Plan {
+pub(in crate::model) struct Plan {
     layers: usize,
     window: usize,
     /// Keys or values of one position: heads and width.
@@ -48,7 +53,7 @@ pub(super) struct Plan {
 
 /// Size of one [`History`].
 #[derive(Clone, Copy)]
-pub(super) struct HistoryPlan {
+pub(in crate::model) struct HistoryPlan {
     pub rows: usize,
     pub channels: usize,
     pub trim: usize,
@@ -66,8 +71,7 @@ impl Plan {
         }
     }
 
-    /// No layers, no convolutions.
-    #[cfg(test)]
+    /// No layers, and no convolutions yet.
     pub fn empty() -> Plan {
         Plan { layers: 0, window: 1, kv: (1, 2), drops_start: true, histories: Vec::new() }
     }
