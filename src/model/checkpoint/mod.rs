@@ -12,7 +12,7 @@ pub use weights::Weights;
 
 use crate::model::LoadError;
 use crate::model::hf::{Family, GenerationDefaults, OmniConfig, TtsConfig};
-use crate::model::prompt::Prompter;
+use crate::model::prompt::{Prompter, TtsPrompter};
 use crate::model::template::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
 use candle_core::Device;
@@ -149,6 +149,14 @@ impl Checkpoint {
         let tokenizer = self.tokenizer()?;
         let template = ChatTemplate::load(&self.files)?;
         Ok(Prompter::new(tokenizer.into(), template.into(), self.omni()?))
+    }
+
+    /// What makes prompts of a Qwen3-TTS checkpoint: the tokenizer, which is read now.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::tokenizer`]; [`LoadError::Invalid`] when this is a Qwen3-Omni model.
+    pub fn tts_prompter(&self) -> Result<TtsPrompter, LoadError> {
+        TtsPrompter::new(self.tokenizer()?.into(), self.tts()?.clone(), &self.files)
     }
 
     /// The tokenizer, which is read now.

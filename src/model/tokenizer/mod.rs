@@ -6,8 +6,10 @@
 mod bytes;
 mod detokenizer;
 mod files;
+mod words;
 
 pub use detokenizer::Detokenizer;
+pub use words::Words;
 
 use crate::model::LoadError;
 use crate::model::checkpoint::Files;

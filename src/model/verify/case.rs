@@ -6,7 +6,7 @@ use super::manifest::{Kind, Manifest};
 use super::nets::Nets;
 use super::report::Verdict;
 use super::value::{Data, Value, Values};
-use super::{frontend, vocode};
+use super::{frontend, tts, vocode};
 use crate::model::prompt::ChatPrompt;
 
 /// The reference decodes so many frames at a time and loses 23 ms of sound at each border; this program does not. Up to
@@ -20,19 +20,24 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
     if !lacking.is_empty() {
         return Err(format!("{}.safetensors lacks {}", manifest.name, lacking.join(", ")));
     }
+    let text = |e: crate::model::LoadError| e.to_string();
     let mut notes = Vec::new();
     let computed = match manifest.kind {
         Kind::OmniGenerate => {
             let (request, tokenized) = request(manifest, &reference, nets)?;
-            let (thinker, talker) = nets.speech().map_err(|e| e.to_string())?;
+            let (thinker, talker) = (nets.thinker().map_err(text)?, nets.talker().map_err(text)?);
             let trace = generate(nets.checkpoint.omni().map_err(|e| e.to_string())?, thinker, talker, &request)
                 .map_err(|e| e.to_string())?;
-            let mut values = wave(trace, &mut reference, nets, &mut notes)?;
+            let mut values = wave(trace, &[], &mut reference, nets, &mut notes)?;
             // The ids that the tokenizer gave are what is compared; the run went on from the reference's.
             if let Some(ids) = tokenized {
                 values.insert("input_ids".into(), Value::ints([1, ids.len()], ids));
             }
             values
+        }
+        Kind::TtsGenerate => {
+            let (trace, recording) = tts::run(manifest, &mut reference, nets)?;
+            wave(trace, &recording, &mut reference, nets, &mut notes)?
         }
         Kind::Vocoder => vocode::run(&reference, nets.vocoder().map_err(|e| e.to_string())?)?,
         Kind::TtsFrontend => {
@@ -83,22 +88,38 @@ fn request(manifest: &Manifest, reference: &Values, nets: &Nets) -> Result<(Requ
     Ok((request, tokenized))
 }
 
-/// Decodes the codes of a run. Speech beyond the reference's first chunk is left out on both sides.
-fn wave(trace: Trace, reference: &mut Values, nets: &Nets, notes: &mut Vec<String>) -> Result<Values, String> {
-    let Trace { mut values, mut frames } = trace;
+/// Decodes the codes of a run behind those of a recording, whose sound is cut off. Speech beyond the reference's first
+/// chunk is left out on both sides.
+fn wave(
+    trace: Trace,
+    recording: &[u32],
+    reference: &mut Values,
+    nets: &Nets,
+    notes: &mut Vec<String>,
+) -> Result<Values, String> {
+    let Trace { mut values, frames } = trace;
     let Some(expected) = reference.get_mut("wav") else { return Ok(values) };
     let net = nets.vocoder().map_err(|e| e.to_string())?;
-    if frames.len() > REFERENCE_CHUNK {
-        frames.truncate(REFERENCE_CHUNK);
-        let samples = net.samples(REFERENCE_CHUNK as u64) as usize;
-        if let Data::Floats(wave) = &mut expected.data
-            && wave.len() > samples
-        {
+    let groups = net.config().num_quantizers;
+    let (recorded, total) = (recording.len() / groups, recording.len() / groups + frames.len());
+    // As the reference rounds it.
+    let cut = (recorded as f64 / total.max(1) as f64 * net.samples(total as u64) as f64) as usize;
+    let mut codes = [recording, &frames.concat()].concat();
+    if total > REFERENCE_CHUNK {
+        codes.truncate(REFERENCE_CHUNK * groups);
+        let samples = (net.samples(REFERENCE_CHUNK as u64) as usize).saturating_sub(cut);
+        if let Data::Floats(wave) = &mut expected.data {
             wave.truncate(samples);
-            expected.shape = vec![1, 1, samples];
         }
         notes.push(format!("the waveform was compared up to frame {REFERENCE_CHUNK}, where the reference cuts"));
     }
-    values.insert("wav".into(), vocode::decode(net, &frames.concat())?);
+    let mut wave = vocode::decode(net, &codes)?;
+    for (wave, cut) in [(&mut wave, cut), (expected, 0)] {
+        if let Data::Floats(samples) = &mut wave.data {
+            samples.drain(..cut.min(samples.len()));
+            wave.shape = vec![samples.len()];
+        }
+    }
+    values.insert("wav".into(), wave);
     Ok(values)
 }

@@ -27,6 +27,8 @@ pub struct Manifest {
 pub enum Kind {
     /// A request of Qwen3-Omni from prompt to waveform.
     OmniGenerate,
+    /// A request of Qwen3-TTS from text to waveform.
+    TtsGenerate,
     /// A vocoder with its activations: code2wav of Qwen3-Omni or the 12 Hz decoder of Qwen3-TTS.
     Vocoder,
     /// The front ends of a cloned voice.
@@ -35,7 +37,7 @@ pub enum Kind {
     NotBuilt(&'static str),
 }
 
-const NOT_BUILT: [&str; 3] = ["tts_generate", "audio_tower", "vision_tower"];
+const NOT_BUILT: [&str; 2] = ["audio_tower", "vision_tower"];
 
 #[derive(Deserialize)]
 struct RawManifest {
@@ -67,6 +69,7 @@ impl Manifest {
         })?;
         let kind = match raw.case.kind.as_str() {
             "omni_generate" => Kind::OmniGenerate,
+            "tts_generate" => Kind::TtsGenerate,
             "code2wav" | "decoder12hz" => Kind::Vocoder,
             "tts_frontend" => Kind::TtsFrontend,
             other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
@@ -74,7 +77,8 @@ impl Manifest {
                 None => {
                     let known = NOT_BUILT.join(", ");
                     return Err(format!(
-                        "unknown kind {other:?}: expected omni_generate, code2wav, decoder12hz, tts_frontend, {known}"
+                        "unknown kind {other:?}: expected omni_generate, tts_generate, code2wav, decoder12hz, \
+                         tts_frontend, {known}"
                     ));
                 }
             },
@@ -137,6 +141,22 @@ impl Manifest {
     pub fn number(&self, key: &str) -> Result<f32, String> {
         let value = self.meta.get(key).ok_or_else(|| format!("meta.{key} is missing"))?;
         value.as_f64().map(|n| n as f32).ok_or_else(|| format!("meta.{key} = {value}: expected a number"))
+    }
+
+    /// The text of a list of one in `meta`; `None` when nothing is there.
+    ///
+    /// # Errors
+    /// When there is more than one, or something else.
+    pub fn only(&self, key: &str) -> Result<Option<&str>, String> {
+        match self.meta.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Array(list)) if list.len() == 1 => match &list[0] {
+                Value::Null => Ok(None),
+                Value::String(text) => Ok(Some(text)),
+                other => Err(format!("meta.{key}[0] = {other}: expected text")),
+            },
+            Some(other) => Err(format!("meta.{key} = {other}: expected a list of one text")),
+        }
     }
 
     /// A text of `meta`.

@@ -8,6 +8,8 @@ mod generate;
 mod manifest;
 mod nets;
 mod report;
+mod speak;
+mod tts;
 mod value;
 mod vocode;
 

@@ -16,7 +16,8 @@ pub(super) struct Nets {
     folder: PathBuf,
     overrides: Map<String, Value>,
     pub checkpoint: Checkpoint,
-    speech: OnceCell<(Thinker, Talker)>,
+    thinker: OnceCell<Thinker>,
+    talker: OnceCell<Talker>,
     vocoder: OnceCell<Vocoder>,
     voice: OnceCell<Option<VoiceEncoder>>,
 }
@@ -27,7 +28,8 @@ impl Nets {
             folder: folder.to_owned(),
             overrides: overrides.clone(),
             checkpoint: Checkpoint::open_with(folder, overrides)?,
-            speech: OnceCell::new(),
+            thinker: OnceCell::new(),
+            talker: OnceCell::new(),
             vocoder: OnceCell::new(),
             voice: OnceCell::new(),
         })
@@ -38,14 +40,24 @@ impl Nets {
         self.folder == folder && self.overrides == *overrides
     }
 
-    pub fn speech(&self) -> Result<&(Thinker, Talker), LoadError> {
-        if let Some(nets) = self.speech.get() {
-            return Ok(nets);
+    pub fn thinker(&self) -> Result<&Thinker, LoadError> {
+        if let Some(net) = self.thinker.get() {
+            return Ok(net);
         }
-        let (config, loader) = (self.checkpoint.omni()?, self.checkpoint.loader(&["thinker", "talker"], &Device::Cpu));
-        let nets = (Thinker::load(&loader, &config.thinker)?, Talker::load(&loader, self.checkpoint.family())?);
+        let (config, loader) = (self.checkpoint.omni()?, self.checkpoint.loader(&["thinker"], &Device::Cpu));
+        let net = Thinker::load(&loader, &config.thinker)?;
         loader.finish()?;
-        Ok(self.speech.get_or_init(|| nets))
+        Ok(self.thinker.get_or_init(|| net))
+    }
+
+    pub fn talker(&self) -> Result<&Talker, LoadError> {
+        if let Some(net) = self.talker.get() {
+            return Ok(net);
+        }
+        let loader = self.checkpoint.loader(&["talker"], &Device::Cpu);
+        let net = Talker::load(&loader, self.checkpoint.family())?;
+        loader.finish()?;
+        Ok(self.talker.get_or_init(|| net))
     }
 
     pub fn vocoder(&self) -> Result<&Vocoder, LoadError> {

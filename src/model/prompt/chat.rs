@@ -1,5 +1,5 @@
-//! Prompts: from a conversation, or from a text to be spoken, to the token ids of the thinker and the rows that the
-//! talker takes from them (spec section 5).
+//! From a conversation, or from a text to be spoken, to the token ids of the thinker and the rows that the talker takes
+//! from them (spec section 5).
 
 use crate::model::hf::{ChatTokens, OmniConfig};
 use crate::model::template::{ChatTemplate, TemplateError, TemplateMessage};

@@ -1,0 +1,247 @@
+//! From a text and a voice to what the talker of Qwen3-TTS is fed (spec section 9).
+//!
+//! The talker's input rows are tokens: those of the instruction, three of the assistant's header, for in-context cloning
+//! those of the reference's transcript, then the text. Which of them stand where, and beside which codes, is the
+//! [`TalkerPrompt`].
+
+mod error;
+mod layout;
+mod stream;
+
+pub use error::TtsPromptError;
+pub use stream::TtsStream;
+
+use crate::model::LoadError;
+use crate::model::checkpoint::Files;
+use crate::model::hf::{CodecTokens, TtsConfig, Variant};
+use crate::model::talker::{CodecSide, TalkerPrompt, Trailing};
+use crate::model::tokenizer::Tokenizer;
+use layout::{Plan, PlannedReference};
+use std::sync::Arc;
+
+/// What every text is spoken as an answer to.
+const HEADER: &str = "<|im_start|>assistant\n";
+/// Around an instruction.
+const INSTRUCTION: [&str; 2] = ["<|im_start|>user\n", "<|im_end|>\n"];
+
+/// A text and how it is to be spoken.
+#[derive(Clone, Debug)]
+pub struct TtsRequest<'a> {
+    /// What is said. Space around it is ignored.
+    pub text: &'a str,
+    /// A language of the checkpoint or `auto`, any case; `None` is `auto`.
+    pub language: Option<&'a str>,
+    /// Who says it.
+    pub speaker: Speaker<'a>,
+    /// How it is to be said, or what the voice is like; empty is none.
+    pub instruct: Option<&'a str>,
+    /// Whether the talker gets the whole text before it speaks, instead of a token per frame; `None` is what the
+    /// reference does for the checkpoint: all at once unless a voice is cloned.
+    pub non_streaming: Option<bool>,
+}
+
+/// Who speaks.
+#[derive(Clone, Debug)]
+pub enum Speaker<'a> {
+    /// Nobody in particular: the voice is described by the instruction.
+    Unnamed,
+    /// A speaker that the checkpoint was trained with, any case.
+    Named(&'a str),
+    /// Somebody who was recorded.
+    Cloned {
+        /// The sound of the voice, as the speaker encoder makes it: `[talker hidden]`.
+        x_vector: Arc<[f32]>,
+        /// The recording itself, for speech that goes on in its manner.
+        reference: Option<Reference>,
+    },
+}
+
+/// A recording and what is said in it.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// What is said.
+    pub text: Arc<str>,
+    /// Frame after frame, all groups of each.
+    pub codes: Arc<[u32]>,
+}
+
+/// What the talker is given for a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TtsPrompt {
+    /// The layout, with the voice.
+    pub prompt: Arc<TalkerPrompt>,
+    /// The talker's whole input: instruction, header, transcript of the reference, text.
+    pub tokens: Vec<u32>,
+    /// How many of `tokens` are the instruction's.
+    pub instruct_len: usize,
+    /// How many are the transcript's.
+    pub reference_len: usize,
+}
+
+/// Builds prompts. Immutable and shared by all requests.
+#[derive(Clone, Debug)]
+pub struct TtsPrompter {
+    tokenizer: Arc<Tokenizer>,
+    config: Arc<TtsConfig>,
+    header: Arc<[u32]>,
+    instruction: [Arc<[u32]>; 2],
+}
+
+impl TtsPrompter {
+    /// From the parts of one checkpoint, whose files are named in errors.
+    ///
+    /// # Errors
+    /// [`LoadError::Invalid`] when the tokenizer does not give the assistant's header its three tokens.
+    pub fn new(tokenizer: Arc<Tokenizer>, config: Arc<TtsConfig>, files: &Files) -> Result<TtsPrompter, LoadError> {
+        let encode = |text: &str| match tokenizer.encode_structure(text) {
+            Ok(ids) => Ok(Arc::<[u32]>::from(ids)),
+            Err(error) => Err(files.invalid("tokenizer.json", error.to_string())),
+        };
+        let header = encode(HEADER)?;
+        if header.len() != 3 {
+            let reason = format!("gives {HEADER:?} {} tokens: expected 3", header.len());
+            return Err(files.invalid("tokenizer.json", reason));
+        }
+        let instruction = [encode(INSTRUCTION[0])?, encode(INSTRUCTION[1])?];
+        Ok(TtsPrompter { header, instruction, tokenizer, config })
+    }
+
+    /// The tokenizer of these prompts.
+    pub fn tokenizer(&self) -> &Arc<Tokenizer> {
+        &self.tokenizer
+    }
+
+    /// What the talker is given for a text that is there as a whole.
+    ///
+    /// # Errors
+    /// [`TtsPromptError`] for what this checkpoint cannot do, and for an empty text.
+    pub fn prompt(&self, request: &TtsRequest<'_>) -> Result<TtsPrompt, TtsPromptError> {
+        let whole = request.non_streaming.unwrap_or(self.config.variant != Variant::Base);
+        let mut plan = self.plan(request, whole)?;
+        let text = self.tokenizer.encode_text(request.text.trim())?;
+        if text.is_empty() {
+            return Err(TtsPromptError::NothingToSpeak);
+        }
+        plan.tokens.extend(&text);
+        let prompt = plan.whole_prompt(text.len() as u32, &self.config.talker.tokens);
+        Ok(TtsPrompt {
+            prompt: prompt.into(),
+            instruct_len: plan.plain as usize - self.header.len(),
+            reference_len: plan.reference_len() as usize,
+            tokens: plan.tokens,
+        })
+    }
+
+    /// The same for a text that is still being written: `request.text` is its begin, which may be empty. Without a say in
+    /// `non_streaming`, the talker gets the text as it comes.
+    ///
+    /// # Errors
+    /// [`TtsPromptError`] for what this checkpoint cannot do.
+    pub fn stream(&self, request: &TtsRequest<'_>) -> Result<TtsStream, TtsPromptError> {
+        let plan = self.plan(request, request.non_streaming.unwrap_or(false))?;
+        TtsStream::new(self.clone(), plan, request.text)
+    }
+
+    /// Everything about a request but its text.
+    fn plan(&self, request: &TtsRequest<'_>, whole: bool) -> Result<Plan, TtsPromptError> {
+        let config = &self.config;
+        let mut tokens = self.instruction(request.instruct)?;
+        tokens.extend(self.header.iter());
+        let plain = tokens.len() as u32;
+        let (speaker, dialect) = self.speaker(&request.speaker)?;
+        let mut opening = self.language(request.language, dialect)?;
+        opening.extend(speaker);
+        opening.push(CodecSide::Token(config.talker.tokens.pad));
+        let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole };
+        if let Speaker::Cloned { x_vector, reference } = &request.speaker {
+            plan.x_vector = Some(Arc::clone(x_vector));
+            if let Some(Reference { text, codes }) = reference {
+                let text = self.tokenizer.encode_text(text.trim())?;
+                if text.is_empty() {
+                    return Err(TtsPromptError::NoTranscript);
+                }
+                if codes.is_empty() {
+                    return Err(TtsPromptError::NoRecording);
+                }
+                let frames = codes.len().div_ceil(config.talker.num_code_groups) as u32;
+                plan.reference = Some(PlannedReference { tokens: text.len() as u32, frames, codes: Arc::clone(codes) });
+                plan.tokens.extend(text);
+            }
+        }
+        let fits = plan.prompt(Vec::new(), Trailing::Pad).check(&config.talker);
+        fits.map_err(TtsPromptError::Voice)?;
+        Ok(plan)
+    }
+
+    fn instruction(&self, text: Option<&str>) -> Result<Vec<u32>, TtsPromptError> {
+        let text = text.unwrap_or_default().trim();
+        let variant = self.config.variant;
+        if text.is_empty() {
+            let described = variant != Variant::VoiceDesign;
+            return described.then(Vec::new).ok_or(TtsPromptError::NothingDescribed);
+        }
+        if !self.config.follows_instructions {
+            let (which, instead) = match variant {
+                Variant::Base => ("Base", "a CustomVoice or VoiceDesign checkpoint of 1.7B"),
+                _ => ("0.6B", "the 1.7B checkpoint"),
+            };
+            return Err(TtsPromptError::NoInstructions(which, instead));
+        }
+        let [before, after] = &self.instruction;
+        Ok([before, self.tokenizer.encode_text(text)?.as_slice(), after].concat())
+    }
+
+    /// The speaker's place in the prompt, and the dialect that belongs to it.
+    fn speaker(&self, speaker: &Speaker<'_>) -> Result<(Option<CodecSide>, Option<u32>), TtsPromptError> {
+        let (config, variant) = (&self.config, self.config.variant);
+        match (variant, speaker) {
+            (Variant::CustomVoice, Speaker::Named(name)) => {
+                let id = config.talker.speaker(name)?;
+                let dialect = config.dialects.get(&name.trim().to_lowercase()).copied();
+                Ok((Some(CodecSide::Token(id)), dialect))
+            }
+            (Variant::CustomVoice, Speaker::Unnamed) => {
+                Err(TtsPromptError::NoSpeaker(config.talker.speaker_names().join(", ")))
+            }
+            (Variant::VoiceDesign, Speaker::Unnamed) => Ok((None, None)),
+            (Variant::Base, Speaker::Cloned { .. }) => Ok((Some(CodecSide::XVector), None)),
+            (Variant::Base, Speaker::Unnamed) => Err(TtsPromptError::NothingToClone),
+            (_, Speaker::Named(_)) => Err(TtsPromptError::NoNames(variant)),
+            (_, Speaker::Cloned { .. }) => Err(TtsPromptError::NoCloning(variant)),
+        }
+    }
+
+    /// How the codec side begins: nothing about the language, or its id. A speaker's dialect takes the place of Chinese
+    /// and of no language at all.
+    fn language(&self, name: Option<&str>, dialect: Option<u32>) -> Result<Vec<CodecSide>, TtsPromptError> {
+        let config = &self.config;
+        let name = name.unwrap_or("auto").trim();
+        let lower = name.to_lowercase();
+        let named = if lower == "auto" { None } else { Some(self.language_id(name, &lower)?) };
+        let id = match dialect {
+            Some(dialect) if matches!(lower.as_str(), "auto" | "chinese") => Some(dialect),
+            _ => named,
+        };
+        let CodecTokens { think, nothink, think_bos, think_eos, .. } = config.talker.tokens;
+        let ids = match (id, think) {
+            // `think` is there: the config was checked.
+            (Some(id), Some(think)) => vec![think, think_bos, id, think_eos],
+            _ => vec![nothink, think_bos, think_eos],
+        };
+        Ok(ids.into_iter().map(CodecSide::Token).collect())
+    }
+
+    fn language_id(&self, name: &str, lower: &str) -> Result<u32, TtsPromptError> {
+        let config = &self.config;
+        let unknown = || {
+            let name = name.chars().take(64).collect();
+            if lower.ends_with("dialect") && !config.dialects.is_empty() {
+                let speakers: Vec<_> = config.dialects.keys().map(String::as_str).collect();
+                return TtsPromptError::Dialect { name, speakers: speakers.join(", ") };
+            }
+            let known: Vec<_> = config.languages.keys().map(String::as_str).collect();
+            TtsPromptError::UnknownLanguage { name, known: known.join(", ") }
+        };
+        config.languages.get(lower).copied().ok_or_else(unknown)
+    }
+}
