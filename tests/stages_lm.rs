@@ -1,6 +1,9 @@
 //! Thinker and talker driven through the stage trait: golden tokens, whatever the batch and the split of the prompt.
 #![allow(clippy::unwrap_used)]
 
+#[path = "support/rows.rs"]
+mod rows;
+
 use candle_core::{Device, Tensor};
 use omni_actors::ids::Slot;
 use omni_actors::model::prompt::ChatPrompt;
@@ -15,6 +18,7 @@ use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::model::thinker::Thinker;
 use omni_actors::model::verify::{Values, read_values};
 use omni_actors::model::{Checkpoint, ModelError};
+use rows::{step, step_row};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -125,14 +129,6 @@ const VOICES: [&str; 8] = [
     "voice_alto_3",
 ];
 
-fn step(stage: &mut dyn StageModel, slot: u32, advance: u32) -> RowOutput {
-    step_row(stage, slot, advance).unwrap()
-}
-
-fn step_row(stage: &mut dyn StageModel, slot: u32, advance: u32) -> Result<RowOutput, ModelError> {
-    stage.step(&[RowWork { slot: Slot(slot), advance }]).unwrap().remove(0)
-}
-
 fn rows(output: &RowOutput) -> Vec<Tensor> {
     match &output.emit {
         Emit::Rows(rows) => vec![rows.clone()],
@@ -170,20 +166,7 @@ fn speak(
     text: &[Tensor],
     chunk: u32,
 ) -> (Vec<Vec<u32>>, Option<Finish>) {
-    stage.open(Slot(slot), RowSpec::Talker(row.clone())).unwrap();
-    stage.feed(Slot(slot), RowInput::Rows(Tensor::cat(text, 0).unwrap()), true).unwrap();
-    let (mut frames, mut left) = (vec![], row.prefill_positions());
-    loop {
-        let advance = if left > 0 { chunk.min(left) } else { 1 };
-        left -= advance.min(left);
-        let output = step(stage, slot, advance);
-        if let Emit::Codes(codes) = &output.emit {
-            frames.push(codes.clone());
-        }
-        if output.finish.is_some() {
-            return (frames, output.finish);
-        }
-    }
+    rows::speak(stage, slot, row, RowInput::Rows(Tensor::cat(text, 0).unwrap()), chunk)
 }
 
 #[test]

@@ -12,13 +12,15 @@ const MIN_ROOM: usize = 256;
 pub struct Suppress {
     /// These ...
     pub range: Range<u32>,
-    /// ... but not this one.
+    /// ... but not this one ...
     pub except: Option<u32>,
+    /// ... and this one wherever it is.
+    pub also: Option<u32>,
 }
 
 impl Suppress {
     /// Every token is allowed.
-    pub const NONE: Suppress = Suppress { range: 0..0, except: None };
+    pub const NONE: Suppress = Suppress { range: 0..0, except: None, also: None };
 }
 
 /// Picks tokens. Keeps its buffers between calls, so that it allocates only until they have grown to the vocabulary.
@@ -92,6 +94,9 @@ impl Sampler {
         self.scores[start..end].fill(f32::NEG_INFINITY);
         if let Some((token, score)) = spared {
             self.scores[token] = score;
+        }
+        if let Some(score) = suppress.also.and_then(|token| self.scores.get_mut(token as usize)) {
+            *score = f32::NEG_INFINITY;
         }
     }
 
@@ -234,7 +239,10 @@ mod tests {
                 *score = if *score > 0.0 { *score / r } else { *score * r };
                 *score -= f64::from(p.frequency_penalty) * count as f64 + f64::from(p.presence_penalty);
             }
-            if suppress.range.contains(&(token as u32)) && suppress.except != Some(token as u32) {
+            let token = Some(token as u32);
+            if suppress.also == token
+                || (token.is_some_and(|t| suppress.range.contains(&t)) && suppress.except != token)
+            {
                 *score = f64::NEG_INFINITY;
             }
         }
@@ -290,13 +298,14 @@ mod tests {
             repetition_penalty in prop_oneof![Just(1.0f32), 0.5f32..2.0],
             frequency_penalty in prop_oneof![Just(0.0f32), -1.0f32..1.0],
             presence_penalty in prop_oneof![Just(0.0f32), -1.0f32..1.0],
-            (start, length, except) in (0u32..80, 0u32..40, prop::option::of(0u32..80)),
+            (start, length) in (0u32..80, 0u32..40),
+            (except, also) in (prop::option::of(0u32..80), prop::option::of(0u32..80)),
             us in prop::collection::vec(0.0f32..1.0, 8),
         ) {
             let params = SamplingParams {
                 temperature, top_k, top_p, min_p, repetition_penalty, frequency_penalty, presence_penalty,
             };
-            let suppress = Suppress { range: start..start + length, except };
+            let suppress = Suppress { range: start..start + length, except, also };
             let (probs, margin) = reference(&logits, &params, &tokens, &suppress);
             let mut sampler = Sampler::default();
             let history = history(&tokens);
@@ -322,10 +331,10 @@ mod tests {
     fn greedy_takes_the_first_of_equals_after_penalties_and_suppression() {
         let logits = [1.0, 3.0, 3.0, 2.9, 8.0];
         let greedy = SamplingParams::GREEDY;
-        let high = Suppress { range: 4..5, except: None };
+        let high = Suppress { range: 4..5, ..Suppress::NONE };
         assert_eq!(pick(&logits, &greedy, &[], &Suppress::NONE, 0.9), 4);
         assert_eq!(pick(&logits, &greedy, &[], &high, 0.9), 1);
-        assert_eq!(pick(&logits, &greedy, &[], &Suppress { range: 1..5, except: Some(3) }, 0.9), 3);
+        assert_eq!(pick(&logits, &greedy, &[], &Suppress { range: 1..5, except: Some(3), also: None }, 0.9), 3);
         let penalized = SamplingParams { repetition_penalty: 1.05, ..greedy };
         assert_eq!(pick(&logits, &penalized, &[1, 1], &high, 0.9), 2);
         assert_eq!(pick(&logits, &penalized, &[1, 2], &high, 0.9), 3);
@@ -386,7 +395,7 @@ mod tests {
     fn logits_that_are_not_numbers_fail_the_row_alone() {
         for bad in [f32::NAN, f32::INFINITY] {
             let error = Sampler::default()
-                .sample(&[0.0, bad], &PLAIN, &History::default(), &Suppress { range: 1..2, except: None }, 0.5)
+                .sample(&[0.0, bad], &PLAIN, &History::default(), &Suppress { range: 1..2, ..Suppress::NONE }, 0.5)
                 .unwrap_err();
             assert!(matches!(&error, ModelError::Row(text) if text.contains("token 1")), "{error}");
         }

@@ -8,7 +8,7 @@
 //!
 //! A talker that reads text itself is fed tokens, any other the rows of its thinker.
 
-use super::{in_vocabulary, not_open, refused};
+use super::{Batch, LanguageModel, Running, in_vocabulary, not_open, refused};
 use crate::ids::Slot;
 use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
@@ -47,7 +47,7 @@ pub struct TalkerStage {
     sampler: Sampler,
 }
 
-struct Row {
+pub(super) struct Row {
     spec: TalkerRow,
     cache: KvCache,
     /// Prompt positions done.
@@ -61,16 +61,6 @@ struct Row {
     /// Code-0 tokens sampled.
     count: u32,
     finished: bool,
-}
-
-/// A row that takes part in the forward of a step; out of the map meanwhile.
-struct Running {
-    slot: Slot,
-    place: usize,
-    row: Row,
-    len: usize,
-    /// Whether the last of its positions makes a frame.
-    samples: bool,
 }
 
 impl StageModel for TalkerStage {
@@ -129,18 +119,7 @@ impl StageModel for TalkerStage {
     }
 
     fn step(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
-        let mut results = Vec::with_capacity(work.len());
-        let (mut inputs, mut running) = (Vec::new(), Vec::new());
-        for (place, work) in work.iter().enumerate() {
-            results.push(self.begin(place, *work, &mut inputs, &mut running));
-        }
-        if !running.is_empty() {
-            self.run(&inputs, &mut running, &mut results)?;
-        }
-        for Running { slot, row, .. } in running {
-            self.rows.insert(slot, row);
-        }
-        Ok(results)
+        self.step_rows(work)
     }
 
     fn close(&mut self, slot: Slot) {
@@ -152,16 +131,15 @@ impl StageModel for TalkerStage {
     }
 }
 
-impl TalkerStage {
-    /// What a row does in this step: all of it if no forward is needed, otherwise its input rows and an entry in
-    /// `running`.
-    fn begin(
-        &mut self,
-        place: usize,
-        work: RowWork,
-        inputs: &mut Vec<Tensor>,
-        running: &mut Vec<Running>,
-    ) -> Result<RowOutput, ModelError> {
+impl LanguageModel for TalkerStage {
+    type Row = Row;
+    type Input = Tensor;
+
+    fn rows(&mut self) -> &mut HashMap<Slot, Row> {
+        &mut self.rows
+    }
+
+    fn begin(&mut self, place: usize, work: RowWork, batch: &mut Batch<Row, Tensor>) -> Result<RowOutput, ModelError> {
         let slot = work.slot;
         let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if row.finished {
@@ -177,44 +155,36 @@ impl TalkerStage {
         row.cache.check_room(work.advance as usize).map_err(|full| ModelError::Row(full.to_string()))?;
         let left = row.spec.prefill_positions() - row.prefilled;
         let x = if left > 0 { row.prompt(&self.net, work.advance, left)? } else { row.next(&self.net, work.advance)? };
-        inputs.push(x);
-        let Some(row) = self.rows.remove(&slot) else { return Err(not_open(slot)) };
-        running.push(Running { slot, place, row, len: work.advance as usize, samples: left <= work.advance });
+        batch.input.push(x);
+        batch.take(&mut self.rows, place, work, left <= work.advance)?;
         Ok(RowOutput::default())
     }
 
-    /// The forward of a step and the frames that come of it.
     fn run(
         &mut self,
-        inputs: &[Tensor],
-        running: &mut [Running],
+        batch: &mut Batch<Row, Tensor>,
         results: &mut [Result<RowOutput, ModelError>],
     ) -> Result<(), ModelError> {
-        let (mut end, mut last) = (0, Vec::new());
-        let mut segments = Vec::with_capacity(running.len());
-        for entry in &mut *running {
-            end += entry.len as u32;
-            if entry.samples {
-                last.push(end - 1);
-            }
-            segments.push(Segment { cache: &mut entry.row.cache, len: entry.len });
-        }
-        let x = if let [one] = inputs { one.clone() } else { Tensor::cat(inputs, 0)? };
+        let last = batch.last_positions();
+        let x = if let [one] = batch.input.as_slice() { one.clone() } else { Tensor::cat(&batch.input, 0)? };
+        let running = &mut batch.running;
+        let segments = running.iter_mut().map(|entry| Segment { cache: &mut entry.row.cache, len: entry.len });
+        let mut segments: Vec<_> = segments.collect();
         let residual = self.net.stack().forward(&x, &mut segments)?;
-        for Running { row, len, .. } in &mut *running {
+        for Running { row, len, .. } in running.iter_mut() {
             row.prefilled = (row.prefilled + *len as u32).min(row.spec.prefill_positions());
         }
         if last.is_empty() {
             return Ok(());
         }
-        let residual = if last.len() == end as usize {
+        let residual = if last.len() == x.dim(0)? {
             residual
         } else {
             residual.index_select(&Tensor::new(last.as_slice(), residual.device())?, 0)?
         };
         let (hidden, logits) = self.net.logits(&residual)?;
         // Rows that sampled a code and go on to make a frame: their place in `hidden`, and themselves.
-        let mut speaking: Vec<(u32, u32, &mut Running)> = Vec::with_capacity(last.len());
+        let mut speaking: Vec<(u32, u32, &mut Running<Row>)> = Vec::with_capacity(last.len());
         let sampling = running.iter_mut().filter(|entry| entry.samples);
         for ((at, entry), logits) in (0..).zip(sampling).zip(logits.to_vec2::<f32>()?) {
             match entry.row.sample(&logits, &self.net, &mut self.sampler) {
@@ -243,12 +213,14 @@ impl TalkerStage {
         };
         self.frames(&hidden, speaking, results)
     }
+}
 
+impl TalkerStage {
     /// Completes the frames of rows that have just sampled a code 0.
     fn frames(
         &mut self,
         hidden: &Tensor,
-        mut speaking: Vec<(u32, u32, &mut Running)>,
+        mut speaking: Vec<(u32, u32, &mut Running<Row>)>,
         results: &mut [Result<RowOutput, ModelError>],
     ) -> Result<(), ModelError> {
         let first: Vec<u32> = speaking.iter().map(|(_, code, _)| *code).collect();

@@ -8,7 +8,7 @@
 //! is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step that takes its last
 //! token, if the end of the input is known by then, and otherwise with a step of 0 units.
 
-use super::{in_vocabulary, not_open, refused};
+use super::{Batch, LanguageModel, in_vocabulary, not_open, refused};
 use crate::ids::Slot;
 use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::model::stage::{
@@ -47,7 +47,7 @@ pub struct ThinkerStage {
     sampler: Sampler,
 }
 
-struct Row {
+pub(super) struct Row {
     spec: ThinkerRow,
     /// Prompt positions done.
     prefilled: u32,
@@ -56,7 +56,7 @@ struct Row {
 }
 
 /// Where the answer comes from, with its state.
-enum Answer {
+pub(super) enum Answer {
     Sampled {
         cache: KvCache,
         history: History,
@@ -68,18 +68,6 @@ enum Answer {
         waiting: VecDeque<u32>,
         ended: bool,
     },
-}
-
-/// A row that takes part in the forward of a step; out of the map meanwhile.
-struct Running {
-    slot: Slot,
-    /// Its entry in the step's results.
-    place: usize,
-    row: Row,
-    /// New positions.
-    len: usize,
-    /// Whether the last of them predicts a token.
-    samples: bool,
 }
 
 impl StageModel for ThinkerStage {
@@ -123,19 +111,7 @@ impl StageModel for ThinkerStage {
     }
 
     fn step(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
-        let mut results = Vec::with_capacity(work.len());
-        let mut running = Vec::new();
-        let mut tokens = Vec::new();
-        for (place, work) in work.iter().enumerate() {
-            results.push(self.begin(place, *work, &mut tokens, &mut running));
-        }
-        if !running.is_empty() {
-            self.run(&tokens, &mut running, &mut results)?;
-        }
-        for Running { slot, row, .. } in running {
-            self.rows.insert(slot, row);
-        }
-        Ok(results)
+        self.step_rows(work)
     }
 
     fn close(&mut self, slot: Slot) {
@@ -167,15 +143,17 @@ impl ThinkerStage {
         }
         Ok(())
     }
+}
 
-    /// What a row does in this step: all of it if no forward is needed, otherwise its tokens and an entry in `running`.
-    fn begin(
-        &mut self,
-        place: usize,
-        work: RowWork,
-        tokens: &mut Vec<u32>,
-        running: &mut Vec<Running>,
-    ) -> Result<RowOutput, ModelError> {
+impl LanguageModel for ThinkerStage {
+    type Row = Row;
+    type Input = u32;
+
+    fn rows(&mut self) -> &mut HashMap<Slot, Row> {
+        &mut self.rows
+    }
+
+    fn begin(&mut self, place: usize, work: RowWork, batch: &mut Batch<Row, u32>) -> Result<RowOutput, ModelError> {
         let slot = work.slot;
         let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if row.finished {
@@ -213,32 +191,24 @@ impl ThinkerStage {
                 }
                 cache.check_room(work.advance as usize).map_err(|full| ModelError::Row(full.to_string()))?;
                 match left {
-                    0 => tokens.push(*last),
-                    _ => tokens.extend(&row.spec.prompt[row.prefilled as usize..][..work.advance as usize]),
+                    0 => batch.input.push(*last),
+                    _ => batch.input.extend(&row.spec.prompt[row.prefilled as usize..][..work.advance as usize]),
                 }
-                let Some(row) = self.rows.remove(&slot) else { return Err(not_open(slot)) };
-                let samples = left <= work.advance;
-                running.push(Running { slot, place, row, len: work.advance as usize, samples });
+                batch.take(&mut self.rows, place, work, left <= work.advance)?;
                 Ok(RowOutput::default())
             }
         }
     }
 
-    /// The forward of a step, and what comes of it.
     fn run(
         &mut self,
-        tokens: &[u32],
-        running: &mut [Running],
+        batch: &mut Batch<Row, u32>,
         results: &mut [Result<RowOutput, ModelError>],
     ) -> Result<(), ModelError> {
-        let x = self.net.embed(tokens)?;
-        let mut segments = Vec::with_capacity(running.len());
-        let (mut end, mut last) = (0, Vec::new());
-        for entry in &mut *running {
-            end += entry.len as u32;
-            if entry.samples {
-                last.push(end - 1);
-            }
+        let x = self.net.embed(&batch.input)?;
+        let last = batch.last_positions();
+        let mut segments = Vec::with_capacity(batch.running.len());
+        for entry in &mut batch.running {
             if let Answer::Sampled { cache, .. } = &mut entry.row.answer {
                 segments.push(Segment { cache, len: entry.len });
             }
@@ -251,7 +221,7 @@ impl ThinkerStage {
             self.net.logits(&residual.index_select(&last, 0)?)?.to_vec2::<f32>()?
         }
         .into_iter();
-        for entry in running {
+        for entry in &mut batch.running {
             let row = &mut entry.row;
             let mut rows = Vec::new();
             if row.prefilled < row.spec.prompt.len() as u32 {

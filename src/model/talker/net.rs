@@ -110,7 +110,8 @@ impl Talker {
     pub fn suppressed(&self, no_end: bool) -> Suppress {
         let vocabulary = self.vocabulary();
         let codes = vocabulary.saturating_sub(SPECIAL_CODEC_IDS as u32);
-        Suppress { range: codes..vocabulary, except: (!no_end).then_some(self.config.tokens.eos) }
+        let end = Some(self.config.tokens.eos);
+        Suppress { range: codes..vocabulary, except: end.filter(|_| !no_end), also: end.filter(|_| no_end) }
     }
 
     /// Input rows `[n, hidden]` of text, for a model that reads text itself.

@@ -80,3 +80,89 @@ impl Plan {
         prompt
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use TextSide::{Bos, Eos, Input, Pad};
+
+    const TOKENS: CodecTokens =
+        CodecTokens { pad: 100, bos: 101, eos: 102, think: Some(103), nothink: 104, think_bos: 105, think_eos: 106 };
+    const PAD: CodecSide = CodecSide::Token(100);
+    const BOS: CodecSide = CodecSide::Token(101);
+    const NO_LANGUAGE: [CodecSide; 3] = [CodecSide::Token(104), CodecSide::Token(105), CodecSide::Token(106)];
+
+    /// Four tokens of instruction, three of the header.
+    fn plan(whole: bool, reference: Option<(u32, u32)>) -> Plan {
+        let opening = NO_LANGUAGE.into_iter().chain([CodecSide::XVector, PAD]).collect();
+        let reference = reference.map(|(tokens, frames)| PlannedReference {
+            tokens,
+            frames,
+            codes: vec![0; 2 * frames as usize].into(),
+        });
+        Plan { tokens: vec![], plain: 7, opening, x_vector: Some(vec![0.0].into()), reference, whole }
+    }
+
+    /// The rows behind the opening, which is the same in all of them.
+    fn body(prompt: &TalkerPrompt) -> Vec<(TextSide, CodecSide)> {
+        let rows: Vec<_> = (0..).map_while(|at| prompt.row(at)).collect();
+        assert_eq!(rows.len() as u32, prompt.positions());
+        for (at, row) in rows[..7].iter().enumerate() {
+            assert_eq!((row.text, row.codec), (Input(at as u32), None));
+        }
+        let coded: Vec<_> = rows[7..].iter().map(|row| (row.text, row.codec.unwrap())).collect();
+        let [a, b, c] = NO_LANGUAGE;
+        assert_eq!(coded[..5], [(Pad, a), (Pad, b), (Pad, c), (Pad, CodecSide::XVector), (Bos, PAD)]);
+        coded[5..].to_vec()
+    }
+
+    #[test]
+    fn streamed_text_begins_with_one_token() {
+        let prompt = plan(false, None).whole_prompt(3, &TOKENS);
+        assert_eq!(body(&prompt), [(Input(7), BOS)]);
+        assert_eq!((prompt.inputs(), prompt.trailing()), (8, Trailing::Text));
+        assert_eq!(plan(false, None).open_prompt(1, &TOKENS), Some(prompt));
+        assert_eq!(plan(false, None).open_prompt(0, &TOKENS), None);
+    }
+
+    #[test]
+    fn whole_text_is_read_before_the_speech_begins() {
+        let prompt = plan(true, None).whole_prompt(3, &TOKENS);
+        assert_eq!(body(&prompt), [(Input(7), PAD), (Input(8), PAD), (Input(9), PAD), (Eos, PAD), (Pad, BOS)]);
+        assert_eq!((prompt.inputs(), prompt.trailing()), (10, Trailing::Pad));
+        assert_eq!(plan(true, None).open_prompt(3, &TOKENS), None);
+    }
+
+    #[test]
+    fn text_longer_than_the_recording_goes_on_behind_it() {
+        // Transcript of 2, text of 2 and the end of text beside the begin and 3 frames.
+        let prompt = plan(false, Some((2, 3))).whole_prompt(2, &TOKENS);
+        let frame = CodecSide::Frame;
+        assert_eq!(body(&prompt), [(Input(7), BOS), (Input(8), frame(0)), (Input(9), frame(1)), (Input(10), frame(2))]);
+        assert_eq!((prompt.inputs(), prompt.trailing()), (11, Trailing::Text));
+        assert_eq!(prompt.text_side(1, 11, true), Some(Eos), "the end of text comes behind");
+        // Longer text has the same prompt, so speech may begin before the text has ended.
+        assert_eq!(plan(false, Some((2, 3))).whole_prompt(9, &TOKENS), prompt);
+        assert_eq!(plan(false, Some((2, 3))).open_prompt(2, &TOKENS), Some(prompt));
+    }
+
+    #[test]
+    fn text_no_longer_than_the_recording_is_padded() {
+        let frame = CodecSide::Frame;
+        let even = plan(false, Some((2, 3))).whole_prompt(1, &TOKENS);
+        assert_eq!(body(&even), [(Input(7), BOS), (Input(8), frame(0)), (Input(9), frame(1)), (Eos, frame(2))]);
+        assert_eq!((even.inputs(), even.trailing()), (10, Trailing::Pad));
+        assert_eq!(plan(false, Some((2, 3))).open_prompt(1, &TOKENS), None, "more text would change the layout");
+        let short = plan(false, Some((1, 3))).whole_prompt(1, &TOKENS);
+        assert_eq!(body(&short), [(Input(7), BOS), (Input(8), frame(0)), (Eos, frame(1)), (Pad, frame(2))]);
+    }
+
+    #[test]
+    fn whole_text_stands_before_the_recording() {
+        let prompt = plan(true, Some((1, 2))).whole_prompt(1, &TOKENS);
+        let frame = CodecSide::Frame;
+        let read = [(Input(7), PAD), (Input(8), PAD), (Eos, PAD)];
+        assert_eq!(body(&prompt), [&read[..], &[(Pad, BOS), (Pad, frame(0)), (Pad, frame(1))]].concat());
+        assert_eq!((prompt.inputs(), prompt.trailing()), (9, Trailing::Pad));
+    }
+}

@@ -1,0 +1,306 @@
+//! The talker of Qwen3-TTS through the stage trait: golden codes, whatever the batch, the split of the prompt and the way
+//! the text arrives.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/rows.rs"]
+mod rows;
+
+use candle_core::{DType, Device, Tensor};
+use omni_actors::ids::Slot;
+use omni_actors::model::prompt::{Reference, Speaker, TtsPrompter, TtsRequest};
+use omni_actors::model::sampling::SamplingParams;
+use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use omni_actors::model::stages::talker::TalkerFactory;
+use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
+use omni_actors::model::verify::{Data, Values, read_values};
+use omni_actors::model::{Checkpoint, ModelError};
+use rows::{speak, step, step_row};
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+const GOLDEN: &str = "tests/fixtures/qwen3_tts/golden";
+const CUSTOM: [&str; 2] = ["cv_streaming_auto_vivian", "cv_nonstreaming_english_ryan_instruct"];
+const BASE: [&str; 4] = [
+    "base_icl_streaming_english",
+    "base_icl_streaming_shorttext",
+    "base_xvector_nonstreaming_english",
+    "base_xvector_streaming_auto",
+];
+
+struct Nets {
+    checkpoint: Checkpoint,
+    prompter: TtsPrompter,
+    talker: Arc<Talker>,
+}
+
+impl Nets {
+    fn load(folder: &str, overrides: &Map<String, Value>) -> Nets {
+        let folder = path("tests/fixtures/qwen3_tts").join(folder);
+        let checkpoint = Checkpoint::open_with(&folder, overrides).unwrap();
+        let loader = checkpoint.loader(&["talker"], &Device::Cpu);
+        let talker = Arc::new(Talker::load(&loader, checkpoint.family()).unwrap());
+        loader.finish().unwrap();
+        Nets { prompter: checkpoint.tts_prompter().unwrap(), talker, checkpoint }
+    }
+
+    fn stage(&self) -> Box<dyn StageModel> {
+        TalkerFactory::new(self.talker.clone()).build().unwrap()
+    }
+}
+
+fn path(relative: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
+}
+
+/// A golden request with what came of it.
+struct Golden {
+    manifest: Value,
+    tensors: Values,
+}
+
+impl Golden {
+    fn read(name: &str) -> Golden {
+        let file = |ending| std::fs::read(path(GOLDEN).join(format!("{name}.{ending}"))).unwrap();
+        Golden {
+            manifest: serde_json::from_slice(&file("json")).unwrap(),
+            tensors: read_values(&file("safetensors")).unwrap(),
+        }
+    }
+
+    /// The nets of its checkpoint, which end where the case ends.
+    fn nets(&self) -> Nets {
+        let case = &self.manifest["case"];
+        let mut overrides = case["config_overrides"].as_object().cloned().unwrap_or_default();
+        overrides.insert("talker_config.codec_eos_token_id".into(), self.manifest["meta"]["eos"].clone());
+        Nets::load(case["checkpoint"].as_str().unwrap(), &overrides)
+    }
+
+    fn request(&self) -> TtsRequest<'_> {
+        let meta = &self.manifest["meta"];
+        let speaker = match self.tensors.get("ref_spk_embedding").map(|vector| &vector.data) {
+            Some(Data::Floats(vector)) => Speaker::Cloned {
+                x_vector: vector.as_slice().into(),
+                reference: self.tensors.get("ref_code").map(|codes| Reference {
+                    text: meta["ref_text"].as_str().unwrap().into(),
+                    codes: codes.tokens().unwrap().into(),
+                }),
+            },
+            _ => meta["speakers"][0].as_str().map_or(Speaker::Unnamed, Speaker::Named),
+        };
+        TtsRequest {
+            text: meta["text"].as_str().unwrap(),
+            language: meta["languages"][0].as_str(),
+            speaker,
+            instruct: meta["instruct"].as_str(),
+            non_streaming: meta["non_streaming_mode"].as_bool(),
+        }
+    }
+
+    fn row(&self, prompt: Arc<TalkerPrompt>) -> TalkerRow {
+        let number = |key: &str| self.manifest["meta"][key].as_u64().unwrap() as u32;
+        TalkerRow {
+            prompt,
+            sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
+            predictor: SamplingParams::GREEDY,
+            max_tokens: number("n_limit"),
+            min_tokens: number("min_new_tokens"),
+            ignore_eos: false,
+            seed: 1,
+        }
+    }
+
+    fn codes(&self) -> Vec<Vec<u32>> {
+        let codes = &self.tensors["codes"];
+        codes.tokens().unwrap().chunks(codes.shape[1]).map(<[u32]>::to_vec).collect()
+    }
+}
+
+#[test]
+fn every_golden_request_gives_its_codes_whatever_the_pieces_of_the_prompt() {
+    let others = [("voice_design_english", Finish::Length), ("cv_streaming_auto_vivian_eos", Finish::Stop)];
+    let limited = CUSTOM.into_iter().chain(BASE).map(|name| (name, Finish::Length));
+    for (name, ends) in limited.chain(others) {
+        let golden = Golden::read(name);
+        let nets = golden.nets();
+        let prompt = nets.prompter.prompt(&golden.request()).unwrap();
+        let row = golden.row(prompt.prompt);
+        for chunk in [1000, 1, 3, 7] {
+            let input = RowInput::Tokens(prompt.tokens.clone());
+            let (codes, finish) = speak(&mut *nets.stage(), 0, &row, input, chunk);
+            assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
+            assert_eq!(finish, Some(ends), "{name}");
+        }
+    }
+}
+
+#[test]
+fn text_may_arrive_a_token_at_a_time() {
+    for name in ["cv_streaming_auto_vivian", "base_xvector_streaming_auto", "base_icl_streaming_english"] {
+        let golden = Golden::read(name);
+        let nets = golden.nets();
+        let request = golden.request();
+        let mut stage = nets.stage();
+        let mut stream = nets.prompter.stream(&TtsRequest { text: "", ..request.clone() }).unwrap();
+        let (mut waiting, mut prompt, mut codes) = (std::collections::VecDeque::new(), None, vec![]);
+        for character in request.text.chars() {
+            stream.push(character.encode_utf8(&mut [0; 4])).unwrap();
+            prompt = prompt.or_else(|| stream.prompt());
+            waiting.extend(stream.take_tokens());
+        }
+        let row = golden.row(prompt.expect("it is known before the text ends"));
+        stream.finish().unwrap();
+        waiting.extend(stream.take_tokens());
+
+        stage.open(Slot(0), RowSpec::Talker(row.clone())).unwrap();
+        let early = step_row(&mut *stage, 0, row.prefill_positions()).unwrap_err();
+        assert!(matches!(&early, ModelError::Row(text) if text.contains("input rows")), "{early}");
+        let first = waiting.drain(..row.prefill_rows() as usize).collect();
+        stage.feed(Slot(0), RowInput::Tokens(first), false).unwrap();
+        let mut output = step(&mut *stage, 0, row.prefill_positions());
+        loop {
+            if let Emit::Codes(frame) = &output.emit {
+                codes.push(frame.clone());
+            }
+            if output.finish.is_some() {
+                break;
+            }
+            if let Some(token) = waiting.pop_front() {
+                let starved = step_row(&mut *stage, 0, 1).unwrap_err();
+                assert!(matches!(&starved, ModelError::Row(text) if text.contains("text row")), "{starved}");
+                stage.feed(Slot(0), RowInput::Tokens(vec![token]), waiting.is_empty()).unwrap();
+            }
+            output = step(&mut *stage, 0, 1);
+        }
+        assert_eq!(codes, golden.codes(), "{name}");
+    }
+}
+
+#[test]
+fn rows_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothing() {
+    for names in [&CUSTOM[..], &BASE[..]] {
+        let golden: Vec<Golden> = names.iter().map(|name| Golden::read(name)).collect();
+        let nets = golden[0].nets();
+        let prompts: Vec<_> = golden.iter().map(|g| nets.prompter.prompt(&g.request()).unwrap()).collect();
+        let rows: Vec<_> = golden.iter().zip(&prompts).map(|(g, p)| g.row(p.prompt.clone())).collect();
+        let mut left: Vec<u32> = rows.iter().map(TalkerRow::prefill_positions).collect();
+        let (mut codes, mut over) = (vec![vec![]; rows.len()], vec![0; rows.len()]);
+        let mut stage = nets.stage();
+        for round in 0.. {
+            assert!(round < 200);
+            // Row i joins at round 3 i; prompts go in pieces of different sizes beside the decode steps of other rows.
+            if let Some(row) = rows.get(round / 3).filter(|_| round % 3 == 0) {
+                let slot = Slot(round as u32 / 3);
+                stage.open(slot, RowSpec::Talker(row.clone())).unwrap();
+                stage.feed(slot, RowInput::Tokens(prompts[round / 3].tokens.clone()), true).unwrap();
+            }
+            // A step is asked for before anybody has seen that the one before it ended the row: two come late.
+            let mut work = vec![];
+            for i in (0..rows.len().min(round / 3 + 1)).filter(|i| over[*i] < 3) {
+                let advance = if left[i] > 0 { (i as u32 + 2).min(left[i]) } else { 1 };
+                left[i] -= advance.min(left[i]);
+                work.push(RowWork { slot: Slot(i as u32), advance });
+            }
+            if work.is_empty() && round / 3 >= rows.len() {
+                break;
+            }
+            for (work, output) in work.iter().zip(stage.step(&work).unwrap()) {
+                let (i, output) = (work.slot.0 as usize, output.unwrap());
+                assert_eq!(output.stale, over[i] > 0);
+                over[i] += u32::from(output.finish.is_some() || over[i] > 0);
+                if let Emit::Codes(frame) = output.emit {
+                    codes[i].push(frame);
+                }
+            }
+        }
+        for (i, g) in golden.iter().enumerate() {
+            assert_eq!(codes[i], g.codes(), "{}", names[i]);
+        }
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_speech_beside_other_rows_and_voices() {
+    let golden: Vec<Golden> = BASE.iter().map(|name| Golden::read(name)).collect();
+    let nets = golden[0].nets();
+    let defaults = nets.checkpoint.generation();
+    let prompts: Vec<_> = golden.iter().map(|g| nets.prompter.prompt(&g.request()).unwrap()).collect();
+    let row = |i: usize, seed| TalkerRow {
+        sampling: defaults.talker,
+        predictor: defaults.predictor,
+        max_tokens: 20,
+        seed,
+        ..golden[i].row(prompts[i].prompt.clone())
+    };
+    let tokens = |i: usize| RowInput::Tokens(prompts[i].tokens.clone());
+    let alone: Vec<_> = (0..4).map(|i| speak(&mut *nets.stage(), 0, &row(i, 7), tokens(i), 1000).0).collect();
+    assert_ne!(alone[0], speak(&mut *nets.stage(), 0, &row(0, 8), tokens(0), 1000).0);
+    let mut stage = nets.stage();
+    for i in 0..4 {
+        stage.open(Slot(i as u32), RowSpec::Talker(row(i, 7))).unwrap();
+        stage.feed(Slot(i as u32), tokens(i), true).unwrap();
+    }
+    let mut together = vec![vec![]; 4];
+    for turn in 0..20 {
+        let advance = |i: usize| if turn == 0 { row(i, 7).prefill_positions() } else { 1 };
+        let work = [2, 0, 3, 1].map(|i| RowWork { slot: Slot(i as u32), advance: advance(i) });
+        for (work, output) in work.iter().zip(stage.step(&work).unwrap()) {
+            if let Emit::Codes(frame) = output.unwrap().emit {
+                together[work.slot.0 as usize].push(frame);
+            }
+        }
+    }
+    assert_eq!(together, alone);
+}
+
+#[test]
+fn the_end_is_not_sampled_before_the_least_number_of_tokens() {
+    // The end is what the golden begins with.
+    let golden = Golden::read("cv_streaming_auto_vivian");
+    let first = golden.codes()[0][0];
+    let nets = Nets::load("custom_voice", json!({"talker_config.codec_eos_token_id": first}).as_object().unwrap());
+    let prompt = nets.prompter.prompt(&golden.request()).unwrap();
+    let spoken = |least| {
+        let row = TalkerRow { min_tokens: least, ..golden.row(prompt.prompt.clone()) };
+        speak(&mut *nets.stage(), 0, &row, RowInput::Tokens(prompt.tokens.clone()), 1000).0
+    };
+    assert_eq!(spoken(0), Vec::<Vec<u32>>::new());
+    let frames = spoken(3);
+    assert!(frames.len() >= 3 && frames.iter().all(|frame| frame[0] != first), "{frames:?}");
+}
+
+#[test]
+fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
+    let golden = Golden::read("base_icl_streaming_english");
+    let nets = golden.nets();
+    let prompt = nets.prompter.prompt(&golden.request()).unwrap();
+    let row = golden.row(prompt.prompt.clone());
+    let mut stage = nets.stage();
+    stage.open(Slot(0), RowSpec::Talker(row.clone())).unwrap();
+
+    let layout = |side| TalkerPrompt::new(3, vec![(TextSide::Pad, side)], Trailing::Text);
+    let with_vector = |vector: Vec<f32>| layout(CodecSide::XVector).with_x_vector(vector.into());
+    let with_codes = |codes: Vec<u32>, frame| layout(CodecSide::Frame(frame)).with_reference(codes.into());
+    let strange = [
+        (layout(CodecSide::XVector), "none came with it"),
+        (with_vector(vec![0.0; 63]), "63 numbers: expected 64"),
+        (with_vector([vec![0.0; 63], vec![f32::INFINITY]].concat()), "number 63 of the speaker embedding is inf"),
+        (with_codes(vec![1; 12], 0), "12 codes: expected frames of 8"),
+        (with_codes(vec![1; 16], 2), "frame 2 of a reference of 2"),
+        (with_codes(vec![128, 1, 1, 1, 1, 1, 1, 1], 0), "code 128 in group 0: expected 0..128"),
+        (with_codes(vec![1, 1, 1, 1, 1, 1, 1, u32::MAX], 0), "in group 7: expected 0..128"),
+        (layout(CodecSide::Token(1152)), "codec id 1152"),
+    ];
+    for (prompt, text) in strange {
+        let refused = stage.open(Slot(1), RowSpec::Talker(TalkerRow { prompt: prompt.into(), ..row.clone() }));
+        assert!(matches!(&refused, Err(ModelError::Row(why)) if why.contains(text)), "{refused:?}");
+    }
+    let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Row(_))), "{result:?}");
+    refused(stage.feed(Slot(0), RowInput::Tokens(vec![512]), false));
+    refused(stage.feed(Slot(0), RowInput::Codes(vec![1]), false));
+    refused(stage.feed(Slot(0), RowInput::Rows(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap()), false));
+    assert_eq!(stage.live_rows(), 1);
+    stage.close(Slot(0));
+    let (codes, _) = speak(&mut *stage, 0, &row, RowInput::Tokens(prompt.tokens), 1000);
+    assert_eq!(codes, golden.codes());
+}
