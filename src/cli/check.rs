@@ -3,8 +3,8 @@
 use super::EmbeddedFiles;
 use super::model::{open, read};
 use crate::config::{CheckpointSource, Config, ConfigError, Override, format_duration};
-use crate::ids::StageName;
 use crate::model::Checkpoint;
+use crate::model::hf::{Family, Variant};
 use anyhow::Context;
 use clap::Args;
 use std::path::PathBuf;
@@ -60,12 +60,11 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
         CheckpointSource::Embedded => "embedded".to_owned(),
         CheckpointSource::Folder(folder) => folder.display().to_string(),
     };
-    let talker = checkpoint.family().talker();
-    let default = config.model.default_voice.as_deref().unwrap_or(talker.default_speaker());
+    let family = checkpoint.family();
     let mut lines = vec![
         format!("listens   {listen} ({reach})"),
         format!("model     {} ({source})", config.model.name),
-        format!("voices    {}; default {default}", talker.speaker_names().join(", ")),
+        format!("voices    {}", voices(config, family)),
         format!(
             "limits    {} requests of at most {} characters and {}",
             config.limits.max_requests,
@@ -73,8 +72,8 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
             format_duration(config.limits.request_timeout)
         ),
     ];
-    for name in StageName::ALL {
-        let stage = config.stage(name);
+    for name in family.stages() {
+        let stage = config.stage(*name);
         let ramp: Vec<String> = stage.chunk_ramp.iter().map(|frames| frames.0.to_string()).collect();
         let ramp = if ramp.is_empty() { String::new() } else { format!(", chunks of {} frames", ramp.join(", ")) };
         lines.push(format!(
@@ -89,4 +88,20 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
         lines.push(format!("faults    {} rules: this server will break on purpose", config.faults.len()));
     }
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+fn voices(config: &Config, family: &Family) -> String {
+    let talker = family.talker();
+    let chosen = config.model.default_voice.as_deref();
+    match family {
+        Family::Tts(tts) if tts.variant == Variant::VoiceDesign => "described by each request (VoiceDesign)".into(),
+        Family::Tts(tts) if tts.variant == Variant::Base => {
+            let default = chosen.map_or(String::new(), |voice| format!("; default {voice}"));
+            format!("cloned from recordings (Base){default}")
+        }
+        _ => {
+            let default = chosen.unwrap_or(talker.default_speaker());
+            format!("{}; default {default}", talker.speaker_names().join(", "))
+        }
+    }
 }

@@ -65,7 +65,9 @@ pub(super) fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<C
         CheckpointSource::Folder(folder) => format!("{:?}", folder.display().to_string()),
     };
     let checkpoint = opened.map_err(|error| problem("model.checkpoint", shown, error.to_string()))?;
+    // A checkpoint without speakers speaks with uploaded voices, which are not looked at here.
     if let Some(voice) = &config.model.default_voice
+        && !checkpoint.family().talker().speakers.is_empty()
         && checkpoint.family().talker().speaker(voice).is_err()
     {
         let known = checkpoint.family().talker().speaker_names().join(", ");

@@ -29,6 +29,10 @@ pub struct Config {
     pub server: ServerConfig,
     /// Limits on what one client can ask for.
     pub limits: LimitsConfig,
+    /// Voices that clients upload.
+    pub voices: VoicesConfig,
+    /// Recordings of voices, in requests and uploads.
+    pub reference_audio: ReferenceAudioConfig,
     /// One entry per stage of [`StageName::ALL`], in that order.
     pub stages: [StageConfig; 3],
     /// How payloads travel between stages.
@@ -81,8 +85,8 @@ pub struct SpeechConfig {
     /// The user turn that a spoken text is put behind; `{text}` stands for the text. Default `Say: {text}`.
     pub prompt: String,
     /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
-    /// commas, then at spaces.
-    pub max_segment_chars: usize,
+    /// commas, then at spaces. `None` is what suits the family.
+    pub max_segment_chars: Option<usize>,
     /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is being spoken and the writer pauses
     /// inside a sentence for this long, the words that are there are spoken.
     pub flush_after: Duration,
@@ -114,6 +118,43 @@ pub struct LimitsConfig {
     pub request_timeout: Duration,
     /// How long a client may stop reading before its request is ended.
     pub stalled_client_timeout: Duration,
+}
+
+/// `[voices]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct VoicesConfig {
+    /// Where they are kept.
+    pub directory: VoicesDirectory,
+    /// How many at most.
+    pub max_count: usize,
+}
+
+/// Where uploaded voices are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VoicesDirectory {
+    /// A folder of this user: `$XDG_DATA_HOME/omni-actors/voices/NAME`, with the model's name.
+    User,
+    /// Nowhere: they are gone with the process.
+    Memory,
+    /// A folder.
+    Folder(PathBuf),
+}
+
+/// `[reference_audio]`
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReferenceAudioConfig {
+    /// Shortest recording.
+    pub min_length: Duration,
+    /// Longest recording.
+    pub max_length: Duration,
+    /// Largest file, in bytes, before it is decoded.
+    pub max_bytes: usize,
+    /// Hosts from which the server fetches recordings that a request names by address; empty refuses addresses.
+    pub allowed_hosts: Vec<String>,
+    /// Folders from which it reads recordings that a request names as files; empty refuses files.
+    pub allowed_folders: Vec<PathBuf>,
+    /// How long fetching may take.
+    pub fetch_timeout: Duration,
 }
 
 /// `[stages.NAME]`

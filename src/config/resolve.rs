@@ -5,8 +5,8 @@ use super::error::{ConfigError, Problem};
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::{
-    CheckpointSource, Config, LimitsConfig, LogFormat, ModelConfig, ServerConfig, SpeechConfig, StageConfig,
-    SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind,
+    CheckpointSource, Config, LimitsConfig, LogFormat, ModelConfig, ReferenceAudioConfig, ServerConfig, SpeechConfig,
+    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
 };
 use crate::fault::{FaultKind, FaultPoint, FaultRule};
 use crate::ids::{Frames, StageName};
@@ -112,8 +112,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     let model = model(r, base);
     let speech = SpeechConfig {
         prompt: prompt(r),
-        // 120 characters are about 8 s of speech: the longest that the embedded voice was trained to say in one go.
-        max_segment_chars: r.int("speech.max_segment_chars", 120, 20..=2000),
+        max_segment_chars: segment_chars(r),
         // Longer than a quick typist's pause between words.
         flush_after: r.duration("speech.flush_after", ms(700), ms(50)..=secs(60)),
     };
@@ -124,17 +123,19 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             })
             .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080))),
         max_connections: r.int("server.max_connections", 256, 1..=65_536),
-        max_body_bytes: r.int("server.max_body_bytes", 1 << 20, 1024..=1 << 30),
+        max_body_bytes: r.int("server.max_body_bytes", 16 << 20, 1024..=1 << 30),
         read_timeout: r.duration("server.read_timeout", secs(10), ms(100)..=secs(600)),
         drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
     };
     let limits = LimitsConfig {
         max_requests: r.int("limits.max_requests", 16, 1..=4096),
-        // As in OpenAI's speech route.
-        max_input_chars: r.int("limits.max_input_chars", 4096, 1..=1_000_000),
+        // A long chapter of a book; OpenAI's speech route takes 4096.
+        max_input_chars: r.int("limits.max_input_chars", 65_536, 1..=10_000_000),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
         stalled_client_timeout: r.duration("limits.stalled_client_timeout", secs(30), secs(1)..=DAY),
     };
+    let voices = voices(r, base);
+    let reference_audio = reference_audio(r, base);
     let stages = StageName::ALL.map(|name| stage(r, name));
     let transfer = TransferConfig {
         transport: r
@@ -165,7 +166,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             .unwrap_or(LogFormat::Text),
     };
     let faults = faults(r);
-    Config { model, speech, server, limits, stages, transfer, supervision, telemetry, faults }
+    Config { model, speech, server, limits, voices, reference_audio, stages, transfer, supervision, telemetry, faults }
 }
 
 fn model(r: &mut Reader, base: &Path) -> ModelConfig {
@@ -197,6 +198,52 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
 fn prompt(r: &mut Reader) -> String {
     let once = |text: &str| Some(text.to_owned()).filter(|text| text.matches("{text}").count() == 1);
     r.text("speech.prompt", "Say: {text}", "text with {text} in it once", once).unwrap_or_default()
+}
+
+fn segment_chars(r: &mut Reader) -> Option<usize> {
+    let allowed = "0 for what suits the model, or a whole number from 20 to 4000".to_owned();
+    let chars = r.value("speech.max_segment_chars", "0", allowed, |value| {
+        let number = usize::try_from(value.as_integer()?).ok()?;
+        (number == 0 || (20..=4000).contains(&number)).then_some(number)
+    });
+    chars.filter(|chars| *chars > 0)
+}
+
+fn voices(r: &mut Reader, base: &Path) -> VoicesConfig {
+    let allowed = "a folder, \"memory\" to keep voices only as long as the process, or empty for a folder of this user";
+    let directory = match r.text("voices.directory", "", allowed, |text| Some(text.trim().to_owned())).as_deref() {
+        None | Some("") => VoicesDirectory::User,
+        Some("memory") => VoicesDirectory::Memory,
+        Some(path) => VoicesDirectory::Folder(base.join(path)),
+    };
+    VoicesConfig { directory, max_count: r.int("voices.max_count", 1000, 0..=1_000_000) }
+}
+
+fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
+    let texts = |value: &Value| {
+        let list = value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned));
+        list.collect::<Option<Vec<_>>>()
+    };
+    let host = |host: &String| !host.is_empty() && !host.contains(['/', ':', '@', ' ']);
+    let hosts = "a list of host names without scheme or port, such as [\"media.example.org\"]".to_owned();
+    let allowed_hosts = r
+        .value("reference_audio.allowed_hosts", "[]", hosts, |value| texts(value).filter(|list| list.iter().all(host)));
+    let folders = "a list of folders".to_owned();
+    let allowed_folders = r.value("reference_audio.allowed_folders", "[]", folders, |value| {
+        texts(value).filter(|list| list.iter().all(|folder| !folder.trim().is_empty()))
+    });
+    let config = ReferenceAudioConfig {
+        min_length: r.duration("reference_audio.min_length", ms(500), ms(100)..=secs(60)),
+        max_length: r.duration("reference_audio.max_length", secs(60), secs(1)..=secs(600)),
+        max_bytes: r.int("reference_audio.max_bytes", 10 << 20, 1024..=1 << 30),
+        allowed_hosts: allowed_hosts.unwrap_or_default().into_iter().map(|host| host.to_lowercase()).collect(),
+        allowed_folders: allowed_folders.unwrap_or_default().into_iter().map(|folder| base.join(folder)).collect(),
+        fetch_timeout: r.duration("reference_audio.fetch_timeout", secs(10), ms(100)..=secs(600)),
+    };
+    if config.min_length > config.max_length {
+        r.complain("reference_audio.max_length", "must not be shorter than reference_audio.min_length");
+    }
+    config
 }
 
 fn stage(r: &mut Reader, name: StageName) -> StageConfig {

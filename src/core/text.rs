@@ -56,6 +56,12 @@ impl Segmenter {
         Some(self.take(end)).filter(|words| !words.is_empty())
     }
 
+    /// The whole words of what has not become a piece, as [`Segmenter::pause`] would return them; they stay.
+    pub fn words(&self) -> String {
+        let end = self.buffer.iter().rposition(|c| c.is_whitespace()).unwrap_or(0);
+        self.buffer[..end].iter().map(|c| if *c == '\n' { ' ' } else { *c }).collect()
+    }
+
     fn append(&mut self, c: char) {
         if !c.is_whitespace() {
             self.newlines = 0;

@@ -247,12 +247,26 @@ pub enum SubmitError {
         /// When a place is likely to be free.
         retry_after: Duration,
     },
+    /// Something that the request needs has a queue that is full. HTTP 429.
+    #[error("{0}")]
+    Busy(String),
     /// Stages are loading or restarting. HTTP 503.
     #[error("not ready: {0}")]
     NotReady(String),
     /// Draining before exit. HTTP 503.
     #[error("the server is shutting down")]
     ShuttingDown,
+}
+
+impl From<VoiceError> for SubmitError {
+    fn from(error: VoiceError) -> SubmitError {
+        match error {
+            VoiceError::Invalid { param, message } => SubmitError::Invalid { param, message },
+            VoiceError::Busy => SubmitError::Busy(error.to_string()),
+            VoiceError::Storage(_) => SubmitError::NotReady(error.to_string()),
+            other => SubmitError::Invalid { param: "voice", message: other.to_string() },
+        }
+    }
 }
 
 /// State of the whole engine for `/health` and `/ready`.

@@ -3,9 +3,10 @@
 use super::admission::Admissions;
 use super::ledger::{ClientSink, Ledger};
 use super::load;
-use super::plan::Planner;
+use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::stages::Stages;
-use super::{ModelInfo, Shared, StartError};
+use super::voices::{self, Voices};
+use super::{ModelInfo, Shared, StartError, TtsInfo};
 use crate::actors::{self, AckSink, OutEdge, StageReports, StageSetup};
 use crate::config::{Config, TransportKind};
 use crate::core::ledger::LedgerLimits;
@@ -14,10 +15,10 @@ use crate::core::scheduler::SchedulerConfig;
 use crate::fault::FaultPlan;
 use crate::ids::{RequestId, StageName};
 use crate::model::checkpoint::Checkpoint;
-use crate::model::hf::SAMPLE_RATE;
-use crate::model::prompt::Prompter;
+use crate::model::frontend::AudioLimits;
+use crate::model::hf::{Family, SAMPLE_RATE, Variant};
+use crate::model::prompt::{Prompter, TtsPrompter};
 use crate::model::template::ChatTemplate;
-use crate::model::tokenizer::Tokenizer;
 use crate::telemetry::{EdgeMetrics, RequestMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::Kind;
@@ -118,19 +119,18 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         started.map_err(|error| StartError::Stage(name, error.to_string()))?;
     }
 
-    let omni = Arc::clone(checkpoint.omni()?);
-    let tokenizer = Arc::new(Tokenizer::load(checkpoint.files())?);
-    let template = Arc::new(ChatTemplate::load(checkpoint.files())?);
     let planner = Planner {
-        prompter: Prompter::new(tokenizer, template, &omni),
-        config: omni,
-        generation: Arc::clone(checkpoint.generation()),
-        default_voice: info.default_voice.clone().unwrap_or_default(),
-        speech_prompt: config.speech.prompt.clone(),
-        chunk_ramp: chunk_ramp(config),
-        max_input_chars: config.limits.max_input_chars,
-        audio_window: window(config, StageName::Code2wav),
+        family: family_planner(checkpoint, &info, config)?,
+        common: Common {
+            generation: Arc::clone(checkpoint.generation()),
+            max_positions: family.talker().text.max_position_embeddings as u32,
+            groups: family.talker().num_code_groups,
+            chunk_ramp: chunk_ramp(config),
+            max_input_chars: config.limits.max_input_chars,
+            audio_window: window(config, StageName::Code2wav),
+        },
     };
+    let voices = voices(checkpoint, &info, config).await?;
     Ok(Shared {
         info,
         planner,
@@ -142,27 +142,94 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         leases,
         draining: AtomicBool::new(false),
         speech: config.speech.clone(),
+        max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
+        voices,
     })
 }
 
-fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
-    let omni = checkpoint.omni()?;
-    let default_voice = match &config.model.default_voice {
-        Some(voice) => {
-            omni.talker.speaker(voice).map_err(|error| StartError::Config(format!("model.default_voice: {error}")))?;
-            voice.to_lowercase()
+/// Characters of one piece of speech when the config does not say.
+fn segment_chars(family: &Family) -> usize {
+    match family {
+        // About 8 s: the longest that the embedded voice was trained to say in one go.
+        Family::Omni(_) => 120,
+        // Each piece would get a voice of its own, within what the description allows: as few as the model can take.
+        Family::Tts(config) if config.variant == Variant::VoiceDesign => 4000,
+        Family::Tts(_) => 400,
+    }
+}
+
+fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<FamilyPlanner, StartError> {
+    let tokenizer = Arc::new(checkpoint.tokenizer()?);
+    let default_voice = info.default_voice.clone();
+    Ok(match checkpoint.family() {
+        Family::Omni(omni) => {
+            let template = Arc::new(ChatTemplate::load(checkpoint.files())?);
+            FamilyPlanner::Omni(OmniPlanner {
+                prompter: Prompter::new(tokenizer, template, omni),
+                config: Arc::clone(omni),
+                default_voice: default_voice.unwrap_or_default(),
+                speech_prompt: config.speech.prompt.clone(),
+            })
         }
-        None => omni.talker.default_speaker().to_owned(),
+        Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
+            prompter: TtsPrompter::new(tokenizer, Arc::clone(tts), checkpoint.files())?,
+            config: Arc::clone(tts),
+            default_voice,
+        }),
+    })
+}
+
+/// Whether clients may bring voices.
+fn clones(family: &Family) -> bool {
+    matches!(family, Family::Tts(tts) if tts.variant == Variant::Base)
+}
+
+/// The voices of clients, if this checkpoint can speak with them.
+async fn voices(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<Option<Arc<Voices>>, StartError> {
+    if !clones(checkpoint.family()) {
+        return Ok(None);
+    }
+    let folder = voices::folder(&config.voices.directory, &info.id);
+    let (checkpoint, max_count) = (checkpoint.clone(), config.voices.max_count);
+    let reference = &config.reference_audio;
+    let limits = AudioLimits {
+        max_bytes: reference.max_bytes,
+        min_seconds: reference.min_length.as_secs_f64(),
+        max_seconds: reference.max_length.as_secs_f64(),
+        ..AudioLimits::default()
     };
-    let vocoder = &omni.code2wav;
-    let samples: usize = vocoder.upsampling_ratios.iter().chain(&vocoder.upsample_rates).product();
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits));
+    let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
+    Ok(Some(Arc::new(opened?)))
+}
+
+fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
+    let family = checkpoint.family();
+    let talker = family.talker();
+    let default_voice = match &config.model.default_voice {
+        // An uploaded voice, which may come later.
+        Some(voice) if clones(family) => Some(voice.clone()),
+        Some(voice) => {
+            talker.speaker(voice).map_err(|error| StartError::Config(format!("model.default_voice: {error}")))?;
+            Some(voice.to_lowercase())
+        }
+        None => Some(talker.default_speaker()).filter(|name| !name.is_empty()).map(str::to_owned),
+    };
+    let tts = match family {
+        Family::Omni(_) => None,
+        Family::Tts(tts) => Some(TtsInfo {
+            task: tts.variant,
+            languages: tts.languages.keys().cloned().collect(),
+            instructions: tts.follows_instructions,
+        }),
+    };
     Ok(ModelInfo {
         id: config.model.name.clone(),
-        voices: omni.talker.speaker_names().into_iter().map(str::to_owned).collect(),
-        default_voice: Some(default_voice),
+        voices: talker.speaker_names().into_iter().map(str::to_owned).collect(),
+        default_voice,
         sample_rate: SAMPLE_RATE,
-        samples_per_frame: samples as u32,
-        tts: None,
+        samples_per_frame: family.vocoder().samples_per_frame() as u32,
+        tts,
     })
 }
 

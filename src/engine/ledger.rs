@@ -6,7 +6,7 @@
 use super::admission::Place;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
-use super::plan::RequestPlan;
+use super::plan::{FollowedText, RequestPlan};
 use super::stages::Stages;
 use crate::actors::{AckSink, StageReports};
 use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
@@ -59,7 +59,7 @@ impl Ledger {
         let mut client =
             Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });
-        client.followed(plan.follow.as_ref().map_or(0, super::plan::FollowedText::len));
+        client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
         books.clients.insert(request, client);
         books.core.handed_over(request, self.now());
 
@@ -72,7 +72,7 @@ impl Ledger {
             }
         }
         if let Some(text) = plan.follow
-            && self.text_in.put(text.payload(request)).is_err()
+            && self.text_in.put(text.payload(request, 0)).is_err()
         {
             refused = self.stages.first().map(|stage| stage.name());
         }
@@ -85,6 +85,20 @@ impl Ledger {
         drop(books);
         let listener = Reader { ledger: Arc::clone(self), request, _place: place };
         ResponseStream::heard_by(events, listener)
+    }
+
+    /// More text for a request that follows one, `before` tokens of which it has. Does nothing for one that has ended.
+    pub fn feed(&self, request: RequestId, before: u32, text: FollowedText) {
+        let mut books = self.lock();
+        let Some(client) = books.clients.get_mut(&request) else { return };
+        client.followed(text.tokens.len() as u32);
+        if self.text_in.put(text.payload(request, before)).is_err()
+            && let Some(first) = self.stages.first()
+        {
+            let failure = Failure::RowFailed(first.name(), "its text came faster than it could be taken".into());
+            let effect = books.core.fail(request, failure);
+            self.carry_out(&mut books, effect.into_iter().collect());
+        }
     }
 
     /// Ends what has taken too long.

@@ -19,10 +19,12 @@ pub(super) fn factory(stage: StageName, checkpoint: &Checkpoint, device: &Device
 
 /// The net of one stage and what makes its device state.
 fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
-    let config = checkpoint.omni()?;
     let loader = checkpoint.loader(&[stage.as_str()], device);
     let factory: Box<dyn StageFactory> = match stage {
-        StageName::Thinker => Box::new(ThinkerFactory::new(Arc::new(Thinker::load(&loader, &config.thinker)?))),
+        StageName::Thinker => {
+            let net = Thinker::load(&loader, &checkpoint.omni()?.thinker)?;
+            Box::new(ThinkerFactory::new(Arc::new(net)))
+        }
         StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, checkpoint.family())?))),
         StageName::Code2wav => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
     };

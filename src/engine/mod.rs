@@ -9,18 +9,22 @@
 //! | `plan` | from a request to the rows that it needs in each stage |
 //! | `admission` | how many requests at once |
 //! | `speak` | a text, sentence after sentence, as one stream |
+//! | `live` | the same for a text that is still being written |
 //! | `voice` | voices as clients name, bring and see them |
+//! | `voices` | voices that clients brought: encoded once, kept on disk |
 
 mod admission;
 pub mod api;
 mod build;
 mod client;
 mod ledger;
+mod live;
 mod load;
 mod plan;
 mod speak;
 mod stages;
 pub mod voice;
+mod voices;
 
 pub use api::{
     AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, Listener, ModelInfo, Output,
@@ -44,6 +48,7 @@ use stages::Stages;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use voices::Voices;
 
 /// How long a request waits for a stage that is being restarted before it is refused.
 const READY_PATIENCE: Duration = Duration::from_secs(2);
@@ -65,6 +70,9 @@ struct Shared {
     leases: LeaseBook,
     draining: AtomicBool,
     speech: SpeechConfig,
+    max_segment_chars: usize,
+    /// Of a checkpoint that clones voices.
+    voices: Option<Arc<Voices>>,
     ticker: tokio::task::JoinHandle<()>,
 }
 
@@ -192,15 +200,26 @@ impl Service for Engine {
 
     fn voices(&self) -> Vec<VoiceInfo> {
         let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
-        self.shared.info.voices.iter().map(built_in).collect()
+        let uploaded = self.shared.voices.iter().flat_map(|voices| voices.list());
+        self.shared.info.voices.iter().map(built_in).chain(uploaded).collect()
     }
 
-    fn add_voice(&self, _: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
-        Box::pin(std::future::ready(Err(no_cloning())))
+    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
+        Box::pin(async move {
+            match &self.shared.voices {
+                Some(voices) => voices.add(voice).await,
+                None => Err(no_cloning()),
+            }
+        })
     }
 
     fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
-        Box::pin(std::future::ready(Err(VoiceError::Unknown(name.into()))))
+        Box::pin(async move {
+            match &self.shared.voices {
+                Some(voices) => voices.remove(name).await,
+                None => Err(VoiceError::Unknown(name.into())),
+            }
+        })
     }
 
     fn health(&self) -> EngineHealth {

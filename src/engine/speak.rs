@@ -3,10 +3,18 @@
 //! has been heard.
 
 use super::admission::Place;
-use super::api::{Event, FinishReason, RequestError, ResponseStream, SpeechRequest, SubmitError, TextSource, Usage};
-use super::plan::SpeechOptions;
+use super::api::{
+    AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
+    TextSource, Usage,
+};
+use super::live;
+use super::plan::{FamilyPlanner, SpeechOptions, SpeechVoice};
+use super::voice::VoiceChoice;
+use super::voices::Voiceprint;
 use super::{Engine, Shared};
+use crate::core::joint::Joint;
 use crate::core::text::{self, Segmenter};
+use crate::ids::Frames;
 use crate::telemetry::RequestKind;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -19,133 +27,203 @@ const RELAY: usize = 2;
 pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<ResponseStream, SubmitError> {
     engine.ready().await?;
     let shared = &engine.shared;
-    let params = &request.params;
-    let mut options =
-        shared.planner.speech_options(params.voice.name(), &params.speech, params.max_frames, params.seed)?;
-    options.ignore_eos = params.ignore_eos;
-    options.initial_chunk = params.initial_chunk_frames;
-    if params.ignore_eos && params.max_frames.is_none() {
-        let message = "ignore_eos needs max_new_tokens: how many frames to make".to_string();
-        return Err(SubmitError::Invalid { param: "ignore_eos", message });
+    if let TextSource::Whole(text) = &request.text {
+        shared.planner.check_length("input", text.chars().count())?;
     }
-    let max_chars = if params.ignore_eos { usize::MAX } else { shared.speech.max_segment_chars };
-    let (waiting, more) = match request.text {
+    // A recording is encoded for those only who will be served.
+    let place = shared.admissions.enter()?;
+    let print = voiceprint(shared, &request.params).await?;
+    let options = shared.planner.speech_options(&request.params, print.as_deref())?;
+    let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
+    let source = match request.text {
         TextSource::Whole(text) => {
-            shared.planner.check_length("input", text.chars().count())?;
             let waiting: VecDeque<_> = text::segments(&text, max_chars).into();
             // What would be refused in the middle is refused now.
             for text in waiting.iter().skip(1) {
                 shared.planner.speech(text, &options)?;
             }
-            (waiting, None)
+            if waiting.len() <= 1 {
+                // One sentence needs nobody to put it together.
+                let text = waiting.front().map_or("", String::as_str);
+                let plan = shared.planner.speech(text, &options)?;
+                return Ok(shared.ledger.open_request(plan, RequestKind::Speech, Some(place)));
+            }
+            Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
-        TextSource::Streamed(pieces) => (VecDeque::new(), Some(pieces)),
+        TextSource::Streamed(pieces) => match (&shared.planner.family, &options.voice) {
+            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if !voice.wants_whole_text() => Source::Live(pieces),
+            _ => {
+                let segments = Segmenter::new(max_chars);
+                Source::Sentences(Sentences { waiting: VecDeque::new(), segments, more: Some(pieces), chars: 0 })
+            }
+        },
     };
-    let place = shared.admissions.enter()?;
-    match (waiting.len(), &more) {
-        // One sentence needs nobody to put it together.
-        (0 | 1, None) => {
-            let text = waiting.front().map_or("", String::as_str);
-            let plan = shared.planner.speech(text, &options)?;
-            Ok(shared.ledger.open_request(plan, RequestKind::Speech, Some(place)))
+    let (send, events) = flume::bounded(RELAY);
+    let gone = CancellationToken::new();
+    let relay = Relay::new(Arc::clone(shared), options, send);
+    let listening = gone.clone().drop_guard();
+    tokio::spawn(async move {
+        tokio::select! {
+            () = gone.cancelled() => {}
+            () = relay.run(source, place) => {}
         }
-        _ => {
-            let (send, events) = flume::bounded(RELAY);
-            let gone = CancellationToken::new();
-            let reading = Reading {
-                shared: Arc::clone(shared),
-                options,
-                segments: Segmenter::new(max_chars),
-                waiting,
-                more,
-                chars: 0,
-                send,
-            };
-            let listening = gone.clone().drop_guard();
-            tokio::spawn(async move {
-                tokio::select! {
-                    () = gone.cancelled() => {}
-                    () = reading.run(place) => {}
-                }
-            });
-            Ok(ResponseStream::new(events, listening))
+    });
+    Ok(ResponseStream::new(events, listening))
+}
+
+/// The voice that the client brought or uploaded before, encoded; `None` for those that the checkpoint knows itself.
+async fn voiceprint(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<Voiceprint>>, SubmitError> {
+    let Some(voices) = &shared.voices else { return Ok(None) };
+    let print = match &params.voice {
+        VoiceChoice::Embedding(_) => return Ok(None),
+        VoiceChoice::Default => match &shared.info.default_voice {
+            Some(name) if voices.has(name) => voices.named(name).await?,
+            _ => return Ok(None),
+        },
+        VoiceChoice::Named { name, .. } if !voices.has(name) => return Ok(None),
+        VoiceChoice::Named { name, x_vector_only } => {
+            let print = voices.named(name).await?;
+            if *x_vector_only { Arc::new(Voiceprint { reference: None, ..Voiceprint::clone(&print) }) } else { print }
         }
+        VoiceChoice::Clone(recording) => voices.once(recording.clone()).await?,
+    };
+    Ok(Some(print))
+}
+
+enum Source {
+    /// Spoken one after the other, each when it is whole.
+    Sentences(Sentences),
+    /// Spoken word by word.
+    Live(flume::Receiver<String>),
+}
+
+/// A text as sentences.
+struct Sentences {
+    waiting: VecDeque<String>,
+    segments: Segmenter,
+    more: Option<flume::Receiver<String>>,
+    chars: usize,
+}
+
+/// Puts the requests of one text together to one stream.
+pub(super) struct Relay {
+    pub shared: Arc<Shared>,
+    pub options: SpeechOptions,
+    send: flume::Sender<Event>,
+    usage: Usage,
+    reason: FinishReason,
+    started: bool,
+    joint: Joint,
+    /// Whether a piece has been passed on that another may follow.
+    open: bool,
+}
+
+/// Why a relay stops early.
+pub(super) enum Stop {
+    /// The client left.
+    Gone,
+    /// The request fails.
+    Failed(RequestError),
+}
+
+impl From<RequestError> for Stop {
+    fn from(error: RequestError) -> Stop {
+        Stop::Failed(error)
     }
 }
 
-/// A text being read aloud.
-struct Reading {
-    shared: Arc<Shared>,
-    options: SpeechOptions,
-    segments: Segmenter,
-    waiting: VecDeque<String>,
-    more: Option<flume::Receiver<String>>,
-    chars: usize,
-    send: flume::Sender<Event>,
-}
+impl Relay {
+    fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>) -> Relay {
+        let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Joint::default());
+        Relay { shared, options, send, usage, reason, started: false, joint, open: false }
+    }
 
-impl Reading {
-    async fn run(mut self, _place: Place) {
-        let mut usage = Usage::default();
-        let mut reason = FinishReason::Stop;
-        let mut started = false;
-        let last = loop {
-            let text = match self.next().await {
-                Ok(Some(text)) => text,
-                Ok(None) => break Event::Finished { reason, usage },
-                Err(error) => break Event::Failed(error),
-            };
-            let plan = match self.shared.planner.speech(&text, &self.options) {
-                Ok(plan) => plan,
-                Err(error) => break Event::Failed(RequestError::Refused(error.to_string())),
-            };
-            let mut sentence = self.shared.ledger.open_request(plan, RequestKind::Speech, None);
-            // The same request seed must not make every sentence draw the same numbers.
-            self.options.seed = self.options.seed.wrapping_add(1);
-            let outcome = loop {
-                match sentence.next().await {
-                    Some(Event::Finished { reason, usage }) => break Ok((reason, usage)),
-                    Some(Event::Failed(error)) => break Err(error),
-                    None => break Err(RequestError::ShuttingDown),
-                    Some(Event::Started { .. }) if started => {}
-                    Some(event) => {
-                        started = true;
-                        if self.send.send_async(event).await.is_err() {
-                            return;
-                        }
-                    }
+    async fn run(mut self, source: Source, _place: Place) {
+        let outcome = match source {
+            Source::Sentences(sentences) => self.read(sentences).await,
+            Source::Live(pieces) => live::read(&mut self, pieces).await,
+        };
+        let last = match outcome {
+            Ok(()) => {
+                let end = self.joint.finish();
+                if self.audio(end, Frames(0)).await.is_err() {
+                    return;
                 }
-            };
-            match outcome {
-                Ok((why, used)) => {
-                    usage.prompt_tokens += used.prompt_tokens;
-                    usage.text_tokens += used.text_tokens;
-                    usage.frames.0 += used.frames.0;
-                    if why == FinishReason::Length {
-                        reason = why;
-                    }
-                }
-                Err(error) => break Event::Failed(error),
+                Event::Finished { reason: self.reason, usage: self.usage }
             }
+            Err(Stop::Gone) => return,
+            Err(Stop::Failed(error)) => Event::Failed(error),
         };
         let _ = self.send.send_async(last).await;
     }
 
-    /// The next sentence, as soon as it is whole.
-    async fn next(&mut self) -> Result<Option<String>, RequestError> {
+    async fn read(&mut self, mut sentences: Sentences) -> Result<(), Stop> {
+        while let Some(text) = sentences.next(&self.shared).await? {
+            let plan = self.shared.planner.speech(&text, &self.options).map_err(refused)?;
+            let mut sentence = self.shared.ledger.open_request(plan, RequestKind::Speech, None);
+            while self.pass_on(sentence.next().await).await? {}
+        }
+        Ok(())
+    }
+
+    /// Passes an event of the current piece on; `false` when that was its last.
+    pub async fn pass_on(&mut self, event: Option<Event>) -> Result<bool, Stop> {
+        match event {
+            Some(Event::Finished { reason, usage }) => {
+                self.usage.prompt_tokens += usage.prompt_tokens;
+                self.usage.text_tokens += usage.text_tokens;
+                self.usage.frames.0 += usage.frames.0;
+                if reason == FinishReason::Length {
+                    self.reason = reason;
+                }
+                // The same request seed must not make every piece draw the same numbers.
+                self.options.seed = self.options.seed.wrapping_add(1);
+                self.open = true;
+                Ok(false)
+            }
+            Some(Event::Failed(error)) => Err(Stop::Failed(error)),
+            None => Err(Stop::Failed(RequestError::ShuttingDown)),
+            Some(Event::Audio(AudioChunk { samples, frames })) => {
+                let mut ready = if std::mem::take(&mut self.open) { self.joint.border() } else { Vec::new() };
+                ready.extend(self.joint.push(&samples));
+                self.audio(ready, frames).await?;
+                Ok(true)
+            }
+            Some(Event::Started { .. }) if self.started => Ok(true),
+            Some(event) => {
+                self.started = true;
+                self.tell(event).await?;
+                Ok(true)
+            }
+        }
+    }
+
+    async fn audio(&self, samples: Vec<f32>, frames: Frames) -> Result<(), Stop> {
+        if samples.is_empty() {
+            return Ok(());
+        }
+        self.tell(Event::Audio(AudioChunk { samples: samples.into(), frames })).await
+    }
+
+    async fn tell(&self, event: Event) -> Result<(), Stop> {
+        self.send.send_async(event).await.map_err(|_| Stop::Gone)
+    }
+}
+
+impl Sentences {
+    /// The next one, as soon as it is whole.
+    async fn next(&mut self, shared: &Shared) -> Result<Option<String>, RequestError> {
         loop {
             if let Some(text) = self.waiting.pop_front() {
                 return Ok(Some(text));
             }
             let Some(more) = &self.more else { return Ok(None) };
             // Here nothing is being made: if the writer pauses, the listener should have what is there.
-            let piece = tokio::time::timeout(self.shared.speech.flush_after, more.recv_async());
-            match piece.await {
+            match tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await {
                 Err(_paused) => self.waiting.extend(self.segments.pause()),
                 Ok(Ok(piece)) => {
                     self.chars += piece.chars().count();
-                    let checked = self.shared.planner.check_length("input", self.chars);
-                    checked.map_err(|error| RequestError::Refused(error.to_string()))?;
+                    shared.planner.check_length("input", self.chars).map_err(refused)?;
                     self.waiting.extend(self.segments.push(&piece));
                 }
                 Ok(Err(flume::RecvError::Disconnected)) => {
@@ -155,4 +233,9 @@ impl Reading {
             }
         }
     }
+}
+
+/// What cannot be spoken, found out after the request had been accepted.
+pub(super) fn refused(error: SubmitError) -> RequestError {
+    RequestError::Refused(error.to_string())
 }

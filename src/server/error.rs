@@ -103,6 +103,8 @@ impl From<SubmitError> for ApiError {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                     .with_retry_after(retry_after)
             }
+            SubmitError::Busy(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+                .with_retry_after(Duration::from_secs(1)),
             SubmitError::NotReady(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message)
                 .with_retry_after(Duration::from_secs(1)),
             SubmitError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)

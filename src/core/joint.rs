@@ -1,0 +1,100 @@
+//! Where one piece of speech is put behind another.
+//!
+//! Pieces are made independently, so the last sample of one and the first of the next do not meet: a click. The last
+//! milliseconds before a border fade out and the first behind it fade in. Which samples are touched depends on their place
+//! in the piece alone, not on how the piece came in chunks.
+
+/// Samples that fade, on either side of a border: 5 ms at 24 kHz.
+const FADE: usize = 120;
+
+/// Pieces in, one continuous stream out.
+#[derive(Clone, Debug, Default)]
+pub struct Joint {
+    /// The last samples, whose fate depends on what follows.
+    held: Vec<f32>,
+    /// Samples since the last border; `None` before the first.
+    since: Option<usize>,
+}
+
+impl Joint {
+    /// More samples of the piece; returns those that are final.
+    pub fn push(&mut self, samples: &[f32]) -> Vec<f32> {
+        let start = self.held.len();
+        self.held.extend_from_slice(samples);
+        if let Some(since) = &mut self.since {
+            for sample in &mut self.held[start..] {
+                if *since >= FADE {
+                    break;
+                }
+                *sample *= gain(*since);
+                *since += 1;
+            }
+        }
+        let ready = self.held.len().saturating_sub(FADE);
+        self.held.drain(..ready).collect()
+    }
+
+    /// The piece is over and another follows; returns its end.
+    pub fn border(&mut self) -> Vec<f32> {
+        let length = self.held.len();
+        for (i, sample) in self.held.iter_mut().enumerate() {
+            *sample *= gain(length - 1 - i);
+        }
+        self.since = Some(0);
+        std::mem::take(&mut self.held)
+    }
+
+    /// The last piece is over; returns its end as it is.
+    pub fn finish(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Of the sample that is so many away from the border: a raised cosine.
+fn gain(distance: usize) -> f32 {
+    let x = (distance.min(FADE) as f32 + 0.5) / (FADE as f32 + 0.5);
+    0.5 - 0.5 * (std::f32::consts::PI * x.min(1.0)).cos()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn joined(pieces: &[&[f32]], chunk: usize) -> Vec<f32> {
+        let mut joint = Joint::default();
+        let mut out = Vec::new();
+        for (i, piece) in pieces.iter().enumerate() {
+            if i > 0 {
+                out.extend(joint.border());
+            }
+            piece.chunks(chunk).for_each(|samples| out.extend(joint.push(samples)));
+        }
+        out.extend(joint.finish());
+        out
+    }
+
+    #[test]
+    fn borders_are_smooth_and_the_ends_are_left_alone() {
+        let (up, down) = (vec![0.5; 1000], vec![-0.5; 1000]);
+        let out = joined(&[&up, &down], 333);
+        assert_eq!(out.len(), 2000);
+        assert_eq!((out[0], out[1999], out[500], out[1500]), (0.5, -0.5, 0.5, -0.5));
+        let steepest = out.windows(2).map(|pair| (pair[1] - pair[0]).abs()).fold(0.0, f32::max);
+        assert!(steepest < 0.01, "{steepest}");
+    }
+
+    #[test]
+    fn chunks_change_nothing() {
+        let wave: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.1).sin()).collect();
+        let whole = joined(&[&wave, &wave[..50], &wave], 5000);
+        for chunk in [1, 7, 119, 120, 121] {
+            assert_eq!(joined(&[&wave, &wave[..50], &wave], chunk), whole);
+        }
+    }
+
+    #[test]
+    fn one_piece_is_as_it_was() {
+        let wave: Vec<f32> = (0..300).map(|i| i as f32).collect();
+        assert_eq!(joined(&[&wave], 64), wave);
+    }
+}

@@ -1,0 +1,175 @@
+//! Text that is spoken while it is being written: the talker takes one token per frame, so it can begin with the first
+//! word. A row lasts for a sentence; when the writer pauses inside one and everything is spoken, the row ends there.
+
+use super::api::{Event, RequestError, ResponseStream};
+use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
+use super::speak::{Relay, Stop, refused};
+use crate::core::live::{Live, LiveText};
+use crate::ids::RequestId;
+use crate::model::prompt::{TtsPromptError, TtsStream};
+use crate::telemetry::RequestKind;
+use std::collections::VecDeque;
+
+/// Reads a text aloud as it comes.
+pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>) -> Result<(), Stop> {
+    let text = LiveText::new(relay.shared.max_segment_chars);
+    let mut writer = Writer { pieces: Some(pieces), text, steps: VecDeque::new(), chars: 0 };
+    while !writer.is_done() {
+        Sentence::begin(relay)?.read(relay, &mut writer).await?;
+    }
+    Ok(())
+}
+
+/// Whoever writes the text.
+struct Writer {
+    /// `None` when nothing follows.
+    pieces: Option<flume::Receiver<String>>,
+    text: LiveText,
+    /// Steps that nobody has taken yet.
+    steps: VecDeque<Live>,
+    chars: usize,
+}
+
+impl Writer {
+    fn is_done(&self) -> bool {
+        self.pieces.is_none() && self.steps.is_empty()
+    }
+
+    /// More steps; never resolves when there will be none.
+    async fn wait(&mut self) -> Option<String> {
+        match &self.pieces {
+            Some(pieces) => pieces.recv_async().await.ok(),
+            None => std::future::pending().await,
+        }
+    }
+
+    fn wrote(&mut self, piece: Option<String>, relay: &Relay) -> Result<(), RequestError> {
+        match piece {
+            Some(piece) => {
+                self.chars += piece.chars().count();
+                relay.shared.planner.check_length("input", self.chars).map_err(refused)?;
+                self.steps.extend(self.text.push(&piece));
+            }
+            None => {
+                self.pieces = None;
+                self.steps.extend(self.text.finish());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One sentence: a row of the talker, once enough is written for it.
+struct Sentence {
+    text: TtsStream,
+    row: Option<Row>,
+    /// The writer has ended it.
+    complete: bool,
+}
+
+struct Row {
+    stream: ResponseStream,
+    request: RequestId,
+    /// Tokens that it has.
+    fed: u32,
+    /// It knows that nothing follows.
+    ended: bool,
+}
+
+impl Sentence {
+    fn begin(relay: &Relay) -> Result<Sentence, RequestError> {
+        let (planner, voice) = parts(relay)?;
+        Ok(Sentence { text: planner.stream(voice).map_err(refused)?, row: None, complete: false })
+    }
+
+    async fn read(mut self, relay: &mut Relay, writer: &mut Writer) -> Result<(), Stop> {
+        let patience = relay.shared.speech.flush_after;
+        loop {
+            // Everything up to the border belongs to this sentence, what comes behind it to the next.
+            while !self.complete
+                && let Some(step) = writer.steps.pop_front()
+            {
+                self.take(step).map_err(not_speakable)?;
+            }
+            self.feed(relay).await?;
+            if self.row.is_none() && writer.is_done() {
+                return Ok(());
+            }
+            let begun = self.row.is_some();
+            tokio::select! {
+                event = next_event(&mut self.row) => {
+                    if !relay.pass_on(event).await? {
+                        return Ok(());
+                    }
+                }
+                piece = writer.wait(), if !self.complete => writer.wrote(piece, relay)?,
+                // Neither words nor sounds for a while: all that was written has been spoken.
+                () = tokio::time::sleep(patience), if begun && !self.complete => {
+                    writer.steps.extend(writer.text.pause());
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, step: Live) -> Result<(), TtsPromptError> {
+        match step {
+            Live::Words(words) => self.text.push(&words),
+            Live::Border => {
+                self.complete = true;
+                self.text.finish()
+            }
+        }
+    }
+
+    /// Opens the row as soon as that is possible, and hands it what was written.
+    async fn feed(&mut self, relay: &mut Relay) -> Result<(), Stop> {
+        match &mut self.row {
+            None => {
+                let Some(prompt) = self.text.prompt() else { return Ok(()) };
+                let tokens = self.text.take_tokens();
+                let (fed, ended) = (tokens.len() as u32, self.complete);
+                let (planner, _) = parts(relay)?;
+                let plan = planner.begun(&relay.shared.planner.common, prompt, tokens, ended, &relay.options);
+                let plan = plan.map_err(refused)?;
+                let mut stream = relay.shared.ledger.open_request(plan, RequestKind::Speech, None);
+                let first = stream.next().await;
+                let Some(Event::Started { id: request, .. }) = first else {
+                    return Err(RequestError::ShuttingDown.into());
+                };
+                relay.pass_on(first).await?;
+                self.row = Some(Row { stream, request, fed, ended });
+            }
+            Some(row) if !row.ended => {
+                let tokens = self.text.take_tokens();
+                if !tokens.is_empty() || self.complete {
+                    let before = row.fed;
+                    row.fed += tokens.len() as u32;
+                    row.ended = self.complete;
+                    let text = FollowedText { tokens, ended: self.complete };
+                    relay.shared.ledger.feed(row.request, before, text);
+                }
+            }
+            Some(_) => {}
+        }
+        Ok(())
+    }
+}
+
+async fn next_event(row: &mut Option<Row>) -> Option<Event> {
+    match row {
+        Some(row) => row.stream.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Only Qwen3-TTS reads live.
+fn parts(relay: &Relay) -> Result<(&TtsPlanner, &TtsVoice), RequestError> {
+    match (&relay.shared.planner.family, &relay.options.voice) {
+        (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) => Ok((planner, voice)),
+        _ => Err(RequestError::Refused("this model does not read word by word".into())),
+    }
+}
+
+fn not_speakable(error: TtsPromptError) -> RequestError {
+    RequestError::Refused(error.to_string())
+}

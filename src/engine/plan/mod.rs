@@ -1,0 +1,282 @@
+//! From a request to the rows that it needs in each stage: everything that can be refused is refused here, before anybody
+//! has started to work.
+
+mod omni;
+mod tts;
+
+pub(super) use omni::OmniPlanner;
+pub(super) use tts::{TtsPlanner, TtsVoice};
+
+use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
+use super::voices::Voiceprint;
+use crate::actors::{Admission, Wants};
+use crate::core::ledger::Owed;
+use crate::core::scheduler::{Pace, RowParams};
+use crate::ids::{Frames, Generation, RequestId, Seq, StageName};
+use crate::model::hf::{GenerationDefaults, SAMPLE_RATE};
+use crate::model::sampling::SamplingParams;
+use crate::model::stage::{RowSpec, TalkerRow, VocoderRow};
+use crate::model::talker::TalkerPrompt;
+use crate::model::tokenizer::Tokenizer;
+use crate::transfer::payload::{End, Header, Kind, Part, Payload};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+/// Turns requests into plans.
+pub(super) struct Planner {
+    pub family: FamilyPlanner,
+    pub common: Common,
+}
+
+/// What only one family does.
+pub(super) enum FamilyPlanner {
+    Omni(OmniPlanner),
+    Tts(TtsPlanner),
+}
+
+/// What both families share.
+pub(super) struct Common {
+    pub generation: Arc<GenerationDefaults>,
+    /// Positions that the talker has.
+    pub max_positions: u32,
+    /// Codes of a frame.
+    pub groups: usize,
+    pub chunk_ramp: Vec<u32>,
+    pub max_input_chars: usize,
+    /// Units of audio that may wait for a client.
+    pub audio_window: u32,
+}
+
+/// Everything that is needed to open a request.
+pub(super) struct RequestPlan {
+    pub owed: Owed,
+    pub seed: u64,
+    /// Present when the client gets text.
+    pub text: Option<Arc<Tokenizer>>,
+    pub prompt_tokens: u32,
+    pub samples_per_second: u32,
+    /// Room for every event that the windows let through at once.
+    pub max_events: usize,
+    pub rows: Vec<(StageName, RowPlan)>,
+    pub follow: Option<FollowedText>,
+}
+
+/// One row, before the request has a name.
+pub(super) struct RowPlan {
+    params: RowParams,
+    spec: RowSpec,
+    wants: Wants,
+}
+
+impl RowPlan {
+    pub fn named(self, request: RequestId) -> Admission {
+        Admission { request, params: self.params, spec: self.spec, wants: self.wants }
+    }
+}
+
+/// Text that enters the first stage, given and not sampled.
+pub(super) struct FollowedText {
+    pub tokens: Vec<u32>,
+    /// Whether nothing follows.
+    pub ended: bool,
+}
+
+impl FollowedText {
+    /// As the first stage's input, `before` tokens of it having gone ahead.
+    pub fn payload(self, request: RequestId, before: u32) -> Payload {
+        let units = self.tokens.len() as u32;
+        let end = self.ended.then_some(End::Stop);
+        let header = Header { request, generation: Generation(0), seq: Seq(before), kind: Kind::Tokens, units, end };
+        Payload { header, parts: vec![Part::U32(self.tokens)], leases: Vec::new() }
+    }
+}
+
+/// What a speech request says besides its text; checked once, used for each of its sentences.
+#[derive(Clone, Debug)]
+pub(super) struct SpeechOptions {
+    pub voice: SpeechVoice,
+    pub sampling: SamplingParams,
+    pub max_frames: Option<Frames>,
+    pub ignore_eos: bool,
+    pub initial_chunk: Option<Frames>,
+    pub seed: u64,
+}
+
+/// Who speaks, as the family knows it.
+#[derive(Clone, Debug)]
+pub(super) enum SpeechVoice {
+    /// The codec id of a speaker.
+    Omni(u32),
+    /// All that a prompt of Qwen3-TTS says besides the text.
+    Tts(TtsVoice),
+}
+
+impl Planner {
+    /// A chat turn.
+    pub fn chat(&self, request: &GenerateRequest) -> Result<RequestPlan, SubmitError> {
+        match &self.family {
+            FamilyPlanner::Omni(planner) => planner.chat(&self.common, request),
+            FamilyPlanner::Tts(_) => {
+                let message = "this model speaks but does not answer: use POST /v1/audio/speech".into();
+                Err(SubmitError::Invalid { param: "model", message })
+            }
+        }
+    }
+
+    /// One piece of a text to be spoken.
+    pub fn speech(&self, text: &str, options: &SpeechOptions) -> Result<RequestPlan, SubmitError> {
+        match (&self.family, &options.voice) {
+            (FamilyPlanner::Omni(planner), SpeechVoice::Omni(speaker)) => {
+                planner.speech(&self.common, text, *speaker, options)
+            }
+            (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) => {
+                planner.speech(&self.common, text, voice, options)
+            }
+            _ => Err(SubmitError::NotReady("a voice of another model".into())),
+        }
+    }
+
+    /// Checks everything about a speech request but its text. `print` is the voice that the client brought, encoded.
+    pub fn speech_options(
+        &self,
+        params: &SpeechParams,
+        print: Option<&Voiceprint>,
+    ) -> Result<SpeechOptions, SubmitError> {
+        let voice = match &self.family {
+            FamilyPlanner::Omni(planner) => SpeechVoice::Omni(planner.voice(params)?),
+            FamilyPlanner::Tts(planner) => SpeechVoice::Tts(planner.voice(params, print)?),
+        };
+        self.common.options(voice, params)
+    }
+
+    /// Refuses text that is longer than the config allows.
+    pub fn check_length(&self, param: &'static str, chars: usize) -> Result<(), SubmitError> {
+        self.common.check_length(param, chars)
+    }
+}
+
+impl Common {
+    fn check_length(&self, param: &'static str, chars: usize) -> Result<(), SubmitError> {
+        if chars <= self.max_input_chars {
+            return Ok(());
+        }
+        let message = format!("{chars} characters are more than the {} that this server takes", self.max_input_chars);
+        Err(SubmitError::Invalid { param, message })
+    }
+
+    /// What a request says besides its text and the voice.
+    fn options(&self, voice: SpeechVoice, params: &SpeechParams) -> Result<SpeechOptions, SubmitError> {
+        positive("max_new_tokens", params.max_frames.map(|frames| frames.0))?;
+        if params.ignore_eos && params.max_frames.is_none() {
+            let message = "ignore_eos needs max_new_tokens: how many frames to make".to_string();
+            return Err(SubmitError::Invalid { param: "ignore_eos", message });
+        }
+        Ok(SpeechOptions {
+            voice,
+            sampling: resolve(self.generation.talker, &params.speech)?,
+            max_frames: params.max_frames,
+            ignore_eos: params.ignore_eos,
+            initial_chunk: params.initial_chunk_frames,
+            seed: params.seed.unwrap_or_else(random_seed),
+        })
+    }
+
+    /// The rows that make speech: talker and vocoder.
+    fn speech_rows(
+        &self,
+        prompt: Arc<TalkerPrompt>,
+        options: &SpeechOptions,
+    ) -> Result<[(StageName, RowPlan); 2], SubmitError> {
+        let greedy = options.sampling.is_greedy();
+        let predictor = if greedy { SamplingParams::GREEDY } else { self.generation.predictor };
+        // The last token has no frame (spec section 6).
+        let max_tokens =
+            options.max_frames.map_or(self.generation.talker_max_tokens, |frames| frames.0.saturating_add(1));
+        let positions = prompt.positions();
+        let room = self.max_positions.saturating_sub(positions);
+        if room == 0 {
+            let message = format!("the prompt of the speech has {positions} positions, more than the model can take");
+            return Err(SubmitError::Invalid { param: "input", message });
+        }
+        // The vocoder goes on from what the talker goes on from.
+        let vocoder = VocoderRow { context: prompt.reference().cloned() };
+        let row = TalkerRow {
+            prompt,
+            sampling: options.sampling,
+            predictor,
+            max_tokens: max_tokens.min(room + 1),
+            min_tokens: self.generation.talker_min_tokens,
+            ignore_eos: options.ignore_eos,
+            seed: options.seed,
+        };
+        let wants = Wants { tokens: false, speech: true };
+        let params =
+            RowParams { prompt: positions, prompt_input: row.prefill_rows(), prompt_emits: 0, pace: Pace::OnePerStep };
+        let talker = RowPlan { params, spec: RowSpec::Talker(row), wants };
+        let mut ramp = self.chunk_ramp.clone();
+        if let Some(first) = options.initial_chunk {
+            ramp.retain(|size| *size > first.0);
+            ramp.insert(0, first.0.max(1));
+        }
+        let params = RowParams {
+            prompt: vocoder.context_frames(self.groups),
+            prompt_input: 0,
+            prompt_emits: 0,
+            pace: Pace::Chunks(ramp),
+        };
+        let vocoder = RowPlan { params, spec: RowSpec::Vocoder(vocoder), wants };
+        Ok([(StageName::Talker, talker), (StageName::Code2wav, vocoder)])
+    }
+
+    /// A plan for a text that is spoken as it is: `rows` of the stages, `follow` for the first of them.
+    fn spoken(
+        &self,
+        rows: Vec<(StageName, RowPlan)>,
+        prompt_tokens: u32,
+        follow: FollowedText,
+        options: &SpeechOptions,
+    ) -> RequestPlan {
+        RequestPlan {
+            owed: Owed { text: false, audio: true },
+            seed: options.seed,
+            text: None,
+            prompt_tokens,
+            samples_per_second: SAMPLE_RATE,
+            max_events: self.max_events(0),
+            rows,
+            follow: Some(follow),
+        }
+    }
+
+    fn max_events(&self, max_text_tokens: u32) -> usize {
+        // Started, the end, one per token, one per frame in the window and the chunk that may overshoot it.
+        let chunk = self.chunk_ramp.iter().copied().max().unwrap_or(1);
+        2 + max_text_tokens as usize + 1 + (self.audio_window + 2 * chunk) as usize
+    }
+}
+
+fn resolve(defaults: SamplingParams, overrides: &SamplingOverrides) -> Result<SamplingParams, SubmitError> {
+    let params = SamplingParams {
+        temperature: overrides.temperature.unwrap_or(defaults.temperature),
+        top_k: overrides.top_k.unwrap_or(defaults.top_k),
+        top_p: overrides.top_p.unwrap_or(defaults.top_p),
+        min_p: overrides.min_p.unwrap_or(defaults.min_p),
+        repetition_penalty: overrides.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+        frequency_penalty: overrides.frequency_penalty.unwrap_or(defaults.frequency_penalty),
+        presence_penalty: overrides.presence_penalty.unwrap_or(defaults.presence_penalty),
+    };
+    params.check().map_err(|message| SubmitError::Invalid { param: "sampling", message })?;
+    Ok(params)
+}
+
+fn positive(param: &'static str, value: Option<u32>) -> Result<Option<u32>, SubmitError> {
+    match value {
+        Some(0) => Err(SubmitError::Invalid { param, message: format!("{param} = 0: expected at least 1") }),
+        value => Ok(value),
+    }
+}
+
+/// A seed that nobody asked for. Below 2^53, so that it survives JSON in every client.
+pub(super) fn random_seed() -> u64 {
+    RandomState::new().build_hasher().finish() >> 11
+}

@@ -1,0 +1,153 @@
+//! Plans of Qwen3-Omni: a thinker that answers, or follows a given text, with a talker behind it.
+
+use super::{Common, FollowedText, RequestPlan, RowPlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve};
+use crate::actors::Wants;
+use crate::core::ledger::Owed;
+use crate::core::scheduler::{Pace, RowParams};
+use crate::engine::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError};
+use crate::engine::voice::{TaskType, VoiceChoice};
+use crate::ids::StageName;
+use crate::model::hf::{OmniConfig, SAMPLE_RATE};
+use crate::model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
+use crate::model::sampling::SamplingParams;
+use crate::model::stage::{RowSpec, ThinkerMode, ThinkerRow};
+use crate::model::talker::TalkerPrompt;
+use std::sync::Arc;
+
+const CLONING: &str = "voice cloning needs a Qwen3-TTS Base checkpoint; choose a voice of /v1/audio/voices";
+
+/// See the module.
+pub(in crate::engine) struct OmniPlanner {
+    pub prompter: Prompter,
+    pub config: Arc<OmniConfig>,
+    pub default_voice: String,
+    pub speech_prompt: String,
+}
+
+impl OmniPlanner {
+    /// A chat turn.
+    pub fn chat(&self, common: &Common, request: &GenerateRequest) -> Result<RequestPlan, SubmitError> {
+        let chars = request.messages.iter().map(|message| message.content.chars().count()).sum();
+        common.check_length("messages", chars)?;
+        let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
+        let prompt = self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?;
+        let audio = request.output == Output::TextAndAudio;
+        let seed = request.seed.unwrap_or_else(random_seed);
+
+        let limit = common.generation.thinker_max_tokens;
+        let max_tokens = positive("max_tokens", request.max_text_tokens)?.unwrap_or(limit);
+        let room = (self.config.thinker.text.max_position_embeddings as u32).saturating_sub(prompt.ids.len() as u32);
+        if room == 0 {
+            let message = format!("the conversation has {} tokens, more than the model can take", prompt.ids.len());
+            return Err(SubmitError::Invalid { param: "messages", message });
+        }
+        let sampling = resolve(common.generation.thinker, &request.text)?;
+        let max_tokens = max_tokens.min(room);
+        let thinker = self.thinker_row(common, &prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        let wants = Wants { tokens: true, speech: audio };
+        let mut rows = vec![(StageName::Thinker, RowPlan { wants, ..thinker })];
+        if audio {
+            let params = SpeechParams {
+                voice: VoiceChoice::named(request.voice.clone()),
+                speech: request.speech,
+                max_frames: request.max_frames,
+                seed: Some(seed),
+                ..SpeechParams::default()
+            };
+            let speaker = self.voice(&params)?;
+            let options = common.options(SpeechVoice::Omni(speaker), &params)?;
+            rows.extend(common.speech_rows(self.talker_prompt(&prompt, speaker), &options)?);
+        }
+        Ok(RequestPlan {
+            owed: Owed { text: true, audio },
+            seed,
+            text: Some(Arc::clone(self.prompter.tokenizer())),
+            prompt_tokens: prompt.ids.len() as u32,
+            samples_per_second: SAMPLE_RATE,
+            max_events: common.max_events(max_tokens),
+            rows,
+            follow: None,
+        })
+    }
+
+    /// One piece of a text to be spoken.
+    pub fn speech(
+        &self,
+        common: &Common,
+        text: &str,
+        speaker: u32,
+        options: &SpeechOptions,
+    ) -> Result<RequestPlan, SubmitError> {
+        let speech = self.prompter.speech(&self.speech_prompt, text);
+        let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", &error))?;
+        let (mode, tokens) = (ThinkerMode::Follow, answer.len() as u32 + 1);
+        let thinker = self.thinker_row(common, &prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
+        let mut rows = vec![(StageName::Thinker, thinker)];
+        rows.extend(common.speech_rows(self.talker_prompt(&prompt, speaker), options)?);
+        Ok(common.spoken(rows, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
+    }
+
+    /// The speaker of a request that asks for nothing that this family cannot do.
+    pub fn voice(&self, params: &SpeechParams) -> Result<u32, SubmitError> {
+        let refuse = |param, message: &str| Err(SubmitError::Invalid { param, message: message.into() });
+        match params.task {
+            None | Some(TaskType::CustomVoice) => {}
+            Some(task) => return refuse("task_type", &format!("{task} needs a Qwen3-TTS checkpoint of that kind")),
+        }
+        if params.instructions.as_ref().is_some_and(|text| !text.trim().is_empty()) {
+            return refuse("instructions", "this model does not follow speaking instructions; leave the field out");
+        }
+        let name = match &params.voice {
+            VoiceChoice::Default => &self.default_voice,
+            VoiceChoice::Named { name, .. } => name,
+            VoiceChoice::Clone(_) => return refuse("ref_audio", CLONING),
+            VoiceChoice::Embedding(_) => return refuse("speaker_embedding", CLONING),
+        };
+        let speaker = self.config.talker.speaker(name);
+        speaker.map_err(|error| SubmitError::Invalid { param: "voice", message: error.to_string() })
+    }
+
+    fn talker_prompt(&self, prompt: &ChatPrompt, speaker: u32) -> Arc<TalkerPrompt> {
+        TalkerPrompt::omni(prompt.user_rows, speaker, &self.config.talker.tokens).into()
+    }
+
+    fn thinker_row(
+        &self,
+        common: &Common,
+        prompt: &ChatPrompt,
+        mode: ThinkerMode,
+        sampling: SamplingParams,
+        max_tokens: u32,
+        seed: u64,
+        speech: bool,
+    ) -> RowPlan {
+        let emits = if speech { prompt.emit.iter().map(|turn| turn.end - turn.start).sum() } else { 0 };
+        RowPlan {
+            params: RowParams {
+                prompt: prompt.ids.len() as u32,
+                prompt_input: 0,
+                prompt_emits: emits,
+                pace: if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow },
+            },
+            spec: RowSpec::Thinker(ThinkerRow {
+                prompt: Arc::clone(&prompt.ids),
+                mode,
+                emit: speech.then(|| Arc::clone(&prompt.emit)),
+                sampling,
+                eos: common.generation.thinker_eos.as_slice().into(),
+                max_tokens,
+                seed,
+            }),
+            wants: Wants { tokens: false, speech },
+        }
+    }
+}
+
+fn message(message: &ChatMessage) -> Result<Message, SubmitError> {
+    let role = message.role.parse().map_err(|error| refuse_prompt("messages", &error))?;
+    Ok(Message { role, content: message.content.clone() })
+}
+
+fn refuse_prompt(param: &'static str, error: &PromptError) -> SubmitError {
+    SubmitError::Invalid { param, message: error.to_string() }
+}

@@ -1,0 +1,127 @@
+//! Plans of Qwen3-TTS: a talker that reads the text itself.
+
+use super::{Common, FollowedText, RequestPlan, SpeechOptions};
+use crate::engine::api::{SpeechParams, SubmitError};
+use crate::engine::voice::VoiceChoice;
+use crate::engine::voices::Voiceprint;
+use crate::model::hf::TtsConfig;
+use crate::model::prompt::{Reference, Speaker, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
+use crate::model::talker::TalkerPrompt;
+use std::sync::Arc;
+
+/// See the module.
+pub(in crate::engine) struct TtsPlanner {
+    pub prompter: TtsPrompter,
+    pub config: Arc<TtsConfig>,
+    pub default_voice: Option<String>,
+}
+
+/// All that a prompt says besides the text.
+#[derive(Clone, Debug)]
+pub(in crate::engine) struct TtsVoice {
+    speaker: Who,
+    language: Option<String>,
+    instructions: Option<String>,
+    non_streaming: Option<bool>,
+}
+
+#[derive(Clone, Debug)]
+enum Who {
+    Unnamed,
+    Named(String),
+    Cloned { x_vector: Arc<[f32]>, reference: Option<Reference> },
+}
+
+impl TtsPlanner {
+    /// One piece of a text to be spoken.
+    pub fn speech(
+        &self,
+        common: &Common,
+        text: &str,
+        voice: &TtsVoice,
+        options: &SpeechOptions,
+    ) -> Result<RequestPlan, SubmitError> {
+        let prompt = self.prompter.prompt(&voice.says(text)).map_err(|error| refuse(&error))?;
+        let rows = common.speech_rows(prompt.prompt, options)?;
+        let used = prompt.tokens.len() as u32;
+        Ok(common.spoken(rows.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
+    }
+
+    /// A text that is spoken while it is being written.
+    pub fn stream(&self, voice: &TtsVoice) -> Result<TtsStream, SubmitError> {
+        self.prompter.stream(&voice.says("")).map_err(|error| refuse(&error))
+    }
+
+    /// The rows of such a text, when it has begun; unless it has `ended`, more tokens follow.
+    pub fn begun(
+        &self,
+        common: &Common,
+        prompt: Arc<TalkerPrompt>,
+        tokens: Vec<u32>,
+        ended: bool,
+        options: &SpeechOptions,
+    ) -> Result<RequestPlan, SubmitError> {
+        let rows = common.speech_rows(prompt, options)?;
+        let used = tokens.len() as u32;
+        Ok(common.spoken(rows.into(), used, FollowedText { tokens, ended }, options))
+    }
+
+    /// Checks what a request asks of this checkpoint. `print` is the voice that the client brought, encoded.
+    pub fn voice(&self, params: &SpeechParams, print: Option<&Voiceprint>) -> Result<TtsVoice, SubmitError> {
+        let task = self.config.variant;
+        if let Some(asked) = params.task.filter(|asked| *asked != task) {
+            let message = format!("{asked} needs another checkpoint: this one is for {task}");
+            return Err(SubmitError::Invalid { param: "task_type", message });
+        }
+        let speaker = match (print, &params.voice) {
+            (Some(print), _) => {
+                let reference = print
+                    .reference
+                    .as_ref()
+                    .map(|spoken| Reference { text: Arc::clone(&spoken.text), codes: Arc::clone(&spoken.codes) });
+                Who::Cloned { x_vector: Arc::clone(&print.x_vector), reference }
+            }
+            (None, VoiceChoice::Embedding(x_vector)) => Who::Cloned { x_vector: Arc::clone(x_vector), reference: None },
+            (None, VoiceChoice::Named { name, .. }) => Who::Named(name.clone()),
+            (None, VoiceChoice::Default | VoiceChoice::Clone(_)) => {
+                self.default_voice.clone().map_or(Who::Unnamed, Who::Named)
+            }
+        };
+        let voice = TtsVoice {
+            speaker,
+            language: params.language.clone(),
+            instructions: params.instructions.clone(),
+            non_streaming: params.non_streaming,
+        };
+        self.stream(&voice)?;
+        Ok(voice)
+    }
+}
+
+impl TtsVoice {
+    /// Whether the talker is to have the whole text before it speaks.
+    pub fn wants_whole_text(&self) -> bool {
+        self.non_streaming == Some(true)
+    }
+
+    fn says<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {
+        let speaker = match &self.speaker {
+            Who::Unnamed => Speaker::Unnamed,
+            Who::Named(name) => Speaker::Named(name),
+            Who::Cloned { x_vector, reference } => {
+                Speaker::Cloned { x_vector: Arc::clone(x_vector), reference: reference.clone() }
+            }
+        };
+        TtsRequest {
+            text,
+            language: self.language.as_deref(),
+            speaker,
+            instruct: self.instructions.as_deref(),
+            non_streaming: self.non_streaming,
+        }
+    }
+}
+
+fn refuse(error: &TtsPromptError) -> SubmitError {
+    SubmitError::Invalid { param: error.field(), message: error.to_string() }
+}

@@ -1,0 +1,106 @@
+//! From a recording to what the talker and the vocoder need of its voice.
+
+use crate::engine::voice::{Recording, VoiceError};
+use crate::model::LoadError;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::frontend::{AudioLimits, CodecEncoder, SpeakerEncoder, decode_audio, resample};
+use crate::model::hf::SAMPLE_RATE;
+use candle_core::Device;
+use std::sync::Arc;
+
+/// A voice, encoded.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::engine) struct Voiceprint {
+    /// As wide as the talker.
+    pub x_vector: Arc<[f32]>,
+    /// For in-context cloning.
+    pub reference: Option<Spoken>,
+}
+
+/// A recording with its transcript.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::engine) struct Spoken {
+    /// What is said.
+    pub text: Arc<str>,
+    /// Frame after frame, all groups of each.
+    pub codes: Arc<[u32]>,
+}
+
+/// The encoders of a Base checkpoint.
+pub(super) struct Encoder {
+    speaker: SpeakerEncoder,
+    codec: CodecEncoder,
+    /// Of an x-vector.
+    width: usize,
+    limits: AudioLimits,
+}
+
+/// What became of a recording.
+pub(super) struct Encoded {
+    pub x_vector: Arc<[f32]>,
+    /// Frame after frame; empty if not asked for.
+    pub codes: Arc<[u32]>,
+    pub seconds: f32,
+}
+
+impl Encoder {
+    /// Reads the weights.
+    pub fn load(checkpoint: &Checkpoint, limits: AudioLimits) -> Result<Encoder, LoadError> {
+        let tts = checkpoint.tts()?;
+        let Some(config) = &tts.speaker_encoder else {
+            let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
+            return Err(LoadError::Invalid { file: "config.json".into(), reason });
+        };
+        let loader = checkpoint.loader(&["speaker_encoder"], &Device::Cpu);
+        let speaker = SpeakerEncoder::load(&loader, config)?;
+        loader.finish()?;
+        let loader = checkpoint.codec_loader(&["encoder"], &Device::Cpu)?;
+        let codec = CodecEncoder::load(&loader, &tts.codec.encoder, tts.codec.encoder_valid_num_quantizers)?;
+        loader.finish()?;
+        Ok(Encoder { speaker, codec, width: config.enc_dim, limits })
+    }
+
+    /// Encodes a recording; its codes only where there is a transcript to go with them.
+    pub fn encode(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
+        let clip = decode_audio(&recording.audio, &self.limits).map_err(refuse)?;
+        let seconds = clip.pcm.len() as f32 / clip.rate as f32;
+        let pcm = resample(&clip.pcm, clip.rate, SAMPLE_RATE).map_err(refuse)?;
+        let x_vector = self.speaker.encode(&pcm).map_err(refuse)?;
+        let codes = match recording.text {
+            Some(_) => self.codec.encode(&pcm).map_err(refuse)?,
+            None => Vec::new(),
+        };
+        Ok(Encoded { x_vector: x_vector.into(), codes: codes.into(), seconds })
+    }
+
+    /// Refuses an x-vector that the talker cannot take.
+    pub fn check_x_vector(&self, x_vector: &[f32]) -> Result<(), VoiceError> {
+        let invalid = |message: String| Err(VoiceError::Invalid { param: "speaker_embedding", message });
+        let width = self.width;
+        if x_vector.len() != width {
+            return invalid(format!("speaker_embedding has {} numbers: this model's have {width}", x_vector.len()));
+        }
+        match x_vector.iter().position(|x| !x.is_finite()) {
+            Some(at) => invalid(format!("speaker_embedding[{at}] is not a finite number")),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells encoders apart by what they do: two with the same answer to a second of a rising tone have the same weights.
+    pub fn fingerprint(&self) -> Result<[u8; 32], VoiceError> {
+        let tone = |i: u32| {
+            let t = f64::from(i) / f64::from(SAMPLE_RATE);
+            (0.5 * (std::f64::consts::TAU * (120.0 + 900.0 * t) * t).sin()) as f32
+        };
+        let pcm: Vec<f32> = (0..SAMPLE_RATE).map(tone).collect();
+        let x_vector = self.speaker.encode(&pcm).map_err(refuse)?;
+        let codes = self.codec.encode(&pcm).map_err(refuse)?;
+        let x_vector: Vec<u8> = x_vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let codes: Vec<u8> = codes.iter().flat_map(|code| code.to_le_bytes()).collect();
+        Ok(super::sha256(&[&x_vector, &codes]))
+    }
+}
+
+fn refuse(error: impl std::fmt::Display) -> VoiceError {
+    VoiceError::Invalid { param: "ref_audio", message: error.to_string() }
+}

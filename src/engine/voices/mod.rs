@@ -1,0 +1,452 @@
+//! Voices that clients bring: encoded once, kept on disk if they are to stay, found by name.
+//!
+//! What a recording becomes depends on its bytes and its transcript alone, and is cached under their hash, never under a
+//! name or label of a request.
+
+mod encoder;
+mod file;
+
+pub(super) use encoder::{Spoken, Voiceprint};
+
+use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
+use crate::config::VoicesDirectory;
+use crate::model::LoadError;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::frontend::AudioLimits;
+use encoder::Encoder;
+use file::Kept;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
+
+/// Longest name, in characters.
+const MAX_NAME: usize = 64;
+/// Longest consent, description and transcript, in characters.
+const MAX_TEXT: usize = 4096;
+/// Recordings of single requests that stay encoded.
+const REMEMBERED: usize = 64;
+/// Encodings at once: each uses all cores.
+const ENCODINGS: usize = 1;
+/// Encodings that may wait for their turn; with more, uploads are refused.
+const WAITING: usize = 32;
+
+/// The voices of a Base checkpoint.
+pub(super) struct Voices {
+    encoder: Encoder,
+    fingerprint: [u8; 32],
+    /// Where voices are kept; `None` keeps them in memory.
+    folder: Option<PathBuf>,
+    max_count: usize,
+    turns: Semaphore,
+    books: Mutex<Books>,
+}
+
+#[derive(Default)]
+struct Books {
+    /// By lower-case name.
+    voices: BTreeMap<String, Entry>,
+    /// Most recently used last.
+    recent: VecDeque<([u8; 32], Arc<Voiceprint>)>,
+    waiting: usize,
+}
+
+enum Entry {
+    /// Being encoded: the name is taken.
+    Coming,
+    Here(Box<Voice>),
+}
+
+struct Voice {
+    info: VoiceInfo,
+    /// `None` when another encoder made it: it is encoded again when it is first used.
+    print: Option<Arc<Voiceprint>>,
+    /// Of a voice that is kept in memory only.
+    kept: Option<Arc<Kept>>,
+}
+
+impl Voices {
+    /// Loads the encoders and what is kept in `folder`, which is made if it does not exist. Slow: not for an async thread.
+    ///
+    /// # Errors
+    /// When the weights do not fit. A voice that cannot be read is left where it is, with a warning.
+    pub fn open(
+        checkpoint: &Checkpoint,
+        folder: Option<PathBuf>,
+        max_count: usize,
+        limits: AudioLimits,
+    ) -> Result<Voices, LoadError> {
+        let encoder = Encoder::load(checkpoint, limits)?;
+        let fingerprint = encoder
+            .fingerprint()
+            .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;
+        let mut books = Books::default();
+        if let Some(folder) = &folder {
+            let io = |source| LoadError::Io { path: folder.clone(), source };
+            std::fs::create_dir_all(folder).map_err(io)?;
+            for path in file::list(folder).map_err(io)? {
+                match file::read(&path) {
+                    Ok(kept) => {
+                        let name = kept.name.to_lowercase();
+                        books.voices.insert(name, Entry::Here(Box::new(Voice::of(&kept, &fingerprint))));
+                    }
+                    Err(reason) => tracing::warn!(file = %path.display(), reason, "a kept voice cannot be read"),
+                }
+            }
+            tracing::info!(folder = %folder.display(), voices = books.voices.len(), "kept voices read");
+        }
+        let turns = Semaphore::new(ENCODINGS);
+        Ok(Voices { encoder, fingerprint, folder, max_count, turns, books: Mutex::new(books) })
+    }
+
+    /// Uploaded voices by name.
+    pub fn list(&self) -> Vec<VoiceInfo> {
+        let books = self.lock();
+        let here = books.voices.values().filter_map(|entry| match entry {
+            Entry::Here(voice) => Some(voice.info.clone()),
+            Entry::Coming => None,
+        });
+        here.collect()
+    }
+
+    /// Whether there is a voice of this name.
+    pub fn has(&self, name: &str) -> bool {
+        matches!(self.lock().voices.get(&name.to_lowercase()), Some(Entry::Here(_)))
+    }
+
+    /// Encodes and keeps a voice.
+    pub async fn add(self: &Arc<Self>, voice: NewVoice) -> Result<VoiceInfo, VoiceError> {
+        check(&voice)?;
+        let claim = Claim::new(self, voice.name.to_lowercase())?;
+        let voices = Arc::clone(self);
+        // On its own: a client that leaves in the middle must not leave a voice behind that nobody knows of.
+        let adding = tokio::spawn(async move {
+            let keeper = Arc::clone(&voices);
+            let voice = voices.take_turn(move || keeper.keep(voice)).await?;
+            Ok(claim.fulfil(voice))
+        });
+        adding.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
+    }
+
+    /// Forgets a voice.
+    pub async fn remove(self: &Arc<Self>, name: &str) -> Result<(), VoiceError> {
+        let (voices, name) = (Arc::clone(self), name.to_owned());
+        let removing = tokio::task::spawn_blocking(move || voices.remove_now(&name));
+        removing.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
+    }
+
+    fn remove_now(&self, name: &str) -> Result<(), VoiceError> {
+        let mut books = self.lock();
+        let key = name.to_lowercase();
+        let Some(Entry::Here(_)) = books.voices.get(&key) else { return Err(VoiceError::Unknown(name.into())) };
+        if let Some(folder) = &self.folder {
+            file::remove(&file::path_of(folder, name)).map_err(|error| VoiceError::Storage(error.to_string()))?;
+        }
+        books.voices.remove(&key);
+        Ok(())
+    }
+
+    /// What an uploaded voice is encoded to.
+    pub async fn named(self: &Arc<Self>, name: &str) -> Result<Arc<Voiceprint>, VoiceError> {
+        let key = name.to_lowercase();
+        let (print, kept) = match self.lock().voices.get(&key) {
+            Some(Entry::Here(voice)) => (voice.print.clone(), voice.kept.clone()),
+            _ => return Err(VoiceError::Unknown(name.into())),
+        };
+        if let Some(print) = print {
+            return Ok(print);
+        }
+        let voices = Arc::clone(self);
+        let print = self.take_turn(move || voices.encode_again(&key, kept)).await?;
+        Ok(print)
+    }
+
+    /// What the recording of one request is encoded to.
+    pub async fn once(self: &Arc<Self>, recording: Recording) -> Result<Arc<Voiceprint>, VoiceError> {
+        if let Some(text) = &recording.text {
+            check_text("ref_text", text)?;
+        }
+        let recording = if recording.x_vector_only { Recording { text: None, ..recording } } else { recording };
+        let text = recording.text.as_deref().unwrap_or_default();
+        let key = sha256(&[&recording.audio, text.as_bytes()]);
+        if let Some(print) = self.lock().recall(&key) {
+            return Ok(print);
+        }
+        let voices = Arc::clone(self);
+        self.take_turn(move || {
+            // Somebody else may have brought the same one in the meantime.
+            if let Some(print) = voices.lock().recall(&key) {
+                return Ok(print);
+            }
+            let encoded = voices.encoder.encode(&recording)?;
+            let print = Arc::new(voiceprint(encoded.x_vector, recording.text.as_deref(), encoded.codes));
+            voices.lock().remember(key, Arc::clone(&print));
+            Ok(print)
+        })
+        .await
+    }
+
+    /// Runs an encoding when it is its turn, away from the async threads.
+    async fn take_turn<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce() -> Result<T, VoiceError> + Send + 'static,
+    ) -> Result<T, VoiceError> {
+        let _waiting = Waiting::new(self)?;
+        let Ok(_turn) = self.turns.acquire().await else { return Err(VoiceError::Busy) };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(outcome) => outcome,
+            Err(error) => Err(VoiceError::Storage(format!("the encoder failed: {error}"))),
+        }
+    }
+
+    fn keep(&self, voice: NewVoice) -> Result<Voice, VoiceError> {
+        let NewVoice { name, source, consent, description } = voice;
+        let created_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let encoder = self.fingerprint;
+        let blank = |x_vector: Vec<f32>| Kept {
+            name,
+            created_at,
+            consent,
+            description,
+            ref_text: None,
+            mime_type: None,
+            audio: Vec::new(),
+            seconds: 0.0,
+            encoder,
+            x_vector,
+            codes: Vec::new(),
+        };
+        let kept = match source {
+            VoiceSource::Embedding(x_vector) => {
+                self.encoder.check_x_vector(&x_vector)?;
+                blank(x_vector.to_vec())
+            }
+            VoiceSource::Recording { recording, mime_type } => {
+                let encoded = self.encoder.encode(&recording)?;
+                Kept {
+                    ref_text: recording.text,
+                    mime_type,
+                    audio: recording.audio.to_vec(),
+                    seconds: encoded.seconds,
+                    codes: encoded.codes.to_vec(),
+                    ..blank(encoded.x_vector.to_vec())
+                }
+            }
+        };
+        self.write(&kept)?;
+        let voice = Voice::of(&kept, &self.fingerprint);
+        Ok(Voice { kept: self.folder.is_none().then(|| Arc::new(kept)), ..voice })
+    }
+
+    /// The checkpoint is another one than when the voice came.
+    fn encode_again(&self, key: &str, kept: Option<Arc<Kept>>) -> Result<Arc<Voiceprint>, VoiceError> {
+        let mut kept = match (kept, &self.folder) {
+            (Some(kept), _) => Kept::clone(&kept),
+            (None, Some(folder)) => file::read(&file::path_of(folder, key)).map_err(VoiceError::Storage)?,
+            (None, None) => return Err(VoiceError::Unknown(key.into())),
+        };
+        if kept.audio.is_empty() {
+            let message = format!(
+                "voice {:?} is an embedding made for another checkpoint; delete it and upload one for this",
+                kept.name
+            );
+            return Err(VoiceError::Invalid { param: "voice", message });
+        }
+        let recording = Recording {
+            audio: std::mem::take(&mut kept.audio).into(),
+            text: kept.ref_text.clone(),
+            x_vector_only: false,
+        };
+        let encoded = self.encoder.encode(&recording)?;
+        kept.audio = recording.audio.to_vec();
+        kept.encoder = self.fingerprint;
+        kept.x_vector = encoded.x_vector.to_vec();
+        kept.codes = encoded.codes.to_vec();
+        self.write(&kept)?;
+        let voice = Voice::of(&kept, &self.fingerprint);
+        let Some(print) = voice.print.clone() else { return Err(VoiceError::Unknown(key.into())) };
+        match self.lock().voices.get_mut(key) {
+            Some(Entry::Here(entry)) => entry.print = voice.print,
+            // Deleted in the meantime: it must not come back with the next start.
+            _ => self.folder.iter().for_each(|folder| drop(file::remove(&file::path_of(folder, key)))),
+        }
+        Ok(print)
+    }
+
+    fn write(&self, kept: &Kept) -> Result<(), VoiceError> {
+        match &self.folder {
+            Some(folder) => {
+                let written = file::write(&file::path_of(folder, &kept.name), kept);
+                written.map_err(|error| VoiceError::Storage(error.to_string()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Books {
+    fn recall(&mut self, key: &[u8; 32]) -> Option<Arc<Voiceprint>> {
+        let at = self.recent.iter().position(|(known, _)| known == key)?;
+        let found = self.recent.remove(at)?;
+        let print = Arc::clone(&found.1);
+        self.recent.push_back(found);
+        Some(print)
+    }
+
+    fn remember(&mut self, key: [u8; 32], print: Arc<Voiceprint>) {
+        if self.recent.len() >= REMEMBERED {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((key, print));
+    }
+}
+
+impl Voice {
+    fn of(kept: &Kept, fingerprint: &[u8; 32]) -> Voice {
+        let upload = UploadInfo {
+            created_at: kept.created_at,
+            consent: kept.consent.clone(),
+            description: kept.description.clone(),
+            ref_text: kept.ref_text.clone(),
+            mime_type: kept.mime_type.clone(),
+            file_size: kept.audio.len() as u64,
+            seconds: kept.seconds,
+        };
+        let print = (kept.encoder == *fingerprint).then(|| {
+            let (x_vector, codes) = (kept.x_vector.as_slice().into(), kept.codes.as_slice().into());
+            Arc::new(voiceprint(x_vector, kept.ref_text.as_deref(), codes))
+        });
+        Voice { info: VoiceInfo { name: kept.name.clone(), uploaded: true, upload: Some(upload) }, print, kept: None }
+    }
+}
+
+fn voiceprint(x_vector: Arc<[f32]>, text: Option<&str>, codes: Arc<[u32]>) -> Voiceprint {
+    let reference = text.filter(|_| !codes.is_empty()).map(|text| Spoken { text: text.into(), codes });
+    Voiceprint { x_vector, reference }
+}
+
+/// A name that is taken while its voice is being encoded, and free again if that comes to nothing.
+struct Claim {
+    voices: Arc<Voices>,
+    name: String,
+}
+
+impl Claim {
+    fn new(voices: &Arc<Voices>, name: String) -> Result<Claim, VoiceError> {
+        let mut books = voices.lock();
+        if books.voices.contains_key(&name) {
+            return Err(VoiceError::Exists(name));
+        }
+        if books.voices.len() >= voices.max_count {
+            return Err(VoiceError::TooMany(voices.max_count));
+        }
+        books.voices.insert(name.clone(), Entry::Coming);
+        Ok(Claim { voices: Arc::clone(voices), name })
+    }
+
+    fn fulfil(self, voice: Voice) -> VoiceInfo {
+        let info = voice.info.clone();
+        self.voices.lock().voices.insert(self.name.clone(), Entry::Here(Box::new(voice)));
+        info
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut books = self.voices.lock();
+        if matches!(books.voices.get(&self.name), Some(Entry::Coming)) {
+            books.voices.remove(&self.name);
+        }
+    }
+}
+
+/// A place in the queue for the encoder.
+struct Waiting<'a>(&'a Voices);
+
+impl Waiting<'_> {
+    fn new(voices: &Voices) -> Result<Waiting<'_>, VoiceError> {
+        let mut books = voices.lock();
+        if books.waiting >= WAITING {
+            return Err(VoiceError::Busy);
+        }
+        books.waiting += 1;
+        drop(books);
+        Ok(Waiting(voices))
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.lock().waiting -= 1;
+    }
+}
+
+fn check(voice: &NewVoice) -> Result<(), VoiceError> {
+    let invalid = |param, message: String| Err(VoiceError::Invalid { param, message });
+    let name = voice.name.as_str();
+    let allowed = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
+    let length = name.chars().take(MAX_NAME + 1).count();
+    if length == 0 || length > MAX_NAME || !name.chars().all(allowed) || name.trim() != name {
+        let message =
+            format!("a name has 1 to {MAX_NAME} letters, digits, '-', '_', '.' or spaces, and no space at its ends");
+        return invalid("name", message);
+    }
+    if voice.consent.trim().is_empty() {
+        return invalid("consent", "say how the speaker agreed to this use of the voice".into());
+    }
+    check_text("consent", &voice.consent)?;
+    check_text("speaker_description", voice.description.as_deref().unwrap_or_default())?;
+    match &voice.source {
+        VoiceSource::Recording { recording: Recording { text: Some(text), .. }, .. } if text.trim().is_empty() => {
+            invalid("ref_text", "the transcript is empty: leave it out, or say what is said in the recording".into())
+        }
+        VoiceSource::Recording { recording, .. } => {
+            check_text("ref_text", recording.text.as_deref().unwrap_or_default())
+        }
+        VoiceSource::Embedding(_) => Ok(()),
+    }
+}
+
+fn check_text(param: &'static str, text: &str) -> Result<(), VoiceError> {
+    if text.chars().take(MAX_TEXT + 1).count() <= MAX_TEXT {
+        return Ok(());
+    }
+    Err(VoiceError::Invalid { param, message: format!("{param} is longer than {MAX_TEXT} characters") })
+}
+
+/// Where voices are kept when the config does not say: a folder of this user.
+fn user_folder() -> Option<PathBuf> {
+    let home = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let data = home("XDG_DATA_HOME").or_else(|| home("HOME").map(|home| home.join(Path::new(".local/share"))))?;
+    Some(data.join("omni-actors/voices"))
+}
+
+/// Where the voices of a model are kept; `None` is in memory.
+pub(super) fn folder(directory: &VoicesDirectory, model: &str) -> Option<PathBuf> {
+    match directory {
+        VoicesDirectory::Memory => None,
+        VoicesDirectory::Folder(path) => Some(path.clone()),
+        VoicesDirectory::User => {
+            let tame = |c: char| if c.is_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+            let name: String = model.chars().map(tame).collect();
+            let name = name.trim_start_matches('.');
+            user_folder().map(|folder| folder.join(if name.is_empty() { "model" } else { name }))
+        }
+    }
+}
+
+/// Of the parts one after the other, each preceded by its length.
+fn sha256(parts: &[&[u8]]) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
+}
