@@ -1,14 +1,16 @@
-//! What a frame of speech costs on this machine's CPU: `cargo bench --bench vocoder`.
+//! What a frame of speech costs on this machine's CPU: `cargo bench --bench vocoder`, for the default voice, or
+//! `cargo bench --bench vocoder -- FOLDER` for another checkpoint of either family.
 //!
-//! Three tables: the packed product against candle's, the stateful vocoder by chunk size, and the same against decoding
-//! 25 frames of left context again with every chunk. Each figure is the fastest of several runs, so that other load
+//! Four tables: the packed product against candle's, the stateful vocoder by chunk size, the same against decoding 25
+//! frames of left context again with every chunk, and what a reference costs before the first frame behind it. Each figure is the fastest of several runs, so that other load
 //! on the machine disturbs little; one thread unless the table says otherwise.
 
 use candle_core::{DType, Device, Result, Tensor};
 use omni_actors::model::checkpoint::Checkpoint;
+use omni_actors::model::hf::SAMPLE_RATE;
 use omni_actors::model::ops::{self, Linear};
-use omni_actors::model::vocoder::Vocoder;
-use std::path::Path;
+use omni_actors::model::vocoder::{Stream, Vocoder};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Frames of left context that other systems decode again with every chunk.
@@ -17,9 +19,12 @@ const LEFT_CONTEXT: usize = 25;
 fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     // Without `--bench` this is `cargo test`, which only wants to know that it builds and runs.
     let thorough = std::env::args().any(|a| a == "--bench");
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
+    let given = std::env::args().skip(1).find(|arg| !arg.starts_with('-'));
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/voice/checkpoint");
+    let folder = given.map_or_else(default, PathBuf::from);
     let checkpoint = Checkpoint::open(&folder)?;
     let net = Vocoder::load(&checkpoint, &Device::Cpu)?;
+    println!("{}", folder.display());
     println!("{}, {} threads, {}", cpu(), rayon::current_num_threads(), ops::instruction_set());
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build()?;
     let seconds = if thorough { 1.0 } else { 0.01 };
@@ -28,6 +33,7 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
     println!("\nthe same with {} threads", rayon::current_num_threads());
     vocoder(&net, seconds)?;
     one.install(|| left_context(&net, &alone, seconds))?;
+    one.install(|| reference(&net, seconds))?;
     Ok(())
 }
 
@@ -64,7 +70,7 @@ fn products(seconds: f64) -> Result<()> {
 
 /// Seconds per frame for every chunk size.
 fn vocoder(net: &Vocoder, seconds: f64) -> Result<Vec<(usize, f64)>> {
-    println!("\nstateful vocoder, default voice (assets/voice), 80 ms of speech per frame");
+    println!("\nstateful vocoder, {:.0} ms of speech per frame", frame_seconds(net) * 1e3);
     println!("{:>12} {:>12} {:>14}", "chunk/frames", "ms/frame", "x real time");
     let mut rows = Vec::new();
     for chunk in [1, 2, 4, 8, 16, 25] {
@@ -75,7 +81,7 @@ fn vocoder(net: &Vocoder, seconds: f64) -> Result<Vec<(usize, f64)>> {
             net.decode(&mut stream, &codes)?;
         }
         let frame = fastest(seconds, || net.decode(&mut stream, &codes).map(drop))? / chunk as f64;
-        println!("{chunk:>12} {:>12.2} {:>13.0}x", frame * 1e3, 0.08 / frame);
+        println!("{chunk:>12} {:>12.2} {:>13.0}x", frame * 1e3, frame_seconds(net) / frame);
         rows.push((chunk, frame));
     }
     Ok(rows)
@@ -90,6 +96,38 @@ fn left_context(net: &Vocoder, stateful: &[(usize, f64)], seconds: f64) -> Resul
         println!("{chunk:>12} {:>18.2} {:>18.2} {:>6.1}x", frame * 1e3, again * 1e3, again / frame);
     }
     Ok(())
+}
+
+/// A reference taken in against decoding it, 12 frames at a time.
+fn reference(net: &Vocoder, seconds: f64) -> Result<()> {
+    println!("\na reference that speech goes on from, one thread: milliseconds in all");
+    println!("{:>12} {:>12} {:>12} {:>12} {:>7}", "frames", "taken in", "decoded", "state again", "gain");
+    for frames in [25, 75, 300] {
+        let (codes, piece) = (codes(net, frames), 12 * net.config().num_quantizers);
+        let absorb = || -> Result<Stream> {
+            let mut stream = net.stream()?;
+            for (i, piece) in codes.chunks(piece).enumerate() {
+                net.absorb(&mut stream, piece, frames.saturating_sub((i + 1) * 12))?;
+            }
+            Ok(stream)
+        };
+        let taken_in = fastest(seconds, || absorb().map(drop))?;
+        let decode = || -> Result<()> {
+            let mut stream = net.stream()?;
+            codes.chunks(piece).try_for_each(|piece| net.decode(&mut stream, piece).map(drop))
+        };
+        let decoded = fastest(seconds, decode)?;
+        let state = absorb()?;
+        let again = fastest(seconds, || state.fork().map(drop))?;
+        let [a, b, c] = [taken_in, decoded, again].map(|s| s * 1e3);
+        println!("{frames:>12} {a:>12.1} {b:>12.1} {c:>12.2} {:>6.1}x", b / a);
+    }
+    println!("a state takes {:.1} MB", net.stream()?.bytes() as f64 / 1e6);
+    Ok(())
+}
+
+fn frame_seconds(net: &Vocoder) -> f64 {
+    net.config().samples_per_frame() as f64 / f64::from(SAMPLE_RATE)
 }
 
 fn codes(net: &Vocoder, frames: usize) -> Vec<u32> {

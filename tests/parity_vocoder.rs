@@ -291,7 +291,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     let (context, own) = codes.split_at(25 * groups);
     let want = &decode_at_once(&TTS, &codes)[25 * 1920..];
     let (a, b, c) = (Slot(0), Slot(1), Slot(2));
-    let nothing = (Vec::new(), None);
+    let nothing = || (Vec::new(), None);
     let (wave, end) = (want.to_vec(), Some(Finish::Stop));
     // Two rows take in the same reference side by side, the second one having come later.
     for (slot, context) in [(a, context), (b, context)] {
@@ -303,16 +303,16 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
         let outputs = stage.step(&work).unwrap().into_iter().map(Result::unwrap);
         outputs.map(|output| (audio(&output.emit).to_vec(), output.finish)).collect()
     };
-    assert_eq!(step(&mut stage, &[(a, 12)]), [nothing.clone()]);
-    assert_eq!(step(&mut stage, &[(b, 7), (a, 13)]), [nothing.clone(), nothing.clone()]);
-    assert_eq!(step(&mut stage, &[(a, 5), (b, 18)]), [(wave.clone(), end), nothing.clone()]);
+    assert_eq!(step(&mut stage, &[(a, 12)]), [nothing()]);
+    assert_eq!(step(&mut stage, &[(b, 7), (a, 13)]), [nothing(), nothing()]);
+    assert_eq!(step(&mut stage, &[(a, 5), (b, 18)]), [(wave.clone(), end), nothing()]);
     assert_eq!(step(&mut stage, &[(b, 5)]), [(wave.clone(), end)]);
     // And a third when both are gone.
     stage.close(a);
     stage.close(b);
     stage.open(c, behind(context)).unwrap();
     stage.feed(c, RowInput::Codes(own.to_vec()), true).unwrap();
-    assert_eq!(step(&mut stage, &[(c, 25)]), [nothing]);
+    assert_eq!(step(&mut stage, &[(c, 25)]), [nothing()]);
     assert_eq!(step(&mut stage, &[(c, 5)]), [(wave, end)]);
 }
 
