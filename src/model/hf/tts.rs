@@ -2,6 +2,7 @@
 
 use super::codec_encoder::CodecEncoderConfig;
 use super::json::{Node, Problems};
+use super::omni::SAMPLE_RATE;
 use super::speaker_encoder::SpeakerEncoderConfig;
 use super::talker::TalkerConfig;
 use super::vocoder::VocoderConfig;
@@ -206,8 +207,18 @@ fn dialects(node: &Node<'_>, languages: &BTreeMap<String, u32>) -> BTreeMap<Stri
 
 impl CodecConfig {
     fn read(node: &Node<'_>) -> CodecConfig {
+        let before = node.problems().len();
+        let decoder = VocoderConfig::read_12hz(&node.object("decoder_config"));
+        if node.problems().len() == before {
+            // Speech would come at the wrong pitch, or be cut.
+            let samples = decoder.samples_per_frame();
+            for (key, want) in [("output_sample_rate", SAMPLE_RATE as usize), ("decode_upsample_rate", samples)] {
+                let found = node.optional_size(key).unwrap_or(want);
+                node.problems().require(found == want, || format!("{key} = {found}: expected {want}"));
+            }
+        }
         CodecConfig {
-            decoder: VocoderConfig::read_12hz(&node.object("decoder_config")),
+            decoder,
             encoder: CodecEncoderConfig::read(&node.object("encoder_config")),
             encoder_valid_num_quantizers: node.size("encoder_valid_num_quantizers"),
         }
