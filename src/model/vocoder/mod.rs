@@ -9,6 +9,7 @@
 //! Activations are `[time, channels]` throughout: a convolution is then a matrix product over windows of contiguous
 //! memory.
 
+mod attention;
 mod context;
 mod conv;
 mod decoder;
@@ -19,6 +20,7 @@ mod transformer;
 pub use context::{Context, Contexts};
 pub use state::Stream;
 
+pub(in crate::model) use attention::{Attention, AttentionSizes};
 pub(in crate::model) use conv::{CausalConv, load_pointwise};
 pub(in crate::model) use state::{HistoryPlan, Plan};
 

@@ -1,11 +1,12 @@
 //! The transformer over frames: windowed causal attention, SwiGLU, a learned scale on both residual branches.
 
+use super::attention::{Attention, AttentionSizes};
 use super::state::Stream;
 use crate::model::LoadError;
 use crate::model::checkpoint::Scope;
 use crate::model::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
 use crate::model::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
-use candle_core::{D, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 pub(super) struct Transformer {
     /// Projections into it and out of it again, where the width outside is another.
@@ -18,17 +19,12 @@ pub(super) struct Transformer {
 
 struct Layer {
     attention_norm: Tensor,
-    /// Queries, keys and values in one product.
-    qkv: Linear,
-    /// Scaled by the layer scale, as `down` is.
-    output: Linear,
+    attention: Attention,
     ffn_norm: Tensor,
     /// Gate and up in one product.
     gate_up: Linear,
+    /// Scaled by the layer scale.
     down: Linear,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
     eps: f64,
 }
 
@@ -82,53 +78,31 @@ impl Transformer {
 impl Layer {
     fn load(scope: &Scope<'_>, config: &WindowedTransformerConfig) -> std::result::Result<Layer, LoadError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let q = config.num_attention_heads * config.head_dim;
-        let kv = config.num_key_value_heads * config.head_dim;
         let norm = |name: &str| scope.at(name).get("weight", &[hidden])?.force_contiguous().map_err(LoadError::from);
-        let attention = scope.at("self_attn");
         let ffn = scope.at("mlp");
-        let weight = |scope: &Scope<'_>, name: &str, outputs, inputs| scope.at(name).get("weight", &[outputs, inputs]);
-        let bias = |name: &str, outputs: usize| -> std::result::Result<Option<Tensor>, LoadError> {
-            config.attention_bias.then(|| attention.at(name).get("bias", &[outputs])).transpose()
-        };
-        let (mut weights, mut biases) = (Vec::new(), Vec::new());
-        for (name, outputs) in [("q_proj", q), ("k_proj", kv), ("v_proj", kv)] {
-            weights.push(weight(&attention, name, outputs, hidden)?);
-            biases.extend(bias(name, outputs)?);
-        }
-        let output_scale = scope.at("self_attn_layer_scale").get("scale", &[hidden])?;
-        let down_scale = scope.at("mlp_layer_scale").get("scale", &[hidden])?;
-        Ok(Layer {
-            attention_norm: norm("input_layernorm")?,
-            qkv: Linear::stacked(&weights, config.attention_bias.then_some(&biases[..]))?,
-            output: Linear::scaled(
-                weight(&attention, "o_proj", hidden, q)?,
-                bias("o_proj", hidden)?,
-                Some(output_scale),
-            )?,
-            ffn_norm: norm("post_attention_layernorm")?,
-            gate_up: Linear::stacked(
-                &[weight(&ffn, "gate_proj", inner, hidden)?, weight(&ffn, "up_proj", inner, hidden)?],
-                None,
-            )?,
-            down: Linear::scaled(weight(&ffn, "down_proj", hidden, inner)?, None, Some(down_scale))?,
+        let weight = |name: &str, outputs, inputs| ffn.at(name).get("weight", &[outputs, inputs]);
+        let sizes = AttentionSizes {
+            hidden,
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
+            bias: config.attention_bias,
+        };
+        let down_scale = scope.at("mlp_layer_scale").get("scale", &[hidden])?;
+        Ok(Layer {
+            attention_norm: norm("input_layernorm")?,
+            attention: Attention::load(scope, sizes)?,
+            ffn_norm: norm("post_attention_layernorm")?,
+            gate_up: Linear::stacked(&[weight("gate_proj", inner, hidden)?, weight("up_proj", inner, hidden)?], None)?,
+            down: Linear::scaled(weight("down_proj", hidden, inner)?, None, Some(down_scale))?,
             eps: config.rms_norm_eps,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, stream: &mut Stream, index: usize) -> Result<Tensor> {
-        let n = x.dim(0)?;
-        let (heads, kv, d) = (self.heads, self.kv_heads, self.head_dim);
-        let qkv = self.qkv.forward(&rms_norm(x, &self.attention_norm, self.eps)?)?;
-        // [n, (heads + 2 kv) * d] -> [n, heads, d] each; queries and keys turn together.
-        let turned = angles.apply(&qkv.narrow(D::Minus1, 0, (heads + kv) * d)?.reshape((n, heads + kv, d))?)?;
-        let (q, k) = (turned.narrow(1, 0, heads)?, turned.narrow(1, heads, kv)?);
-        let v = qkv.narrow(D::Minus1, (heads + kv) * d, kv * d)?.reshape((n, kv, d))?;
-        let seen = stream.caches[index].attend(&q, &k, &v, (d as f32).powf(-0.5))?.reshape((n, heads * d))?;
-        let x = self.output.forward_add(&seen, x)?;
+        let normed = rms_norm(x, &self.attention_norm, self.eps)?;
+        let cache = &mut stream.caches[index];
+        let x = self.attention.forward(&normed, x, angles, |q, k, v, scale| cache.attend(q, k, v, scale))?;
         let inner = silu_mul(&self.gate_up.forward(&rms_norm(&x, &self.ffn_norm, self.eps)?)?)?;
         self.down.forward_add(&inner, &x)
     }

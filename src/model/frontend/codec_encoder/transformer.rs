@@ -5,7 +5,8 @@ use crate::model::LoadError;
 use crate::model::checkpoint::Scope;
 use crate::model::hf::CodecTransformerConfig;
 use crate::model::ops::{Angles, Linear, Rope, attention, layer_norm};
-use candle_core::{D, Result, Tensor};
+use crate::model::vocoder::{Attention, AttentionSizes};
+use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 
@@ -16,16 +17,11 @@ pub(super) struct Transformer {
 
 struct Layer {
     attention_norm: (Tensor, Tensor),
-    /// Queries, keys and values in one product.
-    qkv: Linear,
-    /// Scaled by the layer scale, as `shrink` is.
-    output: Linear,
+    attention: Attention,
     ffn_norm: (Tensor, Tensor),
     expand: Linear,
+    /// Scaled by the layer scale.
     shrink: Linear,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
     eps: f64,
 }
 
@@ -49,45 +45,34 @@ impl Transformer {
 impl Layer {
     fn load(scope: &Scope<'_>, config: &CodecTransformerConfig) -> Loaded<Layer> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let q = config.num_attention_heads * config.head_dim;
-        let kv = config.num_key_value_heads * config.head_dim;
-        let (attention, ffn) = (scope.at("self_attn"), scope.at("mlp"));
-        let weight = |scope: &Scope<'_>, name: &str, outputs, inputs| scope.at(name).get("weight", &[outputs, inputs]);
-        let scale = |name: &str| scope.at(name).get("scale", &[hidden]).map(Some);
+        let ffn = scope.at("mlp");
+        let weight = |name: &str, outputs, inputs| ffn.at(name).get("weight", &[outputs, inputs]);
         let norm = |name: &str| -> Loaded<(Tensor, Tensor)> {
             let get = |part: &str| scope.at(name).get(part, &[hidden])?.force_contiguous().map_err(LoadError::from);
             Ok((get("weight")?, get("bias")?))
         };
-        let stacked = [("q_proj", q), ("k_proj", kv), ("v_proj", kv)]
-            .into_iter()
-            .map(|(name, outputs)| weight(&attention, name, outputs, hidden))
-            .collect::<Loaded<Vec<_>>>()?;
-        let output = weight(&attention, "o_proj", hidden, q)?;
-        let shrink = weight(&ffn, "fc2", hidden, inner)?;
-        Ok(Layer {
-            attention_norm: norm("input_layernorm")?,
-            qkv: Linear::stacked(&stacked, None)?,
-            output: Linear::scaled(output, None, scale("self_attn_layer_scale")?)?,
-            ffn_norm: norm("post_attention_layernorm")?,
-            expand: Linear::new(weight(&ffn, "fc1", inner, hidden)?, None)?,
-            shrink: Linear::scaled(shrink, None, scale("mlp_layer_scale")?)?,
+        let sizes = AttentionSizes {
+            hidden,
             heads: config.num_attention_heads,
             kv_heads: config.num_key_value_heads,
             head_dim: config.head_dim,
+            bias: false,
+        };
+        let scale = scope.at("mlp_layer_scale").get("scale", &[hidden])?;
+        Ok(Layer {
+            attention_norm: norm("input_layernorm")?,
+            attention: Attention::load(scope, sizes)?,
+            ffn_norm: norm("post_attention_layernorm")?,
+            expand: Linear::new(weight("fc1", inner, hidden)?, None)?,
+            shrink: Linear::scaled(weight("fc2", hidden, inner)?, None, Some(scale))?,
             eps: config.norm_eps,
         })
     }
 
     fn forward(&self, x: &Tensor, angles: &Angles, window: Option<usize>) -> Result<Tensor> {
-        let n = x.dim(0)?;
-        let (heads, kv, d) = (self.heads, self.kv_heads, self.head_dim);
-        let qkv = self.qkv.forward(&self.norm(x, &self.attention_norm)?)?;
-        // [n, (heads + 2 kv) * d] -> [n, heads, d] each; queries and keys turn together.
-        let turned = angles.apply(&qkv.narrow(D::Minus1, 0, (heads + kv) * d)?.reshape((n, heads + kv, d))?)?;
-        let (q, k) = (turned.narrow(1, 0, heads)?, turned.narrow(1, heads, kv)?);
-        let v = qkv.narrow(D::Minus1, (heads + kv) * d, kv * d)?.reshape((n, kv, d))?;
-        let seen = attention(&q, &k, &v, 0, window, (d as f32).powf(-0.5))?.reshape((n, heads * d))?;
-        let x = self.output.forward_add(&seen, x)?;
+        let normed = self.norm(x, &self.attention_norm)?;
+        let attend = |q: &_, k: &_, v: &_, scale| attention(q, k, v, 0, window, scale);
+        let x = self.attention.forward(&normed, x, angles, attend)?;
         let inner = self.expand.forward(&self.norm(&x, &self.ffn_norm)?)?.gelu_erf()?;
         self.shrink.forward_add(&inner, &x)
     }
