@@ -39,6 +39,11 @@ fn spectrum_x_vector_and_codes_are_those_of_the_reference() {
 }
 
 #[test]
+fn encoders_of_other_sizes_agree_with_the_reference_too() {
+    passes(&fixtures().join("other_sizes/clone_front_ends/golden"));
+}
+
+#[test]
 fn a_recording_becomes_an_x_vector_and_frames() {
     let encoder = VoiceEncoder::load(&base(), &Device::Cpu).unwrap().unwrap();
     let file = std::fs::read(fixtures().join("audio/stereo44.mp3")).unwrap();
