@@ -206,6 +206,7 @@ async fn voices(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> R
 fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
     let family = checkpoint.family();
     let talker = family.talker();
+    let named = !matches!(family, Family::Tts(tts) if tts.variant != Variant::CustomVoice);
     let default_voice = match &config.model.default_voice {
         // An uploaded voice, which may come later.
         Some(voice) if clones(family) => Some(voice.clone()),
@@ -213,7 +214,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
             talker.speaker(voice).map_err(|error| StartError::Config(format!("model.default_voice: {error}")))?;
             Some(voice.to_lowercase())
         }
-        None => Some(talker.default_speaker()).filter(|name| !name.is_empty()).map(str::to_owned),
+        None => named.then(|| talker.default_speaker().to_owned()),
     };
     let tts = match family {
         Family::Omni(_) => None,
@@ -225,7 +226,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
     };
     Ok(ModelInfo {
         id: config.model.name.clone(),
-        voices: talker.speaker_names().into_iter().map(str::to_owned).collect(),
+        voices: talker.speaker_names().into_iter().filter(|_| named).map(str::to_owned).collect(),
         default_voice,
         sample_rate: SAMPLE_RATE,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,

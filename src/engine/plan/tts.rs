@@ -83,9 +83,9 @@ impl TtsPlanner {
             }
             (None, VoiceChoice::Embedding(x_vector)) => Who::Cloned { x_vector: Arc::clone(x_vector), reference: None },
             (None, VoiceChoice::Named { name, .. }) => Who::Named(name.clone()),
-            (None, VoiceChoice::Default | VoiceChoice::Clone(_)) => {
-                self.default_voice.clone().map_or(Who::Unnamed, Who::Named)
-            }
+            (None, VoiceChoice::Default) => self.default_voice.clone().map_or(Who::Unnamed, Who::Named),
+            // Nobody encoded it: this checkpoint has no encoders.
+            (None, VoiceChoice::Clone(_)) => return Err(refuse(&TtsPromptError::NoCloning(task))),
         };
         let voice = TtsVoice {
             speaker,
