@@ -329,6 +329,31 @@ async fn a_chapter_is_one_stream() {
     idle(&engine, Duration::from_secs(5)).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_described_voice_stays_the_same_over_a_long_text() {
+    let change = Map::from_iter([("tts_model_type".to_owned(), json!("voice_design"))]);
+    let checkpoint = checkpoint("custom_voice", &change);
+    let engine = engine(&checkpoint, |config| config.speech.max_segment_chars = Some(40)).await;
+    let said = |text: &str| {
+        let instructions = Some("A calm warm voice.".to_owned());
+        request(text, SpeechParams { instructions, ..few_frames(VoiceChoice::Default, 6, 11) })
+    };
+    let (first, second) = ("This is how it all began.", "And this is how it went on.");
+    let alone = say(&engine, said(first)).await;
+    let both = say(&engine, said(&format!("{first} {second}"))).await;
+    let piece = 6 * 1920;
+    assert_eq!((alone.samples.len(), both.samples.len()), (piece, 2 * piece));
+    assert!(alone.samples[..piece - 120] == both.samples[..piece - 120], "the first piece is as if alone");
+    let fresh = say(&engine, {
+        let mut request = said(second);
+        request.params.seed = Some(12);
+        request
+    })
+    .await;
+    assert!(fresh.samples[120..] != both.samples[piece + 120..], "the second goes on from the first");
+    idle(&engine, Duration::from_secs(5)).await;
+}
+
 fn new_voice(name: &str, audio: Arc<[u8]>, text: Option<&str>) -> NewVoice {
     let recording = Recording { audio, text: text.map(str::to_owned), x_vector_only: false };
     NewVoice {

@@ -1,7 +1,7 @@
 //! From a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
-use super::ledger::{ClientSink, Ledger};
+use super::ledger::{ClientSink, CodesTap, Ledger};
 use super::load;
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::stages::Stages;
@@ -72,8 +72,11 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 continue;
             }
         };
-        let (sender, receiver) = edge(*name);
+        let (mut sender, receiver) = edge(*name);
         inbound.push(receiver);
+        if *name == StageName::Talker {
+            sender = Arc::new(CodesTap { ledger: Arc::clone(&ledger), edge: sender });
+        }
         let told = (*name == StageName::Thinker).then(|| (Kind::Tokens, Arc::clone(&client)));
         outbound.push(std::iter::once((kind, sender)).chain(told).collect());
     }
@@ -152,8 +155,6 @@ fn segment_chars(family: &Family) -> usize {
     match family {
         // About 8 s: the longest that the embedded voice was trained to say in one go.
         Family::Omni(_) => 120,
-        // Each piece would get a voice of its own, within what the description allows: as few as the model can take.
-        Family::Tts(config) if config.variant == Variant::VoiceDesign => 4000,
         Family::Tts(_) => 400,
     }
 }

@@ -6,14 +6,14 @@
 use super::admission::Place;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
-use super::plan::{FollowedText, RequestPlan};
+use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use crate::actors::{AckSink, StageReports};
 use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use crate::ids::{RequestId, StageName};
 use crate::telemetry::{Outcome, RequestKind, RequestMetrics};
-use crate::transfer::payload::{End, Kind, Payload};
-use crate::transfer::transport::PayloadSender;
+use crate::transfer::payload::{End, Kind, Part, Payload};
+use crate::transfer::transport::{PayloadSender, TransportError};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -31,6 +31,8 @@ pub(super) struct Ledger {
 struct Books {
     core: LedgerCore,
     clients: HashMap<RequestId, Client>,
+    /// Of requests whose codes somebody wants.
+    codes: HashMap<RequestId, CodeLog>,
 }
 
 impl Ledger {
@@ -40,7 +42,7 @@ impl Ledger {
         text_in: Arc<dyn PayloadSender>,
         metrics: RequestMetrics,
     ) -> Ledger {
-        let books = Mutex::new(Books { core: LedgerCore::new(limits), clients: HashMap::new() });
+        let books = Mutex::new(Books { core: LedgerCore::new(limits), clients: HashMap::new(), codes: HashMap::new() });
         Ledger { born: Instant::now(), stages, text_in, metrics, books }
     }
 
@@ -61,6 +63,7 @@ impl Ledger {
         client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
         books.clients.insert(request, client);
+        books.codes.extend(plan.codes.map(|log| (request, log)));
         books.core.handed_over(request, self.now());
 
         // Downstream first: whoever receives must know the request before anything can be sent.
@@ -167,6 +170,7 @@ impl Ledger {
             if outcome != Outcome::Finished {
                 self.stages.iter().for_each(|stage| stage.abort(request));
             }
+            books.codes.remove(&request);
             if let Some(client) = books.clients.remove(&request) {
                 client.end(last, outcome);
             }
@@ -210,11 +214,31 @@ impl StageReports for Ledger {
     }
 }
 
+/// An edge on which codes travel, with an eye on those that somebody wants.
+pub(super) struct CodesTap {
+    pub ledger: Arc<Ledger>,
+    pub edge: Arc<dyn PayloadSender>,
+}
+
+impl PayloadSender for CodesTap {
+    fn put(&self, payload: Payload) -> Result<(), TransportError> {
+        let log = self.ledger.lock().codes.get(&payload.header.request).map(Arc::clone);
+        if let (Some(log), Some(Part::U32(codes))) = (log, payload.parts.first()) {
+            log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
+        }
+        self.edge.put(payload)
+    }
+
+    fn queued(&self) -> usize {
+        self.edge.queued()
+    }
+}
+
 /// The client's end of the edges that lead to it.
 pub(super) struct ClientSink(pub Arc<Ledger>);
 
 impl PayloadSender for ClientSink {
-    fn put(&self, payload: Payload) -> Result<(), crate::transfer::transport::TransportError> {
+    fn put(&self, payload: Payload) -> Result<(), TransportError> {
         self.0.deliver(payload);
         Ok(())
     }

@@ -7,7 +7,6 @@ use super::speak::{Relay, Stop, refused};
 use crate::core::live::{Live, LiveText};
 use crate::ids::RequestId;
 use crate::model::prompt::{TtsPromptError, TtsStream};
-use crate::telemetry::RequestKind;
 use std::collections::VecDeque;
 
 /// Reads a text aloud as it comes.
@@ -62,6 +61,8 @@ impl Writer {
 /// One sentence: a row of the talker, once enough is written for it.
 struct Sentence {
     text: TtsStream,
+    /// The same as it was written.
+    written: String,
     row: Option<Row>,
     /// The writer has ended it.
     complete: bool,
@@ -79,7 +80,8 @@ struct Row {
 impl Sentence {
     fn begin(relay: &Relay) -> Result<Sentence, RequestError> {
         let (planner, voice) = parts(relay)?;
-        Ok(Sentence { text: planner.stream(voice).map_err(refused)?, row: None, complete: false })
+        let text = planner.stream(voice).map_err(refused)?;
+        Ok(Sentence { text, written: String::new(), row: None, complete: false })
     }
 
     async fn read(mut self, relay: &mut Relay, writer: &mut Writer) -> Result<(), Stop> {
@@ -99,6 +101,7 @@ impl Sentence {
             tokio::select! {
                 event = next_event(&mut self.row) => {
                     if !relay.pass_on(event).await? {
+                        relay.keep_voice(&self.written);
                         return Ok(());
                     }
                 }
@@ -113,7 +116,10 @@ impl Sentence {
 
     fn take(&mut self, step: Live) -> Result<(), TtsPromptError> {
         match step {
-            Live::Words(words) => self.text.push(&words),
+            Live::Words(words) => {
+                self.written.push_str(&words);
+                self.text.push(&words)
+            }
             Live::Border => {
                 self.complete = true;
                 self.text.finish()
@@ -131,7 +137,7 @@ impl Sentence {
                 let (planner, _) = parts(relay)?;
                 let plan = planner.begun(&relay.shared.planner.common, prompt, tokens, ended, &relay.options);
                 let plan = plan.map_err(refused)?;
-                let mut stream = relay.shared.ledger.open_request(plan, RequestKind::Speech, None);
+                let mut stream = relay.open(plan);
                 let first = stream.next().await;
                 let Some(Event::Started { id: request, .. }) = first else {
                     return Err(RequestError::ShuttingDown.into());

@@ -8,7 +8,7 @@ use super::api::{
     TextSource, Usage,
 };
 use super::live;
-use super::plan::{FamilyPlanner, SpeechOptions, SpeechVoice};
+use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
 use super::{Engine, Shared};
@@ -17,7 +17,7 @@ use crate::core::text::{self, Segmenter};
 use crate::ids::Frames;
 use crate::telemetry::RequestKind;
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use tokio_util::sync::CancellationToken;
 
 /// Events that may wait between a sentence and its reader: hardly any, for the sentence keeps its own.
@@ -115,7 +115,9 @@ pub(super) struct Relay {
     started: bool,
     joint: Joint,
     /// Whether a piece has been passed on that another may follow.
-    open: bool,
+    between: bool,
+    /// Of the current piece, if the voice is to be kept.
+    codes: Option<CodeLog>,
 }
 
 /// Why a relay stops early.
@@ -135,7 +137,7 @@ impl From<RequestError> for Stop {
 impl Relay {
     fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>) -> Relay {
         let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Joint::default());
-        Relay { shared, options, send, usage, reason, started: false, joint, open: false }
+        Relay { shared, options, send, usage, reason, started: false, joint, between: false, codes: None }
     }
 
     async fn run(mut self, source: Source, _place: Place) {
@@ -160,10 +162,30 @@ impl Relay {
     async fn read(&mut self, mut sentences: Sentences) -> Result<(), Stop> {
         while let Some(text) = sentences.next(&self.shared).await? {
             let plan = self.shared.planner.speech(&text, &self.options).map_err(refused)?;
-            let mut sentence = self.shared.ledger.open_request(plan, RequestKind::Speech, None);
+            let mut sentence = self.open(plan);
             while self.pass_on(sentence.next().await).await? {}
+            self.keep_voice(&text);
         }
         Ok(())
+    }
+
+    /// Gives a piece to the stages.
+    pub fn open(&mut self, mut plan: RequestPlan) -> ResponseStream {
+        let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
+        self.codes = may_change.then(CodeLog::default);
+        plan.codes.clone_from(&self.codes);
+        self.shared.ledger.open_request(plan, RequestKind::Speech, None)
+    }
+
+    /// After a piece has been made: those that follow are spoken by whoever spoke it.
+    pub fn keep_voice(&mut self, text: &str) {
+        let Some(log) = self.codes.take() else { return };
+        let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
+        if let SpeechVoice::Tts(voice) = &self.options.voice
+            && !codes.is_empty()
+        {
+            self.options.voice = SpeechVoice::Tts(voice.that_said(text, &codes));
+        }
     }
 
     /// Passes an event of the current piece on; `false` when that was its last.
@@ -178,13 +200,13 @@ impl Relay {
                 }
                 // The same request seed must not make every piece draw the same numbers.
                 self.options.seed = self.options.seed.wrapping_add(1);
-                self.open = true;
+                self.between = true;
                 Ok(false)
             }
             Some(Event::Failed(error)) => Err(Stop::Failed(error)),
             None => Err(Stop::Failed(RequestError::ShuttingDown)),
             Some(Event::Audio(AudioChunk { samples, frames })) => {
-                let mut ready = if std::mem::take(&mut self.open) { self.joint.border() } else { Vec::new() };
+                let mut ready = if std::mem::take(&mut self.between) { self.joint.border() } else { Vec::new() };
                 ready.extend(self.joint.push(&samples));
                 self.audio(ready, frames).await?;
                 Ok(true)

@@ -20,7 +20,7 @@ use crate::model::talker::TalkerPrompt;
 use crate::model::tokenizer::Tokenizer;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Turns requests into plans.
 pub(super) struct Planner {
@@ -59,7 +59,12 @@ pub(super) struct RequestPlan {
     pub max_events: usize,
     pub rows: Vec<(StageName, RowPlan)>,
     pub follow: Option<FollowedText>,
+    /// Where the talker's codes are written down, if somebody wants them.
+    pub codes: Option<CodeLog>,
 }
+
+/// Codes that a talker has made, frame after frame.
+pub(super) type CodeLog = Arc<Mutex<Vec<u32>>>;
 
 /// One row, before the request has a name.
 pub(super) struct RowPlan {
@@ -245,6 +250,7 @@ impl Common {
             max_events: self.max_events(0),
             rows,
             follow: Some(follow),
+            codes: None,
         }
     }
 

@@ -67,6 +67,7 @@ impl OmniPlanner {
             max_events: common.max_events(max_tokens),
             rows,
             follow: None,
+            codes: None,
         })
     }
 

@@ -28,8 +28,13 @@ pub(in crate::engine) struct TtsVoice {
 #[derive(Clone, Debug)]
 enum Who {
     Unnamed,
+    /// Described, and heard before.
+    Continued(Reference),
     Named(String),
-    Cloned { x_vector: Arc<[f32]>, reference: Option<Reference> },
+    Cloned {
+        x_vector: Arc<[f32]>,
+        reference: Option<Reference>,
+    },
 }
 
 impl TtsPlanner {
@@ -104,9 +109,21 @@ impl TtsVoice {
         self.non_streaming == Some(true)
     }
 
+    /// Whether a text of several pieces would be spoken by somebody else in each: a description fits many voices.
+    pub fn may_change(&self) -> bool {
+        matches!(self.speaker, Who::Unnamed)
+    }
+
+    /// The voice that spoke `text` as `codes`, for the pieces that follow.
+    #[must_use]
+    pub fn that_said(&self, text: &str, codes: &[u32]) -> TtsVoice {
+        TtsVoice { speaker: Who::Continued(Reference { text: text.into(), codes: codes.into() }), ..self.clone() }
+    }
+
     fn says<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {
         let speaker = match &self.speaker {
             Who::Unnamed => Speaker::Unnamed,
+            Who::Continued(before) => Speaker::Continued(before.clone()),
             Who::Named(name) => Speaker::Named(name),
             Who::Cloned { x_vector, reference } => {
                 Speaker::Cloned { x_vector: Arc::clone(x_vector), reference: reference.clone() }

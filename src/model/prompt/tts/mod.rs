@@ -45,6 +45,9 @@ pub struct TtsRequest<'a> {
 pub enum Speaker<'a> {
     /// Nobody in particular: the voice is described by the instruction.
     Unnamed,
+    /// Nobody in particular, but the one who spoke before: speech that goes on from a piece that was made for the same
+    /// description. The checkpoints were not trained with this layout; it is what they see when they read a long text.
+    Continued(Reference),
     /// A speaker that the checkpoint was trained with, any case.
     Named(&'a str),
     /// Somebody who was recorded.
@@ -153,20 +156,25 @@ impl TtsPrompter {
         opening.extend(speaker);
         opening.push(CodecSide::Token(config.talker.tokens.pad));
         let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole };
-        if let Speaker::Cloned { x_vector, reference } = &request.speaker {
-            plan.x_vector = Some(Arc::clone(x_vector));
-            if let Some(Reference { text, codes }) = reference {
-                let text = self.tokenizer.encode_text(text.trim())?;
-                if text.is_empty() {
-                    return Err(TtsPromptError::NoTranscript);
-                }
-                if codes.is_empty() {
-                    return Err(TtsPromptError::NoRecording);
-                }
-                let frames = codes.len().div_ceil(config.talker.num_code_groups) as u32;
-                plan.reference = Some(PlannedReference { tokens: text.len() as u32, frames, codes: Arc::clone(codes) });
-                plan.tokens.extend(text);
+        let reference = match &request.speaker {
+            Speaker::Cloned { x_vector, reference } => {
+                plan.x_vector = Some(Arc::clone(x_vector));
+                reference.as_ref()
             }
+            Speaker::Continued(before) => Some(before),
+            Speaker::Unnamed | Speaker::Named(_) => None,
+        };
+        if let Some(Reference { text, codes }) = reference {
+            let text = self.tokenizer.encode_text(text.trim())?;
+            if text.is_empty() {
+                return Err(TtsPromptError::NoTranscript);
+            }
+            if codes.is_empty() {
+                return Err(TtsPromptError::NoRecording);
+            }
+            let frames = codes.len().div_ceil(config.talker.num_code_groups) as u32;
+            plan.reference = Some(PlannedReference { tokens: text.len() as u32, frames, codes: Arc::clone(codes) });
+            plan.tokens.extend(text);
         }
         let fits = plan.prompt(Vec::new(), Trailing::Pad).check(&config.talker);
         fits.map_err(TtsPromptError::Voice)?;
@@ -203,11 +211,11 @@ impl TtsPrompter {
             (Variant::CustomVoice, Speaker::Unnamed) => {
                 Err(TtsPromptError::NoSpeaker(config.talker.speaker_names().join(", ")))
             }
-            (Variant::VoiceDesign, Speaker::Unnamed) => Ok((None, None)),
+            (Variant::VoiceDesign, Speaker::Unnamed | Speaker::Continued(_)) => Ok((None, None)),
             (Variant::Base, Speaker::Cloned { .. }) => Ok((Some(CodecSide::XVector), None)),
             (Variant::Base, Speaker::Unnamed) => Err(TtsPromptError::NothingToClone),
             (_, Speaker::Named(_)) => Err(TtsPromptError::NoNames(variant)),
-            (_, Speaker::Cloned { .. }) => Err(TtsPromptError::NoCloning(variant)),
+            (_, Speaker::Cloned { .. } | Speaker::Continued(_)) => Err(TtsPromptError::NoCloning(variant)),
         }
     }
 
