@@ -58,7 +58,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     telemetry::init_logging(&config.telemetry)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
-    let server = Server::bind(&config.server)?;
+    let server = Server::bind(&config.server)?.with_references(&config.reference_audio);
     println!("{}", greeting(&config, server.local_addr()));
     let limits = config.limits.clone();
     let engine = Engine::launch(&checkpoint, &config).await?;

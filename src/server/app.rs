@@ -1,8 +1,9 @@
 //! Shared state and the table of routes.
 
 use super::error::ApiError;
-use super::{chat, meta, speech, ws};
-use crate::config::{LimitsConfig, ServerConfig};
+use super::voice_request::short;
+use super::{batch, chat, meta, speech, voices, ws};
+use crate::config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
 use crate::engine::Service;
 use crate::telemetry::HttpMetrics;
 use axum::Router;
@@ -10,8 +11,9 @@ use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::{delete, get, post};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +23,11 @@ pub(super) struct App {
     pub limits: LimitsConfig,
     pub max_body_bytes: usize,
     pub read_timeout: Duration,
+    /// Which recordings are read, and from where.
+    pub references: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
+    /// Batches answered, for their names.
+    pub batches: AtomicU64,
     /// Unix seconds.
     pub started: u64,
     /// Cancelled when the server begins to drain.
@@ -29,13 +35,20 @@ pub(super) struct App {
 }
 
 impl App {
-    pub fn new(service: Arc<dyn Service>, config: &ServerConfig, limits: &LimitsConfig) -> App {
+    pub fn new(
+        service: Arc<dyn Service>,
+        config: &ServerConfig,
+        limits: &LimitsConfig,
+        references: ReferenceAudioConfig,
+    ) -> App {
         App {
             service,
             limits: limits.clone(),
             max_body_bytes: config.max_body_bytes,
             read_timeout: config.read_timeout,
+            references,
             metrics: HttpMetrics::new(),
+            batches: AtomicU64::new(1),
             started: unix_seconds(),
             stopping: CancellationToken::new(),
         }
@@ -50,16 +63,29 @@ impl App {
         }
     }
 
-    /// A voice of the checkpoint in any case, or an error that lists them. The engine would refuse it too; asking here
-    /// lets a WebSocket session learn it before it sends text.
+    /// A voice of the checkpoint or an uploaded one, in any case, or an error that lists them. The engine would refuse it
+    /// too; asking here lets a WebSocket session learn it before it sends text.
     pub fn check_voice(&self, param: &str, asked: Option<&str>) -> Result<Option<String>, ApiError> {
+        /// Voices that a message lists.
+        const LISTED: usize = 20;
         let Some(asked) = asked else { return Ok(None) };
-        let info = self.service.info();
         let lower = asked.to_lowercase();
-        if info.voices.contains(&lower) {
+        if self.service.info().voices.contains(&lower) {
             return Ok(Some(lower));
         }
-        let message = format!("{param}: there is no voice {asked:?}; choose one of: {}", info.voices.join(", "));
+        let voices = self.service.voices();
+        if let Some(found) = voices.iter().find(|voice| voice.name.to_lowercase() == lower) {
+            return Ok(Some(found.name.clone()));
+        }
+        if voices.is_empty() && asked.len() <= 256 {
+            // The engine knows how else to ask this model for a voice.
+            return Ok(Some(asked.to_owned()));
+        }
+        let mut names: Vec<&str> = voices.iter().take(LISTED).map(|voice| voice.name.as_str()).collect();
+        if voices.len() > LISTED {
+            names.push("... (see /v1/audio/voices)");
+        }
+        let message = format!("{param}: there is no voice {:?}; choose one of: {}", short(asked), names.join(", "));
         Err(ApiError::invalid(param, message))
     }
 
@@ -81,7 +107,7 @@ pub(super) fn unix_seconds() -> u64 {
 
 /// The route of a path as metrics name it: a fixed set, whatever clients ask for.
 fn route_label(path: &str) -> &'static str {
-    const ROUTES: [&str; 9] = [
+    const ROUTES: [&str; 10] = [
         "/",
         "/health",
         "/ready",
@@ -89,12 +115,14 @@ fn route_label(path: &str) -> &'static str {
         "/v1/models",
         "/v1/audio/voices",
         "/v1/audio/speech",
+        "/v1/audio/speech/batch",
         "/v1/audio/speech/stream",
         "/v1/chat/completions",
     ];
     match ROUTES.iter().find(|route| **route == path) {
         Some(route) => route,
         None if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        None if path.starts_with("/v1/audio/voices/") => "/v1/audio/voices/{name}",
         None => "other",
     }
 }
@@ -108,8 +136,10 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(meta::metrics))
         .route("/v1/models", get(meta::models))
         .route("/v1/models/{*id}", get(meta::model))
-        .route("/v1/audio/voices", get(meta::voices))
+        .route("/v1/audio/voices", get(voices::list).post(voices::add))
+        .route("/v1/audio/voices/{name}", delete(voices::remove))
         .route("/v1/audio/speech", post(speech::speech))
+        .route("/v1/audio/speech/batch", post(batch::batch))
         .route("/v1/audio/speech/stream", get(ws::connect))
         .route("/v1/chat/completions", post(chat::completions))
         .fallback(not_found)

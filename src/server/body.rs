@@ -15,12 +15,16 @@ const DISCARD_LIMIT: usize = 16 << 20;
 /// The body as a JSON object.
 pub(super) async fn read_object(app: &App, request: Request) -> Result<Map<String, Value>, ApiError> {
     check_content_type(request.headers())?;
+    parse_object(&read_all(app, request).await?)
+}
+
+/// The body, whatever it is, within the limits on size and time.
+pub(super) async fn read_all(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
     let read = read_bytes(request, app.max_body_bytes);
-    let bytes = tokio::time::timeout(app.read_timeout, read).await.map_err(|_| {
+    tokio::time::timeout(app.read_timeout, read).await.map_err(|_| {
         let message = format!("the request body did not arrive within {:.1} s", app.read_timeout.as_secs_f32());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
-    })??;
-    parse_object(&bytes)
+    })?
 }
 
 async fn read_bytes(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {

@@ -1,7 +1,7 @@
 //! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`, 4xx for what the client did, 5xx for us.
 
 use crate::audio::AudioError;
-use crate::engine::{RequestError, SubmitError};
+use crate::engine::{RequestError, SubmitError, VoiceError};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -48,6 +48,11 @@ impl ApiError {
 
     fn with_retry_after(self, after: Duration) -> ApiError {
         ApiError { retry_after: Some(after), ..self }
+    }
+
+    /// Whether the same request may well succeed later.
+    pub fn is_passing(&self) -> bool {
+        matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
     }
 
     /// OpenAI's `type`: which of the two sides has to act.
@@ -109,6 +114,23 @@ impl From<SubmitError> for ApiError {
                 .with_retry_after(Duration::from_secs(1)),
             SubmitError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
                 .with_retry_after(Duration::from_secs(5)),
+        }
+    }
+}
+
+impl From<VoiceError> for ApiError {
+    fn from(error: VoiceError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            VoiceError::Invalid { param, .. } => ApiError::invalid(param, message),
+            VoiceError::Exists(_) => ApiError::new(StatusCode::CONFLICT, "voice_exists", message).with_param("name"),
+            VoiceError::Unknown(_) => {
+                ApiError::new(StatusCode::NOT_FOUND, "voice_not_found", message).with_param("name")
+            }
+            VoiceError::TooMany(_) => ApiError::new(StatusCode::CONFLICT, "too_many_voices", message),
+            VoiceError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
+                .with_retry_after(Duration::from_secs(1)),
+            VoiceError::Storage(_) => ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message),
         }
     }
 }

@@ -3,7 +3,7 @@
 use super::app::{App, router};
 use super::error::ApiError;
 use super::io::StallGuard;
-use crate::config::{LimitsConfig, ServerConfig};
+use crate::config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig};
 use crate::engine::Service;
 use axum::Router;
 use axum::http::StatusCode;
@@ -60,6 +60,7 @@ pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
     config: ServerConfig,
+    references: ReferenceAudioConfig,
 }
 
 impl Server {
@@ -82,7 +83,12 @@ impl Server {
             Ok((listener, address))
         };
         let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
-        Ok(Server { listener, address, config: config.clone() })
+        Ok(Server { listener, address, config: config.clone(), references: Config::default().reference_audio })
+    }
+
+    /// Lets it read recordings from what this config allows; without it, it reads none that are not in the request.
+    pub fn with_references(self, references: &ReferenceAudioConfig) -> Server {
+        Server { references: references.clone(), ..self }
     }
 
     /// Where clients find it.
@@ -100,7 +106,7 @@ impl Server {
         limits: &LimitsConfig,
         shutdown: impl Future<Output = ()> + Send,
     ) {
-        let app = Arc::new(App::new(service.clone(), &self.config, limits));
+        let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references));
         let connections = Connections {
             router: router(app.clone()),
             places: Arc::new(Semaphore::new(self.config.max_connections)),

@@ -1,4 +1,4 @@
-//! What is served and how it is: models, voices, health, readiness, metrics, and the page.
+//! What is served and how it is: models, health, readiness, metrics, and the page.
 
 use super::app::App;
 use super::error::ApiError;
@@ -74,10 +74,4 @@ pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -
 
 fn model_object(app: &App) -> Value {
     json!({ "id": app.service.info().id, "object": "model", "created": app.started, "owned_by": "omni-actors" })
-}
-
-/// `GET /v1/audio/voices`
-pub(super) async fn voices(State(app): State<Arc<App>>) -> Json<Value> {
-    let info = app.service.info();
-    Json(json!({ "voices": info.voices, "default": info.default_voice, "sample_rate": info.sample_rate }))
 }

@@ -5,10 +5,13 @@
 //! | --- | --- |
 //! | `listen` | sockets: connection limit, timeouts, drain |
 //! | `app` | routes and shared state |
-//! | `speech`, `speech_request` | `POST /v1/audio/speech` |
+//! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
+//! | `batch` | `POST /v1/audio/speech/batch` |
+//! | `voices` | `/v1/audio/voices` |
+//! | `reference`, `fetch` | recordings of voices: from the request, an address, a file |
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
 //! | `ws`, `ws_protocol`, `ws_input` | `WS /v1/audio/speech/stream` |
-//! | `meta` | models, voices, health, readiness, metrics, the page |
+//! | `meta` | models, health, readiness, metrics, the page |
 //! | `answer` | a request's events as the routes need them |
 //! | `sse`, `fields`, `body`, `error` | encodings |
 //!
@@ -16,18 +19,23 @@
 
 mod answer;
 mod app;
+mod batch;
 mod body;
 mod chat;
 mod chat_request;
 mod error;
+mod fetch;
 mod fields;
 mod io;
 mod listen;
 mod meta;
+mod reference;
 mod sampling;
 mod speech;
 mod speech_request;
 mod sse;
+mod voice_request;
+mod voices;
 mod ws;
 mod ws_input;
 mod ws_protocol;

@@ -4,6 +4,7 @@ use super::answer::{Answer, Piece, note_ignored};
 use super::app::App;
 use super::body::read_object;
 use super::error::ApiError;
+use super::reference::References;
 use super::speech_request::{Delivery, parse};
 use super::sse;
 use crate::audio::{AudioFormat, AudioWriter};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 /// The handler.
 pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = read_object(&app, request).await?;
-    let call = parse(&app, &body)?;
+    let call = parse(&app, &body, &mut References::new(&app.references)).await?;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?).await?;
@@ -132,5 +133,6 @@ pub(super) fn usage_object(usage: Usage) -> Value {
         "output_tokens": output,
         "total_tokens": input.saturating_add(output),
         "text_tokens": usage.text_tokens,
+        "input_token_details": { "text_tokens": input, "audio_tokens": 0 },
     })
 }

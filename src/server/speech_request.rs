@@ -3,9 +3,11 @@
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::reference::References;
 use super::sampling;
+use super::voice_request;
 use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
-use crate::engine::{SpeechParams, SpeechRequest, TextSource, VoiceChoice};
+use crate::engine::{SpeechParams, SpeechRequest, TextSource};
 use crate::ids::Frames;
 use serde_json::{Map, Value};
 
@@ -30,11 +32,10 @@ pub(super) struct SpeechCall {
     pub ignored: Vec<String>,
 }
 
-/// Fields besides the sampling ones. Those that name other ways to speak are refused unless empty.
-const FIELDS: [&str; 12] = [
+/// Fields besides the sampling ones.
+const FIELDS: [&str; 10] = [
     "model",
     "input",
-    "voice",
     "response_format",
     "speed",
     "stream",
@@ -43,21 +44,22 @@ const FIELDS: [&str; 12] = [
     "max_new_tokens",
     "initial_codec_chunk_frames",
     "ignore_eos",
-    "task_type",
 ];
-const REFUSED: [(&str, &str); 6] = [
-    ("instructions", "this model does not follow speaking instructions; leave the field out"),
-    ("instruct", "this model does not follow speaking instructions; leave the field out"),
-    ("ref_audio", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
-    ("ref_text", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
-    ("x_vector_only_mode", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
-    ("speaker_embedding", "voice cloning is not supported; choose a voice of /v1/audio/voices"),
+/// Known to peers, without meaning here.
+const HARMLESS: [&str; 2] = ["user", "metadata"];
+/// Known to peers; they would change the answer, so leaving them out silently would be wrong.
+const REFUSED: [(&str, &str); 3] = [
+    ("sample_rate", "the sample rate is the model's; resample in the player"),
+    ("word_timestamps", "word timestamps are not supported"),
+    ("extra_params", "there are no model-specific parameters"),
 ];
-/// Known to peers, without meaning here: the language follows from the text, and text is always streamed inside.
-const HARMLESS: [&str; 4] = ["language", "non_streaming_mode", "user", "metadata"];
 
 /// Reads a request, or says what is wrong with it.
-pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<SpeechCall, ApiError> {
+pub(super) async fn parse(
+    app: &App,
+    body: &Map<String, Value>,
+    references: &mut References<'_>,
+) -> Result<SpeechCall, ApiError> {
     let fields = Fields::top(body);
     app.check_model(fields.string("model")?)?;
     let input = fields.string("input")?.ok_or_else(|| fields.missing("input", "the text to speak"))?;
@@ -68,33 +70,42 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<SpeechCall, 
     for (field, why) in REFUSED {
         fields.refuse(field, why)?;
     }
-    if let Some(task) = fields.string("task_type")?
-        && !task.eq_ignore_ascii_case("customvoice")
-    {
-        return Err(fields.invalid("task_type", format_args!("{task:?} is not supported; leave the field out")));
-    }
     let sound = sound(app, &fields, AudioFormat::Wav)?;
     let delivery = delivery(&fields, sound.format)?;
-    let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params: voice_of(app, &fields)? };
-    let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
+    let params = params(app, &fields, references).await?;
+    let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params };
+    let refused = REFUSED.map(|(field, _)| field);
+    let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &refused, &HARMLESS]);
     Ok(SpeechCall { request, sound, delivery, ignored })
 }
 
 /// The fields that say how to speak, shared with the WebSocket's `session.config`.
-pub(super) fn voice_of(app: &App, fields: &Fields<'_>) -> Result<SpeechParams, ApiError> {
+pub(super) async fn params(
+    app: &App,
+    fields: &Fields<'_>,
+    references: &mut References<'_>,
+) -> Result<SpeechParams, ApiError> {
     let max_frames = fields.count("max_new_tokens")?.map(Frames);
     let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
     if ignore_eos && max_frames.is_none() {
         return Err(fields.invalid("ignore_eos", "needs max_new_tokens, the number of frames to make"));
     }
+    // For peers, 0 is no wish.
+    let first = fields.integer("initial_codec_chunk_frames", 0..=i64::from(u32::MAX))?.filter(|frames| *frames > 0);
+    let seed = fields.seed()?;
+    let speech = sampling::overrides(fields)?;
+    let asked = voice_request::read(app, fields, references).await?;
     Ok(SpeechParams {
-        voice: VoiceChoice::named(app.check_voice("voice", fields.string("voice")?)?),
-        speech: sampling::overrides(fields)?,
+        voice: asked.voice,
+        task: asked.task,
+        language: asked.language,
+        instructions: asked.instructions,
+        non_streaming: asked.non_streaming,
+        speech,
         max_frames,
         ignore_eos,
-        initial_chunk_frames: fields.count("initial_codec_chunk_frames")?.map(Frames),
-        seed: fields.seed()?,
-        ..SpeechParams::default()
+        initial_chunk_frames: first.and_then(|frames| u32::try_from(frames).ok()).map(Frames),
+        seed,
     })
 }
 

@@ -6,6 +6,7 @@
 use super::app::App;
 use super::error::ApiError;
 use super::listen::ConnectionGuard;
+use super::voices::voice_names;
 use super::ws_input::{Ended, Input, Next, Refused};
 use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event, session_done};
 use crate::audio::{AudioFormat, AudioWriter};
@@ -60,7 +61,7 @@ pub(super) async fn connect(
 }
 
 /// Browsers let any page open a WebSocket anywhere, but say which page it was. Only our own is welcome.
-fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let from = origin.to_str().ok().and_then(|origin| origin.parse::<Uri>().ok());
@@ -185,7 +186,7 @@ impl Session {
     ) -> Result<(), Over> {
         let mut created = self.config.object(&self.app);
         created["type"] = json!("session.created");
-        created["voices"] = json!(self.app.service.info().voices);
+        created["voices"] = json!(voice_names(&self.app));
         self.tell(&created).await?;
         let mut pings = interval(PING_EVERY);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -335,7 +336,7 @@ impl Session {
     }
 
     async fn configure(&mut self, map: &Map<String, Value>) -> Result<(), Over> {
-        match SessionConfig::parse(&self.app, map) {
+        match SessionConfig::parse(&self.app, map).await {
             Ok(config) => {
                 self.config = config;
                 let mut updated = self.config.object(&self.app);

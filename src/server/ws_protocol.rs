@@ -4,7 +4,8 @@ use super::app::App;
 use super::body::parse_object;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::speech_request::{sound, voice_of};
+use super::reference::References;
+use super::speech_request::{params, sound};
 use crate::audio::{AudioFormat, Sound};
 use crate::engine::{FinishReason, SpeechParams, Usage};
 use serde_json::{Map, Value, json};
@@ -54,14 +55,15 @@ pub(super) struct SessionConfig {
 
 impl SessionConfig {
     /// Reads a whole configuration: a field that is left out has its default, whatever was set before.
-    pub fn parse(app: &App, map: &Map<String, Value>) -> Result<SessionConfig, ApiError> {
+    pub async fn parse(app: &App, map: &Map<String, Value>) -> Result<SessionConfig, ApiError> {
         let fields = Fields::top(map);
         app.check_model(fields.string("model")?)?;
-        let speech = voice_of(app, &fields)?;
+        let sound = sound(app, &fields, AudioFormat::Pcm)?;
+        let speech = params(app, &fields, &mut References::new(&app.references)).await?;
         if speech.ignore_eos {
             return Err(fields.invalid("ignore_eos", "is for POST /v1/audio/speech, where the text is whole"));
         }
-        Ok(SessionConfig { sound: sound(app, &fields, AudioFormat::Pcm)?, speech })
+        Ok(SessionConfig { sound, speech })
     }
 
     /// For the events that tell a client what is in force.

@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod bad_requests;
+mod batch;
 mod chat;
 mod limits;
 mod meta;
 mod scripted;
 mod speech;
+mod voices;
 mod ws;
 
 use omni_actors::config::{LimitsConfig, ServerConfig};

@@ -13,7 +13,9 @@ async fn models_and_voices_are_listed() {
     let model: Value = site.get("/v1/models/team/test-voice").send().await.unwrap().json().await.unwrap();
     assert_eq!(model, models["data"][0]);
     let voices: Value = site.get("/v1/audio/voices").send().await.unwrap().json().await.unwrap();
-    assert_eq!(voices, json!({"voices": ["alto", "heart"], "default": "heart", "sample_rate": 24000}));
+    let expected = json!({"voices": ["alto", "heart"], "uploaded_voices": [], "default": "heart", "sample_rate": 24000,
+        "task_type": null, "languages": null, "instructions": false});
+    assert_eq!(voices, expected);
 }
 
 #[tokio::test]

@@ -96,6 +96,8 @@ pub struct Scripted {
     info: ModelInfo,
     calls: (flume::Sender<Call>, flume::Receiver<Call>),
     refusals: Mutex<VecDeque<SubmitError>>,
+    pub uploaded: Mutex<Vec<NewVoice>>,
+    pub voice_refusals: Mutex<VecDeque<VoiceError>>,
     pub ready: AtomicBool,
     draining: AtomicBool,
     accepted: AtomicU64,
@@ -115,6 +117,8 @@ impl Scripted {
             info,
             calls: flume::unbounded(),
             refusals: Mutex::default(),
+            uploaded: Mutex::default(),
+            voice_refusals: Mutex::default(),
             ready: AtomicBool::new(true),
             draining: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
@@ -135,6 +139,20 @@ impl Scripted {
         self.accepted.load(Ordering::SeqCst)
     }
 
+    /// Voices are kept as they came, so that a test can look at them.
+    fn keep(&self, voice: NewVoice) -> Result<VoiceInfo, VoiceError> {
+        if let Some(error) = self.voice_refusals.lock().unwrap().pop_front() {
+            return Err(error);
+        }
+        let mut kept = self.uploaded.lock().unwrap();
+        if kept.iter().any(|other| other.name == voice.name) {
+            return Err(VoiceError::Exists(voice.name));
+        }
+        let info = voice_info(&voice);
+        kept.push(voice);
+        Ok(info)
+    }
+
     fn accept(&self, asked: Asked) -> Result<ResponseStream, SubmitError> {
         if self.draining.load(Ordering::SeqCst) {
             return Err(SubmitError::ShuttingDown);
@@ -148,6 +166,25 @@ impl Scripted {
         self.calls.0.send(Call { asked, events, dropped }).unwrap();
         Ok(ResponseStream::new(receiver, Guard(Some(sender))))
     }
+}
+
+fn voice_info(voice: &NewVoice) -> VoiceInfo {
+    let (mime_type, file_size, ref_text) = match &voice.source {
+        VoiceSource::Recording { recording, mime_type } => {
+            (mime_type.clone(), recording.audio.len() as u64, recording.text.clone())
+        }
+        VoiceSource::Embedding(_) => (None, 0, None),
+    };
+    let upload = UploadInfo {
+        created_at: 1_738_660_000,
+        consent: voice.consent.clone(),
+        description: voice.description.clone(),
+        ref_text,
+        mime_type,
+        file_size,
+        seconds: 1.5,
+    };
+    VoiceInfo { name: voice.name.clone(), uploaded: true, upload: Some(upload) }
 }
 
 impl Service for Scripted {
@@ -165,15 +202,19 @@ impl Service for Scripted {
 
     fn voices(&self) -> Vec<VoiceInfo> {
         let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
-        self.info.voices.iter().map(built_in).collect()
+        let uploaded = self.uploaded.lock().unwrap().iter().map(voice_info).collect::<Vec<_>>();
+        self.info.voices.iter().map(built_in).chain(uploaded).collect()
     }
 
     fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
-        std::future::ready(Err(VoiceError::Exists(voice.name))).boxed()
+        std::future::ready(self.keep(voice)).boxed()
     }
 
     fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
-        std::future::ready(Err(VoiceError::Unknown(name.into()))).boxed()
+        let mut kept = self.uploaded.lock().unwrap();
+        let found = kept.iter().position(|voice| voice.name.eq_ignore_ascii_case(name));
+        let removed = found.map(|at| drop(kept.remove(at))).ok_or_else(|| VoiceError::Unknown(name.into()));
+        std::future::ready(removed).boxed()
     }
 
     fn health(&self) -> EngineHealth {

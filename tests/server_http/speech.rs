@@ -85,7 +85,9 @@ async fn events_carry_base64_and_end_with_the_usage() {
     assert_eq!(deltas, HALF.repeat(3));
     let done = json(&events[2]);
     assert_eq!(done["type"], "speech.audio.done");
-    assert_eq!(done["usage"], json!({"input_tokens": 5, "output_tokens": 2, "total_tokens": 7, "text_tokens": 3}));
+    let usage = json!({"input_tokens": 5, "output_tokens": 2, "total_tokens": 7, "text_tokens": 3,
+        "input_token_details": {"text_tokens": 5, "audio_tokens": 0}});
+    assert_eq!(done["usage"], usage);
     assert_eq!(events.len(), 3);
 }
 
