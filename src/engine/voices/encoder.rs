@@ -3,7 +3,7 @@
 use crate::engine::voice::{Recording, VoiceError};
 use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
-use crate::model::frontend::{AudioLimits, CodecEncoder, SpeakerEncoder, decode_audio, resample};
+use crate::model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
 use crate::model::hf::SAMPLE_RATE;
 use candle_core::Device;
 use std::sync::Arc;
@@ -28,8 +28,7 @@ pub(in crate::engine) struct Spoken {
 
 /// The encoders of a Base checkpoint.
 pub(super) struct Encoder {
-    speaker: SpeakerEncoder,
-    codec: CodecEncoder,
+    nets: VoiceEncoder,
     /// Of an x-vector.
     width: usize,
     limits: AudioLimits,
@@ -46,28 +45,23 @@ pub(super) struct Encoded {
 impl Encoder {
     /// Reads the weights.
     pub fn load(checkpoint: &Checkpoint, limits: AudioLimits) -> Result<Encoder, LoadError> {
-        let tts = checkpoint.tts()?;
-        let Some(config) = &tts.speaker_encoder else {
-            let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
-            return Err(LoadError::Invalid { file: "config.json".into(), reason });
-        };
-        let loader = checkpoint.loader(&["speaker_encoder"], &Device::Cpu);
-        let speaker = SpeakerEncoder::load(&loader, config)?;
-        loader.finish()?;
-        let loader = checkpoint.codec_loader(&["encoder"], &Device::Cpu)?;
-        let codec = CodecEncoder::load(&loader, &tts.codec.encoder, tts.codec.encoder_valid_num_quantizers)?;
-        loader.finish()?;
-        Ok(Encoder { speaker, codec, width: config.enc_dim, limits })
+        match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
+            Some(nets) => Ok(Encoder { nets, width: checkpoint.family().talker().text.hidden_size, limits }),
+            None => {
+                let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
+                Err(LoadError::Invalid { file: "config.json".into(), reason })
+            }
+        }
     }
 
     /// Encodes a recording; its codes only where there is a transcript to go with them.
     pub fn encode(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
         let clip = decode_audio(&recording.audio, &self.limits).map_err(refuse)?;
-        let seconds = clip.pcm.len() as f32 / clip.rate as f32;
-        let pcm = resample(&clip.pcm, clip.rate, SAMPLE_RATE).map_err(refuse)?;
-        let x_vector = self.speaker.encode(&pcm).map_err(refuse)?;
+        let seconds = clip.seconds() as f32;
+        let pcm = VoiceEncoder::samples(&clip).map_err(refuse)?;
+        let x_vector = self.nets.speaker.encode(&pcm).map_err(refuse)?;
         let codes = match recording.text {
-            Some(_) => self.codec.encode(&pcm).map_err(refuse)?,
+            Some(_) => self.nets.codec.encode(&pcm).map_err(refuse)?,
             None => Vec::new(),
         };
         Ok(Encoded { x_vector: x_vector.into(), codes: codes.into(), seconds })
@@ -93,8 +87,8 @@ impl Encoder {
             (0.5 * (std::f64::consts::TAU * (120.0 + 900.0 * t) * t).sin()) as f32
         };
         let pcm: Vec<f32> = (0..SAMPLE_RATE).map(tone).collect();
-        let x_vector = self.speaker.encode(&pcm).map_err(refuse)?;
-        let codes = self.codec.encode(&pcm).map_err(refuse)?;
+        let x_vector = self.nets.speaker.encode(&pcm).map_err(refuse)?;
+        let codes = self.nets.codec.encode(&pcm).map_err(refuse)?;
         let x_vector: Vec<u8> = x_vector.iter().flat_map(|x| x.to_le_bytes()).collect();
         let codes: Vec<u8> = codes.iter().flat_map(|code| code.to_le_bytes()).collect();
         Ok(super::sha256(&[&x_vector, &codes]))
