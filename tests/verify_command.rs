@@ -166,7 +166,7 @@ fn broken_cases_fail_with_a_reason_and_stop_nobody() {
     for (case, reason) in [
         ("a_no_json", "is not a manifest"),
         ("b_no_case", "missing field `case`"),
-        ("c_kind", "unknown kind \"sing\": expected omni_generate, code2wav"),
+        ("c_kind", "unknown kind \"sing\": expected omni_generate, tts_generate, code2wav"),
         ("d_tensors", "d_tensors.safetensors: "),
         ("e_no_tensors", "cannot read e_no_tensors.safetensors"),
         ("f_no_checkpoint", "gone"),

@@ -23,7 +23,7 @@ pub(super) fn run(
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let vector = reference.remove("ref_spk_embedding").map(|value| floats(&value)).transpose()?;
     let codes = reference.remove("ref_code").map(|value| value.tokens()).transpose()?.unwrap_or_default();
-    let request = request(manifest, vector, &codes)?;
+    let request = request(manifest, reference.contains_key("instruct_ids"), vector, &codes)?;
     let prompter = nets.checkpoint.tts_prompter().map_err(|e| text(&e))?;
     let prompt = prompter.prompt(&request).map_err(|e| format!("{}: {e}", e.field()))?;
 
@@ -61,6 +61,7 @@ pub(super) fn run(
 
 fn request<'a>(
     manifest: &'a Manifest,
+    instructed: bool,
     vector: Option<Arc<[f32]>>,
     codes: &[u32],
 ) -> std::result::Result<TtsRequest<'a>, String> {
@@ -78,7 +79,8 @@ fn request<'a>(
         text: manifest.text("text")?,
         language: manifest.only("languages")?,
         speaker,
-        instruct: manifest.meta.get("instruct").and_then(|value| value.as_str()),
+        // The reference drops instructions that a checkpoint does not follow; this program refuses them.
+        instruct: manifest.meta.get("instruct").and_then(|value| value.as_str()).filter(|_| instructed),
         non_streaming: manifest.meta.get("non_streaming_mode").and_then(|value| value.as_bool()),
     })
 }
