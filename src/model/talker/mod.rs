@@ -3,6 +3,7 @@
 mod net;
 mod predictor;
 mod prompt;
+mod table;
 
 pub use net::Talker;
 pub use predictor::{CodePredictor, Frames, Pass, PredictorCaches};

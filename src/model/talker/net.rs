@@ -2,13 +2,14 @@
 
 use super::predictor::CodePredictor;
 use super::prompt::{CodecSide, TalkerPrompt, TextSide};
+use super::table::Table;
 use crate::model::LoadError;
 use crate::model::checkpoint::{Loader, Scope};
 use crate::model::hf::{ChatTokens, Family, SPECIAL_CODEC_IDS, TalkerConfig, TtsTokens};
 use crate::model::ops::Linear;
 use crate::model::sampling::Suppress;
 use crate::model::transformer::{DecoderStack, output_head};
-use candle_core::{DType, Result, Tensor};
+use candle_core::{Result, Tensor};
 
 /// Backbone, head, projection of text and code predictor.
 pub struct Talker {
@@ -17,7 +18,7 @@ pub struct Talker {
     stack: DecoderStack,
     head: Linear,
     /// Of a model that reads text itself; others are given rows.
-    text: Option<TextTable>,
+    text: Option<Table>,
     text_projection: ResizeMlp,
     predictor: CodePredictor,
     /// Projected rows of `<tts_pad>`, `<tts_text_bos>` and `<tts_text_eod>`, `[1, hidden]` each.
@@ -48,7 +49,7 @@ impl Talker {
                 let scope = loader.scope("talker.model.text_embedding");
                 let TtsTokens { tts_pad, tts_bos, tts_eos, .. } = config.tokens;
                 let special = scope.rows("weight", &shape, &[tts_pad, tts_bos, tts_eos])?;
-                let table = TextTable { rows: scope.get_stored("weight", &shape)? };
+                let table = Table::load(&scope, shape)?;
                 Talker::with_text(loader, &config.talker, Some(table), &special)
             }
         }
@@ -58,7 +59,7 @@ impl Talker {
     fn with_text(
         loader: &Loader,
         config: &TalkerConfig,
-        table: Option<TextTable>,
+        table: Option<Table>,
         special: &Tensor,
     ) -> std::result::Result<Talker, LoadError> {
         let (scope, model, text) = (loader.scope("talker"), loader.scope("talker.model"), &config.text);
@@ -88,7 +89,7 @@ impl Talker {
     /// Ids of text that there are embeddings for, `0..text_vocabulary()`; `None` for a model that does not read text
     /// itself.
     pub fn text_vocabulary(&self) -> Option<u32> {
-        self.text.as_ref().map(|table| table.rows.dims()[0] as u32)
+        self.text.as_ref().map(Table::len)
     }
 
     /// The layers.
@@ -222,18 +223,6 @@ impl Talker {
         let hidden = self.stack.norm(residual)?;
         let logits = self.head.forward(&hidden)?;
         Ok((hidden, logits))
-    }
-}
-
-/// Embeddings of text, kept as they are stored: at real size 311 M numbers, of which a request needs some hundred rows.
-struct TextTable {
-    rows: Tensor,
-}
-
-impl TextTable {
-    /// `[ids.len(), width]` in f32.
-    fn embed(&self, ids: &[u32]) -> Result<Tensor> {
-        self.rows.index_select(&Tensor::new(ids, self.rows.device())?, 0)?.to_dtype(DType::F32)
     }
 }
 

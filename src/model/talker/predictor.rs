@@ -1,6 +1,7 @@
 //! The code predictor: from the talker's hidden state and code 0 to the other codes of a frame (spec section 6).
 
 use super::net::biased;
+use super::table::Table;
 use crate::model::LoadError;
 use crate::model::checkpoint::Scope;
 use crate::model::hf::TalkerConfig;
@@ -13,7 +14,7 @@ use candle_core::{Result, Tensor};
 pub struct CodePredictor {
     stack: DecoderStack,
     /// Table `i` embeds group `i + 1`, in the talker's width.
-    embeddings: Vec<Tensor>,
+    embeddings: Vec<Table>,
     /// From the talker's width to this model's, where they differ.
     projection: Option<Linear>,
     /// Head `i` gives group `i + 1`.
@@ -52,9 +53,10 @@ impl CodePredictor {
     pub fn load(talker: &TalkerConfig, scope: &Scope<'_>) -> std::result::Result<CodePredictor, LoadError> {
         let (config, groups) = (&talker.predictor, talker.num_code_groups);
         let (outer, inner) = (talker.text.hidden_size, config.hidden_size);
-        let table = |scope: Scope<'_>, i, width| scope.at(i).get("weight", &[config.vocab_size, width]);
-        let embeddings = (0..groups - 1).map(|i| table(scope.at("model").at("codec_embedding"), i, outer));
-        let heads = (0..groups - 1).map(|i| Ok(Linear::new(table(scope.at("lm_head"), i, inner)?, None)?));
+        let (tables, weights) = (scope.at("model").at("codec_embedding"), scope.at("lm_head"));
+        let embeddings = (0..groups - 1).map(|i| Table::load(&tables.at(i), [config.vocab_size, outer]));
+        let heads =
+            (0..groups - 1).map(|i| Ok(Linear::new(weights.at(i).get("weight", &[config.vocab_size, inner])?, None)?));
         let projection = (outer != inner).then(|| biased(&scope.at("small_to_mtp_projection"), outer, inner));
         Ok(CodePredictor {
             stack: DecoderStack::load(config, &scope.at("model"))?,
@@ -66,7 +68,7 @@ impl CodePredictor {
 
     /// Codes that each group has.
     pub fn codes(&self) -> u32 {
-        self.embeddings.first().map_or(0, |table| table.dims()[0] as u32)
+        self.embeddings.first().map_or(0, Table::len)
     }
 
     /// Sum of the embeddings of groups 1.. of whole frames, `[frames, talker hidden]`; `codes` is frame after frame with
@@ -79,7 +81,7 @@ impl CodePredictor {
         let of_group = |group: usize| codes.iter().skip(group).step_by(groups).copied().collect::<Vec<u32>>();
         let mut sum: Option<Tensor> = None;
         for (i, table) in self.embeddings.iter().enumerate() {
-            let rows = table.index_select(&Tensor::new(of_group(i + 1), table.device())?, 0)?;
+            let rows = table.embed(&of_group(i + 1))?;
             sum = Some(match sum {
                 Some(sum) => (sum + rows)?,
                 None => rows,
@@ -120,7 +122,7 @@ impl CodePredictor {
             for (codes, code) in codes.iter_mut().zip(&picked) {
                 codes.push(*code);
             }
-            let code = table.index_select(&Tensor::from_vec(picked, rows, table.device())?, 0)?;
+            let code = table.embed(&picked)?;
             // The last code is only embedded.
             if i + 1 < self.heads.len() {
                 input = self.narrow(&code)?;
