@@ -48,6 +48,24 @@ fn a_checkpoint_folder_speaks_like_the_embedded_copy_of_it() {
 }
 
 #[test]
+fn the_ending_of_the_file_is_its_format() {
+    let plain = wav(&say(&["Good morning.", "--seed", "7"])).0.len();
+    for (name, magic) in
+        [("a.flac", b"fLaC".as_slice()), ("a.mp3", b"\xff\xf3"), ("a.opus", b"OggS"), ("a.ogg", b"OggS")]
+    {
+        let omni = Omni::new();
+        let file = omni.path(name);
+        let omni = omni.arguments(&["say", "Good morning.", "--seed", "7", "-o", &file]);
+        omni.run().succeeds();
+        assert_eq!(&std::fs::read(&file).unwrap()[..magic.len()], magic, "{name}");
+    }
+    let faster = say(&["Good morning.", "--seed", "7", "--speed", "2", "--format", "wav"]);
+    assert_eq!(wav(&faster).0.len(), plain.div_ceil(2));
+    omni(["say", "Hi.", "-o", "a.m4a"]).run().exits(2).tells("the ending names no format");
+    omni(["say", "Hi.", "--speed", "9"]).run().exits(2).tells("is not between 0.25 and 4");
+}
+
+#[test]
 fn say_reads_stdin_and_streams_to_stdout() {
     let done = omni(["say", "-", "-o", "-", "--seed", "7"]).stdin("Good morning.\n").run();
     done.succeeds().tells("stdout: ");

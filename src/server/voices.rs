@@ -85,7 +85,7 @@ fn object(voice: &VoiceInfo) -> Value {
         object["consent"] = json!(upload.consent);
         object["created_at"] = json!(upload.created_at);
         object["file_size"] = json!(upload.file_size);
-        object["seconds"] = json!(upload.seconds);
+        object["seconds"] = json!((f64::from(upload.seconds) * 1000.0).round() / 1000.0);
         let given = [
             ("mime_type", &upload.mime_type),
             ("ref_text", &upload.ref_text),

@@ -9,8 +9,9 @@ use super::listen::ConnectionGuard;
 use super::voices::voice_names;
 use super::ws_input::{Ended, Input, Next, Refused};
 use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event, session_done};
-use crate::audio::{AudioFormat, AudioWriter};
-use crate::engine::{Event, ResponseStream, SpeechParams, SpeechRequest, TextSource};
+use super::ws_utterance::{Outgoing, Text, Utterance, feed, next_outgoing};
+use crate::audio::AudioFormat;
+use crate::engine::{Event, SpeechParams, SpeechRequest, TextSource};
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -105,38 +106,6 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
 /// The session is over: the peer is gone, or everything is said.
 struct Over;
 
-/// Where the text of the utterance being spoken is.
-enum Text {
-    /// More may come.
-    Open(flume::Sender<String>),
-    /// The engine takes no more; the rest is dropped when it says why.
-    Refused,
-    /// Complete.
-    Ended,
-}
-
-/// What is being spoken. Dropping it aborts it.
-struct Utterance {
-    text: Text,
-    stream: ResponseStream,
-    writer: AudioWriter,
-    begun: Instant,
-    first_audio: Option<Duration>,
-    /// Bytes of audio sent.
-    bytes: u64,
-    /// Its text until it begins, for the event that says so.
-    said: String,
-    /// Whether that event has been sent.
-    started: bool,
-}
-
-impl Utterance {
-    fn new(text: Text, writer: AudioWriter, stream: ResponseStream) -> Utterance {
-        let (said, started) = (String::new(), false);
-        Utterance { text, stream, writer, begun: Instant::now(), first_audio: None, bytes: 0, said, started }
-    }
-}
-
 struct Session {
     app: Arc<App>,
     out: mpsc::Sender<Message>,
@@ -162,13 +131,6 @@ enum Wake {
     Ping,
     Idle,
     Stopping,
-}
-
-/// What there is room for.
-enum Outgoing {
-    /// The next of [`Session::parting`].
-    Parting,
-    Event(Option<Event>),
 }
 
 impl Session {
@@ -484,31 +446,6 @@ impl Session {
         // Over either way.
         let _ = self.out.send(Message::Close(Some(frame))).await;
         Err(Over)
-    }
-}
-
-/// Gives the engine the next piece of text: true if it took it, false if it takes none. Pending while there is none.
-async fn feed(text: Option<&Text>, input: &Input) -> bool {
-    match (text, input.next()) {
-        (Some(Text::Open(sender)), Some(Next::Text(text))) => sender.send_async(text.to_owned()).await.is_ok(),
-        _ => std::future::pending().await,
-    }
-}
-
-/// What goes to the client next, once there is room for it. Outer `None`: the writer is gone. Pending while there is nothing
-/// to say.
-async fn next_outgoing(
-    out: &mpsc::Sender<Message>,
-    parting: bool,
-    stream: Option<&mut ResponseStream>,
-) -> Option<(mpsc::OwnedPermit<Message>, Outgoing)> {
-    if !parting && stream.is_none() {
-        return std::future::pending().await;
-    }
-    let permit = out.clone().reserve_owned().await.ok()?;
-    match stream {
-        Some(stream) if !parting => Some((permit, Outgoing::Event(stream.next().await))),
-        _ => Some((permit, Outgoing::Parting)),
     }
 }
 

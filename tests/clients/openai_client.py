@@ -87,8 +87,8 @@ def speech_in_every_format():
         samples, found = soundfile.read(io.BytesIO(data), dtype="int16")
         # libsndfile decodes Opus at 48 kHz unless the header's rate is one of its own.
         assert found == rate and samples.ndim == 1, (form, found, samples.shape)
-        # A streamed mp3 does not say where it ends: up to one and a half frames of silence more.
-        assert 0 <= len(samples) - len(reference) <= (900 if form == "mp3" else 0), (form, len(samples), len(reference))
+        # A streamed mp3 does not say where it ends, so this decoder keeps the silence of the codec around it.
+        assert 0 <= len(samples) - len(reference) <= (2000 if form == "mp3" else 0), (form, len(samples), len(reference))
         if form in ("wav", "flac"):
             assert samples.tolist() == reference.tolist(), form
         note = check_speech(form, pcm16(samples.tobytes()), rate, 2)

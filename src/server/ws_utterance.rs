@@ -1,0 +1,73 @@
+//! One utterance of a WebSocket session, and what the session waits for on its behalf.
+
+use super::ws_input::{Input, Next};
+use crate::audio::AudioWriter;
+use crate::engine::{Event, ResponseStream};
+use axum::extract::ws::Message;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Where the text of the utterance being spoken is.
+pub(super) enum Text {
+    /// More may come.
+    Open(flume::Sender<String>),
+    /// The engine takes no more; the rest is dropped when it says why.
+    Refused,
+    /// Complete.
+    Ended,
+}
+
+/// What is being spoken. Dropping it aborts it.
+pub(super) struct Utterance {
+    pub text: Text,
+    pub stream: ResponseStream,
+    pub writer: AudioWriter,
+    pub begun: Instant,
+    pub first_audio: Option<Duration>,
+    /// Bytes of audio sent.
+    pub bytes: u64,
+    /// Its text until it begins, for the event that says so.
+    pub said: String,
+    /// Whether that event has been sent.
+    pub started: bool,
+}
+
+impl Utterance {
+    pub fn new(text: Text, writer: AudioWriter, stream: ResponseStream) -> Utterance {
+        let (said, started) = (String::new(), false);
+        Utterance { text, stream, writer, begun: Instant::now(), first_audio: None, bytes: 0, said, started }
+    }
+}
+
+/// What there is room for.
+pub(super) enum Outgoing {
+    /// The next of what the end of an utterance has left to say.
+    Parting,
+    Event(Option<Event>),
+}
+
+/// Gives the engine the next piece of text: true if it took it, false if it takes none. Pending while there is none.
+pub(super) async fn feed(text: Option<&Text>, input: &Input) -> bool {
+    match (text, input.next()) {
+        (Some(Text::Open(sender)), Some(Next::Text(text))) => sender.send_async(text.to_owned()).await.is_ok(),
+        _ => std::future::pending().await,
+    }
+}
+
+/// What goes to the client next, once there is room for it. Outer `None`: the writer is gone. Pending while there is nothing
+/// to say.
+pub(super) async fn next_outgoing(
+    out: &mpsc::Sender<Message>,
+    parting: bool,
+    stream: Option<&mut ResponseStream>,
+) -> Option<(mpsc::OwnedPermit<Message>, Outgoing)> {
+    if !parting && stream.is_none() {
+        return std::future::pending().await;
+    }
+    let permit = out.clone().reserve_owned().await.ok()?;
+    match stream {
+        Some(stream) if !parting => Some((permit, Outgoing::Event(stream.next().await))),
+        _ => Some((permit, Outgoing::Parting)),
+    }
+}
