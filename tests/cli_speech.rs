@@ -172,3 +172,17 @@ fn wait_for_refusal(url: &str) {
     }
     panic!("the server goes on as if there had been no signal");
 }
+
+#[test]
+fn say_speaks_with_the_voice_of_a_recording() {
+    let base = ["--checkpoint", "tests/fixtures/qwen3_tts/base", "--max-frames", "4", "--seed", "7"];
+    let recording = ["Good morning.", "--ref-audio", "tests/fixtures/audio/mono.flac"];
+    let (samples, rate) = wav(&say(&[&recording[..], &base].concat()));
+    assert_eq!((samples.len(), rate), (4 * 1920, 24_000));
+    let with_text = say(&[&recording[..], &base, &["--ref-text", "one two"]].concat());
+    assert!(wav(&with_text).0 != samples, "the manner of the recording is heard");
+    let nobody = Omni::new().arguments(&[&["say", "Good morning."], &base[..]].concat());
+    nobody.run().exits(2).tells("give a recording");
+    let told = Omni::new().arguments(&[&["say", "--instructions", "slowly"], &recording[..], &base].concat());
+    told.run().exits(2).tells("does not follow instructions");
+}

@@ -8,9 +8,10 @@ use super::sink::SpeechSink;
 use super::{EmbeddedFiles, Usage};
 use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use crate::engine::{
-    ChatMessage, Event, GenerateRequest, Output, ResponseStream, SamplingOverrides, Service, SpeechParams,
+    ChatMessage, Event, GenerateRequest, Output, Recording, ResponseStream, SamplingOverrides, Service, SpeechParams,
     SpeechRequest, TextSource, VoiceChoice,
 };
+use crate::ids::Frames;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -28,7 +29,8 @@ use std::time::{Duration, Instant};
   omni-actors say \"A little faster, please.\" --speed 1.25 -o faster.mp3
   omni-actors say --chat \"What is the capital of France?\" -o answer.wav
   echo \"Read me.\" | omni-actors say - -o - | aplay            played while it is made
-  omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0")]
+  omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0
+  omni-actors say \"Hello.\" --checkpoint Qwen3-TTS-12Hz-0.6B-Base --ref-audio me.wav --ref-text \"What I say in it.\"")]
 pub struct SayArgs {
     /// What to say; - reads it from stdin
     text: String,
@@ -45,12 +47,27 @@ pub struct SayArgs {
     /// How many times as fast as usual, 0.25 to 4, at the same pitch
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = speed)]
     speed: f32,
-    /// Speaker
+    /// Speaker, or an uploaded voice
     #[arg(long)]
     voice: Option<String>,
+    /// Recording of the voice to speak with, for Qwen3-TTS Base checkpoints
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["voice", "chat"])]
+    ref_audio: Option<PathBuf>,
+    /// What is said in that recording; with it the speech goes on in the manner of the recording
+    #[arg(long, value_name = "TEXT", requires = "ref_audio")]
+    ref_text: Option<String>,
+    /// How to speak, or what the voice is like, for Qwen3-TTS checkpoints that follow instructions
+    #[arg(long, value_name = "TEXT", conflicts_with = "chat")]
+    instructions: Option<String>,
+    /// Language of the text, for Qwen3-TTS; without it the model hears for itself
+    #[arg(long, conflicts_with = "chat")]
+    language: Option<String>,
     /// Same seed, same speech; without one a new one is drawn and told
     #[arg(long)]
     seed: Option<u64>,
+    /// End each sentence after so many frames of 80 ms at the latest
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    max_frames: Option<u32>,
     /// How freely the speech is sampled; 0 always takes the likeliest
     #[arg(long, value_name = "T")]
     temperature: Option<f32>,
@@ -95,7 +112,10 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
     sink.finish()?;
     service.drain(Duration::ZERO).await;
-    let voice = args.voice.as_deref().or(service.info().default_voice.as_deref()).unwrap_or("of the model");
+    let voice = match (&args.ref_audio, args.voice.as_deref().or(service.info().default_voice.as_deref())) {
+        (Some(recording), _) => format!("of {}", recording.display()),
+        (None, name) => name.unwrap_or("as described").to_owned(),
+    };
     let place = if args.output.as_os_str() == "-" { "stdout".into() } else { args.output.display().to_string() };
     eprintln!("{place}: {told}, voice {voice}");
     Ok(())
@@ -119,6 +139,13 @@ impl SayArgs {
         Ok(Sound { format, speed: self.speed })
     }
 
+    /// Who is to speak.
+    fn speaker(&self) -> anyhow::Result<VoiceChoice> {
+        let Some(path) = &self.ref_audio else { return Ok(VoiceChoice::named(self.voice.clone())) };
+        let audio = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(VoiceChoice::Clone(Recording { audio: audio.into(), text: self.ref_text.clone(), x_vector_only: false }))
+    }
+
     async fn submit(&self, service: &dyn Service, text: &str) -> anyhow::Result<ResponseStream> {
         let speech = SamplingOverrides { temperature: self.temperature, ..SamplingOverrides::default() };
         let (voice, seed) = (self.voice.clone(), self.seed);
@@ -131,12 +158,20 @@ impl SayArgs {
                 text: speech,
                 speech,
                 max_text_tokens: None,
-                max_frames: None,
+                max_frames: self.max_frames.map(Frames),
                 seed,
             };
             service.submit(request).await
         } else {
-            let params = SpeechParams { voice: VoiceChoice::named(voice), speech, seed, ..SpeechParams::default() };
+            let params = SpeechParams {
+                voice: self.speaker()?,
+                language: self.language.clone(),
+                instructions: self.instructions.clone(),
+                speech,
+                max_frames: self.max_frames.map(Frames),
+                seed,
+                ..SpeechParams::default()
+            };
             let request = SpeechRequest { text: TextSource::Whole(text.to_owned()), params };
             service.speak(request).await
         };

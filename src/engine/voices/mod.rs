@@ -68,7 +68,7 @@ struct Voice {
 }
 
 impl Voices {
-    /// Loads the encoders and what is kept in `folder`, which is made if it does not exist. Slow: not for an async thread.
+    /// Loads the encoders and what is kept in `folder`. Slow: not for an async thread.
     ///
     /// # Errors
     /// When the weights do not fit. A voice that cannot be read is left where it is, with a warning.
@@ -83,9 +83,9 @@ impl Voices {
             .fingerprint()
             .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;
         let mut books = Books::default();
-        if let Some(folder) = &folder {
+        // A folder that is not there is made with the first voice: whoever only speaks leaves nothing behind.
+        if let Some(folder) = folder.as_ref().filter(|folder| folder.exists()) {
             let io = |source| LoadError::Io { path: folder.clone(), source };
-            std::fs::create_dir_all(folder).map_err(io)?;
             for path in file::list(folder).map_err(io)? {
                 match file::read(&path) {
                     Ok(kept) => {
@@ -278,7 +278,8 @@ impl Voices {
     fn write(&self, kept: &Kept) -> Result<(), VoiceError> {
         match &self.folder {
             Some(folder) => {
-                let written = file::write(&file::path_of(folder, &kept.name), kept);
+                let written = std::fs::create_dir_all(folder)
+                    .and_then(|()| file::write(&file::path_of(folder, &kept.name), kept));
                 written.map_err(|error| VoiceError::Storage(error.to_string()))
             }
             None => Ok(()),
