@@ -144,7 +144,7 @@ async fn a_hundred_requests_with_twenty_voices_are_each_as_if_alone() {
     let engine = tts("base", |config| config.limits.max_requests = 128).await;
     // Each voice is asked for under the same label: what counts is the sound.
     let params = |number: u32| {
-        let transcript = (number % 2 == 0).then_some("one two three");
+        let transcript = number.is_multiple_of(2).then_some("one two three");
         few_frames(cloned(recording(number % 20), transcript), 4 + number % 5, u64::from(number))
     };
     let mut alone = Vec::new();

@@ -170,6 +170,7 @@ fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) ->
                 config: Arc::clone(omni),
                 default_voice: default_voice.unwrap_or_default(),
                 speech_prompt: config.speech.prompt.clone(),
+                eos: checkpoint.generation().thinker_eos.as_slice().into(),
             })
         }
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
@@ -197,7 +198,6 @@ async fn voices(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> R
         max_bytes: reference.max_bytes,
         min_seconds: reference.min_length.as_secs_f64(),
         max_seconds: reference.max_length.as_secs_f64(),
-        ..AudioLimits::default()
     };
     let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;

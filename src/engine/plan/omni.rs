@@ -22,6 +22,8 @@ pub(in crate::engine) struct OmniPlanner {
     pub config: Arc<OmniConfig>,
     pub default_voice: String,
     pub speech_prompt: String,
+    /// Tokens that end an answer.
+    pub eos: Arc<[u32]>,
 }
 
 impl OmniPlanner {
@@ -43,7 +45,7 @@ impl OmniPlanner {
         }
         let sampling = resolve(common.generation.thinker, &request.text)?;
         let max_tokens = max_tokens.min(room);
-        let thinker = self.thinker_row(common, &prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        let thinker = self.thinker_row(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
         let wants = Wants { tokens: true, speech: audio };
         let mut rows = vec![(StageName::Thinker, RowPlan { wants, ..thinker })];
         if audio {
@@ -82,7 +84,7 @@ impl OmniPlanner {
         let speech = self.prompter.speech(&self.speech_prompt, text);
         let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", &error))?;
         let (mode, tokens) = (ThinkerMode::Follow, answer.len() as u32 + 1);
-        let thinker = self.thinker_row(common, &prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
+        let thinker = self.thinker_row(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
         let mut rows = vec![(StageName::Thinker, thinker)];
         rows.extend(common.speech_rows(self.talker_prompt(&prompt, speaker), options)?);
         Ok(common.spoken(rows, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
@@ -114,7 +116,6 @@ impl OmniPlanner {
 
     fn thinker_row(
         &self,
-        common: &Common,
         prompt: &ChatPrompt,
         mode: ThinkerMode,
         sampling: SamplingParams,
@@ -135,7 +136,7 @@ impl OmniPlanner {
                 mode,
                 emit: speech.then(|| Arc::clone(&prompt.emit)),
                 sampling,
-                eos: common.generation.thinker_eos.as_slice().into(),
+                eos: Arc::clone(&self.eos),
                 max_tokens,
                 seed,
             }),

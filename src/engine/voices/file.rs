@@ -159,7 +159,7 @@ mod tests {
         let path = path_of(folder.path(), "Clara");
         write(&path, &voice()).unwrap();
         assert_eq!(read(&path).unwrap(), voice());
-        assert_eq!(list(folder.path()).unwrap(), [path.clone()]);
+        assert_eq!(list(folder.path()).unwrap(), std::slice::from_ref(&path));
         remove(&path).unwrap();
         assert_eq!(list(folder.path()).unwrap(), Vec::<PathBuf>::new());
     }
