@@ -5,6 +5,7 @@ use super::signals::Signals;
 use super::{EmbeddedFiles, model};
 use crate::config::{self, Config, Override};
 use crate::engine::{Engine, Service};
+use crate::model::hf::{Family, Variant};
 use crate::server::Server;
 use crate::telemetry;
 use clap::Args;
@@ -59,7 +60,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
     let server = Server::bind(&config.server)?.with_references(&config.reference_audio);
-    println!("{}", greeting(&config, server.local_addr()));
+    println!("{}", greeting(&config, checkpoint.family(), server.local_addr()));
     let limits = config.limits.clone();
     let engine = Engine::launch(&checkpoint, &config).await?;
     let service: Arc<dyn Service> = Arc::new(engine.clone());
@@ -76,18 +77,26 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     }
 }
 
-fn greeting(config: &Config, address: SocketAddr) -> String {
+fn greeting(config: &Config, family: &Family, address: SocketAddr) -> String {
     // A wildcard address is no address that one can open.
     let shown = if address.ip().is_unspecified() {
         SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port())
     } else {
         address
     };
+    // What a request has to say besides the text.
+    let voice = match family {
+        Family::Tts(tts) if tts.variant == Variant::VoiceDesign => ", \"instructions\": \"a calm, warm voice\"",
+        Family::Tts(tts) if tts.variant == Variant::Base && config.model.default_voice.is_none() => {
+            ", \"voice\": \"one that you uploaded to /v1/audio/voices\""
+        }
+        _ => "",
+    };
     format!(
         "listening on http://{shown}, serving {}
   try it in a browser:  http://{shown}/
   or in a shell:        curl http://{shown}/v1/audio/speech -H 'content-type: application/json' \\
-                          -d '{{\"input\": \"The weather is lovely today.\"}}' -o hello.wav
+                          -d '{{\"input\": \"The weather is lovely today.\"{voice}}}' -o hello.wav
   stop it:              Ctrl-C",
         config.model.name
     )
