@@ -1,6 +1,6 @@
 //! From a recording of a speaker to what a cloned voice needs (spec section 10).
 //!
-//! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample`]); of these, the
+//! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample()`]); of these, the
 //! [`SpeakerEncoder`] makes an x-vector and the [`CodecEncoder`] frames of codes. All of it is pure: bytes or samples
 //! in, numbers out, no clock and no files, and everything that comes from a stranger is bounded before it is believed.
 
