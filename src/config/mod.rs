@@ -87,6 +87,9 @@ pub struct SpeechConfig {
     /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
     /// commas, then at spaces. `None` is what suits the family.
     pub max_segment_chars: Option<usize>,
+    /// Whether numbers, signs and abbreviations are written out in English words before they are spoken, by Qwen3-Omni
+    /// checkpoints. On for the embedded voice unless the file says otherwise.
+    pub spell_out: bool,
     /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is being spoken and the writer pauses
     /// inside a sentence for this long, the words that are there are spoken.
     pub flush_after: Duration,

@@ -113,6 +113,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     let speech = SpeechConfig {
         prompt: prompt(r),
         max_segment_chars: segment_chars(r),
+        spell_out: spell_out(r, &model.checkpoint),
         // Longer than a quick typist's pause between words.
         flush_after: r.duration("speech.flush_after", ms(700), ms(50)..=secs(60)),
     };
@@ -198,6 +199,12 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
 fn prompt(r: &mut Reader) -> String {
     let once = |text: &str| Some(text.to_owned()).filter(|text| text.matches("{text}").count() == 1);
     r.text("speech.prompt", "Say: {text}", "text with {text} in it once", once).unwrap_or_default()
+}
+
+fn spell_out(r: &mut Reader, checkpoint: &CheckpointSource) -> bool {
+    let choices = [("auto", None), ("on", Some(true)), ("off", Some(false))];
+    let chosen = r.choice("speech.spell_out", "auto", &choices).flatten();
+    chosen.unwrap_or(*checkpoint == CheckpointSource::Embedded)
 }
 
 fn segment_chars(r: &mut Reader) -> Option<usize> {

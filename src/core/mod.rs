@@ -4,6 +4,7 @@
 pub mod joint;
 pub mod ledger;
 pub mod live;
+pub mod normalize;
 pub mod restart;
 pub mod scheduler;
 pub mod sequence;

@@ -171,6 +171,7 @@ fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) ->
                 default_voice: default_voice.unwrap_or_default(),
                 speech_prompt: config.speech.prompt.clone(),
                 eos: checkpoint.generation().thinker_eos.as_slice().into(),
+                spell_out: config.speech.spell_out,
             })
         }
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {

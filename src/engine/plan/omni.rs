@@ -3,6 +3,7 @@
 use super::{Common, FollowedText, RequestPlan, RowPlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve};
 use crate::actors::Wants;
 use crate::core::ledger::Owed;
+use crate::core::normalize::spell_out;
 use crate::core::scheduler::{Pace, RowParams};
 use crate::engine::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError};
 use crate::engine::voice::{TaskType, VoiceChoice};
@@ -12,6 +13,7 @@ use crate::model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPro
 use crate::model::sampling::SamplingParams;
 use crate::model::stage::{RowSpec, ThinkerMode, ThinkerRow};
 use crate::model::talker::TalkerPrompt;
+use std::borrow::Cow;
 use std::sync::Arc;
 
 const CLONING: &str = "voice cloning needs a Qwen3-TTS Base checkpoint; choose a voice of /v1/audio/voices";
@@ -24,6 +26,8 @@ pub(in crate::engine) struct OmniPlanner {
     pub speech_prompt: String,
     /// Tokens that end an answer.
     pub eos: Arc<[u32]>,
+    /// Whether spoken text has its numbers and abbreviations written out.
+    pub spell_out: bool,
 }
 
 impl OmniPlanner {
@@ -81,7 +85,8 @@ impl OmniPlanner {
         speaker: u32,
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
-        let speech = self.prompter.speech(&self.speech_prompt, text);
+        let text = if self.spell_out { Cow::Owned(spell_out(text)) } else { Cow::Borrowed(text) };
+        let speech = self.prompter.speech(&self.speech_prompt, &text);
         let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", &error))?;
         let (mode, tokens) = (ThinkerMode::Follow, answer.len() as u32 + 1);
         let thinker = self.thinker_row(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
