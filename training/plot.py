@@ -1,0 +1,39 @@
+"""The curves of a run's logs as one picture: python plot.py OUT.png LOG..."""
+
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+CURVES = {
+    "codec: L1 of the log mel": (r"\[codec\] step \d+ (\d+)s l1 ([\d.]+)", {}),
+    "codec: phonemes from group 0": (r"\[codec\] step \d+ (\d+)s .*phonemes ([\d.]+)", {}),
+    "thinker: loss": (r"\[thinker\] step \d+ (\d+)s loss ([\d.]+)", {"log": True}),
+    "talker, unseen texts: group 0": (r"\[talker\] step \d+ (\d+)s EMA val c0 ([\d.]+)", {}),
+    "talker, unseen texts: group 1": (r"\[talker\] step \d+ (\d+)s EMA val .*groups \[([\d.]+)", {}),
+    "vocoder: mel distance": (r"\[vocoder\] step \d+ (\d+)s mel ([\d.]+)", {}),
+}
+
+
+def main():
+    text = "\n".join(open(path, errors="replace").read() for path in sys.argv[2:])
+    figure, axes = plt.subplots(2, 3, figsize=(12, 6))
+    for axis, (title, (pattern, options)) in zip(axes.flat, CURVES.items()):
+        points = [(float(a) / 60, float(b)) for a, b in re.findall(pattern, text)]
+        points = [p for p in points if p[0] > 0.05]
+        if points:
+            axis.plot(*zip(*points), lw=1.2)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("minutes")
+        axis.grid(alpha=0.3)
+        if options.get("log"):
+            axis.set_yscale("log")
+    figure.tight_layout()
+    figure.savefig(sys.argv[1], dpi=70)
+
+
+if __name__ == "__main__":
+    main()
