@@ -133,7 +133,9 @@ async fn speech_is_the_same_however_it_is_sent() {
             _ => {}
         }
     }
-    assert_eq!(kinds, ["session.created", "session.updated", "audio.start", "audio.done", "session.done"]);
+    let expected =
+        ["session.created", "session.updated", "audio.start", "audio.done", "session.done", "session.closed"];
+    assert_eq!(kinds, expected);
     assert_eq!(audio, raw);
     idle(&site.engine, PATIENCE).await;
 }
