@@ -1,10 +1,9 @@
 //! Shared state and the table of routes.
 
-use super::error::ApiError;
-use super::voice_request::short;
+use super::error::{ApiError, short};
 use super::{batch, chat, meta, speech, voices, ws};
 use crate::config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
-use crate::engine::Service;
+use crate::engine::{Service, TaskType};
 use crate::telemetry::HttpMetrics;
 use axum::Router;
 use axum::extract::{Request, State};
@@ -77,16 +76,17 @@ impl App {
         if let Some(found) = voices.iter().find(|voice| voice.name.to_lowercase() == lower) {
             return Ok(Some(found.name.clone()));
         }
-        if voices.is_empty() && asked.len() <= 256 {
-            // The engine knows how else to ask this model for a voice.
-            return Ok(Some(asked.to_owned()));
-        }
         let mut names: Vec<&str> = voices.iter().take(LISTED).map(|voice| voice.name.as_str()).collect();
         if voices.len() > LISTED {
             names.push("... (see /v1/audio/voices)");
         }
-        let message = format!("{param}: there is no voice {:?}; choose one of: {}", short(asked), names.join(", "));
-        Err(ApiError::invalid(param, message))
+        let advice = match self.service.info().tts.as_ref().map(|tts| tts.task) {
+            _ if !names.is_empty() => format!("choose one of: {}", names.join(", ")),
+            Some(TaskType::Base) => "upload one, or send ref_audio or speaker_embedding".to_owned(),
+            Some(TaskType::VoiceDesign) => "describe the voice in instructions instead".to_owned(),
+            _ => "this model has none".to_owned(),
+        };
+        Err(ApiError::invalid(param, format!("{param}: there is no voice {:?}; {advice}", short(asked))))
     }
 
     /// The limit on text, in characters.

@@ -1,7 +1,7 @@
 //! Reads the JSON object of a request within the limits on size and time.
 
 use super::app::App;
-use super::error::ApiError;
+use super::error::{ApiError, short};
 use super::fields::kind;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -63,7 +63,10 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     }
     let message = match value {
         "" => "send the header Content-Type: application/json".to_owned(),
-        other => format!("the content type {other:?} is not supported; send JSON with Content-Type: application/json"),
+        other => format!(
+            "the content type {:?} is not supported; send JSON with Content-Type: application/json",
+            short(other)
+        ),
     };
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }

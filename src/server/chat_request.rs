@@ -1,7 +1,7 @@
 //! The fields of `POST /v1/chat/completions`.
 
 use super::app::App;
-use super::error::ApiError;
+use super::error::{ApiError, short};
 use super::fields::{Fields, kind};
 use super::sampling;
 use super::speech_request::format;
@@ -177,7 +177,7 @@ fn message(index: usize, value: &Value) -> Result<ChatMessage, ApiError> {
             "user" => "user",
             "assistant" => "assistant",
             other => {
-                return Err(at(".role", format!("{other:?} is not supported; use system, user or assistant")));
+                return Err(at(".role", format!("{:?} is not supported; use system, user or assistant", short(other))));
             }
         },
         other => return Err(at(".role", format!("expected a string, found {}", other.map_or("nothing", kind)))),
@@ -209,7 +209,9 @@ fn text_part(part: &Value) -> Result<&str, String> {
     match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
         (Some("text"), Some(text)) => Ok(text),
         (Some("text"), None) => Err("a text part needs a string \"text\"".to_owned()),
-        (Some(other), _) => Err(format!("{other:?} parts are not supported; this server takes text parts only")),
+        (Some(other), _) => {
+            Err(format!("{:?} parts are not supported; this server takes text parts only", short(other)))
+        }
         (None, _) => Err("expected {\"type\": \"text\", \"text\": ...}".to_owned()),
     }
 }

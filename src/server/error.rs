@@ -33,7 +33,7 @@ impl ApiError {
 
     /// 404 for a model that is not served.
     pub fn unknown_model(asked: &str, served: &str) -> ApiError {
-        let message = format!("the model {asked:?} does not exist; this server has {served:?}");
+        let message = format!("the model {:?} does not exist; this server has {served:?}", short(asked));
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
@@ -73,6 +73,16 @@ impl ApiError {
     pub fn body(&self) -> Value {
         json!({ "error": self.object() })
     }
+}
+
+/// What a client sent, short enough for a message.
+pub(super) fn short(text: &str) -> String {
+    const MOST: usize = 64;
+    let mut start: String = text.chars().take(MOST).collect();
+    if start.len() < text.len() {
+        start.push('…');
+    }
+    start
 }
 
 /// Whole seconds, at least 1: what `Retry-After` can say.

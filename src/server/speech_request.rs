@@ -1,7 +1,7 @@
 //! The fields of `POST /v1/audio/speech`.
 
 use super::app::App;
-use super::error::ApiError;
+use super::error::{ApiError, short};
 use super::fields::Fields;
 use super::reference::References;
 use super::sampling;
@@ -123,7 +123,7 @@ pub(super) fn format(
     default: AudioFormat,
 ) -> Result<AudioFormat, ApiError> {
     let Some(name) = fields.string(field)? else { return Ok(default) };
-    let format = AudioFormat::parse(name).map_err(|why| fields.invalid(field, why))?;
+    let format = AudioFormat::parse(&short(name)).map_err(|why| fields.invalid(field, why))?;
     let rate = app.service.info().sample_rate;
     if !format.carries(rate) {
         let why =
@@ -147,9 +147,8 @@ fn delivery(fields: &Fields<'_>, format: AudioFormat) -> Result<Delivery, ApiErr
         // Some files say in front how long they are; what does not can leave at once.
         (None, None) if format.tells_length() => Ok(Delivery::Whole),
         (None, None) => Ok(Delivery::Raw),
-        (_, Some(other)) => {
-            Err(fields.invalid("stream_format", format_args!("{other:?} is unknown; ask for \"sse\" or \"audio\"")))
-        }
+        (_, Some(other)) => Err(fields
+            .invalid("stream_format", format_args!("{:?} is unknown; ask for \"sse\" or \"audio\"", short(other)))),
     }
 }
 

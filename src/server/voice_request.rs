@@ -1,7 +1,7 @@
 //! The fields of a speech request that say who speaks, and how.
 
 use super::app::App;
-use super::error::ApiError;
+use super::error::{ApiError, short};
 use super::fields::{Fields, kind};
 use super::reference::References;
 use crate::engine::{Recording, TaskType, VoiceChoice};
@@ -37,7 +37,8 @@ pub(super) struct Asked {
 /// Reads them; a recording that is elsewhere is fetched. Whether the model can do it is the engine's to say.
 pub(super) async fn read(app: &App, fields: &Fields<'_>, references: &mut References<'_>) -> Result<Asked, ApiError> {
     let task = task(fields)?;
-    let language = text(app, fields, "language")?;
+    // No language has a long name; the error would repeat it.
+    let language = text(app, fields, "language")?.map(|name| short(&name));
     let instructions = either(text(app, fields, "instructions")?, text(app, fields, "instruct")?);
     let non_streaming = fields.boolean("non_streaming_mode")?;
     let voice = voice(app, fields, task, references).await?;
@@ -144,14 +145,4 @@ pub(super) fn embedding_of(name: &str, value: &Value) -> Result<Arc<[f32]>, ApiE
         }
     }
     Ok(numbers.into())
-}
-
-/// What a client sent, short enough for a message.
-pub(super) fn short(text: &str) -> String {
-    const MOST: usize = 64;
-    let mut start: String = text.chars().take(MOST).collect();
-    if start.len() < text.len() {
-        start.push('…');
-    }
-    start
 }

@@ -2,12 +2,13 @@
 
 use super::app::App;
 use super::body::read_all;
-use super::error::ApiError;
-use super::voice_request::{self, short};
+use super::error::{ApiError, short};
+use super::voice_request;
 use super::ws::check_origin;
-use crate::engine::{NewVoice, Recording, VoiceInfo, VoiceSource};
+use crate::engine::{NewVoice, Recording, VoiceError, VoiceInfo, VoiceSource};
 use axum::Json;
 use axum::body::Bytes;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use futures::stream;
@@ -66,15 +67,20 @@ pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    Path(name): Path<String>,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, ApiError> {
     check_origin(&headers)?;
+    // What is no text names no voice.
+    let name = name.map_or_else(|_| String::from(char::REPLACEMENT_CHARACTER), |Path(name)| name);
     let lower = name.to_lowercase();
     if app.service.info().voices.contains(&lower) {
         let message = format!("the voice {:?} belongs to the model and cannot be deleted", short(&name));
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).with_param("name"));
     }
-    app.service.remove_voice(&name).await?;
+    app.service.remove_voice(&name).await.map_err(|error| match error {
+        VoiceError::Unknown(name) => VoiceError::Unknown(short(&name)),
+        other => other,
+    })?;
     Ok(Json(json!({ "success": true, "message": format!("the voice {name:?} was deleted") })))
 }
 

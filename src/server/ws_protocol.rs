@@ -2,7 +2,7 @@
 
 use super::app::App;
 use super::body::parse_object;
-use super::error::ApiError;
+use super::error::{ApiError, short};
 use super::fields::Fields;
 use super::reference::References;
 use super::speech_request::{params, sound};
@@ -40,7 +40,7 @@ impl ClientMessage {
             "input.done" => Ok(ClientMessage::Done),
             "input.cancel" | "response.cancel" => Ok(ClientMessage::Cancel),
             "session.close" => Ok(ClientMessage::Close),
-            other => Err(fields.invalid("type", format_args!("{other:?} is unknown; send one of: {TYPES}"))),
+            other => Err(fields.invalid("type", format_args!("{:?} is unknown; send one of: {TYPES}", short(other)))),
         }
     }
 }

@@ -98,8 +98,13 @@ impl TtsPlanner {
             instructions: params.instructions.clone(),
             non_streaming: params.non_streaming,
         };
-        self.stream(&voice)?;
-        Ok(voice)
+        match (self.prompter.stream(&voice.says("")), &params.voice) {
+            (Ok(_), _) => Ok(voice),
+            (Err(error @ TtsPromptError::Voice(_)), VoiceChoice::Embedding(_)) => {
+                Err(SubmitError::Invalid { param: "speaker_embedding", message: error.to_string() })
+            }
+            (Err(error), _) => Err(refuse(&error)),
+        }
     }
 }
 
