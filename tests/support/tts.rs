@@ -1,0 +1,41 @@
+//! Servers of the small Qwen3-TTS checkpoints. Their speech is noise and does not end by itself: ask for a few frames.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use super::http::{Ask, PATIENCE};
+use super::omni::{Omni, Serving};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+pub const SPEECH: &str = "/v1/audio/speech";
+pub const VOICES: &str = "/v1/audio/voices";
+
+/// `base` or `custom_voice`.
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_tts").join(name)
+}
+
+/// A server that is ready, with more lines in its config.
+pub fn serve(checkpoint: &Path, voices: &Path, more: &str) -> Serving {
+    let omni = Omni::new();
+    let config = format!(
+        "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {checkpoint:?}\n[voices]\ndirectory = {voices:?}\n{more}"
+    );
+    let config = omni.file("config.toml", &config);
+    // glibc keeps freed blocks below a threshold that it raises by itself to 32 MB; fixed, what is freed is seen to be.
+    let serving = omni.args(["run", &config]).env("MALLOC_MMAP_THRESHOLD_", "1000000").serve();
+    let ready = Ask::new("GET", "/ready", &[], "");
+    let begun = Instant::now();
+    while ready.send(&serving.url).status != 200 {
+        assert!(begun.elapsed() < PATIENCE, "the server does not become ready");
+    }
+    serving
+}
+
+/// The bytes of an answer that must be fine.
+pub fn speaks(url: &str, body: &Value) -> Vec<u8> {
+    let reply = Ask::json(SPEECH, body).send(url);
+    assert_eq!(reply.status, 200, "{}", String::from_utf8_lossy(&reply.body));
+    assert!(reply.body.len() > 44, "nothing was said");
+    reply.body
+}
