@@ -230,7 +230,7 @@ fn a_checkpoint_without_tokenizer_or_template_says_what_is_missing() {
     std::fs::write(dir.path().join("chat_template.jinja"), "{% for %}").unwrap();
     assert!(error().contains("chat_template.jinja: does not compile"), "{}", error());
     std::fs::copy(Path::new(VOICE).join("tokenizer.json"), dir.path().join("tokenizer.json")).unwrap();
-    assert!(error().contains("has 1033 ids, but the thinker of config.json has 512"), "{}", error());
+    assert!(error().contains("has 1033 ids, but the text vocabulary of config.json has 512"), "{}", error());
 }
 
 fn tokenizer() -> &'static Tokenizer {
