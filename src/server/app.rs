@@ -57,7 +57,7 @@ impl App {
     pub fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         let served = &self.service.info().id;
         match asked {
-            Some(asked) if asked != served => Err(ApiError::unknown_model(asked, served)),
+            Some(asked) if own_name(asked) != own_name(served) => Err(ApiError::unknown_model(asked, served)),
             _ => Ok(()),
         }
     }
@@ -98,6 +98,11 @@ impl App {
         let message = format!("{param}: {chars} characters are more than the limit of {limit}");
         Err(ApiError { code: "text_too_long", ..ApiError::invalid(param, message) })
     }
+}
+
+/// Of a model, without whose it is: clients say `Qwen/Qwen3-TTS-12Hz-1.7B-Base` for what lies in a folder of the last name.
+fn own_name(model: &str) -> &str {
+    model.rsplit('/').next().unwrap_or(model)
 }
 
 /// Now.

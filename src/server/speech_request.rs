@@ -67,9 +67,7 @@ pub(super) async fn parse(
         return Err(fields.invalid("input", "there is nothing to speak in an empty text"));
     }
     app.check_length("input", input.chars().count())?;
-    for (field, why) in REFUSED {
-        fields.refuse(field, why)?;
-    }
+    refuse_what_would_change_the_answer(&fields)?;
     let sound = sound(app, &fields, AudioFormat::Wav)?;
     let delivery = delivery(&fields, sound.format)?;
     let params = params(app, &fields, references).await?;
@@ -77,6 +75,11 @@ pub(super) async fn parse(
     let refused = REFUSED.map(|(field, _)| field);
     let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &refused, &HARMLESS]);
     Ok(SpeechCall { request, sound, delivery, ignored })
+}
+
+/// Fields that peers know and we cannot honour.
+pub(super) fn refuse_what_would_change_the_answer(fields: &Fields<'_>) -> Result<(), ApiError> {
+    REFUSED.into_iter().try_for_each(|(field, why)| fields.refuse(field, why))
 }
 
 /// The fields that say how to speak, shared with the WebSocket's `session.config`.

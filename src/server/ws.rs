@@ -214,7 +214,9 @@ impl Session {
                 Err(error) => Err(error),
             };
             match begun {
-                Ok((writer, stream)) => self.current = Some(Utterance::new(Text::Open(sender), writer, stream)),
+                Ok((writer, stream)) => {
+                    self.current = Some(Utterance::new(Text::Open(sender), self.config.sound.format, writer, stream));
+                }
                 Err(error) => {
                     self.tell(&error_event(Some(self.utterance), &error)).await?;
                     if self.input.skip_utterance() {
@@ -278,6 +280,7 @@ impl Session {
                 Ok(()) => Ok(()),
                 Err(refused) => self.refuse(&refused).await,
             },
+            Ok(ClientMessage::Commit(id)) => self.commit(id).await,
             Ok(ClientMessage::Done) => match self.input.push_end() {
                 Ok(Ended::Queued | Ended::Cancelled) => Ok(()),
                 Ok(Ended::Dropped) => self.tell(&session_done(None, 0)).await,
@@ -306,6 +309,20 @@ impl Session {
                 self.tell(&updated).await
             }
             Err(error) => self.tell(&error_event(None, &error)).await,
+        }
+    }
+
+    /// Peers begin to speak at a commit. Here speech has begun already, so it only says where a sentence ends.
+    async fn commit(&mut self, id: Option<String>) -> Result<(), Over> {
+        match self.input.commit() {
+            Some(sentence) => {
+                let event = json!({ "type": "input.committed", "commit_id": id, "sentence_index": sentence });
+                self.tell(&event).await
+            }
+            None => {
+                let error = ApiError::invalid("type", "input.commit came without any input.text before it");
+                self.tell(&error_event(None, &error)).await
+            }
         }
     }
 
@@ -353,7 +370,7 @@ impl Session {
                     "seed": seed,
                     "sample_rate": sample_rate,
                     "channels": 1,
-                    "format": self.config.sound.format.as_str(),
+                    "format": utterance.format.as_str(),
                 });
                 permit.send(Message::text(start.to_string()));
                 return;

@@ -43,6 +43,8 @@ pub(super) struct Input {
     waiting_chars: usize,
     /// The utterance being sent has text.
     open: bool,
+    /// Sentences that the client has marked in it.
+    committed: u32,
     /// The rest of the utterance being sent is dropped.
     discarding: bool,
     /// The client cancelled before it ended its utterance; the end that it may still send means nothing.
@@ -52,7 +54,23 @@ pub(super) struct Input {
 impl Input {
     pub fn new(limit: usize) -> Input {
         let pieces = VecDeque::new();
-        Input { pieces, limit, utterance_chars: 0, waiting_chars: 0, open: false, discarding: false, cancelled: false }
+        Input {
+            pieces,
+            limit,
+            utterance_chars: 0,
+            waiting_chars: 0,
+            open: false,
+            committed: 0,
+            discarding: false,
+            cancelled: false,
+        }
+    }
+
+    /// The client ended a sentence, but not its utterance: which one (0, 1, ...). `None` if there is no text.
+    pub fn commit(&mut self) -> Option<u32> {
+        let sentence = self.open.then_some(self.committed)?;
+        self.committed = sentence.saturating_add(1);
+        Some(sentence)
     }
 
     /// A piece of text arrived.
@@ -79,6 +97,7 @@ impl Input {
         let (open, discarding) = (self.open, self.discarding);
         let cancelled = std::mem::take(&mut self.cancelled);
         self.open = false;
+        self.committed = 0;
         self.discarding = false;
         self.utterance_chars = 0;
         match (open, discarding) {
@@ -167,6 +186,20 @@ mod tests {
         assert_eq!(drain(&mut input), "Hello there.|Next");
         input.push_end().unwrap();
         assert_eq!(drain(&mut input), "|");
+    }
+
+    #[test]
+    fn sentences_are_counted_within_their_utterance() {
+        let mut input = Input::new(100);
+        assert_eq!(input.commit(), None);
+        for sentence in 0..2 {
+            input.push_text("One. ".to_owned()).unwrap();
+            assert_eq!(input.commit(), Some(sentence));
+        }
+        input.push_end().unwrap();
+        assert_eq!(input.commit(), None);
+        input.push_text("Another".to_owned()).unwrap();
+        assert_eq!(input.commit(), Some(0));
     }
 
     #[test]

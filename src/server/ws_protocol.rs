@@ -5,7 +5,7 @@ use super::body::parse_object;
 use super::error::{ApiError, short};
 use super::fields::Fields;
 use super::reference::References;
-use super::speech_request::{params, sound};
+use super::speech_request::{params, refuse_what_would_change_the_answer, sound};
 use crate::audio::{AudioFormat, Sound};
 use crate::engine::{FinishReason, SpeechParams, Usage};
 use serde_json::{Map, Value, json};
@@ -16,6 +16,8 @@ use std::time::Duration;
 pub(super) enum ClientMessage {
     Config(Map<String, Value>),
     Text(String),
+    /// What has been said so far is a sentence; the client's name for it.
+    Commit(Option<String>),
     /// The utterance's text is complete.
     Done,
     /// Stop now and drop what is waiting.
@@ -24,7 +26,8 @@ pub(super) enum ClientMessage {
     Close,
 }
 
-const TYPES: &str = "session.config, input.text, input.done, input.cancel (or response.cancel), session.close";
+const TYPES: &str =
+    "session.config, input.text, input.commit, input.done, input.cancel (or response.cancel), session.close";
 
 impl ClientMessage {
     pub fn parse(text: &str) -> Result<ClientMessage, ApiError> {
@@ -37,6 +40,7 @@ impl ClientMessage {
                 let text = fields.string("text")?.ok_or_else(|| fields.missing("text", "a piece of text"))?;
                 Ok(ClientMessage::Text(text.to_owned()))
             }
+            "input.commit" => Ok(ClientMessage::Commit(fields.string("commit_id")?.map(str::to_owned))),
             "input.done" => Ok(ClientMessage::Done),
             "input.cancel" | "response.cancel" => Ok(ClientMessage::Cancel),
             "session.close" => Ok(ClientMessage::Close),
@@ -58,6 +62,7 @@ impl SessionConfig {
     pub async fn parse(app: &App, map: &Map<String, Value>) -> Result<SessionConfig, ApiError> {
         let fields = Fields::top(map);
         app.check_model(fields.string("model")?)?;
+        refuse_what_would_change_the_answer(&fields)?;
         let sound = sound(app, &fields, AudioFormat::Pcm)?;
         let speech = params(app, &fields, &mut References::new(&app.references)).await?;
         if speech.ignore_eos {

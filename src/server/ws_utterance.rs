@@ -1,7 +1,7 @@
 //! One utterance of a WebSocket session, and what the session waits for on its behalf.
 
 use super::ws_input::{Input, Next};
-use crate::audio::AudioWriter;
+use crate::audio::{AudioFormat, AudioWriter};
 use crate::engine::{Event, ResponseStream};
 use axum::extract::ws::Message;
 use std::time::Duration;
@@ -22,6 +22,8 @@ pub(super) enum Text {
 pub(super) struct Utterance {
     pub text: Text,
     pub stream: ResponseStream,
+    /// What the writer writes, whatever is asked for the next utterance meanwhile.
+    pub format: AudioFormat,
     pub writer: AudioWriter,
     pub begun: Instant,
     pub first_audio: Option<Duration>,
@@ -34,9 +36,9 @@ pub(super) struct Utterance {
 }
 
 impl Utterance {
-    pub fn new(text: Text, writer: AudioWriter, stream: ResponseStream) -> Utterance {
+    pub fn new(text: Text, format: AudioFormat, writer: AudioWriter, stream: ResponseStream) -> Utterance {
         let (said, started) = (String::new(), false);
-        Utterance { text, stream, writer, begun: Instant::now(), first_audio: None, bytes: 0, said, started }
+        Utterance { text, stream, format, writer, begun: Instant::now(), first_audio: None, bytes: 0, said, started }
     }
 }
 

@@ -27,11 +27,15 @@ class Session:
     def send(self, kind, **fields):
         self.socket.send(json.dumps({"type": kind, **fields}))
 
-    def expect(self, kind):
+    def event(self):
+        """The next JSON event; the audio before it is in `audio`."""
         self.audio = b""
         while isinstance(message := self.socket.recv(timeout=60), bytes):
             self.audio += message
-        event = json.loads(message)
+        return json.loads(message)
+
+    def expect(self, kind):
+        event = self.event()
         assert event["type"] == kind, event
         return event
 
@@ -73,6 +77,19 @@ def word_by_word_is_as_at_once():
         assert words and len(words) % (2 * FRAME) == 0
 
 
+def sentences_may_be_committed():
+    with Session(args.base_url) as session:
+        session.configure(voice="vivian", response_format="pcm", streaming_mode="sentence_commit")
+        for index, sentence in enumerate(["Hello there. ", "And again."]):
+            session.send("input.text", text=sentence)
+            session.send("input.commit", commit_id=f"sentence-{index}")
+        session.send("input.done")
+        committed = []
+        while (event := session.event())["type"] != "session.done":
+            committed += [(event["commit_id"], event["sentence_index"])] if event["type"] == "input.committed" else []
+        assert committed == [("sentence-0", 0), ("sentence-1", 1)], committed
+
+
 def every_utterance_may_have_a_voice_of_its_own():
     with Session(args.clone_url) as session:
         said = []
@@ -105,6 +122,7 @@ run(
     [
         the_options_of_the_speech_route_hold_for_utterances,
         word_by_word_is_as_at_once,
+        sentences_may_be_committed,
         every_utterance_may_have_a_voice_of_its_own,
         a_file_comes_in_the_format_that_was_asked_for,
         what_cannot_be_done_is_told_and_the_session_goes_on,
