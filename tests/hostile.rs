@@ -16,8 +16,10 @@ mod recording;
 mod site;
 #[path = "support/tts.rs"]
 mod tts;
+#[path = "hostile/voices.rs"]
+mod voices;
 
-use cases::{Case, cloned, upload};
+use cases::{Case, cloned};
 use http::{Ask, PATIENCE, Reply};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -26,6 +28,7 @@ use std::path::Path;
 use std::time::Instant;
 use tokio_tungstenite::tungstenite::{Message, WebSocket, client};
 use tts::{fixture, serve, speaks};
+use voices::upload;
 
 /// A message is one line that a person reads.
 const LONGEST_MESSAGE: usize = 700;
@@ -122,9 +125,9 @@ fn bad_requests_are_refused_with_advice_and_leave_nothing_behind() {
     let mut cases = cases::protocol();
     cases.extend(cases::fields());
     cases.extend(cases::embeddings());
-    cases.extend(cases::places(site::site(), &allowed));
-    cases.extend(cases::recordings());
-    cases.extend(cases::uploads());
+    cases.extend(voices::places(site::site(), &allowed));
+    cases.extend(voices::recordings());
+    cases.extend(voices::uploads());
     cases.extend(cases::batches());
     assert!(cases.len() > 250, "{}", cases.len());
 
