@@ -46,6 +46,15 @@ pub(super) fn path_of(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{hex}.{ENDING}"))
 }
 
+/// Makes the folder if it is not there: readable for nobody else, for in it are recordings of people.
+pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(folder)
+}
+
 /// Writes a voice to its place. When this returns `Ok`, it survives a power cut.
 pub(super) fn write(path: &Path, voice: &Kept) -> io::Result<()> {
     let body = bincode::encode_to_vec(voice, config()).map_err(io::Error::other)?;
@@ -162,6 +171,17 @@ mod tests {
         assert_eq!(list(folder.path()).unwrap(), std::slice::from_ref(&path));
         remove(&path).unwrap();
         assert_eq!(list(folder.path()).unwrap(), Vec::<PathBuf>::new());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_new_folder_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("kept/voices");
+        make_folder(&folder).unwrap();
+        assert_eq!(std::fs::metadata(&folder).unwrap().permissions().mode() & 0o777, 0o700);
+        make_folder(&folder).unwrap();
     }
 
     #[test]
