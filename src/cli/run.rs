@@ -6,6 +6,7 @@ use super::{EmbeddedFiles, model};
 use crate::config::{self, Config, Override};
 use crate::engine::{Engine, Service};
 use crate::model::hf::{Family, Variant};
+use crate::model::ops::give_large_blocks_back;
 use crate::server::Server;
 use crate::telemetry;
 use clap::Args;
@@ -56,6 +57,7 @@ impl RunArgs {
 pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let signals = Signals::catch()?;
     let config = args.resolve()?;
+    give_large_blocks_back();
     telemetry::init_logging(&config.telemetry)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;

@@ -23,6 +23,9 @@ pub enum LogError {
     Twice,
 }
 
+/// What the decoder of recordings finds remarkable in the files of strangers is not.
+const QUIETER: &str = "symphonia=warn";
+
 /// Starts logging for the whole process.
 ///
 /// # Errors
@@ -31,7 +34,7 @@ pub fn init_logging(config: &TelemetryConfig) -> Result<(), LogError> {
     let filter = match std::env::var(VARIABLE) {
         Ok(value) if !value.is_empty() => EnvFilter::try_new(&value)
             .map_err(|error| LogError::Filter { value: value.clone(), reason: error.to_string() })?,
-        _ => EnvFilter::new(&config.log),
+        _ => EnvFilter::new(format!("{QUIETER},{}", config.log)),
     };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match config.log_format {

@@ -10,7 +10,6 @@ pub struct Omni {
     folder: tempfile::TempDir,
     args: Vec<String>,
     stdin: String,
-    env: Vec<(&'static str, &'static str)>,
 }
 
 /// `omni-actors ARGS`
@@ -20,7 +19,7 @@ pub fn omni<const N: usize>(args: [&str; N]) -> Omni {
 
 impl Omni {
     pub fn new() -> Omni {
-        Omni { folder: tempfile::tempdir().unwrap(), args: Vec::new(), stdin: String::new(), env: Vec::new() }
+        Omni { folder: tempfile::tempdir().unwrap(), args: Vec::new(), stdin: String::new() }
     }
 
     pub fn args<const N: usize>(self, args: [&str; N]) -> Omni {
@@ -34,12 +33,6 @@ impl Omni {
 
     pub fn stdin(mut self, text: &str) -> Omni {
         text.clone_into(&mut self.stdin);
-        self
-    }
-
-    /// Sets a variable of its environment.
-    pub fn env(mut self, name: &'static str, value: &'static str) -> Omni {
-        self.env.push((name, value));
         self
     }
 
@@ -62,7 +55,6 @@ impl Omni {
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_omni-actors"));
         command.args(&self.args).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("OMNI_LOG");
-        command.envs(self.env.iter().copied());
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }

@@ -22,8 +22,7 @@ pub fn serve(checkpoint: &Path, voices: &Path, more: &str) -> Serving {
         "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {checkpoint:?}\n[voices]\ndirectory = {voices:?}\n{more}"
     );
     let config = omni.file("config.toml", &config);
-    // glibc keeps freed blocks below a threshold that it raises by itself to 32 MB; fixed, what is freed is seen to be.
-    let serving = omni.args(["run", &config]).env("MALLOC_MMAP_THRESHOLD_", "1000000").serve();
+    let serving = omni.args(["run", &config]).serve();
     let ready = Ask::new("GET", "/ready", &[], "");
     let begun = Instant::now();
     while ready.send(&serving.url).status != 200 {

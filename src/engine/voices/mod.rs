@@ -278,8 +278,8 @@ impl Voices {
     fn write(&self, kept: &Kept) -> Result<(), VoiceError> {
         match &self.folder {
             Some(folder) => {
-                let written = file::make_folder(folder)
-                    .and_then(|()| file::write(&file::path_of(folder, &kept.name), kept));
+                let written =
+                    file::make_folder(folder).and_then(|()| file::write(&file::path_of(folder, &kept.name), kept));
                 written.map_err(|error| VoiceError::Storage(error.to_string()))
             }
             None => Ok(()),

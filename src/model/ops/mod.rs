@@ -6,12 +6,14 @@
 //! split into calls, or how many threads run. So a prompt that is prefilled in pieces leaves the same cache, and a
 //! request gets the same tokens whatever else is in the batch.
 //!
-//! This is the only folder below `model` that uses `unsafe`: vector instructions and tiles written from several threads.
+//! This is the only folder below `model` that uses `unsafe`: vector instructions, tiles written from several threads, and a
+//! word with the allocator.
 
 mod act;
 mod attention;
 mod depthwise;
 mod gemm;
+mod heap;
 mod linear;
 mod math;
 mod norm;
@@ -21,6 +23,7 @@ mod simd;
 pub use act::{elu, silu_mul, snake};
 pub use attention::attention;
 pub use depthwise::depthwise_conv;
+pub use heap::give_large_blocks_back;
 pub use linear::Linear;
 pub use norm::{layer_norm, rms_norm};
 pub use rope::{Angles, Rope};
