@@ -21,6 +21,7 @@ mod voices;
 
 use cases::{Case, cloned};
 use http::{Ask, PATIENCE, Reply};
+use recording::{PCM, Wav, data_url, good, hum};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::net::TcpStream;
@@ -85,10 +86,10 @@ fn is_ready(url: &str) {
     assert_eq!(reply.status, 200, "{}", shortened(&reply.body));
 }
 
-/// Resident memory in bytes.
-fn memory(pid: u32) -> usize {
+/// Resident memory in bytes: now (`VmRSS`) or at most so far (`VmHWM`).
+fn memory(pid: u32, which: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
@@ -110,9 +111,9 @@ fn bad_requests_are_refused_with_advice_and_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let allowed = folder.path().join("allowed");
     std::fs::create_dir(&allowed).unwrap();
-    std::fs::write(folder.path().join("secret.wav"), recording::good(0)).unwrap();
+    std::fs::write(folder.path().join("secret.wav"), good(0)).unwrap();
     std::fs::write(allowed.join("notes.txt"), "the password is swordfish").unwrap();
-    std::fs::write(allowed.join("fine.wav"), recording::good(0)).unwrap();
+    std::fs::write(allowed.join("fine.wav"), good(0)).unwrap();
     std::os::unix::fs::symlink("../secret.wav", allowed.join("link.wav")).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(allowed.join("pipe")).status().unwrap().success());
     let allowed = allowed.display().to_string();
@@ -145,7 +146,7 @@ fn bad_requests_are_refused_with_advice_and_leave_nothing_behind() {
         pass(url, &cases);
         is_ready(url);
         closes_files(serving.pid(), open);
-        memory(serving.pid())
+        memory(serving.pid(), "VmRSS")
     });
     println!("{} cases; {first} bytes after one pass, {second} after two", cases.len());
     assert!(second < first + (8 << 20), "memory grew from {first} to {second} bytes");
@@ -168,6 +169,21 @@ fn a_checkpoint_refuses_what_it_was_not_trained_for() {
         is_ready(&serving.url);
         speaks(&serving.url, &json!({"input": "Hello there.", "max_new_tokens": 3, "voice": "Vivian"}));
     }
+}
+
+#[test]
+fn a_recording_for_a_whole_batch_is_in_memory_a_few_times_at_most() {
+    let voices = tempfile::tempdir().unwrap();
+    let serving = serve(&fixture("base"), voices.path(), "");
+    let before = memory(serving.pid(), "VmHWM");
+    let recording = Wav { rate: 96_000, ..PCM }.with(&hum(0, 4_500_000));
+    let items: Vec<Value> = (0..32).map(|number| json!({"input": format!("Number {number}.")})).collect();
+    let batch = json!({"items": items, "ref_audio": data_url(&recording), "max_new_tokens": 1});
+    let answer = Ask::json("/v1/audio/speech/batch", &batch).send(&serving.url).json();
+    assert_eq!(answer["succeeded"], 32, "{}", shortened(answer.to_string().as_bytes()));
+    let took = memory(serving.pid(), "VmHWM") - before;
+    println!("{took} bytes for a recording of {}", recording.len());
+    assert!(took < 20 * recording.len(), "{took} bytes for a recording of {}", recording.len());
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -231,7 +247,7 @@ fn bad_messages_are_answered_and_the_session_goes_on() {
     assert_eq!(error["type"], "error", "{error}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 
-    let voice = recording::data_url(&recording::good(0));
+    let voice = data_url(&good(0));
     talk.says(json!({"type": "session.config", "ref_audio": voice, "max_new_tokens": 3}).to_string());
     assert_eq!(talk.hears()["type"], "session.updated");
     talk.says(json!({"type": "input.text", "text": "Still here."}).to_string());

@@ -31,17 +31,18 @@ const WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_se
 /// The handler.
 pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = read_object(&app, request).await?;
-    let items = items(&app, &body)?;
+    let (defaults, items) = items(&app, body)?;
     let deadline = Instant::now() + app.limits.request_timeout;
     let mut references = References::new(&app.references);
     let mut calls = Vec::with_capacity(items.len());
     let mut ignored = BTreeSet::new();
-    for item in &items {
-        let call = parse(&app, item, &mut references).await;
+    for item in items {
+        // One at a time: a recording for all of them would be there for each.
+        let call = parse(&app, &merged(&defaults, item), &mut references).await;
         ignored.extend(call.iter().flat_map(|call| call.ignored.iter().cloned()));
         calls.push(call);
     }
-    drop((items, references));
+    drop((defaults, references));
     // Half of the places at most, so that others get through.
     let at_once = (app.limits.max_requests / 2).max(1);
     let speak = |call| speak(&app, call, deadline);
@@ -67,36 +68,41 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
     Ok((headers, Json(body)).into_response())
 }
 
-/// Each item as a request of its own: what it says, and for the rest what the batch says.
-fn items(app: &App, body: &Map<String, Value>) -> Result<Vec<Map<String, Value>>, ApiError> {
-    let fields = Fields::top(body);
+/// An object of a request.
+type Object = Map<String, Value>;
+
+/// What a batch says for all of its items, and the items.
+fn items(app: &App, mut body: Object) -> Result<(Object, Vec<Object>), ApiError> {
+    let fields = Fields::top(&body);
     app.check_model(fields.string("model")?)?;
     for field in ["stream", "stream_format"] {
         fields.refuse(field, "a batch is answered whole; leave the field out")?;
     }
     let missing = || fields.missing("items", "an array of objects, each with its own input");
-    let values = fields.array("items")?.ok_or_else(missing)?;
-    if values.is_empty() || values.len() > MAX_ITEMS {
-        let found = values.len();
+    let found = fields.array("items")?.ok_or_else(missing)?.len();
+    if found == 0 || found > MAX_ITEMS {
         return Err(fields.invalid("items", format_args!("has {found} entries; expected 1 to {MAX_ITEMS}")));
     }
-    let mut defaults = body.clone();
-    defaults.remove("items");
-    let item = |(index, value): (usize, &Value)| {
-        let Value::Object(item) = value else {
+    let Some(Value::Array(values)) = body.remove("items") else { return Ok((body, Vec::new())) };
+    // A text of the batch is nobody's.
+    body.remove("input");
+    let item = |(index, value)| match value {
+        Value::Object(item) => Ok(item),
+        other => {
             let name = format!("items[{index}]");
-            let message = format!("{name}: expected an object, found {}", kind(value));
-            return Err(ApiError { code: "invalid_type", ..ApiError::invalid(name, message) });
-        };
-        let mut merged = defaults.clone();
-        // A text of the batch is nobody's.
-        merged.remove("input");
-        merged.extend(
-            item.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| (name.clone(), value.clone())),
-        );
-        Ok(merged)
+            let message = format!("{name}: expected an object, found {}", kind(&other));
+            Err(ApiError { code: "invalid_type", ..ApiError::invalid(name, message) })
+        }
     };
-    values.iter().enumerate().map(item).collect()
+    let items = values.into_iter().enumerate().map(item).collect::<Result<_, _>>()?;
+    Ok((body, items))
+}
+
+/// An item as a request of its own: what it says, and for the rest what the batch says.
+fn merged(defaults: &Object, item: Object) -> Object {
+    let mut merged = defaults.clone();
+    merged.extend(item.into_iter().filter(|(_, value)| !value.is_null()));
+    merged
 }
 
 /// A file, and how it came about.
