@@ -17,8 +17,6 @@ use crate::ids::{RequestId, StageName};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
 use crate::model::hf::{Family, SAMPLE_RATE, Variant};
-use crate::model::prompt::{Prompter, TtsPrompter};
-use crate::model::template::ChatTemplate;
 use crate::telemetry::{EdgeMetrics, RequestMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::Kind;
@@ -160,22 +158,18 @@ fn segment_chars(family: &Family) -> usize {
 }
 
 fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<FamilyPlanner, StartError> {
-    let tokenizer = Arc::new(checkpoint.tokenizer()?);
     let default_voice = info.default_voice.clone();
     Ok(match checkpoint.family() {
-        Family::Omni(omni) => {
-            let template = Arc::new(ChatTemplate::load(checkpoint.files())?);
-            FamilyPlanner::Omni(OmniPlanner {
-                prompter: Prompter::new(tokenizer, template, omni),
-                config: Arc::clone(omni),
-                default_voice: default_voice.unwrap_or_default(),
-                speech_prompt: config.speech.prompt.clone(),
-                eos: checkpoint.generation().thinker_eos.as_slice().into(),
-                spell_out: config.speech.spell_out,
-            })
-        }
+        Family::Omni(omni) => FamilyPlanner::Omni(OmniPlanner {
+            prompter: checkpoint.prompter()?,
+            config: Arc::clone(omni),
+            default_voice: default_voice.unwrap_or_default(),
+            speech_prompt: config.speech.prompt.clone(),
+            eos: checkpoint.generation().thinker_eos.as_slice().into(),
+            spell_out: config.speech.spell_out,
+        }),
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
-            prompter: TtsPrompter::new(tokenizer, Arc::clone(tts), checkpoint.files())?,
+            prompter: checkpoint.tts_prompter()?,
             config: Arc::clone(tts),
             default_voice,
         }),
