@@ -1,6 +1,8 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
 pub mod checkpoint;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 pub mod error;
 pub mod frontend;
 pub mod hf;

@@ -1,0 +1,3 @@
+//! The CUDA engine.
+
+pub mod images;
