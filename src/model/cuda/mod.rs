@@ -1,3 +1,17 @@
-//! The CUDA engine.
+//! The GPU engine: own kernels (folder `kernels/`), own memory, own graphs, behind [`StageModel`](super::stage::StageModel).
+//!
+//! The tensor library of the CPU path takes no part: it reads checkpoints, nothing else. Kernels are compiled when the
+//! binary is built and embedded in it; the driver is opened at run time, so that the binary starts without a GPU too.
 
+mod buffer;
+mod device;
+mod error;
 pub mod images;
+mod kernel;
+mod stream;
+
+pub use buffer::{Buffer, Element, Pinned};
+pub use device::{Gpu, Priority};
+pub use error::CudaError;
+pub use kernel::{Kernel, Shape};
+pub use stream::{Event, Graph, Stream};
