@@ -6,6 +6,8 @@
 //!                              | feed           | plans
 //!                              v                v
 //!                            ModelRunner (OS thread, owns the device state)
+//!                                               | launched steps
+//!                            Completion (the same thread; another one where a device computes beside the host)
 //!                                               | one ticket per step
 //!                                               v
 //!                            Sampler --1--> Scheduler
@@ -17,6 +19,7 @@
 //! supervisor takes the stage down as a whole, waits until the old device state is gone, and starts the next generation:
 //! each of them holds a part of what a row is, so none can go on without the others.
 
+mod completion;
 mod connector;
 mod model_runner;
 mod packager;

@@ -1,18 +1,17 @@
 //! The ModelRunner actor and its OS thread, which owns the device state and does nothing but launch. It waits for
-//! commands and for nobody else: never for a packager, a connector, the server or a client.
+//! commands and for nobody else: never for a step that a device computes, a packager, a connector, the server or a client.
+//! What comes of a step is the business of its [completion](super::completion).
 
-use super::packager::Output;
-use super::sampler::{SamplerMessage, Ticket, TicketRow};
+use super::completion::{Event, HandOver, LaunchedStep, RunnerError};
 use super::stage::{ActorFailure, Incarnation, Wants};
 use super::supervisor::SupervisorMessage;
-use crate::core::scheduler::{Plan, PlannedRow, RowDone};
+use crate::core::scheduler::Plan;
 use crate::fault::{FaultPoint, FaultSite};
-use crate::ids::{RequestId, Seq, Slot};
+use crate::ids::{RequestId, Slot};
 use crate::model::ModelError;
-use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageModel};
+use crate::model::stage::{RowInput, RowSpec, RowWork, StageModel};
 use crate::telemetry::Queue;
 use crate::transfer::lease::Lease;
-use crate::transfer::payload::End;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -41,42 +40,59 @@ pub(super) enum Command {
     Wake,
 }
 
-/// Signs of life, read by the watchdog.
+/// Signs of life of the launch thread and the completion thread, read by the watchdog.
 #[derive(Default)]
 pub(super) struct RunnerPulse {
-    /// Milliseconds after birth at which the current command was taken, plus one; 0 while waiting.
-    busy_since: AtomicU64,
+    pub launch: Busy,
+    pub completion: Busy,
     stopping: AtomicBool,
     gone: tokio::sync::watch::Sender<bool>,
 }
 
-impl RunnerPulse {
-    /// For how long the thread has been at its current command.
-    pub fn busy_for(&self, now: Duration) -> Duration {
-        match self.busy_since.load(Ordering::Relaxed) {
+/// Since when a thread has been at one thing: milliseconds after birth, plus one; 0 while it waits for work.
+#[derive(Default)]
+pub(super) struct Busy(AtomicU64);
+
+impl Busy {
+    /// The thread took something up.
+    pub fn take(&self, now: Duration) {
+        self.0.store(now.as_millis() as u64 + 1, Ordering::Relaxed);
+    }
+
+    /// It is done with it.
+    pub fn rest(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    fn busy_for(&self, now: Duration) -> Duration {
+        match self.0.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
             since => now.saturating_sub(Duration::from_millis(since - 1)),
         }
     }
+}
 
-    /// Asks the thread to end before its next command.
+impl RunnerPulse {
+    /// For how long one of the threads has been at its current command or step.
+    pub fn busy_for(&self, now: Duration) -> Duration {
+        self.launch.busy_for(now).max(self.completion.busy_for(now))
+    }
+
+    /// Asks the launch thread to end before its next command, and the completion thread to make nothing more of the steps
+    /// that it waits for.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Resolves when the thread has ended and its device state is gone.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    /// Resolves when both threads have ended and the device state is gone.
     pub async fn gone(&self) {
         let mut gone = self.gone.subscribe();
         // The sender lives in `self`, so waiting cannot fail.
         let _ = gone.wait_for(|gone| *gone).await;
-    }
-
-    fn take(&self, now: Duration) {
-        self.busy_since.store(now.as_millis() as u64 + 1, Ordering::Relaxed);
-    }
-
-    fn rest(&self) {
-        self.busy_since.store(0, Ordering::Relaxed);
     }
 }
 
@@ -85,7 +101,7 @@ impl RunnerPulse {
 pub(super) enum RunnerMessage {
     /// The model is built.
     Ready,
-    /// The thread ended without being asked to.
+    /// One of the threads ended without being asked to.
     Died(String),
 }
 
@@ -126,21 +142,29 @@ impl Actor for ModelRunner {
 
 /// The thread, whatever happens on it.
 fn run(stage: &Arc<Incarnation>, actor: &ActorRef<RunnerMessage>) {
-    let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
-        let mut runner = Runner::new(Arc::clone(stage)).map_err(|error| error.to_string())?;
+    let mut runner = None;
+    let died = failure(|| {
+        let runner = runner.insert(Runner::new(Arc::clone(stage), actor.clone())?);
         let _ = actor.cast(RunnerMessage::Ready);
-        runner.turn().map_err(|error| error.to_string())
-    }));
-    let died = match outcome {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(error),
-        Err(panic) => Some(format!("panic: {}", panic_text(panic.as_ref()))),
-    };
-    stage.gauges.slots.store(0, Ordering::Relaxed);
-    stage.pulse.rest();
-    stage.pulse.gone.send_replace(true);
+        runner.turn()
+    });
+    // At once: what follows waits for the steps that are out.
     if let Some(reason) = died {
         let _ = actor.cast(RunnerMessage::Died(reason));
+    }
+    if let Some(reason) = failure(|| Ok::<_, RunnerError>(drop(runner))) {
+        tracing::error!(stage = %stage.setup.name, reason, "the device state was not taken down in order");
+    }
+    stage.gauges.slots.store(0, Ordering::Relaxed);
+    stage.pulse.launch.rest();
+    stage.pulse.gone.send_replace(true);
+}
+
+/// Why `work` did not end well, if so.
+pub(super) fn failure<E: std::fmt::Display>(work: impl FnOnce() -> Result<(), E>) -> Option<String> {
+    match std::panic::catch_unwind(AssertUnwindSafe(work)) {
+        Ok(outcome) => outcome.err().map(|error| error.to_string()),
+        Err(panic) => Some(format!("panic: {}", panic_text(panic.as_ref()))),
     }
 }
 
@@ -149,56 +173,44 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
-/// What ends the thread.
-#[derive(Debug, thiserror::Error)]
-enum RunnerError {
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    #[error(transparent)]
-    Stage(#[from] ActorFailure),
-}
-
 /// The state of the thread.
 struct Runner {
     stage: Arc<Incarnation>,
+    /// Dropped before the model, which must outlive the steps it launched.
+    completion: HandOver,
     model: Box<dyn StageModel>,
-    rows: HashMap<Slot, Row>,
     slots: HashMap<RequestId, Slot>,
+    requests: HashMap<Slot, RequestId>,
     fault: FaultSite,
-    last_step: Option<(Instant, Vec<Slot>)>,
-}
-
-struct Row {
-    request: RequestId,
-    wants: Wants,
-    units: u32,
-    tokens: u32,
 }
 
 impl Runner {
-    fn new(stage: Arc<Incarnation>) -> Result<Runner, crate::model::LoadError> {
-        let model = stage.setup.factory.build()?;
+    fn new(stage: Arc<Incarnation>, actor: ActorRef<RunnerMessage>) -> Result<Runner, RunnerError> {
+        let built = stage.setup.factory.build();
+        let model = built.map_err(|error| ActorFailure::Runner(error.to_string()))?;
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Runner);
-        Ok(Runner { stage, model, rows: HashMap::new(), slots: HashMap::new(), fault, last_step: None })
+        let completion = HandOver::new(Arc::clone(&stage), actor);
+        Ok(Runner { stage, completion, model, slots: HashMap::new(), requests: HashMap::new(), fault })
     }
 
     fn turn(&mut self) -> Result<(), RunnerError> {
         loop {
             let Ok(command) = self.stage.commands.recv.recv() else { return Ok(()) };
-            if self.stage.pulse.stopping.load(Ordering::Relaxed) {
+            if self.stage.pulse.is_stopping() {
                 return Ok(());
             }
-            self.stage.pulse.take(self.stage.now());
+            self.stage.pulse.launch.take(self.stage.now());
             self.obey(command)?;
-            self.stage.pulse.rest();
+            self.stage.pulse.launch.rest();
         }
     }
 
     fn obey(&mut self, command: Command) -> Result<(), RunnerError> {
         match command {
             Command::Open { slot, request, spec, wants } => {
-                self.rows.insert(slot, Row { request, wants, units: 0, tokens: 0 });
                 self.slots.insert(request, slot);
+                self.requests.insert(slot, request);
+                self.completion.tell(Event::Opened { slot, wants })?;
                 let opened = self.model.open(slot, *spec);
                 self.row_result(request, opened)?;
             }
@@ -210,12 +222,13 @@ impl Runner {
                 }
                 drop(leases);
             }
-            Command::Step(plan) => self.step(&plan)?,
+            Command::Step(plan) => self.launch(plan)?,
             Command::Close(slot) => {
                 self.model.close(slot);
-                if let Some(row) = self.rows.remove(&slot) {
-                    self.slots.remove(&row.request);
+                if let Some(request) = self.requests.remove(&slot) {
+                    self.slots.remove(&request);
                 }
+                self.completion.tell(Event::Closed(slot))?;
             }
             Command::Wake => {}
         }
@@ -223,84 +236,22 @@ impl Runner {
         Ok(())
     }
 
-    fn step(&mut self, plan: &Plan) -> Result<(), RunnerError> {
+    fn launch(&mut self, plan: Plan) -> Result<(), RunnerError> {
         self.fault.strike().map_err(ActorFailure::from)?;
-        let started = Instant::now();
-        let work: Vec<_> = plan.rows.iter().map(|row| RowWork { slot: row.slot, advance: row.advance }).collect();
-        let results = self.model.step(&work)?;
-        let ended = Instant::now();
-        let rows = plan.rows.iter().zip(results).map(|(planned, result)| self.ticket_row(planned, result)).collect();
-        self.measure(plan, started, ended);
-        self.hand_over(Ticket::Step { step: plan.step, ended, rows })?;
-        Ok(())
-    }
-
-    fn ticket_row(&mut self, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {
-        let request = planned.request;
-        let output = match result {
-            Ok(output) => output,
-            Err(error) => return TicketRow::Failed { request, reason: error.to_string() },
-        };
-        let idle = TicketRow::Done { done: RowDone { request, emitted: 0, finished: false }, output: None };
-        let Some(row) = self.rows.get_mut(&planned.slot) else { return idle };
-        if output.stale {
-            return idle;
-        }
-        let (units, bytes) = match &output.emit {
-            Emit::None => (0, 0),
-            Emit::Rows(rows) => (rows.dim(0).unwrap_or(0) as u32, rows.elem_count() * rows.dtype().size_in_bytes()),
-            Emit::Codes(codes) => (1, codes.len() * 4),
-            Emit::Audio(samples) => (planned.advance, samples.len() * 4),
-        };
-        let end = output.finish.map(|finish| match finish {
-            Finish::Stop => End::Stop,
-            Finish::Length => End::Length,
-        });
-        let token = output.sampled.filter(|_| row.wants.tokens).map(|token| (Seq(row.tokens), token));
-        let seq = Seq(row.units);
-        row.units += units;
-        row.tokens += u32::from(token.is_some());
-        let emitted = if row.wants.speech { units } else { u32::from(token.is_some()) };
-        let done = RowDone { request, emitted, finished: end.is_some() };
-        let nothing = units == 0 && token.is_none() && end.is_none();
-        let output = (!nothing).then(|| {
-            let lease = self.stage.setup.leases.lease(bytes);
-            Output { request, wants: row.wants, seq, units, emit: output.emit, token, end, lease }
-        });
-        TicketRow::Done { done, output }
-    }
-
-    fn row_result(&self, request: RequestId, result: Result<(), ModelError>) -> Result<(), RunnerError> {
-        match result {
-            Ok(()) => Ok(()),
-            Err(ModelError::Row(reason)) => Ok(self.hand_over(Ticket::RowFailed { request, reason })?),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// The only wake-up that this thread pays for.
-    fn hand_over(&self, ticket: Ticket) -> Result<(), ActorFailure> {
-        self.stage.tickets.send.try_send(ticket).map_err(|_| ActorFailure::Queue("ticket"))?;
-        if let Some(sampler) = self.stage.sampler.get() {
-            let _ = sampler.cast(SamplerMessage::Ready);
-        }
-        Ok(())
-    }
-
-    fn measure(&mut self, plan: &Plan, started: Instant, ended: Instant) {
         let metrics = &self.stage.setup.metrics;
-        metrics.steps.increment(1);
-        metrics.step_seconds.record(ended - started);
-        metrics.batch_rows.record(plan.rows.len() as f64);
-        metrics.units.increment(plan.rows.iter().map(|row| u64::from(row.advance)).sum());
         metrics.run_ahead.record(plan.step.0.saturating_sub(self.stage.gauges.seen.load(Ordering::Relaxed)) as f64);
         metrics.queue_depth(Queue::Plans, self.stage.commands.recv.len());
-        let slots: Vec<_> = plan.rows.iter().map(|row| row.slot).collect();
-        if let Some((last, before)) = &self.last_step
-            && slots.iter().any(|slot| before.contains(slot))
-        {
-            metrics.bubble_seconds.record(started.saturating_duration_since(*last));
+        let work: Vec<_> = plan.rows.iter().map(|row| RowWork { slot: row.slot, advance: row.advance }).collect();
+        let began = Instant::now();
+        let launched = self.model.launch(&work)?;
+        self.completion.tell(Event::Step(LaunchedStep { plan, launched, began, returned: Instant::now() }))
+    }
+
+    fn row_result(&mut self, request: RequestId, result: Result<(), ModelError>) -> Result<(), RunnerError> {
+        match result {
+            Ok(()) => Ok(()),
+            Err(ModelError::Row(reason)) => self.completion.tell(Event::RowFailed { request, reason }),
+            Err(error) => Err(error.into()),
         }
-        self.last_step = Some((ended, slots));
     }
 }

@@ -4,6 +4,9 @@
 //! (thinker, talker), codec frames for the vocoder. The scheduler says how many units each row advances in a step; it
 //! never asks for more than the row's input allows, and it may ask for step N+1 before anybody has looked at the
 //! outcome of step N (run-ahead). A row that has finished on the device answers later steps with `stale`.
+//!
+//! A step is *launched* on the runner's thread. A device that works beside the host answers with a [`PendingStep`], which
+//! another thread waits for; a CPU computes the step at once and answers with its outcome.
 
 use super::{LoadError, ModelError};
 use crate::ids::Slot;
@@ -11,6 +14,7 @@ use crate::model::sampling::SamplingParams;
 use crate::model::talker::TalkerPrompt;
 use candle_core::Tensor;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The compute of one stage. Built on, and never leaves, its runner's thread (device graphs are not `Send`).
 pub trait StageModel {
@@ -26,18 +30,80 @@ pub trait StageModel {
     /// [`ModelError::Row`] for input of the wrong kind or width.
     fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError>;
 
-    /// Advances rows together and returns one result per entry of `rows`, in that order. An `Err` inside the list fails
-    /// that row alone; an outer `Err` fails the step and with it the runner.
+    /// Begins to advance rows together. With [`Launched::Pending`] the step may still run when this returns; it comes
+    /// after every step launched before and sees all input fed before. Must not wait for a device.
     ///
     /// # Errors
-    /// [`ModelError::Device`] when the state of the model can no longer be trusted.
-    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError>;
+    /// [`ModelError::Device`] when the state of the model can no longer be trusted. What concerns one row alone is an
+    /// `Err` in [`StepOutcome::rows`].
+    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError>;
 
-    /// Frees a slot and all it held. Unknown slots are ignored: a row may die twice.
+    /// [`StageModel::launch`], and waits for the step: one result per entry of `rows`, in that order.
+    ///
+    /// # Errors
+    /// Those of the launch and of [`PendingStep::wait`].
+    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+        Ok(self.launch(rows)?.wait()?.rows)
+    }
+
+    /// Frees a slot and all it held. Unknown slots are ignored: a row may die twice. Steps with the slot may be pending;
+    /// nobody uses what they say of it, and what they write must not reach the row that opens next.
     fn close(&mut self, slot: Slot);
 
     /// Rows that hold state now.
     fn live_rows(&self) -> usize;
+}
+
+/// What became of a launch.
+pub enum Launched {
+    /// The step has been computed.
+    Done(StepOutcome),
+    /// The device is at it.
+    Pending(Box<dyn PendingStep>),
+}
+
+impl Launched {
+    /// The outcome, waited for if need be.
+    ///
+    /// # Errors
+    /// Those of [`PendingStep::wait`].
+    pub fn wait(self) -> Result<StepOutcome, ModelError> {
+        match self {
+            Launched::Done(outcome) => Ok(outcome),
+            Launched::Pending(step) => step.wait(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Launched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Launched::Done(_)) { "Done" } else { "Pending" })
+    }
+}
+
+/// A step that a device computes. Steps are waited for in the order of their launch, on another thread than they were
+/// launched from. The model outlives every step it launched; after a failure steps are dropped without being waited for.
+pub trait PendingStep: Send {
+    /// Blocks until the step has run, and reads what it left behind.
+    ///
+    /// # Errors
+    /// [`ModelError::Device`] when the state of the model can no longer be trusted: it ends the runner.
+    fn wait(self: Box<Self>) -> Result<StepOutcome, ModelError>;
+}
+
+/// What a step did.
+#[derive(Debug, Default)]
+pub struct StepOutcome {
+    /// One result per entry of the launched rows, in that order. An `Err` fails that row alone.
+    pub rows: Vec<Result<RowOutput, ModelError>>,
+    /// How long the device was at it, where the device can tell.
+    pub device_time: Option<Duration>,
+}
+
+impl From<Vec<Result<RowOutput, ModelError>>> for StepOutcome {
+    fn from(rows: Vec<Result<RowOutput, ModelError>>) -> StepOutcome {
+        StepOutcome { rows, device_time: None }
+    }
 }
 
 /// Makes the stage model on the runner's thread. Holds the weights, so that they outlive a runner that died.

@@ -6,14 +6,17 @@ use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::ids::{Generation, RequestId, Seq, Slot, StageName};
-use omni_actors::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
+use omni_actors::model::stage::{
+    Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+};
 use omni_actors::model::{LoadError, ModelError};
 use omni_actors::telemetry::{EdgeMetrics, StageMetrics};
 use omni_actors::transfer::lease::LeaseBook;
 use omni_actors::transfer::payload::{End, Header, Kind, Part, Payload};
 use omni_actors::transfer::transport::{PayloadSender, TransportError, inproc};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// A stage and everything around it.
@@ -30,6 +33,9 @@ pub struct Rig {
 pub struct World {
     pub failed: Mutex<Vec<(RequestId, String)>>,
     pub acked: Mutex<HashMap<RequestId, u64>>,
+    /// Why the stage died; only where a test says that it may.
+    pub deaths: Mutex<Vec<String>>,
+    pub may_die: AtomicBool,
 }
 
 impl StageReports for World {
@@ -38,7 +44,8 @@ impl StageReports for World {
     }
     fn stage_done(&self, _: RequestId, _: StageName, _: End) {}
     fn stage_down(&self, _: StageName, reason: &str) {
-        panic!("the stage died: {reason}");
+        assert!(self.may_die.load(Ordering::Relaxed), "the stage died: {reason}");
+        self.deaths.lock().unwrap().push(reason.into());
     }
 }
 
@@ -70,6 +77,17 @@ pub async fn rig(
     scheduler: SchedulerConfig,
     faults: &[FaultRule],
 ) -> Rig {
+    watched(name, factory, scheduler, faults, Duration::from_secs(60)).await
+}
+
+/// A rig whose runner may be at one thing for as long as `watchdog`.
+pub async fn watched(
+    name: StageName,
+    factory: impl StageFactory + 'static,
+    scheduler: SchedulerConfig,
+    faults: &[FaultRule],
+    watchdog: Duration,
+) -> Rig {
     let (send, output) = flume::unbounded();
     let (input, inbound) = inproc(1 << 16);
     let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
@@ -85,7 +103,7 @@ pub async fn rig(
             max_restarts: 1,
             window: Duration::from_secs(1),
         },
-        watchdog: Duration::from_secs(60),
+        watchdog,
         faults: FaultPlan::new(faults),
         metrics: StageMetrics::new(name),
         outbound: kinds.map(edge).into(),
@@ -142,7 +160,7 @@ impl StageModel for Scripted {
     fn feed(&mut self, _: Slot, _: RowInput, _: bool) -> Result<(), ModelError> {
         Ok(())
     }
-    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
         let _ = self.script.steps.send(rows.to_vec());
         let outputs = rows.iter().map(|work| {
             let Some(done) = self.rows.get_mut(&work.slot) else { return Ok(RowOutput::default()) };
@@ -153,7 +171,7 @@ impl StageModel for Scripted {
             let finish = (*done >= self.script.stop || work.advance == 0).then_some(Finish::Stop);
             Ok(RowOutput { sampled: Some(*done), finish, emit: Emit::Codes(vec![*done]), ..RowOutput::default() })
         });
-        Ok(outputs.collect())
+        Ok(Launched::Done(outputs.collect::<Vec<_>>().into()))
     }
     fn close(&mut self, slot: Slot) {
         self.rows.remove(&slot);
@@ -187,11 +205,96 @@ impl StageModel for TimedModel {
     fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
         self.inner.feed(slot, input, end)
     }
-    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
         let start = Instant::now();
-        let result = self.inner.step(rows);
+        let result = self.inner.launch(rows);
         let _ = self.times.send((start, Instant::now()));
         result
+    }
+    fn close(&mut self, slot: Slot) {
+        self.inner.close(slot);
+    }
+    fn live_rows(&self) -> usize {
+        self.inner.live_rows()
+    }
+}
+
+/// A [`Script`] on a device that runs beside the host: its steps are pending until the test lets them end.
+pub struct Beside {
+    /// Each step, as it is launched.
+    pub launches: flume::Sender<Launch>,
+    pub stop: u32,
+}
+
+/// A step that a test holds. Dropped, the device has failed.
+#[derive(Debug)]
+pub struct Launch {
+    pub rows: Vec<RowWork>,
+    end: flume::Sender<Ending>,
+    model: Weak<()>,
+}
+
+#[derive(Debug)]
+enum Ending {
+    Well,
+    Panic,
+}
+
+impl Launch {
+    /// The device is done with the step.
+    pub fn end(self) {
+        self.end.send(Ending::Well).unwrap();
+    }
+    /// Whether the model that launched the step is still there.
+    pub fn model_lives(&self) -> bool {
+        self.model.strong_count() > 0
+    }
+    /// The thread that waits for the step panics.
+    pub fn panic(self) {
+        self.end.send(Ending::Panic).unwrap();
+    }
+}
+
+impl StageFactory for Beside {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        // Nobody listens to what the device would do; the launches below tell the same.
+        let script = Script { steps: flume::unbounded().0, stop: self.stop };
+        Ok(Box::new(BesideModel { inner: script.build()?, launches: self.launches.clone(), life: Arc::new(()) }))
+    }
+}
+
+struct BesideModel {
+    inner: Box<dyn StageModel>,
+    life: Arc<()>,
+    launches: flume::Sender<Launch>,
+}
+
+struct HeldStep {
+    rows: Vec<Result<RowOutput, ModelError>>,
+    ended: flume::Receiver<Ending>,
+}
+
+impl PendingStep for HeldStep {
+    fn wait(self: Box<Self>) -> Result<StepOutcome, ModelError> {
+        match self.ended.recv() {
+            Ok(Ending::Well) => Ok(self.rows.into()),
+            Ok(Ending::Panic) => panic!("the waiting thread dies"),
+            Err(_) => Err(ModelError::Device(candle_core::Error::Msg("the device is gone".into()))),
+        }
+    }
+}
+
+impl StageModel for BesideModel {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        self.inner.open(slot, spec)
+    }
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        self.inner.feed(slot, input, end)
+    }
+    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
+        let (end, ended) = flume::bounded(1);
+        let _ = self.launches.send(Launch { rows: rows.to_vec(), end, model: Arc::downgrade(&self.life) });
+        Ok(Launched::Pending(Box::new(HeldStep { rows: self.inner.step(rows)?, ended })))
     }
     fn close(&mut self, slot: Slot) {
         self.inner.close(slot);

@@ -32,7 +32,7 @@ trait LanguageModel {
         results: &mut [Result<RowOutput, ModelError>],
     ) -> Result<(), ModelError>;
 
-    /// One step: [`StageModel::step`](crate::model::stage::StageModel::step).
+    /// One step: [`StageModel::launch`](crate::model::stage::StageModel::launch).
     fn step_rows(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
         let mut results = Vec::with_capacity(work.len());
         let mut batch = Batch { input: Vec::new(), running: Vec::new() };

@@ -11,7 +11,9 @@
 use super::{Batch, LanguageModel, Running, in_vocabulary, not_open, refused};
 use crate::ids::Slot;
 use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
-use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use crate::model::stage::{
+    Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow,
+};
 use crate::model::talker::{PredictorCaches, Talker, TextSide};
 use crate::model::transformer::{KvCache, Segment};
 use crate::model::{LoadError, ModelError};
@@ -118,8 +120,8 @@ impl StageModel for TalkerStage {
         Ok(())
     }
 
-    fn step(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
-        self.step_rows(work)
+    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
+        Ok(Launched::Done(self.step_rows(work)?.into()))
     }
 
     fn close(&mut self, slot: Slot) {

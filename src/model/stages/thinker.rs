@@ -12,7 +12,7 @@ use super::{Batch, LanguageModel, in_vocabulary, not_open, refused};
 use crate::ids::Slot;
 use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::model::stage::{
-    Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,
+    Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,
 };
 use crate::model::thinker::Thinker;
 use crate::model::transformer::{KvCache, Segment};
@@ -110,8 +110,8 @@ impl StageModel for ThinkerStage {
         Ok(())
     }
 
-    fn step(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
-        self.step_rows(work)
+    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
+        Ok(Launched::Done(self.step_rows(work)?.into()))
     }
 
     fn close(&mut self, slot: Slot) {

@@ -6,7 +6,7 @@
 
 use super::not_open;
 use crate::ids::Slot;
-use crate::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
+use crate::model::stage::{Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
 use crate::model::vocoder::{Context, Contexts, Stream, Vocoder};
 use crate::model::{LoadError, ModelError};
 use std::cell::RefCell;
@@ -97,9 +97,10 @@ impl StageModel for VocoderStage {
         Ok(())
     }
 
-    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
         // Streams one after the other: their products are large enough to fill a CPU's pipes alone.
-        rows.iter().map(|work| self.advance(*work)).collect()
+        let results: Vec<_> = rows.iter().map(|work| self.advance(*work)).collect::<Result<_, _>>()?;
+        Ok(Launched::Done(results.into()))
     }
 
     fn close(&mut self, slot: Slot) {

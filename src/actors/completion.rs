@@ -1,0 +1,308 @@
+//! What is known of a step only after it has run: which units and tokens came of it, under which leases they travel, how
+//! long it took. The launch thread hands everything over here and goes on.
+//!
+//! A model that computes inside its launch is completed on the launch thread, where the outcome is. With the first step
+//! that is [pending](crate::model::stage::PendingStep) a thread begins that waits for the device and does nothing else;
+//! from then on the launch thread is steps ahead of it.
+
+use super::model_runner::{RunnerMessage, failure};
+use super::packager::Output;
+use super::sampler::{SamplerMessage, Ticket, TicketRow};
+use super::stage::{ActorFailure, Incarnation, Wants};
+use crate::core::scheduler::{Plan, PlannedRow, RowDone};
+use crate::ids::{RequestId, Seq, Slot};
+use crate::model::ModelError;
+use crate::model::stage::{Emit, Finish, Launched, RowOutput};
+use crate::transfer::payload::End;
+use ractor::ActorRef;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// What the launch thread did, in its order.
+pub(super) enum Event {
+    /// A slot has a new row.
+    Opened { slot: Slot, wants: Wants },
+    /// A row could not be opened or fed.
+    RowFailed { request: RequestId, reason: String },
+    /// A step was launched.
+    Step(LaunchedStep),
+    /// A slot is free.
+    Closed(Slot),
+}
+
+/// A step, and when its launch began and returned.
+pub(super) struct LaunchedStep {
+    pub plan: Plan,
+    pub launched: Launched,
+    pub began: Instant,
+    pub returned: Instant,
+}
+
+/// What ends a runner.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RunnerError {
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Stage(#[from] ActorFailure),
+}
+
+/// Where the launch thread hands over: here and now, or to the completion thread. Dropping it waits until that thread has
+/// seen every step through.
+pub(super) struct HandOver {
+    stage: Arc<Incarnation>,
+    actor: ActorRef<RunnerMessage>,
+    to: To,
+}
+
+enum To {
+    Here(Completion),
+    Thread { events: flume::Sender<Event>, thread: JoinHandle<()> },
+    Nobody,
+}
+
+impl HandOver {
+    pub fn new(stage: Arc<Incarnation>, actor: ActorRef<RunnerMessage>) -> HandOver {
+        let to = To::Here(Completion::new(Arc::clone(&stage)));
+        HandOver { stage, actor, to }
+    }
+
+    /// Passes an event on. Waits for nobody.
+    pub fn tell(&mut self, event: Event) -> Result<(), RunnerError> {
+        if let Event::Step(LaunchedStep { launched: Launched::Pending(_), .. }) = &event {
+            self.begin_thread()?;
+        }
+        match &mut self.to {
+            To::Here(completion) => completion.handle(event),
+            To::Thread { events, .. } => Ok(events.try_send(event).map_err(|_| ActorFailure::Queue("completion"))?),
+            To::Nobody => Ok(()),
+        }
+    }
+
+    fn begin_thread(&mut self) -> Result<(), RunnerError> {
+        match std::mem::replace(&mut self.to, To::Nobody) {
+            To::Here(completion) => {
+                // Whatever the launch thread does, it was commanded to: no more can wait here than in its own queue.
+                let (events, queue) = flume::bounded(self.stage.commands.send.capacity().unwrap_or(1));
+                let actor = self.actor.clone();
+                let thread = std::thread::Builder::new()
+                    .name(format!("{}-completion", self.stage.setup.name))
+                    .spawn(move || run(completion, &queue, &actor))
+                    .map_err(|error| ActorFailure::Runner(format!("no completion thread: {error}")))?;
+                self.to = To::Thread { events, thread };
+            }
+            already => self.to = already,
+        }
+        Ok(())
+    }
+}
+
+impl Drop for HandOver {
+    fn drop(&mut self) {
+        if let To::Thread { events, thread } = std::mem::replace(&mut self.to, To::Nobody) {
+            drop(events);
+            // A panic over there has been reported from there.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The completion thread, whatever happens on it.
+fn run(mut completion: Completion, queue: &flume::Receiver<Event>, actor: &ActorRef<RunnerMessage>) {
+    let stage = Arc::clone(&completion.stage);
+    let died = failure(|| {
+        while let Ok(event) = queue.recv() {
+            stage.pulse.completion.take(stage.now());
+            completion.handle(event)?;
+            stage.pulse.completion.rest();
+        }
+        Ok::<_, RunnerError>(())
+    });
+    stage.pulse.completion.rest();
+    // Before the queue closes, so that the launch thread's complaint about it comes second.
+    if let Some(reason) = died {
+        let _ = actor.cast(RunnerMessage::Died(reason));
+    }
+}
+
+/// Makes tickets of outcomes.
+struct Completion {
+    stage: Arc<Incarnation>,
+    rows: HashMap<Slot, Row>,
+    last_step: Option<(Instant, Vec<Slot>)>,
+}
+
+struct Row {
+    wants: Wants,
+    units: u32,
+    tokens: u32,
+}
+
+impl Completion {
+    fn new(stage: Arc<Incarnation>) -> Completion {
+        Completion { stage, rows: HashMap::new(), last_step: None }
+    }
+
+    fn handle(&mut self, event: Event) -> Result<(), RunnerError> {
+        match event {
+            Event::Opened { slot, wants } => {
+                self.rows.insert(slot, Row { wants, units: 0, tokens: 0 });
+            }
+            Event::RowFailed { request, reason } => self.hand_over(Ticket::RowFailed { request, reason })?,
+            Event::Step(step) => self.step(step)?,
+            Event::Closed(slot) => {
+                self.rows.remove(&slot);
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, step: LaunchedStep) -> Result<(), RunnerError> {
+        let LaunchedStep { plan, launched, began, returned } = step;
+        let pending = matches!(launched, Launched::Pending(_));
+        let outcome = launched.wait()?;
+        let ended = if pending { Instant::now() } else { returned };
+        if self.stage.pulse.is_stopping() {
+            return Ok(());
+        }
+        let time = Span { began, returned, ended, device: outcome.device_time };
+        let rows =
+            plan.rows.iter().zip(outcome.rows).map(|(planned, result)| self.ticket_row(planned, result)).collect();
+        self.measure(&plan, &time, pending);
+        self.hand_over(Ticket::Step { step: plan.step, ended, rows })?;
+        Ok(())
+    }
+
+    fn ticket_row(&mut self, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {
+        let request = planned.request;
+        let output = match result {
+            Ok(output) => output,
+            Err(error) => return TicketRow::Failed { request, reason: error.to_string() },
+        };
+        let idle = TicketRow::Done { done: RowDone { request, emitted: 0, finished: false }, output: None };
+        let Some(row) = self.rows.get_mut(&planned.slot) else { return idle };
+        if output.stale {
+            return idle;
+        }
+        let (units, bytes) = match &output.emit {
+            Emit::None => (0, 0),
+            Emit::Rows(rows) => (rows.dim(0).unwrap_or(0) as u32, rows.elem_count() * rows.dtype().size_in_bytes()),
+            Emit::Codes(codes) => (1, codes.len() * 4),
+            Emit::Audio(samples) => (planned.advance, samples.len() * 4),
+        };
+        let end = output.finish.map(|finish| match finish {
+            Finish::Stop => End::Stop,
+            Finish::Length => End::Length,
+        });
+        let token = output.sampled.filter(|_| row.wants.tokens).map(|token| (Seq(row.tokens), token));
+        let seq = Seq(row.units);
+        row.units += units;
+        row.tokens += u32::from(token.is_some());
+        let emitted = if row.wants.speech { units } else { u32::from(token.is_some()) };
+        let done = RowDone { request, emitted, finished: end.is_some() };
+        let nothing = units == 0 && token.is_none() && end.is_none();
+        let output = (!nothing).then(|| {
+            let lease = self.stage.setup.leases.lease(bytes);
+            Output { request, wants: row.wants, seq, units, emit: output.emit, token, end, lease }
+        });
+        TicketRow::Done { done, output }
+    }
+
+    /// The only wake-up of a step's completion.
+    fn hand_over(&self, ticket: Ticket) -> Result<(), ActorFailure> {
+        self.stage.tickets.send.try_send(ticket).map_err(|_| ActorFailure::Queue("ticket"))?;
+        if let Some(sampler) = self.stage.sampler.get() {
+            let _ = sampler.cast(SamplerMessage::Ready);
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, plan: &Plan, time: &Span, pending: bool) {
+        let metrics = &self.stage.setup.metrics;
+        let last = self.last_step.as_ref();
+        metrics.steps.increment(1);
+        metrics.step_seconds.record(time.step(last.map(|(ended, _)| *ended)));
+        metrics.batch_rows.record(plan.rows.len() as f64);
+        metrics.units.increment(plan.rows.iter().map(|row| u64::from(row.advance)).sum());
+        let slots: Vec<_> = plan.rows.iter().map(|row| row.slot).collect();
+        if let Some((last, before)) = last
+            && slots.iter().any(|slot| before.contains(slot))
+        {
+            metrics.bubble_seconds.record(time.bubble(*last, pending));
+        }
+        self.last_step = Some((time.ended, slots));
+    }
+}
+
+/// When things happened to a step.
+struct Span {
+    /// Its launch began and returned.
+    began: Instant,
+    returned: Instant,
+    /// It had run.
+    ended: Instant,
+    /// For how long it ran, if the device can tell.
+    device: Option<Duration>,
+}
+
+impl Span {
+    /// How long the step ran. Steps run one after the other: without word from the device, it is taken to have begun when
+    /// it was launched or the one before had ended, whatever came last.
+    fn step(&self, last: Option<Instant>) -> Duration {
+        let begun = last.map_or(self.began, |last| last.max(self.began));
+        self.device.unwrap_or_else(|| self.ended.saturating_duration_since(begun))
+    }
+
+    /// How long the device had nothing to do before the step, after the one before had ended.
+    fn bubble(&self, last: Instant, pending: bool) -> Duration {
+        if pending && self.returned <= last {
+            return Duration::ZERO;
+        }
+        let begun = self.device.and_then(|device| self.ended.checked_sub(device)).unwrap_or(self.began);
+        begun.max(self.began).saturating_duration_since(last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn span(start: Instant, began: u64, returned: u64, ended: u64, device: Option<u64>) -> Span {
+        let at = |at| start + ms(at);
+        Span { began: at(began), returned: at(returned), ended: at(ended), device: device.map(ms) }
+    }
+
+    #[test]
+    fn a_step_launched_before_the_last_one_ended_leaves_no_bubble() {
+        let start = Instant::now();
+        let last = start + ms(10);
+        assert_eq!(span(start, 3, 4, 15, None).bubble(last, true), ms(0));
+        assert_eq!(span(start, 3, 4, 15, Some(5)).bubble(last, true), ms(0));
+    }
+
+    #[test]
+    fn a_step_launched_late_leaves_a_bubble_up_to_its_launch_or_its_start_on_the_device() {
+        let start = Instant::now();
+        let last = start + ms(10);
+        assert_eq!(span(start, 12, 13, 20, None).bubble(last, true), ms(2));
+        assert_eq!(span(start, 12, 13, 20, Some(6)).bubble(last, true), ms(4));
+        assert_eq!(span(start, 9, 11, 20, Some(8)).bubble(last, true), ms(2), "its launch returned too late");
+        assert_eq!(span(start, 12, 20, 20, None).bubble(last, false), ms(2), "a step that a launch computes");
+    }
+
+    #[test]
+    fn a_step_takes_what_the_device_says_or_the_time_it_had_the_device_to_itself() {
+        let start = Instant::now();
+        let last = Some(start + ms(10));
+        assert_eq!(span(start, 3, 4, 15, Some(4)).step(last), ms(4));
+        assert_eq!(span(start, 3, 4, 15, None).step(last), ms(5));
+        assert_eq!(span(start, 12, 13, 15, None).step(last), ms(3));
+        assert_eq!(span(start, 12, 13, 15, None).step(None), ms(3));
+    }
+}

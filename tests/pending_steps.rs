@@ -1,0 +1,215 @@
+//! A stage whose device computes beside the host: steps are launched and end when the test lets them.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/stage.rs"]
+mod support;
+
+use omni_actors::actors::{Admission, State, Wants};
+use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::ids::{Generation, RequestId, StageName};
+use omni_actors::model::stage::{RowSpec, VocoderRow};
+use omni_actors::transfer::payload::{Part, Payload};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+use support::{Beside, Launch, Rig, rig, scheduler, watched};
+
+const ONE: RequestId = RequestId(1);
+const TWO: RequestId = RequestId(2);
+
+fn row(request: RequestId) -> Admission {
+    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free };
+    let wants = Wants { tokens: false, speech: true };
+    Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants }
+}
+
+fn ahead(run_ahead: u32) -> SchedulerConfig {
+    SchedulerConfig { run_ahead, ..scheduler() }
+}
+
+async fn stage(stop: u32, config: SchedulerConfig, faults: &[FaultRule]) -> (Rig, flume::Receiver<Launch>) {
+    let (launches, seen) = flume::unbounded();
+    (rig(StageName::Talker, Beside { launches, stop }, config, faults).await, seen)
+}
+
+async fn some(launches: &flume::Receiver<Launch>, count: usize) -> Vec<Launch> {
+    let mut held = Vec::new();
+    for _ in 0..count {
+        held.push(launches.recv_async().await.unwrap());
+    }
+    held
+}
+
+fn codes(payload: &Payload) -> Vec<u32> {
+    let parts = payload.parts.iter();
+    parts.flat_map(|part| if let Part::U32(codes) = part { codes.clone() } else { panic!("{part:?}") }).collect()
+}
+
+/// Codes of a request in the order of their arrival, until `count` are there.
+async fn heard(rig: &Rig, request: RequestId, count: usize) -> Vec<u32> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let payload = rig.output.recv_async().await.unwrap();
+        if payload.header.request == request {
+            assert_eq!(payload.header.seq.0 as usize, all.len(), "units come once and in order");
+            all.extend(codes(&payload));
+        }
+    }
+    all
+}
+
+async fn idle(rig: &Rig) {
+    while rig.stage.load() != Default::default() {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn death(rig: &Rig) -> String {
+    loop {
+        if let Some(reason) = rig.world.deaths.lock().unwrap().first() {
+            return reason.clone();
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn second_life(rig: &Rig) {
+    let second = |status: &omni_actors::actors::StageStatus| {
+        status.state == State::Running && status.generation == Generation(2)
+    };
+    rig.stage.status().wait_for(second).await.unwrap();
+}
+
+/// Invariants 2 and 3.
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_steps_as_run_ahead_allows_are_out_before_the_first_has_ended() {
+    let (rig, launches) = stage(100, ahead(3), &[]).await;
+    rig.admit(row(ONE));
+    let mut held = some(&launches, 3).await;
+    assert!(rig.output.is_empty(), "no step has ended");
+    held.remove(0).end();
+    held.extend(some(&launches, 1).await);
+    assert_eq!(heard(&rig, ONE, 1).await, [1]);
+    assert!(launches.is_empty() && rig.output.is_empty(), "one ended, so one more is out");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn outcomes_are_heard_in_the_order_of_the_launches() {
+    let (rig, launches) = stage(100, ahead(3), &[]).await;
+    rig.admit(row(ONE));
+    let mut held = some(&launches, 3).await;
+    held.pop().unwrap().end();
+    held.pop().unwrap().end();
+    assert!(rig.output.is_empty() && launches.is_empty(), "the first step has not ended");
+    held.pop().unwrap().end();
+    assert_eq!(heard(&rig, ONE, 3).await, [1, 2, 3]);
+}
+
+/// Invariant 3.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_stops_while_later_steps_are_out_is_heard_to_its_end_and_no_further() {
+    let (rig, launches) = stage(2, ahead(4), &[]).await;
+    rig.admit(row(ONE));
+    let held = some(&launches, 4).await;
+    held.into_iter().for_each(Launch::end);
+    assert_eq!(heard(&rig, ONE, 2).await, [1, 2]);
+    idle(&rig).await;
+    assert!(rig.output.is_empty(), "what was computed in vain is not heard");
+    assert!(rig.world.failed.lock().unwrap().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_closed_and_given_away_while_its_step_is_out_confuses_nobody() {
+    let (rig, launches) = stage(3, SchedulerConfig { slots: 1, ..ahead(2) }, &[]).await;
+    rig.admit(row(ONE));
+    let held = some(&launches, 2).await;
+    rig.stage.abort(ONE);
+    rig.admit(row(TWO));
+    held.into_iter().for_each(Launch::end);
+    for _ in 0..3 {
+        some(&launches, 1).await.remove(0).end();
+    }
+    assert_eq!(heard(&rig, TWO, 3).await, [1, 2, 3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_join_a_step_while_others_are_out() {
+    let (rig, launches) = stage(100, ahead(2), &[]).await;
+    rig.admit(row(ONE));
+    let mut held = some(&launches, 2).await;
+    rig.admit(row(TWO));
+    held.remove(0).end();
+    let joined = some(&launches, 1).await;
+    assert_eq!(joined[0].rows.len(), 2);
+    held.into_iter().chain(joined).for_each(Launch::end);
+    assert_eq!(heard(&rig, TWO, 1).await, [1]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_works() {
+    let (rig, launches) = stage(3, ahead(2), &[]).await;
+    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.admit(row(ONE));
+    drop(some(&launches, 2).await);
+    let reason = death(&rig).await;
+    assert!(reason.contains("the device is gone"), "{reason}");
+    second_life(&rig).await;
+    rig.admit(row(TWO));
+    for _ in 0..3 {
+        some(&launches, 1).await.remove(0).end();
+    }
+    assert_eq!(heard(&rig, TWO, 3).await, [1, 2, 3]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_panic_on_the_completion_thread_ends_the_stage() {
+    let (rig, launches) = stage(3, ahead(1), &[]).await;
+    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.admit(row(ONE));
+    some(&launches, 1).await.remove(0).panic();
+    let reason = death(&rig).await;
+    assert!(reason.contains("panic: the waiting thread dies"), "{reason}");
+    second_life(&rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
+    let third =
+        FaultRule { stage: StageName::Talker, point: FaultPoint::Runner, kind: FaultKind::Error, nth: 3, times: 1 };
+    let (rig, launches) = stage(100, ahead(3), &[third]).await;
+    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.admit(row(ONE));
+    let held = some(&launches, 2).await;
+    let reason = death(&rig).await;
+    assert!(reason.contains("injected fault"), "told at once: {reason}");
+    assert!(held.iter().all(Launch::model_lives), "a model outlives its steps");
+    assert_eq!(rig.stage.status().borrow().generation, Generation(1));
+    held.into_iter().for_each(Launch::end);
+    second_life(&rig).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_that_is_stopped_waits_for_its_steps() {
+    let (rig, launches) = stage(100, ahead(2), &[]).await;
+    rig.admit(row(ONE));
+    let held = some(&launches, 2).await;
+    let stage = std::sync::Arc::clone(&rig.stage);
+    let stopped = tokio::spawn(async move { stage.stop().await });
+    assert!(held.iter().all(Launch::model_lives));
+    held.into_iter().for_each(Launch::end);
+    stopped.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_never_ends_is_noticed_by_the_watchdog() {
+    let (launches, seen) = flume::unbounded();
+    let factory = Beside { launches, stop: 100 };
+    let rig = watched(StageName::Talker, factory, ahead(2), &[], Duration::from_millis(200)).await;
+    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.admit(row(ONE));
+    let held = some(&seen, 2).await;
+    let reason = death(&rig).await;
+    assert!(reason.contains("has not turned"), "{reason}");
+    held.into_iter().for_each(Launch::end);
+    second_life(&rig).await;
+}
