@@ -53,6 +53,17 @@ fn check_opens_the_checkpoint() {
 }
 
 #[test]
+fn a_gpu_that_is_not_there_is_refused_and_nothing_starts() {
+    for command in ["check", "run"] {
+        let config = "configs/example.toml";
+        let done = omni([command, config, "--set", "device.kind=cuda", "--set", "device.index=63"]).run();
+        done.exits(2);
+        let told = done.stdout.clone() + &done.stderr;
+        assert!(told.contains("device.kind = \"cuda\"") && told.contains("use \"cpu\" or \"auto\""), "{told}");
+    }
+}
+
+#[test]
 fn a_missing_config_is_told_by_name() {
     omni(["check", "no/such.toml"]).run().exits(2).tells("cannot read no/such.toml");
     omni(["run", "no/such.toml"]).run().exits(2).tells("cannot read no/such.toml");

@@ -1,7 +1,7 @@
 //! The config file: what it says, what it refuses, and that its documentation is true.
 #![allow(clippy::unwrap_used)]
 
-use omni_actors::config::{self, CheckpointSource, Config, ConfigError, LogFormat, Override};
+use omni_actors::config::{self, CheckpointSource, Config, ConfigError, DeviceKind, LogFormat, Override, WeightsKind};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::{Frames, StageName};
 use std::net::SocketAddr;
@@ -91,7 +91,7 @@ transport = \"carrier pigeon\"
     assert_eq!(
         problems(text),
         [
-            "line 3: stages.talker.run_ahead = 0: must be a whole number from 1 to 8",
+            "line 3: stages.talker.run_ahead = 0: must be \"auto\" or a whole number from 1 to 8",
             "line 4: stages.talker.widow: unknown key; did you mean `stages.talker.window`?",
             "line 6: sever: unknown section; did you mean `server`?",
             "line 10: server.listen = \"localhost\": must be an address and a port, such as \"127.0.0.1:8080\"",
@@ -174,15 +174,43 @@ fn fault_rules_need_a_place_and_a_kind() {
 }
 
 #[test]
+fn what_nobody_said_depends_on_the_device() {
+    let config = parse("[device]\nkind = \"cuda\"\nkv_memory = \"8GiB\"\n[stages.thinker]\nmax_batch = 5").unwrap();
+    assert_eq!(config.device.kind, Some(DeviceKind::Cuda));
+    assert_eq!(config.device.kv_memory, Some(8 << 30));
+    let vocoder = |on| (config.max_batch(StageName::Code2wav, on), config.run_ahead(StageName::Code2wav, on));
+    assert_eq!(vocoder(DeviceKind::Cpu), (1, 1));
+    assert_eq!(vocoder(DeviceKind::Cuda), (32, 2));
+    assert_eq!(config.max_batch(StageName::Talker, DeviceKind::Cuda), 128);
+    assert_eq!(config.max_batch(StageName::Thinker, DeviceKind::Cuda), 5);
+}
+
+#[test]
+fn a_device_that_makes_no_sense_is_refused() {
+    for (text, told) in [
+        ("[device]\nkv_memory = \"8\"", "must be \"auto\" or a size in quotes of at least 16MiB"),
+        ("[device]\nkind = \"cpu\"\ndtype = \"bf16\"", "must be \"auto\" or \"f32\" on a CPU"),
+        ("[stages.talker]\nbuckets = [2, 1]", "must be a list of 1 to 16 ascending whole numbers"),
+        ("[stages.talker]\nmax_batch = 200", "must end with at least stages.talker.max_batch, 200"),
+        ("[model]\nload_format = \"random\"", "needs model.checkpoint"),
+    ] {
+        let problems = problems(text);
+        assert!(problems.len() == 1 && problems[0].contains(told), "{text}: {problems:?}");
+    }
+    let random = parse("[model]\ncheckpoint = \"x\"\nload_format = \"random\"\nseed = 7").unwrap();
+    assert_eq!(random.model.weights, WeightsKind::Random { seed: 7 });
+}
+
+#[test]
 fn an_override_wins_over_the_file() {
     let overrides: Vec<Override> =
         ["server.listen=127.0.0.1:0", "stages.talker.run_ahead=1"].iter().map(|text| text.parse().unwrap()).collect();
     let config = config::parse("[stages.talker]\nrun_ahead = 3", Path::new(""), &overrides).unwrap();
     assert_eq!(config.server.listen, "127.0.0.1:0".parse::<SocketAddr>().unwrap());
-    assert_eq!(config.stage(StageName::Talker).run_ahead, 1);
+    assert_eq!(config.stage(StageName::Talker).run_ahead, Some(1));
     let wrong: Override = "stages.talker.run_ahead=99".parse().unwrap();
     let told = config::parse("", Path::new(""), &[wrong]).unwrap_err().to_string();
-    assert_eq!(told, "stages.talker.run_ahead = 99: must be a whole number from 1 to 8");
+    assert_eq!(told, "stages.talker.run_ahead = 99: must be \"auto\" or a whole number from 1 to 8");
 }
 
 #[test]

@@ -78,7 +78,7 @@ async fn run_ahead_and_transport_change_nothing_that_is_heard() {
     for (run_ahead, transport) in [(1, TransportKind::Inproc), (3, TransportKind::Inproc), (2, TransportKind::Wire)] {
         let engine = engine(&voice(), |config| {
             config.transfer.transport = transport;
-            config.stages.iter_mut().for_each(|stage| stage.run_ahead = run_ahead);
+            config.stages.iter_mut().for_each(|stage| stage.run_ahead = Some(run_ahead));
         })
         .await;
         answers.push(say(&engine, speech("Please bring two cups of coffee.", 5)).await);

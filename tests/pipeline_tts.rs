@@ -168,7 +168,7 @@ async fn run_ahead_transport_and_chunks_change_nothing_that_is_heard() {
     let mut answers = Vec::new();
     for (run_ahead, transport) in [(1, TransportKind::Inproc), (4, TransportKind::Wire)] {
         let engine = tts("base", |config| {
-            config.stages.iter_mut().for_each(|stage| stage.run_ahead = run_ahead);
+            config.stages.iter_mut().for_each(|stage| stage.run_ahead = Some(run_ahead));
             config.stages[2].chunk_ramp = vec![Frames(run_ahead as u32)];
             config.stages[2].prefill_chunk = run_ahead as u32;
             config.stages[1].prefill_chunk = if run_ahead == 1 { 3 } else { 256 };

@@ -1,10 +1,10 @@
 //! `omni-actors check`: is this config right, and what does it mean?
 
 use super::EmbeddedFiles;
-use super::model::{open, read};
-use crate::config::{CheckpointSource, Config, ConfigError, Override, format_duration};
-use crate::model::Checkpoint;
+use super::model::{device, open, read};
+use crate::config::{CheckpointSource, Config, ConfigError, Override, WeightsKind, format_duration};
 use crate::model::hf::{Family, Variant};
+use crate::model::{Checkpoint, DeviceChoice};
 use anyhow::Context;
 use clap::Args;
 use std::path::PathBuf;
@@ -30,11 +30,12 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
     let place = args.config.display().to_string();
     let checked = read(Some(&args.config), &args.set).and_then(|config| {
         let checkpoint = open(&config, embedded)?;
-        Ok((config, checkpoint))
+        let device = device(&config)?;
+        Ok((config, checkpoint, device))
     });
     match checked {
-        Ok((config, checkpoint)) => {
-            println!("{place}: ok\n{}", summary(&config, &checkpoint));
+        Ok((config, checkpoint, device)) => {
+            println!("{place}: ok\n{}", summary(&config, &checkpoint, &device));
             Ok(())
         }
         Err(error) => {
@@ -53,7 +54,7 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
     }
 }
 
-fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
+fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> String {
     let listen = config.server.listen;
     let reach = if listen.ip().is_loopback() { "this machine only" } else { "reachable from outside" };
     let source = match &config.model.checkpoint {
@@ -63,7 +64,8 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
     let family = checkpoint.family();
     let mut lines = vec![
         format!("listens   {listen} ({reach})"),
-        format!("model     {} ({source})", config.model.name),
+        format!("model     {} ({source}){}", config.model.name, weights(config)),
+        format!("device    {} {}, {} ({})", device.kind.as_str(), device.index, device.dtype.as_str(), device.why),
         format!("voices    {}", voices(config, family)),
         format!(
             "limits    {} requests of at most {} characters and {}",
@@ -79,8 +81,8 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
         lines.push(format!(
             "{:<9} batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
-            stage.max_batch,
-            stage.run_ahead,
+            config.max_batch(*name, device.kind),
+            config.run_ahead(*name, device.kind),
             stage.window
         ));
     }
@@ -88,6 +90,13 @@ fn summary(config: &Config, checkpoint: &Checkpoint) -> String {
         lines.push(format!("faults    {} rules: this server will break on purpose", config.faults.len()));
     }
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+fn weights(config: &Config) -> String {
+    match config.model.weights {
+        WeightsKind::Stored => String::new(),
+        WeightsKind::Random { seed } => format!(", random weights of seed {seed}: what it says is noise"),
+    }
 }
 
 fn voices(config: &Config, family: &Family) -> String {

@@ -1,8 +1,9 @@
 //! Which config and which checkpoint a command works with, and whether the two fit.
 
 use super::EmbeddedFiles;
-use crate::config::{self, CheckpointSource, Config, ConfigError, Override, Problem};
-use crate::model::Checkpoint;
+use crate::config::{self, CheckpointSource, Config, ConfigError, DeviceKind, Override, Problem};
+use crate::model::device::NoDevice;
+use crate::model::{Checkpoint, DeviceChoice};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -43,14 +44,26 @@ pub(super) fn read(path: Option<&Path>, overrides: &[Override]) -> Result<Config
     }
 }
 
+fn problem(key: &str, value: String, message: String) -> ConfigError {
+    ConfigError::Problems(vec![Problem { line: None, key: key.to_owned(), value: Some(value), message }])
+}
+
+/// What the stages of a config would run on.
+///
+/// # Errors
+/// One problem when the config insists on a GPU that cannot be used.
+pub(super) fn device(config: &Config) -> Result<DeviceChoice, ConfigError> {
+    let asked = config.device.kind.map_or("auto", DeviceKind::as_str);
+    let refused = |error: NoDevice| problem("device.kind", format!("{asked:?}"), error.to_string());
+    DeviceChoice::resolve(&config.device).map_err(refused)
+}
+
 /// Opens the checkpoint of a config, headers only, and checks what the config says about it.
 ///
 /// # Errors
-/// One problem each for a checkpoint that cannot be opened and for keys that do not fit it.
+/// One problem each for a checkpoint that cannot be opened and for keys that do not fit it or this machine.
 pub(super) fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<Checkpoint, ConfigError> {
-    let problem = |key: &str, value: String, message: String| {
-        ConfigError::Problems(vec![Problem { line: None, key: key.to_owned(), value: Some(value), message }])
-    };
+    device(config)?;
     let opened = match (&config.model.checkpoint, embedded) {
         (CheckpointSource::Folder(folder), _) => Checkpoint::open(folder),
         (CheckpointSource::Embedded, Some(files)) => Checkpoint::embedded(files),

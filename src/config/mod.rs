@@ -3,15 +3,17 @@
 //! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test. `resolve.rs` declares each
 //! key once: its default, what is allowed and what it means come from there.
 
+mod device;
 mod document;
 mod error;
 mod reader;
 mod resolve;
 mod units;
 
+pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use resolve::{Declared, Override, declared, load, load_faults, parse};
-pub use units::format_duration;
+pub use units::{format_bytes, format_duration};
 
 use crate::ids::{Frames, StageName};
 use std::net::SocketAddr;
@@ -23,6 +25,8 @@ use std::time::Duration;
 pub struct Config {
     /// What is served.
     pub model: ModelConfig,
+    /// What computes.
+    pub device: DeviceConfig,
     /// How speech requests are turned into prompts and sentences.
     pub speech: SpeechConfig,
     /// The HTTP surface.
@@ -64,10 +68,24 @@ impl Config {
 pub struct ModelConfig {
     /// Where the weights are.
     pub checkpoint: CheckpointSource,
+    /// What they are.
+    pub weights: WeightsKind,
     /// The name clients see; the folder's name if the file says nothing.
     pub name: String,
     /// Speaker of requests that name none; the checkpoint's first if the file says nothing.
     pub default_voice: Option<String>,
+}
+
+/// What the weights are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightsKind {
+    /// Those of the checkpoint's files.
+    Stored,
+    /// Random numbers of the right shapes: for measuring without a download.
+    Random {
+        /// Which ones.
+        seed: u64,
+    },
 }
 
 /// Where the weights are.
@@ -163,17 +181,21 @@ pub struct ReferenceAudioConfig {
 /// `[stages.NAME]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageConfig {
-    /// Rows that advance together in one step.
-    pub max_batch: usize,
+    /// Rows that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
+    pub max_batch: Option<usize>,
     /// Prompt positions computed in one step, so that a long prompt does not stall running rows. For the vocoder, which
     /// has no prompt, the frames of its largest chunk.
     pub prefill_chunk: u32,
-    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order.
-    pub run_ahead: usize,
+    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what suits
+    /// the device, see [`Config::run_ahead`].
+    pub run_ahead: Option<usize>,
     /// Units that a row may be ahead of what the next stage has taken over; then it pauses.
     pub window: u32,
     /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
     pub chunk_ramp: Vec<Frames>,
+    /// Talker only, empty for the others: rows, ascending, for which a GPU has a captured graph of a frame. A step runs
+    /// the smallest that holds its rows.
+    pub buckets: Vec<u32>,
 }
 
 /// `[transfer]`

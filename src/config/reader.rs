@@ -44,6 +44,19 @@ impl Reader {
         self.value(key, &default.to_string(), allowed, read).unwrap_or(default)
     }
 
+    /// A whole number, or `"auto"`: `None`.
+    pub fn auto_int<T>(&mut self, key: &str, range: RangeInclusive<T>) -> Option<T>
+    where
+        T: Copy + PartialOrd + Display + TryFrom<i64>,
+    {
+        let allowed = format!("\"auto\" or a whole number from {} to {}", range.start(), range.end());
+        self.value(key, "\"auto\"", allowed, |value| match value {
+            Value::String(word) if word == "auto" => Some(None),
+            other => Some(Some(T::try_from(other.as_integer()?).ok().filter(|number| range.contains(number))?)),
+        })
+        .flatten()
+    }
+
     /// A duration in quotes.
     pub fn duration(&mut self, key: &str, default: Duration, range: RangeInclusive<Duration>) -> Duration {
         let allowed = format!(

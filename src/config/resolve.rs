@@ -4,9 +4,11 @@ use super::document::Document;
 use super::error::{ConfigError, Problem};
 pub use super::reader::Declared;
 use super::reader::Reader;
+use super::units::parse_bytes;
 use super::{
-    CheckpointSource, Config, LimitsConfig, LogFormat, ModelConfig, ReferenceAudioConfig, ServerConfig, SpeechConfig,
-    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
+    CheckpointSource, Config, DeviceConfig, DeviceKind, LimitsConfig, LogFormat, ModelConfig, Precision,
+    ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig,
+    TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use crate::fault::{FaultKind, FaultPoint, FaultRule};
 use crate::ids::{Frames, StageName};
@@ -110,6 +112,7 @@ const DAY: Duration = secs(24 * 3600);
 
 fn config(r: &mut Reader, base: &Path) -> Config {
     let model = model(r, base);
+    let device = device(r);
     let speech = SpeechConfig {
         prompt: prompt(r),
         max_segment_chars: segment_chars(r),
@@ -138,6 +141,13 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     let voices = voices(r, base);
     let reference_audio = reference_audio(r, base);
     let stages = StageName::ALL.map(|name| stage(r, name));
+    let talker = &stages[StageName::Talker as usize];
+    if let (Some(rows), Some(largest)) = (talker.max_batch, talker.buckets.last())
+        && rows > *largest as usize
+        && device.kind != Some(DeviceKind::Cpu)
+    {
+        r.complain("stages.talker.buckets", format!("must end with at least stages.talker.max_batch, {rows}"));
+    }
     let transfer = TransferConfig {
         transport: r
             .choice("transfer.transport", "inproc", &[("inproc", TransportKind::Inproc), ("wire", TransportKind::Wire)])
@@ -167,7 +177,20 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             .unwrap_or(LogFormat::Text),
     };
     let faults = faults(r);
-    Config { model, speech, server, limits, voices, reference_audio, stages, transfer, supervision, telemetry, faults }
+    Config {
+        model,
+        device,
+        speech,
+        server,
+        limits,
+        voices,
+        reference_audio,
+        stages,
+        transfer,
+        supervision,
+        telemetry,
+        faults,
+    }
 }
 
 fn model(r: &mut Reader, base: &Path) -> ModelConfig {
@@ -179,6 +202,11 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
         None | Some("embedded") => CheckpointSource::Embedded,
         Some(path) => CheckpointSource::Folder(base.join(path)),
     };
+    let random = r.choice("model.load_format", "auto", &[("auto", false), ("random", true)]).unwrap_or(false);
+    let seed = r.int("model.seed", 0, 0..=i64::MAX) as u64;
+    if random && checkpoint == CheckpointSource::Embedded {
+        r.complain("model.load_format", "\"random\" needs model.checkpoint: a folder with the configs of a model");
+    }
     // Text keys whose absence means something have the empty text as their default.
     let optional = |text: &str| Some(text.trim().to_owned());
     let name = r.text("model.name", "", "the name that clients see; empty for the folder's name", optional);
@@ -191,9 +219,27 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
     };
     ModelConfig {
         checkpoint,
+        weights: if random { WeightsKind::Random { seed } } else { WeightsKind::Stored },
         name: name.filter(|name| !name.is_empty()).unwrap_or(folder_name),
         default_voice: voice.filter(|voice| !voice.is_empty()).map(|voice| voice.to_lowercase()),
     }
+}
+
+fn device(r: &mut Reader) -> DeviceConfig {
+    let kinds = [("auto", None), ("cpu", Some(DeviceKind::Cpu)), ("cuda", Some(DeviceKind::Cuda))];
+    let dtypes = [("auto", None), ("f32", Some(Precision::F32)), ("bf16", Some(Precision::Bf16))];
+    let kind = r.choice("device.kind", "auto", &kinds).flatten();
+    let index = r.int("device.index", 0, 0..=63);
+    let dtype = r.choice("device.dtype", "auto", &dtypes).flatten();
+    if kind == Some(DeviceKind::Cpu) && dtype == Some(Precision::Bf16) {
+        r.complain("device.dtype", "must be \"auto\" or \"f32\" on a CPU");
+    }
+    let allowed = "\"auto\" or a size in quotes of at least 16MiB, such as \"8GiB\"".to_owned();
+    let kv_memory = r.value("device.kv_memory", "\"auto\"", allowed, |value| match value.as_str()? {
+        "auto" => Some(None),
+        size => Some(Some(parse_bytes(size).filter(|bytes| *bytes >= 16 << 20)?)),
+    });
+    DeviceConfig { kind, index, dtype, kv_memory: kv_memory.flatten() }
 }
 
 fn prompt(r: &mut Reader) -> String {
@@ -255,11 +301,8 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
 
 fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
-    // On a CPU the vocoder's rows run one after the other and its steps are long: one row at a time, chosen as late as
-    // possible, is what keeps the most listeners from running dry (docs/performance.md).
-    let (batch, ahead) = if name == StageName::Code2wav { (1, 1) } else { (8, 2) };
-    let max_batch = r.int(&key("max_batch"), batch, 1..=256);
-    let run_ahead = r.int(&key("run_ahead"), ahead, 1..=8);
+    let max_batch = r.auto_int(&key("max_batch"), 1..=256);
+    let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
     let (window, most) = match name {
         StageName::Thinker => (512, 65_536),
         StageName::Talker => (1024, 65_536),
@@ -269,10 +312,22 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     if name == StageName::Code2wav {
         let chunk_ramp = ramp(r, &key("chunk_ramp"));
         let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
-        return StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp };
+        return StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp, buckets: Vec::new() };
     }
     let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
-    StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp: Vec::new() }
+    let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
+    StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp: Vec::new(), buckets }
+}
+
+fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {
+    let allowed = "a list of 1 to 16 ascending whole numbers from 1 to 256".to_owned();
+    let rows = |value: &Value| u32::try_from(value.as_integer()?).ok().filter(|rows| (1..=256).contains(rows));
+    r.value(key, "[1, 2, 4, 8, 16, 32, 64, 128]", allowed, |value| {
+        let list = value.as_array().filter(|list| (1..=16).contains(&list.len()))?;
+        let list = list.iter().map(rows).collect::<Option<Vec<_>>>()?;
+        list.is_sorted_by(|a, b| a < b).then_some(list)
+    })
+    .unwrap_or_else(|| (0..8).map(|power| 1 << power).collect())
 }
 
 fn ramp(r: &mut Reader, key: &str) -> Vec<Frames> {

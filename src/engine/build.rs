@@ -14,6 +14,7 @@ use crate::core::restart::RestartLimits;
 use crate::core::scheduler::SchedulerConfig;
 use crate::fault::FaultPlan;
 use crate::ids::{RequestId, StageName};
+use crate::model::DeviceChoice;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
 use crate::model::hf::{Family, SAMPLE_RATE, Variant};
@@ -33,7 +34,9 @@ type Edge = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
 
 /// Starts the supervisors. The stages load their weights and come up by themselves.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
-    let device = Device::Cpu;
+    let device =
+        DeviceChoice::resolve(&config.device).map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
+    tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
     let family = checkpoint.family();
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
@@ -44,7 +47,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let edge = |from: StageName| -> Edge {
         match config.transfer.transport {
             TransportKind::Inproc => erase(inproc(capacity(from))),
-            TransportKind::Wire => erase(over_wire(capacity(from), device.clone())),
+            TransportKind::Wire => erase(over_wire(capacity(from), Device::Cpu)),
         }
     };
     // As many rows of text as a thinker may be ahead.
@@ -90,9 +93,9 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             name,
             scheduler: SchedulerConfig {
                 slots: config.limits.max_requests as u32,
-                max_batch: stage.max_batch,
+                max_batch: config.max_batch(name, device.kind),
                 prefill_chunk: stage.prefill_chunk,
-                run_ahead: stage.run_ahead as u32,
+                run_ahead: config.run_ahead(name, device.kind) as u32,
                 window: window(config, name),
                 unit,
             },

@@ -1,20 +1,31 @@
 //! Weights of a stage, read where they are used.
 
+use crate::config::DeviceKind;
 use crate::ids::StageName;
-use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::stage::{StageFactory, StageModel};
 use crate::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
 use crate::model::talker::Talker;
 use crate::model::thinker::Thinker;
 use crate::model::vocoder::Vocoder;
+use crate::model::{DeviceChoice, LoadError};
 use candle_core::Device;
 use std::sync::{Arc, OnceLock};
 
 /// What makes a stage's device state.
-pub(super) fn factory(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Arc<dyn StageFactory> {
+pub(super) fn factory(stage: StageName, checkpoint: &Checkpoint, device: &DeviceChoice) -> Arc<dyn StageFactory> {
     let (checkpoint, device) = (checkpoint.clone(), device.clone());
-    Arc::new(LoadedOnce { load: Box::new(move || load(stage, &checkpoint, &device)), loaded: OnceLock::new() })
+    let load = move || match device.kind {
+        DeviceKind::Cpu => load(stage, &checkpoint, &Device::Cpu),
+        DeviceKind::Cuda => load_on_gpu(stage, &checkpoint, &device),
+    };
+    Arc::new(LoadedOnce { load: Box::new(load), loaded: OnceLock::new() })
+}
+
+/// The same on a GPU.
+fn load_on_gpu(stage: StageName, _: &Checkpoint, _: &DeviceChoice) -> Result<Box<dyn StageFactory>, LoadError> {
+    let reason = format!("there is no {stage} for this device; set it to \"cpu\"");
+    Err(LoadError::Invalid { file: "device.kind".into(), reason })
 }
 
 /// The net of one stage and what makes its device state.

@@ -3,6 +3,7 @@
 pub mod checkpoint;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+pub mod device;
 pub mod error;
 pub mod frontend;
 pub mod hf;
@@ -20,5 +21,6 @@ pub mod verify;
 pub mod vocoder;
 
 pub use checkpoint::Checkpoint;
+pub use device::DeviceChoice;
 pub use error::{LoadError, ModelError};
 pub use tokenizer::Tokenizer;

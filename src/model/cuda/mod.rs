@@ -8,10 +8,12 @@ mod device;
 mod error;
 pub mod images;
 mod kernel;
+mod probe;
 mod stream;
 
 pub use buffer::{Buffer, Element, Pinned};
 pub use device::{Gpu, Priority};
 pub use error::CudaError;
 pub use kernel::{Kernel, Shape};
+pub use probe::probe;
 pub use stream::{Event, Graph, Stream};

@@ -1,0 +1,87 @@
+//! `[device]`: what computes, and how what a user did not say depends on it.
+
+use super::{Config, StageConfig};
+use crate::ids::StageName;
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// This machine's processor.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda,
+}
+
+/// Element type of weights, activations and caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats with the range of 32-bit ones; sums are kept in 32 bits.
+    Bf16,
+}
+
+/// `[device]`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceConfig {
+    /// What computes; `None`: a GPU if one can be used, otherwise the CPU.
+    pub kind: Option<DeviceKind>,
+    /// Which GPU, as the driver counts them.
+    pub index: usize,
+    /// Element type; `None`: what suits the device.
+    pub dtype: Option<Precision>,
+    /// Bytes of device memory that KV caches may take; `None`: what the rows that are let in need, if it is there.
+    pub kv_memory: Option<u64>,
+}
+
+impl DeviceKind {
+    /// As the config writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Cuda => "cuda",
+        }
+    }
+
+    /// What "auto" means as the element type.
+    pub fn precision(self) -> Precision {
+        match self {
+            DeviceKind::Cpu => Precision::F32,
+            DeviceKind::Cuda => Precision::Bf16,
+        }
+    }
+}
+
+impl Precision {
+    /// As the config writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Precision::F32 => "f32",
+            Precision::Bf16 => "bf16",
+        }
+    }
+}
+
+impl Config {
+    /// Rows that advance together in one step of a stage on a device of this kind.
+    pub fn max_batch(&self, stage: StageName, on: DeviceKind) -> usize {
+        let StageConfig { max_batch, buckets, .. } = self.stage(stage);
+        max_batch.unwrap_or(match (on, stage) {
+            // On a CPU the vocoder's rows run one after the other and its steps are long: one row at a time, chosen as
+            // late as possible, is what keeps the most listeners from running dry (docs/performance.md).
+            (DeviceKind::Cpu, StageName::Code2wav) => 1,
+            (DeviceKind::Cpu, _) => 8,
+            (DeviceKind::Cuda, StageName::Talker) => buckets.last().map_or(1, |bucket| *bucket as usize),
+            (DeviceKind::Cuda, _) => 32,
+        })
+    }
+
+    /// Steps of a stage launched ahead of the last one whose tokens the host has seen, on a device of this kind.
+    pub fn run_ahead(&self, stage: StageName, on: DeviceKind) -> usize {
+        self.stage(stage).run_ahead.unwrap_or(match (on, stage) {
+            // A step planned ahead is a choice made too early where the device does one row at a time.
+            (DeviceKind::Cpu, StageName::Code2wav) => 1,
+            _ => 2,
+        })
+    }
+}
