@@ -77,7 +77,7 @@ fn both_spellings_of_the_config_are_read() {
 
 #[test]
 fn the_config_of_the_real_model_is_read() {
-    let config = OmniConfig::parse(&config_of("tests/fixtures/real/qwen3-omni-30b-a3b-instruct.config.json")).unwrap();
+    let config = OmniConfig::parse(&config_of("configs/models/Qwen3-Omni-30B-A3B-Instruct/config.json")).unwrap();
     assert_eq!((config.thinker.text.hidden_size, config.thinker.text.num_hidden_layers), (2048, 48));
     assert_eq!(config.talker.text.moe.as_ref().unwrap().num_experts_per_tok, 6);
     assert!(config.thinker.text.is_sparse(0) && config.talker.text.is_sparse(19));

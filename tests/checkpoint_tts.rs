@@ -38,17 +38,19 @@ fn a_folder_tells_family_variant_and_size() {
 
 #[test]
 fn the_configs_of_the_real_models_are_understood() {
-    let codec = read("tests/fixtures/real/qwen3-tts-12hz-speech-tokenizer.config.json");
     let parse = |name: &str| {
-        TtsConfig::parse(&read(&format!("tests/fixtures/real/qwen3-tts-12hz-{name}.config.json")), &codec).unwrap()
+        let folder = format!("configs/models/Qwen3-TTS-12Hz-{name}");
+        let [config, codec] =
+            ["config.json", "speech_tokenizer/config.json"].map(|file| read(&format!("{folder}/{file}")));
+        TtsConfig::parse(&config, &codec).unwrap()
     };
-    let small = parse("0.6b-customvoice");
+    let small = parse("0.6B-CustomVoice");
     assert_eq!((small.talker.text.hidden_size, small.follows_instructions), (1024, false));
-    let large = parse("1.7b-customvoice");
+    let large = parse("1.7B-CustomVoice");
     assert_eq!((large.talker.text.hidden_size, large.follows_instructions), (2048, true));
     assert_eq!((large.talker.speakers["vivian"], large.talker.tokens.think), (3065, Some(2154)));
-    assert_eq!(parse("1.7b-voicedesign").variant, Variant::VoiceDesign);
-    for base in ["0.6b-base", "1.7b-base"] {
+    assert_eq!(parse("1.7B-VoiceDesign").variant, Variant::VoiceDesign);
+    for base in ["0.6B-Base", "1.7B-Base"] {
         assert_eq!(parse(base).speaker_encoder.unwrap().enc_dim, parse(base).talker.text.hidden_size);
     }
 }

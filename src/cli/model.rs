@@ -65,7 +65,9 @@ pub(super) fn device(config: &Config) -> Result<DeviceChoice, ConfigError> {
 pub(super) fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<Checkpoint, ConfigError> {
     device(config)?;
     let opened = match (&config.model.checkpoint, embedded) {
-        (CheckpointSource::Folder(folder), _) => Checkpoint::open(folder),
+        (CheckpointSource::Folder(folder), _) => {
+            Checkpoint::open_as(folder, config.model.weights, config.model.tokenizer.as_deref())
+        }
         (CheckpointSource::Embedded, Some(files)) => Checkpoint::embedded(files),
         (CheckpointSource::Embedded, None) => {
             let message = "this build carries no voice; give the path of a checkpoint folder, \

@@ -70,6 +70,8 @@ pub struct ModelConfig {
     pub checkpoint: CheckpointSource,
     /// What they are.
     pub weights: WeightsKind,
+    /// Folder of the tokenizer's files; `None`: the checkpoint's.
+    pub tokenizer: Option<PathBuf>,
     /// The name clients see; the folder's name if the file says nothing.
     pub name: String,
     /// Speaker of requests that name none; the checkpoint's first if the file says nothing.

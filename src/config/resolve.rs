@@ -209,6 +209,7 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
     }
     // Text keys whose absence means something have the empty text as their default.
     let optional = |text: &str| Some(text.trim().to_owned());
+    let folder = r.text("model.tokenizer", "", "a folder, or empty for the checkpoint's", optional);
     let name = r.text("model.name", "", "the name that clients see; empty for the folder's name", optional);
     let voice = r.text("model.default_voice", "", "a speaker of the checkpoint; empty for its first", optional);
     let folder_name = match &checkpoint {
@@ -219,6 +220,7 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
     };
     ModelConfig {
         checkpoint,
+        tokenizer: folder.filter(|folder| !folder.is_empty()).map(|folder| base.join(folder)),
         weights: if random { WeightsKind::Random { seed } } else { WeightsKind::Stored },
         name: name.filter(|name| !name.is_empty()).unwrap_or(folder_name),
         default_voice: voice.filter(|voice| !voice.is_empty()).map(|voice| voice.to_lowercase()),

@@ -1,5 +1,6 @@
 //! How a net gets its tensors, and how every one that does not fit is reported at once.
 
+use super::random::RandomTensor;
 use super::weights::Weights;
 use crate::model::LoadError;
 use candle_core::{DType, Device, Tensor};
@@ -10,13 +11,25 @@ use std::sync::Arc;
 /// More lines than this help nobody.
 const MAX_LISTED: usize = 60;
 
+/// Where tensors come from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    /// Files.
+    Stored(Arc<Weights>),
+    /// Nowhere: any tensor of any shape can be had.
+    Random {
+        /// Which ones.
+        seed: u64,
+    },
+}
+
 /// Hands out tensors by name and remembers what was wrong and what was used.
 ///
 /// A net asks for all its tensors, carrying on with placeholders where one is missing or has another shape;
 /// [`Loader::finish`] then refuses the checkpoint with the whole list. Nothing is read any more once something is wrong.
 #[derive(Debug)]
 pub struct Loader {
-    weights: Arc<Weights>,
+    source: Source,
     device: Device,
     dtype: DType,
     /// Families that must be used completely, such as `talker`.
@@ -27,9 +40,9 @@ pub struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new(weights: Arc<Weights>, device: &Device, owned: &[&str]) -> Loader {
+    pub(super) fn new(source: Source, device: &Device, owned: &[&str]) -> Loader {
         Loader {
-            weights,
+            source,
             device: device.clone(),
             dtype: DType::F32,
             owned: owned.iter().map(|s| (*s).to_owned()).collect(),
@@ -62,7 +75,11 @@ impl Loader {
     pub fn finish(self) -> Result<(), LoadError> {
         let mut problems = self.problems.take();
         let (used, ignored) = (self.used.borrow(), self.ignored.borrow());
-        let extra = self.weights.names().filter(|name| {
+        let names = match &self.source {
+            Source::Stored(weights) => Some(weights.names()),
+            Source::Random { .. } => None,
+        };
+        let extra = names.into_iter().flatten().filter(|name| {
             self.owned.iter().any(|family| under(name, family))
                 && !used.contains(*name)
                 && !ignored.iter().any(|path| under(name, path))
@@ -80,22 +97,36 @@ impl Loader {
         Err(LoadError::Tensors(problems))
     }
 
-    /// Notes whether `name` has `shape`. `false`: the caller gets a placeholder.
-    fn check(&self, name: &str, shape: &[usize]) -> bool {
+    /// Notes whether `name` has `shape`.
+    fn check(&self, name: &str, shape: &[usize]) -> Found<'_> {
         self.used.borrow_mut().insert(name.to_owned());
+        let weights = match &self.source {
+            Source::Stored(weights) => weights,
+            Source::Random { seed } => return Found::Random(RandomTensor::new(*seed, name, shape)),
+        };
         let mut problems = self.problems.borrow_mut();
-        match self.weights.entry(name) {
+        match weights.entry(name) {
             Some(entry) if entry.shape == shape => {}
             Some(entry) => problems.push(format!("shape   {name} is {:?}, config.json says {shape:?}", entry.shape)),
             None => problems.push(format!("missing {name} {shape:?}")),
         }
-        problems.is_empty()
+        if problems.is_empty() { Found::Stored(weights) } else { Found::Unfit }
     }
 
     /// Zeros of any shape that take no memory.
     fn placeholder(&self, shape: &[usize]) -> Result<Tensor, LoadError> {
         Ok(Tensor::zeros((), self.dtype, &self.device)?.broadcast_as(shape)?)
     }
+}
+
+/// What became of a look-up.
+enum Found<'a> {
+    /// It is in these files.
+    Stored(&'a Weights),
+    /// It is made.
+    Random(RandomTensor),
+    /// This or another tensor does not fit: the caller gets a placeholder.
+    Unfit,
 }
 
 /// Tensors below one point of the name tree.
@@ -118,11 +149,20 @@ impl<'a> Scope<'a> {
     /// # Errors
     /// What the system says when the file cannot be read, and what the device says.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
-        let name = self.join(name);
-        if self.loader.check(&name, shape) {
-            self.loader.weights.tensor(&name, self.loader.dtype, &self.loader.device)
-        } else {
-            self.loader.placeholder(shape)
+        let (name, Loader { dtype, device, .. }) = (self.join(name), self.loader);
+        match self.loader.check(&name, shape) {
+            Found::Stored(weights) => weights.tensor(&name, *dtype, device),
+            Found::Random(tensor) => tensor.tensor(0, shape, *dtype, device),
+            Found::Unfit => self.loader.placeholder(shape),
+        }
+    }
+
+    /// How a tensor is made, where weights are random: for devices that make it themselves. `None` where it is stored; then
+    /// it does not count as used yet.
+    pub fn random(&self, name: &str, shape: &[usize]) -> Option<RandomTensor> {
+        match self.loader.source {
+            Source::Random { seed } => Some(RandomTensor::new(seed, &self.join(name), shape)),
+            Source::Stored(_) => None,
         }
     }
 
@@ -131,11 +171,11 @@ impl<'a> Scope<'a> {
     /// # Errors
     /// Those of [`Scope::get`].
     pub fn get_stored(&self, name: &str, shape: &[usize]) -> Result<Tensor, LoadError> {
-        let name = self.join(name);
-        if self.loader.check(&name, shape) {
-            self.loader.weights.stored(&name, &self.loader.device)
-        } else {
-            self.loader.placeholder(shape)
+        let (name, device) = (self.join(name), &self.loader.device);
+        match self.loader.check(&name, shape) {
+            Found::Stored(weights) => weights.stored(&name, device),
+            Found::Random(tensor) => tensor.tensor(0, shape, DType::BF16, device),
+            Found::Unfit => self.loader.placeholder(shape),
         }
     }
 
@@ -145,17 +185,24 @@ impl<'a> Scope<'a> {
     /// # Errors
     /// Those of [`Scope::get`], and [`LoadError::Invalid`] for a row that is not there.
     pub fn rows(&self, name: &str, shape: &[usize; 2], rows: &[u32]) -> Result<Tensor, LoadError> {
-        let name = self.join(name);
-        if self.loader.check(&name, shape) {
-            self.loader.weights.rows(&name, rows, self.loader.dtype, &self.loader.device)
-        } else {
-            self.loader.placeholder(&[rows.len(), shape[1]])
+        let (name, Loader { dtype, device, .. }) = (self.join(name), self.loader);
+        match self.loader.check(&name, shape) {
+            Found::Stored(weights) => weights.rows(&name, rows, *dtype, device),
+            Found::Random(tensor) => {
+                let width = shape[1];
+                let row = |row: &u32| tensor.tensor(u64::from(*row) * width as u64, &[1, width], *dtype, device);
+                Ok(Tensor::cat(&rows.iter().map(row).collect::<Result<Vec<_>, _>>()?, 0)?)
+            }
+            Found::Unfit => self.loader.placeholder(&[rows.len(), shape[1]]),
         }
     }
 
-    /// Whether the checkpoint has this tensor: for optional ones.
+    /// Whether the checkpoint has this tensor: for optional ones, which random weights do without.
     pub fn has(&self, name: &str) -> bool {
-        self.loader.weights.entry(&self.join(name)).is_some()
+        match &self.loader.source {
+            Source::Stored(weights) => weights.entry(&self.join(name)).is_some(),
+            Source::Random { .. } => false,
+        }
     }
 
     /// Declares that what is under `name` is known and deliberately not used.

@@ -1,21 +1,25 @@
 //! A checkpoint in the layout of Hugging Face: config, weights, tokenizer, generation defaults, chat template.
 //!
-//! Opening reads and checks the small files and the headers of the weights; tensors are read when a net asks for them.
+//! Opening reads and checks the small files and the headers of the weights; tensors are read when a net asks for them, or
+//! made out of a seed where there are none ([`random`]).
 
 mod files;
 mod loader;
+pub mod random;
 mod weights;
 
 pub use files::{EmbeddedFiles, Files};
 pub use loader::{Loader, Scope};
 pub use weights::Weights;
 
+use crate::config::WeightsKind;
 use crate::model::LoadError;
 use crate::model::hf::{Family, GenerationDefaults, OmniConfig, TtsConfig};
 use crate::model::prompt::{Prompter, TtsPrompter};
 use crate::model::template::ChatTemplate;
 use crate::model::tokenizer::Tokenizer;
 use candle_core::Device;
+use loader::Source;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
@@ -29,11 +33,12 @@ const CODEC: &str = "speech_tokenizer";
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
     files: Files,
+    tokenizer_files: Files,
     family: Family,
     generation: Arc<GenerationDefaults>,
-    weights: Arc<Weights>,
+    weights: Source,
     /// Of the codec, where it has a file of its own.
-    codec: Option<Arc<Weights>>,
+    codec: Option<Source>,
 }
 
 impl Checkpoint {
@@ -52,7 +57,20 @@ impl Checkpoint {
     /// Those of [`Checkpoint::open`]; [`LoadError::Invalid`] for an override that leads through something that is not
     /// an object.
     pub fn open_with(dir: &Path, overrides: &Map<String, Value>) -> Result<Checkpoint, LoadError> {
-        Checkpoint::from_files(Files::folder(dir)?, overrides)
+        Checkpoint::from_files(Files::folder(dir)?, overrides, WeightsKind::Stored)
+    }
+
+    /// Opens a folder as a config says: with weights that are made out of a seed, in the shapes that the folder's configs
+    /// say, or with the tokenizer of another folder.
+    ///
+    /// # Errors
+    /// Those of [`Checkpoint::open`].
+    pub fn open_as(dir: &Path, weights: WeightsKind, tokenizer: Option<&Path>) -> Result<Checkpoint, LoadError> {
+        let mut checkpoint = Checkpoint::from_files(Files::folder(dir)?, &Map::new(), weights)?;
+        if let Some(folder) = tokenizer {
+            checkpoint.tokenizer_files = Files::folder(folder)?;
+        }
+        Ok(checkpoint)
     }
 
     /// Opens a checkpoint that is part of the binary.
@@ -60,10 +78,10 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::open`].
     pub fn embedded(files: EmbeddedFiles) -> Result<Checkpoint, LoadError> {
-        Checkpoint::from_files(Files::Embedded(files), &Map::new())
+        Checkpoint::from_files(Files::Embedded(files), &Map::new(), WeightsKind::Stored)
     }
 
-    fn from_files(files: Files, overrides: &Map<String, Value>) -> Result<Checkpoint, LoadError> {
+    fn from_files(files: Files, overrides: &Map<String, Value>, kind: WeightsKind) -> Result<Checkpoint, LoadError> {
         let Some(mut config) = files.read_json(CONFIG)? else {
             return Err(files.invalid(CONFIG, "does not exist; give the folder of a Hugging Face checkpoint"));
         };
@@ -91,17 +109,19 @@ impl Checkpoint {
             let reason = format!("end token {id} is outside the thinker's vocabulary of {vocabulary}");
             return Err(files.invalid(GENERATION, reason));
         }
-        let weights = Weights::open(&files)?;
-        refuse_strangers(&weights, family.weights())?;
-        let codec = match &family {
-            Family::Omni(_) => None,
-            Family::Tts(_) => {
-                let weights = Weights::open(&codec_files)?;
-                refuse_strangers(&weights, &["encoder", "decoder"])?;
-                Some(Arc::new(weights))
+        let source = |files: &Files, known: &[&str]| match kind {
+            WeightsKind::Random { seed } => Ok(Source::Random { seed }),
+            WeightsKind::Stored => {
+                let weights = Weights::open(files)?;
+                refuse_strangers(&weights, known).map(|()| Source::Stored(weights.into()))
             }
         };
-        Ok(Checkpoint { files, family, generation: generation.into(), weights: weights.into(), codec })
+        let weights = source(&files, family.weights())?;
+        let codec = match &family {
+            Family::Omni(_) => None,
+            Family::Tts(_) => Some(source(&codec_files, &["encoder", "decoder"])?),
+        };
+        Ok(Checkpoint { tokenizer_files: files.clone(), files, family, generation: generation.into(), weights, codec })
     }
 
     /// What the configs say.
@@ -156,7 +176,7 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::tokenizer`]; [`LoadError::Invalid`] when this is a Qwen3-Omni model.
     pub fn tts_prompter(&self) -> Result<TtsPrompter, LoadError> {
-        TtsPrompter::new(self.tokenizer()?.into(), self.tts()?.clone(), &self.files)
+        TtsPrompter::new(self.tokenizer()?.into(), self.tts()?.clone(), &self.tokenizer_files)
     }
 
     /// The tokenizer, which is read now.
@@ -164,8 +184,8 @@ impl Checkpoint {
     /// # Errors
     /// [`LoadError`] when it is missing or malformed, or its ids do not fit `config.json`.
     pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
-        let tokenizer = Tokenizer::load(&self.files)?;
-        let misfit = |reason| Err(self.files.invalid("tokenizer.json", reason));
+        let tokenizer = Tokenizer::load(&self.tokenizer_files)?;
+        let misfit = |reason| Err(self.tokenizer_files.invalid("tokenizer.json", reason));
         let (have, room) = (tokenizer.vocabulary_size(), self.family.text_vocab_size());
         if have > room {
             return misfit(format!("has {have} ids, but the text vocabulary of {CONFIG} has {room}"));
