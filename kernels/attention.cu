@@ -1,0 +1,341 @@
+// Attention of new positions over a paged cache of keys and values, with the norm and rotation of queries and keys.
+//
+// Caches are [page][kv head][PAGE positions][head_dim] per layer. A row of a launch is one new position of one sequence:
+// `slots[row]` names the sequence, whose pages are `pages[slot * max_pages + position / PAGE]`; a negative position is
+// padding. Every row sees the cached positions up to its own.
+//
+//   kv_write_*       norms, rotates and stores the keys of new positions, and stores their values
+//   attend_plain_*   any head size, one warp per query head
+//   attend_fast*     bf16, head_dim 128: eight warps share the positions; *_write also does what kv_write does, for
+//                    launches whose rows are all different sequences
+//
+// How many positions are summed in which order depends on the row's own position alone, so a row's result has the same
+// bits whatever the batch.
+
+#include "common.cuh"
+
+constexpr int PAGE = 16;
+constexpr int MAX_PAIRS = 4; // head_dim up to 256
+
+struct AttentionArgs {
+    const void* qkv;       // T [rows, (heads + 2 * kv_heads) * head_dim]
+    const void* q_norm;    // T [head_dim]
+    const void* k_norm;    // T [head_dim]
+    const float* inv_freq; // [head_dim / 2]
+    void* keys;            // T, this layer's cache
+    void* values;
+    void* out;             // T [rows, heads * head_dim]
+    const uint32_t* pages;
+    const uint32_t* slots;
+    const int* positions;
+    int rows;
+    int heads;
+    int kv_heads;
+    int head_dim;
+    int max_pages;
+    float eps;
+    float scale;
+};
+
+__device__ __forceinline__ size_t cache_at(const AttentionArgs& a, uint32_t slot, int position, int kv_head) {
+    const uint32_t page = a.pages[static_cast<size_t>(slot) * a.max_pages + position / PAGE];
+    return ((static_cast<size_t>(page) * a.kv_heads + kv_head) * PAGE + position % PAGE) * a.head_dim;
+}
+
+// Norms and rotates one head by one warp. Lane `l` keeps elements l, l + 32, ... of the first half in `low` and their
+// partners in the second half in `high`.
+template <typename T>
+__device__ __forceinline__ void norm_rope(const AttentionArgs& a, const T* head, const T* gain, int position, int lane,
+                                          float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) {
+    const int half = a.head_dim / 2;
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < MAX_PAIRS; ++i) {
+        const int j = lane + i * WARP;
+        low[i] = j < half ? to_float(head[j]) : 0.f;
+        high[i] = j < half ? to_float(head[j + half]) : 0.f;
+        sum = __fmaf_rn(low[i], low[i], sum);
+        sum = __fmaf_rn(high[i], high[i], sum);
+    }
+    const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(a.head_dim) + a.eps);
+#pragma unroll
+    for (int i = 0; i < MAX_PAIRS; ++i) {
+        const int j = lane + i * WARP;
+        if (j >= half) continue;
+        const float x = normed(low[i], scale, to_float(gain[j])), y = normed(high[i], scale, to_float(gain[j + half]));
+        float sine, cosine;
+        sincosf(__fmul_rn(static_cast<float>(position), a.inv_freq[j]), &sine, &cosine);
+        low[i] = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
+        high[i] = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ const T* head_of(const AttentionArgs& a, int row, int head) {
+    return static_cast<const T*>(a.qkv) + (static_cast<size_t>(row) * (a.heads + 2 * a.kv_heads) + head) * a.head_dim;
+}
+
+template <typename T>
+__device__ __forceinline__ void write_key(const AttentionArgs& a, int row, int kv_head, uint32_t slot, int position, int lane) {
+    float low[MAX_PAIRS], high[MAX_PAIRS];
+    norm_rope(a, head_of<T>(a, row, a.heads + kv_head), static_cast<const T*>(a.k_norm), position, lane, low, high);
+    T* key = static_cast<T*>(a.keys) + cache_at(a, slot, position, kv_head);
+#pragma unroll
+    for (int i = 0; i < MAX_PAIRS; ++i) {
+        const int j = lane + i * WARP;
+        if (j < a.head_dim / 2) {
+            key[j] = from_float<T>(low[i]);
+            key[j + a.head_dim / 2] = from_float<T>(high[i]);
+        }
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void write_value(const AttentionArgs& a, int row, int kv_head, uint32_t slot, int position, int lane) {
+    const T* from = head_of<T>(a, row, a.heads + a.kv_heads + kv_head);
+    T* to = static_cast<T*>(a.values) + cache_at(a, slot, position, kv_head);
+    for (int i = lane; i < a.head_dim; i += WARP) to[i] = from[i];
+}
+
+// Grid: (kv_heads, rows), two warps: one for the key, one for the value.
+template <typename T>
+__device__ __forceinline__ void kv_write(const AttentionArgs& a) {
+    wait_for_previous();
+    let_next_start();
+    const int row = blockIdx.y, position = a.positions[row], lane = threadIdx.x % WARP;
+    if (position < 0) return;
+    if (threadIdx.x < WARP) {
+        write_key<T>(a, row, blockIdx.x, a.slots[row], position, lane);
+    } else {
+        write_value<T>(a, row, blockIdx.x, a.slots[row], position, lane);
+    }
+}
+
+// Grid: (heads, rows), one warp. Keys must be written.
+template <typename T>
+__device__ __forceinline__ void attend_plain(const AttentionArgs& a) {
+    wait_for_previous();
+    let_next_start();
+    const int row = blockIdx.y, head = blockIdx.x, kv_head = head / (a.heads / a.kv_heads);
+    const int position = a.positions[row], lane = threadIdx.x, half = a.head_dim / 2;
+    if (position < 0) return;
+    const uint32_t slot = a.slots[row];
+    float q_low[MAX_PAIRS], q_high[MAX_PAIRS], low[MAX_PAIRS] = {}, high[MAX_PAIRS] = {};
+    norm_rope(a, head_of<T>(a, row, head), static_cast<const T*>(a.q_norm), position, lane, q_low, q_high);
+    float most = -INFINITY, sum = 0.f;
+    for (int p = 0; p <= position; ++p) {
+        const size_t at = cache_at(a, slot, p, kv_head);
+        const T* key = static_cast<const T*>(a.keys) + at;
+        const T* value = static_cast<const T*>(a.values) + at;
+        float dot = 0.f;
+#pragma unroll
+        for (int i = 0; i < MAX_PAIRS; ++i) {
+            const int j = lane + i * WARP;
+            if (j < half) {
+                dot = __fmaf_rn(q_low[i], to_float(key[j]), dot);
+                dot = __fmaf_rn(q_high[i], to_float(key[j + half]), dot);
+            }
+        }
+        const float score = warp_sum(dot) * a.scale;
+        const float now = fmaxf(most, score), keep = expf(most - now), weight = expf(score - now);
+        most = now;
+        sum = sum * keep + weight;
+#pragma unroll
+        for (int i = 0; i < MAX_PAIRS; ++i) {
+            const int j = lane + i * WARP;
+            if (j < half) {
+                low[i] = low[i] * keep + weight * to_float(value[j]);
+                high[i] = high[i] * keep + weight * to_float(value[j + half]);
+            }
+        }
+    }
+    T* out = static_cast<T*>(a.out) + (static_cast<size_t>(row) * a.heads + head) * a.head_dim;
+#pragma unroll
+    for (int i = 0; i < MAX_PAIRS; ++i) {
+        const int j = lane + i * WARP;
+        if (j < half) {
+            out[j] = from_float<T>(low[i] / sum);
+            out[j + half] = from_float<T>(high[i] / sum);
+        }
+    }
+}
+
+// ---- fast --------------------------------------------------------------------------------------------------------------
+
+constexpr int DIM = 128;
+constexpr int WARPS = 8;
+constexpr int LANES = 8;                         // threads that share a position
+constexpr int GROUPS = WARPS * (WARP / LANES);   // positions looked at together
+constexpr int OWN = DIM / LANES;                 // elements of a position that a thread has: 8 of each half
+
+__device__ __forceinline__ void unpack(const uint4& from, float* to) {
+    const uint32_t words[4] = {from.x, from.y, from.z, from.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        to[2 * i] = __uint_as_float(words[i] << 16);
+        to[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    }
+}
+
+// Q query heads of one kv head per block. Grid: (heads / Q, rows).
+//
+// With WRITE the row's own key and value go to the cache on the way, and what lies before them is read while the kernel
+// ahead still runs: it was written by earlier passes. That is sure because attention lets its successors start only once
+// its own predecessors have ended.
+template <int Q, bool WRITE>
+__device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
+    __shared__ float queries[Q][DIM];
+    __shared__ __align__(16) bf16 own_key[DIM], own_value[DIM];
+    __shared__ float most_of[WARPS][Q], sum_of[WARPS][Q];
+    __shared__ float mixed[WARPS][Q][DIM];
+
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int group = threadIdx.x / LANES, own = threadIdx.x % LANES;
+    const int row = blockIdx.y, head0 = blockIdx.x * Q, kv_head = head0 / (a.heads / a.kv_heads);
+    if (!WRITE) wait_for_previous();
+    const int position = a.positions[row];
+    const uint32_t slot = a.slots[row];
+    // Positions below this are in the cache already.
+    const int cached = WRITE ? position : position + 1;
+    uint4 k0, k1, v0, v1;
+    const auto fetch = [&](int p) {
+        k0 = k1 = v0 = v1 = make_uint4(0, 0, 0, 0);
+        if (p < cached) {
+            const size_t at = cache_at(a, slot, p, kv_head);
+            const uint4* k = reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.keys) + at);
+            const uint4* v = reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.values) + at);
+            k0 = k[own];
+            k1 = k[own + LANES];
+            v0 = v[own];
+            v1 = v[own + LANES];
+        }
+    };
+    fetch(group);
+    if (WRITE) wait_for_previous();
+    let_next_start();
+    if (position < 0) return;
+
+    if (warp < Q) {
+        float low[MAX_PAIRS], high[MAX_PAIRS];
+        norm_rope(a, head_of<bf16>(a, row, head0 + warp), static_cast<const bf16*>(a.q_norm), position, lane, low, high);
+        // Times log2(e), so that exponentials are powers of two.
+        const float scale = a.scale * 1.4426950408889634f;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            queries[warp][lane + i * WARP] = low[i] * scale;
+            queries[warp][lane + i * WARP + DIM / 2] = high[i] * scale;
+        }
+    } else if (WRITE && warp == Q) {
+        float low[MAX_PAIRS], high[MAX_PAIRS];
+        norm_rope(a, head_of<bf16>(a, row, a.heads + kv_head), static_cast<const bf16*>(a.k_norm), position, lane, low, high);
+        bf16* key = static_cast<bf16*>(a.keys) + cache_at(a, slot, position, kv_head);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            own_key[lane + i * WARP] = key[lane + i * WARP] = __float2bfloat16_rn(low[i]);
+            own_key[lane + i * WARP + DIM / 2] = key[lane + i * WARP + DIM / 2] = __float2bfloat16_rn(high[i]);
+        }
+    } else if (WRITE && warp == Q + 1) {
+        const bf16* from = head_of<bf16>(a, row, a.heads + a.kv_heads + kv_head);
+        bf16* value = static_cast<bf16*>(a.values) + cache_at(a, slot, position, kv_head);
+#pragma unroll
+        for (int i = 0; i < DIM / WARP; ++i) own_value[lane + i * WARP] = value[lane + i * WARP] = from[lane + i * WARP];
+    }
+    __syncthreads();
+
+    float q[Q][OWN], mix[Q][OWN] = {}, most[Q], sum[Q];
+#pragma unroll
+    for (int h = 0; h < Q; ++h) {
+        most[h] = -INFINITY;
+        sum[h] = 0.f;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            q[h][i] = queries[h][own * 8 + i];
+            q[h][i + 8] = queries[h][DIM / 2 + own * 8 + i];
+        }
+    }
+    // All threads of a warp make the same number of turns, for they exchange numbers.
+    for (int first = warp * (WARP / LANES); first <= position; first += GROUPS) {
+        const int p = first + group % (WARP / LANES);
+        const bool there = p <= position;
+        if (WRITE && p == position) {
+            k0 = reinterpret_cast<const uint4*>(own_key)[own];
+            k1 = reinterpret_cast<const uint4*>(own_key)[own + LANES];
+            v0 = reinterpret_cast<const uint4*>(own_value)[own];
+            v1 = reinterpret_cast<const uint4*>(own_value)[own + LANES];
+        }
+        float key[OWN], value[OWN];
+        unpack(k0, key);
+        unpack(k1, key + 8);
+        unpack(v0, value);
+        unpack(v1, value + 8);
+        fetch(p + GROUPS);
+#pragma unroll
+        for (int h = 0; h < Q; ++h) {
+            float dot = 0.f;
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) dot = __fmaf_rn(q[h][i], key[i], dot);
+#pragma unroll
+            for (int mask = LANES / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
+            if (!there) continue;
+            const float now = fmaxf(most[h], dot), keep = exp2f(most[h] - now), weight = exp2f(dot - now);
+            most[h] = now;
+            sum[h] = __fmaf_rn(sum[h], keep, weight);
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) mix[h][i] = __fmaf_rn(mix[h][i], keep, __fmul_rn(weight, value[i]));
+        }
+    }
+    // The groups of a warp, then the warps, always in the same order. Nobody's maximum is -inf where somebody has a
+    // position; a group without one weighs nothing.
+#pragma unroll
+    for (int h = 0; h < Q; ++h) {
+#pragma unroll
+        for (int mask = LANES; mask < WARP; mask *= 2) {
+            const float other = __shfl_xor_sync(~0u, most[h], mask), now = fmaxf(most[h], other);
+            const float keep = most[h] == -INFINITY ? 0.f : exp2f(most[h] - now);
+            const float theirs = other == -INFINITY ? 0.f : exp2f(other - now);
+            most[h] = now;
+            sum[h] = __fadd_rn(__fmul_rn(sum[h], keep), __fmul_rn(__shfl_xor_sync(~0u, sum[h], mask), theirs));
+#pragma unroll
+            for (int i = 0; i < OWN; ++i) {
+                mix[h][i] = __fadd_rn(__fmul_rn(mix[h][i], keep), __fmul_rn(__shfl_xor_sync(~0u, mix[h][i], mask), theirs));
+            }
+        }
+        if (lane < LANES) {
+            if (lane == 0) {
+                most_of[warp][h] = most[h];
+                sum_of[warp][h] = sum[h];
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                mixed[warp][h][own * 8 + i] = mix[h][i];
+                mixed[warp][h][DIM / 2 + own * 8 + i] = mix[h][i + 8];
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < Q * DIM; i += blockDim.x) {
+        const int h = i / DIM, j = i % DIM;
+        float now = most_of[0][h];
+#pragma unroll
+        for (int w = 1; w < WARPS; ++w) now = fmaxf(now, most_of[w][h]);
+        float total = 0.f, value = 0.f;
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) {
+            const float weight = most_of[w][h] == -INFINITY ? 0.f : exp2f(most_of[w][h] - now);
+            total = __fmaf_rn(weight, sum_of[w][h], total);
+            value = __fmaf_rn(weight, mixed[w][h][j], value);
+        }
+        static_cast<bf16*>(a.out)[(static_cast<size_t>(row) * a.heads + head0 + h) * DIM + j] = __float2bfloat16_rn(value / total);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(64) kv_write_f32(const __grid_constant__ AttentionArgs a) { kv_write<float>(a); }
+extern "C" __global__ void __launch_bounds__(64) kv_write_bf16(const __grid_constant__ AttentionArgs a) { kv_write<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(32) attend_plain_f32(const __grid_constant__ AttentionArgs a) { attend_plain<float>(a); }
+extern "C" __global__ void __launch_bounds__(32) attend_plain_bf16(const __grid_constant__ AttentionArgs a) { attend_plain<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) attend_fast1(const __grid_constant__ AttentionArgs a) { attend_fast<1, false>(a); }
+extern "C" __global__ void __launch_bounds__(256) attend_fast2(const __grid_constant__ AttentionArgs a) { attend_fast<2, false>(a); }
+extern "C" __global__ void __launch_bounds__(256) attend_fast4(const __grid_constant__ AttentionArgs a) { attend_fast<4, false>(a); }
+extern "C" __global__ void __launch_bounds__(256) attend_fast1_write(const __grid_constant__ AttentionArgs a) { attend_fast<1, true>(a); }
+extern "C" __global__ void __launch_bounds__(256) attend_fast2_write(const __grid_constant__ AttentionArgs a) { attend_fast<2, true>(a); }
+extern "C" __global__ void __launch_bounds__(256) attend_fast4_write(const __grid_constant__ AttentionArgs a) { attend_fast<4, true>(a); }

@@ -1,0 +1,91 @@
+// What all kernels share: element types, reductions in one fixed order, and the hand-over between kernels that overlap.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cstdint>
+
+using bf16 = __nv_bfloat16;
+
+constexpr int WARP = 32;
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+
+template <typename T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16_rn(x); }
+
+// A kernel launched with Shape::overlapping may start before its predecessor has ended. It says here that its successor
+// may start too ...
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// (Everything that a kernel may read before its own wait must have been written before the last kernel ahead of it that
+// says this after its wait, or not at all.)
+//
+// ... and waits here until everything before it has ended. Before this, only weights may be read and nothing written.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(~0u, x, mask);
+    return x;
+}
+
+// Parts that the inputs of a product, and the squares of a norm, are summed in.
+constexpr int PARTS = 8;
+
+// 1 / rms of eight rows of `width` numbers, by one block of eight warps, each of which takes one part of the width. Lane
+// (g, t) gets the scale of row g; rows that are not there give anything. The order of additions depends on the width
+// alone, so that every kernel that norms a row gets the same bits. `width` is a multiple of 32 * PARTS.
+__device__ __forceinline__ float row_scales(const float* x, int width, float eps, bool there, float (&parts)[PARTS][8]) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int part = width / PARTS;
+    float sum = 0.f;
+    if (there) {
+        const float* own = x + static_cast<size_t>(g) * width + warp * part + t * 8;
+#pragma unroll 8
+        for (int i = 0; i < part; i += 32) {
+            const float4 a = *reinterpret_cast<const float4*>(own + i), b = *reinterpret_cast<const float4*>(own + i + 4);
+            sum = __fmaf_rn(a.x, a.x, sum);
+            sum = __fmaf_rn(a.y, a.y, sum);
+            sum = __fmaf_rn(a.z, a.z, sum);
+            sum = __fmaf_rn(a.w, a.w, sum);
+            sum = __fmaf_rn(b.x, b.x, sum);
+            sum = __fmaf_rn(b.y, b.y, sum);
+            sum = __fmaf_rn(b.z, b.z, sum);
+            sum = __fmaf_rn(b.w, b.w, sum);
+        }
+    }
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    if (t == 0) parts[warp][g] = sum;
+    __syncthreads();
+    float total = parts[0][g];
+#pragma unroll
+    for (int p = 1; p < PARTS; ++p) total = __fadd_rn(total, parts[p][g]);
+    return rsqrtf(total / static_cast<float>(width) + eps);
+}
+
+// The same of one row of any width by one warp: for sizes that the fast kernels do not take.
+__device__ __forceinline__ float row_scale(const float* row, int width, float eps, int lane) {
+    float sum = 0.f;
+    for (int i = lane; i < width; i += WARP) sum = __fmaf_rn(row[i], row[i], sum);
+    return rsqrtf(warp_sum(sum) / static_cast<float>(width) + eps);
+}
+
+__device__ __forceinline__ float normed(float x, float scale, float gain) {
+    return __fmul_rn(__fmul_rn(x, scale), gain);
+}
+
+__device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }

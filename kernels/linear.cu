@@ -1,0 +1,409 @@
+// Matrix products of a few rows with weights that are read once.
+//
+//   linear_plain_*  any type and size: what the others are tested against, and the f32 engine
+//   linear_small_*  bf16, up to 16 rows: one pass over the weights at the speed of the memory
+//   linear_large_*  bf16, any number of rows, in tiles of 64
+
+#include "linear.cuh"
+
+// ---- plain -------------------------------------------------------------------------------------------------------------
+
+// One warp per result. Grid: (results / 8, rows). Norms its row itself if there is a gain.
+template <typename T, int MODE, bool NORM>
+__device__ __forceinline__ void linear_plain(const LinearArgs& a) {
+    let_next_start();
+    wait_for_previous();
+    const int lane = threadIdx.x % WARP, row = blockIdx.y;
+    const int results = MODE == SILU_MUL ? a.outputs / 2 : a.outputs;
+    const int result = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    if (result >= results) return;
+    const float* raw = static_cast<const float*>(a.x) + static_cast<size_t>(row) * a.inputs;
+    const T* ready = static_cast<const T*>(a.x) + static_cast<size_t>(row) * a.inputs;
+    const T* gain = static_cast<const T*>(a.gain);
+    const float scale = NORM ? row_scale(raw, a.inputs, a.eps, lane) : 1.f;
+    const auto dot = [&](int output) {
+        const T* w = static_cast<const T*>(a.w) + static_cast<size_t>(output) * a.inputs;
+        float sum = 0.f;
+        for (int i = lane; i < a.inputs; i += WARP) {
+            const float x = NORM ? to_float(from_float<T>(normed(raw[i], scale, to_float(gain[i])))) : to_float(ready[i]);
+            sum = __fmaf_rn(to_float(w[i]), x, sum);
+        }
+        return warp_sum(sum);
+    };
+    if (MODE == SILU_MUL) {
+        const float gate = dot(gate_row(result)), up = dot(gate_row(result) + 8);
+        if (lane == 0) finish_gated<T>(a, row, result, gate, up);
+    } else {
+        const float sum = dot(result);
+        if (lane == 0) finish<T, MODE>(a, row, result, sum, added_to<MODE>(a, row, result));
+    }
+}
+
+// Four neighbours of a normed row in bf16.
+__device__ __forceinline__ uint2 normed4(const float4& v, float scale, const uint2& gain) {
+    const auto low = [](uint32_t word) { return __uint_as_float(word << 16); };
+    const auto high = [](uint32_t word) { return __uint_as_float(word & 0xFFFF0000u); };
+    const __nv_bfloat162 a = __floats2bfloat162_rn(normed(v.x, scale, low(gain.x)), normed(v.y, scale, high(gain.x)));
+    const __nv_bfloat162 b = __floats2bfloat162_rn(normed(v.z, scale, low(gain.y)), normed(v.w, scale, high(gain.y)));
+    return make_uint2(*reinterpret_cast<const uint32_t*>(&a), *reinterpret_cast<const uint32_t*>(&b));
+}
+
+// ---- tensor cores ------------------------------------------------------------------------------------------------------
+
+// A 16 x 16 tile of weights times 16 x 8 of rows. Threads hold the eight neighbouring inputs 8t..8t+7 of a step of 32,
+// which is one 16-byte load, and not those that the instruction's layout names: a sum may take its terms in any order as
+// long as both sides agree.
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_step(float (&c)[4], const uint4& low, const uint4& high, const uint4& x) {
+    mma(c, low.x, high.x, low.y, high.y, x.x, x.y);
+    mma(c, low.z, high.z, low.w, high.w, x.z, x.w);
+}
+
+// Weights are read once: they need not push anything out of the first-level cache.
+__device__ __forceinline__ uint4 load_weights(const bf16* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+__device__ __forceinline__ void prefetch(const bf16* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
+constexpr int STEP = 32;    // inputs of a step
+constexpr int AHEAD = 4;    // steps whose weights are on their way at once
+constexpr int NEAR = 12;    // further steps that are fetched into the second-level cache
+constexpr int TILE = 16;    // outputs of a tile
+constexpr int MAX_NORMED = 2048; // inputs that linear_small norms by itself
+
+// 16 outputs per block; each of the eight warps takes one part of the inputs, so that all of a layer is on its way at
+// once. NT: tiles of 8 rows.
+template <int NT, int MODE, bool NORM>
+__device__ __forceinline__ void linear_small(const LinearArgs& a) {
+    __shared__ float sums[PARTS][NT * 8][TILE + 1];
+    __shared__ float squares[NT][PARTS][8];
+    __shared__ __align__(16) bf16 gains[NORM ? MAX_NORMED : 8];
+
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int part = a.inputs / PARTS, steps = part / STEP, first = warp * part + t * 8;
+    const bf16* low = static_cast<const bf16*>(a.w) + static_cast<size_t>(blockIdx.x * TILE + g) * a.inputs + first;
+    const bf16* high = low + static_cast<size_t>(8) * a.inputs;
+
+    uint4 w[AHEAD][2];
+    const auto fetch = [&](int step) {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (step + u < steps) {
+                w[u][0] = load_weights(low + (step + u) * STEP);
+                w[u][1] = load_weights(high + (step + u) * STEP);
+            }
+        }
+    };
+    fetch(0);
+    // What does not fit into registers yet comes closer while the kernel ahead still runs.
+    if (t == 0) {
+        for (int step = AHEAD; step < min(steps, AHEAD + NEAR); ++step) {
+            prefetch(low + step * STEP);
+            prefetch(high + step * STEP);
+        }
+    }
+    if (NORM) {
+        for (int i = threadIdx.x * 8; i < a.inputs; i += 256 * 8) {
+            *reinterpret_cast<uint4*>(gains + i) = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.gain) + i);
+        }
+    }
+    let_next_start();
+    wait_for_previous();
+
+    float scale[NT];
+    if (NORM) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const float* x = static_cast<const float*>(a.x) + static_cast<size_t>(n * 8) * a.inputs;
+            scale[n] = row_scales(x, a.inputs, a.eps, n * 8 + g < a.rows, squares[n]);
+        }
+    }
+
+    float acc[NT][4] = {};
+    for (int step = 0; step < steps; step += AHEAD) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            const int of = n * 8 + g;
+            uint4 x[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                x[u] = make_uint4(0, 0, 0, 0);
+                if (of < a.rows && step + u < steps) {
+                    const int input = first + (step + u) * STEP;
+                    const size_t at = static_cast<size_t>(of) * a.inputs + input;
+                    if (NORM) {
+                        const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + at);
+                        const uint4 gain = *reinterpret_cast<const uint4*>(gains + input);
+                        const uint2 front = normed4(from[0], scale[n], make_uint2(gain.x, gain.y));
+                        const uint2 back = normed4(from[1], scale[n], make_uint2(gain.z, gain.w));
+                        x[u] = make_uint4(front.x, front.y, back.x, back.y);
+                    } else {
+                        x[u] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + at);
+                    }
+                }
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x[u]);
+            }
+        }
+        if (step + AHEAD < steps) fetch(step + AHEAD);
+    }
+
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        sums[warp][n * 8 + 2 * t][g] = acc[n][0];
+        sums[warp][n * 8 + 2 * t + 1][g] = acc[n][1];
+        sums[warp][n * 8 + 2 * t][g + 8] = acc[n][2];
+        sums[warp][n * 8 + 2 * t + 1][g + 8] = acc[n][3];
+    }
+    // One result per thread; what it is added to is on its way while the warps meet.
+    constexpr int results = MODE == SILU_MUL ? TILE / 2 : TILE;
+    const int row = threadIdx.x / results, at = threadIdx.x % results, result = blockIdx.x * results + at;
+    const bool there = row < NT * 8 && row < a.rows;
+    const float before = there ? added_to<MODE>(a, row, result) : 0.f;
+    __syncthreads();
+    const auto total = [&](int row, int output) {
+        float sum = sums[0][row][output];
+#pragma unroll
+        for (int p = 1; p < PARTS; ++p) sum = __fadd_rn(sum, sums[p][row][output]);
+        return sum;
+    };
+    if (!there) return;
+    if (MODE == SILU_MUL) {
+        finish_gated<bf16>(a, row, result, total(row, at), total(row, at + 8));
+    } else {
+        finish<bf16, MODE>(a, row, result, total(row, at), before);
+    }
+}
+
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool there) {
+    const int bytes = there ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT));
+}
+
+constexpr int DEPTH = 64;   // inputs of a tile in shared memory: 128 bytes, eight pieces of 16
+constexpr int ROWS = 64;    // rows of x of a block
+constexpr int STAGES = 5;
+
+// Where piece `piece` of row `row` lies: shuffled so that neither storing nor loading meets a bank twice.
+__device__ __forceinline__ int place(int row, int piece) {
+    return row * DEPTH + (piece ^ (((row & 1) << 2) | ((row >> 1) & 3))) * 8;
+}
+
+// BM outputs by 64 rows per block, eight warps: BM / 16 along the outputs, the others along the rows. Inputs come in
+// normed. Grid: (outputs / BM, rows / 64 rounded up). Shared memory: STAGES * (BM + ROWS) * DEPTH bf16.
+template <int BM, int MODE>
+__device__ __forceinline__ void linear_large(const LinearArgs& a) {
+    constexpr int ALONG = BM / 16, ACROSS = 8 / ALONG, NT = ROWS / 8 / ACROSS;
+    extern __shared__ __align__(128) unsigned char dynamic[];
+    bf16* tiles = reinterpret_cast<bf16*>(dynamic);
+    constexpr int STAGE = (BM + ROWS) * DEPTH;
+
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int along = warp % ALONG, across = warp / ALONG;
+    const int row0 = blockIdx.y * ROWS, output0 = blockIdx.x * BM;
+    const int steps = a.inputs / DEPTH, per_part = steps / PARTS;
+
+    // A thread copies the same pieces of every tile: piece `threadIdx.x % 8` of every 32nd row.
+    constexpr int W_COPIES = BM / 32, X_COPIES = ROWS / 32;
+    const int copied = threadIdx.x / 8, piece = threadIdx.x % 8;
+    const bf16* w_from = static_cast<const bf16*>(a.w) + static_cast<size_t>(output0 + copied) * a.inputs + piece * 8;
+    const bf16* x_from = static_cast<const bf16*>(a.x) + static_cast<size_t>(row0 + copied) * a.inputs + piece * 8;
+    const size_t row_step = static_cast<size_t>(32) * a.inputs;
+    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(tiles));
+    // 32 rows further the shuffle of the pieces is the same.
+    const uint32_t w_to = shared + place(copied, piece) * 2, x_to = w_to + BM * DEPTH * 2;
+    bool there[X_COPIES];
+#pragma unroll
+    for (int i = 0; i < X_COPIES; ++i) there[i] = row0 + copied + i * 32 < a.rows;
+    const auto fetch_weights = [&](int stage) {
+#pragma unroll
+        for (int i = 0; i < W_COPIES; ++i) copy_async(w_to + stage * STAGE * 2 + i * 32 * DEPTH * 2, w_from + i * row_step, true);
+        w_from += DEPTH;
+    };
+    const auto fetch_rows = [&](int stage) {
+#pragma unroll
+        for (int i = 0; i < X_COPIES; ++i) {
+            copy_async(x_to + stage * STAGE * 2 + i * 32 * DEPTH * 2, there[i] ? x_from + i * row_step : a.x, there[i]);
+        }
+        x_from += DEPTH;
+    };
+
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+        if (s < steps) fetch_weights(s);
+    }
+    let_next_start();
+    wait_for_previous();
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; ++s) {
+        if (s < steps) fetch_rows(s);
+        commit_copies();
+    }
+
+    // Where this thread's pieces lie in a stage; further rows of x are 8 rows of a stage apart and shuffled alike.
+    const int w_at[2] = {place(along * 16 + g, t), place(along * 16 + g, 4 + t)};
+    const int x_at[2] = {BM * DEPTH + place(across * NT * 8 + g, t), BM * DEPTH + place(across * NT * 8 + g, 4 + t)};
+    float acc[NT][4] = {}, total[NT][4] = {};
+    int left = per_part, stage = 0, into = STAGES - 1;
+    bool begins = true;
+    for (int step = 0; step < steps; ++step) {
+        wait_copies<STAGES - 2>();
+        __syncthreads();
+        if (step + STAGES - 1 < steps) {
+            fetch_weights(into);
+            fetch_rows(into);
+        }
+        commit_copies();
+        const bf16* tile = tiles + stage * STAGE;
+        uint4 low[2], high[2], b[NT][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            low[half] = *reinterpret_cast<const uint4*>(tile + w_at[half]);
+            high[half] = *reinterpret_cast<const uint4*>(tile + w_at[half] + 8 * DEPTH);
+#pragma unroll
+            for (int n = 0; n < NT; ++n) b[n][half] = *reinterpret_cast<const uint4*>(tile + x_at[half] + n * 8 * DEPTH);
+        }
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+#pragma unroll
+            for (int n = 0; n < NT; ++n) mma_step(acc[n], low[half], high[half], b[n][half]);
+        }
+        stage = stage + 1 == STAGES ? 0 : stage + 1;
+        into = into + 1 == STAGES ? 0 : into + 1;
+        if (--left == 0) {
+#pragma unroll
+            for (int n = 0; n < NT; ++n) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    total[n][i] = begins ? acc[n][i] : __fadd_rn(total[n][i], acc[n][i]);
+                    acc[n][i] = 0.f;
+                }
+            }
+            begins = false;
+            left = per_part;
+        }
+    }
+
+    // All that is added to is read before anything is written, or every read would wait for the write ahead of it.
+    float before[NT][4] = {};
+    const auto place_of = [&](int n, int i) {
+        const int row = row0 + (across * NT + n) * 8 + 2 * t + i % 2;
+        return static_cast<size_t>(row) * a.ldy + output0 + along * 16 + g + i / 2 * 8;
+    };
+    if (MODE == ADD) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                if (row0 + (across * NT + n) * 8 + 2 * t + i % 2 < a.rows) before[n][i] = static_cast<const float*>(a.y)[place_of(n, i)];
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int row = row0 + (across * NT + n) * 8 + 2 * t + i;
+            if (row >= a.rows) continue;
+            const int output = output0 + along * 16 + g;
+            if (MODE == SILU_MUL) {
+                finish_gated<bf16>(a, row, (output0 + along * 16) / 2 + g, total[n][i], total[n][i + 2]);
+            } else {
+                finish<bf16, MODE>(a, row, output, total[n][i], before[n][i]);
+                finish<bf16, MODE>(a, row, output + 8, total[n][i + 2], before[n][i + 2]);
+            }
+        }
+    }
+}
+
+// ---- norm --------------------------------------------------------------------------------------------------------------
+
+// Eight rows per block: f32 rows to normed rows of T, or of f32 that went through T.
+template <typename T, typename OUT>
+__device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, int rows, int width, float eps) {
+    __shared__ float squares[PARTS][8], scales[8];
+    let_next_start();
+    wait_for_previous();
+    const int row0 = blockIdx.x * 8, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    x += static_cast<size_t>(row0) * width;
+    y += static_cast<size_t>(row0) * width;
+    if (width % (32 * PARTS) == 0) {
+        const float scale = row_scales(x, width, eps, row0 + lane / 4 < rows, squares);
+        if (warp == 0 && lane % 4 == 0) scales[lane / 4] = scale;
+    } else if (row0 + warp < rows) {
+        const float scale = row_scale(x + static_cast<size_t>(warp) * width, width, eps, lane);
+        if (lane == 0) scales[warp] = scale;
+    }
+    __syncthreads();
+    const int count = min(8, rows - row0) * width;
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < count; i += 256 * 4) {
+        const float4 v = *reinterpret_cast<const float4*>(x + i);
+        const float each[4] = {v.x, v.y, v.z, v.w};
+        const int at = i % width;
+        const float scale = scales[i / width];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            y[i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[at + j])))));
+        }
+    }
+}
+
+#define PLAIN(NAME, T, MODE)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(256) linear_plain_##NAME(LinearArgs a) { linear_plain<T, MODE, false>(a); } \
+    extern "C" __global__ void __launch_bounds__(256) linear_plain_norm_##NAME(LinearArgs a) { linear_plain<T, MODE, true>(a); }
+PLAIN(store_f32, float, STORE)
+PLAIN(add_f32, float, ADD)
+PLAIN(silu_mul_f32, float, SILU_MUL)
+PLAIN(silu_f32, float, SILU)
+PLAIN(store_bf16, bf16, STORE)
+PLAIN(full_bf16, bf16, STORE_F32)
+PLAIN(add_bf16, bf16, ADD)
+PLAIN(silu_mul_bf16, bf16, SILU_MUL)
+PLAIN(silu_bf16, bf16, SILU)
+
+#define SMALL(NAME, MODE, NT)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(256, NT == 1 ? 4 : 3) linear_small##NT##_##NAME(const __grid_constant__ LinearArgs a) { \
+        linear_small<NT, MODE, false>(a);                                                                                  \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2) linear_small##NT##_norm_##NAME(const __grid_constant__ LinearArgs a) { \
+        linear_small<NT, MODE, true>(a);                                                                                   \
+    }
+#define LARGE(NAME, MODE)                                                                                       \
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_large32_##NAME(const __grid_constant__ LinearArgs a) { linear_large<32, MODE>(a); } \
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_large64_##NAME(const __grid_constant__ LinearArgs a) { linear_large<64, MODE>(a); }
+#define FAST(NAME, MODE) SMALL(NAME, MODE, 1) SMALL(NAME, MODE, 2) LARGE(NAME, MODE)
+FAST(store, STORE)
+FAST(full, STORE_F32)
+FAST(add, ADD)
+FAST(silu_mul, SILU_MUL)
+FAST(silu, SILU)
+
+extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16(const float* x, const bf16* gain, bf16* y, int rows, int width, float eps) {
+    rms_norm(x, gain, y, rows, width, eps);
+}
+extern "C" __global__ void __launch_bounds__(256) rms_norm_f32(const float* x, const float* gain, float* y, int rows, int width, float eps) {
+    rms_norm(x, gain, y, rows, width, eps);
+}
+// bf16 weights, rounded like rms_norm_bf16, kept as f32: the hidden state that a model of the same width goes on with.
+extern "C" __global__ void __launch_bounds__(256) rms_norm_full_bf16(const float* x, const bf16* gain, float* y, int rows, int width, float eps) {
+    rms_norm<bf16, float>(x, gain, y, rows, width, eps);
+}
