@@ -104,18 +104,17 @@ impl RandomTensor {
 
     fn each<T: Send>(&self, first: u64, out: &mut [T], of: impl Fn(u16) -> T + Sync) {
         out.par_chunks_mut(PIECE).enumerate().for_each(|(i, piece)| {
-            let mut at = first + (i * PIECE) as u64;
+            let begin = first + (i * PIECE) as u64;
             let bound = match self.fill {
                 Fill::Constant(value) => return piece.iter_mut().for_each(|element| *element = of(bf16(value))),
                 Fill::Uniform(bound) => bound,
             };
-            let mut words = self.block(at / 4);
-            for element in piece {
+            let mut words = self.block(begin / 4);
+            for (at, element) in (begin..).zip(piece) {
                 if at.is_multiple_of(4) {
                     words = self.block(at / 4);
                 }
                 *element = of(weight(words[(at % 4) as usize], bound));
-                at += 1;
             }
         });
     }
