@@ -50,3 +50,14 @@ extern "C" __global__ void fill_random_bf16(uint16_t* out, uint64_t count, uint6
 extern "C" __global__ void fill_random_f32(float* out, uint64_t count, uint64_t seed, uint64_t name, float bound) {
     fill(out, count, seed, name, bound);
 }
+
+extern "C" __global__ void fill_bf16(uint16_t* out, uint64_t count, float value) {
+    const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    const uint16_t bits = static_cast<uint16_t>(__float_as_uint(value) >> 16); // constants are exact in bf16
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) out[i] = bits;
+}
+
+extern "C" __global__ void fill_f32(float* out, uint64_t count, float value) {
+    const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) out[i] = value;
+}

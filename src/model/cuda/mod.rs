@@ -4,12 +4,15 @@
 //! binary is built and embedded in it; the driver is opened at run time, so that the binary starts without a GPU too.
 
 mod buffer;
+pub mod decoder;
 mod device;
 mod error;
 pub mod images;
 mod kernel;
+pub mod linear;
 mod probe;
 mod stream;
+pub mod weights;
 
 pub use buffer::{Buffer, Element, Pinned};
 pub use device::{Gpu, Priority};

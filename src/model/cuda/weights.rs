@@ -1,0 +1,247 @@
+//! Weights from a checkpoint to the device, or made there.
+
+use super::buffer::Buffer;
+use super::device::{Gpu, Priority};
+use super::error::{CudaError, check};
+use super::kernel::{Shape, kernel_args};
+use super::stream::Stream;
+use crate::config::Precision;
+use crate::model::LoadError;
+use crate::model::checkpoint::Scope;
+use crate::model::checkpoint::random::{Fill, RandomTensor};
+use candle_core::{CpuStorage, DType, Storage, Tensor};
+use cudarc::driver::sys;
+
+/// Threads of the kernels that fill and convert.
+const THREADS: u32 = 256;
+/// Blocks of them: they go on in strides of the grid.
+const BLOCKS: usize = 1024;
+/// Rows of gate and up that stand together in a layer that has both: `gate_row` of `kernels/linear.cuh`.
+pub(super) const GATE_ROWS: usize = 8;
+
+/// Numbers on the device, all of the engine's element type.
+pub struct Weight {
+    bytes: Buffer<u8>,
+    elements: usize,
+}
+
+impl Weight {
+    /// Where it is.
+    pub fn address(&self) -> u64 {
+        self.bytes.address()
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.elements
+    }
+
+    /// No elements.
+    pub fn is_empty(&self) -> bool {
+        self.elements == 0
+    }
+
+    /// The bytes.
+    pub fn buffer(&self) -> &Buffer<u8> {
+        &self.bytes
+    }
+}
+
+/// Puts tensors on the device, one after the other.
+pub struct Uploader {
+    gpu: Gpu,
+    stream: Stream,
+    precision: Precision,
+}
+
+/// Bytes of one element.
+pub fn element_size(precision: Precision) -> usize {
+    match precision {
+        Precision::F32 => 4,
+        Precision::Bf16 => 2,
+    }
+}
+
+impl Uploader {
+    /// For one engine's element type.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(gpu: &Gpu, precision: Precision) -> Result<Uploader, CudaError> {
+        Ok(Uploader { gpu: gpu.clone(), stream: gpu.stream(Priority::Normal)?, precision })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// What everything is queued on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Element type of all weights.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Room for so many elements, which hold anything.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn room(&self, elements: usize) -> Result<Weight, CudaError> {
+        let bytes = self.gpu.alloc("the weights", elements * element_size(self.precision))?;
+        Ok(Weight { bytes, elements })
+    }
+
+    /// One tensor.
+    ///
+    /// # Errors
+    /// What the scope and the device say; a tensor that does not fit is reported by the loader.
+    pub fn tensor(&self, scope: &Scope<'_>, name: &str, shape: &[usize]) -> Result<Weight, LoadError> {
+        self.stacked(&[(scope, name)], shape)
+    }
+
+    /// Tensors of one shape `[rows, ..]` one behind the other.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::tensor`].
+    pub fn stacked(&self, parts: &[(&Scope<'_>, &str)], shape: &[usize]) -> Result<Weight, LoadError> {
+        let each: usize = shape.iter().product();
+        let all = self.room(each * parts.len())?;
+        for (i, (scope, name)) in parts.iter().enumerate() {
+            self.put(&all, i * each, scope, name, shape)?;
+        }
+        Ok(all)
+    }
+
+    /// A weight of which the caller [puts](Uploader::put) all parts.
+    ///
+    /// # Errors
+    /// What the scope and the device say; a tensor that does not fit is reported by the loader.
+    pub fn put(
+        &self,
+        to: &Weight,
+        at: usize,
+        scope: &Scope<'_>,
+        name: &str,
+        shape: &[usize],
+    ) -> Result<(), LoadError> {
+        let count = shape.iter().product();
+        match scope.random(name, shape) {
+            Some(random) => Ok(self.make(to, at, count, &random)?),
+            None => self.copy(to, at, &scope.get_stored(name, shape)?),
+        }
+    }
+
+    /// Gate and up `[inner, inputs]` in turns of eight rows, as the fused kernels want them.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::tensor`]; [`LoadError::Invalid`] when `inner` is not a multiple of 8.
+    pub fn gate_up(
+        &self,
+        [gate, up]: [&Scope<'_>; 2],
+        name: &str,
+        inner: usize,
+        inputs: usize,
+    ) -> Result<Weight, LoadError> {
+        let all = self.room(2 * inner * inputs)?;
+        self.put_gate_up(&all, 0, [gate, up], name, inner, inputs)?;
+        Ok(all)
+    }
+
+    /// [`Uploader::gate_up`] into a part of a weight.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::gate_up`].
+    pub fn put_gate_up(
+        &self,
+        to: &Weight,
+        at: usize,
+        parts: [&Scope<'_>; 2],
+        name: &str,
+        inner: usize,
+        inputs: usize,
+    ) -> Result<(), LoadError> {
+        if !inner.is_multiple_of(GATE_ROWS) {
+            let reason = format!("a feed-forward width of {inner} is not served on a GPU: expected a multiple of 8");
+            return Err(LoadError::Invalid { file: "config.json".into(), reason });
+        }
+        let size = element_size(self.precision);
+        let band = GATE_ROWS * inputs * size;
+        for (half, scope) in parts.into_iter().enumerate() {
+            let part = self.tensor(scope, name, &[inner, inputs])?;
+            // SAFETY: all fields are numbers or pointers, for which zeros are a value.
+            let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
+            copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            copy.srcDevice = part.address();
+            copy.srcPitch = band;
+            copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            copy.dstDevice = to.address() + (at * size + half * band) as u64;
+            copy.dstPitch = 2 * band;
+            copy.WidthInBytes = band;
+            copy.Height = inner / GATE_ROWS;
+            // SAFETY: `inner / 8` bands of each side lie inside their buffers; `part` lives until the stream has come so far.
+            check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.raw()) })?;
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is there.
+    ///
+    /// # Errors
+    /// Whatever went wrong on the device.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        self.stream.synchronize()
+    }
+
+    fn make(&self, to: &Weight, at: usize, count: usize, random: &RandomTensor) -> Result<(), CudaError> {
+        let (kernel, constant) = match self.precision {
+            Precision::F32 => ("fill_random_f32", "fill_f32"),
+            Precision::Bf16 => ("fill_random_bf16", "fill_bf16"),
+        };
+        let address = to.address() + (at * element_size(self.precision)) as u64;
+        let shape = Shape::new(BLOCKS, THREADS);
+        // SAFETY: the arguments are those of kernels/random.cu; `count` elements lie behind `address`.
+        unsafe {
+            match random.fill {
+                Fill::Uniform(bound) => self.gpu.kernel(kernel)?.launch(
+                    &self.stream,
+                    shape,
+                    kernel_args![address, count as u64, random.seed, random.name, bound],
+                ),
+                Fill::Constant(value) => self.gpu.kernel(constant)?.launch(
+                    &self.stream,
+                    shape,
+                    kernel_args![address, count as u64, value],
+                ),
+            }
+        }
+    }
+
+    /// A tensor of the host.
+    fn copy(&self, to: &Weight, at: usize, tensor: &Tensor) -> Result<(), LoadError> {
+        let dtype = match self.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        };
+        let tensor = tensor.to_dtype(dtype)?.contiguous()?;
+        let (storage, layout) = tensor.storage_and_layout();
+        let from = layout.start_offset();
+        let count = layout.shape().elem_count();
+        let bytes: &[u8] = match &*storage {
+            Storage::Cpu(CpuStorage::F32(data)) => plain(&data[from..from + count]),
+            Storage::Cpu(CpuStorage::BF16(data)) => plain(&data[from..from + count]),
+            _ => return Err(candle_core::Error::Msg("weights are read on the host".into()).into()),
+        };
+        Ok(to.bytes.write(at * element_size(self.precision), bytes)?)
+    }
+}
+
+/// The bytes of numbers.
+fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
+    // SAFETY: called for f32 and bf16 only: every byte of them is initialized, and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
