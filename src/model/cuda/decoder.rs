@@ -108,7 +108,10 @@ impl Stack {
             return unserved("attention with biases is not served on a GPU; set device.kind to \"cpu\"".into());
         }
         if config.head_dim > MAX_HEAD || !config.head_dim.is_multiple_of(2) {
-            return unserved(format!("head_dim = {} is not served on a GPU: expected an even number up to {MAX_HEAD}", config.head_dim));
+            return unserved(format!(
+                "head_dim = {} is not served on a GPU: expected an even number up to {MAX_HEAD}",
+                config.head_dim
+            ));
         }
         let hidden = config.hidden_size;
         let layer = |i: usize| -> Result<Layer, LoadError> {

@@ -120,14 +120,7 @@ impl Uploader {
     ///
     /// # Errors
     /// What the scope and the device say; a tensor that does not fit is reported by the loader.
-    pub fn put(
-        &self,
-        to: &Weight,
-        at: usize,
-        scope: &Scope<'_>,
-        name: &str,
-        shape: &[usize],
-    ) -> Result<(), LoadError> {
+    pub fn put(&self, to: &Weight, at: usize, scope: &Scope<'_>, name: &str, shape: &[usize]) -> Result<(), LoadError> {
         let count = shape.iter().product();
         match scope.random(name, shape) {
             Some(random) => Ok(self.make(to, at, count, &random)?),
@@ -212,11 +205,9 @@ impl Uploader {
                     shape,
                     kernel_args![address, count as u64, random.seed, random.name, bound],
                 ),
-                Fill::Constant(value) => self.gpu.kernel(constant)?.launch(
-                    &self.stream,
-                    shape,
-                    kernel_args![address, count as u64, value],
-                ),
+                Fill::Constant(value) => {
+                    self.gpu.kernel(constant)?.launch(&self.stream, shape, kernel_args![address, count as u64, value])
+                }
             }
         }
     }
