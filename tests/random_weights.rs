@@ -7,6 +7,7 @@ mod support;
 use candle_core::Device;
 use omni_actors::config::{self, CheckpointSource, WeightsKind};
 use omni_actors::model::Checkpoint;
+use omni_actors::model::hf::FrameCost;
 use omni_actors::model::vocoder::Vocoder;
 use std::path::{Path, PathBuf};
 use support::{engine, frames, say};
@@ -46,6 +47,18 @@ fn every_model_of_real_size_has_a_config_that_opens_and_a_tokenizer_that_fits() 
             Err(_) => drop(checkpoint.tts_prompter().unwrap()),
         }
     }
+}
+
+/// bf16; the figures are those that others published for these models.
+#[test]
+fn a_frame_of_the_real_models_reads_what_is_known_of_them() {
+    let gigabytes = |elements: u64| (elements as f64 * 2.0 / 1e7).round() / 100.0;
+    let large = FrameCost::of(open("random-tts-1.7b.toml").family());
+    assert_eq!((gigabytes(large.talker), gigabytes(large.predictor)), (2.83, 2.49));
+    assert_eq!(gigabytes(large.frame()[0]), 5.32);
+    assert_eq!(gigabytes(FrameCost::of(open("random-tts-0.6b.toml").family()).frame()[0]), 3.31);
+    let omni = FrameCost::of(open("random-omni-30b.toml").family());
+    assert_eq!((gigabytes(omni.thinker), gigabytes(omni.frame()[0])), (6.08, 3.0));
 }
 
 /// The pipeline of a folder that holds no weights, end to end.

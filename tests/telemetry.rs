@@ -4,7 +4,7 @@
 use omni_actors::ids::StageName;
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
-    self, EdgeMetrics, HttpMetrics, Outcome, Queue, RequestKind, RequestMetrics, StageMetrics,
+    self, DeviceMetrics, EdgeMetrics, HttpMetrics, MemoryUse, Outcome, Queue, RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -13,6 +13,10 @@ const OPERATIONS: &str = include_str!("../docs/operations.md");
 fn record_one_of_each() {
     telemetry::process_started();
     telemetry::set_ready(true);
+    let device = DeviceMetrics::new();
+    device.blocking.increment(1);
+    device.memory(MemoryUse::Kv, 1 << 30);
+    DeviceMetrics::frame_seconds(8).record(Duration::from_millis(2));
     let http = HttpMetrics::new();
     http.connections.set(1.0);
     http.response("/v1/audio/speech", 200);

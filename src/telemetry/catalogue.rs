@@ -24,9 +24,11 @@ pub struct Metric {
     pub help: &'static str,
 }
 
-/// From a step of a small net (50 us) to a long prefill on a CPU.
-const STEP_SECONDS: &[f64] =
-    &[50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 20e-3, 40e-3, 80e-3, 160e-3, 320e-3, 1.0, 2.5];
+/// From a gap between two launches on a GPU (microseconds) to a long prefill on a CPU, finest where a GPU's frames are.
+const STEP_SECONDS: &[f64] = &[
+    2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 250e-6, 500e-6, 750e-6, 1e-3, 1.25e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3, 4e-3,
+    5e-3, 7.5e-3, 10e-3, 15e-3, 20e-3, 40e-3, 80e-3, 160e-3, 320e-3, 1.0, 2.5,
+];
 /// Around 300 ms, the longest wait that still feels like an answer.
 const WAIT_SECONDS: &[f64] =
     &[5e-3, 10e-3, 20e-3, 40e-3, 60e-3, 80e-3, 120e-3, 160e-3, 240e-3, 300e-3, 400e-3, 600e-3, 1.0, 2.0, 5.0, 10.0];
@@ -84,6 +86,10 @@ catalogue! {
     PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads sent by a stage to the next: rows, codes or audio.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
+
+    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["use"], "Memory of the GPU: weights, kv, work (what this process allocated, by use), and used (by everybody, as the driver counts).";
+    DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
+    FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the rows it was captured for.";
 
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";

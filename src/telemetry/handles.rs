@@ -142,6 +142,62 @@ impl std::fmt::Debug for EdgeMetrics {
     }
 }
 
+/// What device memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryUse {
+    /// Weights.
+    Weights,
+    /// KV caches and the vocoder's state.
+    Kv,
+    /// Everything else that this process allocated.
+    Work,
+    /// All that is in use on the device, by whomever, as the driver counts.
+    Used,
+}
+
+/// What a GPU records.
+#[derive(Clone)]
+pub struct DeviceMetrics {
+    /// Calls that waited for the device.
+    pub blocking: Counter,
+    memory: [Gauge; 4],
+}
+
+impl DeviceMetrics {
+    /// The device's handles.
+    pub fn new() -> DeviceMetrics {
+        install();
+        let memory = ["weights", "kv", "work", "used"];
+        DeviceMetrics {
+            blocking: counter!(c::DEVICE_BLOCKING.name),
+            memory: memory.map(|what| gauge!(c::DEVICE_MEMORY.name, "use" => what)),
+        }
+    }
+
+    /// Tells how many bytes one use takes now.
+    pub fn memory(&self, what: MemoryUse, bytes: u64) {
+        self.memory[what as usize].set(bytes as f64);
+    }
+
+    /// The device time of frames captured for so many rows.
+    pub fn frame_seconds(rows: usize) -> Histogram {
+        install();
+        histogram!(c::FRAME_SECONDS.name, "bucket" => rows.to_string())
+    }
+}
+
+impl Default for DeviceMetrics {
+    fn default() -> DeviceMetrics {
+        DeviceMetrics::new()
+    }
+}
+
+impl std::fmt::Debug for DeviceMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("DeviceMetrics")
+    }
+}
+
 /// What the server records.
 #[derive(Clone)]
 pub struct HttpMetrics {

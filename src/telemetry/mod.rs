@@ -1,7 +1,7 @@
 //! What the process tells about itself: metrics and logs.
 //!
 //! Names live in [`catalogue`] alone. Everybody else holds pre-made handles ([`StageMetrics`], [`EdgeMetrics`],
-//! [`RequestMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
+//! [`RequestMetrics`], [`DeviceMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
 //! level info carries what a client said.
 
 pub mod catalogue;
@@ -12,6 +12,8 @@ pub mod playback;
 mod request;
 
 pub use exposition::render;
-pub use handles::{EdgeMetrics, HttpMetrics, Queue, StageMetrics, process_started, set_ready};
+pub use handles::{
+    DeviceMetrics, EdgeMetrics, HttpMetrics, MemoryUse, Queue, StageMetrics, process_started, set_ready,
+};
 pub use logging::{LogError, init_logging};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};

@@ -2,6 +2,7 @@
 //! reference implementation differ from the real models in many places, so a missing field is an error.
 
 mod codec_encoder;
+mod cost;
 mod decoder;
 mod family;
 mod generation;
@@ -13,6 +14,7 @@ mod tts;
 mod vocoder;
 
 pub use codec_encoder::{CodecEncoderConfig, CodecTransformerConfig};
+pub use cost::FrameCost;
 pub use decoder::{DecoderConfig, MoeConfig};
 pub use family::Family;
 pub use generation::GenerationDefaults;
