@@ -1,0 +1,295 @@
+// Every product of the vocoder: causal convolutions, transposed convolutions and linear layers over [position][channel].
+//
+//   out[b, t, n] = bias[n] + sum over taps, ci of w[n][tap][ci] * x[b, t - (taps - 1 - tap) * dilation, ci]
+//
+// An implicit matrix product: rows are positions of all rows of the launch, columns are outputs. A linear layer has one
+// tap; a transposed convolution of stride s is a convolution whose row of outputs is s consecutive positions.
+//
+// Results depend on nothing but the inputs: whatever the tile, an output is one chain of additions over taps and channels
+// in the same order. Tensor cores multiply TF32 (operands are rounded where they are written, not here); the F32 kernels
+// are the same but for their inner loop.
+#include "vocoder.cuh"
+
+struct VocoderConvArgs {
+    const float* x;  // [rows][positions][channels]
+    const float* w;  // [outputs][taps][channels rounded up to 32]
+    const float* bias;      // [outputs]; null: none
+    const float* residual;  // like y, may be y; null: none
+    const float* snake_a;   // [snake_period]; null: no snake
+    const float* snake_b;
+    float* y;  // the sum as it is, [rows * positions][outputs]; null: not wanted
+    float* z;  // as operand of the next product: after the activation, rounded; null: not wanted
+    VocoderPast past;
+    int rows;
+    int positions;  // per row
+    int channels;   // multiple of 4
+    int taps;
+    int dilation;
+    int outputs;  // multiple of 4
+    int activation;
+    int snake_period;  // channel of an output: its number modulo this
+    int column_tiles;
+    int tiles;  // blocks behind them move the history on
+};
+
+namespace vocoder {
+
+enum Activation { NONE = 0, GELU = 1, SILU_PAIRS = 2 };
+
+constexpr int DEPTH = 32;  // channels of a step through shared memory: 128 bytes, 8 pieces of 16
+constexpr int THREADS = 128;
+
+__device__ __forceinline__ void copy_async(unsigned to, const float* from, bool there) {
+    int bytes = there ? 16 : 0;  // the rest is zeros
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int LEFT>
+__device__ __forceinline__ void wait_groups() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+__device__ __forceinline__ void load_4x4(unsigned (&r)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void load_2x4(unsigned& a, unsigned& b, unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(a), "=r"(b) : "r"(from) : "memory");
+}
+__device__ __forceinline__ void multiply_add(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Where a row of the tile reads.
+struct Source {
+    const float* fresh;  // position 0 of the launch
+    const float* old;    // the position after the last one of the history
+    int position;
+    int first;  // positions before it are zeros
+};
+
+// A tile of ROWS x COLUMNS outputs by WARPS_M x WARPS_N warps, STAGES steps in flight.
+template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGES, bool TENSOR>
+__device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
+    static_assert(WARPS_M * WARPS_N * 32 == THREADS, "warps");
+    constexpr int TALL = ROWS / WARPS_M / 16, WIDE = COLUMNS / WARPS_N / 8;
+    constexpr int A_COPIES = ROWS * 8 / THREADS, B_COPIES = COLUMNS * 8 / THREADS;
+    constexpr int A_BYTES = ROWS * DEPTH * 4, B_BYTES = COLUMNS * DEPTH * 4, STAGE_BYTES = A_BYTES + B_BYTES;
+    extern __shared__ __align__(128) unsigned char shared[];
+    Source* sources = reinterpret_cast<Source*>(shared + STAGES * STAGE_BYTES);
+
+    let_next_start();
+    if ((int)blockIdx.x >= p.tiles) {
+        wait_for_previous();
+        move_history(p.past, p.x, p.positions, p.channels, (p.taps - 1) * p.dilation, (int)blockIdx.x - p.tiles);
+        return;
+    }
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int first_row = (int)blockIdx.x / p.column_tiles * ROWS;
+    const int first_column = (int)blockIdx.x % p.column_tiles * COLUMNS;
+    const int all_rows = p.rows * p.positions;
+    const int steps_per_tap = (p.channels + DEPTH - 1) / DEPTH, steps = steps_per_tap * p.taps;
+    const int padded = steps * DEPTH;
+
+    // Each thread copies the same 16 bytes of every 128 of some rows; pieces are swapped around so that reading a column
+    // of a tile touches all banks.
+    const int piece = tid % 8, line = tid / 8;
+    const unsigned base = (unsigned)__cvta_generic_to_shared(shared);
+    const unsigned copy_to = base + line * 128 + ((piece ^ (line & 7)) << 4);
+    const float* weights = p.w + (long long)(first_column + line) * padded + piece * 4;
+    auto load_weights = [&](int step) {
+        unsigned to = copy_to + (step % STAGES) * STAGE_BYTES + A_BYTES;
+#pragma unroll
+        for (int i = 0; i < B_COPIES; i++) {
+            bool there = first_column + line + i * 16 < p.outputs;
+            copy_async(to + i * 16 * 128, there ? weights + (long long)i * 16 * padded + step * DEPTH : p.w, there);
+        }
+    };
+    // Weights never change: fetch them while the launch before this one ends.
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; step++) {
+        if (step < steps) load_weights(step);
+    }
+    for (int i = tid; i < ROWS; i += THREADS) {
+        Source source = {p.x, p.x, 0, NEVER};
+        int row = first_row + i;
+        if (row < all_rows) {
+            int b = row / p.positions;
+            VocoderRow info = p.past.rows[b];
+            source.position = row - b * p.positions;
+            source.fresh = p.x + (long long)b * p.positions * p.channels;
+            source.first = first_position(p.past, info);
+            if (p.taps > 1 && info.slot >= 0)
+                source.old = history(p.past, info, info.parity) + (p.taps - 1) * p.dilation * p.channels;
+        }
+        sources[i] = source;
+    }
+    __syncthreads();
+    wait_for_previous();
+
+    const float* from[A_COPIES];
+    unsigned there_bits = 0;
+    int load_tap = 0, load_step = 0;  // of the next step that is fetched
+    auto load_inputs = [&](int step) {
+        if (load_step == 0) {
+            int shift = (p.taps - 1 - load_tap) * p.dilation;
+            there_bits = 0;
+#pragma unroll
+            for (int i = 0; i < A_COPIES; i++) {
+                Source source = sources[line + i * 16];
+                int at = source.position - shift;
+                bool there = at >= source.first;
+                const float* begin = at >= 0 ? source.fresh : source.old;
+                from[i] = (there ? begin + (long long)at * p.channels : p.x) + piece * 4;
+                there_bits |= (unsigned)there << i;
+            }
+        }
+        unsigned to = copy_to + (step % STAGES) * STAGE_BYTES;
+        bool inside = load_step * DEPTH + piece * 4 < p.channels;
+#pragma unroll
+        for (int i = 0; i < A_COPIES; i++) {
+            bool there = inside && (there_bits >> i & 1);
+            copy_async(to + i * 16 * 128, there ? from[i] + load_step * DEPTH : p.x, there);
+        }
+        if (++load_step == steps_per_tap) {
+            load_step = 0;
+            load_tap++;
+        }
+    };
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; step++) {
+        if (step < steps) load_inputs(step);
+        commit();
+    }
+
+    float sums[TALL][WIDE][4] = {};
+    const int warp_row = warp / WARPS_N * (TALL * 16), warp_column = warp % WARPS_N * (WIDE * 8);
+    const int group = lane / 4, pair = lane % 4;
+    // What this lane points at for the matrix loads: rows of A in two eights, columns of B in two eights.
+    const unsigned a_line = (warp_row + lane % 8 + (lane / 8 & 1) * 8) * 128, a_piece = lane / 16;
+    const unsigned b_line = (warp_column + lane % 8 + lane / 16 * 8) * 128, b_piece = lane / 8 & 1;
+    const unsigned twist = lane & 7;
+
+    for (int step = 0; step < steps; step++) {
+        wait_groups<STAGES - 2>();
+        __syncthreads();
+        // The stage read in the step before is free now.
+        if (int next = step + STAGES - 1; next < steps) {
+            load_weights(next);
+            load_inputs(next);
+        }
+        commit();
+        const unsigned a = base + (step % STAGES) * STAGE_BYTES, b = a + A_BYTES;
+        if constexpr (TENSOR) {
+#pragma unroll
+            for (int k = 0; k < DEPTH / 8; k++) {
+                unsigned left[TALL][4], right[WIDE][2];
+#pragma unroll
+                for (int i = 0; i < TALL; i++) load_4x4(left[i], a + a_line + i * 16 * 128 + (((k * 2 + a_piece) ^ twist) << 4));
+#pragma unroll
+                for (int j = 0; j + 1 < WIDE; j += 2) {
+                    unsigned both[4];
+                    load_4x4(both, b + b_line + j * 8 * 128 + (((k * 2 + b_piece) ^ twist) << 4));
+                    right[j][0] = both[0], right[j][1] = both[1], right[j + 1][0] = both[2], right[j + 1][1] = both[3];
+                }
+                if constexpr (WIDE % 2 == 1) {
+                    constexpr int j = WIDE - 1;
+                    unsigned at = (warp_column + lane % 8 + j * 8) * 128;
+                    load_2x4(right[j][0], right[j][1], b + at + (((k * 2 + b_piece) ^ twist) << 4));
+                }
+#pragma unroll
+                for (int i = 0; i < TALL; i++)
+#pragma unroll
+                    for (int j = 0; j < WIDE; j++) multiply_add(sums[i][j], left[i], right[j]);
+            }
+        } else {
+            const unsigned char* stage = shared + (step % STAGES) * STAGE_BYTES;
+            auto four = [&](int row, int k) {
+                return *reinterpret_cast<const float4*>(stage + row * 128 + ((k ^ (row & 7)) << 4));
+            };
+#pragma unroll 1
+            for (int k = 0; k < DEPTH / 4; k++) {
+                float4 left[TALL][2];
+#pragma unroll
+                for (int i = 0; i < TALL; i++) {
+                    left[i][0] = four(warp_row + i * 16 + group, k);
+                    left[i][1] = four(warp_row + i * 16 + group + 8, k);
+                }
+#pragma unroll
+                for (int j = 0; j < WIDE; j++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        // The columns' lines come behind the rows' ones, a multiple of 8 of them.
+                        float4 right = four(ROWS + warp_column + j * 8 + pair * 2 + e, k);
+#pragma unroll
+                        for (int i = 0; i < TALL; i++)
+#pragma unroll
+                            for (int h = 0; h < 2; h++) {
+                                float& sum = sums[i][j][h * 2 + e];
+                                sum = fmaf(left[i][h].x, right.x, sum);
+                                sum = fmaf(left[i][h].y, right.y, sum);
+                                sum = fmaf(left[i][h].z, right.z, sum);
+                                sum = fmaf(left[i][h].w, right.w, sum);
+                            }
+                    }
+            }
+        }
+    }
+
+#pragma unroll
+    for (int j = 0; j < WIDE; j++) {
+        int column = first_column + warp_column + j * 8 + pair * 2;
+        if (column >= p.outputs) continue;
+        float2 bias = p.bias ? *reinterpret_cast<const float2*>(p.bias + column) : make_float2(0, 0);
+        float2 turn = make_float2(0, 0), height = turn;
+        if (p.snake_a) {
+            int channel = column % p.snake_period;
+            turn = *reinterpret_cast<const float2*>(p.snake_a + channel);
+            height = *reinterpret_cast<const float2*>(p.snake_b + channel);
+        }
+#pragma unroll
+        for (int i = 0; i < TALL; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                int row = first_row + warp_row + i * 16 + h * 8 + group;
+                if (row >= all_rows) continue;
+                float2 v = make_float2(sums[i][j][h * 2] + bias.x, sums[i][j][h * 2 + 1] + bias.y);
+                if (p.activation == SILU_PAIRS) {
+                    p.z[(long long)row * (p.outputs / 2) + column / 2] = operand<TENSOR>(silu(v.x) * v.y);
+                    continue;
+                }
+                long long at = (long long)row * p.outputs + column;
+                if (p.activation == GELU) v = make_float2(gelu(v.x), gelu(v.y));
+                if (p.residual) {
+                    float2 r = *reinterpret_cast<const float2*>(p.residual + at);
+                    v.x += r.x, v.y += r.y;
+                }
+                if (p.y) *reinterpret_cast<float2*>(p.y + at) = v;
+                if (p.z) {
+                    if (p.snake_a) v = make_float2(snake(v.x, turn.x, height.x), snake(v.y, turn.y, height.y));
+                    *reinterpret_cast<float2*>(p.z + at) = make_float2(operand<TENSOR>(v.x), operand<TENSOR>(v.y));
+                }
+            }
+    }
+}
+
+}  // namespace vocoder
+
+// Tiles from many positions to few. The host knows their shapes and shared memory by name (src/model/cuda/vocoder).
+#define VOCODER_CONV(NAME, ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, BLOCKS)                                          \
+    extern "C" __global__ void __launch_bounds__(128, BLOCKS) vocoder_conv_tf32_##NAME(VocoderConvArgs args) {       \
+        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, true>(args);                                      \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(128) vocoder_conv_f32_##NAME(VocoderConvArgs args) {                \
+        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, false>(args);                                     \
+    }
+VOCODER_CONV(128x96, 128, 96, 2, 2, 3, 2)
+VOCODER_CONV(64x96, 64, 96, 2, 2, 3, 3)
+VOCODER_CONV(64x48, 64, 48, 2, 2, 4, 3)
+VOCODER_CONV(32x48, 32, 48, 2, 2, 6, 3)
+VOCODER_CONV(16x32, 16, 32, 1, 4, 8, 3)

@@ -1,0 +1,276 @@
+// What the vocoder does besides products: the sum of a frame's codebook rows, norms, attention over a window, depthwise
+// convolutions and the last one. Everything is f32; operands of products are rounded where TENSOR says so.
+#include "vocoder.cuh"
+
+struct VocoderEmbedArgs {
+    const unsigned* codes;  // [rows * frames][groups], in range
+    const float* table;     // [groups][codebook][channels]
+    float* y;               // [rows * frames][channels]; null: not wanted
+    float* z;               // as operand; null: not wanted
+    float scale;
+    int groups;
+    int codebook;
+    int channels;
+};
+
+struct VocoderNormArgs {
+    const float* x;  // [n][channels]
+    const float* weight;
+    float* z;
+    float eps;
+    int channels;
+};
+
+struct VocoderAttentionArgs {
+    const float* qkv;          // [rows * frames][(heads + 2 kv_heads) * width], not turned yet
+    float* z;                  // [rows * frames][heads * width]
+    const float* frequencies;  // [width / 2]
+    float* arena;
+    const VocoderRow* rows;
+    long long slot_floats;
+    // Keys of a layer in a slot, [kv_heads][ring][width]; the values follow.
+    long long keys;
+    int frames;  // of a launch, per row
+    int heads;
+    int kv_heads;
+    int width;
+    int window;
+    int ring;  // positions; at least window - 1 + frames
+    float scale;
+};
+
+struct VocoderDepthwiseArgs {
+    const float* x;       // [rows][positions][channels]
+    const float* weight;  // [taps][channels]
+    const float* bias;
+    const float* norm_weight;
+    const float* norm_bias;
+    float* z;
+    VocoderPast past;
+    float eps;
+    int rows;
+    int positions;
+    int channels;
+    int taps;
+};
+
+struct VocoderLastArgs {
+    const float* x;       // [rows][positions][channels]
+    const float* weight;  // [taps][channels]
+    const float* bias;    // [1]
+    float* samples;       // [rows][positions], in [-1, 1]
+    VocoderPast past;
+    int rows;
+    int positions;
+    int channels;
+    int taps;
+};
+
+namespace vocoder {
+
+template <bool TENSOR>
+__device__ __forceinline__ void embed(const VocoderEmbedArgs& p) {
+    let_next_start();
+    wait_for_previous();
+    int frame = blockIdx.x;
+    const unsigned* codes = p.codes + (long long)frame * p.groups;
+    for (int c = threadIdx.x; c < p.channels; c += blockDim.x) {
+        float sum = 0;
+        for (int g = 0; g < p.groups; g++)
+            sum += p.table[((long long)g * p.codebook + codes[g]) * p.channels + c];
+        sum *= p.scale;
+        long long at = (long long)frame * p.channels + c;
+        if (p.y) p.y[at] = sum;
+        if (p.z) p.z[at] = operand<TENSOR>(sum);
+    }
+}
+
+template <bool TENSOR>
+__device__ __forceinline__ void rms_norm(const VocoderNormArgs& p) {
+    __shared__ float scratch[8];
+    let_next_start();
+    wait_for_previous();
+    const float* x = p.x + (long long)blockIdx.x * p.channels;
+    float* z = p.z + (long long)blockIdx.x * p.channels;
+    float squares = 0;
+    for (int c = threadIdx.x; c < p.channels; c += 256) squares = fmaf(x[c], x[c], squares);
+    float factor = 1.0f / sqrtf(block_sum<256>(squares, scratch) / p.channels + p.eps);
+    for (int c = threadIdx.x; c < p.channels; c += 256) z[c] = operand<TENSOR>(x[c] * factor * p.weight[c]);
+}
+
+// One block of 4 warps per row and key head; one warp per query.
+template <bool TENSOR>
+__device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
+    extern __shared__ float shared[];  // per warp: scores [window], then the query [width]
+    const int b = blockIdx.x / p.kv_heads, head = blockIdx.x % p.kv_heads;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    let_next_start();
+    wait_for_previous();
+    const VocoderRow row = p.rows[b];
+    if (row.slot < 0) return;
+    const int half = p.width / 2, line = (p.heads + 2 * p.kv_heads) * p.width;
+    float* keys = p.arena + row.slot * p.slot_floats + p.keys + (long long)head * p.ring * p.width;
+    float* values = keys + (long long)p.kv_heads * p.ring * p.width;
+    const float* fresh = p.qkv + (long long)b * p.frames * line;
+
+    // The new keys, turned, and values go into the ring, over some that no query sees any more.
+    for (int i = threadIdx.x; i < row.frames * half; i += blockDim.x) {
+        int t = i / half, j = i % half;
+        const float* k = fresh + (long long)t * line + (p.heads + head) * p.width;
+        const float* v = k + p.kv_heads * p.width;
+        float sine, cosine;
+        sincosf((float)(row.frame + t) * p.frequencies[j], &sine, &cosine);
+        int at = (row.frame + t) % p.ring * p.width + j;
+        keys[at] = k[j] * cosine - k[j + half] * sine;
+        keys[at + half] = k[j + half] * cosine + k[j] * sine;
+        values[at] = v[j];
+        values[at + half] = v[j + half];
+    }
+    __syncthreads();
+
+    float* scores = shared + warp * (p.window + p.width);
+    float* query = scores + p.window;
+    const int per_head = p.heads / p.kv_heads;
+    for (int i = warp; i < row.frames * per_head; i += warps) {
+        int t = i / per_head, q_head = head * per_head + i % per_head, position = row.frame + t;
+        const float* q = fresh + (long long)t * line + q_head * p.width;
+        for (int j = lane; j < half; j += 32) {
+            float sine, cosine;
+            sincosf((float)position * p.frequencies[j], &sine, &cosine);
+            query[j] = q[j] * cosine - q[j + half] * sine;
+            query[j + half] = q[j + half] * cosine + q[j] * sine;
+        }
+        __syncwarp();
+        // Keys are counted from the window's begin, so that sums do not depend on where in the ring they are.
+        const int begin = position - p.window + 1, missing = max(0, -begin);
+        float best = -INFINITY;
+        for (int j = missing + lane; j < p.window; j += 32) {
+            const float4* k = reinterpret_cast<const float4*>(keys + (begin + j) % p.ring * p.width);
+            const float4* with = reinterpret_cast<const float4*>(query);
+            float4 parts = make_float4(0, 0, 0, 0);
+#pragma unroll 4
+            for (int c = 0; c < p.width / 4; c++) {
+                float4 x = k[c], y = with[c];
+                parts.x = fmaf(x.x, y.x, parts.x);
+                parts.y = fmaf(x.y, y.y, parts.y);
+                parts.z = fmaf(x.z, y.z, parts.z);
+                parts.w = fmaf(x.w, y.w, parts.w);
+            }
+            float score = ((parts.x + parts.y) + (parts.z + parts.w)) * p.scale;
+            scores[j] = score;
+            best = fmaxf(best, score);
+        }
+        for (int other = 16; other > 0; other >>= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, other));
+        // A lane keeps its keys by their number modulo 32 counted from the first key that there is: a stream's first
+        // window moves, but the same for every way of cutting it into chunks.
+        float total = 0;
+        for (int j = missing + lane; j < p.window; j += 32) {
+            float weight = expf(scores[j] - best);
+            scores[j] = weight;
+            total += weight;
+        }
+        for (int other = 16; other > 0; other >>= 1) total += __shfl_xor_sync(~0u, total, other);
+        __syncwarp();
+        float* z = p.z + ((long long)b * p.frames + t) * p.heads * p.width + q_head * p.width;
+        for (int c = lane; c < p.width; c += 32) {
+            float sum = 0;
+            int at = (begin + missing) % p.ring;
+#pragma unroll 8
+            for (int j = missing; j < p.window; j++) {
+                sum = fmaf(scores[j], values[at * p.width + c], sum);
+                at = at + 1 == p.ring ? 0 : at + 1;
+            }
+            z[c] = operand<TENSOR>(sum / total);
+        }
+        __syncwarp();
+    }
+}
+
+// A causal filter per channel, then layer norm over the channels. One block per position.
+template <bool TENSOR>
+__device__ __forceinline__ void depthwise_norm(const VocoderDepthwiseArgs& p) {
+    extern __shared__ float shared[];  // [channels]
+    __shared__ float scratch[8];
+    const int kept = p.taps - 1, all = p.rows * p.positions;
+    let_next_start();
+    wait_for_previous();
+    if ((int)blockIdx.x >= all) {
+        move_history(p.past, p.x, p.positions, p.channels, kept, (int)blockIdx.x - all);
+        return;
+    }
+    const int b = blockIdx.x / p.positions, t = blockIdx.x % p.positions;
+    const VocoderRow row = p.past.rows[b];
+    if (row.slot < 0) return;
+    const int first = first_position(p.past, row);
+    const float* fresh = p.x + (long long)b * p.positions * p.channels;
+    const float* old = history(p.past, row, row.parity) + kept * p.channels;
+    float sum = 0;
+    for (int c = threadIdx.x; c < p.channels; c += 256) {
+        float y = p.bias[c];
+        for (int tap = 0; tap < p.taps; tap++) {
+            int at = t - kept + tap;
+            float x = at < first ? 0.0f : (at >= 0 ? fresh : old)[(long long)at * p.channels + c];
+            y = fmaf(p.weight[tap * p.channels + c], x, y);
+        }
+        shared[c] = y;
+        sum += y;
+    }
+    float mean = block_sum<256>(sum, scratch) / p.channels;
+    float squares = 0;
+    for (int c = threadIdx.x; c < p.channels; c += 256) {
+        float off = shared[c] - mean;
+        squares = fmaf(off, off, squares);
+    }
+    float factor = 1.0f / sqrtf(block_sum<256>(squares, scratch) / p.channels + p.eps);
+    float* z = p.z + (long long)blockIdx.x * p.channels;
+    for (int c = threadIdx.x; c < p.channels; c += 256)
+        z[c] = operand<TENSOR>((shared[c] - mean) * factor * p.norm_weight[c] + p.norm_bias[c]);
+}
+
+// The last convolution: one output. One warp per 4 positions in turn; a block of 128 threads does 64.
+constexpr int LAST_POSITIONS = 64;
+
+__device__ __forceinline__ void last(const VocoderLastArgs& p) {
+    const int kept = p.taps - 1, tiles = (p.positions + LAST_POSITIONS - 1) / LAST_POSITIONS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    let_next_start();
+    wait_for_previous();
+    if ((int)blockIdx.x >= tiles * p.rows) {
+        move_history(p.past, p.x, p.positions, p.channels, kept, (int)blockIdx.x - tiles * p.rows);
+        return;
+    }
+    const int b = blockIdx.x / tiles, begin = blockIdx.x % tiles * LAST_POSITIONS;
+    const VocoderRow row = p.past.rows[b];
+    if (row.slot < 0) return;
+    const int first = first_position(p.past, row);
+    const float* fresh = p.x + (long long)b * p.positions * p.channels;
+    const float* old = history(p.past, row, row.parity) + kept * p.channels;
+    const float bias = p.bias[0];
+    for (int t = begin + warp; t < min(begin + LAST_POSITIONS, p.positions); t += 4) {
+        float sum = 0;
+        for (int tap = 0; tap < p.taps; tap++) {
+            int at = t - kept + tap;
+            if (at < first) continue;
+            const float* x = (at >= 0 ? fresh : old) + (long long)at * p.channels;
+            for (int c = lane; c < p.channels; c += 32) sum = fmaf(p.weight[tap * p.channels + c], x[c], sum);
+        }
+#pragma unroll
+        for (int other = 16; other > 0; other >>= 1) sum += __shfl_xor_sync(~0u, sum, other);
+        if (lane == 0) p.samples[(long long)b * p.positions + t] = fminf(fmaxf(sum + bias, -1.0f), 1.0f);
+    }
+}
+
+}  // namespace vocoder
+
+#define VOCODER_OP(NAME, ARGS, BODY, THREADS)                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_tf32(ARGS args) {              \
+        vocoder::BODY<true>(args);                                                                        \
+    }                                                                                                     \
+    extern "C" __global__ void __launch_bounds__(THREADS) vocoder_##NAME##_f32(ARGS args) {               \
+        vocoder::BODY<false>(args);                                                                       \
+    }
+VOCODER_OP(embed, VocoderEmbedArgs, embed, 256)
+VOCODER_OP(rms_norm, VocoderNormArgs, rms_norm, 256)
+VOCODER_OP(attention, VocoderAttentionArgs, attend, 128)
+VOCODER_OP(depthwise_norm, VocoderDepthwiseArgs, depthwise_norm, 256)
+extern "C" __global__ void __launch_bounds__(128) vocoder_last(VocoderLastArgs args) { vocoder::last(args); }
