@@ -80,8 +80,8 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     constexpr int TALL = ROWS / WARPS_M / 16, WIDE = COLUMNS / WARPS_N / 8;
     constexpr int A_COPIES = ROWS * 8 / THREADS, B_COPIES = COLUMNS * 8 / THREADS;
     constexpr int A_BYTES = ROWS * DEPTH * 4, B_BYTES = COLUMNS * DEPTH * 4, STAGE_BYTES = A_BYTES + B_BYTES;
-    extern __shared__ __align__(128) unsigned char shared[];
-    Source* sources = reinterpret_cast<Source*>(shared + STAGES * STAGE_BYTES);
+    extern __shared__ __align__(128) unsigned char stages[];
+    Source* sources = reinterpret_cast<Source*>(stages + STAGES * STAGE_BYTES);
 
     let_next_start();
     if ((int)blockIdx.x >= p.tiles) {
@@ -99,7 +99,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     // Each thread copies the same 16 bytes of every 128 of some rows; pieces are swapped around so that reading a column
     // of a tile touches all banks.
     const int piece = tid % 8, line = tid / 8;
-    const unsigned base = (unsigned)__cvta_generic_to_shared(shared);
+    const unsigned base = (unsigned)__cvta_generic_to_shared(stages);
     const unsigned copy_to = base + line * 128 + ((piece ^ (line & 7)) << 4);
     const float* weights = p.w + (long long)(first_column + line) * padded + piece * 4;
     auto load_weights = [&](int step) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
                     for (int j = 0; j < WIDE; j++) multiply_add(sums[i][j], left[i], right[j]);
             }
         } else {
-            const unsigned char* stage = shared + (step % STAGES) * STAGE_BYTES;
+            const unsigned char* stage = stages + (step % STAGES) * STAGE_BYTES;
             auto four = [&](int row, int k) {
                 return *reinterpret_cast<const float4*>(stage + row * 128 + ((k ^ (row & 7)) << 4));
             };

@@ -141,7 +141,8 @@ __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
             query[j + half] = q[j + half] * cosine + q[j] * sine;
         }
         __syncwarp();
-        // Keys are counted from the window's begin, so that sums do not depend on where in the ring they are.
+        // Keys are counted from the window's begin: the order of sums depends on the query's position alone, not on where
+        // in the ring they are or how the stream was cut.
         const int begin = position - p.window + 1, missing = max(0, -begin);
         float best = -INFINITY;
         for (int j = missing + lane; j < p.window; j += 32) {
@@ -161,8 +162,6 @@ __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
             best = fmaxf(best, score);
         }
         for (int other = 16; other > 0; other >>= 1) best = fmaxf(best, __shfl_xor_sync(~0u, best, other));
-        // A lane keeps its keys by their number modulo 32 counted from the first key that there is: a stream's first
-        // window moves, but the same for every way of cutting it into chunks.
         float total = 0;
         for (int j = missing + lane; j < p.window; j += 32) {
             float weight = expf(scores[j] - best);
