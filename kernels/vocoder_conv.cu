@@ -32,6 +32,9 @@ struct VocoderConvArgs {
     int tiles;  // blocks behind them move the history on
 };
 
+static_assert(sizeof(VocoderRow) == 16 && sizeof(VocoderPast) == 40 && sizeof(VocoderConvArgs) == 144,
+              "src/model/cuda/vocoder/args.rs has the same structs");
+
 namespace vocoder {
 
 enum Activation { NONE = 0, GELU = 1, SILU_PAIRS = 2 };
@@ -115,22 +118,29 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     for (int step = 0; step < STAGES - 1; step++) {
         if (step < steps) load_weights(step);
     }
+    bool wanted = false;
     for (int i = tid; i < ROWS; i += THREADS) {
         Source source = {p.x, p.x, 0, NEVER};
-        int row = first_row + i;
+        int row = first_row + i, b = row / p.positions;
         if (row < all_rows) {
-            int b = row / p.positions;
             VocoderRow info = p.past.rows[b];
             source.position = row - b * p.positions;
-            source.fresh = p.x + (long long)b * p.positions * p.channels;
-            source.first = first_position(p.past, info);
-            if (p.taps > 1 && info.slot >= 0)
-                source.old = history(p.past, info, info.parity) + (p.taps - 1) * p.dilation * p.channels;
+            if (info.slot >= 0 && source.position < info.frames * p.past.positions_per_frame) {
+                wanted = true;
+                source.fresh = p.x + (long long)b * p.positions * p.channels;
+                source.first = first_position(p.past, info);
+                if (p.taps > 1)
+                    source.old = history(p.past, info, info.parity) + (p.taps - 1) * p.dilation * p.channels;
+            }
         }
         sources[i] = source;
     }
-    __syncthreads();
+    wanted = __syncthreads_or(wanted);
     wait_for_previous();
+    if (!wanted) {  // places of nobody, or tails of rows with fewer frames
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        return;
+    }
 
     const float* from[A_COPIES];
     unsigned there_bits = 0;

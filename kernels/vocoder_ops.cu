@@ -66,6 +66,10 @@ struct VocoderLastArgs {
     int taps;
 };
 
+static_assert(sizeof(VocoderEmbedArgs) == 48 && sizeof(VocoderNormArgs) == 32 && sizeof(VocoderAttentionArgs) == 88 &&
+                  sizeof(VocoderDepthwiseArgs) == 112 && sizeof(VocoderLastArgs) == 88,
+              "src/model/cuda/vocoder/args.rs has the same structs");
+
 namespace vocoder {
 
 template <bool TENSOR>

@@ -97,6 +97,26 @@ impl<T: Element> Buffer<T> {
         })
     }
 
+    /// Queues a copy of the elements from `at` on to page-locked memory, which is read once an event says that the stream
+    /// has come so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn download_async(
+        &self,
+        stream: &Stream,
+        at: usize,
+        to: &Pinned<T>,
+        from: usize,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        assert!(at + len <= self.len && from + len <= to.len, "a copy beyond its buffers");
+        // SAFETY: both ranges are inside their buffers, and the target is page-locked.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.host.add(from).cast(), self.at(at), len * size_of::<T>(), stream.raw())
+        })
+    }
+
     /// Queues zeros for the elements from `at` on.
     ///
     /// # Errors

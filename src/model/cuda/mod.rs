@@ -13,6 +13,7 @@ pub mod linear;
 mod probe;
 mod stream;
 pub mod weights;
+pub mod vocoder;
 
 pub use buffer::{Buffer, Element, Pinned};
 pub use device::{Gpu, Priority};

@@ -128,6 +128,21 @@ impl VocoderConfig {
         self.upsampling_ratios.iter().chain(&self.upsample_rates).product()
     }
 
+    /// Whether these are whole frames of codes that there are.
+    ///
+    /// # Errors
+    /// What is wrong with them, as text.
+    pub fn check_codes(&self, codes: &[u32]) -> Result<(), String> {
+        let (groups, size) = (self.num_quantizers, self.codebook_size);
+        if !codes.len().is_multiple_of(groups) {
+            return Err(format!("{} codes are no whole frames of {groups}", codes.len()));
+        }
+        match codes.iter().find(|code| **code as usize >= size) {
+            Some(code) => Err(format!("code {code} is outside the codebook of {size}")),
+            None => Ok(()),
+        }
+    }
+
     fn check(&self, node: &Node<'_>) {
         let (dim, blocks) = (self.decoder_dim, self.upsample_rates.len());
         node.problems().require(blocks < 24 && dim.is_multiple_of(1 << blocks), || {

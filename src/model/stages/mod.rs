@@ -92,7 +92,8 @@ impl<R, I> Batch<R, I> {
     }
 }
 
-fn not_open(slot: Slot) -> ModelError {
+/// The answer to work for a row that is not there.
+pub(in crate::model) fn not_open(slot: Slot) -> ModelError {
     ModelError::Row(format!("{slot} is not open"))
 }
 

@@ -64,18 +64,6 @@ impl Input {
         Ok(Input { table, groups, codebook_size, kind })
     }
 
-    /// Whole frames, whose codes are all in the codebooks?
-    pub fn check(&self, codes: &[u32]) -> std::result::Result<(), String> {
-        let (groups, size) = (self.groups, self.codebook_size);
-        if !codes.len().is_multiple_of(groups) {
-            return Err(format!("{} codes are no whole frames of {groups}", codes.len()));
-        }
-        match codes.iter().find(|code| **code as usize >= size) {
-            Some(code) => Err(format!("code {code} is outside the codebook of {size}")),
-            None => Ok(()),
-        }
-    }
-
     /// The stream's next frames: `[frames * groups]`, checked, to `[frames, latent]`.
     pub fn forward(&self, codes: &[u32], stream: &mut Stream, probe: Probe<'_>) -> Result<Tensor> {
         let ids: Vec<u32> =

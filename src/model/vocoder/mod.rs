@@ -100,7 +100,7 @@ impl Vocoder {
     /// # Errors
     /// What is wrong with them, as text.
     pub fn check(&self, codes: &[u32]) -> std::result::Result<(), String> {
-        self.input.check(codes)
+        self.config.check_codes(codes)
     }
 
     /// The samples, in [-1, 1], of the stream's next frames. `codes` has `num_quantizers` codes per frame, each below
