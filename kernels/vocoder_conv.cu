@@ -298,7 +298,6 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     extern "C" __global__ void __launch_bounds__(128) vocoder_conv_f32_##NAME(VocoderConvArgs args) {                \
         vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, false>(args);                                     \
     }
-VOCODER_CONV(128x96, 128, 96, 2, 2, 3, 2)
 VOCODER_CONV(64x96, 64, 96, 2, 2, 3, 3)
 VOCODER_CONV(64x48, 64, 48, 2, 2, 4, 3)
 VOCODER_CONV(32x48, 32, 48, 2, 2, 6, 3)

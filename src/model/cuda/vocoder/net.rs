@@ -2,7 +2,7 @@
 
 use super::args::{AttentionArgs, ConvArgs, DepthwiseArgs, EmbedArgs, LastArgs, NormArgs, Past};
 use super::layout::History;
-use super::tiles::{TILES, pick};
+use super::tiles::{DEPTH, TILES, pick};
 use super::weights::{Block, CONVNEXT_EPS, ConvNext, Layer, Product, Snake, Weights};
 use super::workspace::{ROW_WORDS, Workspace};
 use super::{Limits, Precision};
@@ -226,7 +226,8 @@ impl Queue<'_> {
 
     fn product(&self, layer: &Product, x: u64, out: Out<'_>) -> Result<(), CudaError> {
         let positions = self.frames * layer.history.rate;
-        let which = pick(self.rows * positions, layer.outputs, self.net.gpu.multiprocessors() as usize);
+        let steps = layer.channels.div_ceil(DEPTH) * layer.taps;
+        let which = pick(self.rows * positions, layer.outputs, steps, self.net.gpu.multiprocessors() as usize);
         let tile = &TILES[which];
         let tiles = tile.blocks(self.rows * positions, layer.outputs);
         let args = ConvArgs {

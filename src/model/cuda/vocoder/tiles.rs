@@ -15,8 +15,10 @@ pub(super) struct Tile {
     stages: usize,
     /// Blocks that a multiprocessor holds at once.
     resident: usize,
-    /// Share of the large tile's speed that it reaches when there is enough to do.
-    worth: f64,
+    /// Microseconds of a step of [`DEPTH`] channels: of the first block of a multiprocessor, and of each beside it.
+    step: (f64, f64),
+    /// Microseconds that a block takes besides.
+    rest: f64,
 }
 
 impl Tile {
@@ -31,38 +33,39 @@ impl Tile {
 }
 
 macro_rules! tile {
-    ($shape:literal, $rows:literal, $columns:literal, $stages:literal, $resident:literal, $worth:literal) => {
+    ($shape:literal, $size:expr, $stages:literal, $resident:literal, $step:expr, $rest:literal) => {
         Tile {
             names: [concat!("vocoder_conv_tf32_", $shape), concat!("vocoder_conv_f32_", $shape)],
-            rows: $rows,
-            columns: $columns,
+            rows: $size.0,
+            columns: $size.1,
             stages: $stages,
             resident: $resident,
-            worth: $worth,
+            step: $step,
+            rest: $rest,
         }
     };
 }
 
-pub(super) const TILES: [Tile; 5] = [
-    tile!("128x96", 128, 96, 3, 2, 1.0),
-    tile!("64x96", 64, 96, 3, 3, 0.9),
-    tile!("64x48", 64, 48, 4, 3, 0.7),
-    tile!("32x48", 32, 48, 6, 3, 0.5),
-    tile!("16x32", 16, 32, 8, 3, 0.3),
+/// With the times that an H200 took (`kernels/selftest/vocoder_selftest.cu` prints them). On another GPU they only have to
+/// be in proportion.
+pub(super) const TILES: [Tile; 4] = [
+    tile!("64x96", (64, 96), 3, 3, (0.61, 0.21), 3.0),
+    tile!("64x48", (64, 48), 4, 3, (0.48, 0.07), 2.0),
+    tile!("32x48", (32, 48), 6, 3, (0.26, 0.09), 1.2),
+    tile!("16x32", (16, 32), 8, 3, (0.19, 0.05), 0.8),
 ];
 
-/// Products of a multiprocessor per clock with the large tile.
-const SPEED: f64 = 500.0;
-/// Clocks that a step takes at least, however small the tile.
-const LATENCY: f64 = 250.0;
-
-/// The index of the tile that takes the least time for so many rows and columns: the busiest multiprocessor has to
-/// multiply its share, and a step of a block cannot be faster than its latency.
-pub(super) fn pick(rows: usize, columns: usize, multiprocessors: usize) -> usize {
+/// The index of the tile that takes the least time for a product of so many rows, columns and steps: blocks come to a
+/// multiprocessor in waves, as many as it holds.
+pub(super) fn pick(rows: usize, columns: usize, steps: usize, multiprocessors: usize) -> usize {
     let cost = |tile: &Tile| {
         let share = tile.blocks(rows, columns).div_ceil(multiprocessors.max(1));
-        let multiply = (share * tile.rows * tile.columns * DEPTH) as f64 / (SPEED * tile.worth);
-        multiply.max(share.div_ceil(tile.resident) as f64 * LATENCY)
+        let wave = |blocks: usize| {
+            let step = tile.step.0 + tile.step.1 * (blocks - 1) as f64;
+            step * steps as f64 + tile.rest
+        };
+        let (full, left) = (share / tile.resident, share % tile.resident);
+        full as f64 * wave(tile.resident) + if left > 0 { wave(left) } else { 0.0 }
     };
     // Of equals, the larger.
     (0..TILES.len()).min_by(|a, b| cost(&TILES[*a]).total_cmp(&cost(&TILES[*b]))).unwrap_or(0)
@@ -74,8 +77,8 @@ mod tests {
 
     #[test]
     fn much_to_do_takes_the_large_tile_and_little_the_one_with_most_blocks() {
-        assert_eq!(pick(64 * 1920, 96, 132), 0);
-        assert_eq!(pick(1, 1024, 132), 4);
+        assert_eq!(pick(64 * 1920, 96, 21, 132), 0);
+        assert_eq!(pick(1, 1024, 48, 132), TILES.len() - 1);
     }
 
     #[test]
