@@ -12,8 +12,8 @@ mod kernel;
 pub mod linear;
 mod probe;
 mod stream;
-pub mod weights;
 pub mod vocoder;
+pub mod weights;
 
 pub use buffer::{Buffer, Element, Pinned};
 pub use device::{Gpu, Priority};
