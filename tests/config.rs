@@ -178,9 +178,9 @@ fn what_nobody_said_depends_on_the_device() {
     let config = parse("[device]\nkind = \"cuda\"\nkv_memory = \"8GiB\"\n[stages.thinker]\nmax_batch = 5").unwrap();
     assert_eq!(config.device.kind, Some(DeviceKind::Cuda));
     assert_eq!(config.device.kv_memory, Some(8 << 30));
-    let vocoder = |on| (config.max_batch(StageName::Code2wav, on), config.run_ahead(StageName::Code2wav, on));
-    assert_eq!(vocoder(DeviceKind::Cpu), (1, 1));
-    assert_eq!(vocoder(DeviceKind::Cuda), (32, 2));
+    assert_eq!(config.max_batch(StageName::Code2wav, DeviceKind::Cpu), 1);
+    assert_eq!(config.max_batch(StageName::Code2wav, DeviceKind::Cuda), 32);
+    assert_eq!([StageName::Talker, StageName::Code2wav].map(|stage| config.run_ahead(stage)), [2, 1]);
     assert_eq!(config.max_batch(StageName::Talker, DeviceKind::Cuda), 128);
     assert_eq!(config.max_batch(StageName::Thinker, DeviceKind::Cuda), 5);
 }

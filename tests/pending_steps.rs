@@ -51,8 +51,9 @@ async fn heard(rig: &Rig, request: RequestId, count: usize) -> Vec<u32> {
     while all.len() < count {
         let payload = rig.output.recv_async().await.unwrap();
         if payload.header.request == request {
-            assert_eq!(payload.header.seq.0 as usize, all.len(), "units come once and in order");
-            all.extend(codes(&payload));
+            let codes = codes(&payload);
+            assert_eq!(Some(payload.header.seq.0 + 1), codes.first().copied(), "units come once and in order");
+            all.extend(codes);
         }
     }
     all
@@ -212,4 +213,91 @@ async fn a_step_that_never_ends_is_noticed_by_the_watchdog() {
     assert!(reason.contains("has not turned"), "{reason}");
     held.into_iter().for_each(Launch::end);
     second_life(&rig).await;
+}
+
+mod on_a_shared_device {
+    use super::*;
+    use omni_actors::actors::Arbiter;
+    use omni_actors::core::deadline::Ears;
+    use std::sync::Arc;
+
+    /// A listener who hears one unit an hour: one unit is a lead.
+    fn patient() -> SchedulerConfig {
+        let ears = Ears { unit: Duration::from_secs(3600), ..scheduler().ears };
+        SchedulerConfig { ears, ..ahead(1) }
+    }
+
+    async fn stages(arbiter: &Arc<Arbiter>) -> [(Rig, flume::Receiver<Launch>); 2] {
+        let (talks, talked) = flume::unbounded();
+        let (vocodes, vocoded) = flume::unbounded();
+        let talker = Beside { launches: talks, stop: 100 };
+        let talker = support::sharing(StageName::Talker, talker, patient(), &[], arbiter).await;
+        let vocoder = Beside { launches: vocodes, stop: 100 };
+        let vocoder = support::sharing(StageName::Code2wav, vocoder, patient(), &[], arbiter).await;
+        [(talker, talked), (vocoder, vocoded)]
+    }
+
+    /// Waits until a request's unit of this number has been sent on.
+    async fn sent(rig: &Rig, request: RequestId, number: u32) {
+        let header = loop {
+            let header = rig.output.recv_async().await.unwrap().header;
+            if header.request == request {
+                break header;
+            }
+        };
+        assert_eq!((header.seq.0, header.units), (number, 1));
+    }
+
+    /// A row of the vocoder that is ahead of its listener, its next step out; a row of the talker that waits for its
+    /// first step to return.
+    async fn one_ahead_and_one_new() -> ([(Rig, flume::Receiver<Launch>); 2], Launch, Launch) {
+        let [(talker, talked), (vocoder, vocoded)] = stages(&Arbiter::new()).await;
+        vocoder.admit(row(ONE));
+        some(&vocoded, 1).await.remove(0).end();
+        sent(&vocoder, ONE, 0).await;
+        let ahead = some(&vocoded, 1).await.remove(0);
+        talker.admit(row(TWO));
+        let new = some(&talked, 1).await.remove(0);
+        ([(talker, talked), (vocoder, vocoded)], ahead, new)
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_step_with_lead_waits_until_a_first_sound_upstream_has_been_taken_over() {
+        let ([(talker, talked), (vocoder, vocoded)], ahead, new) = one_ahead_and_one_new().await;
+        ahead.end();
+        sent(&vocoder, ONE, 1).await;
+        assert!(vocoded.is_empty(), "what was out comes back, and the next one is held");
+        new.end();
+        sent(&talker, TWO, 0).await;
+        let second = some(&talked, 1).await.remove(0);
+        assert!(vocoded.is_empty(), "the next stage has not taken the first unit over");
+        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), TWO, 1);
+        some(&vocoded, 1).await.remove(0).end();
+        second.end();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_first_sound_is_never_held() {
+        let ([(_talker, _talked), (vocoder, vocoded)], ahead, new) = one_ahead_and_one_new().await;
+        let three = RequestId(3);
+        vocoder.admit(row(three));
+        ahead.end();
+        let first = some(&vocoded, 1).await.remove(0);
+        first.end();
+        sent(&vocoder, three, 0).await;
+        drop(new);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_stage_that_dies_is_waited_for_no_longer() {
+        let ([(talker, _talked), (vocoder, vocoded)], ahead, new) = one_ahead_and_one_new().await;
+        talker.world.may_die.store(true, Ordering::Relaxed);
+        ahead.end();
+        sent(&vocoder, ONE, 1).await;
+        assert!(vocoded.is_empty());
+        drop(new);
+        assert!(death(&talker).await.contains("the device is gone"));
+        some(&vocoded, 1).await.remove(0).end();
+        second_life(&talker).await;
+    }
 }

@@ -19,6 +19,7 @@
 //! supervisor takes the stage down as a whole, waits until the old device state is gone, and starts the next generation:
 //! each of them holds a part of what a row is, so none can go on without the others.
 
+mod arbiter;
 mod completion;
 mod connector;
 mod model_runner;
@@ -28,6 +29,7 @@ mod scheduler;
 mod stage;
 mod supervisor;
 
+pub use arbiter::Arbiter;
 pub use stage::{
     AckSink, Admission, OutEdge, RELEASED, StageHandle, StageReports, StageSetup, StageStatus, State, Wants,
 };

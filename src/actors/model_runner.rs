@@ -152,7 +152,11 @@ fn run(stage: &Arc<Incarnation>, actor: &ActorRef<RunnerMessage>) {
     if let Some(reason) = died {
         let _ = actor.cast(RunnerMessage::Died(reason));
     }
-    if let Some(reason) = failure(|| Ok::<_, RunnerError>(drop(runner))) {
+    let taken_down = failure(|| {
+        drop(runner);
+        Ok::<_, RunnerError>(())
+    });
+    if let Some(reason) = taken_down {
         tracing::error!(stage = %stage.setup.name, reason, "the device state was not taken down in order");
     }
     stage.gauges.slots.store(0, Ordering::Relaxed);

@@ -4,6 +4,7 @@
 use super::connector::InboundMessage;
 use super::model_runner::Command;
 use super::stage::{ActorFailure, Admission, Incarnation, Wants};
+use crate::core::arbiter::Turn;
 use crate::core::scheduler::{Effect, Event, SchedulerCore, StepDone};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::RequestId;
@@ -28,6 +29,8 @@ pub(super) enum SchedulerMessage {
     RowFailed { request: RequestId, reason: String },
     /// From the inbound connector, which has forgotten the request already.
     Abort(RequestId),
+    /// From the arbiter of the device: what a step was kept back for may be over.
+    Poke,
 }
 
 pub(super) struct Scheduler;
@@ -48,9 +51,12 @@ impl Actor for Scheduler {
 
     async fn pre_start(
         &self,
-        _: ActorRef<Self::Msg>,
+        myself: ActorRef<Self::Msg>,
         stage: Arc<Incarnation>,
     ) -> Result<SchedulerState, ActorProcessingErr> {
+        if let Some(arbiter) = &stage.setup.arbiter {
+            arbiter.join(stage.setup.name, myself);
+        }
         let core = SchedulerCore::new(stage.setup.scheduler.clone());
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Scheduler);
         Ok(SchedulerState { stage, core, specs: HashMap::new(), fault, stale: 0 })
@@ -84,6 +90,7 @@ impl Actor for Scheduler {
                 state.specs.remove(&request);
                 state.apply(Event::Abort(request))?;
             }
+            SchedulerMessage::Poke => state.apply(Event::Poke)?,
         }
         state.count();
         Ok(())
@@ -100,8 +107,7 @@ impl SchedulerState {
     }
 
     fn apply(&mut self, event: Event) -> Result<(), ActorFailure> {
-        let now = self.stage.now();
-        for effect in self.core.handle(event, now) {
+        for effect in self.plan(event) {
             match effect {
                 Effect::Open(request, slot) => {
                     let Some((spec, wants)) = self.specs.remove(&request) else { continue };
@@ -115,6 +121,16 @@ impl SchedulerState {
             }
         }
         Ok(())
+    }
+
+    fn plan(&mut self, event: Event) -> Vec<Effect> {
+        let (core, now) = (&mut self.core, self.stage.now());
+        let Some(arbiter) = &self.stage.setup.arbiter else { return core.handle(event, now) };
+        arbiter.plan(self.stage.setup.name, |hold| {
+            let returned = matches!(event, Event::StepDone(_));
+            let effects = core.handle_held(event, now, hold);
+            (effects, Turn { returned, awaited: core.is_awaited(), held: core.is_held() })
+        })
     }
 
     fn command(&self, command: Command) -> Result<(), ActorFailure> {

@@ -1,5 +1,6 @@
 //! What the actors of one stage share, and the handle through which the engine and other stages speak to it.
 
+use super::arbiter::Arbiter;
 use super::connector::{InboundMessage, OutboundMessage};
 use super::model_runner::{Command, RunnerMessage, RunnerPulse};
 use super::packager::{Output, PackagerMessage};
@@ -29,6 +30,8 @@ pub struct StageSetup {
     pub name: StageName,
     /// Its batching and windows.
     pub scheduler: SchedulerConfig,
+    /// Of the device, where other stages compute on it at the same time.
+    pub arbiter: Option<Arc<Arbiter>>,
     /// Makes the device state; holds the weights.
     pub factory: Arc<dyn StageFactory>,
     /// When to start again, and when to give up.

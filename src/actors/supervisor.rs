@@ -194,6 +194,9 @@ impl SupervisorState {
             // An actor that panicked has already been reported.
             let _ = joined.await;
         }
+        if let Some(arbiter) = &self.setup.arbiter {
+            arbiter.leave(self.setup.name);
+        }
         let Some(stage) = self.current.take() else { return };
         stage.pulse.stop();
         let _ = stage.commands.send.try_send(Command::Wake);

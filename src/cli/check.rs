@@ -82,7 +82,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
             "{:<9} batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
             config.max_batch(*name, device.kind),
-            config.run_ahead(*name, device.kind),
+            config.run_ahead(*name),
             stage.window
         ));
     }

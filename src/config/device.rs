@@ -76,12 +76,11 @@ impl Config {
         })
     }
 
-    /// Steps of a stage launched ahead of the last one whose tokens the host has seen, on a device of this kind.
-    pub fn run_ahead(&self, stage: StageName, on: DeviceKind) -> usize {
-        self.stage(stage).run_ahead.unwrap_or(match (on, stage) {
-            // A step planned ahead is a choice made too early where the device does one row at a time.
-            (DeviceKind::Cpu, StageName::Code2wav) => 1,
-            _ => 2,
-        })
+    /// Steps of a stage launched ahead of the last one whose tokens the host has seen.
+    pub fn run_ahead(&self, stage: StageName) -> usize {
+        // Nothing the vocoder makes is its own next input, and a step planned ahead is a choice made too early: a first
+        // chunk would wait for it.
+        let suits = if stage == StageName::Code2wav { 1 } else { 2 };
+        self.stage(stage).run_ahead.unwrap_or(suits)
     }
 }

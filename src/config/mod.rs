@@ -113,6 +113,8 @@ pub struct SpeechConfig {
     /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is being spoken and the writer pauses
     /// inside a sentence for this long, the words that are there are spoken.
     pub flush_after: Duration,
+    /// A stream that is this far ahead of its listener waits while another one needs the device.
+    pub lead_cap: Duration,
 }
 
 /// `[server]`
@@ -195,6 +197,8 @@ pub struct StageConfig {
     pub window: u32,
     /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
     pub chunk_ramp: Vec<Frames>,
+    /// Vocoder only, `None` for the others: most frames of one step, over all rows.
+    pub max_step_frames: Option<u32>,
     /// Talker only, empty for the others: rows, ascending, for which a GPU has a captured graph of a frame. A step runs
     /// the smallest that holds its rows.
     pub buckets: Vec<u32>,

@@ -119,6 +119,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         spell_out: spell_out(r, &model.checkpoint),
         // Longer than a quick typist's pause between words.
         flush_after: r.duration("speech.flush_after", ms(700), ms(50)..=secs(60)),
+        lead_cap: r.duration("speech.lead_cap", secs(2), ms(100)..=DAY),
     };
     let server = ServerConfig {
         listen: r
@@ -314,11 +315,13 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     if name == StageName::Code2wav {
         let chunk_ramp = ramp(r, &key("chunk_ramp"));
         let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
-        return StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp, buckets: Vec::new() };
+        let max_step_frames = Some(r.int(&key("max_step_frames"), 128, 1..=4096));
+        let buckets = Vec::new();
+        return StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp, max_step_frames, buckets };
     }
     let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
-    StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp: Vec::new(), buckets }
+    StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp: Vec::new(), max_step_frames: None, buckets }
 }
 
 fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {

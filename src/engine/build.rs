@@ -7,8 +7,9 @@ use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::stages::Stages;
 use super::voices::{self, Voices};
 use super::{ModelInfo, Shared, StartError, TtsInfo};
-use crate::actors::{self, AckSink, OutEdge, StageReports, StageSetup};
-use crate::config::{Config, TransportKind};
+use crate::actors::{self, AckSink, Arbiter, OutEdge, StageReports, StageSetup};
+use crate::config::{Config, DeviceKind, TransportKind};
+use crate::core::deadline::Ears;
 use crate::core::ledger::LedgerLimits;
 use crate::core::restart::RestartLimits;
 use crate::core::scheduler::SchedulerConfig;
@@ -81,6 +82,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         let told = (*name == StageName::Thinker).then(|| (Kind::Tokens, Arc::clone(&client)));
         outbound.push(std::iter::once((kind, sender)).chain(told).collect());
     }
+    // A GPU computes the steps of several stages side by side; on a CPU the system shares the cores out.
+    let arbiter = (device.kind == DeviceKind::Cuda).then(Arbiter::new);
     for ((handle, inbound), outbound) in stages.iter().zip(inbound).zip(outbound) {
         let name = handle.name();
         let before = stages.before(name);
@@ -95,10 +98,13 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 slots: config.limits.max_requests as u32,
                 max_batch: config.max_batch(name, device.kind),
                 prefill_chunk: stage.prefill_chunk,
-                run_ahead: config.run_ahead(name, device.kind) as u32,
+                run_ahead: config.run_ahead(name) as u32,
                 window: window(config, name),
-                unit,
+                buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
+                max_step_units: stage.max_step_frames,
+                ears: ears(config, name, unit),
             },
+            arbiter: arbiter.clone(),
             factory: load::factory(name, checkpoint, &device),
             restart: RestartLimits {
                 backoff: config.supervision.backoff,
@@ -242,6 +248,14 @@ fn window(config: &Config, stage: StageName) -> u32 {
     let largest = chunk_ramp(config).into_iter().max().unwrap_or(1);
     let least = if stage == StageName::Talker { largest + 1 } else { 2 };
     config.stage(stage).window.max(least)
+}
+
+/// What the listeners of a stage hear.
+fn ears(config: &Config, stage: StageName, unit: Duration) -> Ears {
+    let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
+    // Text is read at any pace: nobody who has enough of it is held back.
+    let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
+    Ears { unit, gathers, lead_cap }
 }
 
 fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> Edge {

@@ -1,7 +1,8 @@
 //! One stage alone: its real actors around a model that the test or benchmark chooses, its edges in the test's hands.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
-use omni_actors::actors::{self, AckSink, Admission, OutEdge, StageHandle, StageReports, StageSetup, State};
+use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, State};
+use omni_actors::core::deadline::Ears;
 use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::fault::{FaultPlan, FaultRule};
@@ -67,8 +68,16 @@ impl PayloadSender for Out {
 }
 
 pub fn scheduler() -> SchedulerConfig {
-    let unit = Duration::from_millis(80);
-    SchedulerConfig { slots: 64, max_batch: 64, prefill_chunk: 256, run_ahead: 2, window: 4096, unit }
+    SchedulerConfig {
+        slots: 64,
+        max_batch: 64,
+        prefill_chunk: 256,
+        run_ahead: 2,
+        window: 4096,
+        max_step_units: None,
+        buckets: Vec::new(),
+        ears: Ears { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
+    }
 }
 
 pub async fn rig(
@@ -88,6 +97,28 @@ pub async fn watched(
     faults: &[FaultRule],
     watchdog: Duration,
 ) -> Rig {
+    started(name, factory, scheduler, faults, watchdog, None).await
+}
+
+/// A rig on a device that it shares with others.
+pub async fn sharing(
+    name: StageName,
+    factory: impl StageFactory + 'static,
+    scheduler: SchedulerConfig,
+    faults: &[FaultRule],
+    arbiter: &Arc<Arbiter>,
+) -> Rig {
+    started(name, factory, scheduler, faults, Duration::from_secs(60), Some(Arc::clone(arbiter))).await
+}
+
+async fn started(
+    name: StageName,
+    factory: impl StageFactory + 'static,
+    scheduler: SchedulerConfig,
+    faults: &[FaultRule],
+    watchdog: Duration,
+    arbiter: Option<Arc<Arbiter>>,
+) -> Rig {
     let (send, output) = flume::unbounded();
     let (input, inbound) = inproc(1 << 16);
     let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
@@ -96,6 +127,7 @@ pub async fn watched(
     let setup = StageSetup {
         name,
         scheduler,
+        arbiter,
         factory: Arc::new(factory),
         restart: RestartLimits {
             backoff: Duration::from_millis(1),

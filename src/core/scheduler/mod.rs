@@ -10,6 +10,7 @@ mod tests;
 
 pub use row::{Pace, RowParams};
 
+use crate::core::deadline::{Ears, Need, Standing};
 use crate::ids::{RequestId, Slot, StepId};
 use row::Row;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,8 +29,13 @@ pub struct SchedulerConfig {
     pub run_ahead: u32,
     /// Units a row may be ahead of what the next stage has taken over.
     pub window: u32,
-    /// Playback time of one unit.
-    pub unit: Duration,
+    /// Numbers of rows, ascending, that steps are computed for: what is left of the next one costs nothing. Empty: every
+    /// row costs.
+    pub buckets: Vec<u32>,
+    /// Units of one step whose rows take chunks, over all rows; a single chunk may be longer. `None`: no bound.
+    pub max_step_units: Option<u32>,
+    /// What its rows' listeners hear.
+    pub ears: Ears,
 }
 
 /// What happened.
@@ -57,6 +63,8 @@ pub enum Event {
     StepDone(StepDone),
     /// The request is gone: free its row now.
     Abort(RequestId),
+    /// What the stage was held back for may be over.
+    Poke,
 }
 
 /// The outcome of a step.
@@ -133,6 +141,7 @@ pub struct SchedulerCore {
     next_step: u64,
     next_order: u64,
     stale: u64,
+    held: bool,
 }
 
 impl SchedulerCore {
@@ -148,11 +157,18 @@ impl SchedulerCore {
             next_step: 0,
             next_order: 0,
             stale: 0,
+            held: false,
         }
     }
 
     /// Takes one event in and says what is to be done. `now` is time since any fixed moment, never decreasing.
     pub fn handle(&mut self, event: Event, now: Duration) -> Vec<Effect> {
+        self.handle_held(event, now, false)
+    }
+
+    /// [`SchedulerCore::handle`] on a device that others share: while `hold`, only steps that somebody waits for are
+    /// launched. [`SchedulerCore::is_held`] tells whether that kept a step back.
+    pub fn handle_held(&mut self, event: Event, now: Duration, hold: bool) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
             Event::Admit(request, params) => self.admit(request, params, now),
@@ -171,9 +187,10 @@ impl SchedulerCore {
             Event::Abort(request) => {
                 self.release(request, &mut effects);
             }
+            Event::Poke => {}
         }
         self.seat(&mut effects);
-        self.launch(&mut effects);
+        self.launch(now, hold, &mut effects);
         effects
     }
 
@@ -190,6 +207,25 @@ impl SchedulerCore {
     /// Steps launched and not returned.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
+    }
+
+    /// Whether a step was kept back when the last event was handled.
+    pub fn is_held(&self) -> bool {
+        self.held
+    }
+
+    /// Whether somebody who has heard nothing yet waits for a step that can run or runs. While that is so, steps return.
+    pub fn is_awaited(&self) -> bool {
+        let SchedulerConfig { run_ahead, window, prefill_chunk, .. } = self.config;
+        let can_run = |row: &Row| row.next_advance(run_ahead, window, prefill_chunk).is_some();
+        self.rows
+            .values()
+            .any(|row| row.acked == 0 && (row.placeholders > 0 || row.first_emit.is_none() && can_run(row)))
+    }
+
+    /// Whether slots are scarce. Streams that are ahead had better be done with then: who waits for a slot hears nothing.
+    fn is_crowded(&self) -> bool {
+        self.rows.len() * 2 > self.config.slots as usize
     }
 
     /// Outcomes dropped because their row had ended.
@@ -252,38 +288,64 @@ impl SchedulerCore {
         }
     }
 
-    fn launch(&mut self, effects: &mut Vec<Effect>) {
+    fn launch(&mut self, now: Duration, hold: bool, effects: &mut Vec<Effect>) {
+        self.held = false;
         while self.in_flight.len() < self.config.run_ahead as usize {
-            let Some(plan) = self.plan() else { return };
+            let runnable = self.runnable(now);
+            self.held =
+                hold && !self.is_crowded() && runnable.first().is_some_and(|(standing, ..)| standing.need != Need::Due);
+            if self.held {
+                return;
+            }
+            let Some(plan) = self.plan(runnable) else { return };
             self.in_flight.push_back(plan.clone());
             effects.push(Effect::Launch(plan));
         }
     }
 
-    /// The most urgent rows that can run, or `None` if no row can.
-    fn plan(&mut self) -> Option<Plan> {
-        let SchedulerConfig { run_ahead, window, unit, prefill_chunk, max_batch, .. } = self.config;
+    /// The rows that can run, the most urgent ahead.
+    fn runnable(&self, now: Duration) -> Vec<(Standing, u64, RequestId)> {
+        let SchedulerConfig { run_ahead, window, prefill_chunk, ears, .. } = &self.config;
         let mut runnable: Vec<_> = self
             .rows
             .values()
-            .filter(|row| row.next_advance(run_ahead, window, prefill_chunk).is_some())
-            .map(|row| (row.deadline(unit), row.request))
+            .filter(|row| row.next_advance(*run_ahead, *window, *prefill_chunk).is_some())
+            .map(|row| (ears.standing(&row.stream(now), now), row.order, row.request))
             .collect();
         runnable.sort_unstable();
+        runnable
+    }
 
-        let mut planned = Vec::new();
-        let mut prefill_left = prefill_chunk;
-        for (_, request) in runnable {
+    /// Rows that a step of `rows` rows computes, whatever they are.
+    fn bucket(&self, rows: usize) -> usize {
+        self.config.buckets.iter().map(|bucket| *bucket as usize).find(|bucket| *bucket >= rows).unwrap_or(rows)
+    }
+
+    /// The most urgent rows that can run, or `None` if no row can.
+    fn plan(&mut self, runnable: Vec<(Standing, u64, RequestId)>) -> Option<Plan> {
+        let SchedulerConfig { run_ahead, window, prefill_chunk, max_batch, max_step_units, .. } = self.config;
+        let somebody_waits =
+            self.waiting.is_empty() && runnable.first().is_some_and(|(standing, ..)| standing.need == Need::Due);
+        let (mut planned, mut prefill_left) = (Vec::new(), prefill_chunk);
+        let mut bounds = StepBounds { most: max_step_units, units: 0, alike: None };
+        for (standing, _, request) in runnable {
             if planned.len() == max_batch {
                 break;
             }
+            if somebody_waits && standing.need == Need::Parked && planned.len() >= self.bucket(planned.len()) {
+                // The rest is further ahead still.
+                break;
+            }
             let Some(row) = self.rows.get_mut(&request) else { continue };
-            let prefilling = row.prefilled < row.params.prompt;
+            let prefilling = row.prefilling();
             if prefilling && prefill_left == 0 {
                 continue;
             }
             let chunk = if prefilling { prefill_left } else { prefill_chunk };
             let (Some(advance), Some(slot)) = (row.next_advance(run_ahead, window, chunk), row.slot) else { continue };
+            if matches!(row.params.pace, Pace::Chunks(_)) && !bounds.admit(advance, prefilling) {
+                continue;
+            }
             if prefilling {
                 prefill_left -= advance;
             }
@@ -296,5 +358,31 @@ impl SchedulerCore {
         let step = StepId(self.next_step);
         self.next_step += 1;
         Some(Plan { step, rows: planned })
+    }
+}
+
+/// What chunks fit into one step. A device runs the chunks of one length together and those of different lengths one
+/// after the other, so a step takes one length only, that of its most urgent row: nobody waits for the chunks of others
+/// who need them less.
+struct StepBounds {
+    /// Units of the whole step.
+    most: Option<u32>,
+    units: u32,
+    /// Length of the chunks, and whether they are of a prompt.
+    alike: Option<(u32, bool)>,
+}
+
+impl StepBounds {
+    fn admit(&mut self, advance: u32, prefilling: bool) -> bool {
+        let Some(most) = self.most.filter(|_| advance > 0) else { return true };
+        let fits = match self.alike {
+            None => true,
+            Some(alike) => alike == (advance, prefilling) && self.units + advance <= most,
+        };
+        if fits {
+            self.alike = Some((advance, prefilling));
+            self.units += advance;
+        }
+        fits
     }
 }

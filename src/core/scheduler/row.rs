@@ -1,5 +1,6 @@
 //! One row of a stage: what it may do next.
 
+use crate::core::deadline::Stream;
 use crate::ids::{RequestId, Slot};
 use std::time::Duration;
 
@@ -162,13 +163,21 @@ impl Row {
         new
     }
 
-    /// When the listener runs dry, counted in the units that this stage makes; rows that have not emitted yet come first,
-    /// the longest waiting ahead.
-    pub fn deadline(&self, unit: Duration) -> (bool, Duration, u64) {
-        match self.first_emit {
-            None => (false, self.since, self.order),
-            Some(start) => (true, start + unit * self.emitted, self.order),
-        }
+    /// What is known of the row's listener.
+    pub fn stream(&self, now: Duration) -> Stream {
+        let units = self.emitted + self.pending;
+        // A first unit in the making is as good as heard: the device can do no more for it.
+        let made = match self.params.pace {
+            Pace::Free | Pace::OnePerStep => self.prefilled >= self.params.prompt,
+            Pace::Follow | Pace::Chunks(_) => self.decoded > 0,
+        };
+        let heard = self.first_emit.or_else(|| (made && self.placeholders > 0).then_some(now));
+        Stream { since: self.since, heard, units }
+    }
+
+    /// Whether its next units are of its prompt.
+    pub fn prefilling(&self) -> bool {
+        self.prefilled < self.params.prompt
     }
 
     fn available(&self) -> u32 {

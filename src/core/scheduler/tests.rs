@@ -34,6 +34,8 @@ struct World {
     now: Duration,
     stale: u64,
     consumed: HashMap<RequestId, u32>,
+    /// Whether another stage is more urgent.
+    hold: bool,
 }
 
 impl World {
@@ -47,12 +49,13 @@ impl World {
             now: Duration::ZERO,
             stale: 0,
             consumed: HashMap::new(),
+            hold: false,
         }
     }
 
     fn tell(&mut self, event: Event) {
         self.now += Duration::from_millis(1);
-        for effect in self.core.handle(event, self.now) {
+        for effect in self.core.handle_held(event, self.now, self.hold) {
             match effect {
                 Effect::Open(request, slot) => {
                     assert!(self.slots.insert(slot, request).is_none(), "{slot} was given twice");
@@ -68,6 +71,8 @@ impl World {
             }
         }
         assert!(self.launched.len() <= self.config.run_ahead as usize, "more steps in flight than run-ahead allows");
+        assert!(self.core.in_flight() > 0 || !self.core.is_awaited(), "others would wait for a step that is not there");
+        assert!(self.hold || !self.core.is_held());
     }
 
     /// What the model does when it sees the plan: it already knows who has stopped, the scheduler does not.
@@ -97,7 +102,18 @@ impl World {
             }
         }
         assert!(prefill <= self.config.prefill_chunk);
+        self.check_chunks(&plan);
         self.launched.push_back(plan);
+    }
+
+    /// Where a step is bounded, its chunks are of one length and within the bound.
+    fn check_chunks(&self, plan: &Plan) {
+        let chunk = |row: &&PlannedRow| matches!(self.truth[&row.request].params.pace, Pace::Chunks(_));
+        let chunks: Vec<_> = plan.rows.iter().filter(chunk).map(|row| row.advance).filter(|units| *units > 0).collect();
+        if let (Some(most), [first, rest @ ..]) = (self.config.max_step_units, chunks.as_slice()) {
+            assert!(rest.iter().all(|units| units == first), "{chunks:?}");
+            assert!(rest.is_empty() || chunks.iter().sum::<u32>() <= most, "{chunks:?}");
+        }
     }
 
     /// The oldest step returns.
@@ -176,6 +192,7 @@ enum Move {
     Step,
     Ack(usize),
     Abort(usize),
+    Hold(bool),
 }
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
@@ -185,6 +202,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         8 => Just(Move::Step),
         5 => any::<usize>().prop_map(Move::Ack),
         1 => any::<usize>().prop_map(Move::Abort),
+        2 => any::<bool>().prop_map(Move::Hold),
     ];
     proptest::collection::vec(step, 1..120)
 }
@@ -205,9 +223,11 @@ proptest! {
     #[test]
     fn any_history_of_arrivals_late_stops_aborts_and_stalls_keeps_the_invariants(
         moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, run_ahead in 1..4u32, window in 1..9u32,
+        max_step_units in proptest::option::of(1..9u32), gathers in 0..2u32, cap in proptest::option::of(0..500u64),
     ) {
-        let unit = Duration::from_millis(80);
-        let mut world = World::new(SchedulerConfig { slots, max_batch, prefill_chunk, run_ahead, window, unit });
+        let ears = Ears { unit: Duration::from_millis(80), gathers: gathers * 4, lead_cap: cap.map(Duration::from_millis) };
+        let config = SchedulerConfig { slots, max_batch, prefill_chunk, run_ahead, window, max_step_units, buckets: vec![2, 3], ears };
+        let mut world = World::new(config);
         for step in moves {
             let ids: Vec<_> = (0..world.truth.len() as u64).map(RequestId).collect();
             let who = |index: usize| ids.get(index % ids.len().max(1)).copied();
@@ -227,9 +247,15 @@ proptest! {
                 Move::Feed(index, units) => if let Some(request) = who(index) { world.feed(request, units) },
                 Move::Step => world.step(),
                 Move::Ack(index) => if let Some(request) = who(index) { world.ack(request) },
+                Move::Hold(hold) => {
+                    world.hold = hold;
+                    world.tell(Event::Poke);
+                }
                 Move::Abort(index) => if let Some(request) = who(index) { world.abort(request) },
             }
         }
+        world.hold = false;
+        world.tell(Event::Poke);
         world.run_out();
         prop_assert_eq!(world.core.waiting(), 0);
         prop_assert_eq!(world.core.free.len(), slots as usize, "a slot leaked");
@@ -252,7 +278,9 @@ fn config() -> SchedulerConfig {
         prefill_chunk: 64,
         run_ahead: 2,
         window: 100,
-        unit: Duration::from_millis(80),
+        max_step_units: None,
+        buckets: Vec::new(),
+        ears: Ears { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
     }
 }
 
@@ -359,4 +387,91 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
     assert_eq!(sizes(&core.handle(input(1, false), Duration::ZERO)), [2]);
     assert_eq!(sizes(&core.handle(input(9, false), Duration::ZERO)), [4, 4]);
     assert_eq!(sizes(&core.handle(input(0, true), Duration::ZERO)), [1]);
+}
+
+/// A vocoder of chunks of one, with rows of which `frames` have been emitted, at `now`.
+fn vocoder(config: SchedulerConfig, rows: &[u32], now: Duration) -> SchedulerCore {
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, ..config });
+    let chunks = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1]) };
+    for (request, emitted) in (0..).map(RequestId).zip(rows) {
+        core.handle(Event::Admit(request, chunks.clone()), now);
+        if *emitted > 0 {
+            let plans = launches(&core.handle(Event::Input { request, units: 1, end: false }, now));
+            let rows = vec![RowDone { request, emitted: *emitted, finished: false }];
+            core.handle(Event::StepDone(StepDone { step: plans[0].step, rows }), now);
+            core.handle(Event::Acked { request, units: *emitted }, now);
+        }
+    }
+    core
+}
+
+fn input(core: &mut SchedulerCore, request: u64, units: u32, now: Duration, hold: bool) -> Vec<Vec<u64>> {
+    let event = Event::Input { request: RequestId(request), units, end: false };
+    let plans = launches(&core.handle_held(event, now, hold));
+    plans.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect()).collect()
+}
+
+#[test]
+fn a_step_that_nobody_waits_for_is_held_and_goes_when_its_listener_gets_short_of_sound() {
+    let (start, later) = (Duration::from_secs(1), Duration::from_millis(1800));
+    let mut core = vocoder(config(), &[10], start);
+    assert_eq!(input(&mut core, 0, 1, start, true), Vec::<Vec<u64>>::new());
+    assert!(core.is_held() && !core.is_awaited());
+    assert_eq!(launches(&core.handle_held(Event::Poke, later, true)).len(), 1, "800 ms of sound are nearly over");
+    assert!(!core.is_held());
+}
+
+#[test]
+fn nobody_who_has_heard_nothing_is_held() {
+    let start = Duration::from_secs(1);
+    let mut core = vocoder(config(), &[0], start);
+    assert_eq!(input(&mut core, 0, 1, start, true), [[0]]);
+    assert!(core.is_awaited());
+}
+
+#[test]
+fn where_slots_are_scarce_nobody_is_held_or_parked() {
+    let start = Duration::from_secs(1);
+    let ears = Ears { lead_cap: Some(Duration::from_millis(500)), ..config().ears };
+    let mut core = vocoder(SchedulerConfig { slots: 3, ears, ..config() }, &[20, 0], start);
+    assert_eq!(input(&mut core, 0, 1, start, true), [[0]]);
+}
+
+#[test]
+fn a_parked_row_waits_for_those_who_are_due_runs_when_nobody_is_and_fills_what_is_free() {
+    let start = Duration::from_secs(1);
+    let ears = Ears { lead_cap: Some(Duration::from_millis(500)), ..config().ears };
+    let config = SchedulerConfig { slots: 8, ears, ..config() };
+    for (buckets, together) in [(vec![], vec![vec![1]]), (vec![1, 2], vec![vec![1]]), (vec![2], vec![vec![1, 0]])] {
+        let mut core = vocoder(SchedulerConfig { buckets: buckets.clone(), ..config.clone() }, &[20, 0, 0], start);
+        assert_eq!(input(&mut core, 0, 2, start, false), [[0]], "nobody is due");
+        assert_eq!(input(&mut core, 1, 2, start, false), Vec::<Vec<u64>>::new(), "one step at a time");
+        let rows = vec![RowDone { request: RequestId(0), emitted: 1, finished: false }];
+        let step = core.in_flight.front().unwrap().step;
+        let next = launches(&core.handle(Event::StepDone(StepDone { step, rows }), start));
+        let next: Vec<Vec<u64>> = next.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect()).collect();
+        assert_eq!(next, together, "buckets {buckets:?}");
+    }
+}
+
+#[test]
+fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
+    let start = Duration::from_secs(1);
+    let config = SchedulerConfig { max_step_units: Some(3), run_ahead: 1, slots: 8, max_batch: 8, ..config() };
+    let mut core = SchedulerCore::new(config);
+    for (request, size) in (0..6).map(RequestId).zip([2, 1, 2, 1, 1, 1]) {
+        let pace = Pace::Chunks(vec![size]);
+        core.handle(Event::Admit(request, RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace }), start);
+    }
+    let mut steps = input(&mut core, 5, 1, start, false);
+    for request in 0..5 {
+        input(&mut core, request, 2, start, false);
+    }
+    while let Some(plan) = core.in_flight.front().cloned() {
+        let done = |row: &PlannedRow| RowDone { request: row.request, emitted: row.advance, finished: false };
+        let rows = plan.rows.iter().map(done).collect();
+        let plans = launches(&core.handle(Event::StepDone(StepDone { step: plan.step, rows }), start));
+        steps.extend(plans.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect::<Vec<_>>()));
+    }
+    assert_eq!(steps, [vec![5], vec![0], vec![1, 3, 4], vec![2], vec![1, 3, 4]], "first come, alike together");
 }

@@ -1,0 +1,62 @@
+//! The arbiter of a device: [`ArbiterCore`] behind a lock, and whom to tell. A lock and not an actor, for a scheduler needs
+//! the answer before its next launch; it is held for as long as a scheduler plans.
+
+use super::scheduler::SchedulerMessage;
+use crate::core::arbiter::{ArbiterCore, Turn};
+use crate::ids::StageName;
+use ractor::ActorRef;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Shared by the stages of one device.
+#[derive(Default)]
+pub struct Arbiter {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    core: ArbiterCore,
+    schedulers: [Option<ActorRef<SchedulerMessage>>; StageName::ALL.len()],
+}
+
+impl Arbiter {
+    /// For a device without stages yet.
+    pub fn new() -> Arc<Arbiter> {
+        Arc::default()
+    }
+
+    /// The scheduler of a new generation.
+    pub(super) fn join(&self, stage: StageName, scheduler: ActorRef<SchedulerMessage>) {
+        self.lock().schedulers[stage as usize] = Some(scheduler);
+    }
+
+    /// Lets a scheduler plan: `work` is told whether to keep back what nobody waits for.
+    pub(super) fn plan<T>(&self, stage: StageName, work: impl FnOnce(bool) -> (T, Turn)) -> T {
+        let mut state = self.lock();
+        let (result, turn) = work(state.core.holds(stage));
+        let woken = state.core.settle(stage, turn);
+        state.poke(&woken);
+        result
+    }
+
+    /// A generation is gone.
+    pub(super) fn leave(&self, stage: StageName) {
+        let mut state = self.lock();
+        state.schedulers[stage as usize] = None;
+        let woken = state.core.leave(stage);
+        state.poke(&woken);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A scheduler that panicked while it planned leaves nothing half done here, and leaves as a whole soon.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn poke(&self, stages: &[StageName]) {
+        for scheduler in stages.iter().filter_map(|stage| self.schedulers[*stage as usize].as_ref()) {
+            let _ = scheduler.cast(SchedulerMessage::Poke);
+        }
+    }
+}

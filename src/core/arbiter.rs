@@ -1,0 +1,102 @@
+//! Which stage of a device may launch now, where several share it. A GPU runs steps of several stages side by side, each
+//! the slower for it; so a step that nobody waits for is kept back while, in a stage before, somebody's first sound is in
+//! the making. What is kept back has lead to live on, and goes as soon as its listener gets short of it.
+//!
+//! Only stages further down wait for those further up, so no two wait for each other; and a stage that is awaited has a
+//! step out, whose return looks after those who wait. Holding frame steps back for first chunks, the other way round, was
+//! simulated too and gains nothing: a first chunk is short.
+
+use crate::ids::StageName;
+
+/// The state machine, shared by the schedulers of one device.
+#[derive(Debug, Default)]
+pub struct ArbiterCore {
+    seats: [Seat; StageName::ALL.len()],
+}
+
+/// What is known of a stage.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seat {
+    /// Somebody who has heard nothing waits for one of its steps, which runs or can run.
+    awaited: bool,
+    /// It has a step to launch and was told to hold.
+    held: bool,
+}
+
+/// What a scheduler did while it had the arbiter's ear.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Turn {
+    /// One of its steps had returned.
+    pub returned: bool,
+    /// [`SchedulerCore::is_awaited`](crate::core::scheduler::SchedulerCore::is_awaited).
+    pub awaited: bool,
+    /// [`SchedulerCore::is_held`](crate::core::scheduler::SchedulerCore::is_held).
+    pub held: bool,
+}
+
+impl ArbiterCore {
+    /// Whether a stage has to keep back what nobody waits for.
+    pub fn holds(&self, stage: StageName) -> bool {
+        self.seats[..stage as usize].iter().any(|seat| seat.awaited)
+    }
+
+    /// Takes in what a stage did, and says who shall look again whether to launch. Between [`ArbiterCore::holds`] and this
+    /// no other stage may have its turn.
+    pub fn settle(&mut self, stage: StageName, turn: Turn) -> Vec<StageName> {
+        let Turn { returned, awaited, held } = turn;
+        let was = std::mem::replace(&mut self.seats[stage as usize], Seat { awaited, held });
+        let news = returned || was.awaited && !awaited;
+        if news { self.wake_below(stage) } else { Vec::new() }
+    }
+
+    /// A stage is gone, and what was waited for with it. Says who shall look again.
+    pub fn leave(&mut self, stage: StageName) -> Vec<StageName> {
+        self.seats[stage as usize] = Seat::default();
+        self.wake_below(stage)
+    }
+
+    fn wake_below(&mut self, stage: StageName) -> Vec<StageName> {
+        let below = StageName::ALL.into_iter().skip(stage as usize + 1);
+        below.filter(|stage| std::mem::take(&mut self.seats[*stage as usize].held)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use StageName::{Code2wav, Talker, Thinker};
+
+    const AWAITED: Turn = Turn { returned: false, awaited: true, held: false };
+    const HELD: Turn = Turn { returned: false, awaited: false, held: true };
+
+    #[test]
+    fn stages_wait_for_those_before_them_only() {
+        let mut arbiter = ArbiterCore::default();
+        arbiter.settle(Talker, AWAITED);
+        assert_eq!([Thinker, Talker, Code2wav].map(|stage| arbiter.holds(stage)), [false, false, true]);
+    }
+
+    #[test]
+    fn a_stage_that_was_held_looks_again_when_a_step_returns_and_when_nobody_waits_any_more() {
+        let mut arbiter = ArbiterCore::default();
+        arbiter.settle(Talker, AWAITED);
+        arbiter.settle(Code2wav, HELD);
+        assert_eq!(arbiter.settle(Talker, AWAITED), [], "nothing new");
+        assert_eq!(arbiter.settle(Talker, Turn { returned: true, ..AWAITED }), [Code2wav]);
+        assert_eq!(arbiter.settle(Talker, Turn { returned: true, ..AWAITED }), [], "it was told already");
+        arbiter.settle(Code2wav, HELD);
+        assert_eq!(arbiter.settle(Talker, Turn::default()), [Code2wav]);
+        assert!(!arbiter.holds(Code2wav));
+    }
+
+    #[test]
+    fn a_stage_that_dies_is_waited_for_no_longer() {
+        let mut arbiter = ArbiterCore::default();
+        arbiter.settle(Thinker, AWAITED);
+        arbiter.settle(Talker, HELD);
+        arbiter.settle(Code2wav, HELD);
+        assert_eq!(arbiter.leave(Thinker), [Talker, Code2wav]);
+        assert!(!arbiter.holds(Talker) && !arbiter.holds(Code2wav));
+        assert_eq!(arbiter.leave(Thinker), []);
+    }
+}
