@@ -128,6 +128,28 @@ fn an_open_loop_sends_what_its_seed_says() {
 }
 
 #[test]
+fn a_sweep_fixes_the_frames_and_holds_the_server_to_them() {
+    // Half a second is 6 frames and a quarter.
+    let (done, report) = bench(&["--sweep", "1,2", "--rates", "30", "--duration", "0.3", "--frames", "6"]);
+    done.succeeds().shows("c=2").shows("30/s").shows("ms per frame p50");
+    assert_eq!(report["levels"].as_array().unwrap().len(), 3);
+    assert_eq!((&report["levels"][0]["frames"], &report["levels"][0]["succeeded"]), (&6.into(), &11.into()));
+    let (done, report) = bench(&["--requests", "1", "--frames", "7"]);
+    done.exits(1);
+    assert_eq!(report["levels"][0]["errors"]["6 frames instead of 7"], 1);
+}
+
+#[test]
+fn a_floor_needs_a_model_to_be_of() {
+    let (done, _) = bench(&["--bandwidth", "4.3e12"]);
+    done.exits(2).tells("--bandwidth: give --config or --checkpoint too");
+    let args = ["--bandwidth", "4.3e12", "--config", "configs/random-tts-1.7b.toml", "--requests", "1"];
+    let (done, report) = bench(&args);
+    done.succeeds().shows("floor: 5.32 GB of weights per frame at 4.30 TB/s are 1.24 ms; 0.71 ms if");
+    assert!((report["floor"]["frame_ms"].as_f64().unwrap() - 1.237).abs() < 0.001);
+}
+
+#[test]
 fn fields_for_the_body_reach_the_server() {
     let (done, report) = bench(&["--requests", "3", "--extra", "{\"voice\": \"bob\"}"]);
     done.exits(1).tells("without a single successful request");

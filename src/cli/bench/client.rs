@@ -1,5 +1,6 @@
 //! One request over HTTP, timed chunk by chunk. Knows only the public speech route, so that any server can be measured.
 
+use super::server::Snapshot;
 use super::stats::{Record, Speech};
 use crate::telemetry::playback::Playback;
 use anyhow::Context;
@@ -50,14 +51,28 @@ impl SpeechClient {
         }
     }
 
-    /// Sends the `i`-th request, due at `due`, and reads it to the end.
-    pub async fn speak(&self, i: usize, text: &str, began: Instant, due: Instant) -> Record {
-        let result = self.stream(i, text, due).await;
+    /// What the server counts, if it tells.
+    pub async fn metrics(&self) -> Snapshot {
+        let fetch = async {
+            let answer = self.http.get(self.url.join("/metrics").ok()?).send().await.ok()?;
+            if answer.status().is_success() { answer.text().await.ok() } else { None }
+        };
+        fetch.await.map(|text| Snapshot::parse(&text)).unwrap_or_default()
+    }
+
+    /// Sends the `i`-th request, due at `due`, and reads it to the end. With `frames`, exactly so many are asked for, and
+    /// anything else is a failure.
+    pub async fn speak(&self, i: usize, text: &str, frames: Option<u32>, began: Instant, due: Instant) -> Record {
+        let result = self.stream(i, text, frames, due).await;
         Record { due: due.duration_since(began), result, took: due.elapsed() }
     }
 
-    async fn stream(&self, i: usize, text: &str, due: Instant) -> Result<Speech, String> {
+    async fn stream(&self, i: usize, text: &str, frames: Option<u32>, due: Instant) -> Result<Speech, String> {
         let mut body = self.body.clone();
+        if let Some(frames) = frames {
+            body.insert("max_new_tokens".to_owned(), frames.into());
+            body.insert("ignore_eos".to_owned(), true.into());
+        }
         body.insert("input".to_owned(), text.into());
         if let Some(seed) = self.seed {
             body.insert("seed".to_owned(), seed.wrapping_add(i as u64).into());
@@ -83,7 +98,11 @@ impl SpeechClient {
             }
         }
         let ttfa = player.time_to_first().ok_or("no audio in the answer")?;
-        Ok(Speech { ttfa, length: player.length(), underruns: player.underruns, silence: player.silence })
+        let speech = Speech { ttfa, length: player.length(), underruns: player.underruns, silence: player.silence };
+        match frames {
+            Some(asked) if asked != speech.frames() => Err(format!("{} frames instead of {asked}", speech.frames())),
+            _ => Ok(speech),
+        }
     }
 }
 

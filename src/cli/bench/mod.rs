@@ -1,20 +1,24 @@
 //! `omni-actors bench`: how fast a server speaks, as its listeners hear it.
 
 mod client;
+mod floor;
 mod plan;
 mod report;
+mod server;
 mod stats;
 mod texts;
 
 use super::EmbeddedFiles;
 use super::exit::Usage;
 use super::local::LocalServer;
-use super::model::ModelArgs;
+use super::model::{self, ModelArgs};
+use crate::config::Precision;
 use anyhow::Context;
 use clap::Args;
 use client::SpeechClient;
+use floor::Floor;
 use indicatif::{ProgressBar, ProgressStyle};
-use plan::Load;
+use plan::{Load, Planned};
 use report::{Level, Report};
 use serde_json::{Map, Value};
 use stats::{Figures, Record};
@@ -28,13 +32,16 @@ use tokio::time::Instant;
 /// Measure a server as its listeners hear it
 ///
 /// Streams raw PCM from the speech route of any server that has OpenAI's API and reports, per load level: time to first
-/// audio (TTFA), whole request, requests per second, seconds of audio per second, real-time factor, and underruns of
-/// a player that starts with the first chunk. Without --url, a server is started inside this process.
+/// audio (TTFA), whole request, time per frame, requests per second, seconds of audio per second, real-time factor, and
+/// underruns of a player that starts with the first chunk; of our own server also what it counts: steps, launch bubbles,
+/// device memory. Without --url, a server is started inside this process, and shares its cores with the load.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors bench                                           the embedded voice, one request at a time
   omni-actors bench --concurrency 1,4,8 --requests 32         closed loop, three levels
   omni-actors bench --rate 1,2,4 --duration 30                open loop, Poisson arrivals
+  omni-actors bench --url http://127.0.0.1:8080 --sweep --rates --frames 100 --rate-frames 57
+                                                              1 to 128 clients, then 4 to 40 requests per second
   omni-actors bench --url http://127.0.0.1:8091 --extra '{\"max_new_tokens\":100,\"ignore_eos\":true}' --json out.json")]
 pub struct BenchArgs {
     /// Address of a running server, such as http://127.0.0.1:8080
@@ -51,9 +58,27 @@ pub struct BenchArgs {
     /// Open loop: mean arrivals per second; several levels with commas
     #[arg(long, value_name = "R,..", value_delimiter = ',')]
     rate: Vec<f64>,
+    /// Closed loops with so many clients, three requests each or more, then what --rates says
+    #[arg(long, value_name = "N,..", value_delimiter = ',', num_args = 0..=1, conflicts_with_all = ["rate", "concurrency"])]
+    #[arg(default_missing_values = ["1", "4", "8", "16", "32", "64", "128"])]
+    sweep: Vec<usize>,
+    /// Open loops with so many arrivals per second
+    #[arg(long, value_name = "R,..", value_delimiter = ',', num_args = 0..=1, conflicts_with_all = ["rate", "concurrency"])]
+    #[arg(default_missing_values = ["4", "10", "20", "40"])]
+    rates: Vec<f64>,
     /// Open loop: seconds during which requests arrive
-    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, requires = "rate")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     duration: f64,
+    /// Make every request exactly so many frames of 80 ms long, whatever the model would say
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    frames: Option<u32>,
+    /// Open loop: the same, instead of --frames
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    rate_frames: Option<u32>,
+    /// Print the floor beside the figures: the time in which a device with this memory bandwidth, in bytes per second such
+    /// as 4.3e12, reads what a frame needs; with --url the model is the one of --config or --checkpoint
+    #[arg(long, value_name = "BYTES")]
+    bandwidth: Option<f64>,
     /// One text per line, taken in turn; a list of short sentences by default
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
@@ -80,12 +105,16 @@ pub struct BenchArgs {
 /// Runs the command. It fails if not a single request of a level succeeds.
 pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let loads = args.loads()?;
+    let floor = args.floor(embedded)?;
     let texts = Arc::new(texts::texts(args.texts.as_deref())?);
     let body = args.body()?;
     let timeout = positive("--timeout", args.timeout)?;
     let local = match &args.url {
         Some(_) => None,
-        None => Some(LocalServer::start(&args.model, embedded, loads.iter().map(most_at_once).max()).await?),
+        None => Some(
+            LocalServer::start(&args.model, embedded, loads.iter().map(|planned| most_at_once(&planned.load)).max())
+                .await?,
+        ),
     };
     let base = match (&local, &args.url) {
         (Some(local), _) => local.url(),
@@ -94,12 +123,15 @@ pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow
     let mut client = SpeechClient::new(&base, timeout, body, Some(args.seed))?;
     client.adopt_model().await;
     let client = Arc::new(client);
-    warm_up(&client, &texts, args.warmup, &base).await?;
+    warm_up(&client, &texts, (args.warmup, args.frames), &base).await?;
 
     let mut levels = Vec::new();
-    for load in loads {
-        let records = run_level(&client, &texts, load, args.seed).await;
-        levels.push(Level { load, figures: Figures::of(&records) });
+    for planned in loads {
+        let before = client.metrics().await;
+        let records = run_level(&client, &texts, planned, args.seed).await;
+        let server = client.metrics().await.since(&before);
+        let Planned { load, frames } = planned;
+        levels.push(Level { load, frames, figures: Figures::of(&records), server });
     }
     let report = Report {
         target: local.as_ref().map_or(base, |local| format!("{} in this process", local.model())),
@@ -107,6 +139,7 @@ pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow
         seed: args.seed,
         texts: texts.len(),
         cores: std::thread::available_parallelism().map_or(1, usize::from),
+        floor,
         levels,
     };
     if let Some(local) = local {
@@ -124,22 +157,49 @@ pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow
 }
 
 impl BenchArgs {
-    fn loads(&self) -> anyhow::Result<Vec<Load>> {
-        if self.rate.is_empty() {
-            let closed = |&concurrency: &usize| match concurrency {
-                0 => Err(Usage("--concurrency: must be at least 1".to_owned()).into()),
-                _ => Ok(Load::Closed { concurrency, requests: self.requests.max(concurrency) }),
-            };
-            return self.concurrency.iter().map(closed).collect();
-        }
+    fn loads(&self) -> anyhow::Result<Vec<Planned>> {
+        let sweeping = !self.sweep.is_empty() || !self.rates.is_empty();
+        let (levels, rates): (&[usize], _) = match () {
+            () if sweeping => (&self.sweep, &self.rates),
+            () if self.rate.is_empty() => (&self.concurrency, &self.rate),
+            () => (&[], &self.rate),
+        };
         let duration = positive("--duration", self.duration)?;
+        let least = if sweeping { 3 } else { 1 };
+        let closed = |&concurrency: &usize| {
+            // The upper end is more than there are ports.
+            let fits = (1..=60_000).contains(&concurrency);
+            let load = Load::Closed { concurrency, requests: self.requests.max(least * concurrency) };
+            fits.then_some(Planned { load, frames: self.frames })
+                .ok_or_else(|| Usage("--concurrency: must be at least 1 and at most 60000".to_owned()).into())
+        };
         let open = |&rate: &f64| {
             // The upper end keeps the list of arrivals small; nobody's server speaks that fast.
             let fits = rate > 0.0 && rate <= 10_000.0;
-            fits.then_some(Load::Open { rate, duration })
+            let load = Load::Open { rate, duration };
+            fits.then_some(Planned { load, frames: self.rate_frames.or(self.frames) })
                 .ok_or_else(|| Usage("--rate: must be above 0 and at most 10000".to_owned()).into())
         };
-        self.rate.iter().map(open).collect()
+        levels.iter().map(closed).chain(rates.iter().map(open)).collect()
+    }
+
+    /// What the model's size allows, if a bandwidth is given and the model is known.
+    fn floor(&self, embedded: Option<EmbeddedFiles>) -> anyhow::Result<Option<Floor>> {
+        let Some(bandwidth) = self.bandwidth else { return Ok(None) };
+        let fits = bandwidth.is_finite() && bandwidth >= 1e6;
+        if !fits {
+            return Err(Usage("--bandwidth: write bytes per second, such as 4.3e12".to_owned()).into());
+        }
+        if self.url.is_some() && self.model.config.is_none() && self.model.checkpoint.is_none() {
+            return Err(
+                Usage("--bandwidth: give --config or --checkpoint too, for the model's sizes".to_owned()).into()
+            );
+        }
+        let config = self.model.resolve()?;
+        let checkpoint = model::open(&config, embedded)?;
+        // What a server elsewhere computes in is not known here: as its config says, or as a GPU would.
+        let dtype = config.device.dtype.unwrap_or(Precision::Bf16);
+        Ok(Some(Floor::new(checkpoint.family(), dtype, bandwidth)))
     }
 
     fn body(&self) -> anyhow::Result<Map<String, Value>> {
@@ -169,26 +229,37 @@ fn most_at_once(load: &Load) -> usize {
     }
 }
 
-async fn warm_up(client: &SpeechClient, texts: &[String], requests: usize, base: &str) -> anyhow::Result<()> {
+async fn warm_up(
+    client: &SpeechClient,
+    texts: &[String],
+    (requests, frames): (usize, Option<u32>),
+    base: &str,
+) -> anyhow::Result<()> {
     for i in 0..requests {
         let now = Instant::now();
-        if let Err(error) = client.speak(i, &texts[i % texts.len()], now, now).await.result {
+        if let Err(error) = client.speak(i, &texts[i % texts.len()], frames, now, now).await.result {
             anyhow::bail!("{base} does not speak: {error}");
         }
     }
     Ok(())
 }
 
-async fn run_level(client: &Arc<SpeechClient>, texts: &Arc<Vec<String>>, load: Load, seed: u64) -> Vec<Record> {
+async fn run_level(
+    client: &Arc<SpeechClient>,
+    texts: &Arc<Vec<String>>,
+    Planned { load, frames }: Planned,
+    seed: u64,
+) -> Vec<Record> {
     match load {
-        Load::Closed { concurrency, requests } => closed(client, texts, concurrency, requests).await,
-        Load::Open { rate, duration } => open(client, texts, plan::poisson(rate, duration, seed), rate).await,
+        Load::Closed { concurrency, requests } => closed(client, texts, frames, concurrency, requests).await,
+        Load::Open { rate, duration } => open(client, texts, frames, plan::poisson(rate, duration, seed), rate).await,
     }
 }
 
 async fn closed(
     client: &Arc<SpeechClient>,
     texts: &Arc<Vec<String>>,
+    frames: Option<u32>,
     concurrency: usize,
     requests: usize,
 ) -> Vec<Record> {
@@ -205,7 +276,7 @@ async fn closed(
                 if i >= requests {
                     return records;
                 }
-                records.push(client.speak(i, &texts[i % texts.len()], began, Instant::now()).await);
+                records.push(client.speak(i, &texts[i % texts.len()], frames, began, Instant::now()).await);
                 progress.inc(1);
             }
         });
@@ -215,7 +286,13 @@ async fn closed(
     records
 }
 
-async fn open(client: &Arc<SpeechClient>, texts: &Arc<Vec<String>>, arrivals: Vec<Duration>, rate: f64) -> Vec<Record> {
+async fn open(
+    client: &Arc<SpeechClient>,
+    texts: &Arc<Vec<String>>,
+    frames: Option<u32>,
+    arrivals: Vec<Duration>,
+    rate: f64,
+) -> Vec<Record> {
     let progress = progress(arrivals.len(), &format!("{rate}/s"));
     let began = Instant::now();
     let mut requests = JoinSet::new();
@@ -224,7 +301,7 @@ async fn open(client: &Arc<SpeechClient>, texts: &Arc<Vec<String>>, arrivals: Ve
         tokio::time::sleep_until(due).await;
         let (client, texts, progress) = (client.clone(), texts.clone(), progress.clone());
         requests.spawn(async move {
-            let record = client.speak(i, &texts[i % texts.len()], began, due).await;
+            let record = client.speak(i, &texts[i % texts.len()], frames, began, due).await;
             progress.inc(1);
             record
         });
@@ -242,4 +319,41 @@ fn progress(requests: usize, name: &str) -> ProgressBar {
         bar.set_style(style);
     }
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchArgs,
+    }
+
+    fn planned(words: &str) -> anyhow::Result<Vec<(Load, Option<u32>)>> {
+        let line = Line::try_parse_from(std::iter::once("bench").chain(words.split_whitespace()))?;
+        Ok(line.bench.loads()?.into_iter().map(|planned| (planned.load, planned.frames)).collect())
+    }
+
+    #[test]
+    fn a_sweep_is_closed_loops_then_open_ones() {
+        let all = planned("--sweep --rates --frames 100 --rate-frames 57").unwrap();
+        assert_eq!(all.len(), 11);
+        assert_eq!(all[0], (Load::Closed { concurrency: 1, requests: 16 }, Some(100)));
+        assert_eq!(all[6], (Load::Closed { concurrency: 128, requests: 384 }, Some(100)));
+        assert_eq!(all[10], (Load::Open { rate: 40.0, duration: Duration::from_secs(30) }, Some(57)));
+        let chosen = planned("--sweep 2,3 --rates 5 --frames 9 --duration 2").unwrap();
+        assert_eq!(chosen.len(), 3);
+        assert_eq!(chosen[2], (Load::Open { rate: 5.0, duration: Duration::from_secs(2) }, Some(9)));
+        assert_eq!(planned("").unwrap(), [(Load::Closed { concurrency: 1, requests: 16 }, None)]);
+    }
+
+    #[test]
+    fn levels_that_make_no_sense_are_refused() {
+        for words in ["--sweep 0", "--rates 0", "--sweep --concurrency 2", "--frames 0", "--sweep x"] {
+            assert!(planned(words).is_err(), "{words}");
+        }
+    }
 }

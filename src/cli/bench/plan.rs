@@ -24,6 +24,15 @@ pub enum Load {
     },
 }
 
+/// What a level does: the load, and how much each request says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Planned {
+    /// The load.
+    pub load: Load,
+    /// Frames of every request; `None`: what the model says.
+    pub frames: Option<u32>,
+}
+
 fn seconds<S: serde::Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(duration.as_secs_f64())
 }

@@ -4,6 +4,9 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Speech of one frame: all models that are served make 12.5 a second.
+const FRAME: Duration = Duration::from_millis(80);
+
 /// How one request went. Times are since it was due: in an open loop, waiting for a free connection counts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
@@ -26,6 +29,13 @@ pub struct Speech {
     pub underruns: u32,
     /// All the silence of that player.
     pub silence: Duration,
+}
+
+impl Speech {
+    /// How many frames it is long. Models that leave out the first samples still made that frame.
+    pub fn frames(&self) -> u32 {
+        (self.length.as_secs_f64() / FRAME.as_secs_f64()).round() as u32
+    }
 }
 
 /// Percentiles of a set of times, in milliseconds.
@@ -56,6 +66,8 @@ pub struct Figures {
     pub ttfa_ms: Distribution,
     /// Whole request, ms.
     pub request_ms: Distribution,
+    /// Time per frame after the first audio, (whole request - TTFA) / (frames - 1), ms: how others count it too.
+    pub frame_ms: Distribution,
     /// Time per second of speech, request by request.
     pub real_time_factor: Distribution,
     /// Successful requests per second.
@@ -90,6 +102,10 @@ impl Figures {
             let length = speech.length.as_secs_f64();
             (length > 0.0).then(|| record.took.as_secs_f64() / length)
         };
+        let pace = |(record, speech): &(&Record, &Speech)| {
+            let others = speech.frames().checked_sub(1).filter(|others| *others > 0)?;
+            Some(ms(record.took.saturating_sub(speech.ttfa)) / f64::from(others))
+        };
         Figures {
             requests: records.len(),
             succeeded: spoken.len(),
@@ -97,6 +113,7 @@ impl Figures {
             wall_s,
             ttfa_ms: Distribution::of(spoken.iter().map(|(_, speech)| ms(speech.ttfa)).collect()),
             request_ms: Distribution::of(spoken.iter().map(|(record, _)| ms(record.took)).collect()),
+            frame_ms: Distribution::of(spoken.iter().filter_map(pace).collect()),
             real_time_factor: Distribution::of(spoken.iter().filter_map(factor).collect()),
             requests_per_s: per_second(spoken.len() as f64),
             audio_s_per_s: per_second(audio_s),
@@ -160,6 +177,8 @@ mod tests {
         assert_eq!(figures.audio_s_per_s, 3.0);
         assert_eq!(figures.ttfa_ms.p50, 60.0);
         assert_eq!(figures.real_time_factor.max, 0.375);
+        // 450 ms for 24 frames, 1430 ms for 49.
+        assert_eq!((figures.frame_ms.p50 * 1e3).round(), ((450.0 / 24.0 + 1430.0 / 49.0) / 2.0 * 1e3f64).round());
     }
 
     #[test]
