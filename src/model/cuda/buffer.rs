@@ -97,8 +97,32 @@ impl<T: Element> Buffer<T> {
         })
     }
 
+<<<<<<< HEAD
     /// Queues a copy of the elements from `at` on to page-locked memory, which is read once an event says that the stream
     /// has come so far.
+=======
+    /// [`Buffer::upload_async`] from raw bytes, whole elements of them.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn upload_bytes_async(
+        &self,
+        stream: &Stream,
+        at: usize,
+        source: &Pinned<u8>,
+        from: usize,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        assert!(at * size_of::<T>() + bytes <= self.bytes() && from + bytes <= source.len, "a copy beyond its buffers");
+        // SAFETY: both ranges are inside their buffers, the source is page-locked, and any bytes are elements.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(self.at(at), source.host.add(from).cast(), bytes, stream.raw())
+        })
+    }
+
+    /// Queues a copy of the elements from `at` on to page-locked memory, which nobody reads before the stream has come so
+    /// far.
+>>>>>>> 39f8694 (Run the talker's frames on a GPU as one graph, with paged caches and shared prompts)
     ///
     /// # Errors
     /// What the driver says.
@@ -107,6 +131,7 @@ impl<T: Element> Buffer<T> {
         stream: &Stream,
         at: usize,
         to: &Pinned<T>,
+<<<<<<< HEAD
         from: usize,
         len: usize,
     ) -> Result<(), CudaError> {
@@ -114,6 +139,15 @@ impl<T: Element> Buffer<T> {
         // SAFETY: both ranges are inside their buffers, and the target is page-locked.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.host.add(from).cast(), self.at(at), len * size_of::<T>(), stream.raw())
+=======
+        into: usize,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        assert!(at + len <= self.len && into + len <= to.len, "a copy beyond its buffers");
+        // SAFETY: both ranges are inside their buffers.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.host.add(into).cast(), self.at(at), len * size_of::<T>(), stream.raw())
+>>>>>>> 39f8694 (Run the talker's frames on a GPU as one graph, with paged caches and shared prompts)
         })
     }
 

@@ -43,7 +43,9 @@ pub struct Cache {
     /// Which page holds which positions of a sequence, `[slots, max_pages]`.
     tables: Buffer<u32>,
     max_pages: usize,
+    layers: usize,
     layer_bytes: usize,
+    page_bytes: usize,
 }
 
 /// Rows of a launch, on the device.
@@ -184,7 +186,9 @@ impl Stack {
             values: gpu.alloc("the KV cache", all)?,
             tables: gpu.zeros("page tables", slots * max_pages)?,
             max_pages,
+            layers: self.layers.len(),
             layer_bytes,
+            page_bytes: self.page_of_layer(precision),
         })
     }
 
@@ -251,6 +255,16 @@ impl Cache {
     /// Bytes of a layer's keys, or values.
     pub fn layer_bytes(&self) -> usize {
         self.layer_bytes
+    }
+
+    /// Layers.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// Bytes of one page of one layer's keys, or values.
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
     }
 }
 

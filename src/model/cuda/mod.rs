@@ -10,8 +10,10 @@ mod error;
 pub mod images;
 mod kernel;
 pub mod linear;
+pub mod pages;
 mod probe;
 mod stream;
+pub mod talker;
 pub mod vocoder;
 pub mod weights;
 

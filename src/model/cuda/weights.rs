@@ -182,6 +182,16 @@ impl Uploader {
         Ok(())
     }
 
+    /// A tensor that is on the host already.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn host(&self, tensor: &Tensor) -> Result<Weight, LoadError> {
+        let all = self.room(tensor.elem_count())?;
+        self.copy(&all, 0, tensor)?;
+        Ok(all)
+    }
+
     /// Waits until everything is there.
     ///
     /// # Errors

@@ -1,0 +1,12 @@
+//! The talker on the device: one graph makes a whole frame for all rows, with nothing read by the host in between.
+
+mod frame;
+mod net;
+mod prompt;
+mod ring;
+mod stage;
+mod swap;
+mod table;
+
+pub use net::TalkerNet;
+pub use stage::{CudaTalker, CudaTalkerFactory, TalkerOptions};
