@@ -2,7 +2,7 @@
 
 use super::admission::Admissions;
 use super::ledger::{ClientSink, CodesTap, Ledger};
-use super::load;
+use super::load::Loading;
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::stages::Stages;
 use super::voices::{self, Voices};
@@ -38,6 +38,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let device =
         DeviceChoice::resolve(&config.device).map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
     tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
+    let loading = Loading::new(checkpoint, config, device.clone());
     let family = checkpoint.family();
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
@@ -105,7 +106,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 ears: ears(config, name, unit),
             },
             arbiter: arbiter.clone(),
-            factory: load::factory(name, checkpoint, &device),
+            factory: loading.factory(name),
             restart: RestartLimits {
                 backoff: config.supervision.backoff,
                 max_backoff: config.supervision.max_backoff,

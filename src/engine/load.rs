@@ -1,6 +1,8 @@
 //! Weights of a stage, read where they are used.
 
-use crate::config::DeviceKind;
+#[cfg(feature = "cuda")]
+use crate::config::Precision;
+use crate::config::{Config, DeviceKind};
 use crate::ids::StageName;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::stage::{StageFactory, StageModel};
@@ -12,20 +14,100 @@ use crate::model::{DeviceChoice, LoadError};
 use candle_core::Device;
 use std::sync::{Arc, OnceLock};
 
-/// What makes a stage's device state.
-pub(super) fn factory(stage: StageName, checkpoint: &Checkpoint, device: &DeviceChoice) -> Arc<dyn StageFactory> {
-    let (checkpoint, device) = (checkpoint.clone(), device.clone());
-    let load = move || match device.kind {
-        DeviceKind::Cpu => load(stage, &checkpoint, &Device::Cpu),
-        DeviceKind::Cuda => load_on_gpu(stage, &checkpoint, &device),
-    };
-    Arc::new(LoadedOnce { load: Box::new(load), loaded: OnceLock::new() })
+/// What the stages of one pipeline load from and run on.
+pub(super) struct Loading {
+    checkpoint: Checkpoint,
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
+    config: Config,
+    device: DeviceChoice,
+    /// Opened by the first stage that loads, one for all.
+    #[cfg(feature = "cuda")]
+    gpu: std::sync::Mutex<Option<crate::model::cuda::Gpu>>,
 }
 
-/// The same on a GPU.
-fn load_on_gpu(stage: StageName, _: &Checkpoint, _: &DeviceChoice) -> Result<Box<dyn StageFactory>, LoadError> {
-    let reason = format!("there is no {stage} for this device; set it to \"cpu\"");
-    Err(LoadError::Invalid { file: "device.kind".into(), reason })
+impl Loading {
+    /// For one checkpoint, config and device. Reads and opens nothing yet.
+    pub fn new(checkpoint: &Checkpoint, config: &Config, device: DeviceChoice) -> Arc<Loading> {
+        Arc::new(Loading {
+            checkpoint: checkpoint.clone(),
+            config: config.clone(),
+            device,
+            #[cfg(feature = "cuda")]
+            gpu: std::sync::Mutex::default(),
+        })
+    }
+
+    /// What makes a stage's device state.
+    pub fn factory(self: &Arc<Loading>, stage: StageName) -> Arc<dyn StageFactory> {
+        let loading = Arc::clone(self);
+        let load = move || match loading.device.kind {
+            DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu),
+            DeviceKind::Cuda => loading.on_gpu(stage),
+        };
+        Arc::new(LoadedOnce { load: Box::new(load), loaded: OnceLock::new() })
+    }
+
+    /// The same on a GPU.
+    #[cfg(not(feature = "cuda"))]
+    fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
+        let reason = format!("this binary has no {stage} for GPUs; build it with --features cuda, or use \"cpu\"");
+        Err(LoadError::Invalid { file: "device.kind".into(), reason })
+    }
+
+    /// The same on a GPU.
+    #[cfg(feature = "cuda")]
+    fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
+        use crate::model::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+        use crate::model::cuda::vocoder;
+        let gpu = self.gpu()?;
+        gpu.bind()?;
+        let slots = self.config.limits.max_requests;
+        let setup = self.config.stage(stage);
+        match stage {
+            StageName::Thinker => {
+                let reason = "the thinker does not run on a GPU yet; set it to \"cpu\"".to_owned();
+                Err(LoadError::Invalid { file: "device.kind".into(), reason })
+            }
+            StageName::Talker => {
+                let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);
+                let net = TalkerNet::load(&gpu, self.device.dtype, &loader, self.checkpoint.family())?;
+                loader.finish()?;
+                let largest = self.config.max_batch(stage, DeviceKind::Cuda).min(slots);
+                let mut buckets: Vec<usize> = setup.buckets.iter().map(|bucket| *bucket as usize).collect();
+                // No graph that no step can fill.
+                let needed = buckets.iter().position(|bucket| *bucket >= largest).unwrap_or(buckets.len());
+                buckets.truncate(needed + 1);
+                let options = TalkerOptions {
+                    slots,
+                    buckets,
+                    prefill_chunk: setup.prefill_chunk as usize,
+                    run_ahead: self.config.run_ahead(stage),
+                    kv_memory: self.device.kv_memory,
+                    text_rows: slots * 256,
+                };
+                Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options)))
+            }
+            StageName::Code2wav => {
+                let chunks: Vec<u32> = setup.chunk_ramp.iter().map(|frames| frames.0).collect();
+                let limits = vocoder::Limits::new(slots, &chunks);
+                let precision = match self.device.dtype {
+                    Precision::F32 => vocoder::Precision::F32,
+                    Precision::Bf16 => vocoder::Precision::Tf32,
+                };
+                let net = vocoder::CudaVocoder::load(&gpu, &self.checkpoint, precision, limits)?;
+                Ok(Box::new(vocoder::CudaVocoderFactory::new(Arc::new(net))))
+            }
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn gpu(&self) -> Result<crate::model::cuda::Gpu, LoadError> {
+        let mut gpu = self.gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match &*gpu {
+            Some(gpu) => Ok(gpu.clone()),
+            None => Ok(gpu.insert(crate::model::cuda::Gpu::open(self.device.index)?).clone()),
+        }
+    }
 }
 
 /// The net of one stage and what makes its device state.

@@ -97,10 +97,6 @@ impl<T: Element> Buffer<T> {
         })
     }
 
-<<<<<<< HEAD
-    /// Queues a copy of the elements from `at` on to page-locked memory, which is read once an event says that the stream
-    /// has come so far.
-=======
     /// [`Buffer::upload_async`] from raw bytes, whole elements of them.
     ///
     /// # Errors
@@ -122,7 +118,6 @@ impl<T: Element> Buffer<T> {
 
     /// Queues a copy of the elements from `at` on to page-locked memory, which nobody reads before the stream has come so
     /// far.
->>>>>>> 39f8694 (Run the talker's frames on a GPU as one graph, with paged caches and shared prompts)
     ///
     /// # Errors
     /// What the driver says.
@@ -131,15 +126,6 @@ impl<T: Element> Buffer<T> {
         stream: &Stream,
         at: usize,
         to: &Pinned<T>,
-<<<<<<< HEAD
-        from: usize,
-        len: usize,
-    ) -> Result<(), CudaError> {
-        assert!(at + len <= self.len && from + len <= to.len, "a copy beyond its buffers");
-        // SAFETY: both ranges are inside their buffers, and the target is page-locked.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(to.host.add(from).cast(), self.at(at), len * size_of::<T>(), stream.raw())
-=======
         into: usize,
         len: usize,
     ) -> Result<(), CudaError> {
@@ -147,7 +133,6 @@ impl<T: Element> Buffer<T> {
         // SAFETY: both ranges are inside their buffers.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.host.add(into).cast(), self.at(at), len * size_of::<T>(), stream.raw())
->>>>>>> 39f8694 (Run the talker's frames on a GPU as one graph, with paged caches and shared prompts)
         })
     }
 

@@ -265,8 +265,7 @@ impl Frames {
     /// Queues one frame of `rows` rows: layers, code 0, all passes of the predictor, the next input.
     fn frame(&self, net: &TalkerNet, stream: &Stream, rows: usize, constants: &Constants) -> Result<(), CudaError> {
         let (config, predictor, products) = (&net.config, &net.predictor, &self.engine.products);
-        let (hidden, inner, groups) =
-            (config.text.hidden_size, config.predictor.hidden_size, config.num_code_groups);
+        let (hidden, inner, groups) = (config.text.hidden_size, config.predictor.hidden_size, config.num_code_groups);
         let (head, table) = (self.inbox.address(), self.inbox.at(self.frame_layout.rows));
         let begin = BeginArgs {
             head,

@@ -174,14 +174,22 @@ impl Predictor {
         let narrow = |table: &Weight, projection: &Linear| -> Result<Weight, LoadError> {
             let rows = table.len() / outer;
             let to = up.room(rows * inner)?;
-            engine.products.run(up.stream(), Mode::Store, projection, Input::Ready(table.address()), to.address(), rows)?;
+            engine.products.run(
+                up.stream(),
+                Mode::Store,
+                projection,
+                Input::Ready(table.address()),
+                to.address(),
+                rows,
+            )?;
             Ok(to)
         };
         let narrowed = match &projection {
             None => Vec::new(),
-            Some(projection) => {
-                std::iter::once(first).chain(&tables).map(|table| narrow(table, projection)).collect::<Result<_, _>>()?
-            }
+            Some(projection) => std::iter::once(first)
+                .chain(&tables)
+                .map(|table| narrow(table, projection))
+                .collect::<Result<_, _>>()?,
         };
         let addresses: Vec<u64> = tables.iter().map(Weight::address).collect();
         let heads = (0..groups - 1).map(|i| Linear::load(up, &heads.at(i), inner, codes, false));

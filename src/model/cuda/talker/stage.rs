@@ -8,9 +8,7 @@ use super::net::{TalkerNet, Text};
 use super::prompt::{Special, page_keys, position};
 use super::ring::{Lease, Ring};
 use super::swap::Swapped;
-use super::table::{
-    BROKEN, EXHAUSTED, LAST, NO_END, NewPage, PromptRow, Record, SlotParams, StepRow, STALE, STOPPED,
-};
+use super::table::{BROKEN, EXHAUSTED, LAST, NO_END, NewPage, PromptRow, Record, STALE, STOPPED, SlotParams, StepRow};
 use crate::ids::Slot;
 use crate::model::cuda::decoder::PAGE;
 use crate::model::cuda::linear::{Input, Mode};
@@ -167,7 +165,8 @@ impl CudaTalker {
         let config = &net.config;
         let largest = config.text.vocab_size.max(config.predictor.vocab_size);
         if largest > MAX_SAMPLED {
-            let reason = format!("a vocabulary of {largest} codes is not served on a GPU: expected at most {MAX_SAMPLED}");
+            let reason =
+                format!("a vocabulary of {largest} codes is not served on a GPU: expected at most {MAX_SAMPLED}");
             return Err(LoadError::Invalid { file: "config.json".into(), reason });
         }
         net.gpu.bind()?;
@@ -326,13 +325,7 @@ impl CudaTalker {
         self.plan_frame(slot, last, busy, step)
     }
 
-    fn plan_frame(
-        &mut self,
-        slot: Slot,
-        text: u32,
-        busy: &HashSet<Slot>,
-        step: &mut Step,
-    ) -> Result<Part, ModelError> {
+    fn plan_frame(&mut self, slot: Slot, text: u32, busy: &HashSet<Slot>, step: &mut Step) -> Result<Part, ModelError> {
         let Some(row) = self.rows.get(&slot) else { return refused(format!("{slot} is not open")) };
         if step.frames.len() == self.frames_limit() {
             return refused(format!("a step has room for {} rows", self.frames_limit()));
@@ -352,8 +345,7 @@ impl CudaTalker {
             flags |= LAST;
             row.exhausted = true;
         }
-        let entry =
-            StepRow { slot: slot.0, position: at as i32, text, count: row.count, flags, unused: [0; 3] };
+        let entry = StepRow { slot: slot.0, position: at as i32, text, count: row.count, flags, unused: [0; 3] };
         row.count += 1;
         step.frames.push(entry);
         Ok(Part::Frame { at: step.frames.len() - 1, finished: Arc::clone(&row.finished) })
@@ -368,13 +360,7 @@ impl CudaTalker {
     }
 
     /// Gives a row pages for its first `positions` positions, bringing it back if it had to make room.
-    fn grow(
-        &mut self,
-        slot: Slot,
-        positions: usize,
-        busy: &HashSet<Slot>,
-        step: &mut Step,
-    ) -> Result<(), ModelError> {
+    fn grow(&mut self, slot: Slot, positions: usize, busy: &HashSet<Slot>, step: &mut Step) -> Result<(), ModelError> {
         let limit = self.net.config.text.max_position_embeddings.min(self.frames.cache.max_pages() * PAGE);
         if positions > limit {
             return refused(format!(
@@ -616,7 +602,9 @@ impl StageModel for CudaTalker {
                 // What follows speech that has stopped is not read any more.
                 if !row.finished.load(Ordering::Acquire) && !row.exhausted {
                     if self.text_free.len() < count {
-                        return refused("there is no room for so much text at once on the GPU: try again, or send less");
+                        return refused(
+                            "there is no room for so much text at once on the GPU: try again, or send less",
+                        );
                     }
                     let places = self.text_free.split_off(self.text_free.len() - count);
                     row.inputs.extend(&places);
@@ -645,7 +633,8 @@ impl StageModel for CudaTalker {
         // Behind the step in the stream: what it used can be used again.
         for work in work {
             if let (Some(row), true) = (self.rows.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
-                let used = (row.spec.prompt.inputs() + row.count.saturating_sub(1)).min(row.inputs.len() as u32) as usize;
+                let used =
+                    (row.spec.prompt.inputs() + row.count.saturating_sub(1)).min(row.inputs.len() as u32) as usize;
                 if row.prefilled == row.spec.prefill_positions() && used > row.unused {
                     self.text_free.extend_from_slice(&row.inputs[row.unused..used]);
                     row.unused = used;

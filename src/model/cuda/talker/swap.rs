@@ -21,7 +21,8 @@ impl Swapped {
         let bytes = layers * pages.len() * page;
         let sides = [stream.gpu().pinned(bytes)?, stream.gpu().pinned(bytes)?];
         for (side, from) in sides.iter().zip(cache.buffers()) {
-            for (layer, (i, number)) in (0..layers).flat_map(|layer| pages.iter().enumerate().map(move |p| (layer, p))) {
+            for (layer, (i, number)) in (0..layers).flat_map(|layer| pages.iter().enumerate().map(move |p| (layer, p)))
+            {
                 let at = layer * cache.layer_bytes() + *number as usize * page;
                 from.download_async(stream, at, side, (layer * pages.len() + i) * page, page)?;
             }
