@@ -21,8 +21,8 @@ use std::process::ExitCode;
 
 /// A serving runtime for models that talk
 ///
-/// Serves Qwen3-Omni checkpoints: text in, speech streamed out while it is made. Without a checkpoint it speaks with the
-/// small voice that is part of this program.
+/// Serves Qwen3-Omni and Qwen3-TTS checkpoints: text in, speech streamed out while it is made, on a CPU or, built with the
+/// feature `cuda`, on a GPU. Without a checkpoint it speaks with the small voice that is part of this program.
 #[derive(Parser, Debug)]
 #[command(name = "omni-actors", version, max_term_width = 110)]
 #[command(after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 130 interrupted.

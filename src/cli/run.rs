@@ -23,6 +23,7 @@ use std::sync::Arc;
 #[command(after_help = "Examples:
   omni-actors run                                      the embedded voice on 127.0.0.1:8080
   omni-actors run my.toml                              configs/example.toml explains every key
+  omni-actors run configs/random-tts-1.7b.toml         a model's real sizes, random weights: for measuring
   omni-actors run --listen 127.0.0.1:0                 a free port; the first line on stdout tells which
   omni-actors run --set model.checkpoint=/models/voice
   omni-actors run --faults drill.toml                  break it on purpose")]
