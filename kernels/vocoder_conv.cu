@@ -14,7 +14,7 @@ struct VocoderConvArgs {
     const float* x;  // [rows][positions][channels]
     const float* w;  // [outputs][taps][channels rounded up to 32]
     const float* bias;      // [outputs]; null: none
-    const float* residual;  // like y, may be y; null: none
+    const float* residual;  // like y, may be y; null: none; not with an activation
     const float* snake_a;   // [snake_period]; null: no snake
     const float* snake_b;
     float* y;  // the sum as it is, [rows * positions][outputs]; null: not wanted
@@ -76,19 +76,22 @@ struct Source {
     int first;  // positions before it are zeros
 };
 
-// A tile of ROWS x COLUMNS outputs by WARPS_M x WARPS_N warps, STAGES steps in flight.
-template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int STAGES, bool TENSOR>
+// A tile of ROWS x COLUMNS outputs by WARPS_M x WARPS_N warps, STAGES rounds of GROUP steps in flight.
+template <int ROWS, int COLUMNS, int WARPS_M, int WARPS_N, int GROUP, int STAGES, bool TENSOR>
 __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     static_assert(WARPS_M * WARPS_N * 32 == THREADS, "warps");
     constexpr int TALL = ROWS / WARPS_M / 16, WIDE = COLUMNS / WARPS_N / 8;
     constexpr int A_COPIES = ROWS * 8 / THREADS, B_COPIES = COLUMNS * 8 / THREADS;
-    constexpr int A_BYTES = ROWS * DEPTH * 4, B_BYTES = COLUMNS * DEPTH * 4, STAGE_BYTES = A_BYTES + B_BYTES;
+    constexpr int A_BYTES = ROWS * DEPTH * 4, B_BYTES = COLUMNS * DEPTH * 4;
+    constexpr int STEP_BYTES = A_BYTES + B_BYTES, STAGE_BYTES = GROUP * STEP_BYTES;
+    // Small tiles wait for latency, not for tensor cores: they read all operands of a round before they multiply.
+    constexpr bool AHEAD = TALL * WIDE < 12;
     extern __shared__ __align__(128) unsigned char stages[];
     Source* sources = reinterpret_cast<Source*>(stages + STAGES * STAGE_BYTES);
 
-    let_next_start();
     if ((int)blockIdx.x >= p.tiles) {
         wait_for_previous();
+        let_next_start();
         move_history(p.past, p.x, p.positions, p.channels, (p.taps - 1) * p.dilation, (int)blockIdx.x - p.tiles);
         return;
     }
@@ -97,6 +100,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const int first_column = (int)blockIdx.x % p.column_tiles * COLUMNS;
     const int all_rows = p.rows * p.positions;
     const int steps_per_tap = (p.channels + DEPTH - 1) / DEPTH, steps = steps_per_tap * p.taps;
+    const int rounds = (steps + GROUP - 1) / GROUP;
     const int padded = steps * DEPTH;
 
     // Each thread copies the same 16 bytes of every 128 of some rows; pieces are swapped around so that reading a column
@@ -105,18 +109,22 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const unsigned base = (unsigned)__cvta_generic_to_shared(stages);
     const unsigned copy_to = base + line * 128 + ((piece ^ (line & 7)) << 4);
     const float* weights = p.w + (long long)(first_column + line) * padded + piece * 4;
-    auto load_weights = [&](int step) {
-        unsigned to = copy_to + (step % STAGES) * STAGE_BYTES + A_BYTES;
+    auto load_weights = [&](int round) {
+        unsigned to = copy_to + (round % STAGES) * STAGE_BYTES + A_BYTES;
 #pragma unroll
-        for (int i = 0; i < B_COPIES; i++) {
-            bool there = first_column + line + i * 16 < p.outputs;
-            copy_async(to + i * 16 * 128, there ? weights + (long long)i * 16 * padded + step * DEPTH : p.w, there);
+        for (int g = 0; g < GROUP; g++, to += STEP_BYTES) {
+            int step = round * GROUP + g;
+#pragma unroll
+            for (int i = 0; i < B_COPIES; i++) {
+                bool there = step < steps && first_column + line + i * 16 < p.outputs;
+                copy_async(to + i * 16 * 128, there ? weights + (long long)i * 16 * padded + step * DEPTH : p.w, there);
+            }
         }
     };
     // Weights never change: fetch them while the launch before this one ends.
 #pragma unroll
-    for (int step = 0; step < STAGES - 1; step++) {
-        if (step < steps) load_weights(step);
+    for (int round = 0; round < STAGES - 1; round++) {
+        if (round < rounds) load_weights(round);
     }
     bool wanted = false;
     for (int i = tid; i < ROWS; i += THREADS) {
@@ -145,35 +153,39 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const float* from[A_COPIES];
     unsigned there_bits = 0;
     int load_tap = 0, load_step = 0;  // of the next step that is fetched
-    auto load_inputs = [&](int step) {
-        if (load_step == 0) {
-            int shift = (p.taps - 1 - load_tap) * p.dilation;
-            there_bits = 0;
+    auto load_inputs = [&](int round) {
+        unsigned to = copy_to + (round % STAGES) * STAGE_BYTES;
+#pragma unroll
+        for (int g = 0; g < GROUP; g++, to += STEP_BYTES) {
+            // Behind the last step come zeros.
+            bool inside = load_tap < p.taps && load_step * DEPTH + piece * 4 < p.channels;
+            if (load_step == 0) {
+                int shift = (p.taps - 1 - load_tap) * p.dilation;
+                there_bits = 0;
+#pragma unroll
+                for (int i = 0; i < A_COPIES; i++) {
+                    Source source = sources[line + i * 16];
+                    int at = source.position - shift;
+                    bool there = inside && at >= source.first;
+                    const float* begin = at >= 0 ? source.fresh : source.old;
+                    from[i] = (there ? begin + (long long)at * p.channels : p.x) + piece * 4;
+                    there_bits |= (unsigned)there << i;
+                }
+            }
 #pragma unroll
             for (int i = 0; i < A_COPIES; i++) {
-                Source source = sources[line + i * 16];
-                int at = source.position - shift;
-                bool there = at >= source.first;
-                const float* begin = at >= 0 ? source.fresh : source.old;
-                from[i] = (there ? begin + (long long)at * p.channels : p.x) + piece * 4;
-                there_bits |= (unsigned)there << i;
+                bool there = inside && (there_bits >> i & 1);
+                copy_async(to + i * 16 * 128, there ? from[i] + load_step * DEPTH : p.x, there);
             }
-        }
-        unsigned to = copy_to + (step % STAGES) * STAGE_BYTES;
-        bool inside = load_step * DEPTH + piece * 4 < p.channels;
-#pragma unroll
-        for (int i = 0; i < A_COPIES; i++) {
-            bool there = inside && (there_bits >> i & 1);
-            copy_async(to + i * 16 * 128, there ? from[i] + load_step * DEPTH : p.x, there);
-        }
-        if (++load_step == steps_per_tap) {
-            load_step = 0;
-            load_tap++;
+            if (++load_step == steps_per_tap) {
+                load_step = 0;
+                load_tap++;
+            }
         }
     };
 #pragma unroll
-    for (int step = 0; step < STAGES - 1; step++) {
-        if (step < steps) load_inputs(step);
+    for (int round = 0; round < STAGES - 1; round++) {
+        if (round < rounds) load_inputs(round);
         commit();
     }
 
@@ -185,57 +197,78 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const unsigned b_line = (warp_column + lane % 8 + lane / 16 * 8) * 128, b_piece = lane / 8 & 1;
     const unsigned twist = lane & 7;
 
-    for (int step = 0; step < steps; step++) {
+    // The operands of 8 channels: piece pairs `k` of the step that begins at `a`.
+    auto read = [&](unsigned (&left)[TALL][4], unsigned (&right)[WIDE][2], unsigned a, int k) {
+        const unsigned b = a + A_BYTES;
+#pragma unroll
+        for (int i = 0; i < TALL; i++) load_4x4(left[i], a + a_line + i * 16 * 128 + (((k * 2 + a_piece) ^ twist) << 4));
+#pragma unroll
+        for (int j = 0; j + 1 < WIDE; j += 2) {
+            unsigned both[4];
+            load_4x4(both, b + b_line + j * 8 * 128 + (((k * 2 + b_piece) ^ twist) << 4));
+            right[j][0] = both[0], right[j][1] = both[1], right[j + 1][0] = both[2], right[j + 1][1] = both[3];
+        }
+        if constexpr (WIDE % 2 == 1) {
+            constexpr int j = WIDE - 1;
+            unsigned at = (warp_column + lane % 8 + j * 8) * 128;
+            load_2x4(right[j][0], right[j][1], b + at + (((k * 2 + b_piece) ^ twist) << 4));
+        }
+    };
+    auto multiply = [&](const unsigned (&left)[TALL][4], const unsigned (&right)[WIDE][2]) {
+#pragma unroll
+        for (int i = 0; i < TALL; i++)
+#pragma unroll
+            for (int j = 0; j < WIDE; j++) multiply_add(sums[i][j], left[i], right[j]);
+    };
+    constexpr int EIGHTS = DEPTH / 8;
+
+    for (int round = 0; round < rounds; round++) {
         wait_groups<STAGES - 2>();
         __syncthreads();
-        // The stage read in the step before is free now.
-        if (int next = step + STAGES - 1; next < steps) {
-            load_weights(next);
-            load_inputs(next);
-        }
-        commit();
-        const unsigned a = base + (step % STAGES) * STAGE_BYTES, b = a + A_BYTES;
-        if constexpr (TENSOR) {
+        // The stage read in the round before is free now.
+        auto fetch = [&] {
+            if (int next = round + STAGES - 1; next < rounds) {
+                load_weights(next);
+                load_inputs(next);
+            }
+            commit();
+        };
+        const unsigned stage = base + (round % STAGES) * STAGE_BYTES;
+        if constexpr (TENSOR && AHEAD) {
+            unsigned left[GROUP * EIGHTS][TALL][4], right[GROUP * EIGHTS][WIDE][2];
 #pragma unroll
-            for (int k = 0; k < DEPTH / 8; k++) {
+            for (int k = 0; k < GROUP * EIGHTS; k++) read(left[k], right[k], stage + k / EIGHTS * STEP_BYTES, k % EIGHTS);
+            fetch();
+#pragma unroll
+            for (int k = 0; k < GROUP * EIGHTS; k++) multiply(left[k], right[k]);
+        } else if constexpr (TENSOR) {
+            fetch();
+#pragma unroll
+            for (int k = 0; k < GROUP * EIGHTS; k++) {
                 unsigned left[TALL][4], right[WIDE][2];
-#pragma unroll
-                for (int i = 0; i < TALL; i++) load_4x4(left[i], a + a_line + i * 16 * 128 + (((k * 2 + a_piece) ^ twist) << 4));
-#pragma unroll
-                for (int j = 0; j + 1 < WIDE; j += 2) {
-                    unsigned both[4];
-                    load_4x4(both, b + b_line + j * 8 * 128 + (((k * 2 + b_piece) ^ twist) << 4));
-                    right[j][0] = both[0], right[j][1] = both[1], right[j + 1][0] = both[2], right[j + 1][1] = both[3];
-                }
-                if constexpr (WIDE % 2 == 1) {
-                    constexpr int j = WIDE - 1;
-                    unsigned at = (warp_column + lane % 8 + j * 8) * 128;
-                    load_2x4(right[j][0], right[j][1], b + at + (((k * 2 + b_piece) ^ twist) << 4));
-                }
-#pragma unroll
-                for (int i = 0; i < TALL; i++)
-#pragma unroll
-                    for (int j = 0; j < WIDE; j++) multiply_add(sums[i][j], left[i], right[j]);
+                read(left, right, stage + k / EIGHTS * STEP_BYTES, k % EIGHTS);
+                multiply(left, right);
             }
         } else {
-            const unsigned char* stage = stages + (step % STAGES) * STAGE_BYTES;
-            auto four = [&](int row, int k) {
-                return *reinterpret_cast<const float4*>(stage + row * 128 + ((k ^ (row & 7)) << 4));
-            };
+            fetch();
 #pragma unroll 1
-            for (int k = 0; k < DEPTH / 4; k++) {
+            for (int k = 0; k < GROUP * 8; k++) {
+                const unsigned char* step = stages + (round % STAGES) * STAGE_BYTES + k / 8 * STEP_BYTES;
+                auto four = [&](int row) {
+                    return *reinterpret_cast<const float4*>(step + row * 128 + (((k % 8) ^ (row & 7)) << 4));
+                };
                 float4 left[TALL][2];
 #pragma unroll
                 for (int i = 0; i < TALL; i++) {
-                    left[i][0] = four(warp_row + i * 16 + group, k);
-                    left[i][1] = four(warp_row + i * 16 + group + 8, k);
+                    left[i][0] = four(warp_row + i * 16 + group);
+                    left[i][1] = four(warp_row + i * 16 + group + 8);
                 }
 #pragma unroll
                 for (int j = 0; j < WIDE; j++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
                         // The columns' lines come behind the rows' ones, a multiple of 8 of them.
-                        float4 right = four(ROWS + warp_column + j * 8 + pair * 2 + e, k);
+                        float4 right = four(ROWS + warp_column + j * 8 + pair * 2 + e);
 #pragma unroll
                         for (int i = 0; i < TALL; i++)
 #pragma unroll
@@ -250,7 +283,25 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
             }
         }
     }
+    let_next_start();
 
+    if (p.residual) {
+        // All at once, before anything is written: y may be the same memory.
+#pragma unroll
+        for (int j = 0; j < WIDE; j++)
+#pragma unroll
+            for (int i = 0; i < TALL; i++)
+#pragma unroll
+                for (int h = 0; h < 2; h++) {
+                    int row = first_row + warp_row + i * 16 + h * 8 + group;
+                    int column = first_column + warp_column + j * 8 + pair * 2;
+                    if (row < all_rows && column < p.outputs) {
+                        long long at = (long long)row * p.outputs + column;
+                        float2 r = *reinterpret_cast<const float2*>(p.residual + at);
+                        sums[i][j][h * 2] += r.x, sums[i][j][h * 2 + 1] += r.y;
+                    }
+                }
+    }
 #pragma unroll
     for (int j = 0; j < WIDE; j++) {
         int column = first_column + warp_column + j * 8 + pair * 2;
@@ -275,10 +326,6 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
                 }
                 long long at = (long long)row * p.outputs + column;
                 if (p.activation == GELU) v = make_float2(gelu(v.x), gelu(v.y));
-                if (p.residual) {
-                    float2 r = *reinterpret_cast<const float2*>(p.residual + at);
-                    v.x += r.x, v.y += r.y;
-                }
                 if (p.y) *reinterpret_cast<float2*>(p.y + at) = v;
                 if (p.z) {
                     if (p.snake_a) v = make_float2(snake(v.x, turn.x, height.x), snake(v.y, turn.y, height.y));
@@ -290,15 +337,15 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
 
 }  // namespace vocoder
 
-// Tiles from many positions to few. The host knows their shapes and shared memory by name (src/model/cuda/vocoder).
-#define VOCODER_CONV(NAME, ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, BLOCKS)                                          \
-    extern "C" __global__ void __launch_bounds__(128, BLOCKS) vocoder_conv_tf32_##NAME(VocoderConvArgs args) {       \
-        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, true>(args);                                      \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(128) vocoder_conv_f32_##NAME(VocoderConvArgs args) {                \
-        vocoder::convolve<ROWS, COLUMNS, WARPS_M, WARPS_N, STAGES, false>(args);                                     \
+// Tiles from many positions to few. The host knows their shapes and shared memory by name (src/model/cuda/vocoder/tiles.rs).
+#define VOCODER_CONV(NAME, ROWS, COLUMNS, GROUP, STAGES)                                                       \
+    extern "C" __global__ void __launch_bounds__(128, 3) vocoder_conv_tf32_##NAME(VocoderConvArgs args) {      \
+        vocoder::convolve<ROWS, COLUMNS, ROWS == 16 ? 1 : 2, ROWS == 16 ? 4 : 2, GROUP, STAGES, true>(args);   \
+    }                                                                                                          \
+    extern "C" __global__ void __launch_bounds__(128) vocoder_conv_f32_##NAME(VocoderConvArgs args) {          \
+        vocoder::convolve<ROWS, COLUMNS, ROWS == 16 ? 1 : 2, ROWS == 16 ? 4 : 2, GROUP, STAGES, false>(args);  \
     }
-VOCODER_CONV(64x96, 64, 96, 2, 2, 3, 3)
-VOCODER_CONV(64x48, 64, 48, 2, 2, 4, 3)
-VOCODER_CONV(32x48, 32, 48, 2, 2, 6, 3)
-VOCODER_CONV(16x32, 16, 32, 1, 4, 8, 3)
+VOCODER_CONV(64x96, 64, 96, 1, 3)
+VOCODER_CONV(64x48, 64, 48, 1, 4)
+VOCODER_CONV(32x48, 32, 48, 2, 3)
+VOCODER_CONV(16x32, 16, 32, 4, 3)

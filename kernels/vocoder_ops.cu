@@ -63,7 +63,7 @@ struct VocoderLastArgs {
     int rows;
     int positions;
     int channels;
-    int taps;
+    int taps;  // 7
 };
 
 static_assert(sizeof(VocoderEmbedArgs) == 48 && sizeof(VocoderNormArgs) == 32 && sizeof(VocoderAttentionArgs) == 88 &&
@@ -74,8 +74,8 @@ namespace vocoder {
 
 template <bool TENSOR>
 __device__ __forceinline__ void embed(const VocoderEmbedArgs& p) {
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     int frame = blockIdx.x;
     const unsigned* codes = p.codes + (long long)frame * p.groups;
     for (int c = threadIdx.x; c < p.channels; c += blockDim.x) {
@@ -92,8 +92,8 @@ __device__ __forceinline__ void embed(const VocoderEmbedArgs& p) {
 template <bool TENSOR>
 __device__ __forceinline__ void rms_norm(const VocoderNormArgs& p) {
     __shared__ float scratch[8];
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const float* x = p.x + (long long)blockIdx.x * p.channels;
     float* z = p.z + (long long)blockIdx.x * p.channels;
     float squares = 0;
@@ -102,37 +102,51 @@ __device__ __forceinline__ void rms_norm(const VocoderNormArgs& p) {
     for (int c = threadIdx.x; c < p.channels; c += 256) z[c] = operand<TENSOR>(x[c] * factor * p.weight[c]);
 }
 
-// One block of 4 warps per row and key head; one warp per query.
+// One block of 4 warps per row and key head, which fetches the window once; one warp per query.
 template <bool TENSOR>
 __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
-    extern __shared__ float shared[];  // per warp: scores [window], then the query [width]
+    extern __shared__ __align__(16) float shared[];
     const int b = blockIdx.x / p.kv_heads, head = blockIdx.x % p.kv_heads;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     const VocoderRow row = p.rows[b];
     if (row.slot < 0) return;
     const int half = p.width / 2, line = (p.heads + 2 * p.kv_heads) * p.width;
-    float* keys = p.arena + row.slot * p.slot_floats + p.keys + (long long)head * p.ring * p.width;
-    float* values = keys + (long long)p.kv_heads * p.ring * p.width;
+    float* ring_keys = p.arena + row.slot * p.slot_floats + p.keys + (long long)head * p.ring * p.width;
+    float* ring_values = ring_keys + (long long)p.kv_heads * p.ring * p.width;
     const float* fresh = p.qkv + (long long)b * p.frames * line;
+    // Keys and values by position, counted from what the first query sees; lines a float4 apart from each other's banks.
+    const int pitch = p.width + 4, origin = row.frame - p.window + 1;
+    float* keys = shared;
+    float* values = keys + (p.window - 1 + p.frames) * pitch;
 
-    // The new keys, turned, and values go into the ring, over some that no query sees any more.
-    for (int i = threadIdx.x; i < row.frames * half; i += blockDim.x) {
+    const int begin_old = max(0, origin), fours = p.width / 4, begin_ring = begin_old % p.ring;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < (row.frame - begin_old) * fours; i += 128) {
+        int position = i / fours, c = i % fours * 4, at = begin_ring + position;
+        at = (at < p.ring ? at : at - p.ring) * p.width + c;
+        int to = (begin_old - origin + position) * pitch + c;
+        *reinterpret_cast<float4*>(keys + to) = *reinterpret_cast<const float4*>(ring_keys + at);
+        *reinterpret_cast<float4*>(values + to) = *reinterpret_cast<const float4*>(ring_values + at);
+    }
+    // The new keys, turned, and values also go into the ring, over some that no query sees any more.
+    for (int i = threadIdx.x; i < row.frames * half; i += 128) {
         int t = i / half, j = i % half;
         const float* k = fresh + (long long)t * line + (p.heads + head) * p.width;
         const float* v = k + p.kv_heads * p.width;
         float sine, cosine;
         sincosf((float)(row.frame + t) * p.frequencies[j], &sine, &cosine);
-        int at = (row.frame + t) % p.ring * p.width + j;
-        keys[at] = k[j] * cosine - k[j + half] * sine;
-        keys[at + half] = k[j + half] * cosine + k[j] * sine;
-        values[at] = v[j];
-        values[at + half] = v[j + half];
+        float low = k[j] * cosine - k[j + half] * sine, high = k[j + half] * cosine + k[j] * sine;
+        int at = (row.frame + t) % p.ring * p.width + j, to = (p.window - 1 + t) * pitch + j;
+        ring_keys[at] = keys[to] = low;
+        ring_keys[at + half] = keys[to + half] = high;
+        ring_values[at] = values[to] = v[j];
+        ring_values[at + half] = values[to + half] = v[j + half];
     }
     __syncthreads();
 
-    float* scores = shared + warp * (p.window + p.width);
+    float* scores = values + (p.window - 1 + p.frames) * pitch + warp * (p.window + p.width);
     float* query = scores + p.window;
     const int per_head = p.heads / p.kv_heads;
     for (int i = warp; i < row.frames * per_head; i += warps) {
@@ -147,19 +161,20 @@ __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
         __syncwarp();
         // Keys are counted from the window's begin: the order of sums depends on the query's position alone, not on where
         // in the ring they are or how the stream was cut.
-        const int begin = position - p.window + 1, missing = max(0, -begin);
+        const int missing = max(0, p.window - 1 - position);
+        const float* seen_keys = keys + t * pitch;
+        const float* seen_values = values + t * pitch;
         float best = -INFINITY;
         for (int j = missing + lane; j < p.window; j += 32) {
-            const float4* k = reinterpret_cast<const float4*>(keys + (begin + j) % p.ring * p.width);
-            const float4* with = reinterpret_cast<const float4*>(query);
+            const float* k = seen_keys + j * pitch;
             float4 parts = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-            for (int c = 0; c < p.width / 4; c++) {
-                float4 x = k[c], y = with[c];
-                parts.x = fmaf(x.x, y.x, parts.x);
-                parts.y = fmaf(x.y, y.y, parts.y);
-                parts.z = fmaf(x.z, y.z, parts.z);
-                parts.w = fmaf(x.w, y.w, parts.w);
+#pragma unroll 8
+            for (int c = 0; c < p.width; c += 4) {
+                float4 x = *reinterpret_cast<const float4*>(k + c);
+                parts.x = fmaf(x.x, query[c], parts.x);
+                parts.y = fmaf(x.y, query[c + 1], parts.y);
+                parts.z = fmaf(x.z, query[c + 2], parts.z);
+                parts.w = fmaf(x.w, query[c + 3], parts.w);
             }
             float score = ((parts.x + parts.y) + (parts.z + parts.w)) * p.scale;
             scores[j] = score;
@@ -177,12 +192,8 @@ __device__ __forceinline__ void attend(const VocoderAttentionArgs& p) {
         float* z = p.z + ((long long)b * p.frames + t) * p.heads * p.width + q_head * p.width;
         for (int c = lane; c < p.width; c += 32) {
             float sum = 0;
-            int at = (begin + missing) % p.ring;
 #pragma unroll 8
-            for (int j = missing; j < p.window; j++) {
-                sum = fmaf(scores[j], values[at * p.width + c], sum);
-                at = at + 1 == p.ring ? 0 : at + 1;
-            }
+            for (int j = missing; j < p.window; j++) sum = fmaf(scores[j], seen_values[j * pitch + c], sum);
             z[c] = operand<TENSOR>(sum / total);
         }
         __syncwarp();
@@ -195,8 +206,8 @@ __device__ __forceinline__ void depthwise_norm(const VocoderDepthwiseArgs& p) {
     extern __shared__ float shared[];  // [channels]
     __shared__ float scratch[8];
     const int kept = p.taps - 1, all = p.rows * p.positions;
-    let_next_start();
     wait_for_previous();
+    let_next_start();
     if ((int)blockIdx.x >= all) {
         move_history(p.past, p.x, p.positions, p.channels, kept, (int)blockIdx.x - all);
         return;
@@ -230,36 +241,64 @@ __device__ __forceinline__ void depthwise_norm(const VocoderDepthwiseArgs& p) {
         z[c] = operand<TENSOR>((shared[c] - mean) * factor * p.norm_weight[c] + p.norm_bias[c]);
 }
 
-// The last convolution: one output. One warp per 4 positions in turn; a block of 128 threads does 64.
-constexpr int LAST_POSITIONS = 64;
+// The last convolution: one output, 7 taps. A block of 128 threads does 64 positions: 16 groups of 8 threads, which share
+// the channels of 4 positions.
+constexpr int LAST_POSITIONS = 64, LAST_TAPS = 7, LAST_EACH = 4;
 
 __device__ __forceinline__ void last(const VocoderLastArgs& p) {
-    const int kept = p.taps - 1, tiles = (p.positions + LAST_POSITIONS - 1) / LAST_POSITIONS;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    let_next_start();
+    extern __shared__ __align__(16) float shared[];  // rows [64 + 6][channels], then weights [7][channels]
+    constexpr int KEPT = LAST_TAPS - 1, ROWS = LAST_POSITIONS + KEPT;
+    const int tiles = (p.positions + LAST_POSITIONS - 1) / LAST_POSITIONS;
     wait_for_previous();
+    let_next_start();
     if ((int)blockIdx.x >= tiles * p.rows) {
-        move_history(p.past, p.x, p.positions, p.channels, kept, (int)blockIdx.x - tiles * p.rows);
+        move_history(p.past, p.x, p.positions, p.channels, KEPT, (int)blockIdx.x - tiles * p.rows);
         return;
     }
-    const int b = blockIdx.x / tiles, begin = blockIdx.x % tiles * LAST_POSITIONS;
+    const int b = blockIdx.x / tiles, begin = blockIdx.x % tiles * LAST_POSITIONS, fours = p.channels / 4;
     const VocoderRow row = p.past.rows[b];
     if (row.slot < 0) return;
     const int first = first_position(p.past, row);
-    const float* fresh = p.x + (long long)b * p.positions * p.channels;
-    const float* old = history(p.past, row, row.parity) + kept * p.channels;
-    const float bias = p.bias[0];
-    for (int t = begin + warp; t < min(begin + LAST_POSITIONS, p.positions); t += 4) {
-        float sum = 0;
-        for (int tap = 0; tap < p.taps; tap++) {
-            int at = t - kept + tap;
-            if (at < first) continue;
-            const float* x = (at >= 0 ? fresh : old) + (long long)at * p.channels;
-            for (int c = lane; c < p.channels; c += 32) sum = fmaf(p.weight[tap * p.channels + c], x[c], sum);
-        }
+    const float4* fresh = reinterpret_cast<const float4*>(p.x + (long long)b * p.positions * p.channels);
+    const float4* old = reinterpret_cast<const float4*>(history(p.past, row, row.parity)) + KEPT * fours;
+    float4* rows = reinterpret_cast<float4*>(shared);
+    float4* weights = rows + ROWS * fours;
+#pragma unroll 8
+    for (int i = threadIdx.x; i < ROWS * fours; i += 128) {
+        int at = begin - KEPT + i / fours;
+        bool there = at >= first && at < p.positions;
+        rows[i] = there ? (at >= 0 ? fresh : old)[(long long)at * fours + i % fours] : make_float4(0, 0, 0, 0);
+    }
+    for (int i = threadIdx.x; i < LAST_TAPS * fours; i += 128) weights[i] = reinterpret_cast<const float4*>(p.weight)[i];
+    __syncthreads();
+
+    const int slice = threadIdx.x % 8, group = threadIdx.x / 8;
+    float sums[LAST_EACH] = {};
+    for (int c = slice; c < fours; c += 8) {
+        float4 weight[LAST_TAPS];
 #pragma unroll
-        for (int other = 16; other > 0; other >>= 1) sum += __shfl_xor_sync(~0u, sum, other);
-        if (lane == 0) p.samples[(long long)b * p.positions + t] = fminf(fmaxf(sum + bias, -1.0f), 1.0f);
+        for (int tap = 0; tap < LAST_TAPS; tap++) weight[tap] = weights[tap * fours + c];
+#pragma unroll
+        for (int r = 0; r < LAST_EACH + KEPT; r++) {
+            float4 x = rows[(group * LAST_EACH + r) * fours + c];
+#pragma unroll
+            for (int i = 0; i < LAST_EACH; i++) {
+                if (r - i < 0 || r - i >= LAST_TAPS) continue;
+                float4 w = weight[r - i];
+                sums[i] = fmaf(x.x, w.x, sums[i]);
+                sums[i] = fmaf(x.y, w.y, sums[i]);
+                sums[i] = fmaf(x.z, w.z, sums[i]);
+                sums[i] = fmaf(x.w, w.w, sums[i]);
+            }
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < LAST_EACH; i++) {
+#pragma unroll
+        for (int other = 4; other > 0; other >>= 1) sums[i] += __shfl_xor_sync(~0u, sums[i], other);
+        int t = begin + group * LAST_EACH + i;
+        if (slice == 0 && t < p.positions)
+            p.samples[(long long)b * p.positions + t] = fminf(fmaxf(sums[i] + p.bias[0], -1.0f), 1.0f);
     }
 }
 

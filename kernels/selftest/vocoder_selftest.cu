@@ -27,36 +27,34 @@ enum Mode { PLAIN, F32, TF32 };
 struct Tile {
     const char* name;
     void (*kernels[2])(VocoderConvArgs);
-    int rows, columns, stages, blocks;
-    double worth;
+    int rows, columns, steps, blocks;
+    double step, beside, rest;
 };
 const Tile TILES[] = {
-    {"128x96", {vocoder_conv_f32_128x96, vocoder_conv_tf32_128x96}, 128, 96, 3, 2, 1.0},
-    {"64x96", {vocoder_conv_f32_64x96, vocoder_conv_tf32_64x96}, 64, 96, 3, 3, 0.9},
-    {"64x48", {vocoder_conv_f32_64x48, vocoder_conv_tf32_64x48}, 64, 48, 4, 3, 0.7},
-    {"32x48", {vocoder_conv_f32_32x48, vocoder_conv_tf32_32x48}, 32, 48, 6, 3, 0.5},
-    {"16x32", {vocoder_conv_f32_16x32, vocoder_conv_tf32_16x32}, 16, 32, 8, 3, 0.3},
+    {"64x96", {vocoder_conv_f32_64x96, vocoder_conv_tf32_64x96}, 64, 96, 3, 3, 0.61, 0.21, 3.0},
+    {"64x48", {vocoder_conv_f32_64x48, vocoder_conv_tf32_64x48}, 64, 48, 4, 3, 0.48, 0.07, 2.0},
+    {"32x48", {vocoder_conv_f32_32x48, vocoder_conv_tf32_32x48}, 32, 48, 6, 3, 0.26, 0.09, 1.2},
+    {"16x32", {vocoder_conv_f32_16x32, vocoder_conv_tf32_16x32}, 16, 32, 12, 3, 0.19, 0.05, 0.8},
 };
-constexpr int TILE_COUNT = 5;
-size_t shared_of(const Tile& t) { return (size_t)t.stages * (t.rows + t.columns) * 128 + t.rows * 24; }
+constexpr int TILE_COUNT = 4;
+size_t shared_of(const Tile& t) { return (size_t)t.steps * (t.rows + t.columns) * 128 + t.rows * 24; }
 
 int sms = 132, forced = -1;
 bool overlap = true;
 
-int pick(long long rows, long long columns) {
+int pick(long long rows, long long columns, int steps) {
     if (forced >= 0) return forced;
     int best = 0;
     double least = 1e30;
     for (int i = 0; i < TILE_COUNT; i++) {
         const Tile& t = TILES[i];
-        double blocks = (double)((rows + t.rows - 1) / t.rows) * ((columns + t.columns - 1) / t.columns);
-        double each = ceil(blocks / sms);
-        double cost = fmax(each * t.rows * t.columns * 32 / (500 * t.worth), ceil(each / t.blocks) * 250);
-        if (cost < least * 0.999) least = cost, best = i;
+        int share = (((rows + t.rows - 1) / t.rows) * ((columns + t.columns - 1) / t.columns) + sms - 1) / sms;
+        auto wave = [&](int blocks) { return (t.step + t.beside * (blocks - 1)) * steps + t.rest; };
+        double cost = share / t.blocks * wave(t.blocks) + (share % t.blocks ? wave(share % t.blocks) : 0);
+        if (cost < least) least = cost, best = i;
     }
     return best;
 }
-
 struct Random {
     unsigned long long state = 12345;
     float operator()() {
@@ -115,6 +113,11 @@ struct Layer {
 
 constexpr int GROUPS = 16, BOOK = 2048, HEADS = 16, WIDTH = 64, WINDOW = 72, RING = 84;
 constexpr int SLOTS = 72, LATENT = 1024, HIDDEN = 512, INNER = 1024, DIM = 1536, SUM = 512;
+
+size_t attention_shared(int frames) {
+    return (2 * (WINDOW - 1 + frames) * (WIDTH + 4) + 4 * (WINDOW + WIDTH)) * 4;
+}
+constexpr size_t LAST_SHARED = (64 + 6 + 7) * 96 * 4;
 
 struct Net {
     int half = 0;
@@ -231,7 +234,7 @@ struct Net {
             return;
         }
         if (watch) watch(name, p);
-        tile(p, pick((long long)B * p.positions, k.out));
+        tile(p, pick((long long)B * p.positions, k.out, (k.in + 31) / 32 * k.taps));
     }
     void tile(VocoderConvArgs p, int which) {
         const Tile& t = TILES[which];
@@ -260,7 +263,7 @@ struct Net {
             VocoderAttentionArgs args{w,     z,     frequencies, arena, rows,   slot, l.keys,
                                       F,     HEADS, HEADS,       WIDTH, WINDOW, RING, 0.125f};
             if (plain_) plain::attention<<<B * HEADS, 32, 0, stream>>>(args);
-            else launch(t ? vocoder_attention_tf32 : vocoder_attention_f32, B * HEADS, 128, 4 * (WINDOW + WIDTH) * 4, args);
+            else launch(t ? vocoder_attention_tf32 : vocoder_attention_f32, B * HEADS, 128, attention_shared(F), args);
             product("out", l.out, 1, z, x, nullptr, {}, x, 0, false);
             rms(l.norm2);
             product("gate_up", l.gate_up, 1, z, nullptr, w, {}, nullptr, vocoder::SILU_PAIRS, false);
@@ -307,7 +310,7 @@ struct Net {
             plain::last<<<(B * F * rate + 127) / 128, 128, 0, stream>>>(args);
             plain::move<<<moves, 128, 0, stream>>>(args.past, in, F * rate, channels, 6);
         } else {
-            launch(vocoder_last, tiles + moves, 128, 0, args);
+            launch(vocoder_last, tiles + moves, 128, LAST_SHARED, args);
         }
     }
 };
@@ -399,6 +402,8 @@ int main() {
         CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, t.kernels[1], 128, shared_of(t)));
         printf("tile %s: %zu KB shared, %d blocks per multiprocessor\n", t.name, shared_of(t) >> 10, blocks);
     }
+    for (auto kernel : {vocoder_attention_f32, vocoder_attention_tf32})
+        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, attention_shared(12)));
     Net net;
 
     // 1. Fast against plain: three streams in uneven chunks, one of them late, a tail in every launch.
@@ -457,7 +462,7 @@ int main() {
             CHECK(cudaGraphDestroy(graph));
         }
         overlap = prop.major >= 9;
-        printf("%3d %3d %9.1f %16.1f %13.1f %8.1f %9zu\n", B, F, us[1], us[0], us[1] / B / F, 4.95e-3 * B * F / us[1] * 1e3, nodes);
+        printf("%3d %3d %9.1f %16.1f %13.1f %8.1f %9zu\n", B, F, us[1], us[0], us[1] / B / F, 4.95e3 * B * F / fmin(us[0], us[1]), nodes);
     }
     // 4. Every product with every tile; * is what pick() takes.
     for (auto [B, F] : {std::pair{1, 1}, {8, 1}, {64, 1}, {64, 4}}) {
@@ -473,7 +478,7 @@ int main() {
             printf("%-14s %8.0f %7d %6.0f", name, rows, p.outputs, depth);
             for (int i = 0; i < TILE_COUNT; i++) {
                 double us = time_us(net.stream, 5, [&] { net.tile(p, i); });
-                printf(" %9.1f%c", us, pick(rows, p.outputs) == i ? '*' : ' ');
+                printf(" %9.1f%c", us, pick(rows, p.outputs, (p.channels + 31) / 32 * p.taps) == i ? '*' : ' ');
                 best = fmin(best, us);
             }
             printf(" %8.1f\n", 2e-6 * rows * depth * p.outputs / best);
@@ -497,9 +502,9 @@ int main() {
         };
         printf("\nB %d, F %d: embed %.1f us, norm %.1f, attention %.1f, depthwise %.1f, last %.1f", B, F,
                us(vocoder_embed_tf32, B * F, 256, 0, embed), us(vocoder_rms_norm_tf32, B * F, 256, 0, norm),
-               us(vocoder_attention_tf32, B * HEADS, 128, 4 * (WINDOW + WIDTH) * 4, attention),
+               us(vocoder_attention_tf32, B * HEADS, 128, attention_shared(F), attention),
                us(vocoder_depthwise_norm_tf32, B * F * 4 + net.parts(6, LATENT), 256, LATENT * 4, depthwise),
-               us(vocoder_last, (F * 1920 + 63) / 64 * B + net.parts(6, 96), 128, 0, last));
+               us(vocoder_last, (F * 1920 + 63) / 64 * B + net.parts(6, 96), 128, LAST_SHARED, last));
     }
     printf("\n\n%s\n", failures ? "FAILED" : "all good");
     return failures != 0;

@@ -3,7 +3,7 @@
 use super::args::{AttentionArgs, ConvArgs, DepthwiseArgs, EmbedArgs, LastArgs, NormArgs, Past};
 use super::layout::History;
 use super::tiles::{DEPTH, TILES, pick};
-use super::weights::{Block, CONVNEXT_EPS, ConvNext, Layer, Product, Snake, Weights};
+use super::weights::{Block, CONVNEXT_EPS, ConvNext, Layer, Product, Snake, TAPS, Weights};
 use super::workspace::{ROW_WORDS, Workspace};
 use super::{Limits, Precision};
 use crate::model::cuda::kernel::kernel_args;
@@ -18,6 +18,9 @@ const BROAD: u32 = 256;
 const MOVE_FLOATS: usize = 4096;
 /// Samples of a block of the last layer.
 const LAST_POSITIONS: usize = 64;
+
+/// Shared memory that a block can have on every GPU we serve.
+const MOST_SHARED: usize = 160 << 10;
 
 /// What a product does with its sums.
 #[derive(Clone, Copy)]
@@ -59,8 +62,15 @@ impl CudaVocoder {
     ) -> Result<CudaVocoder, LoadError> {
         gpu.bind()?;
         let config = checkpoint.family().vocoder().clone();
+        if attention_shared(&config, limits.chunk()) > MOST_SHARED {
+            let window = config.transformer.sliding_window;
+            let reason = format!(
+                "sliding_window = {window} of the vocoder is more than the GPU engine serves: set [device] kind = \"cpu\""
+            );
+            return Err(LoadError::Invalid { file: "config.json".into(), reason });
+        }
         let weights = Weights::load(gpu, checkpoint, precision, &limits)?;
-        let kernels = Kernels::new(gpu, precision, &config)?;
+        let kernels = Kernels::new(gpu, precision, &config, &limits, weights.last.snake.channels)?;
         Ok(CudaVocoder { gpu: gpu.clone(), config, limits, weights, kernels })
     }
 
@@ -87,7 +97,13 @@ impl CudaVocoder {
 }
 
 impl Kernels {
-    fn new(gpu: &Gpu, precision: Precision, config: &VocoderConfig) -> Result<Kernels, CudaError> {
+    fn new(
+        gpu: &Gpu,
+        precision: Precision,
+        config: &VocoderConfig,
+        limits: &Limits,
+        last_channels: usize,
+    ) -> Result<Kernels, CudaError> {
         let of = |names: [&'static str; 2]| gpu.kernel(names[usize::from(precision == Precision::F32)]);
         let conv = TILES.iter().map(|tile| {
             let kernel = of(tile.names)?;
@@ -95,22 +111,31 @@ impl Kernels {
             Ok(kernel)
         });
         let attention = of(["vocoder_attention_tf32", "vocoder_attention_f32"])?;
-        attention.allow_shared(attention_shared(config))?;
+        attention.allow_shared(attention_shared(config, limits.chunk()))?;
+        let last = gpu.kernel("vocoder_last")?;
+        last.allow_shared(last_shared(last_channels))?;
         Ok(Kernels {
             conv: conv.collect::<Result<_, CudaError>>()?,
             embed: of(["vocoder_embed_tf32", "vocoder_embed_f32"])?,
             norm: of(["vocoder_rms_norm_tf32", "vocoder_rms_norm_f32"])?,
             attention,
             depthwise: of(["vocoder_depthwise_norm_tf32", "vocoder_depthwise_norm_f32"])?,
-            last: gpu.kernel("vocoder_last")?,
+            last,
         })
     }
 }
 
-/// Scores of a window and a query for each warp.
-fn attention_shared(config: &VocoderConfig) -> usize {
+/// Keys and values of the window and of the new frames, each line a float4 longer; scores of a window and a query for
+/// each warp.
+fn attention_shared(config: &VocoderConfig, frames: usize) -> usize {
     let t = &config.transformer;
-    NARROW as usize / 32 * (t.sliding_window + t.head_dim) * size_of::<f32>()
+    let lines = 2 * (t.sliding_window - 1 + frames) * (t.head_dim + 4);
+    (lines + NARROW as usize / 32 * (t.sliding_window + t.head_dim)) * size_of::<f32>()
+}
+
+/// Inputs and weights of a block of the last layer.
+fn last_shared(channels: usize) -> usize {
+    (LAST_POSITIONS + TAPS - 1 + TAPS) * channels * size_of::<f32>()
 }
 
 /// One pass through the net. Addresses are those of activations; 0 is none.
@@ -301,7 +326,8 @@ impl Queue<'_> {
             ring: self.net.limits.ring(&self.net.config) as i32,
             scale: (t.head_dim as f32).powf(-0.5),
         };
-        let shape = Shape::new(self.rows * t.num_key_value_heads, NARROW).shared(attention_shared(&self.net.config));
+        let shape = Shape::new(self.rows * t.num_key_value_heads, NARROW)
+            .shared(attention_shared(&self.net.config, self.frames));
         // SAFETY: as for products; the layout has this layer's keys and values.
         unsafe { self.net.kernels.attention.launch(self.stream, shape.overlapping(), kernel_args![args]) }
     }
@@ -345,7 +371,7 @@ impl Queue<'_> {
         let blocks = positions.div_ceil(LAST_POSITIONS) * self.rows + self.moves(last.history, channels);
         // SAFETY: as for products.
         unsafe {
-            let shape = Shape::new(blocks, NARROW).overlapping();
+            let shape = Shape::new(blocks, NARROW).shared(last_shared(channels)).overlapping();
             self.net.kernels.last.launch(self.stream, shape, kernel_args![args])
         }
     }

@@ -12,7 +12,8 @@ pub(super) struct Tile {
     pub names: [&'static str; 2],
     pub rows: usize,
     pub columns: usize,
-    stages: usize,
+    /// Steps that it holds in shared memory.
+    held: usize,
     /// Blocks that a multiprocessor holds at once.
     resident: usize,
     /// Microseconds of a step of [`DEPTH`] channels: of the first block of a multiprocessor, and of each beside it.
@@ -24,7 +25,7 @@ pub(super) struct Tile {
 impl Tile {
     /// Shared memory of a block.
     pub fn shared(&self) -> usize {
-        self.stages * (self.rows + self.columns) * LINE + self.rows * ROW_BYTES
+        self.held * (self.rows + self.columns) * LINE + self.rows * ROW_BYTES
     }
 
     pub fn blocks(&self, rows: usize, columns: usize) -> usize {
@@ -33,12 +34,12 @@ impl Tile {
 }
 
 macro_rules! tile {
-    ($shape:literal, $size:expr, $stages:literal, $resident:literal, $step:expr, $rest:literal) => {
+    ($shape:literal, $size:expr, $held:literal, $resident:literal, $step:expr, $rest:literal) => {
         Tile {
             names: [concat!("vocoder_conv_tf32_", $shape), concat!("vocoder_conv_f32_", $shape)],
             rows: $size.0,
             columns: $size.1,
-            stages: $stages,
+            held: $held,
             resident: $resident,
             step: $step,
             rest: $rest,
@@ -52,7 +53,7 @@ pub(super) const TILES: [Tile; 4] = [
     tile!("64x96", (64, 96), 3, 3, (0.61, 0.21), 3.0),
     tile!("64x48", (64, 48), 4, 3, (0.48, 0.07), 2.0),
     tile!("32x48", (32, 48), 6, 3, (0.26, 0.09), 1.2),
-    tile!("16x32", (16, 32), 8, 3, (0.19, 0.05), 0.8),
+    tile!("16x32", (16, 32), 12, 3, (0.19, 0.05), 0.8),
 ];
 
 /// The index of the tile that takes the least time for a product of so many rows, columns and steps: blocks come to a

@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor};
 type Loaded<T> = Result<T, LoadError>;
 
 /// Taps of every convolution of the upsampling that has more than one; not in the config of these models.
-const TAPS: usize = 7;
+pub(super) const TAPS: usize = 7;
 /// Taps of the convolution before the transformer.
 const PRE_TAPS: usize = 3;
 /// Dilations of the residual units of a block.
