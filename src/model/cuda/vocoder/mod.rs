@@ -53,10 +53,19 @@ impl Limits {
     /// For so many rows and the frames of the audio chunks in use.
     pub fn new(rows: usize, chunks: &[u32]) -> Limits {
         // More frames at once make launches longer than a first chunk should wait, and win nothing.
-        let mut chunks: Vec<usize> = chunks.iter().map(|n| (*n as usize).clamp(1, 16)).chain([1]).collect();
-        chunks.sort_unstable();
-        chunks.dedup();
-        Limits { rows, contexts: 16, batch: rows.clamp(1, 64), frames: 256, chunks }
+        let chunks = chunks.iter().map(|frames| (*frames as usize).min(16)).collect();
+        Limits { rows, contexts: 16, batch: rows.min(64), frames: 256, chunks }.sound()
+    }
+
+    /// The same, such that every launch has a graph and every graph fits its memory.
+    fn sound(mut self) -> Limits {
+        self.chunks.push(1);
+        self.chunks.retain(|frames| *frames > 0);
+        self.chunks.sort_unstable();
+        self.chunks.dedup();
+        self.batch = self.batch.max(1);
+        self.frames = self.frames.max(self.chunk());
+        self
     }
 
     /// Frames of a row in one launch at most.

@@ -61,6 +61,7 @@ impl CudaVocoder {
         limits: Limits,
     ) -> Result<CudaVocoder, LoadError> {
         gpu.bind()?;
+        let limits = limits.sound();
         let config = checkpoint.family().vocoder().clone();
         if attention_shared(&config, limits.chunk()) > MOST_SHARED {
             let window = config.transformer.sliding_window;
