@@ -5,6 +5,8 @@
 //   linear_large_*  bf16, any number of rows, in tiles of 64
 
 #include "linear.cuh"
+#include "mma.cuh"
+#include "norm.cuh"
 
 // ---- plain -------------------------------------------------------------------------------------------------------------
 
@@ -50,36 +52,10 @@ __device__ __forceinline__ uint2 normed4(const float4& v, float scale, const uin
 
 // ---- tensor cores ------------------------------------------------------------------------------------------------------
 
-// A 16 x 16 tile of weights times 16 x 8 of rows. Threads hold the eight neighbouring inputs 8t..8t+7 of a step of 32,
-// which is one 16-byte load, and not those that the instruction's layout names: a sum may take its terms in any order as
-// long as both sides agree.
-__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_step(float (&c)[4], const uint4& low, const uint4& high, const uint4& x) {
-    mma(c, low.x, high.x, low.y, high.y, x.x, x.y);
-    mma(c, low.z, high.z, low.w, high.w, x.z, x.w);
-}
-
-// Weights are read once: they need not push anything out of the first-level cache.
-__device__ __forceinline__ uint4 load_weights(const bf16* p) {
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
 __device__ __forceinline__ void prefetch(const bf16* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-constexpr int STEP = 32;    // inputs of a step
 constexpr int AHEAD = 4;    // steps whose weights are on their way at once
 constexpr int NEAR = 12;    // further steps that are fetched into the second-level cache
-constexpr int TILE = 16;    // outputs of a tile
 constexpr int MAX_NORMED = 2048; // inputs that linear_small norms by itself
 
 // 16 outputs per block; each of the eight warps takes one part of the inputs, so that all of a layer is on its way at
@@ -336,35 +312,12 @@ __device__ __forceinline__ void linear_large(const LinearArgs& a) {
 
 // ---- norm --------------------------------------------------------------------------------------------------------------
 
-// Eight rows per block: f32 rows to normed rows of T, or of f32 that went through T.
+// Grid: rows / 8 rounded up.
 template <typename T, typename OUT>
 __device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, int rows, int width, float eps) {
-    __shared__ float squares[PARTS][8], scales[8];
     let_next_start();
     wait_for_previous();
-    const int row0 = blockIdx.x * 8, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    x += static_cast<size_t>(row0) * width;
-    y += static_cast<size_t>(row0) * width;
-    if (width % (32 * PARTS) == 0) {
-        const float scale = row_scales(x, width, eps, row0 + lane / 4 < rows, squares);
-        if (warp == 0 && lane % 4 == 0) scales[lane / 4] = scale;
-    } else if (row0 + warp < rows) {
-        const float scale = row_scale(x + static_cast<size_t>(warp) * width, width, eps, lane);
-        if (lane == 0) scales[warp] = scale;
-    }
-    __syncthreads();
-    const int count = min(8, rows - row0) * width;
-#pragma unroll 4
-    for (int i = threadIdx.x * 4; i < count; i += 256 * 4) {
-        const float4 v = *reinterpret_cast<const float4*>(x + i);
-        const float each[4] = {v.x, v.y, v.z, v.w};
-        const int at = i % width;
-        const float scale = scales[i / width];
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            y[i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[at + j])))));
-        }
-    }
+    norm_rows(x, gain, y, rows, width, eps);
 }
 
 #define PLAIN(NAME, T, MODE)                                                                                    \

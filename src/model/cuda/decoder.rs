@@ -5,6 +5,7 @@ use super::device::Gpu;
 use super::error::CudaError;
 use super::kernel::{Kernel, Shape, kernel_args};
 use super::linear::{Input, Linear, Mode, Norm, Products};
+use super::moe::{Experts, Moe};
 use super::stream::Stream;
 use super::weights::{Uploader, Weight, element_size};
 use crate::config::Precision;
@@ -32,8 +33,13 @@ struct Layer {
     k_norm: Weight,
     output: Linear,
     ffn_norm: Weight,
-    gate_up: Linear,
-    down: Linear,
+    ffn: Ffn,
+}
+
+/// What a layer has: one block, or experts.
+enum Ffn {
+    Dense { gate_up: Linear, down: Linear },
+    Moe(Moe),
 }
 
 /// Keys and values of all rows of a stack.
@@ -124,8 +130,6 @@ impl Stack {
             for (name, rows, at) in [("q_proj", q, 0), ("k_proj", kv, q), ("v_proj", kv, q + kv)] {
                 up.put(&qkv, at * hidden, &attention.at(name), "weight", &[rows, hidden])?;
             }
-            let inner = config.intermediate_size;
-            let gate_up = up.gate_up([&mlp.at("gate_proj"), &mlp.at("up_proj")], "weight", inner, hidden)?;
             Ok(Layer {
                 attention_norm: up.tensor(&scope.at("input_layernorm"), "weight", &[hidden])?,
                 qkv: Linear::new(qkv, None, q + 2 * kv, hidden),
@@ -133,8 +137,7 @@ impl Stack {
                 k_norm: up.tensor(&attention.at("k_norm"), "weight", &[d])?,
                 output: Linear::load(up, &attention.at("o_proj"), q, hidden, false)?,
                 ffn_norm: up.tensor(&scope.at("post_attention_layernorm"), "weight", &[hidden])?,
-                gate_up: Linear::new(gate_up, None, 2 * inner, hidden),
-                down: Linear::load(up, &mlp.at("down_proj"), inner, hidden, false)?,
+                ffn: Ffn::load(up, config, i, &mlp)?,
             })
         };
         // As the CPU's: the exponent and the power in f32.
@@ -224,10 +227,35 @@ impl Stack {
             };
             engine.attention.run(stream, &args, rows.distinct)?;
             products.run(stream, Mode::Add, &layer.output, Input::Ready(mixed), x, rows.count)?;
-            products.run(stream, Mode::SiluMul, &layer.gate_up, normed(&layer.ffn_norm), inner, rows.count)?;
-            products.run(stream, Mode::Add, &layer.down, Input::Ready(inner), x, rows.count)?;
+            match (&layer.ffn, &engine.experts) {
+                (Ffn::Dense { gate_up, down }, _) => {
+                    products.run(stream, Mode::SiluMul, gate_up, normed(&layer.ffn_norm), inner, rows.count)?;
+                    products.run(stream, Mode::Add, down, Input::Ready(inner), x, rows.count)?;
+                }
+                (Ffn::Moe(moe), Some(experts)) => {
+                    let norm = Norm { gain: layer.ffn_norm.address(), eps };
+                    experts.run(stream, products, moe, norm, x, rows.positions, rows.count)?;
+                }
+                (Ffn::Moe(_), None) => {
+                    return Err(CudaError::NoKernel("moe: the engine was made without experts".into()));
+                }
+            }
         }
         Ok(())
+    }
+}
+
+impl Ffn {
+    fn load(up: &Uploader, config: &DecoderConfig, layer: usize, scope: &Scope<'_>) -> Result<Ffn, LoadError> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        if let Some(moe) = config.moe.as_ref().filter(|_| config.is_sparse(layer)) {
+            return Ok(Ffn::Moe(Moe::load(up, moe, hidden, scope)?));
+        }
+        let gate_up = up.gate_up([&scope.at("gate_proj"), &scope.at("up_proj")], "weight", inner, hidden)?;
+        Ok(Ffn::Dense {
+            gate_up: Linear::new(gate_up, None, 2 * inner, hidden),
+            down: Linear::load(up, &scope.at("down_proj"), inner, hidden, false)?,
+        })
     }
 }
 
@@ -272,6 +300,8 @@ impl Cache {
 pub struct Engine {
     /// Products.
     pub products: Products,
+    /// Experts, where a stack has them.
+    pub experts: Option<Experts>,
     attention: Attention,
     scratch: Scratch,
 }
@@ -296,6 +326,7 @@ impl Engine {
         let hidden = most(|c| c.hidden_size).max(width);
         Ok(Engine {
             products: Products::new(gpu, precision, rows, hidden)?,
+            experts: Experts::new(gpu, precision, rows, stacks)?,
             attention: Attention::new(gpu, precision)?,
             scratch: Scratch {
                 qkv: gpu.zeros("scratch", rows * qkv * size)?,

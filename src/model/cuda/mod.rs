@@ -10,6 +10,7 @@ mod error;
 pub mod images;
 mod kernel;
 pub mod linear;
+pub mod moe;
 pub mod pages;
 mod probe;
 mod stream;

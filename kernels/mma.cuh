@@ -1,0 +1,31 @@
+// Tiles of weights times a few rows on the tensor cores.
+#pragma once
+
+#include "common.cuh"
+
+constexpr int STEP = 32; // inputs of a step
+constexpr int TILE = 16; // outputs of a tile
+
+// A 16 x 16 tile of weights times 16 x 8 of rows. Threads hold the eight neighbouring inputs 8t..8t+7 of a step of 32,
+// which is one 16-byte load, and not those that the instruction's layout names: a sum may take its terms in any order as
+// long as both sides agree.
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_step(float (&c)[4], const uint4& low, const uint4& high, const uint4& x) {
+    mma(c, low.x, high.x, low.y, high.y, x.x, x.y);
+    mma(c, low.z, high.z, low.w, high.w, x.z, x.w);
+}
+
+// Weights are read once: they need not push anything out of the first-level cache.
+__device__ __forceinline__ uint4 load_weights(const bf16* p) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}

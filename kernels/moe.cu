@@ -1,0 +1,435 @@
+// Mixture of experts in place of a feed-forward layer. The router's logits come from linear.cu.
+//
+//   moe_route_*        norms the rows and picks their experts
+//   moe_*_plain_*      any type and size: what the others are tested against, and the f32 engine
+//   moe_*_few          bf16, few rows: every pair reads its expert's weights, at the speed of the memory
+//   moe_sort, moe_*_many, moe_gather
+//                      bf16, more rows: pairs are grouped by expert, whose weights are read once per GROUP pairs
+//
+// A pair's numbers are summed in one order that depends on the sizes alone, and a row adds up its experts in the order of
+// their numbers: the same bits whatever the batch, and whichever of the fast kernels ran.
+
+#include "mma.cuh"
+#include "moe.cuh"
+#include "norm.cuh"
+
+// ---- router ------------------------------------------------------------------------------------------------------------
+
+// Softmax over all experts, the best `top_k` of them (of equals the first), weights that sum to 1 if asked for. Eight rows
+// per block, a warp each.
+template <typename T>
+__device__ __forceinline__ void route(const RouteArgs& a) {
+    __shared__ float shares[8][MAX_EXPERTS];
+    let_next_start();
+    wait_for_previous();
+    norm_rows(a.x, static_cast<const T*>(a.gain), static_cast<T*>(a.normed), a.rows, a.hidden, a.eps);
+    __syncthreads();
+
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, row = blockIdx.x * 8 + warp;
+    if (row >= a.rows) return;
+    int* chosen = a.chosen + static_cast<size_t>(row) * a.choices;
+    float* weights = a.weights + static_cast<size_t>(row) * a.choices;
+    if (a.positions[row] < 0) {
+        if (lane < a.choices) {
+            chosen[lane] = -1;
+            weights[lane] = 0.f;
+        }
+        return;
+    }
+    const float* logits = a.logits + static_cast<size_t>(row) * a.experts;
+    float* own = shares[warp];
+    float most = -INFINITY, total = 0.f;
+    for (int e = lane; e < a.experts; e += WARP) most = fmaxf(most, logits[e]);
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    for (int e = lane; e < a.experts; e += WARP) {
+        own[e] = expf(logits[e] - most);
+        total += own[e];
+    }
+    total = warp_sum(total);
+    for (int e = lane; e < a.experts; e += WARP) own[e] /= total;
+
+    // Each turn finds the best of those that come behind the last one found. Lane `j` keeps the j-th.
+    float last = INFINITY, share = 0.f, sum = 0.f;
+    int last_at = -1, expert = 0;
+    for (int j = 0; j < a.top_k; ++j) {
+        float best = -1.f;
+        int at = a.experts;
+        for (int e = lane; e < a.experts; e += WARP) {
+            const float p = own[e];
+            if ((p < last || (p == last && e > last_at)) && p > best) {
+                best = p;
+                at = e;
+            }
+        }
+#pragma unroll
+        for (int mask = WARP / 2; mask > 0; mask /= 2) {
+            const float other = __shfl_xor_sync(~0u, best, mask);
+            const int other_at = __shfl_xor_sync(~0u, at, mask);
+            if (other > best || (other == best && other_at < at)) {
+                best = other;
+                at = other_at;
+            }
+        }
+        // Shares that are not numbers: the row is lost, which is found where its token is picked.
+        if (at >= a.experts) {
+            best = NAN;
+            at = j;
+        }
+        last = best;
+        last_at = at;
+        sum = __fadd_rn(sum, best);
+        if (lane == j) {
+            share = best;
+            expert = at;
+        }
+    }
+    int rank = 0;
+    for (int j = 0; j < a.top_k; ++j) {
+        const int other = __shfl_sync(~0u, expert, j);
+        rank += other < expert || (other == expert && j < lane);
+    }
+    if (lane < a.top_k) {
+        chosen[rank] = expert;
+        weights[rank] = a.normalize ? share / sum : share;
+    }
+    if (a.gate != nullptr) {
+        const T* normed = static_cast<const T*>(a.normed) + static_cast<size_t>(row) * a.hidden;
+        const T* gate = static_cast<const T*>(a.gate);
+        float dot = 0.f;
+        for (int i = lane; i < a.hidden; i += WARP) dot = __fmaf_rn(to_float(gate[i]), to_float(normed[i]), dot);
+        dot = warp_sum(dot);
+        if (lane == 0) {
+            chosen[a.top_k] = a.experts;
+            weights[a.top_k] = 1.f / (1.f + expf(-dot));
+        }
+    }
+}
+
+// ---- weights of a pair -------------------------------------------------------------------------------------------------
+
+template <typename T>
+__device__ __forceinline__ int inner_of(const MoeArgs& a, int expert) { return expert == a.experts ? a.shared_inner : a.inner; }
+
+template <typename T>
+__device__ __forceinline__ const T* gate_up_of(const MoeArgs& a, int expert) {
+    if (expert == a.experts) return static_cast<const T*>(a.shared_gate_up);
+    return static_cast<const T*>(a.gate_up) + static_cast<size_t>(expert) * 2 * a.inner * a.hidden;
+}
+
+template <typename T>
+__device__ __forceinline__ const T* down_of(const MoeArgs& a, int expert) {
+    if (expert == a.experts) return static_cast<const T*>(a.shared_down);
+    return static_cast<const T*>(a.down) + static_cast<size_t>(expert) * a.hidden * a.inner;
+}
+
+// ---- plain -------------------------------------------------------------------------------------------------------------
+
+// One warp per result. Grid: (width / 8, pairs). 8 gates, then their 8 ups.
+template <typename T>
+__device__ __forceinline__ void gate_up_plain(const MoeArgs& a) {
+    let_next_start();
+    wait_for_previous();
+    const int lane = threadIdx.x % WARP, pair = blockIdx.y, result = blockIdx.x * 8 + threadIdx.x / WARP;
+    const int expert = a.chosen[pair];
+    if (expert < 0 || result >= inner_of<T>(a, expert)) return;
+    const T* gate = gate_up_of<T>(a, expert) + static_cast<size_t>((result / 8) * 16 + result % 8) * a.hidden;
+    const T* up = gate + static_cast<size_t>(8) * a.hidden;
+    const T* x = static_cast<const T*>(a.normed) + static_cast<size_t>(pair / a.choices) * a.hidden;
+    float sums[2] = {};
+    for (int i = lane; i < a.hidden; i += WARP) {
+        sums[0] = __fmaf_rn(to_float(gate[i]), to_float(x[i]), sums[0]);
+        sums[1] = __fmaf_rn(to_float(up[i]), to_float(x[i]), sums[1]);
+    }
+    const float g = warp_sum(sums[0]), u = warp_sum(sums[1]);
+    if (lane == 0) static_cast<T*>(a.between)[static_cast<size_t>(pair) * a.width + result] = from_float<T>(silu(g) * u);
+}
+
+// One warp per output. Grid: (hidden / 8 rounded up, rows).
+template <typename T>
+__device__ __forceinline__ void down_plain(const MoeArgs& a) {
+    let_next_start();
+    wait_for_previous();
+    const int lane = threadIdx.x % WARP, row = blockIdx.y, output = blockIdx.x * 8 + threadIdx.x / WARP;
+    if (output >= a.hidden || a.chosen[row * a.choices] < 0) return;
+    float total = 0.f;
+    for (int j = 0; j < a.choices; ++j) {
+        const int pair = row * a.choices + j, expert = a.chosen[pair], inner = inner_of<T>(a, expert);
+        const T* w = down_of<T>(a, expert) + static_cast<size_t>(output) * inner;
+        const T* y = static_cast<const T*>(a.between) + static_cast<size_t>(pair) * a.width;
+        float sum = 0.f;
+        for (int i = lane; i < inner; i += WARP) sum = __fmaf_rn(to_float(w[i]), to_float(y[i]), sum);
+        const float said = __fmul_rn(warp_sum(sum), a.weights[pair]);
+        total = j == 0 ? said : __fadd_rn(total, said);
+    }
+    if (lane == 0) a.x[static_cast<size_t>(row) * a.hidden + output] += total;
+}
+
+// ---- tensor cores ------------------------------------------------------------------------------------------------------
+
+// Eight results of an expert, gate and up, for up to NT * 8 of its pairs per block; each of the eight warps takes one part
+// of the inputs. Grid: (width / 8, pairs or groups).
+template <int NT, bool MANY>
+__device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
+    constexpr int AHEAD = MANY ? 4 : 8;
+    __shared__ float sums[PARTS][NT * 8][TILE + 1];
+    let_next_start();
+    wait_for_previous();
+    int expert, count = 1;
+    const int* pairs = nullptr;
+    if (MANY) {
+        const Group group = a.groups[blockIdx.y];
+        expert = group.expert;
+        count = group.count;
+        pairs = a.order + group.first;
+        if (count == 0) return;
+    } else {
+        expert = a.chosen[blockIdx.y];
+        if (expert < 0) return;
+    }
+    if (blockIdx.x * 8 >= inner_of<bf16>(a, expert)) return;
+
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int part = a.hidden / PARTS, steps = part / STEP, first = warp * part + t * 8;
+    const bf16* low = gate_up_of<bf16>(a, expert) + static_cast<size_t>(blockIdx.x * TILE + g) * a.hidden + first;
+    const bf16* high = low + static_cast<size_t>(8) * a.hidden;
+    uint4 w[AHEAD][2];
+    const auto fetch = [&](int step) {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (step + u < steps) {
+                w[u][0] = load_weights(low + (step + u) * STEP);
+                w[u][1] = load_weights(high + (step + u) * STEP);
+            }
+        }
+    };
+    fetch(0);
+    const bf16* from[NT];
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        const int of = n * 8 + g;
+        const int pair = MANY ? pairs[min(of, count - 1)] : static_cast<int>(blockIdx.y);
+        from[n] = static_cast<const bf16*>(a.normed) + static_cast<size_t>(pair / a.choices) * a.hidden + first;
+    }
+
+    float acc[NT][4] = {};
+    for (int step = 0; step < steps; step += AHEAD) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            if (n * 8 >= count) break;
+            const bool there = n * 8 + g < count;
+            uint4 x[AHEAD];
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                x[u] = make_uint4(0, 0, 0, 0);
+                if (there && step + u < steps) x[u] = *reinterpret_cast<const uint4*>(from[n] + (step + u) * STEP);
+            }
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x[u]);
+            }
+        }
+        if (step + AHEAD < steps) fetch(step + AHEAD);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        sums[warp][n * 8 + 2 * t][g] = acc[n][0];
+        sums[warp][n * 8 + 2 * t + 1][g] = acc[n][1];
+        sums[warp][n * 8 + 2 * t][g + 8] = acc[n][2];
+        sums[warp][n * 8 + 2 * t + 1][g + 8] = acc[n][3];
+    }
+    __syncthreads();
+    const auto total = [&](int of, int output) {
+        float sum = sums[0][of][output];
+#pragma unroll
+        for (int p = 1; p < PARTS; ++p) sum = __fadd_rn(sum, sums[p][of][output]);
+        return sum;
+    };
+    const int of = threadIdx.x / 8, at = threadIdx.x % 8;
+    if (of >= count) return;
+    const size_t pair = MANY ? pairs[of] : static_cast<int>(blockIdx.y);
+    static_cast<bf16*>(a.between)[pair * a.width + blockIdx.x * 8 + at] = __float2bfloat16_rn(silu(total(of, at)) * total(of, at + 8));
+}
+
+// 16 outputs of one expert for up to NT * 8 pairs by one warp, all inputs in one chain of sums. `from[n]`: where the pair
+// of this lane begins in `between`, plus its 8t; null where there is none.
+template <int NT, int AHEAD>
+__device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int output0, const bf16* const (&from)[NT], int count,
+                                          float (&acc)[NT][4]) {
+    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int inner = inner_of<bf16>(a, expert), steps = inner / STEP;
+    const bf16* low = down_of<bf16>(a, expert) + static_cast<size_t>(output0 + g) * inner + t * 8;
+    const bf16* high = low + static_cast<size_t>(8) * inner;
+    uint4 w[AHEAD][2];
+    for (int step = 0; step < steps; step += AHEAD) {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (step + u < steps) {
+                w[u][0] = load_weights(low + (step + u) * STEP);
+                w[u][1] = load_weights(high + (step + u) * STEP);
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+            if (n * 8 >= count) break;
+#pragma unroll
+            for (int u = 0; u < AHEAD; ++u) {
+                uint4 x = make_uint4(0, 0, 0, 0);
+                if (from[n] != nullptr && step + u < steps) x = *reinterpret_cast<const uint4*>(from[n] + (step + u) * STEP);
+                if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x);
+            }
+        }
+    }
+}
+
+// 16 outputs of one row per block, a warp per choice. Grid: (hidden / 16, rows), up to eight warps.
+__device__ __forceinline__ void down_few(const MoeArgs& a) {
+    __shared__ float said[8][TILE];
+    let_next_start();
+    wait_for_previous();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int row = blockIdx.y, pair = row * a.choices + warp, expert = a.chosen[pair];
+    // A row visits all of its experts or none.
+    if (expert < 0) return;
+    const bf16* from[1] = {g == 0 ? static_cast<const bf16*>(a.between) + static_cast<size_t>(pair) * a.width + t * 8 : nullptr};
+    float acc[1][4] = {};
+    down_tile<1, 8>(a, expert, blockIdx.x * TILE, from, 1, acc);
+    if (t == 0) {
+        said[warp][g] = acc[0][0];
+        said[warp][g + 8] = acc[0][2];
+    }
+    __syncthreads();
+    if (threadIdx.x >= TILE) return;
+    float total = 0.f;
+    for (int j = 0; j < a.choices; ++j) {
+        const float own = __fmul_rn(said[j][threadIdx.x], a.weights[row * a.choices + j]);
+        total = j == 0 ? own : __fadd_rn(total, own);
+    }
+    a.x[static_cast<size_t>(row) * a.hidden + blockIdx.x * TILE + threadIdx.x] += total;
+}
+
+// 128 outputs of an expert for a group of its pairs, 16 per warp. Grid: (hidden / 128 rounded up, groups).
+__device__ __forceinline__ void down_many(const MoeArgs& a) {
+    constexpr int NT = GROUP / 8;
+    let_next_start();
+    wait_for_previous();
+    const Group group = a.groups[blockIdx.y];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int output0 = (blockIdx.x * 8 + warp) * TILE;
+    if (group.count == 0 || output0 >= a.hidden) return;
+    const int* pairs = a.order + group.first;
+    const bf16* from[NT];
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+        const int of = n * 8 + g;
+        from[n] = of < group.count ? static_cast<const bf16*>(a.between) + static_cast<size_t>(pairs[of]) * a.width + t * 8 : nullptr;
+    }
+    float acc[NT][4] = {};
+    down_tile<NT, 4>(a, group.expert, output0, from, group.count, acc);
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int of = n * 8 + 2 * t + i;
+            if (of >= group.count) continue;
+            float* to = a.said + static_cast<size_t>(pairs[of]) * a.hidden + output0 + g;
+            to[0] = acc[n][i];
+            to[8] = acc[n][i + 2];
+        }
+    }
+}
+
+// Adds up what a row's experts said. Grid: rows.
+__device__ __forceinline__ void gather_said(const MoeArgs& a) {
+    let_next_start();
+    wait_for_previous();
+    const int row = blockIdx.x;
+    const size_t pair0 = static_cast<size_t>(row) * a.choices;
+    if (a.chosen[pair0] < 0) return;
+    for (int i = threadIdx.x * 4; i < a.hidden; i += blockDim.x * 4) {
+        float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
+        for (int j = 0; j < a.choices; ++j) {
+            const float4 v = *reinterpret_cast<const float4*>(a.said + (pair0 + j) * a.hidden + i);
+            const float w = a.weights[pair0 + j];
+            const float4 own = make_float4(__fmul_rn(v.x, w), __fmul_rn(v.y, w), __fmul_rn(v.z, w), __fmul_rn(v.w, w));
+            total.x = j == 0 ? own.x : __fadd_rn(total.x, own.x);
+            total.y = j == 0 ? own.y : __fadd_rn(total.y, own.y);
+            total.z = j == 0 ? own.z : __fadd_rn(total.z, own.z);
+            total.w = j == 0 ? own.w : __fadd_rn(total.w, own.w);
+        }
+        float4* x = reinterpret_cast<float4*>(a.x + static_cast<size_t>(row) * a.hidden + i);
+        const float4 before = *x;
+        *x = make_float4(before.x + total.x, before.y + total.y, before.z + total.z, before.w + total.w);
+    }
+}
+
+// ---- grouping ----------------------------------------------------------------------------------------------------------
+
+// Pairs by expert, and the experts' pairs in groups of GROUP: a counting sort by one block of 32 warps, each of which
+// looks for some of the experts among all pairs.
+__device__ __forceinline__ void sort_pairs(const MoeArgs& a) {
+    __shared__ int counts[MAX_EXPERTS + WARP], starts[MAX_EXPERTS + WARP], firsts[MAX_EXPERTS + WARP];
+    __shared__ int all;
+    let_next_start();
+    wait_for_previous();
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    const int experts = a.experts + 1, pairs = a.rows * a.choices;
+    for (int e = warp; e < experts; e += warps) {
+        int count = 0;
+#pragma unroll 4
+        for (int i = lane; i < pairs; i += WARP) count += a.chosen[i] == e;
+        count = __reduce_add_sync(~0u, count);
+        if (lane == 0) counts[e] = count;
+    }
+    __syncthreads();
+    if (warp == 0) {
+        int pairs_before = 0, groups_before = 0;
+        for (int e0 = 0; e0 < experts; e0 += WARP) {
+            const int count = e0 + lane < experts ? counts[e0 + lane] : 0, groups = (count + GROUP - 1) / GROUP;
+            int upto = count, groups_upto = groups;
+#pragma unroll
+            for (int up = 1; up < WARP; up *= 2) {
+                const int other = __shfl_up_sync(~0u, upto, up), other_groups = __shfl_up_sync(~0u, groups_upto, up);
+                if (lane >= up) {
+                    upto += other;
+                    groups_upto += other_groups;
+                }
+            }
+            starts[e0 + lane] = pairs_before + upto - count;
+            firsts[e0 + lane] = groups_before + groups_upto - groups;
+            pairs_before += __shfl_sync(~0u, upto, WARP - 1);
+            groups_before += __shfl_sync(~0u, groups_upto, WARP - 1);
+        }
+        if (lane == 0) all = groups_before;
+    }
+    __syncthreads();
+    for (int i = all + threadIdx.x; i < a.max_groups; i += blockDim.x) a.groups[i] = {0, 0, 0, 0};
+    for (int e = warp; e < experts; e += warps) {
+        const int count = counts[e], start = starts[e];
+        for (int i = lane; i * GROUP < count; i += WARP) {
+            a.groups[firsts[e] + i] = {e, start + i * GROUP, min(GROUP, count - i * GROUP), 0};
+        }
+        if (count == 0) continue;
+        int at = start;
+        for (int i0 = 0; i0 < pairs; i0 += WARP) {
+            const int i = i0 + lane;
+            const bool own = i < pairs && a.chosen[i] == e;
+            const unsigned which = __ballot_sync(~0u, own);
+            if (own) a.order[at + __popc(which & ((1u << lane) - 1))] = i;
+            at += __popc(which);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) moe_route_f32(const __grid_constant__ RouteArgs a) { route<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_route_bf16(const __grid_constant__ RouteArgs a) { route<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_gate_up_plain_f32(const __grid_constant__ MoeArgs a) { gate_up_plain<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_gate_up_plain_bf16(const __grid_constant__ MoeArgs a) { gate_up_plain<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_down_plain_f32(const __grid_constant__ MoeArgs a) { down_plain<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_down_plain_bf16(const __grid_constant__ MoeArgs a) { down_plain<bf16>(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) moe_gate_up_few(const __grid_constant__ MoeArgs a) { gate_up_fast<1, false>(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) moe_down_few(const __grid_constant__ MoeArgs a) { down_few(a); }
+extern "C" __global__ void __launch_bounds__(1024) moe_sort(const __grid_constant__ MoeArgs a) { sort_pairs(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) moe_gate_up_many(const __grid_constant__ MoeArgs a) { gate_up_fast<GROUP / 8, true>(a); }
+extern "C" __global__ void __launch_bounds__(256, 2) moe_down_many(const __grid_constant__ MoeArgs a) { down_many(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_gather(const __grid_constant__ MoeArgs a) { gather_said(a); }
