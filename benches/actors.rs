@@ -64,7 +64,7 @@ async fn overhead(run_ahead: u32, rows: u32) -> f64 {
     let rig = rig(StageName::Talker, Script { steps, stop: STEPS }, config, &[]).await;
     let start = Instant::now();
     for request in 0..rows {
-        let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free };
+        let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
         let (request, spec) = (RequestId(request.into()), RowSpec::Vocoder(VocoderRow::default()));
         rig.admit(Admission { request, params, spec, wants: SPEECH });
     }
@@ -116,7 +116,7 @@ async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
         seed: 7,
     };
     let (prompt, prompt_input) = (row.prefill_positions(), row.prefill_rows());
-    let params = RowParams { prompt, prompt_input, prompt_emits: 0, pace: Pace::OnePerStep };
+    let params = RowParams { prompt, prompt_input, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
     let request = RequestId(1);
     rig.admit(Admission { request, params, spec: RowSpec::Talker(row), wants: SPEECH });
     let rows = 30;

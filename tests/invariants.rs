@@ -22,7 +22,7 @@ fn asleep(point: FaultPoint) -> FaultRule {
 }
 
 fn row(request: RequestId, pace: Pace, wants: Wants) -> Admission {
-    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace };
+    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO };
     Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants }
 }
 

@@ -18,7 +18,7 @@ const ONE: RequestId = RequestId(1);
 const TWO: RequestId = RequestId(2);
 
 fn row(request: RequestId) -> Admission {
-    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free };
+    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
     let wants = Wants { tokens: false, speech: true };
     Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants }
 }

@@ -129,7 +129,7 @@ impl SchedulerState {
         arbiter.plan(self.stage.setup.name, |hold| {
             let returned = matches!(event, Event::StepDone(_));
             let effects = core.handle_held(event, now, hold);
-            (effects, Turn { returned, awaited: core.is_awaited(), held: core.is_held() })
+            (effects, Turn { returned, awaited: core.is_awaited(now), held: core.is_held() })
         })
     }
 

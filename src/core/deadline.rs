@@ -1,7 +1,8 @@
 //! Scheduling for ears: who needs the device most. A listener hears one unit after the other at a fixed pace; a stream that
 //! is ahead of its listener gains nothing by more speed, a listener who has heard nothing yet gains everything.
 //!
-//! Everybody has a time at which they are *due*: a new row when it came, any other when its listener will run dry. Whoever
+//! Everybody has a time at which they are *due*: a new row when it came, or when what its listener has of the same stream
+//! will have been heard; any other when its listener will run dry. Whoever
 //! is due first goes first. So a new row goes before every stream with lead, and a stream that has run dry does not go
 //! under in a rush of new ones.
 
@@ -24,7 +25,7 @@ pub struct Ears {
 /// What is known of one stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
-    /// When its row was admitted.
+    /// When its listener began, or will begin, to wait for the first unit.
     pub since: Duration,
     /// When its listener began to hear; `None` before the first unit is even in the making.
     pub heard: Option<Duration>,

@@ -16,12 +16,17 @@ use crate::core::joint::Joint;
 use crate::core::text::{self, Segmenter};
 use crate::ids::Frames;
 use crate::telemetry::RequestKind;
+use crate::telemetry::playback::Playback;
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Events that may wait between a sentence and its reader: hardly any, for the sentence keeps its own.
 const RELAY: usize = 2;
+
+/// How long before a piece is to be heard it is due: its prompt must be read and its first chunk be made.
+const AHEAD: Duration = Duration::from_millis(500);
 
 /// Accepts a speech request.
 pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<ResponseStream, SubmitError> {
@@ -114,6 +119,9 @@ pub(super) struct Relay {
     reason: FinishReason,
     started: bool,
     joint: Joint,
+    /// What the client has heard by now, on this clock.
+    playback: Playback,
+    born: Instant,
     /// Whether a piece has been passed on that another may follow.
     between: bool,
     /// Of the current piece, if the voice is to be kept.
@@ -137,7 +145,20 @@ impl From<RequestError> for Stop {
 impl Relay {
     fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>) -> Relay {
         let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Joint::default());
-        Relay { shared, options, send, usage, reason, started: false, joint, between: false, codes: None }
+        let (playback, born) = (Playback::default(), Instant::now());
+        Relay {
+            shared,
+            options,
+            send,
+            usage,
+            reason,
+            started: false,
+            joint,
+            playback,
+            born,
+            between: false,
+            codes: None,
+        }
     }
 
     async fn run(mut self, source: Source, _place: Place) {
@@ -174,6 +195,7 @@ impl Relay {
         let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
         self.codes = may_change.then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
+        plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
         self.shared.ledger.open_request(plan, RequestKind::Speech, None)
     }
 
@@ -220,10 +242,12 @@ impl Relay {
         }
     }
 
-    async fn audio(&self, samples: Vec<f32>, frames: Frames) -> Result<(), Stop> {
+    async fn audio(&mut self, samples: Vec<f32>, frames: Frames) -> Result<(), Stop> {
         if samples.is_empty() {
             return Ok(());
         }
+        let seconds = samples.len() as f64 / f64::from(self.shared.info.sample_rate);
+        self.playback.chunk(self.born.elapsed(), Duration::from_secs_f64(seconds));
         self.tell(Event::Audio(AudioChunk { samples: samples.into(), frames })).await
     }
 

@@ -53,6 +53,11 @@ impl Playback {
         self.first
     }
 
+    /// What is left to play at `now`.
+    pub fn left(&self, now: Duration) -> Duration {
+        self.dry_at.saturating_sub(now)
+    }
+
     /// Length of everything that came.
     pub fn length(&self) -> Duration {
         self.played

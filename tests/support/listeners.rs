@@ -400,10 +400,16 @@ impl Sim {
             late: false,
         };
         self.requests.insert(request, state);
-        let chunks = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(RAMP.to_vec()) };
+        let chunks = RowParams {
+            prompt: 0,
+            prompt_input: 0,
+            prompt_emits: 0,
+            pace: Pace::Chunks(RAMP.to_vec()),
+            lead: Duration::ZERO,
+        };
         self.tell(Which::Vocoder, Event::Admit(request, chunks));
         let prompt = self.world.prompt;
-        let talk = RowParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep };
+        let talk = RowParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
         self.tell(Which::Talker, Event::Admit(request, talk));
         self.tell(Which::Talker, Event::Input { request, units: 1, end: true });
         if let Arrivals::Poisson(rate) = self.world.arrivals
@@ -419,7 +425,7 @@ impl Sim {
         let hold = self.world.arbiter && self.arbiter.holds(which.stage());
         let core = &mut self.stages.get_mut(&which).unwrap().core;
         let effects = core.handle_held(event, self.now, hold);
-        let turn = Turn { returned, awaited: core.is_awaited(), held: core.is_held() };
+        let turn = Turn { returned, awaited: core.is_awaited(self.now), held: core.is_held() };
         for woken in self.arbiter.settle(which.stage(), turn) {
             assert_eq!(woken, StageName::Code2wav, "a talker waits for nobody here");
             self.send(0.0, Message::Poke(Which::Vocoder));

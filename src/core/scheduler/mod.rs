@@ -215,11 +215,12 @@ impl SchedulerCore {
     }
 
     /// Whether somebody who has heard nothing yet waits for a step that can run or runs. While that is so, steps return.
-    pub fn is_awaited(&self) -> bool {
+    pub fn is_awaited(&self, now: Duration) -> bool {
         let SchedulerConfig { run_ahead, window, prefill_chunk, .. } = self.config;
         let can_run = |row: &Row| row.next_advance(run_ahead, window, prefill_chunk).is_some();
         self.rows
             .values()
+            .filter(|row| row.since <= now)
             .any(|row| row.acked == 0 && (row.placeholders > 0 || row.first_emit.is_none() && can_run(row)))
     }
 

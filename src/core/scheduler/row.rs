@@ -16,6 +16,8 @@ pub struct RowParams {
     pub prompt_emits: u32,
     /// How decode steps depend on input.
     pub pace: Pace,
+    /// Sound that the listener has of what went before the row, from its admission on.
+    pub lead: Duration,
 }
 
 /// How decode steps depend on input.
@@ -40,7 +42,7 @@ pub(super) struct Row {
     pub slot: Option<Slot>,
     /// Order of admission, the tie-breaker of every choice.
     pub order: u64,
-    /// When it was admitted.
+    /// When its listener begins to wait: on its admission, or when what went before it has been heard.
     pub since: Duration,
     /// When its first unit was emitted: playback starts then.
     pub first_emit: Option<Duration>,
@@ -70,10 +72,10 @@ impl Row {
     pub fn new(request: RequestId, params: RowParams, order: u64, now: Duration) -> Row {
         Row {
             request,
-            params,
             slot: None,
             order,
-            since: now,
+            since: now + params.lead,
+            params,
             first_emit: None,
             input: 0,
             input_ended: false,
@@ -172,6 +174,7 @@ impl Row {
             Pace::Follow | Pace::Chunks(_) => self.decoded > 0,
         };
         let heard = self.first_emit.or_else(|| (made && self.placeholders > 0).then_some(now));
+        let heard = heard.map(|start| start.max(self.since));
         Stream { since: self.since, heard, units }
     }
 

@@ -71,7 +71,10 @@ impl World {
             }
         }
         assert!(self.launched.len() <= self.config.run_ahead as usize, "more steps in flight than run-ahead allows");
-        assert!(self.core.in_flight() > 0 || !self.core.is_awaited(), "others would wait for a step that is not there");
+        assert!(
+            self.core.in_flight() > 0 || !self.core.is_awaited(self.now),
+            "others would wait for a step that is not there"
+        );
         assert!(self.hold || !self.core.is_held());
     }
 
@@ -210,10 +213,31 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
 fn params(kind: u8, prompt: u32) -> (RowParams, bool) {
     let prompt = prompt + 1;
     match kind {
-        0 => (RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free }, false),
-        1 => (RowParams { prompt, prompt_input: prompt / 2 + 1, prompt_emits: 0, pace: Pace::OnePerStep }, true),
-        2 => (RowParams { prompt, prompt_input: 0, prompt_emits: prompt, pace: Pace::Follow }, true),
-        _ => (RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1, 2, 4]) }, true),
+        0 => (RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }, false),
+        1 => (
+            RowParams {
+                prompt,
+                prompt_input: prompt / 2 + 1,
+                prompt_emits: 0,
+                pace: Pace::OnePerStep,
+                lead: Duration::ZERO,
+            },
+            true,
+        ),
+        2 => (
+            RowParams { prompt, prompt_input: 0, prompt_emits: prompt, pace: Pace::Follow, lead: Duration::ZERO },
+            true,
+        ),
+        _ => (
+            RowParams {
+                prompt: 0,
+                prompt_input: 0,
+                prompt_emits: 0,
+                pace: Pace::Chunks(vec![1, 2, 4]),
+                lead: Duration::ZERO,
+            },
+            true,
+        ),
     }
 }
 
@@ -285,7 +309,7 @@ fn config() -> SchedulerConfig {
 }
 
 fn free(prompt: u32) -> RowParams {
-    RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free }
+    RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }
 }
 
 fn launches(effects: &[Effect]) -> Vec<Plan> {
@@ -379,7 +403,13 @@ fn a_reader_that_stops_pauses_its_own_row_only() {
 fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_end() {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 8, ..config() });
     let request = RequestId(7);
-    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1, 2, 4]) };
+    let params = RowParams {
+        prompt: 0,
+        prompt_input: 0,
+        prompt_emits: 0,
+        pace: Pace::Chunks(vec![1, 2, 4]),
+        lead: Duration::ZERO,
+    };
     core.handle(Event::Admit(request, params), Duration::ZERO);
     let sizes = |effects: &[Effect]| launches(effects).iter().map(|plan| plan.rows[0].advance).collect::<Vec<_>>();
     let input = |units, end| Event::Input { request, units, end };
@@ -392,7 +422,8 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
 /// A vocoder of chunks of one, with rows of which `frames` have been emitted, at `now`.
 fn vocoder(config: SchedulerConfig, rows: &[u32], now: Duration) -> SchedulerCore {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, ..config });
-    let chunks = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1]) };
+    let chunks =
+        RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1]), lead: Duration::ZERO };
     for (request, emitted) in (0..).map(RequestId).zip(rows) {
         core.handle(Event::Admit(request, chunks.clone()), now);
         if *emitted > 0 {
@@ -416,7 +447,7 @@ fn a_step_that_nobody_waits_for_is_held_and_goes_when_its_listener_gets_short_of
     let (start, later) = (Duration::from_secs(1), Duration::from_millis(1800));
     let mut core = vocoder(config(), &[10], start);
     assert_eq!(input(&mut core, 0, 1, start, true), Vec::<Vec<u64>>::new());
-    assert!(core.is_held() && !core.is_awaited());
+    assert!(core.is_held() && !core.is_awaited(start));
     assert_eq!(launches(&core.handle_held(Event::Poke, later, true)).len(), 1, "800 ms of sound are nearly over");
     assert!(!core.is_held());
 }
@@ -426,7 +457,7 @@ fn nobody_who_has_heard_nothing_is_held() {
     let start = Duration::from_secs(1);
     let mut core = vocoder(config(), &[0], start);
     assert_eq!(input(&mut core, 0, 1, start, true), [[0]]);
-    assert!(core.is_awaited());
+    assert!(core.is_awaited(start));
 }
 
 #[test]
@@ -461,7 +492,13 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
     let mut core = SchedulerCore::new(config);
     for (request, size) in (0..6).map(RequestId).zip([2, 1, 2, 1, 1, 1]) {
         let pace = Pace::Chunks(vec![size]);
-        core.handle(Event::Admit(request, RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace }), start);
+        core.handle(
+            Event::Admit(
+                request,
+                RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO },
+            ),
+            start,
+        );
     }
     let mut steps = input(&mut core, 5, 1, start, false);
     for request in 0..5 {
@@ -474,4 +511,23 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
         steps.extend(plans.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect::<Vec<_>>()));
     }
     assert_eq!(steps, [vec![5], vec![0], vec![1, 3, 4], vec![2], vec![1, 3, 4]], "first come, alike together");
+}
+
+#[test]
+fn a_row_whose_listener_still_has_sound_is_due_when_that_is_over() {
+    let (start, config) = (Duration::from_secs(1), SchedulerConfig { run_ahead: 1, max_batch: 1, ..config() });
+    let mut core = SchedulerCore::new(config);
+    let later = RowParams { lead: Duration::from_secs(3), ..free(1) };
+    core.handle(Event::Admit(RequestId(0), free(1)), start);
+    core.handle(Event::Admit(RequestId(1), later), start);
+    core.handle(Event::Admit(RequestId(2), free(1)), start);
+    let mut next = |step, request, at| {
+        let rows = vec![RowDone { request: RequestId(request), emitted: 20, finished: false }];
+        let plans = launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), rows }), at));
+        plans[0].rows[0].request.0
+    };
+    assert_eq!(next(0, 0, start), 2, "who has heard nothing goes first");
+    assert_eq!(next(1, 2, start), 0, "then those with the least lead, 1.6 s of it");
+    assert_eq!(next(2, 0, start), 2, "who is further ahead now");
+    assert_eq!(next(3, 2, start), 1, "3 s of lead");
 }

@@ -21,6 +21,7 @@ use crate::model::tokenizer::Tokenizer;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// Turns requests into plans.
 pub(super) struct Planner {
@@ -71,6 +72,15 @@ pub(super) struct RowPlan {
     params: RowParams,
     spec: RowSpec,
     wants: Wants,
+}
+
+impl RequestPlan {
+    /// Says how much sound the listener still has of what went before.
+    pub fn follows(&mut self, lead: Duration) {
+        for (_, row) in &mut self.rows {
+            row.params.lead = lead;
+        }
+    }
 }
 
 impl RowPlan {
@@ -215,8 +225,13 @@ impl Common {
             seed: options.seed,
         };
         let wants = Wants { tokens: false, speech: true };
-        let params =
-            RowParams { prompt: positions, prompt_input: row.prefill_rows(), prompt_emits: 0, pace: Pace::OnePerStep };
+        let params = RowParams {
+            prompt: positions,
+            prompt_input: row.prefill_rows(),
+            prompt_emits: 0,
+            pace: Pace::OnePerStep,
+            lead: Duration::ZERO,
+        };
         let talker = RowPlan { params, spec: RowSpec::Talker(row), wants };
         let mut ramp = self.chunk_ramp.clone();
         if let Some(first) = options.initial_chunk {
@@ -228,6 +243,7 @@ impl Common {
             prompt_input: 0,
             prompt_emits: 0,
             pace: Pace::Chunks(ramp),
+            lead: Duration::ZERO,
         };
         let vocoder = RowPlan { params, spec: RowSpec::Vocoder(vocoder), wants };
         Ok([(StageName::Talker, talker), (StageName::Code2wav, vocoder)])

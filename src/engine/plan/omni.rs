@@ -15,6 +15,7 @@ use crate::model::stage::{RowSpec, ThinkerMode, ThinkerRow};
 use crate::model::talker::TalkerPrompt;
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::Duration;
 
 const CLONING: &str = "voice cloning needs a Qwen3-TTS Base checkpoint; choose a voice of /v1/audio/voices";
 
@@ -135,6 +136,7 @@ impl OmniPlanner {
                 prompt_input: 0,
                 prompt_emits: emits,
                 pace: if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow },
+                lead: Duration::ZERO,
             },
             spec: RowSpec::Thinker(ThinkerRow {
                 prompt: Arc::clone(&prompt.ids),
