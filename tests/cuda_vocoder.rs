@@ -1,4 +1,5 @@
-//! The vocoder on a GPU against the one on the CPU and the reference. Without a GPU the tests say so and pass.
+//! The vocoder on a GPU against the one on the CPU and the reference. Without a GPU the tests say so and pass. Paths are
+//! those of the repository, where tests run, so that the binary can be taken to another machine.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used)]
 
@@ -10,16 +11,12 @@ use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageF
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, ModelError};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 const OMNI: &str = "tests/fixtures/qwen3_omni";
 const TTS: &str = "tests/fixtures/qwen3_tts/custom_voice";
 const VOICE: &str = "assets/voice/checkpoint";
-
-fn path(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
-}
 
 /// The first GPU; `None` says why there is none.
 fn gpu() -> Option<Gpu> {
@@ -43,7 +40,7 @@ fn both(gpu: &Gpu, folder: &str, precision: Precision) -> Both {
 }
 
 fn limited(gpu: &Gpu, folder: &str, precision: Precision, limits: Limits) -> Both {
-    let checkpoint = Checkpoint::open(&path(folder)).unwrap();
+    let checkpoint = Checkpoint::open(Path::new(folder)).unwrap();
     let net = CudaVocoder::load(gpu, &checkpoint, precision, limits).unwrap();
     let stage = CudaVocoderFactory::new(Arc::new(net)).build().unwrap();
     Both { cpu: Vocoder::load(&checkpoint, &Device::Cpu).unwrap(), stage, gpu: gpu.clone() }
@@ -98,7 +95,7 @@ fn audio(emit: &Emit) -> Vec<f32> {
 }
 
 fn golden(file: &str) -> HashMap<String, Tensor> {
-    candle_core::safetensors::load(path(file), &Device::Cpu).unwrap()
+    candle_core::safetensors::load(file, &Device::Cpu).unwrap()
 }
 
 fn floats(t: &Tensor) -> Vec<f32> {
