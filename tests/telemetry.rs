@@ -15,7 +15,7 @@ fn record_one_of_each() {
     telemetry::set_ready(true);
     let device = DeviceMetrics::new();
     device.blocking.increment(1);
-    device.memory(MemoryUse::Kv, 1 << 30);
+    device.memory(MemoryUse::Used, 1 << 30);
     DeviceMetrics::frame_seconds(8).record(Duration::from_millis(2));
     let http = HttpMetrics::new();
     http.connections.set(1.0);

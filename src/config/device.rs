@@ -30,7 +30,7 @@ pub struct DeviceConfig {
     pub index: usize,
     /// Element type; `None`: what suits the device.
     pub dtype: Option<Precision>,
-    /// Bytes of device memory that KV caches may take; `None`: what the rows that are let in need, if it is there.
+    /// Bytes of device memory that KV caches may take; `None`: room for all rows at a usual length.
     pub kv_memory: Option<u64>,
 }
 

@@ -87,7 +87,7 @@ catalogue! {
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
 
-    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["use"], "Memory of the GPU: weights, kv, work (what this process allocated, by use), and used (by everybody, as the driver counts).";
+    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["use"], "Memory of the GPU: allocated by this process, and used by everybody, the driver included.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
     FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the rows it was captured for.";
 

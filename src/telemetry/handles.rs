@@ -142,16 +142,12 @@ impl std::fmt::Debug for EdgeMetrics {
     }
 }
 
-/// What device memory is used for.
+/// Whose use of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
-    /// Weights.
-    Weights,
-    /// KV caches and the vocoder's state.
-    Kv,
-    /// Everything else that this process allocated.
-    Work,
-    /// All that is in use on the device, by whomever, as the driver counts.
+    /// What this process allocated.
+    Allocated,
+    /// All that is in use on the device, by whomever, code and graphs included, as the driver counts.
     Used,
 }
 
@@ -160,14 +156,14 @@ pub enum MemoryUse {
 pub struct DeviceMetrics {
     /// Calls that waited for the device.
     pub blocking: Counter,
-    memory: [Gauge; 4],
+    memory: [Gauge; 2],
 }
 
 impl DeviceMetrics {
     /// The device's handles.
     pub fn new() -> DeviceMetrics {
         install();
-        let memory = ["weights", "kv", "work", "used"];
+        let memory = ["allocated", "used"];
         DeviceMetrics {
             blocking: counter!(c::DEVICE_BLOCKING.name),
             memory: memory.map(|what| gauge!(c::DEVICE_MEMORY.name, "use" => what)),

@@ -4,6 +4,7 @@ use super::buffer::{Buffer, Element, Pinned};
 use super::error::{CudaError, check};
 use super::images;
 use super::kernel::Kernel;
+use crate::telemetry::{DeviceMetrics, MemoryUse};
 use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -27,6 +28,7 @@ struct Inner {
     kernels: Mutex<HashMap<&'static str, Kernel>>,
     allocated: AtomicUsize,
     blocking: AtomicU64,
+    metrics: DeviceMetrics,
 }
 
 // SAFETY: the driver's handles may be used from any thread; what is mutable is behind a lock or atomic.
@@ -81,6 +83,7 @@ impl Gpu {
             kernels: Mutex::default(),
             allocated: AtomicUsize::new(0),
             blocking: AtomicU64::new(0),
+            metrics: DeviceMetrics::new(),
         })))
     }
 
@@ -220,8 +223,20 @@ impl Gpu {
         self.0.blocking.load(Ordering::Relaxed)
     }
 
+    /// Puts what is allocated and used now into the metrics. Asks the driver: for moments at which a stage has come up.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn tell_memory(&self) -> Result<(), CudaError> {
+        let (free, total) = self.memory()?;
+        self.0.metrics.memory(MemoryUse::Allocated, self.allocated() as u64);
+        self.0.metrics.memory(MemoryUse::Used, (total - free) as u64);
+        Ok(())
+    }
+
     pub(super) fn count_blocking(&self) {
         self.0.blocking.fetch_add(1, Ordering::Relaxed);
+        self.0.metrics.blocking.increment(1);
     }
 
     pub(super) fn count_bytes(&self, bytes: isize) {

@@ -21,7 +21,9 @@ use crate::model::stage::{
     TalkerRow,
 };
 use crate::model::{LoadError, ModelError};
+use crate::telemetry::DeviceMetrics;
 use candle_core::{DType, Tensor};
+use metrics::Histogram;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -92,6 +94,8 @@ pub struct CudaTalker {
     arrivals: Vec<(Vec<u8>, Vec<u32>)>,
     arrived: Option<[Buffer<u8>; 3]>,
     order: u64,
+    /// By bucket: what steps that are a frame and nothing else took.
+    timed: Arc<[(usize, Histogram)]>,
 }
 
 /// A copy to the device.
@@ -198,6 +202,7 @@ impl CudaTalker {
             }
         };
         let (after, total) = net.gpu.memory()?;
+        net.gpu.tell_memory()?;
         tracing::info!(
             buckets = ?options.buckets,
             kv_pages = pages,
@@ -208,6 +213,7 @@ impl CudaTalker {
             "talker is ready on the GPU"
         );
         Ok(CudaTalker {
+            timed: options.buckets.iter().map(|bucket| (*bucket, DeviceMetrics::frame_seconds(*bucket))).collect(),
             stream,
             frames,
             ring,
@@ -645,6 +651,7 @@ impl StageModel for CudaTalker {
             ring: Arc::clone(&self.ring),
             lease: Some(lease),
             parts,
+            timed: Arc::clone(&self.timed),
             groups: self.groups(),
             _held: step.held,
         })))
@@ -690,6 +697,7 @@ struct Pending {
     ring: Arc<Ring>,
     lease: Option<Lease>,
     parts: Vec<Part>,
+    timed: Arc<[(usize, Histogram)]>,
     groups: usize,
     /// Page-locked memory that the step reads.
     _held: Vec<Swapped>,
@@ -703,6 +711,13 @@ impl PendingStep for Pending {
         let device_time = lease.end.since(&lease.begin).ok();
         let width = self.groups + 2;
         let parts = std::mem::take(&mut self.parts);
+        let frames = parts.iter().filter(|part| matches!(part, Part::Frame { .. })).count();
+        let alone = frames > 0 && !parts.iter().any(|part| matches!(part, Part::Prompt));
+        if let (true, Some(time)) = (alone, device_time)
+            && let Some((_, histogram)) = self.timed.iter().find(|(bucket, _)| *bucket >= frames)
+        {
+            histogram.record(time);
+        }
         let rows = parts
             .into_iter()
             .map(|part| match part {

@@ -118,6 +118,7 @@ impl CudaVocoderStage {
             tracing::debug!(frames = chunk, graphs = graphs.len(), "recorded the vocoder's graphs");
         }
         let megabytes = net.gpu.allocated() >> 20;
+        net.gpu.tell_memory()?;
         let elapsed = begun.elapsed();
         tracing::info!(graphs = graphs.len(), ?elapsed, allocated_mib = megabytes, "the vocoder is ready");
         Ok(CudaVocoderStage {
