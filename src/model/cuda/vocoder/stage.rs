@@ -21,7 +21,7 @@ use std::time::Instant;
 /// Launches whose memory is there from the start.
 const LEASES: usize = 8;
 
-/// Makes [`CudaVocoderStage`]s that share one net.
+/// Makes `CudaVocoderStage`s that share one net.
 pub struct CudaVocoderFactory {
     net: Arc<CudaVocoder>,
 }
