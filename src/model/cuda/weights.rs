@@ -246,3 +246,40 @@ fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
     // SAFETY: called for f32 and bf16 only: every byte of them is initialized, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs a GPU; without one it says so and passes.
+    #[test]
+    fn random_weights_have_the_bits_of_the_cpu() {
+        let gpu = match Gpu::open(0) {
+            Ok(gpu) => gpu,
+            Err(why) => return println!("SKIPPED: {why}"),
+        };
+        // No multiple of four: the last block is not used up.
+        let shape = [1001, 1003];
+        let count = shape[0] * shape[1];
+        for name in ["talker.model.layers.0.self_attn.q_proj.weight", "talker.model.layers.0.mlp.gate_proj.bias"] {
+            let tensor = RandomTensor::new((3 << 40) + 42, name, &shape);
+            let mut wanted = vec![0u16; count];
+            tensor.bits(0, &mut wanted);
+            for precision in [Precision::Bf16, Precision::F32] {
+                let uploader = Uploader::new(&gpu, precision).unwrap();
+                let weight = uploader.room(count).unwrap();
+                uploader.make(&weight, 0, count, &tensor).unwrap();
+                let bytes = weight.buffer().read(uploader.stream()).unwrap();
+                let made: Vec<u16> = match precision {
+                    Precision::Bf16 => bytes.chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect(),
+                    // Rounded to bf16, so the lower half is empty.
+                    Precision::F32 => {
+                        assert!(bytes.chunks_exact(4).all(|x| x[..2] == [0, 0]), "{name}");
+                        bytes.chunks_exact(4).map(|x| u16::from_le_bytes([x[2], x[3]])).collect()
+                    }
+                };
+                assert!(made == wanted, "{name} in {}", precision.as_str());
+            }
+        }
+    }
+}
