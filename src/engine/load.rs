@@ -58,15 +58,28 @@ impl Loading {
     #[cfg(feature = "cuda")]
     fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
         use crate::model::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+        use crate::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
         use crate::model::cuda::vocoder;
         let gpu = self.gpu()?;
         gpu.bind()?;
         let slots = self.config.limits.max_requests;
         let setup = self.config.stage(stage);
+        // Thinker and talker have a cache each.
+        let caches = if self.checkpoint.omni().is_ok() { 2 } else { 1 };
+        let kv_memory = self.device.kv_memory.map(|bytes| bytes / caches);
         match stage {
             StageName::Thinker => {
-                let reason = "the thinker does not run on a GPU yet; set it to \"cpu\"".to_owned();
-                Err(LoadError::Invalid { file: "device.kind".into(), reason })
+                let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);
+                let net = ThinkerNet::load(&gpu, self.device.dtype, &loader, &self.checkpoint.omni()?.thinker)?;
+                loader.finish()?;
+                let options = ThinkerOptions {
+                    slots,
+                    batch: self.config.max_batch(stage, DeviceKind::Cuda).min(slots),
+                    prefill_chunk: setup.prefill_chunk as usize,
+                    run_ahead: self.config.run_ahead(stage),
+                    kv_memory,
+                };
+                Ok(Box::new(CudaThinkerFactory::new(Arc::new(net), options)))
             }
             StageName::Talker => {
                 let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);
@@ -82,7 +95,7 @@ impl Loading {
                     buckets,
                     prefill_chunk: setup.prefill_chunk as usize,
                     run_ahead: self.config.run_ahead(stage),
-                    kv_memory: self.device.kv_memory,
+                    kv_memory,
                     text_rows: slots * 256,
                 };
                 Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options)))

@@ -15,6 +15,7 @@ pub mod pages;
 mod probe;
 mod stream;
 pub mod talker;
+pub mod thinker;
 pub mod vocoder;
 pub mod weights;
 

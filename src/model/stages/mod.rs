@@ -97,11 +97,13 @@ pub(in crate::model) fn not_open(slot: Slot) -> ModelError {
     ModelError::Row(format!("{slot} is not open"))
 }
 
-fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
+/// A refusal of what one row asks for.
+pub(in crate::model) fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
     Err(ModelError::Row(text.into()))
 }
 
-fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
+/// Whether all tokens have an embedding.
+pub(in crate::model) fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
     match tokens.iter().find(|token| **token >= vocabulary) {
         Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),
         None => Ok(()),

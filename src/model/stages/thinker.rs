@@ -76,7 +76,7 @@ impl StageModel for ThinkerStage {
         if self.rows.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
-        self.check(&spec)?;
+        check(&spec, self.net.vocabulary(), self.net.stack().config().max_position_embeddings)?;
         let answer = match spec.mode {
             ThinkerMode::Sample => {
                 let mut history = History::default();
@@ -123,26 +123,35 @@ impl StageModel for ThinkerStage {
     }
 }
 
-impl ThinkerStage {
-    fn check(&self, spec: &ThinkerRow) -> Result<(), ModelError> {
-        in_vocabulary(&spec.prompt, self.net.vocabulary())?;
-        let (len, limit) = (spec.prompt.len(), self.net.stack().config().max_position_embeddings);
-        if len == 0 || len > limit {
-            return refused(format!("the prompt has {len} tokens: expected 1 to {limit}, the positions of the model"));
-        }
-        if spec.max_tokens == 0 {
-            return refused("max_tokens is 0: expected at least 1");
-        }
-        spec.sampling.check().map_err(ModelError::Row)?;
-        let mut end = 0;
-        for range in spec.emit.iter().flat_map(|ranges| ranges.iter()) {
-            if range.start < end || range.end < range.start || range.end as usize > len {
-                return refused(format!("range {range:?} of prompt rows is out of order or beyond {len} tokens"));
-            }
-            end = range.end;
-        }
-        Ok(())
+/// Whether a row asks for what a thinker of so many tokens and positions can do.
+///
+/// # Errors
+/// [`ModelError::Row`] with the first thing that it cannot.
+pub(in crate::model) fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) -> Result<(), ModelError> {
+    in_vocabulary(&spec.prompt, vocabulary)?;
+    let len = spec.prompt.len();
+    if len == 0 || len > limit {
+        return refused(format!("the prompt has {len} tokens: expected 1 to {limit}, the positions of the model"));
     }
+    if spec.max_tokens == 0 {
+        return refused("max_tokens is 0: expected at least 1");
+    }
+    spec.sampling.check().map_err(ModelError::Row)?;
+    let mut end = 0;
+    for range in spec.emit.iter().flat_map(|ranges| ranges.iter()) {
+        if range.start < end || range.end < range.start || range.end as usize > len {
+            return refused(format!("range {range:?} of prompt rows is out of order or beyond {len} tokens"));
+        }
+        end = range.end;
+    }
+    Ok(())
+}
+
+/// Of the `count` prompt positions from `from` on those that the talker needs, as tokens.
+pub(in crate::model) fn prompt_rows(spec: &ThinkerRow, from: u32, count: u32) -> Vec<u32> {
+    let ranges = spec.emit.iter().flat_map(|ranges| ranges.iter());
+    let inside = ranges.flat_map(|range| range.start.max(from)..range.end.min(from + count));
+    inside.map(|at| spec.prompt[at as usize]).collect()
 }
 
 impl LanguageModel for ThinkerStage {
@@ -166,7 +175,7 @@ impl LanguageModel for ThinkerStage {
         }
         match &mut row.answer {
             Answer::Followed { .. } if left > 0 => {
-                let rows = row.prompt_rows(work.advance);
+                let rows = prompt_rows(&row.spec, row.prefilled, work.advance);
                 row.prefilled += work.advance;
                 Ok(RowOutput { emit: embedded(&self.net, &rows)?, ..RowOutput::default() })
             }
@@ -225,7 +234,7 @@ impl LanguageModel for ThinkerStage {
             let row = &mut entry.row;
             let mut rows = Vec::new();
             if row.prefilled < row.spec.prompt.len() as u32 {
-                rows = row.prompt_rows(entry.len as u32);
+                rows = prompt_rows(&row.spec, row.prefilled, entry.len as u32);
                 row.prefilled += entry.len as u32;
             }
             let mut output = RowOutput::default();
@@ -255,14 +264,6 @@ impl LanguageModel for ThinkerStage {
 }
 
 impl Row {
-    /// Of the next `count` prompt positions those that the talker needs, as tokens.
-    fn prompt_rows(&self, count: u32) -> Vec<u32> {
-        let (from, to) = (self.prefilled, self.prefilled + count);
-        let ranges = self.spec.emit.iter().flat_map(|ranges| ranges.iter());
-        let inside = ranges.flat_map(|range| range.start.max(from)..range.end.min(to));
-        inside.map(|at| self.spec.prompt[at as usize]).collect()
-    }
-
     fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, ModelError> {
         let Answer::Sampled { history, count, last, .. } = &mut self.answer else {
             return refused("a row that follows text was asked to sample");

@@ -3,10 +3,10 @@
 mod frame;
 mod net;
 mod prompt;
-mod ring;
+pub(in crate::model::cuda) mod ring;
 mod stage;
 mod swap;
-mod table;
+pub(in crate::model::cuda) mod table;
 
 pub use net::TalkerNet;
 pub use stage::{CudaTalker, CudaTalkerFactory, TalkerOptions};

@@ -4,7 +4,7 @@ use crate::model::cuda::{CudaError, Event, Gpu, Pinned};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What one step is told and what it says, and its begin and end on the device.
-pub(super) struct Lease {
+pub(in crate::model::cuda) struct Lease {
     pub input: Pinned<u8>,
     pub out: Pinned<u32>,
     pub begin: Event,
@@ -12,7 +12,7 @@ pub(super) struct Lease {
 }
 
 /// Leases that nobody has. One more is made when all are out.
-pub(super) struct Ring {
+pub(in crate::model::cuda) struct Ring {
     gpu: Gpu,
     input: usize,
     out: usize,

@@ -3,33 +3,33 @@
 use crate::model::sampling::SamplingParams;
 
 /// No slot: padding of a batch.
-pub(super) const NONE: u32 = u32::MAX;
+pub(in crate::model::cuda) const NONE: u32 = u32::MAX;
 
 /// The end must not be sampled.
-pub(super) const NO_END: u32 = 1;
+pub(in crate::model::cuda) const NO_END: u32 = 1;
 /// The limit is reached with this code.
-pub(super) const LAST: u32 = 2;
+pub(in crate::model::cuda) const LAST: u32 = 2;
 
 /// The row had ended before.
-pub(super) const STALE: u32 = 1;
+pub(in crate::model::cuda) const STALE: u32 = 1;
 /// The end was sampled.
-pub(super) const STOPPED: u32 = 2;
+pub(in crate::model::cuda) const STOPPED: u32 = 2;
 /// The limit was reached.
-pub(super) const EXHAUSTED: u32 = 4;
+pub(in crate::model::cuda) const EXHAUSTED: u32 = 4;
 /// A logit is not a number, or no token is allowed.
-pub(super) const BROKEN: u32 = 8;
+pub(in crate::model::cuda) const BROKEN: u32 = 8;
 
 /// Kinds of the codec side of a prompt position.
-pub(super) const PLAIN_TEXT: u32 = 0;
-pub(super) const TOKEN: u32 = 1;
-pub(super) const X_VECTOR: u32 = 2;
-pub(super) const REFERENCE_FRAME: u32 = 3;
+pub(in crate::model::cuda) const PLAIN_TEXT: u32 = 0;
+pub(in crate::model::cuda) const TOKEN: u32 = 1;
+pub(in crate::model::cuda) const X_VECTOR: u32 = 2;
+pub(in crate::model::cuda) const REFERENCE_FRAME: u32 = 3;
 
 /// A record that kernels read.
 ///
 /// # Safety
 /// `repr(C)` without padding: all of its bytes are initialized.
-pub(super) unsafe trait Record: Copy {
+pub(in crate::model::cuda) unsafe trait Record: Copy {
     /// Its bytes.
     fn bytes(&self) -> &[u8] {
         // SAFETY: by the promise of the trait.
@@ -40,7 +40,7 @@ pub(super) unsafe trait Record: Copy {
 /// One row of a step.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct StepRow {
+pub(in crate::model::cuda) struct StepRow {
     pub slot: u32,
     pub position: i32,
     pub text: u32,
@@ -58,7 +58,7 @@ impl StepRow {
 /// A page that a slot got.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct NewPage {
+pub(in crate::model::cuda) struct NewPage {
     pub slot: u32,
     pub index: u32,
     pub page: u32,
@@ -70,7 +70,7 @@ unsafe impl Record for NewPage {}
 /// Ahead of the rows.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct StepHead {
+pub(in crate::model::cuda) struct StepHead {
     pub out: u64,
     pub pages: u32,
     pub unused: u32,
@@ -81,7 +81,7 @@ unsafe impl Record for StepHead {}
 /// One position of a prompt.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct PromptRow {
+pub(in crate::model::cuda) struct PromptRow {
     pub slot: u32,
     pub position: i32,
     pub text: u32,
@@ -101,7 +101,7 @@ impl PromptRow {
 /// How one token is picked.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct SamplingArgs {
+pub(in crate::model::cuda) struct SamplingArgs {
     temperature: f32,
     top_p: f32,
     min_p: f32,
@@ -130,7 +130,7 @@ impl From<&SamplingParams> for SamplingArgs {
 /// What a slot keeps for the life of its row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct SlotParams {
+pub(in crate::model::cuda) struct SlotParams {
     pub first: SamplingArgs,
     pub others: SamplingArgs,
     pub seed: [u32; 2],

@@ -1,0 +1,53 @@
+// Tables that tell the thinker's kernels about rows. The same layouts as in src/model/cuda/thinker/table.rs.
+#pragma once
+
+#include "frame.cuh"
+
+// One row of a step: a position of a prompt, or the next token of an answer.
+struct TokenRow {
+    uint32_t slot;  // NONE: padding of the batch
+    int32_t position;
+    uint32_t token; // NONE: the one that the slot sampled last
+    uint32_t count; // tokens sampled before this step
+    uint32_t flags; // LAST: the limit is reached with this token
+    uint32_t unused[3];
+};
+
+// Ahead of the rows of a step.
+struct TokenHead {
+    uint64_t out; // u32 [rows, 2] in memory of the host: the token, its status as in frame.cuh
+    uint64_t unused;
+};
+
+constexpr int MAX_STOPS = 12;
+
+// What a slot keeps for the life of its row.
+struct TokenParams {
+    SamplingArgs sampling;
+    uint32_t seed_low, seed_high;
+    uint32_t stops; // how many
+    uint32_t unused;
+    uint32_t stop[MAX_STOPS];
+};
+
+struct BeginTokensArgs {
+    const TokenRow* rows;
+    const uint32_t* last; // [slots]
+    uint32_t* counts;     // [slots, size]: times a token was sampled; bit 31 for tokens of the prompt
+    const void* table;    // T [size, width]
+    float* x;             // [rows, width]
+    uint32_t* slots;      // [rows]
+    int* positions;       // [rows]
+    int width, size;
+};
+
+struct SampleTokenArgs {
+    float* logits; // [rows, size]; penalties are applied in place
+    const TokenHead* head;
+    const TokenRow* rows;
+    const TokenParams* params; // [slots]
+    uint32_t* counts;          // [slots, size]
+    uint32_t* done;            // [slots]
+    uint32_t* last;            // [slots]
+    int size;
+};

@@ -1,0 +1,68 @@
+//! The thinker's weights on the device.
+
+use crate::config::Precision;
+use crate::model::LoadError;
+use crate::model::checkpoint::Loader;
+use crate::model::cuda::Gpu;
+use crate::model::cuda::decoder::Stack;
+use crate::model::cuda::linear::Linear;
+use crate::model::cuda::weights::{Uploader, Weight};
+use crate::model::hf::{DecoderConfig, ThinkerConfig};
+use candle_core::{DType, Device, Tensor};
+
+/// Everything that does not change while rows run.
+pub struct ThinkerNet {
+    pub(super) config: DecoderConfig,
+    pub(super) precision: Precision,
+    pub(super) gpu: Gpu,
+    pub(super) stack: Stack,
+    pub(super) head: Linear,
+    /// Embeddings of the vocabulary.
+    pub(super) table: Weight,
+    /// The same in the host's memory, `[vocabulary, hidden]`: rows for the talker are looked up there, so that the device
+    /// sends tokens and nothing else.
+    host: Tensor,
+}
+
+impl ThinkerNet {
+    /// Loads the language model under `thinker`. The caller finishes the loader.
+    ///
+    /// # Errors
+    /// When the file cannot be read or the device has no room; tensors that do not fit are reported by
+    /// [`Loader::finish`].
+    pub fn load(
+        gpu: &Gpu,
+        precision: Precision,
+        loader: &Loader,
+        config: &ThinkerConfig,
+    ) -> Result<ThinkerNet, LoadError> {
+        let up = Uploader::new(gpu, precision)?;
+        let (scope, config) = (loader.scope("thinker"), config.text.clone());
+        let (model, shape) = (scope.at("model"), [config.vocab_size, config.hidden_size]);
+        let (embedding, head) = (model.at("embed_tokens"), scope.at("lm_head"));
+        // As in the reference, weights that are there count more than the config.
+        let tied = config.tie_word_embeddings && !head.has("weight");
+        let head = up.tensor(if tied { &embedding } else { &head }, "weight", &shape)?;
+        let net = ThinkerNet {
+            host: embedding.get_stored("weight", &shape)?,
+            table: up.tensor(&embedding, "weight", &shape)?,
+            head: Linear::new(head, None, config.vocab_size, config.hidden_size),
+            stack: Stack::load(&up, &config, &model)?,
+            precision,
+            gpu: gpu.clone(),
+            config,
+        };
+        up.finish()?;
+        Ok(net)
+    }
+
+    /// Tokens that have an embedding: `0..vocabulary()`.
+    pub fn vocabulary(&self) -> u32 {
+        self.config.vocab_size as u32
+    }
+
+    /// Embedding rows `[tokens.len(), hidden]` in f32, in the host's memory.
+    pub(super) fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
+        self.host.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?.to_dtype(DType::F32)
+    }
+}
