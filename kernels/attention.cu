@@ -42,33 +42,46 @@ __device__ __forceinline__ size_t cache_at(const AttentionArgs& a, uint32_t slot
     return ((static_cast<size_t>(page) * a.kv_heads + kv_head) * PAGE + position % PAGE) * a.head_dim;
 }
 
-// Norms and rotates one head by one warp. Lane `l` keeps elements l, l + 32, ... of the first half in `low` and their
-// partners in the second half in `high`.
+// The turn of a position, and a norm's weight, for what one lane has of a head: elements l, l + 32, ... of the first half
+// and their partners in the second half. Known before the head is.
 template <typename T>
-__device__ __forceinline__ void norm_rope(const AttentionArgs& a, const T* head, const T* gain, int position, int lane,
-                                          float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) {
-    const int half = a.head_dim / 2;
-    float sum = 0.f;
+struct Turn {
+    float sine[MAX_PAIRS], cosine[MAX_PAIRS], gain_low[MAX_PAIRS], gain_high[MAX_PAIRS];
+
+    __device__ __forceinline__ Turn(const AttentionArgs& a, const T* gain, int position, int lane) {
+        const int half = a.head_dim / 2;
 #pragma unroll
-    for (int i = 0; i < MAX_PAIRS; ++i) {
-        const int j = lane + i * WARP;
-        low[i] = j < half ? to_float(head[j]) : 0.f;
-        high[i] = j < half ? to_float(head[j + half]) : 0.f;
-        sum = __fmaf_rn(low[i], low[i], sum);
-        sum = __fmaf_rn(high[i], high[i], sum);
+        for (int i = 0; i < MAX_PAIRS; ++i) {
+            const int j = lane + i * WARP;
+            if (j >= half) continue;
+            sincosf(__fmul_rn(static_cast<float>(position), a.inv_freq[j]), &sine[i], &cosine[i]);
+            gain_low[i] = to_float(gain[j]);
+            gain_high[i] = to_float(gain[j + half]);
+        }
     }
-    const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(a.head_dim) + a.eps);
+
+    // Norms and rotates one head by one warp.
+    __device__ __forceinline__ void head(const AttentionArgs& a, const T* head, int lane, float (&low)[MAX_PAIRS], float (&high)[MAX_PAIRS]) const {
+        const int half = a.head_dim / 2;
+        float sum = 0.f;
 #pragma unroll
-    for (int i = 0; i < MAX_PAIRS; ++i) {
-        const int j = lane + i * WARP;
-        if (j >= half) continue;
-        const float x = normed(low[i], scale, to_float(gain[j])), y = normed(high[i], scale, to_float(gain[j + half]));
-        float sine, cosine;
-        sincosf(__fmul_rn(static_cast<float>(position), a.inv_freq[j]), &sine, &cosine);
-        low[i] = __fmaf_rn(x, cosine, -__fmul_rn(y, sine));
-        high[i] = __fmaf_rn(y, cosine, __fmul_rn(x, sine));
+        for (int i = 0; i < MAX_PAIRS; ++i) {
+            const int j = lane + i * WARP;
+            low[i] = j < half ? to_float(head[j]) : 0.f;
+            high[i] = j < half ? to_float(head[j + half]) : 0.f;
+            sum = __fmaf_rn(low[i], low[i], sum);
+            sum = __fmaf_rn(high[i], high[i], sum);
+        }
+        const float scale = rsqrtf(warp_sum(sum) / static_cast<float>(a.head_dim) + a.eps);
+#pragma unroll
+        for (int i = 0; i < MAX_PAIRS; ++i) {
+            if (lane + i * WARP >= half) continue;
+            const float x = normed(low[i], scale, gain_low[i]), y = normed(high[i], scale, gain_high[i]);
+            low[i] = __fmaf_rn(x, cosine[i], -__fmul_rn(y, sine[i]));
+            high[i] = __fmaf_rn(y, cosine[i], __fmul_rn(x, sine[i]));
+        }
     }
-}
+};
 
 template <typename T>
 __device__ __forceinline__ const T* head_of(const AttentionArgs& a, int row, int head) {
@@ -78,7 +91,8 @@ __device__ __forceinline__ const T* head_of(const AttentionArgs& a, int row, int
 template <typename T>
 __device__ __forceinline__ void write_key(const AttentionArgs& a, int row, int kv_head, uint32_t slot, int position, int lane) {
     float low[MAX_PAIRS], high[MAX_PAIRS];
-    norm_rope(a, head_of<T>(a, row, a.heads + kv_head), static_cast<const T*>(a.k_norm), position, lane, low, high);
+    const Turn<T> turn(a, static_cast<const T*>(a.k_norm), position, lane);
+    turn.head(a, head_of<T>(a, row, a.heads + kv_head), lane, low, high);
     T* key = static_cast<T*>(a.keys) + cache_at(a, slot, position, kv_head);
 #pragma unroll
     for (int i = 0; i < MAX_PAIRS; ++i) {
@@ -121,7 +135,8 @@ __device__ __forceinline__ void attend_plain(const AttentionArgs& a) {
     if (position < 0) return;
     const uint32_t slot = a.slots[row];
     float q_low[MAX_PAIRS], q_high[MAX_PAIRS], low[MAX_PAIRS] = {}, high[MAX_PAIRS] = {};
-    norm_rope(a, head_of<T>(a, row, head), static_cast<const T*>(a.q_norm), position, lane, q_low, q_high);
+    const Turn<T> turn(a, static_cast<const T*>(a.q_norm), position, lane);
+    turn.head(a, head_of<T>(a, row, head), lane, q_low, q_high);
     float most = -INFINITY, sum = 0.f;
     for (int p = 0; p <= position; ++p) {
         const size_t at = cache_at(a, slot, p, kv_head);
@@ -211,13 +226,15 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
         }
     };
     fetch(group);
+    // The first warps turn queries, the next one the key.
+    const Turn<bf16> turn(a, static_cast<const bf16*>(warp < Q ? a.q_norm : a.k_norm), max(position, 0), lane);
     if (WRITE) wait_for_previous();
     let_next_start();
     if (position < 0) return;
 
     if (warp < Q) {
         float low[MAX_PAIRS], high[MAX_PAIRS];
-        norm_rope(a, head_of<bf16>(a, row, head0 + warp), static_cast<const bf16*>(a.q_norm), position, lane, low, high);
+        turn.head(a, head_of<bf16>(a, row, head0 + warp), lane, low, high);
         // Times log2(e), so that exponentials are powers of two.
         const float scale = a.scale * 1.4426950408889634f;
 #pragma unroll
@@ -227,7 +244,7 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
         }
     } else if (WRITE && warp == Q) {
         float low[MAX_PAIRS], high[MAX_PAIRS];
-        norm_rope(a, head_of<bf16>(a, row, a.heads + kv_head), static_cast<const bf16*>(a.k_norm), position, lane, low, high);
+        turn.head(a, head_of<bf16>(a, row, a.heads + kv_head), lane, low, high);
         bf16* key = static_cast<bf16*>(a.keys) + cache_at(a, slot, position, kv_head);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {

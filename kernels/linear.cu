@@ -3,10 +3,10 @@
 //   linear_plain_*  any type and size: what the others are tested against, and the f32 engine
 //   linear_small_*  bf16, up to 16 rows: one pass over the weights at the speed of the memory
 //   linear_large_*  bf16, any number of rows, in tiles of 64
+//   linear_parts_*  the same, eight blocks to a tile, for layers with too few outputs to fill the device
 
 #include "linear.cuh"
 #include "mma.cuh"
-#include "norm.cuh"
 
 // ---- plain -------------------------------------------------------------------------------------------------------------
 
@@ -54,7 +54,6 @@ __device__ __forceinline__ uint2 normed4(const float4& v, float scale, const uin
 
 __device__ __forceinline__ void prefetch(const bf16* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-constexpr int AHEAD = 4;    // steps whose weights are on their way at once
 constexpr int NEAR = 12;    // further steps that are fetched into the second-level cache
 constexpr int MAX_NORMED = 2048; // inputs that linear_small norms by itself
 
@@ -62,6 +61,9 @@ constexpr int MAX_NORMED = 2048; // inputs that linear_small norms by itself
 // once. NT: tiles of 8 rows.
 template <int NT, int MODE, bool NORM>
 __device__ __forceinline__ void linear_small(const LinearArgs& a) {
+    // Steps that are on their way at once: the next load goes out as soon as a step is done with its registers. Layers
+    // without a norm have few blocks, so each of theirs has to keep more on its way.
+    constexpr int AHEAD = NORM || NT > 1 ? 4 : 8;
     __shared__ float sums[PARTS][NT * 8][TILE + 1];
     __shared__ float squares[NT][PARTS][8];
     __shared__ __align__(16) bf16 gains[NORM ? MAX_NORMED : 8];
@@ -71,17 +73,25 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     const bf16* low = static_cast<const bf16*>(a.w) + static_cast<size_t>(blockIdx.x * TILE + g) * a.inputs + first;
     const bf16* high = low + static_cast<size_t>(8) * a.inputs;
 
-    uint4 w[AHEAD][2];
-    const auto fetch = [&](int step) {
+    uint4 w[AHEAD][2], x[AHEAD][NT];
+    const auto fetch = [&](int u, int step) {
+        if (step < steps) {
+            w[u][0] = load_weights(low + step * STEP);
+            w[u][1] = load_weights(high + step * STEP);
+        }
+    };
+    const auto fetch_rows = [&](int u, int step) {
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            if (step + u < steps) {
-                w[u][0] = load_weights(low + (step + u) * STEP);
-                w[u][1] = load_weights(high + (step + u) * STEP);
+        for (int n = 0; n < NT; ++n) {
+            x[u][n] = make_uint4(0, 0, 0, 0);
+            if (n * 8 + g < a.rows && step < steps) {
+                const bf16* row = static_cast<const bf16*>(a.x) + static_cast<size_t>(n * 8 + g) * a.inputs;
+                x[u][n] = *reinterpret_cast<const uint4*>(row + first + step * STEP);
             }
         }
     };
-    fetch(0);
+#pragma unroll
+    for (int u = 0; u < AHEAD; ++u) fetch(u, u);
     // What does not fit into registers yet comes closer while the kernel ahead still runs.
     if (t == 0) {
         for (int step = AHEAD; step < min(steps, AHEAD + NEAR); ++step) {
@@ -101,40 +111,42 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     if (NORM) {
 #pragma unroll
         for (int n = 0; n < NT; ++n) {
-            const float* x = static_cast<const float*>(a.x) + static_cast<size_t>(n * 8) * a.inputs;
-            scale[n] = row_scales(x, a.inputs, a.eps, n * 8 + g < a.rows, squares[n]);
+            const float* rows = static_cast<const float*>(a.x) + static_cast<size_t>(n * 8) * a.inputs;
+            scale[n] = row_scales(rows, a.inputs, a.eps, n * 8 + g < a.rows, squares[n]);
         }
+    } else {
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) fetch_rows(u, u);
     }
 
     float acc[NT][4] = {};
     for (int step = 0; step < steps; step += AHEAD) {
-#pragma unroll
-        for (int n = 0; n < NT; ++n) {
-            const int of = n * 8 + g;
-            uint4 x[AHEAD];
+        if (NORM) {
 #pragma unroll
             for (int u = 0; u < AHEAD; ++u) {
-                x[u] = make_uint4(0, 0, 0, 0);
-                if (of < a.rows && step + u < steps) {
-                    const int input = first + (step + u) * STEP;
-                    const size_t at = static_cast<size_t>(of) * a.inputs + input;
-                    if (NORM) {
-                        const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + at);
+#pragma unroll
+                for (int n = 0; n < NT; ++n) {
+                    const int of = n * 8 + g, input = first + (step + u) * STEP;
+                    x[u][n] = make_uint4(0, 0, 0, 0);
+                    if (of < a.rows && step + u < steps) {
+                        // In the first-level cache since the squares were added up.
+                        const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + static_cast<size_t>(of) * a.inputs + input);
                         const uint4 gain = *reinterpret_cast<const uint4*>(gains + input);
                         const uint2 front = normed4(from[0], scale[n], make_uint2(gain.x, gain.y));
                         const uint2 back = normed4(from[1], scale[n], make_uint2(gain.z, gain.w));
-                        x[u] = make_uint4(front.x, front.y, back.x, back.y);
-                    } else {
-                        x[u] = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(a.x) + at);
+                        x[u][n] = make_uint4(front.x, front.y, back.x, back.y);
                     }
                 }
             }
-#pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
-                if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x[u]);
-            }
         }
-        if (step + AHEAD < steps) fetch(step + AHEAD);
+#pragma unroll
+        for (int u = 0; u < AHEAD; ++u) {
+            if (step + u >= steps) continue;
+#pragma unroll
+            for (int n = 0; n < NT; ++n) mma_step(acc[n], w[u][0], w[u][1], x[u][n]);
+            fetch(u, step + u + AHEAD);
+            if (!NORM) fetch_rows(u, step + u + AHEAD);
+        }
     }
 
 #pragma unroll
@@ -183,100 +195,116 @@ __device__ __forceinline__ int place(int row, int piece) {
     return row * DEPTH + (piece ^ (((row & 1) << 2) | ((row >> 1) & 3))) * 8;
 }
 
-// BM outputs by 64 rows per block, eight warps: BM / 16 along the outputs, the others along the rows. Inputs come in
-// normed. Grid: (outputs / BM, rows / 64 rounded up). Shared memory: STAGES * (BM + ROWS) * DEPTH bf16.
+// Copies the tiles of a block and multiplies them: BM outputs by 64 rows, eight warps, BM / 16 along the outputs and the
+// others along the rows. `steps` tiles of DEPTH inputs from `input0` on; after every `per_part` of them, `part_done` gets
+// the sums, which begin anew.
+template <int BM>
+struct Tiles {
+    static constexpr int ALONG = BM / 16, ACROSS = 8 / ALONG, NT = ROWS / 8 / ACROSS, STAGE = (BM + ROWS) * DEPTH;
+
+    template <typename F>
+    static __device__ __forceinline__ void multiply(const LinearArgs& a, bf16* tiles, int output0, int row0, int input0, int steps,
+                                                    int per_part, F part_done) {
+        const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+        const int along = warp % ALONG, across = warp / ALONG;
+
+        // A thread copies the same pieces of every tile: piece `threadIdx.x % 8` of every 32nd row.
+        constexpr int W_COPIES = BM / 32, X_COPIES = ROWS / 32;
+        const int copied = threadIdx.x / 8, piece = threadIdx.x % 8;
+        const bf16* w_from = static_cast<const bf16*>(a.w) + static_cast<size_t>(output0 + copied) * a.inputs + input0 + piece * 8;
+        const bf16* x_from = static_cast<const bf16*>(a.x) + static_cast<size_t>(row0 + copied) * a.inputs + input0 + piece * 8;
+        const size_t row_step = static_cast<size_t>(32) * a.inputs;
+        const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(tiles));
+        // 32 rows further the shuffle of the pieces is the same.
+        const uint32_t w_to = shared + place(copied, piece) * 2, x_to = w_to + BM * DEPTH * 2;
+        bool there[X_COPIES];
+#pragma unroll
+        for (int i = 0; i < X_COPIES; ++i) there[i] = row0 + copied + i * 32 < a.rows;
+        const auto fetch_weights = [&](int stage) {
+#pragma unroll
+            for (int i = 0; i < W_COPIES; ++i) copy_async(w_to + stage * STAGE * 2 + i * 32 * DEPTH * 2, w_from + i * row_step, true);
+            w_from += DEPTH;
+        };
+        const auto fetch_rows = [&](int stage) {
+#pragma unroll
+            for (int i = 0; i < X_COPIES; ++i) {
+                copy_async(x_to + stage * STAGE * 2 + i * 32 * DEPTH * 2, there[i] ? x_from + i * row_step : a.x, there[i]);
+            }
+            x_from += DEPTH;
+        };
+
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < steps) fetch_weights(s);
+        }
+        let_next_start();
+        wait_for_previous();
+#pragma unroll
+        for (int s = 0; s < STAGES - 1; ++s) {
+            if (s < steps) fetch_rows(s);
+            commit_copies();
+        }
+
+        // Where this thread's pieces lie in a stage; further rows of x are 8 rows of a stage apart and shuffled alike.
+        const int w_at[2] = {place(along * 16 + g, t), place(along * 16 + g, 4 + t)};
+        const int x_at[2] = {BM * DEPTH + place(across * NT * 8 + g, t), BM * DEPTH + place(across * NT * 8 + g, 4 + t)};
+        float acc[NT][4] = {};
+        int left = per_part, stage = 0, into = STAGES - 1;
+        for (int step = 0; step < steps; ++step) {
+            wait_copies<STAGES - 2>();
+            __syncthreads();
+            if (step + STAGES - 1 < steps) {
+                fetch_weights(into);
+                fetch_rows(into);
+            }
+            commit_copies();
+            const bf16* tile = tiles + stage * STAGE;
+            uint4 low[2], high[2], b[NT][2];
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                low[half] = *reinterpret_cast<const uint4*>(tile + w_at[half]);
+                high[half] = *reinterpret_cast<const uint4*>(tile + w_at[half] + 8 * DEPTH);
+#pragma unroll
+                for (int n = 0; n < NT; ++n) b[n][half] = *reinterpret_cast<const uint4*>(tile + x_at[half] + n * 8 * DEPTH);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+#pragma unroll
+                for (int n = 0; n < NT; ++n) mma_step(acc[n], low[half], high[half], b[n][half]);
+            }
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+            into = into + 1 == STAGES ? 0 : into + 1;
+            if (--left == 0) {
+                part_done(acc);
+#pragma unroll
+                for (int n = 0; n < NT; ++n) {
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) acc[n][i] = 0.f;
+                }
+                left = per_part;
+            }
+        }
+    }
+};
+
+// A block goes through all inputs. Grid: (outputs / BM, rows / 64 rounded up). Shared memory: STAGES tiles.
 template <int BM, int MODE>
 __device__ __forceinline__ void linear_large(const LinearArgs& a) {
-    constexpr int ALONG = BM / 16, ACROSS = 8 / ALONG, NT = ROWS / 8 / ACROSS;
+    constexpr int NT = Tiles<BM>::NT;
     extern __shared__ __align__(128) unsigned char dynamic[];
-    bf16* tiles = reinterpret_cast<bf16*>(dynamic);
-    constexpr int STAGE = (BM + ROWS) * DEPTH;
-
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int along = warp % ALONG, across = warp / ALONG;
-    const int row0 = blockIdx.y * ROWS, output0 = blockIdx.x * BM;
-    const int steps = a.inputs / DEPTH, per_part = steps / PARTS;
-
-    // A thread copies the same pieces of every tile: piece `threadIdx.x % 8` of every 32nd row.
-    constexpr int W_COPIES = BM / 32, X_COPIES = ROWS / 32;
-    const int copied = threadIdx.x / 8, piece = threadIdx.x % 8;
-    const bf16* w_from = static_cast<const bf16*>(a.w) + static_cast<size_t>(output0 + copied) * a.inputs + piece * 8;
-    const bf16* x_from = static_cast<const bf16*>(a.x) + static_cast<size_t>(row0 + copied) * a.inputs + piece * 8;
-    const size_t row_step = static_cast<size_t>(32) * a.inputs;
-    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(tiles));
-    // 32 rows further the shuffle of the pieces is the same.
-    const uint32_t w_to = shared + place(copied, piece) * 2, x_to = w_to + BM * DEPTH * 2;
-    bool there[X_COPIES];
-#pragma unroll
-    for (int i = 0; i < X_COPIES; ++i) there[i] = row0 + copied + i * 32 < a.rows;
-    const auto fetch_weights = [&](int stage) {
-#pragma unroll
-        for (int i = 0; i < W_COPIES; ++i) copy_async(w_to + stage * STAGE * 2 + i * 32 * DEPTH * 2, w_from + i * row_step, true);
-        w_from += DEPTH;
-    };
-    const auto fetch_rows = [&](int stage) {
-#pragma unroll
-        for (int i = 0; i < X_COPIES; ++i) {
-            copy_async(x_to + stage * STAGE * 2 + i * 32 * DEPTH * 2, there[i] ? x_from + i * row_step : a.x, there[i]);
-        }
-        x_from += DEPTH;
-    };
-
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
-        if (s < steps) fetch_weights(s);
-    }
-    let_next_start();
-    wait_for_previous();
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
-        if (s < steps) fetch_rows(s);
-        commit_copies();
-    }
-
-    // Where this thread's pieces lie in a stage; further rows of x are 8 rows of a stage apart and shuffled alike.
-    const int w_at[2] = {place(along * 16 + g, t), place(along * 16 + g, 4 + t)};
-    const int x_at[2] = {BM * DEPTH + place(across * NT * 8 + g, t), BM * DEPTH + place(across * NT * 8 + g, 4 + t)};
-    float acc[NT][4] = {}, total[NT][4] = {};
-    int left = per_part, stage = 0, into = STAGES - 1;
+    const int along = warp % Tiles<BM>::ALONG, across = warp / Tiles<BM>::ALONG;
+    const int row0 = blockIdx.y * ROWS, output0 = blockIdx.x * BM, steps = a.inputs / DEPTH;
+    float total[NT][4];
     bool begins = true;
-    for (int step = 0; step < steps; ++step) {
-        wait_copies<STAGES - 2>();
-        __syncthreads();
-        if (step + STAGES - 1 < steps) {
-            fetch_weights(into);
-            fetch_rows(into);
+    Tiles<BM>::multiply(a, reinterpret_cast<bf16*>(dynamic), output0, row0, 0, steps, steps / PARTS, [&](const float (&acc)[NT][4]) {
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) total[n][i] = begins ? acc[n][i] : __fadd_rn(total[n][i], acc[n][i]);
         }
-        commit_copies();
-        const bf16* tile = tiles + stage * STAGE;
-        uint4 low[2], high[2], b[NT][2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            low[half] = *reinterpret_cast<const uint4*>(tile + w_at[half]);
-            high[half] = *reinterpret_cast<const uint4*>(tile + w_at[half] + 8 * DEPTH);
-#pragma unroll
-            for (int n = 0; n < NT; ++n) b[n][half] = *reinterpret_cast<const uint4*>(tile + x_at[half] + n * 8 * DEPTH);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-#pragma unroll
-            for (int n = 0; n < NT; ++n) mma_step(acc[n], low[half], high[half], b[n][half]);
-        }
-        stage = stage + 1 == STAGES ? 0 : stage + 1;
-        into = into + 1 == STAGES ? 0 : into + 1;
-        if (--left == 0) {
-#pragma unroll
-            for (int n = 0; n < NT; ++n) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    total[n][i] = begins ? acc[n][i] : __fadd_rn(total[n][i], acc[n][i]);
-                    acc[n][i] = 0.f;
-                }
-            }
-            begins = false;
-            left = per_part;
-        }
-    }
+        begins = false;
+    });
 
     // All that is added to is read before anything is written, or every read would wait for the write ahead of it.
     float before[NT][4] = {};
@@ -310,14 +338,95 @@ __device__ __forceinline__ void linear_large(const LinearArgs& a) {
     }
 }
 
+// Eight blocks share the inputs of a tile of 64 outputs by 64 rows, each taking one of the parts, so that a layer with
+// few outputs still fills the device; then each adds up eight rows of what all of them have. Needs clusters (compute
+// capability 9.0). Grid: (8, outputs / 64, rows / 64 rounded up), in clusters of 8. Shared memory as linear_large.
+template <int MODE>
+__device__ __forceinline__ void linear_parts(const LinearArgs& a) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int BM = 64, NT = Tiles<BM>::NT;
+    extern __shared__ __align__(128) unsigned char dynamic[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int along = warp % Tiles<BM>::ALONG, across = warp / Tiles<BM>::ALONG;
+    const int part = blockIdx.x, row0 = blockIdx.z * ROWS, output0 = blockIdx.y * BM;
+    const int inputs = a.inputs / PARTS, steps = inputs / DEPTH;
+    float (*sums)[BM + 4] = reinterpret_cast<float (*)[BM + 4]>(dynamic); // [ROWS], where the tiles were
+    Tiles<BM>::multiply(a, reinterpret_cast<bf16*>(dynamic), output0, row0, part * inputs, steps, steps, [&](const float (&acc)[NT][4]) {
+        __syncthreads();
+#pragma unroll
+        for (int n = 0; n < NT; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[(across * NT + n) * 8 + 2 * t + i % 2][along * 16 + g + i / 2 * 8] = acc[n][i];
+        }
+    });
+    // What the copies that were never needed would still write is nothing: all of them have been waited for.
+    wait_copies<0>();
+    constexpr int RESULTS = MODE == SILU_MUL ? BM / 2 : BM, EACH = 8 * RESULTS / 256;
+    float before[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int at = threadIdx.x + i * 256, row = row0 + part * 8 + at / RESULTS;
+        before[i] = row < a.rows ? added_to<MODE>(a, row, blockIdx.y * RESULTS + at % RESULTS) : 0.f;
+    }
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const auto total = [&](int row, int output) {
+        const uint32_t own = static_cast<uint32_t>(__cvta_generic_to_shared(&sums[row][output]));
+        float parts[PARTS];
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+            uint32_t there;
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(own), "r"(p));
+            asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(parts[p]) : "r"(there));
+        }
+        float sum = parts[0];
+#pragma unroll
+        for (int p = 1; p < PARTS; ++p) sum = __fadd_rn(sum, parts[p]);
+        return sum;
+    };
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int at = threadIdx.x + i * 256, of = part * 8 + at / RESULTS, result = at % RESULTS;
+        if (row0 + of >= a.rows) continue;
+        if (MODE == SILU_MUL) {
+            finish_gated<bf16>(a, row0 + of, blockIdx.y * RESULTS + result, total(of, gate_row(result)), total(of, gate_row(result) + 8));
+        } else {
+            finish<bf16, MODE>(a, row0 + of, blockIdx.y * RESULTS + result, total(of, result), before[i]);
+        }
+    }
+    // Nobody may leave while others read.
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
 // ---- norm --------------------------------------------------------------------------------------------------------------
 
-// Grid: rows / 8 rounded up.
+// One block per row: f32 rows to normed rows of T, or of f32 that went through T.
 template <typename T, typename OUT>
 __device__ __forceinline__ void rms_norm(const float* x, const T* gain, OUT* y, int rows, int width, float eps) {
+    __shared__ float squares[PARTS][8], scale_of_row;
     let_next_start();
     wait_for_previous();
-    norm_rows(x, gain, y, rows, width, eps);
+    const int lane = threadIdx.x % WARP;
+    x += static_cast<size_t>(blockIdx.x) * width;
+    y += static_cast<size_t>(blockIdx.x) * width;
+    float scale;
+    if (width % (32 * PARTS) == 0) {
+        scale = row_scales(x, width, eps, lane < 4, squares);
+    } else {
+        scale = row_scale(x, width, eps, lane);
+    }
+    if (threadIdx.x == 0) scale_of_row = scale;
+    __syncthreads();
+    scale = scale_of_row;
+#pragma unroll 4
+    for (int i = threadIdx.x * 4; i < width; i += 256 * 4) {
+        const float4 v = *reinterpret_cast<const float4*>(x + i);
+        const float each[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            y[i + j] = from_float<OUT>(to_float(from_float<T>(normed(each[j], scale, to_float(gain[i + j])))));
+        }
+    }
 }
 
 #define PLAIN(NAME, T, MODE)                                                                                    \
@@ -334,7 +443,7 @@ PLAIN(silu_mul_bf16, bf16, SILU_MUL)
 PLAIN(silu_bf16, bf16, SILU)
 
 #define SMALL(NAME, MODE, NT)                                                                                              \
-    extern "C" __global__ void __launch_bounds__(256, NT == 1 ? 4 : 3) linear_small##NT##_##NAME(const __grid_constant__ LinearArgs a) { \
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_small##NT##_##NAME(const __grid_constant__ LinearArgs a) { \
         linear_small<NT, MODE, false>(a);                                                                                  \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(256, NT == 1 ? 3 : 2) linear_small##NT##_norm_##NAME(const __grid_constant__ LinearArgs a) { \
@@ -342,7 +451,8 @@ PLAIN(silu_bf16, bf16, SILU)
     }
 #define LARGE(NAME, MODE)                                                                                       \
     extern "C" __global__ void __launch_bounds__(256, 2) linear_large32_##NAME(const __grid_constant__ LinearArgs a) { linear_large<32, MODE>(a); } \
-    extern "C" __global__ void __launch_bounds__(256, 2) linear_large64_##NAME(const __grid_constant__ LinearArgs a) { linear_large<64, MODE>(a); }
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_large64_##NAME(const __grid_constant__ LinearArgs a) { linear_large<64, MODE>(a); } \
+    extern "C" __global__ void __launch_bounds__(256, 2) linear_parts_##NAME(const __grid_constant__ LinearArgs a) { linear_parts<MODE>(a); }
 #define FAST(NAME, MODE) SMALL(NAME, MODE, 1) SMALL(NAME, MODE, 2) LARGE(NAME, MODE)
 FAST(store, STORE)
 FAST(full, STORE_F32)

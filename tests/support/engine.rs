@@ -1,7 +1,7 @@
 //! What integration tests share: the default voice, engines on it, and answers as data.
 #![allow(dead_code, clippy::unwrap_used, reason = "every test binary uses a part of this")]
 
-use omni_actors::config::{Config, DeviceKind};
+use omni_actors::config::{Config, DeviceKind, Precision};
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
     SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage,
@@ -40,8 +40,12 @@ pub fn tiny() -> Checkpoint {
 
 pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -> Engine {
     let mut config = Config::default();
-    // The same on a machine with a GPU.
-    config.device.kind = Some(DeviceKind::Cpu);
+    // The same on a machine with a GPU, unless that is what is to be tested: in f32, for goldens are.
+    config.device.kind = Some(match std::env::var("OMNI_TEST_DEVICE").as_deref() {
+        Ok("cuda") => DeviceKind::Cuda,
+        _ => DeviceKind::Cpu,
+    });
+    config.device.dtype = Some(Precision::F32);
     change(&mut config);
     Engine::start(checkpoint, &config).await.unwrap()
 }

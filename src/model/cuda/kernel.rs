@@ -30,12 +30,14 @@ pub struct Shape {
     /// (`griddepcontrol.wait`) when it needs what came before: every kernel of ours that is launched so does that before it
     /// reads or writes anything but weights.
     pub overlap: bool,
+    /// Blocks along the first dimension that run together and see each other's shared memory; 1 for none.
+    pub cluster: u32,
 }
 
 impl Shape {
     /// A one-dimensional grid without shared memory.
     pub fn new(blocks: usize, threads: u32) -> Shape {
-        Shape { grid: [blocks as u32, 1, 1], threads, shared: 0, overlap: false }
+        Shape { grid: [blocks as u32, 1, 1], threads, shared: 0, overlap: false, cluster: 1 }
     }
 
     /// The same with a grid of two dimensions.
@@ -56,6 +58,13 @@ impl Shape {
     #[must_use]
     pub fn shared(mut self, bytes: usize) -> Shape {
         self.shared = bytes as u32;
+        self
+    }
+
+    /// The same in clusters of so many blocks; needs compute capability 9.0.
+    #[must_use]
+    pub fn clusters(mut self, blocks: usize) -> Shape {
+        self.cluster = blocks as u32;
         self
     }
 
@@ -109,10 +118,20 @@ impl Kernel {
         if shape.grid.contains(&0) {
             return Ok(());
         }
-        // SAFETY: all fields are plain numbers, for which zeros are a value.
-        let mut attribute: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
-        attribute.id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-        attribute.value.programmaticStreamSerializationAllowed = 1;
+        // SAFETY: all fields are plain numbers, for which zeros are a value; the id of 0 means to ignore it.
+        let mut attributes: [sys::CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+        let mut count = 0;
+        if shape.overlap && stream.overlaps() {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[count].value.programmaticStreamSerializationAllowed = 1;
+            count += 1;
+        }
+        if shape.cluster > 1 {
+            attributes[count].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[count].value.clusterDim =
+                sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: shape.cluster, y: 1, z: 1 };
+            count += 1;
+        }
         let config = sys::CUlaunchConfig {
             gridDimX: shape.grid[0],
             gridDimY: shape.grid[1],
@@ -122,8 +141,8 @@ impl Kernel {
             blockDimZ: 1,
             sharedMemBytes: shape.shared,
             hStream: stream.raw(),
-            attrs: &mut attribute,
-            numAttrs: u32::from(shape.overlap && stream.overlaps()),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: count as u32,
         };
         // SAFETY: the caller's promise.
         let answer = unsafe { sys::cuLaunchKernelEx(&config, self.function, args.as_mut_ptr(), std::ptr::null_mut()) };

@@ -108,6 +108,10 @@ const SMALL_ROWS: usize = 16;
 const MAX_NORMED: usize = 2048;
 /// Outputs from which tiles of 64 fill the device.
 const WIDE: usize = 4096;
+/// Outputs up to which tiles leave most of the device idle, so that several blocks share one.
+const NARROW: usize = 2048;
+/// Blocks that share one: `PARTS` of `kernels/common.cuh`.
+const PARTS: usize = 8;
 /// `STAGES`, `ROWS` and `DEPTH` of `kernels/linear.cu`.
 const TILE_BYTES: fn(usize) -> usize = |outputs| 5 * (outputs + 64) * 64 * 2;
 const THREADS: u32 = 256;
@@ -126,6 +130,8 @@ struct Fast {
     small: [[Kernel; 2]; 2],
     /// Tiles of 32 and of 64 outputs.
     large: [Kernel; 2],
+    /// Eight blocks to a tile of 64 outputs.
+    parts: Kernel,
 }
 
 /// All of them for one element type, with the room that norms need.
@@ -134,6 +140,8 @@ pub struct Products {
     modes: Vec<Variants>,
     norm: Kernel,
     norm_full: Kernel,
+    /// Whether blocks can share tiles.
+    clusters: bool,
     /// Normed rows, for launches that cannot norm on the way.
     normed: Buffer<u8>,
     /// Only the plain kernels: for tests.
@@ -162,6 +170,7 @@ macro_rules! variants {
                     $gpu.kernel(concat!("linear_large32_", $name))?,
                     $gpu.kernel(concat!("linear_large64_", $name))?,
                 ],
+                parts: $gpu.kernel(concat!("linear_parts_", $name))?,
             }),
         }
     };
@@ -203,6 +212,7 @@ impl Products {
             for (kernel, outputs) in fast.large.iter().zip([32, 64]) {
                 kernel.allow_shared(TILE_BYTES(outputs))?;
             }
+            fast.parts.allow_shared(TILE_BYTES(64))?;
         }
         let (norm, norm_full) = match precision {
             Precision::F32 => ("rms_norm_f32", "rms_norm_f32"),
@@ -213,6 +223,7 @@ impl Products {
             modes,
             norm: gpu.kernel(norm)?,
             norm_full: gpu.kernel(norm_full)?,
+            clusters: gpu.capability() >= 90,
             normed: gpu.alloc("normed rows", rows * width * element_size(precision))?,
             plain: false,
         })
@@ -261,27 +272,33 @@ impl Products {
         let (kernel, shape) = match variants.fast.filter(|_| fits) {
             None => {
                 let kernel = variants.plain[usize::from(norm.is_some())];
-                (kernel, Shape::new(results.div_ceil(8), THREADS).by(rows))
+                (kernel, Shape::new(results.div_ceil(8), THREADS).by(rows).overlapping())
             }
             Some(fast) => {
                 if let Some(norm) = norm.filter(|_| rows > SMALL_ROWS || *inputs > MAX_NORMED) {
                     self.norm(stream, x, norm, self.normed.address(), rows, *inputs)?;
                     (args.x, args.gain) = (self.normed.address(), 0);
                 }
+                let tiles = rows.div_ceil(64);
                 if rows <= SMALL_ROWS {
                     let kernel = fast.small[usize::from(rows > 8)][usize::from(args.gain != 0)];
-                    (kernel, Shape::new(outputs / 16, THREADS))
+                    (kernel, Shape::new(outputs / 16, THREADS).overlapping())
+                } else if *outputs <= NARROW && outputs.is_multiple_of(64) && self.clusters {
+                    let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
+                    (fast.parts, shape.clusters(PARTS).overlapping())
                 } else {
+                    // Not overlapping: tiles that start early take the room of those ahead of them, which was measured to
+                    // cost more than it wins.
                     let wide = *outputs > WIDE && outputs.is_multiple_of(64);
                     let tile = if wide { 64 } else { 32 };
-                    let shape = Shape::new(outputs / tile, THREADS).by(rows.div_ceil(64)).shared(TILE_BYTES(tile));
+                    let shape = Shape::new(outputs / tile, THREADS).by(tiles).shared(TILE_BYTES(tile));
                     (fast.large[usize::from(wide)], shape)
                 }
             }
         };
         // SAFETY: the argument is `LinearArgs`; the layer lives as long as the engine that queues, and the caller gives
         // rows of the layer's sizes.
-        unsafe { kernel.launch(stream, shape.overlapping(), kernel_args![args]) }
+        unsafe { kernel.launch(stream, shape, kernel_args![args]) }
     }
 
     /// Queues the norm of `rows` rows of f32 to rows of the engine's type.
@@ -327,7 +344,7 @@ impl Products {
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
-        let shape = Shape::new(rows.div_ceil(8), THREADS).overlapping();
+        let shape = Shape::new(rows, THREADS).overlapping();
         // SAFETY: the arguments are those of `rms_norm_*` in kernels/linear.cu.
         unsafe { kernel.launch(stream, shape, kernel_args![x, norm.gain, y, rows as i32, width as i32, norm.eps]) }
     }

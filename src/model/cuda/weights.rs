@@ -165,16 +165,25 @@ impl Uploader {
         let band = GATE_ROWS * inputs * size;
         for (half, scope) in parts.into_iter().enumerate() {
             let part = self.tensor(scope, name, &[inner, inputs])?;
-            // SAFETY: all fields are numbers or pointers, for which zeros are a value.
-            let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-            copy.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            copy.srcDevice = part.address();
-            copy.srcPitch = band;
-            copy.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            copy.dstDevice = to.address() + (at * size + half * band) as u64;
-            copy.dstPitch = 2 * band;
-            copy.WidthInBytes = band;
-            copy.Height = inner / GATE_ROWS;
+            let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            let copy = sys::CUDA_MEMCPY2D {
+                srcXInBytes: 0,
+                srcY: 0,
+                srcMemoryType: device,
+                srcHost: std::ptr::null(),
+                srcDevice: part.address(),
+                srcArray: std::ptr::null_mut(),
+                srcPitch: band,
+                dstXInBytes: 0,
+                dstY: 0,
+                dstMemoryType: device,
+                dstHost: std::ptr::null_mut(),
+                dstDevice: to.address() + (at * size + half * band) as u64,
+                dstArray: std::ptr::null_mut(),
+                dstPitch: 2 * band,
+                WidthInBytes: band,
+                Height: inner / GATE_ROWS,
+            };
             // SAFETY: `inner / 8` bands of each side lie inside their buffers; `part` lives until the stream has come so far.
             check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.raw()) })?;
             self.stream.synchronize()?;
