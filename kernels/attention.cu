@@ -6,6 +6,7 @@
 //
 //   kv_write_*       norms, rotates and stores the keys of new positions, and stores their values
 //   attend_plain_*   any head size, one warp per query head
+//   attend_short2    bf16, head_dim 128, two query heads per kv head, sequences of up to 17 positions, all different
 //   attend_fast*     bf16, head_dim 128: eight warps share the positions; *_write also does what kv_write does, for
 //                    launches whose rows are all different sequences
 //
@@ -346,6 +347,101 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
     }
 }
 
+// ---- short -------------------------------------------------------------------------------------------------------------
+
+constexpr int SHORT = 16; // cached positions at most
+
+// For sequences of up to SHORT + 1 positions, such as the code predictor's: one kv head and its two query heads per block,
+// one warp each. Lane p has position p, so that all that lies in the cache is in registers before the kernel ahead has
+// ended; see attend_fast. Writes its own key and value on the way. Grid: (kv_heads, rows).
+__device__ __forceinline__ void attend_short(const AttentionArgs& a) {
+    __shared__ __align__(16) float queries[2][DIM];
+    __shared__ __align__(16) bf16 own_key[DIM], own_value[DIM];
+
+    const int row = blockIdx.y, kv_head = blockIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int position = a.positions[row];
+    const uint32_t slot = a.slots[row];
+    const bf16* keys = static_cast<const bf16*>(a.keys);
+    const bf16* values = static_cast<const bf16*>(a.values);
+    uint4 key[DIM / 8];
+    uint2 value[SHORT];
+    if (lane < position && lane < SHORT) {
+        const uint4* from = reinterpret_cast<const uint4*>(keys + cache_at(a, slot, lane, kv_head));
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i) key[i] = from[i];
+    } else {
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i) key[i] = make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int p = 0; p < SHORT; ++p) {
+        value[p] = p < position ? reinterpret_cast<const uint2*>(values + cache_at(a, slot, p, kv_head))[lane] : make_uint2(0, 0);
+    }
+    const Turn<bf16> turn_query(a, static_cast<const bf16*>(a.q_norm), max(position, 0), lane);
+    const Turn<bf16> turn_key(a, static_cast<const bf16*>(a.k_norm), max(position, 0), lane);
+    wait_for_previous();
+    let_next_start();
+    if (position < 0) return;
+
+    float low[MAX_PAIRS], high[MAX_PAIRS];
+    turn_query.head(a, head_of<bf16>(a, row, kv_head * 2 + warp), lane, low, high);
+    // Times log2(e), so that exponentials are powers of two.
+    const float scale = a.scale * 1.4426950408889634f;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        queries[warp][lane + i * WARP] = low[i] * scale;
+        queries[warp][lane + i * WARP + DIM / 2] = high[i] * scale;
+    }
+    if (warp == 0) {
+        turn_key.head(a, head_of<bf16>(a, row, a.heads + kv_head), lane, low, high);
+        bf16* to = static_cast<bf16*>(a.keys) + cache_at(a, slot, position, kv_head);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            own_key[lane + i * WARP] = to[lane + i * WARP] = __float2bfloat16_rn(low[i]);
+            own_key[lane + i * WARP + DIM / 2] = to[lane + i * WARP + DIM / 2] = __float2bfloat16_rn(high[i]);
+        }
+    } else {
+        const uint2 own = reinterpret_cast<const uint2*>(head_of<bf16>(a, row, a.heads + a.kv_heads + kv_head))[lane];
+        reinterpret_cast<uint2*>(own_value)[lane] = own;
+        reinterpret_cast<uint2*>(static_cast<bf16*>(a.values) + cache_at(a, slot, position, kv_head))[lane] = own;
+    }
+    __syncthreads();
+
+    if (lane == position) {
+#pragma unroll
+        for (int i = 0; i < DIM / 8; ++i) key[i] = reinterpret_cast<const uint4*>(own_key)[i];
+    }
+    float dots[4] = {};
+#pragma unroll
+    for (int i = 0; i < DIM / 8; ++i) {
+        float k[8];
+        unpack(key[i], k);
+        const float4 q0 = reinterpret_cast<const float4*>(queries[warp])[2 * i], q1 = reinterpret_cast<const float4*>(queries[warp])[2 * i + 1];
+        dots[0] = __fmaf_rn(q1.x, k[4], __fmaf_rn(q0.x, k[0], dots[0]));
+        dots[1] = __fmaf_rn(q1.y, k[5], __fmaf_rn(q0.y, k[1], dots[1]));
+        dots[2] = __fmaf_rn(q1.z, k[6], __fmaf_rn(q0.z, k[2], dots[2]));
+        dots[3] = __fmaf_rn(q1.w, k[7], __fmaf_rn(q0.w, k[3], dots[3]));
+    }
+    const float score = lane <= position ? (dots[0] + dots[1]) + (dots[2] + dots[3]) : -INFINITY;
+    float most = score;
+#pragma unroll
+    for (int mask = WARP / 2; mask > 0; mask /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, mask));
+    const float weight = exp2f(score - most), total = warp_sum(weight);
+    float mix[4] = {};
+#pragma unroll
+    for (int p = 0; p <= SHORT; ++p) {
+        const float of = __shfl_sync(~0u, weight, p);
+        const uint2 v = p == position ? reinterpret_cast<const uint2*>(own_value)[lane] : p < SHORT ? value[p] : make_uint2(0, 0);
+        mix[0] = __fmaf_rn(of, __uint_as_float(v.x << 16), mix[0]);
+        mix[1] = __fmaf_rn(of, __uint_as_float(v.x & 0xFFFF0000u), mix[1]);
+        mix[2] = __fmaf_rn(of, __uint_as_float(v.y << 16), mix[2]);
+        mix[3] = __fmaf_rn(of, __uint_as_float(v.y & 0xFFFF0000u), mix[3]);
+    }
+    const __nv_bfloat162 front = __floats2bfloat162_rn(mix[0] / total, mix[1] / total), back = __floats2bfloat162_rn(mix[2] / total, mix[3] / total);
+    bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(row) * a.heads + kv_head * 2 + warp) * DIM;
+    reinterpret_cast<uint2*>(out)[lane] = make_uint2(*reinterpret_cast<const uint32_t*>(&front), *reinterpret_cast<const uint32_t*>(&back));
+}
+
 extern "C" __global__ void __launch_bounds__(64) kv_write_f32(const __grid_constant__ AttentionArgs a) { kv_write<float>(a); }
 extern "C" __global__ void __launch_bounds__(64) kv_write_bf16(const __grid_constant__ AttentionArgs a) { kv_write<bf16>(a); }
 extern "C" __global__ void __launch_bounds__(32) attend_plain_f32(const __grid_constant__ AttentionArgs a) { attend_plain<float>(a); }
@@ -356,3 +452,4 @@ extern "C" __global__ void __launch_bounds__(256) attend_fast4(const __grid_cons
 extern "C" __global__ void __launch_bounds__(256) attend_fast1_write(const __grid_constant__ AttentionArgs a) { attend_fast<1, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) attend_fast2_write(const __grid_constant__ AttentionArgs a) { attend_fast<2, true>(a); }
 extern "C" __global__ void __launch_bounds__(256) attend_fast4_write(const __grid_constant__ AttentionArgs a) { attend_fast<4, true>(a); }
+extern "C" __global__ void __launch_bounds__(64) attend_short2_write(const __grid_constant__ AttentionArgs a) { attend_short(a); }

@@ -15,6 +15,8 @@ use crate::model::hf::DecoderConfig;
 
 /// Positions of a page of the cache: `PAGE` of `kernels/attention.cu`.
 pub const PAGE: usize = 16;
+/// Positions of the sequences that `attend_short2_write` takes.
+const MAX_SHORT: usize = 17;
 /// The widest head that the kernels take.
 const MAX_HEAD: usize = 256;
 
@@ -65,6 +67,8 @@ pub struct Rows {
     pub positions: u64,
     /// Whether no two of them are of one sequence.
     pub distinct: bool,
+    /// Positions that no sequence exceeds, where that is known to be few.
+    pub most: Option<usize>,
 }
 
 /// What layers keep between their kernels; shared by all stacks of a stage.
@@ -80,6 +84,8 @@ pub struct Attention {
     plain: Kernel,
     /// For 1, 2 and 4 query heads per block, without and with writing.
     fast: Option<[[Kernel; 2]; 3]>,
+    /// For short sequences with two query heads per kv head.
+    short: Option<Kernel>,
 }
 
 /// `AttentionArgs` of `kernels/attention.cu`.
@@ -225,7 +231,7 @@ impl Stack {
                 eps,
                 scale: (c.head_dim as f32).sqrt().recip(),
             };
-            engine.attention.run(stream, &args, rows.distinct)?;
+            engine.attention.run(stream, &args, rows)?;
             products.run(stream, Mode::Add, &layer.output, Input::Ready(mixed), x, rows.count)?;
             match (&layer.ffn, &engine.experts) {
                 (Ffn::Dense { gate_up, down }, _) => {
@@ -344,9 +350,12 @@ impl Attention {
     /// What the driver says.
     pub fn new(gpu: &Gpu, precision: Precision) -> Result<Attention, CudaError> {
         Ok(match precision {
-            Precision::F32 => {
-                Attention { write: gpu.kernel("kv_write_f32")?, plain: gpu.kernel("attend_plain_f32")?, fast: None }
-            }
+            Precision::F32 => Attention {
+                write: gpu.kernel("kv_write_f32")?,
+                plain: gpu.kernel("attend_plain_f32")?,
+                fast: None,
+                short: None,
+            },
             Precision::Bf16 => Attention {
                 write: gpu.kernel("kv_write_bf16")?,
                 plain: gpu.kernel("attend_plain_bf16")?,
@@ -355,11 +364,13 @@ impl Attention {
                     [gpu.kernel("attend_fast2")?, gpu.kernel("attend_fast2_write")?],
                     [gpu.kernel("attend_fast4")?, gpu.kernel("attend_fast4_write")?],
                 ]),
+                short: Some(gpu.kernel("attend_short2_write")?),
             },
         })
     }
 
-    fn run(&self, stream: &Stream, args: &Args, distinct: bool) -> Result<(), CudaError> {
+    fn run(&self, stream: &Stream, args: &Args, of: Rows) -> Result<(), CudaError> {
+        let distinct = of.distinct;
         let (rows, heads, kv_heads) = (args.rows as usize, args.heads as usize, args.kv_heads as usize);
         let group = heads / kv_heads;
         // Query heads of one block.
@@ -372,6 +383,14 @@ impl Attention {
         // A block can write its key and value on the way if no other block needs them.
         let writes = fast.is_some() && distinct && together == group;
         let args = *args;
+        let short = self.short.filter(|_| {
+            args.head_dim == 128 && group == 2 && distinct && of.most.is_some_and(|most| most <= MAX_SHORT)
+        });
+        if let Some(short) = short {
+            let shape = Shape::new(kv_heads, 64).by(rows).overlapping();
+            // SAFETY: as below.
+            return unsafe { short.launch(stream, shape, kernel_args![args]) };
+        }
         // SAFETY: the argument is `AttentionArgs`; all addresses are of buffers of the engine and its caller.
         unsafe {
             if !writes {

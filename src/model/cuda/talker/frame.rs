@@ -283,8 +283,13 @@ impl Frames {
         // SAFETY: the argument is `BeginArgs`, with addresses of buffers of `self` and `net`.
         unsafe { self.kernels.begin_frame.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![begin])? };
         let (x, logits, narrow) = (self.x.address(), self.logits.address(), self.narrow.address());
-        let distinct =
-            Rows { count: rows, slots: self.slots.address(), positions: self.positions.address(), distinct: true };
+        let distinct = Rows {
+            count: rows,
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            distinct: true,
+            most: None,
+        };
         net.stack.run(&self.engine, stream, x, distinct, &self.cache)?;
         let last = Input::Normed(x, net.stack.norm());
         products.run(stream, Mode::StoreF32, &net.head, last, logits, rows)?;
@@ -320,9 +325,15 @@ impl Frames {
             let positions = constants.later.at(pass.saturating_sub(1) * rows);
             // A row's prompt, its hidden state and its code 0, goes in as two rows; then one row per code.
             let batch = if pass == 0 {
-                Rows { count: 2 * rows, slots: sequences, positions: constants.first.address(), distinct: false }
+                Rows {
+                    count: 2 * rows,
+                    slots: sequences,
+                    positions: constants.first.address(),
+                    distinct: false,
+                    most: Some(2),
+                }
             } else {
-                Rows { count: rows, slots: sequences, positions, distinct: true }
+                Rows { count: rows, slots: sequences, positions, distinct: true, most: Some(groups + 1) }
             };
             predictor.stack.run(&self.engine, stream, narrow, batch, &self.inner_cache)?;
             let last = if pass == 0 { self.narrow.at(rows * inner) } else { narrow };
@@ -374,8 +385,13 @@ impl Frames {
         };
         // SAFETY: the argument is `PromptArgs`, with addresses of buffers of `self` and `net`.
         unsafe { self.kernels.begin_prompt.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
-        let batch =
-            Rows { count: rows, slots: self.slots.address(), positions: self.positions.address(), distinct: false };
+        let batch = Rows {
+            count: rows,
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            distinct: false,
+            most: None,
+        };
         net.stack.run(&self.engine, stream, self.x.address(), batch, &self.cache)
     }
 
