@@ -60,7 +60,13 @@ impl Launch<'_> {
         let positions = gpu.upload("positions", &rows.iter().map(|row| row.1).collect::<Vec<_>>()).unwrap();
         let residual = gpu.upload("rows", x).unwrap();
         let stream = gpu.stream(Priority::Normal).unwrap();
-        let rows = Rows { count: rows.len(), slots: slots.address(), positions: positions.address(), distinct: false };
+        let rows = Rows {
+            count: rows.len(),
+            slots: slots.address(),
+            positions: positions.address(),
+            distinct: false,
+            most: None,
+        };
         stack.run(engine, &stream, residual.address(), rows, &cache).unwrap();
         residual.read(&stream).unwrap()
     }
