@@ -166,7 +166,13 @@ impl Steps {
         };
         // SAFETY: the argument is `BeginTokensArgs`, with addresses of buffers of `self` and `net`.
         unsafe { self.begin.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
-        let batch = Rows { count: rows, slots: self.slots.address(), positions: self.positions.address(), distinct };
+        let batch = Rows {
+            count: rows,
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            distinct,
+            most: None,
+        };
         net.stack.run(&self.engine, stream, self.x.address(), batch, &self.cache)
     }
 
