@@ -13,6 +13,7 @@ use crate::core::scheduler::{Plan, PlannedRow, RowDone};
 use crate::ids::{RequestId, Seq, Slot};
 use crate::model::ModelError;
 use crate::model::stage::{Emit, Finish, Launched, RowOutput};
+use crate::telemetry::timeline;
 use crate::transfer::payload::End;
 use ractor::ActorRef;
 use std::collections::HashMap;
@@ -171,6 +172,7 @@ impl Completion {
         let rows =
             plan.rows.iter().zip(outcome.rows).map(|(planned, result)| self.ticket_row(planned, result)).collect();
         self.measure(&plan, &time, pending);
+        self.trace(&plan, &time);
         self.hand_over(Ticket::Step { step: plan.step, ended, rows })?;
         Ok(())
     }
@@ -233,6 +235,24 @@ impl Completion {
             metrics.bubble_seconds.record(time.bubble(*last, pending));
         }
         self.last_step = Some((time.ended, slots));
+    }
+
+    /// The step in the timeline. The fields are computed only where somebody listens.
+    fn trace(&self, plan: &Plan, time: &Span) {
+        let units =
+            |prompt: bool| -> u32 { plan.rows.iter().filter(|row| row.prompt || !prompt).map(|row| row.advance).sum() };
+        tracing::trace!(
+            target: timeline::TARGET,
+            stage = %self.stage.setup.name,
+            step = plan.step.0,
+            rows = plan.rows.len(),
+            units = units(false),
+            prompt = units(true),
+            began_us = timeline::micros(time.began),
+            returned_us = timeline::micros(time.returned),
+            known_us = timeline::micros(time.ended),
+            device_us = time.device.map(|device| device.as_micros() as u64),
+        );
     }
 }
 

@@ -10,6 +10,7 @@ mod handles;
 mod logging;
 pub mod playback;
 mod request;
+pub mod timeline;
 
 pub use exposition::render;
 pub use handles::{

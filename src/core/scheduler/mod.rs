@@ -125,6 +125,8 @@ pub struct PlannedRow {
     pub slot: Slot,
     /// Units; 0 ends a row whose input is used up.
     pub advance: u32,
+    /// Whether the units are of its prompt.
+    pub prompt: bool,
     /// What this counts against the row's window until it returns.
     pending: u32,
 }
@@ -351,7 +353,7 @@ impl SchedulerCore {
                 prefill_left -= advance;
             }
             let pending = row.launched(advance);
-            planned.push(PlannedRow { request, slot, advance, pending });
+            planned.push(PlannedRow { request, slot, advance, prompt: prefilling, pending });
         }
         if planned.is_empty() {
             return None;
