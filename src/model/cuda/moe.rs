@@ -16,8 +16,9 @@ use crate::model::hf::{DecoderConfig, MoeConfig};
 const MAX_EXPERTS: usize = 512;
 const MAX_CHOICES: usize = 32;
 const GROUP: usize = 32;
-/// Up to so many rows every pair of a row and an expert reads the expert's weights for itself: then few share one.
-const FEW_ROWS: usize = 16;
+/// Up to so many pairs of a row and an expert each reads the expert's weights for itself: then few share one. As measured
+/// on an H200, docs/cuda-thinker.md.
+const FEW_PAIRS: usize = 56;
 /// Choices that the kernel for few rows takes, a warp each.
 const FEW_CHOICES: usize = 8;
 const THREADS: u32 = 256;
@@ -320,7 +321,7 @@ impl Experts {
             let shape = Shape::new(rows.div_ceil(8), THREADS).overlapping();
             self.route.launch(stream, shape, kernel_args![route])?;
         }
-        let few = rows <= FEW_ROWS && choices <= FEW_CHOICES && !self.grouped;
+        let few = pairs <= FEW_PAIRS && choices <= FEW_CHOICES && !self.grouped;
         let step = |kernel: Kernel, shape: Shape| {
             // SAFETY: as above, with `MoeArgs`.
             unsafe { kernel.launch(stream, shape.overlapping(), kernel_args![args]) }
