@@ -113,12 +113,25 @@ fn alone(stage: &mut dyn StageModel, row: &ThinkerRow, chunk: u32) -> Said {
     said
 }
 
+/// The requests, of which every other one ends at a token that it says on its way, with what a CPU says to them.
+fn requests(both: &mut Both, count: u32) -> Vec<(ThinkerRow, Said)> {
+    let request = |number| {
+        let mut row = request(number, both.vocabulary);
+        let mut want = alone(&mut *both.cpu, &row, 1000);
+        if number % 2 == 1 {
+            row.eos = vec![row.eos.first().copied().unwrap_or(0), want.tokens[4]].into();
+            want = alone(&mut *both.cpu, &row, 1000);
+            assert_eq!(want.finish, Some(Finish::Stop), "request {number}");
+        }
+        (row, want)
+    };
+    (0..count).map(request).collect()
+}
+
 #[test]
 fn a_row_alone_says_what_it_says_on_a_cpu_whatever_the_pieces_of_its_prompt() {
     let Some(mut both) = both(OPTIONS) else { return };
-    for number in 0..12 {
-        let row = request(number, both.vocabulary);
-        let want = alone(&mut *both.cpu, &row, 1000);
+    for (number, (row, want)) in requests(&mut both, 12).into_iter().enumerate() {
         for chunk in [1000, 1, 7] {
             assert_eq!(alone(&mut *both.device, &row, chunk), want, "request {number} in pieces of {chunk}");
         }
@@ -129,8 +142,7 @@ fn a_row_alone_says_what_it_says_on_a_cpu_whatever_the_pieces_of_its_prompt() {
 #[test]
 fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahead() {
     let Some(mut both) = both(OPTIONS) else { return };
-    let requests: Vec<ThinkerRow> = (0..24).map(|number| request(number, both.vocabulary)).collect();
-    let want: Vec<Said> = requests.iter().map(|row| alone(&mut *both.cpu, row, 1000)).collect();
+    let (requests, want): (Vec<ThinkerRow>, Vec<Said>) = requests(&mut both, 24).into_iter().unzip();
     let stage = &mut *both.device;
     let mut said: Vec<Said> = requests.iter().map(|_| Said::default()).collect();
     // Slot to request and prompt positions left; a slot is free again once the end of its row was seen.
