@@ -119,7 +119,7 @@ fn requests(both: &mut Both, count: u32) -> Vec<(ThinkerRow, Said)> {
         let mut row = request(number, both.vocabulary);
         let mut want = alone(&mut *both.cpu, &row, 1000);
         if number % 2 == 1 {
-            row.eos = vec![row.eos.first().copied().unwrap_or(0), want.tokens[4]].into();
+            row.eos = vec![row.eos.first().copied().unwrap_or(0), want.tokens[want.tokens.len().min(5) - 1]].into();
             want = alone(&mut *both.cpu, &row, 1000);
             assert_eq!(want.finish, Some(Finish::Stop), "request {number}");
         }
