@@ -186,3 +186,43 @@ fn say_speaks_with_the_voice_of_a_recording() {
     let told = Omni::new().arguments(&[&["say", "--instructions", "slowly"], &recording[..], &base].concat());
     told.run().exits(2).tells("does not follow instructions");
 }
+
+#[test]
+fn the_timeline_has_every_step_on_one_clock() {
+    let done = omni([
+        "bench",
+        "--concurrency",
+        "2",
+        "--requests",
+        "2",
+        "--set",
+        "telemetry.log=\"timeline=trace\"",
+        "--set",
+        "telemetry.log_format=\"json\"",
+    ])
+    .run();
+    done.succeeds();
+    let steps: Vec<serde_json::Value> = done
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with('{'))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let number =
+        |step: &serde_json::Value, field: &str| step[field].as_u64().unwrap_or_else(|| panic!("{field}: {step}"));
+    for stage in ["talker", "code2wav"] {
+        let steps: Vec<_> = steps.iter().filter(|step| step["stage"] == stage).collect();
+        assert!(steps.len() > 5, "{stage}: {} steps", steps.len());
+        for (i, step) in steps.iter().enumerate() {
+            assert_eq!(number(step, "step"), i as u64, "{stage}: none is left out");
+            assert!(number(step, "began_us") <= number(step, "returned_us"), "{step}");
+            assert!(number(step, "returned_us") <= number(step, "known_us"), "{step}");
+            assert!(number(step, "prompt") <= number(step, "units") && number(step, "rows") <= 2, "{step}");
+        }
+        let ends: Vec<_> = steps.iter().map(|step| number(step, "known_us")).collect();
+        assert!(ends.is_sorted(), "{stage}: {ends:?}");
+    }
+    let first = |stage: &str| steps.iter().find(|step| step["stage"] == stage).unwrap();
+    assert_eq!(number(first("talker"), "prompt"), number(first("talker"), "units"), "a talker begins with a prompt");
+    assert!(number(first("talker"), "known_us") <= number(first("code2wav"), "began_us"), "one clock for all stages");
+}
