@@ -128,30 +128,40 @@ __device__ __forceinline__ void linear_small(const LinearArgs& a) {
     float acc[NT][4] = {};
     for (int step = 0; step < steps; step += AHEAD) {
         if (NORM) {
+            // All loads of the next steps go out together: with three blocks to a multiprocessor, one's turn to wait is
+            // another's to multiply.
 #pragma unroll
-            for (int u = 0; u < AHEAD; ++u) {
+            for (int n = 0; n < NT; ++n) {
+                const int of = n * 8 + g;
 #pragma unroll
-                for (int n = 0; n < NT; ++n) {
-                    const int of = n * 8 + g, input = first + (step + u) * STEP;
-                    x[u][n] = make_uint4(0, 0, 0, 0);
+                for (int u = 0; u < AHEAD; ++u) {
+                    x[u][0] = make_uint4(0, 0, 0, 0);
                     if (of < a.rows && step + u < steps) {
                         // In the first-level cache since the squares were added up.
+                        const int input = first + (step + u) * STEP;
                         const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(a.x) + static_cast<size_t>(of) * a.inputs + input);
                         const uint4 gain = *reinterpret_cast<const uint4*>(gains + input);
                         const uint2 front = normed4(from[0], scale[n], make_uint2(gain.x, gain.y));
                         const uint2 back = normed4(from[1], scale[n], make_uint2(gain.z, gain.w));
-                        x[u][n] = make_uint4(front.x, front.y, back.x, back.y);
+                        x[u][0] = make_uint4(front.x, front.y, back.x, back.y);
                     }
                 }
+#pragma unroll
+                for (int u = 0; u < AHEAD; ++u) {
+                    if (step + u < steps) mma_step(acc[n], w[u][0], w[u][1], x[u][0]);
+                }
             }
-        }
 #pragma unroll
-        for (int u = 0; u < AHEAD; ++u) {
-            if (step + u >= steps) continue;
+            for (int u = 0; u < AHEAD; ++u) fetch(u, step + AHEAD + u);
+        } else {
 #pragma unroll
-            for (int n = 0; n < NT; ++n) mma_step(acc[n], w[u][0], w[u][1], x[u][n]);
-            fetch(u, step + u + AHEAD);
-            if (!NORM) fetch_rows(u, step + u + AHEAD);
+            for (int u = 0; u < AHEAD; ++u) {
+                if (step + u >= steps) continue;
+#pragma unroll
+                for (int n = 0; n < NT; ++n) mma_step(acc[n], w[u][0], w[u][1], x[u][n]);
+                fetch(u, step + u + AHEAD);
+                fetch_rows(u, step + u + AHEAD);
+            }
         }
     }
 
