@@ -230,7 +230,12 @@ fn the_device_picks_the_tokens_that_the_cpu_picks() {
     let all = [
         SamplingParams { temperature: 0.9, top_k: 50, repetition_penalty: 1.05, ..PLAIN },
         SamplingParams { top_k: 50, top_p: 0.8, ..PLAIN },
-        SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.1, presence_penalty: 0.2, ..SamplingParams::GREEDY },
+        SamplingParams {
+            repetition_penalty: 1.3,
+            frequency_penalty: 0.1,
+            presence_penalty: 0.2,
+            ..SamplingParams::GREEDY
+        },
         SamplingParams { temperature: 1.3, top_p: 0.9, min_p: 0.02, frequency_penalty: 0.3, ..PLAIN },
         SamplingParams { temperature: 0.7, top_k: 2000, min_p: 0.1, ..PLAIN },
         SamplingParams { temperature: 0.2, top_p: 0.0, ..PLAIN },
@@ -240,12 +245,15 @@ fn the_device_picks_the_tokens_that_the_cpu_picks() {
     for size in [64usize, 2048, 3072, 4096] {
         let rows = 400usize;
         // Some logits are equal, so that ties are met.
-        let logits: Vec<f32> = noise(rows * size, 6.0, size as u64).into_iter().map(|x| (x * 64.0).round() / 64.0).collect();
-        let counts: Vec<u32> =
-            (0..rows * size).map(|i| if i * 31 % 11 == 0 { (i % 3) as u32 | ((i % 2) as u32) << 31 } else { 0 }).collect();
+        let logits: Vec<f32> =
+            noise(rows * size, 6.0, size as u64).into_iter().map(|x| (x * 64.0).round() / 64.0).collect();
+        let counts: Vec<u32> = (0..rows * size)
+            .map(|i| if i * 31 % 11 == 0 { (i % 3) as u32 | ((i % 2) as u32) << 31 } else { 0 })
+            .collect();
         let seen = gpu.upload("counts", &counts).unwrap();
         let raw = gpu.upload("logits", &logits).unwrap();
-        let suppress = Suppress { range: (size as u32 / 2)..size as u32 - 3, except: Some(size as u32 / 2 + 5), also: Some(3) };
+        let suppress =
+            Suppress { range: (size as u32 / 2)..size as u32 - 3, except: Some(size as u32 / 2 + 5), also: Some(3) };
         for params in all {
             let tokens = gpu.zeros::<i32>("tokens", rows).unwrap();
             let args = Pick {
