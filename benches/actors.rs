@@ -114,6 +114,7 @@ async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
         min_tokens: 0,
         ignore_eos: true,
         seed: 7,
+        forced: None,
     };
     let (prompt, prompt_input) = (row.prefill_positions(), row.prefill_rows());
     let params = RowParams { prompt, prompt_input, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };

@@ -66,6 +66,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
             min_tokens: 0,
             ignore_eos: true,
             seed: u64::from(slot),
+            forced: None,
         };
         let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();

@@ -12,7 +12,8 @@ struct StepRow {
     uint32_t text;  // row of the text table that is added to the codec side
     uint32_t count; // codes 0 sampled before this step
     uint32_t flags; // see below
-    uint32_t unused[3];
+    uint32_t forced; // where the codes that the row says begin in the step's list; NONE: it says what it picks
+    uint32_t unused[2];
 };
 
 constexpr uint32_t NO_END = 1;   // the end must not be sampled
@@ -25,7 +26,9 @@ struct NewPage {
 
 // Ahead of the rows of a step.
 struct StepHead {
-    uint64_t out; // u32 [rows, groups + 2] in memory of the host: the codes, the code 0 that was sampled, status
+    // u32 [rows, 2 * groups + 2] in memory of the host: the codes, code 0 again, status; of rows with forced codes also
+    // the codes that would have been picked.
+    uint64_t out;
     uint32_t pages;
     uint32_t unused;
 };

@@ -16,6 +16,7 @@ struct FirstArgs {
     float* next;            // [.., inner]: the predictor's input, row `next_row + row`
     const void* table;      // T [size, outer]
     const void* narrowed;   // T [size, inner]: the same in the predictor's width
+    const uint32_t* forced; // codes of frames that rows say whatever is picked
     int next_row;
     int size, outer, inner;
     int first_banned, eos;
@@ -32,6 +33,7 @@ struct GroupArgs {
     float* next;          // null after the last group
     const void* table;    // T [size, outer]
     const void* narrowed; // T [size, inner]
+    const uint32_t* forced;
     int size, outer, inner;
     int group, groups;
 };
@@ -46,7 +48,7 @@ __device__ __forceinline__ void embed(const void* table, int code, int width, fl
 }
 
 __device__ __forceinline__ uint32_t* out_of(const StepHead* head, int row, int groups) {
-    return reinterpret_cast<uint32_t*>(head->out) + static_cast<size_t>(row) * (groups + 2);
+    return reinterpret_cast<uint32_t*>(head->out) + static_cast<size_t>(row) * (2 * groups + 2);
 }
 
 template <typename T>
@@ -69,6 +71,10 @@ __device__ __forceinline__ void sample_first(const FirstArgs& a) {
                     no_end ? a.eos : -1, make_uint2(p.seed_low, p.seed_high), DOMAIN_CODES, r.count, 0);
     const bool broken = code < 0;
     if (broken) code = 0;
+    // Read here: the pick needs all registers.
+    const int picked = code;
+    const uint32_t forced = a.rows[row].forced;
+    if (forced != NONE) code = static_cast<int>(a.forced[forced]);
     if (threadIdx.x == 0) {
         uint32_t status = 0;
         if (stale) {
@@ -83,6 +89,7 @@ __device__ __forceinline__ void sample_first(const FirstArgs& a) {
         uint32_t* out = out_of(a.head, row, a.groups);
         out[0] = out[a.groups] = code;
         out[a.groups + 1] = status;
+        if (forced != NONE) out[a.groups + 2] = picked;
     }
     embed<T>(a.narrowed, code, a.inner, next, false);
     embed<T>(a.table, code, a.outer, a.codec + static_cast<size_t>(r.slot) * a.outer, false);
@@ -105,9 +112,13 @@ __device__ __forceinline__ void sample_group(const GroupArgs& a) {
                     make_uint2(p.seed_low, p.seed_high), DOMAIN_CODES, r.count, a.group);
     const bool broken = code < 0;
     if (broken) code = 0;
+    const int picked = code;
+    const uint32_t forced = a.rows[row].forced;
+    if (forced != NONE) code = static_cast<int>(a.forced[forced + a.group]);
     if (threadIdx.x == 0) {
         uint32_t* out = out_of(a.head, row, a.groups);
         out[a.group] = code;
+        if (forced != NONE) out[a.groups + 2 + a.group] = picked;
         if (broken) out[a.groups + 1] |= BROKEN;
     }
     if (a.next != nullptr) embed<T>(a.narrowed, code, a.inner, a.next + static_cast<size_t>(row) * a.inner, false);

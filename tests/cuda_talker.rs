@@ -119,14 +119,15 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
                 min_tokens: 2,
                 ignore_eos: i % 5 != 4,
                 seed: u64::from(i) * 977 + (1 << 40),
+                forced: None,
             };
             Request { row, text }
         })
         .collect()
 }
 
-/// What came of a request: its frames, and its last token.
-type Speech = (Vec<Vec<u32>>, Option<u32>);
+/// What came of a request: its frames, its last token, and what it would have picked where codes were forced.
+type Speech = (Vec<Vec<u32>>, Option<u32>, Vec<Box<[u32]>>);
 
 /// Runs requests: `chunk` prompt positions at a time, at most `together` rows in a step, `ahead` steps in flight, a new
 /// request whenever a slot is free.
@@ -179,6 +180,7 @@ fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chun
                 if let Emit::Codes(codes) = output.emit {
                     speech[request].0.push(codes);
                 }
+                speech[request].2.extend(output.picked);
                 if output.finish.is_some() {
                     speech[request].1 = output.sampled;
                     model.close(slot);
@@ -201,7 +203,7 @@ fn f32_codes_are_those_of_the_cpu_whatever_the_batch() {
         let checkpoint = fixture(name);
         let requests = requests(&checkpoint, 24);
         let want = speak(on_cpu(&checkpoint).as_mut(), &requests, 1, 1000, 1);
-        assert!(want.iter().map(|(frames, _)| frames.len()).sum::<usize>() > 100);
+        assert!(want.iter().map(|(frames, ..)| frames.len()).sum::<usize>() > 100);
         for (together, chunk, ahead) in [(1, 1000, 1), (16, 1000, 1), (16, 5, 2), (7, 17, 3)] {
             let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, options());
             let got = speak(model.as_mut(), &requests, together, chunk, ahead);
@@ -210,6 +212,34 @@ fn f32_codes_are_those_of_the_cpu_whatever_the_batch() {
             }
         }
     }
+}
+
+#[test]
+fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
+    let Some(gpu) = gpu() else { return };
+    let checkpoint = fixture("qwen3_tts/base");
+    let mut requests = requests(&checkpoint, 16);
+    let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, options());
+    let sampled = speak(model.as_mut(), &requests, 16, 1000, 2);
+    for (i, (request, (frames, ..))) in requests.iter_mut().zip(&sampled).enumerate() {
+        // From none to all, and some rows without.
+        let forced = frames[..(i * 3 % (frames.len() + 1)).min(frames.len())].concat();
+        request.row.forced = (i % 5 != 4).then(|| forced.into());
+    }
+    for (together, ahead) in [(1, 1), (16, 3)] {
+        let replayed = speak(model.as_mut(), &requests, together, 20, ahead);
+        for (i, ((frames, last, picked), (want, want_last, _))) in replayed.iter().zip(&sampled).enumerate() {
+            assert_eq!((frames, last), (want, want_last), "request {i}, {together} rows");
+            // What was sampled would be picked again.
+            assert!(picked.iter().zip(frames).all(|(picked, frame)| **picked == **frame), "request {i}");
+        }
+    }
+    // The codes of others: a GPU would pick what a CPU would.
+    let others: Vec<_> = sampled.iter().rev().map(|(frames, ..)| frames.concat().into()).collect();
+    requests.iter_mut().zip(others).for_each(|(request, codes)| request.row.forced = Some(codes));
+    let want = speak(on_cpu(&checkpoint).as_mut(), &requests, 1, 1000, 1);
+    assert!(want.iter().map(|(.., picked)| picked.len()).sum::<usize>() > 100);
+    assert_eq!(speak(model.as_mut(), &requests, 7, 17, 2), want);
 }
 
 #[test]
@@ -275,7 +305,7 @@ fn bf16_codes_do_not_depend_on_the_batch() {
             assert_eq!(got, want, "request {i}, {together} rows, chunks of {chunk}, {ahead} ahead");
         }
     }
-    let distinct: std::collections::HashSet<u32> = alone.iter().flat_map(|(frames, _)| frames.concat()).collect();
+    let distinct: std::collections::HashSet<u32> = alone.iter().flat_map(|(frames, ..)| frames.concat()).collect();
     assert!(distinct.len() > 500, "{} different codes", distinct.len());
 }
 

@@ -100,6 +100,7 @@ impl Golden {
                 min_tokens: 0,
                 ignore_eos: false,
                 seed: 1,
+                forced: None,
             },
             tensors,
             nets,

@@ -107,6 +107,7 @@ impl Golden {
             min_tokens: number("min_new_tokens"),
             ignore_eos: false,
             seed: 1,
+            forced: None,
         }
     }
 
@@ -303,4 +304,58 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
     stage.close(Slot(0));
     let (codes, _) = speak(&mut *stage, 0, &row, RowInput::Tokens(prompt.tokens), 1000);
     assert_eq!(codes, golden.codes());
+}
+
+#[test]
+fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
+    let golden = Golden::read("cv_streaming_auto_vivian");
+    let nets = golden.nets();
+    let prompt = nets.prompter.prompt(&golden.request()).unwrap();
+    let defaults = nets.checkpoint.generation();
+    let row = TalkerRow {
+        sampling: defaults.talker,
+        predictor: defaults.predictor,
+        seed: 7,
+        ..golden.row(prompt.prompt.clone())
+    };
+    let tokens = || RowInput::Tokens(prompt.tokens.clone());
+    let (sampled, finish) = speak(&mut *nets.stage(), 0, &row, tokens(), 1000);
+    assert_eq!(sampled.len(), 23);
+    for frames in [0, 1, 9, 23] {
+        let replay = TalkerRow { forced: Some(sampled[..frames].concat().into()), ..row.clone() };
+        assert_eq!(speak(&mut *nets.stage(), 0, &replay, tokens(), 1000), (sampled.clone(), finish), "{frames} forced");
+    }
+
+    // Other codes than the ones it would pick, which it tells; the seventh frame ends it.
+    let (end, groups) = (nets.talker.config().tokens.eos, sampled[0].len());
+    let mut other: Vec<Vec<u32>> = golden.codes()[..6].to_vec();
+    other.push(vec![end; groups]);
+    other[6][1..].fill(0);
+    let mut stage = nets.stage();
+    let forced = TalkerRow { forced: Some(other.concat().into()), ..row.clone() };
+    stage.open(Slot(0), RowSpec::Talker(forced)).unwrap();
+    stage.feed(Slot(0), tokens(), true).unwrap();
+    for (at, frame) in other.iter().enumerate() {
+        let output = step(&mut *stage, 0, if at == 0 { row.prefill_positions() } else { 1 });
+        let picked = output.picked.unwrap();
+        assert_eq!(output.sampled, Some(frame[0]));
+        if at == 6 {
+            assert_eq!((output.finish, picked.len()), (Some(Finish::Stop), 1));
+            break;
+        }
+        assert!(matches!(output.emit, Emit::Codes(codes) if codes == *frame));
+        if at == 0 {
+            assert_eq!(picked[0], sampled[0][0]);
+        }
+        assert!(picked.len() == groups && *picked != **frame);
+    }
+
+    let refused = |codes: Vec<u32>, text: &str| {
+        let row = TalkerRow { forced: Some(codes.into()), ..row.clone() };
+        let refused = nets.stage().open(Slot(0), RowSpec::Talker(row));
+        assert!(matches!(&refused, Err(ModelError::Row(why)) if why.contains(text)), "{refused:?}");
+    };
+    refused(vec![1; groups + 1], "9 forced codes: expected frames of 8");
+    refused([vec![1152], vec![1; groups - 1]].concat(), "forced code 1152 in group 0");
+    refused([vec![1; groups - 1], vec![128]].concat(), "forced code 128 in group 7");
 }

@@ -10,6 +10,7 @@
 
 use super::{LoadError, ModelError};
 use crate::ids::Slot;
+use crate::model::hf::TalkerConfig;
 use crate::model::sampling::SamplingParams;
 use crate::model::talker::TalkerPrompt;
 use candle_core::Tensor;
@@ -184,9 +185,36 @@ pub struct TalkerRow {
     pub ignore_eos: bool,
     /// Key of the counter-based generator.
     pub seed: u64,
+    /// Codes that the row says whatever it would pick, frame after frame of `num_code_groups` codes; where they end it
+    /// goes on sampling, as if it had sampled them. A code 0 that is the end ends the row, a limit does too.
+    pub forced: Option<Arc<[u32]>>,
 }
 
 impl TalkerRow {
+    /// Whether the forced codes are whole frames of codes that there are.
+    ///
+    /// # Errors
+    /// What is wrong with them, as text.
+    pub fn check_forced(&self, config: &TalkerConfig) -> Result<(), String> {
+        let (codes, groups) = (self.forced.as_deref().unwrap_or_default(), config.num_code_groups);
+        if !codes.len().is_multiple_of(groups) {
+            return Err(format!("{} forced codes: expected frames of {groups}", codes.len()));
+        }
+        for (at, code) in codes.iter().enumerate() {
+            let size = if at % groups == 0 { config.text.vocab_size } else { config.predictor.vocab_size };
+            if *code as usize >= size {
+                return Err(format!("forced code {code} in group {}: expected 0..{size}", at % groups));
+            }
+        }
+        Ok(())
+    }
+
+    /// The forced codes of a frame.
+    pub fn forced_frame(&self, frame: u32, groups: usize) -> Option<&[u32]> {
+        let at = frame as usize * groups;
+        self.forced.as_deref()?.get(at..at + groups)
+    }
+
     /// Positions of the prompt.
     pub fn prefill_positions(&self) -> u32 {
         self.prompt.positions()
@@ -238,6 +266,8 @@ pub struct RowOutput {
     pub finish: Option<Finish>,
     /// The row had already ended when this step ran: nothing happened.
     pub stale: bool,
+    /// What a talker row would have picked in a frame whose codes are forced; code 0 alone where it ended the row.
+    pub picked: Option<Box<[u32]>>,
     /// What goes downstream.
     pub emit: Emit,
 }

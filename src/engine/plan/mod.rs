@@ -223,6 +223,7 @@ impl Common {
             min_tokens: self.generation.talker_min_tokens,
             ignore_eos: options.ignore_eos,
             seed: options.seed,
+            forced: None,
         };
         let wants = Wants { tokens: false, speech: true };
         let params = RowParams {

@@ -62,6 +62,8 @@ pub(super) struct Row {
     history: History,
     /// Code-0 tokens sampled.
     count: u32,
+    /// What would have been picked in a frame of forced codes.
+    picked: Vec<u32>,
     finished: bool,
 }
 
@@ -82,6 +84,7 @@ impl StageModel for TalkerStage {
         }
         spec.sampling.check().and_then(|()| spec.predictor.check()).map_err(ModelError::Row)?;
         spec.prompt.check(self.net.config()).map_err(ModelError::Row)?;
+        spec.check_forced(self.net.config()).map_err(ModelError::Row)?;
         let row = Row {
             cache: self.net.stack().new_cache()?,
             prefilled: 0,
@@ -90,6 +93,7 @@ impl StageModel for TalkerStage {
             codec: None,
             history: History::default(),
             count: 0,
+            picked: Vec::new(),
             finished: false,
             spec,
         };
@@ -193,7 +197,9 @@ impl LanguageModel for TalkerStage {
                 Ok(code) => {
                     let finish = entry.row.ends_with(code, self.net.config().tokens.eos);
                     entry.row.finished = finish.is_some();
-                    results[entry.place] = Ok(RowOutput { sampled: Some(code), finish, ..RowOutput::default() });
+                    let picked = finish.and_then(|_| entry.row.take_picked());
+                    results[entry.place] =
+                        Ok(RowOutput { sampled: Some(code), finish, picked, ..RowOutput::default() });
                     if finish.is_none() {
                         speaking.push((at, code, entry));
                     }
@@ -229,17 +235,22 @@ impl TalkerStage {
         let first = self.net.embed(&first)?;
         let mut failures: Vec<Option<ModelError>> = speaking.iter().map(|_| None).collect();
         let none = History::default();
+        let groups = self.net.config().num_code_groups;
         let frames = self.net.predictor().frame(&mut self.caches, hidden, &first, |pass| {
             let logits = pass.logits.to_vec2::<f32>()?;
-            let rows = speaking.iter().zip(&mut failures).zip(logits);
+            let rows = speaking.iter_mut().zip(&mut failures).zip(logits);
             Ok(rows
                 .map(|(((_, _, Running { row, .. }), failure), logits)| {
                     let number = uniform(row.spec.seed, Domain::Codes, row.count - 1, pass.group as u32);
                     let picked = self.sampler.sample(&logits, &row.spec.predictor, &none, &Suppress::NONE, number);
-                    picked.unwrap_or_else(|error| {
+                    let picked = picked.unwrap_or_else(|error| {
                         failure.get_or_insert(error);
                         0
-                    })
+                    });
+                    let frame = row.spec.forced_frame(row.count - 1, groups);
+                    let Some(forced) = frame.and_then(|frame| frame.get(pass.group)).copied() else { return picked };
+                    row.picked.push(picked);
+                    forced
                 })
                 .collect())
         })?;
@@ -254,6 +265,7 @@ impl TalkerStage {
             entry.row.codec = Some(codec.narrow(0, at, 1)?);
             if let Ok(output) = &mut results[entry.place] {
                 output.emit = Emit::Codes([&[*code], codes.as_slice()].concat());
+                output.picked = entry.row.take_picked();
             }
         }
         Ok(())
@@ -305,10 +317,18 @@ impl Row {
     fn sample(&mut self, logits: &[f32], net: &Talker, sampler: &mut Sampler) -> Result<u32, ModelError> {
         let suppress = net.suppressed(self.spec.ignore_eos || self.count < self.spec.min_tokens);
         let number = uniform(self.spec.seed, Domain::Codes, self.count, 0);
-        let code = sampler.sample(logits, &self.spec.sampling, &self.history, &suppress, number)?;
+        let picked = sampler.sample(logits, &self.spec.sampling, &self.history, &suppress, number)?;
+        let forced = self.spec.forced_frame(self.count, net.config().num_code_groups).map(|frame| frame[0]);
+        self.picked = forced.map(|_| vec![picked]).unwrap_or_default();
+        let code = forced.unwrap_or(picked);
         self.history.push(code);
         self.count += 1;
         Ok(code)
+    }
+
+    /// What would have been picked in this frame, if its codes are forced.
+    fn take_picked(&mut self) -> Option<Box<[u32]>> {
+        Some(std::mem::take(&mut self.picked)).filter(|picked| !picked.is_empty()).map(Vec::into_boxed_slice)
     }
 
     fn ends_with(&self, code: u32, eos: u32) -> Option<Finish> {

@@ -21,12 +21,12 @@ pub(super) const MAX_SAMPLED: usize = 512 * 8;
 /// Prompt positions of the smallest graph.
 const LEAST_PROMPT: usize = 16;
 
-/// A step's table as kernels find it: the head, the rows, the codes of references, the new pages.
+/// A step's table as kernels find it: the head, the rows, the new pages, codes of references or forced ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inbox {
     pub rows: usize,
-    pub codes: usize,
     pub pages: usize,
+    pub codes: usize,
     pub bytes: usize,
 }
 
@@ -34,9 +34,14 @@ impl Inbox {
     const HEAD: usize = 64;
 
     fn new(rows: usize, codes: usize, pages: usize) -> Inbox {
-        let codes_at = Inbox::HEAD + rows * size_of::<StepRow>();
-        let pages_at = (codes_at + codes * 4).next_multiple_of(16);
-        Inbox { rows: Inbox::HEAD, codes: codes_at, pages: pages_at, bytes: pages_at + pages * size_of::<NewPage>() }
+        let pages_at = Inbox::HEAD + rows * size_of::<StepRow>();
+        let codes_at = pages_at + pages * size_of::<NewPage>();
+        Inbox {
+            rows: Inbox::HEAD,
+            pages: pages_at,
+            codes: codes_at,
+            bytes: (codes_at + codes * 4).next_multiple_of(16),
+        }
     }
 }
 
@@ -136,6 +141,7 @@ struct FirstArgs {
     next: u64,
     table: u64,
     narrowed: u64,
+    forced: u64,
     next_row: i32,
     size: i32,
     outer: i32,
@@ -158,6 +164,7 @@ struct GroupArgs {
     next: u64,
     table: u64,
     narrowed: u64,
+    forced: u64,
     size: i32,
     outer: i32,
     inner: i32,
@@ -178,7 +185,7 @@ impl Frames {
         let rows = chunk.max(2 * batch);
         let groups = config.num_code_groups;
         let max_pages = config.text.max_position_embeddings.div_ceil(PAGE).min(pages.max(1));
-        let frame_layout = Inbox::new(batch, 0, batch + slots * 2);
+        let frame_layout = Inbox::new(batch, batch * groups, batch + slots * 2);
         let prompt_layout = Inbox::new(chunk, chunk * groups, chunk + slots * 2 + max_pages);
         let inner_pages = (groups + 1).div_ceil(PAGE);
         let inner_cache = net.predictor.stack.cache(gpu, net.precision, batch * inner_pages, batch, inner_pages)?;
@@ -309,6 +316,7 @@ impl Frames {
             next: narrow,
             table: net.table.address(),
             narrowed: predictor.narrowed(0, net.table.address()),
+            forced: self.inbox.at(self.frame_layout.codes),
             next_row: rows as i32,
             size: vocabulary as i32,
             outer: hidden as i32,
@@ -350,6 +358,7 @@ impl Frames {
                 next: if group + 1 < groups { narrow } else { 0 },
                 table: predictor.tables[pass].address(),
                 narrowed: predictor.narrowed(group, net.table.address()),
+                forced: self.inbox.at(self.frame_layout.codes),
                 size: layer.outputs() as i32,
                 outer: hidden as i32,
                 inner: inner as i32,

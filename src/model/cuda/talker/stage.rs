@@ -8,7 +8,9 @@ use super::net::{TalkerNet, Text};
 use super::prompt::{Special, page_keys, position};
 use super::ring::{Lease, Ring};
 use super::swap::Swapped;
-use super::table::{BROKEN, EXHAUSTED, LAST, NO_END, NewPage, PromptRow, Record, STALE, STOPPED, SlotParams, StepRow};
+use super::table::{
+    BROKEN, EXHAUSTED, LAST, NO_END, NONE, NewPage, PromptRow, Record, STALE, STOPPED, SlotParams, StepRow,
+};
 use crate::ids::Slot;
 use crate::model::cuda::decoder::PAGE;
 use crate::model::cuda::linear::{Input, Mode};
@@ -141,7 +143,7 @@ enum Part {
     /// Known without the device.
     Known(Result<RowOutput, ModelError>),
     /// A frame: the row of the step's output.
-    Frame { at: usize, finished: Arc<AtomicBool> },
+    Frame { at: usize, forced: bool, finished: Arc<AtomicBool> },
     /// Positions of a prompt.
     Prompt,
 }
@@ -152,7 +154,10 @@ struct Step {
     frames: Vec<StepRow>,
     new_pages: Vec<NewPage>,
     prompts: Vec<PromptRow>,
+    /// Frames of references that `prompts` are made of.
     codes: Vec<u32>,
+    /// Frames that `frames` are forced to say.
+    forced: Vec<u32>,
     held: Vec<Swapped>,
 }
 
@@ -193,7 +198,7 @@ impl CudaTalker {
         }
         let frames = Frames::new(&net, options, &stream, pages)?;
         let (frame, prompt) = (frames.frame_layout.bytes, frames.prompt_layout.bytes);
-        let words = options.batch() * (config.num_code_groups + 2);
+        let words = options.batch() * out_words(config.num_code_groups);
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, frame + 2 * prompt + (1 << 16), words)?;
         let (special, text_free) = match net.text {
             Text::Table { pad, bos, eos, .. } => (Special { pad, bos, eos }, Vec::new()),
@@ -336,6 +341,7 @@ impl CudaTalker {
         if step.frames.len() == self.frames_limit() {
             return refused(format!("a step has room for {} rows", self.frames_limit()));
         }
+        let groups = self.groups();
         let at = row.spec.prefill_positions() as usize - 1 + row.count as usize;
         let before = row.pages.len();
         self.grow(slot, at + 1, busy, step)?;
@@ -351,10 +357,16 @@ impl CudaTalker {
             flags |= LAST;
             row.exhausted = true;
         }
-        let entry = StepRow { slot: slot.0, position: at as i32, text, count: row.count, flags, unused: [0; 3] };
+        let mut forced = NONE;
+        if let Some(codes) = row.spec.forced_frame(row.count, groups) {
+            forced = step.forced.len() as u32;
+            step.forced.extend_from_slice(codes);
+        }
+        let (position, count) = (at as i32, row.count);
+        let entry = StepRow { slot: slot.0, position, text, count, flags, forced, unused: [0; 2] };
         row.count += 1;
         step.frames.push(entry);
-        Ok(Part::Frame { at: step.frames.len() - 1, finished: Arc::clone(&row.finished) })
+        Ok(Part::Frame { at: step.frames.len() - 1, forced: forced != NONE, finished: Arc::clone(&row.finished) })
     }
 
     fn frames_limit(&self) -> usize {
@@ -362,7 +374,7 @@ impl CudaTalker {
     }
 
     fn ring_rows(&self) -> usize {
-        (self.frames.frame_layout.codes - self.frames.frame_layout.rows) / size_of::<StepRow>()
+        (self.frames.frame_layout.pages - self.frames.frame_layout.rows) / size_of::<StepRow>()
     }
 
     /// Gives a row pages for its first `positions` positions, bringing it back if it had to make room.
@@ -456,7 +468,7 @@ impl CudaTalker {
             let mut codes = Vec::new();
             for (i, row) in (0..bucket).map(|i| (i, rows.get(i).copied().unwrap_or(PromptRow::PADDING))) {
                 let mut row = row;
-                if row.kind == super::table::REFERENCE_FRAME && row.slot != super::table::NONE {
+                if row.kind == super::table::REFERENCE_FRAME && row.slot != NONE {
                     let groups = self.net.config.num_code_groups;
                     codes.extend_from_slice(&step.codes[row.codes as usize..row.codes as usize + groups]);
                     row.codes -= first;
@@ -472,7 +484,8 @@ impl CudaTalker {
             graph.launch(stream)?;
         }
         if let Some((bucket, graph)) = self.frames.frame_graph(step.frames.len()).filter(|_| !step.frames.is_empty()) {
-            let mut table = vec![0u8; frame.bytes];
+            // Forced codes are at the end: most steps have none.
+            let mut table = vec![0u8; frame.codes + step.forced.len() * 4];
             put(&mut table, 0, head(lease.out.device_at(0), step.new_pages.len()).bytes());
             for i in 0..bucket {
                 let row = step.frames.get(i).copied().unwrap_or(StepRow::PADDING);
@@ -480,6 +493,9 @@ impl CudaTalker {
             }
             for (i, page) in step.new_pages.iter().enumerate() {
                 put(&mut table, frame.pages + i * size_of::<NewPage>(), page.bytes());
+            }
+            for (i, code) in step.forced.iter().enumerate() {
+                put(&mut table, frame.codes + i * 4, &code.to_le_bytes());
             }
             lease.input.set(at, &table);
             self.frames.inbox.upload_async(stream, 0, &lease.input, at, table.len())?;
@@ -547,6 +563,7 @@ impl StageModel for CudaTalker {
         }
         spec.sampling.check().and_then(|()| spec.predictor.check()).map_err(ModelError::Row)?;
         spec.prompt.check(config).map_err(ModelError::Row)?;
+        spec.check_forced(config).map_err(ModelError::Row)?;
         let params = SlotParams {
             first: (&spec.sampling).into(),
             others: (&spec.predictor).into(),
@@ -709,7 +726,7 @@ impl PendingStep for Pending {
         lease.end.gpu().bind()?;
         lease.end.wait()?;
         let device_time = lease.end.since(&lease.begin).ok();
-        let width = self.groups + 2;
+        let (groups, width) = (self.groups, out_words(self.groups));
         let parts = std::mem::take(&mut self.parts);
         let frames = parts.iter().filter(|part| matches!(part, Part::Frame { .. })).count();
         let alone = frames > 0 && !parts.iter().any(|part| matches!(part, Part::Prompt));
@@ -723,7 +740,10 @@ impl PendingStep for Pending {
             .map(|part| match part {
                 Part::Known(result) => result,
                 Part::Prompt => Ok(RowOutput::default()),
-                Part::Frame { at, finished } => read(&lease.out.get(at * width..(at + 1) * width), &finished),
+                Part::Frame { at, forced, finished } => {
+                    let words = if forced { width } else { groups + 2 };
+                    read(&lease.out.get(at * width..at * width + words), groups, &finished)
+                }
             })
             .collect();
         Ok(StepOutcome { rows, device_time })
@@ -738,9 +758,17 @@ impl Drop for Pending {
     }
 }
 
-/// What the device says of one row: codes, the code 0 sampled, status.
-fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
-    let [codes @ .., sampled, status] = words else { return refused("the step has no output") };
+/// Words of a row in the output of a step.
+fn out_words(groups: usize) -> usize {
+    2 * groups + 2
+}
+
+/// What the device says of one row: codes, code 0 again, status; with forced codes those that it would have picked.
+fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<RowOutput, ModelError> {
+    let Some((codes, [sampled, status, picked @ ..])) = words.split_at_checked(groups) else {
+        return refused("the step has no output");
+    };
+    let picked = |count: usize| picked.get(..count).map(Box::from);
     if status & STALE != 0 {
         return Ok(RowOutput { stale: true, ..RowOutput::default() });
     }
@@ -755,7 +783,9 @@ fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
     };
     if finish.is_some() {
         finished.store(true, Ordering::Release);
-        return Ok(RowOutput { sampled: Some(*sampled), finish, ..RowOutput::default() });
+        // Nothing was said but code 0.
+        return Ok(RowOutput { sampled: Some(*sampled), finish, picked: picked(1), ..RowOutput::default() });
     }
-    Ok(RowOutput { sampled: Some(*sampled), emit: Emit::Codes(codes.to_vec()), ..RowOutput::default() })
+    let emit = Emit::Codes(codes.to_vec());
+    Ok(RowOutput { sampled: Some(*sampled), emit, picked: picked(groups), ..RowOutput::default() })
 }

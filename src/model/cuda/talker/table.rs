@@ -46,13 +46,16 @@ pub(in crate::model::cuda) struct StepRow {
     pub text: u32,
     pub count: u32,
     pub flags: u32,
-    pub unused: [u32; 3],
+    /// Where its forced codes begin in the step's list; [`NONE`]: it says what it picks.
+    pub forced: u32,
+    pub unused: [u32; 2],
 }
 // SAFETY: eight words.
 unsafe impl Record for StepRow {}
 
 impl StepRow {
-    pub const PADDING: StepRow = StepRow { slot: NONE, position: -1, text: 0, count: 0, flags: 0, unused: [0; 3] };
+    pub const PADDING: StepRow =
+        StepRow { slot: NONE, position: -1, text: 0, count: 0, flags: 0, forced: NONE, unused: [0; 2] };
 }
 
 /// A page that a slot got.
