@@ -263,3 +263,20 @@ fn a_folder_without_cases_is_an_error() {
     assert_eq!(gone.code, 2);
     assert!(gone.err.contains("cannot read"), "{}", gone.err);
 }
+
+#[test]
+fn a_device_that_is_not_there_is_told_before_any_case_is_run() {
+    let verify = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_omni-actors"));
+        // No GPU that may be there.
+        command.env("CUDA_VISIBLE_DEVICES", "").args(["verify", "--golden"]).arg(path(TINY).join("golden"));
+        let output = command.args(arguments).output().unwrap();
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let told = verify(&["--device", "cuda"]);
+    assert!(told.contains("verify on the CPU (--device cpu)"), "{told}");
+    let told = verify(&["--dtype", "bf16"]);
+    assert!(told.contains("--dtype bf16 needs --device cuda"), "{told}");
+}

@@ -58,12 +58,12 @@ impl DeviceChoice {
 
 /// A GPU in words, or why there is none.
 #[cfg(feature = "cuda")]
-fn find(index: usize) -> Result<String, String> {
+pub(super) fn find(index: usize) -> Result<String, String> {
     super::cuda::probe(index).map_err(|error| error.to_string())
 }
 
 #[cfg(not(feature = "cuda"))]
-fn find(_: usize) -> Result<String, String> {
+pub(super) fn find(_: usize) -> Result<String, String> {
     Err("this program was built without the feature `cuda` (docs/cuda.md)".to_owned())
 }
 

@@ -6,8 +6,10 @@ use super::manifest::{Kind, Manifest};
 use super::nets::Nets;
 use super::report::Verdict;
 use super::value::{Data, Value, Values};
+use super::vocode::Decoder;
 use super::{frontend, tts, vocode};
 use crate::model::prompt::ChatPrompt;
+use crate::model::vocoder::Vocoder;
 
 /// The reference decodes so many frames at a time and loses 23 ms of sound at each border; this program does not. Up to
 /// the first border both are the same.
@@ -15,11 +17,7 @@ const REFERENCE_CHUNK: usize = 300;
 
 /// Runs a case on its nets.
 pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Result<Verdict, String> {
-    let lacking: Vec<&str> =
-        manifest.tensors.iter().filter(|name| !reference.contains_key(*name)).map(String::as_str).collect();
-    if !lacking.is_empty() {
-        return Err(format!("{}.safetensors lacks {}", manifest.name, lacking.join(", ")));
-    }
+    complete(manifest, &reference)?;
     let text = |e: crate::model::LoadError| e.to_string();
     let mut notes = Vec::new();
     let computed = match manifest.kind {
@@ -28,7 +26,7 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
             let (thinker, talker) = (nets.thinker().map_err(text)?, nets.talker().map_err(text)?);
             let trace = generate(nets.checkpoint.omni().map_err(|e| e.to_string())?, thinker, talker, &request)
                 .map_err(|e| e.to_string())?;
-            let mut values = wave(trace, &[], &mut reference, nets, &mut notes)?;
+            let mut values = wave(trace, &[], &mut reference, cpu(nets), &mut notes)?;
             // The ids that the tokenizer gave are what is compared; the run went on from the reference's.
             if let Some(ids) = tokenized {
                 values.insert("input_ids".into(), Value::ints([1, ids.len()], ids));
@@ -37,7 +35,7 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
         }
         Kind::TtsGenerate => {
             let (trace, recording) = tts::run(manifest, &mut reference, nets)?;
-            wave(trace, &recording, &mut reference, nets, &mut notes)?
+            wave(trace, &recording, &mut reference, cpu(nets), &mut notes)?
         }
         Kind::Vocoder => vocode::run(&reference, nets.vocoder().map_err(|e| e.to_string())?)?,
         Kind::TtsFrontend => {
@@ -53,8 +51,22 @@ pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Re
     Ok(Verdict::Compared { comparison: Box::new(comparison), notes })
 }
 
+/// Whether all is there that the manifest lists.
+pub(super) fn complete(manifest: &Manifest, reference: &Values) -> Result<(), String> {
+    let lacking: Vec<&str> =
+        manifest.tensors.iter().filter(|name| !reference.contains_key(*name)).map(String::as_str).collect();
+    match lacking.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{}.safetensors lacks {}", manifest.name, lacking.join(", "))),
+    }
+}
+
 /// What the manifest asks for, and the ids that this program's tokenizer makes of the prompt.
-fn request(manifest: &Manifest, reference: &Values, nets: &Nets) -> Result<(Request, Option<Vec<u32>>), String> {
+pub(super) fn request(
+    manifest: &Manifest,
+    reference: &Values,
+    nets: &Nets,
+) -> Result<(Request, Option<Vec<u32>>), String> {
     let config = nets.checkpoint.omni().map_err(|e| e.to_string())?;
     let tokenized = match manifest.meta.get("prompt") {
         Some(_) => {
@@ -88,18 +100,22 @@ fn request(manifest: &Manifest, reference: &Values, nets: &Nets) -> Result<(Requ
     Ok((request, tokenized))
 }
 
+fn cpu<'a>(nets: &'a Nets) -> impl FnOnce() -> Result<&'a Vocoder, String> {
+    || nets.vocoder().map_err(|e| e.to_string())
+}
+
 /// Decodes the codes of a run behind those of a recording, whose sound is cut off. Speech beyond the reference's first
 /// chunk is left out on both sides.
-fn wave(
+pub(super) fn wave<D: Decoder>(
     trace: Trace,
     recording: &[u32],
     reference: &mut Values,
-    nets: &Nets,
+    decoder: impl FnOnce() -> Result<D, String>,
     notes: &mut Vec<String>,
 ) -> Result<Values, String> {
     let Trace { mut values, frames } = trace;
     let Some(expected) = reference.get_mut("wav") else { return Ok(values) };
-    let net = nets.vocoder().map_err(|e| e.to_string())?;
+    let mut net = decoder()?;
     let groups = net.config().num_quantizers;
     let (recorded, total) = (recording.len() / groups, recording.len() / groups + frames.len());
     // As the reference rounds it.
@@ -113,7 +129,7 @@ fn wave(
         }
         notes.push(format!("the waveform was compared up to frame {REFERENCE_CHUNK}, where the reference cuts"));
     }
-    let mut wave = vocode::decode(net, &codes)?;
+    let mut wave = vocode::decode(&mut net, &codes)?;
     for (wave, cut) in [(&mut wave, cut), (expected, 0)] {
         if let Data::Floats(samples) = &mut wave.data {
             samples.drain(..cut.min(samples.len()));

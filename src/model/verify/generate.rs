@@ -90,7 +90,7 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
     Ok(answer)
 }
 
-/// Speaks the answer, whose last token is never embedded.
+/// Speaks the answer.
 fn speak(
     config: &OmniConfig,
     thinker: &Thinker,
@@ -99,14 +99,8 @@ fn speak(
     answer: &[u32],
     trace: &mut Trace,
 ) -> Result<()> {
-    let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
-    let spoken = ranges.map(|at| request.prompt.ids[at as usize]);
-    let inputs: Vec<u32> = spoken.chain(answer[..answer.len() - 1].iter().copied()).collect();
+    let (prompt, inputs) = spoken(config, request, answer)?;
     let user_rows = request.prompt.user_rows;
-    let prompt = TalkerPrompt::omni(user_rows, request.speaker, &config.talker.tokens);
-    if (inputs.len() as u32) < prompt.inputs() {
-        candle_core::bail!("the answer is empty: there is nothing to speak");
-    }
     let ids = inputs[..user_rows as usize].iter().copied().chain([config.tokens.tts_pad; 9]);
     trace.ints("talker.prefill.input_ids", [1, prompt.positions() as usize], ids);
     let speech = Speech {
@@ -127,6 +121,18 @@ fn speak(
         trace.ints("codes", [1, groups, frames], codes);
     }
     Ok(())
+}
+
+/// The talker's prompt for an answer, whose last token is never embedded, and the tokens whose embeddings it is fed.
+pub(super) fn spoken(config: &OmniConfig, request: &Request, answer: &[u32]) -> Result<(TalkerPrompt, Vec<u32>)> {
+    let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
+    let spoken = ranges.map(|at| request.prompt.ids[at as usize]);
+    let inputs: Vec<u32> = spoken.chain(answer[..answer.len().saturating_sub(1)].iter().copied()).collect();
+    let prompt = TalkerPrompt::omni(request.prompt.user_rows, request.speaker, &config.talker.tokens);
+    if (inputs.len() as u32) < prompt.inputs() {
+        candle_core::bail!("the answer is empty: there is nothing to speak");
+    }
+    Ok((prompt, inputs))
 }
 
 impl Trace {

@@ -3,6 +3,7 @@
 
 mod case;
 mod compare;
+mod device;
 mod frontend;
 mod generate;
 mod manifest;
@@ -14,8 +15,9 @@ mod value;
 mod vocode;
 
 pub use compare::{Comparison, Difference, FloatError, compare};
+pub use device::{StageSource, gpu};
 pub use generate::{Request, Trace, generate};
-pub use report::{Report, Summary, Verdict};
+pub use report::{Judgement, Picks, Report, Share, Summary, Verdict};
 pub use value::{Data, Value, Values, read_values};
 
 use manifest::{Kind, Manifest};
@@ -37,6 +39,9 @@ pub enum VerifyError {
     /// There is nothing to do.
     #[error("{0} has no cases: expected manifests NAME.json with tensors NAME.safetensors beside them")]
     NoCases(PathBuf),
+    /// There is no such device.
+    #[error("{0}; without a GPU, verify on the CPU (--device cpu)")]
+    Device(String),
 }
 
 /// Runs the cases of a folder one after the other and shows each outcome as it comes. With a checkpoint, only the cases
@@ -45,14 +50,38 @@ pub enum VerifyError {
 ///
 /// # Errors
 /// [`VerifyError`] when a folder cannot be read or there are no cases.
-pub fn verify(golden: &Path, checkpoint: Option<&Path>, mut show: impl FnMut(&Report)) -> Result<Summary, VerifyError> {
+pub fn verify(golden: &Path, checkpoint: Option<&Path>, show: impl FnMut(&Report)) -> Result<Summary, VerifyError> {
+    run(golden, checkpoint, None, show)
+}
+
+/// [`verify`] on the stages of a device: requests of either family, the thinker's answer taken from the reference, and
+/// vocoders. In f32 codes must be equal and waveforms close; otherwise rows say the reference's codes and are judged by
+/// how often they would have picked them ([`Summary::passed_all`]), and waveforms by what is lost of them.
+///
+/// # Errors
+/// Those of [`verify`].
+pub fn verify_on(
+    stages: &dyn StageSource,
+    golden: &Path,
+    checkpoint: Option<&Path>,
+    show: impl FnMut(&Report),
+) -> Result<Summary, VerifyError> {
+    run(golden, checkpoint, Some(stages), show)
+}
+
+fn run(
+    golden: &Path,
+    checkpoint: Option<&Path>,
+    stages: Option<&dyn StageSource>,
+    mut show: impl FnMut(&Report),
+) -> Result<Summary, VerifyError> {
     let golden = absolute(golden)?;
     let checkpoint = checkpoint.map(absolute).transpose()?;
     let manifests = manifests(&golden)?;
     if manifests.is_empty() {
         return Err(VerifyError::NoCases(golden));
     }
-    let mut verifier = Verifier { golden, checkpoint, nets: None };
+    let mut verifier = Verifier { golden, checkpoint, stages, nets: None };
     let mut summary = Summary::default();
     for path in manifests {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -70,16 +99,18 @@ pub fn verify(golden: &Path, checkpoint: Option<&Path>, mut show: impl FnMut(&Re
     Ok(summary)
 }
 
-struct Verifier {
+struct Verifier<'a> {
     golden: PathBuf,
     checkpoint: Option<PathBuf>,
+    /// Of a device; the CPU's nets otherwise.
+    stages: Option<&'a dyn StageSource>,
     /// Of the last case: neighbours mostly share them.
     nets: Option<Nets>,
 }
 
-impl Verifier {
+impl Verifier<'_> {
     fn case(&mut self, path: &Path) -> Result<Verdict, String> {
-        let manifest = Manifest::read(path)?;
+        let mut manifest = Manifest::read(path)?;
         let folder = match &self.checkpoint {
             Some(folder) => {
                 if !manifest.is_for(&folder.file_name().unwrap_or_default().to_string_lossy()) {
@@ -100,7 +131,17 @@ impl Verifier {
         if manifest.kind == Kind::OmniGenerate && !inputs.is_empty() {
             return Ok(Verdict::Skipped(format!("input other than text is not built yet ({})", inputs.join(", "))));
         }
-        case::run(&manifest, reference, self.nets(&folder, &manifest)?)
+        let Some(stages) = self.stages else { return case::run(&manifest, reference, self.nets(&folder, &manifest)?) };
+        let end = match device::end(&manifest) {
+            Ok(end) => end,
+            Err(reason) => return Ok(Verdict::Skipped(reason)),
+        };
+        // Cases may end with another token than the config's.
+        let own = self.nets(&folder, &manifest)?.checkpoint.family().talker().tokens.eos;
+        if let Some(end) = end.filter(|end| *end != own) {
+            manifest.overrides.insert("talker_config.codec_eos_token_id".into(), end.into());
+        }
+        device::run(&manifest, reference, self.nets(&folder, &manifest)?, stages)
     }
 
     fn nets(&mut self, folder: &Path, manifest: &Manifest) -> Result<&Nets, String> {

@@ -1,5 +1,6 @@
 //! The nets of one checkpoint, loaded when a case needs them.
 
+use super::device::Stages;
 use crate::model::frontend::VoiceEncoder;
 use crate::model::talker::Talker;
 use crate::model::thinker::Thinker;
@@ -8,7 +9,7 @@ use crate::model::vocoder::Vocoder;
 use crate::model::{Checkpoint, LoadError};
 use candle_core::Device;
 use serde_json::{Map, Value};
-use std::cell::OnceCell;
+use std::cell::{OnceCell, RefCell};
 use std::path::{Path, PathBuf};
 
 /// A checkpoint with its nets, in f32 on the CPU.
@@ -20,6 +21,8 @@ pub(super) struct Nets {
     talker: OnceCell<Talker>,
     vocoder: OnceCell<Vocoder>,
     voice: OnceCell<Option<VoiceEncoder>>,
+    /// The same on a device.
+    pub stages: RefCell<Stages>,
 }
 
 impl Nets {
@@ -32,6 +35,7 @@ impl Nets {
             talker: OnceCell::new(),
             vocoder: OnceCell::new(),
             voice: OnceCell::new(),
+            stages: RefCell::default(),
         })
     }
 

@@ -5,7 +5,7 @@ use super::manifest::Manifest;
 use super::nets::Nets;
 use super::speak::Speech;
 use super::value::{Data, Value, Values};
-use crate::model::prompt::{Reference, Speaker, TtsPrompt, TtsRequest};
+use crate::model::prompt::{Reference, Speaker, TtsPrompt, TtsPrompter, TtsRequest};
 use candle_core::Result;
 use std::sync::Arc;
 
@@ -13,28 +13,56 @@ use std::sync::Arc;
 const TAIL: &str = "<|im_end|>\n<|im_start|>assistant\n";
 const TRANSCRIPT_TAIL: &str = "<|im_end|>\n";
 
-/// Runs the talker of a case. The voice is taken out of the reference: it is an input. Also returns the codes of the
-/// recording that the speech goes on from, frame after frame.
+/// What a case asks for.
+pub(super) struct Case {
+    pub prompt: TtsPrompt,
+    /// Codes of the recording that the speech goes on from, frame after frame.
+    pub recording: Vec<u32>,
+    /// At most this many code-0 tokens.
+    pub limit: u32,
+    /// The end is not sampled before this many.
+    pub min_tokens: u32,
+    /// Of code 0; acts although everything is greedy.
+    pub repetition_penalty: f32,
+}
+
+/// Reads a case. The voice is taken out of the reference: it is an input.
+pub(super) fn prepare(
+    manifest: &Manifest,
+    reference: &mut Values,
+    prompter: &TtsPrompter,
+) -> std::result::Result<Case, String> {
+    let vector = reference.remove("ref_spk_embedding").map(|value| floats(&value)).transpose()?;
+    let codes = reference.remove("ref_code").map(|value| value.tokens()).transpose()?.unwrap_or_default();
+    let request = request(manifest, reference.contains_key("instruct_ids"), vector, &codes)?;
+    let case = Case {
+        prompt: prompter.prompt(&request).map_err(|e| format!("{}: {e}", e.field()))?,
+        limit: manifest.whole("n_limit")?,
+        min_tokens: manifest.whole("min_new_tokens")?,
+        repetition_penalty: manifest.number("repetition_penalty")?,
+        recording: codes,
+    };
+    if case.limit == 0 {
+        return Err("meta.n_limit = 0: expected at least 1".into());
+    }
+    Ok(case)
+}
+
+/// Runs the talker of a case. Also returns the codes of its recording.
 pub(super) fn run(
     manifest: &Manifest,
     reference: &mut Values,
     nets: &Nets,
 ) -> std::result::Result<(Trace, Vec<u32>), String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
-    let vector = reference.remove("ref_spk_embedding").map(|value| floats(&value)).transpose()?;
-    let codes = reference.remove("ref_code").map(|value| value.tokens()).transpose()?.unwrap_or_default();
-    let request = request(manifest, reference.contains_key("instruct_ids"), vector, &codes)?;
     let prompter = nets.checkpoint.tts_prompter().map_err(|e| text(&e))?;
-    let prompt = prompter.prompt(&request).map_err(|e| format!("{}: {e}", e.field()))?;
+    let Case { prompt, recording, limit, min_tokens, repetition_penalty } = prepare(manifest, reference, &prompter)?;
 
     let mut trace = Trace::default();
     let tail = |tail: &str| prompter.tokenizer().encode_structure(tail).map_err(|e| text(&e));
     note_ids(&prompt, &tail(TAIL)?, &tail(TRANSCRIPT_TAIL)?, &mut trace);
     let talker = nets.talker().map_err(|e| text(&e))?;
-    let (limit, eos) = (manifest.whole("n_limit")?, manifest.wholes("eos")?);
-    if limit == 0 {
-        return Err("meta.n_limit = 0: expected at least 1".into());
-    }
+    let eos = manifest.wholes("eos")?;
     let speak = |trace: &mut Trace| -> Result<()> {
         let speech = Speech {
             talker,
@@ -42,8 +70,8 @@ pub(super) fn run(
             inputs: talker.read(&prompt.tokens)?,
             limit: limit as usize,
             eos: &eos,
-            min_tokens: manifest.whole("min_new_tokens").map_err(candle_core::Error::msg)? as usize,
-            repetition_penalty: manifest.number("repetition_penalty").map_err(candle_core::Error::msg)?,
+            min_tokens: min_tokens as usize,
+            repetition_penalty,
             axes: 1,
             batches: 1,
         };
@@ -56,7 +84,7 @@ pub(super) fn run(
         let codes = trace.frames.concat();
         trace.ints("codes", [trace.frames.len(), groups], codes);
     }
-    Ok((trace, codes))
+    Ok((trace, recording))
 }
 
 fn request<'a>(

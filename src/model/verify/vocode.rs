@@ -1,52 +1,84 @@
 //! Runs the vocoder alone: whole, a prefix, in the reference's overlapping chunks, and with its activations.
 
 use super::value::{Data, Value, Values};
+use crate::model::hf::VocoderConfig;
 use crate::model::vocoder::Vocoder;
 use candle_core::Tensor;
 use std::collections::BTreeMap;
 
+/// What makes waveforms of codes, on whatever device.
+pub(super) trait Decoder {
+    /// The sizes.
+    fn config(&self) -> &VocoderConfig;
+
+    /// Samples that a stream of so many frames has.
+    fn samples(&self, frames: u64) -> u64;
+
+    /// The samples of frames of codes, decoded as one stream.
+    fn decode(&mut self, codes: &[u32]) -> Result<Vec<f32>, String>;
+}
+
+impl Decoder for &Vocoder {
+    fn config(&self) -> &VocoderConfig {
+        Vocoder::config(self)
+    }
+
+    fn samples(&self, frames: u64) -> u64 {
+        Vocoder::samples(self, frames)
+    }
+
+    fn decode(&mut self, codes: &[u32]) -> Result<Vec<f32>, String> {
+        let mut stream = self.stream().map_err(|e| e.to_string())?;
+        Vocoder::decode(self, &mut stream, codes).map_err(|e| e.to_string())
+    }
+}
+
 /// Everything that a vocoder case has and this program computes.
-pub(super) fn run(reference: &Values, net: &Vocoder) -> Result<Values, String> {
-    let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, net)?;
-    let groups = net.config().num_quantizers;
-    let total = codes.len() / groups;
-    let part = |from: usize, to: usize| &codes[from * groups..to * groups];
-    let mut values = Values::new();
+pub(super) fn run(reference: &Values, mut net: &Vocoder) -> Result<Values, String> {
+    let mut values = waves(reference, &mut net)?;
+    let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, net.config())?;
     // The vocoder may work through a stream in pieces: each shows its own activations.
     let mut activations: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
-    let samples = {
-        let mut stream = net.stream().map_err(|e| e.to_string())?;
-        let mut probe = |name: std::fmt::Arguments<'_>, value: &Tensor| {
-            activations.entry(format!("stage.{name}")).or_default().push(value.clone());
-        };
-        net.decode_probed(&mut stream, &codes, &mut probe).map_err(|e| e.to_string())?
+    let mut stream = net.stream().map_err(|e| e.to_string())?;
+    let mut probe = |name: std::fmt::Arguments<'_>, value: &Tensor| {
+        activations.entry(format!("stage.{name}")).or_default().push(value.clone());
     };
+    net.decode_probed(&mut stream, &codes, &mut probe).map_err(|e| e.to_string())?;
     for (name, pieces) in activations {
         if let Some(expected) = reference.get(&name) {
             let value = activation(&name, &pieces, &expected.shape).map_err(|e| format!("{name}: {e}"))?;
             values.insert(name, value);
         }
     }
+    values.insert("codes".into(), reference["codes"].clone());
+    Ok(values)
+}
+
+/// Every waveform of a vocoder case.
+pub(super) fn waves(reference: &Values, decoder: &mut dyn Decoder) -> Result<Values, String> {
+    let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, decoder.config())?;
+    let groups = decoder.config().num_quantizers;
+    let total = codes.len() / groups;
+    let part = |from: usize, to: usize| &codes[from * groups..to * groups];
+    let mut values = Values::new();
     for name in reference.keys() {
         let wave = if name == "wav.full" {
-            wave(samples.clone())
+            decode(decoder, &codes)?
         } else if let Some(first) = name.strip_prefix("wav.full.first").and_then(|n| n.parse::<usize>().ok()) {
-            decode(net, part(0, first.min(total)))?
+            decode(decoder, part(0, first.min(total)))?
         } else if let Some((chunk, left)) = chunking(name) {
-            chunked(net, total, chunk, left, &part)?
+            chunked(decoder, total, chunk, left, &part)?
         } else {
             continue;
         };
         values.insert(name.clone(), wave);
     }
-    values.insert("codes".into(), reference["codes"].clone());
     Ok(values)
 }
 
 /// The waveform `[1, 1, samples]` of frames of codes, decoded as one stream.
-pub(super) fn decode(net: &Vocoder, codes: &[u32]) -> Result<Value, String> {
-    let mut stream = net.stream().map_err(|e| e.to_string())?;
-    net.decode(&mut stream, codes).map(wave).map_err(|e| e.to_string())
+pub(super) fn decode(decoder: &mut dyn Decoder, codes: &[u32]) -> Result<Value, String> {
+    decoder.decode(codes).map(wave)
 }
 
 fn wave(samples: Vec<f32>) -> Value {
@@ -55,7 +87,7 @@ fn wave(samples: Vec<f32>) -> Value {
 
 /// The reference's `chunked_decode`: each chunk decoded afresh behind some frames of left context, whose samples go.
 fn chunked<'a>(
-    net: &Vocoder,
+    decoder: &mut dyn Decoder,
     total: usize,
     chunk: usize,
     left: usize,
@@ -64,10 +96,10 @@ fn chunked<'a>(
     let mut samples = Vec::new();
     for start in (0..total).step_by(chunk) {
         let context = if start > left { left } else { start };
-        let Data::Floats(piece) = decode(net, part(start - context, (start + chunk).min(total)))?.data else {
+        let Data::Floats(piece) = decode(decoder, part(start - context, (start + chunk).min(total)))?.data else {
             continue;
         };
-        samples.extend(piece.into_iter().skip(context * net.config().samples_per_frame()));
+        samples.extend(piece.into_iter().skip(context * decoder.config().samples_per_frame()));
     }
     Ok(wave(samples))
 }
@@ -90,8 +122,8 @@ fn activation(name: &str, pieces: &[Tensor], shape: &[usize]) -> candle_core::Re
 }
 
 /// `[1, groups, frames]` as frame after frame.
-fn frames(codes: &Value, net: &Vocoder) -> Result<Vec<u32>, String> {
-    let (groups, size) = (net.config().num_quantizers, net.config().codebook_size as u32);
+fn frames(codes: &Value, config: &VocoderConfig) -> Result<Vec<u32>, String> {
+    let (groups, size) = (config.num_quantizers, config.codebook_size as u32);
     let [1, g, total] = codes.shape[..] else {
         return Err(format!("codes has shape {:?}: expected [1, {groups}, frames]", codes.shape));
     };

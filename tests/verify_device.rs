@@ -1,0 +1,152 @@
+//! Golden cases on the stages of a device. The CPU's stages stand in for one; with the feature `cuda` a GPU, if there is
+//! one, takes the same cases.
+#![allow(clippy::unwrap_used)]
+
+use candle_core::Device;
+use omni_actors::config::Precision;
+use omni_actors::ids::Slot;
+use omni_actors::model::stage::{
+    Emit, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+};
+use omni_actors::model::stages::talker::TalkerFactory;
+use omni_actors::model::stages::vocoder::VocoderFactory;
+use omni_actors::model::talker::Talker;
+use omni_actors::model::verify::{StageSource, Summary, verify_on};
+use omni_actors::model::vocoder::Vocoder;
+use omni_actors::model::{Checkpoint, LoadError, ModelError};
+use std::path::Path;
+use std::sync::Arc;
+
+const TTS: &str = "tests/fixtures/qwen3_tts/golden";
+const OMNI: &str = "tests/fixtures/qwen3_omni/golden";
+
+/// The CPU's stages, said to compute in an element type, with `change` between them and whoever drives them.
+struct OnCpu {
+    precision: Precision,
+    change: fn(&mut RowOutput),
+}
+
+impl StageSource for OnCpu {
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn talker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
+        let net = Talker::load(&checkpoint.loader(&["talker"], &Device::Cpu), checkpoint.family())?;
+        Ok(Box::new(Changed { inner: TalkerFactory::new(Arc::new(net)).build()?, change: self.change }))
+    }
+
+    fn vocoder(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
+        let net = Vocoder::load(checkpoint, &Device::Cpu)?;
+        Ok(Box::new(Changed { inner: VocoderFactory::new(Arc::new(net)).build()?, change: self.change }))
+    }
+}
+
+struct Changed {
+    inner: Box<dyn StageModel>,
+    change: fn(&mut RowOutput),
+}
+
+impl StageModel for Changed {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        self.inner.open(slot, spec)
+    }
+
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        self.inner.feed(slot, input, end)
+    }
+
+    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
+        let mut rows = self.inner.step(rows)?;
+        rows.iter_mut().flatten().for_each(self.change);
+        Ok(Launched::Done(StepOutcome::from(rows)))
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.inner.close(slot);
+    }
+
+    fn live_rows(&self) -> usize {
+        self.inner.live_rows()
+    }
+}
+
+/// The summary and the lines of a golden folder.
+fn run(source: &dyn StageSource, golden: &str) -> (Summary, String) {
+    let mut lines = String::new();
+    let summary = verify_on(source, Path::new(golden), None, |report| {
+        println!("{report}");
+        lines.push_str(&format!("{report}\n"));
+    });
+    let summary = summary.unwrap();
+    println!("{summary}");
+    (summary, lines)
+}
+
+/// All cases of both families pass, so many are skipped, and a request has its codes and its sound compared.
+fn passes(source: &dyn StageSource) {
+    for (golden, passed, skipped) in [(TTS, 9, 1), (OMNI, 4, 5)] {
+        let (summary, lines) = run(source, golden);
+        assert!(summary.passed_all(), "{lines}");
+        assert_eq!((summary.passed, summary.failed, summary.skipped), (passed, 0, skipped));
+        let rounds = source.precision() == Precision::Bf16;
+        assert_eq!(summary.picks.first.of >= 40, rounds);
+        let wanted = if rounds { "same code 0 in" } else { "all tokens equal; 3 of 3 tensors compared" };
+        assert!(lines.lines().filter(|line| line.contains(wanted)).count() >= 3, "{lines}");
+    }
+}
+
+#[test]
+fn stages_that_compute_as_the_reference_say_the_same() {
+    passes(&OnCpu { precision: Precision::F32, change: |_| {} });
+}
+
+#[test]
+fn stages_that_round_are_judged_by_what_they_would_have_picked() {
+    let source = OnCpu { precision: Precision::Bf16, change: |_| {} };
+    passes(&source);
+    let (summary, _) = run(&source, TTS);
+    assert_eq!(summary.picks.first.agreed, summary.picks.first.of);
+    assert_eq!(summary.picks.all.agreed, summary.picks.all.of);
+    // 101 frames of 8 codes, and the last code 0 of each of 8 requests.
+    assert_eq!((summary.picks.first.of, summary.picks.all.of), (109, 101 * 8 + 8));
+}
+
+#[test]
+fn picks_that_are_others_fail_all_cases_together() {
+    let change = |output: &mut RowOutput| {
+        if let Some(picked) = &mut output.picked {
+            picked[0] ^= 1;
+        }
+    };
+    let (summary, lines) = run(&OnCpu { precision: Precision::Bf16, change }, TTS);
+    assert_eq!(summary.failed, 0, "{lines}");
+    assert!(!summary.passed_all());
+    assert!(summary.to_string().contains("at least 90 % of codes 0 wanted"), "{summary}");
+}
+
+#[test]
+fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their_cases() {
+    let quieter = |output: &mut RowOutput| match &mut output.emit {
+        Emit::Audio(samples) => samples.iter_mut().for_each(|sample| *sample *= 0.985),
+        Emit::Codes(codes) => codes[3] ^= 1,
+        _ => {}
+    };
+    let (summary, lines) = run(&OnCpu { precision: Precision::Bf16, change: quieter }, TTS);
+    assert_eq!((summary.passed, summary.failed), (0, 9), "{lines}");
+    assert!(lines.contains("36.5 dB above what is lost, at least 40 wanted"), "{lines}");
+    let (summary, lines) = run(&OnCpu { precision: Precision::F32, change: quieter }, TTS);
+    assert_eq!((summary.passed, summary.failed), (0, 9), "{lines}");
+    assert!(lines.contains("first difference codes[0, 3]"), "{lines}");
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+fn a_gpu_says_what_the_reference_says_in_f32_and_nearly_so_in_bf16() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        match omni_actors::model::verify::gpu(0, precision) {
+            Ok(gpu) => passes(gpu.as_ref()),
+            Err(error) => println!("SKIPPED: {error}"),
+        }
+    }
+}
