@@ -2,7 +2,10 @@
 
 mod frame;
 mod net;
+mod pending;
+mod plan;
 mod prompt;
+mod queue;
 pub(in crate::model::cuda) mod ring;
 mod stage;
 mod swap;

@@ -1,0 +1,125 @@
+//! From a planned step to copies and graphs on the stream.
+
+use super::frame::head;
+use super::net::Text;
+use super::plan::Step;
+use super::ring::Lease;
+use super::stage::{CudaTalker, Target};
+use super::table::{NONE, NewPage, PromptRow, REFERENCE_FRAME, Record, StepRow};
+use crate::model::cuda::linear::{Input, Mode};
+use crate::model::cuda::stream::Stream;
+use crate::model::cuda::weights::element_size;
+use crate::model::cuda::{Buffer, CudaError, Element};
+
+impl CudaTalker {
+    /// Queues everything that a step needs; returns what the device was lent.
+    pub(super) fn queue(&mut self, step: &Step) -> Result<Lease, CudaError> {
+        let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
+        let passes: Vec<&[PromptRow]> = step.prompts.chunks(self.frames.prompt_rows().max(1)).collect();
+        let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
+        let arrivals: usize = self.arrivals.iter().map(|(bytes, _)| bytes.len().next_multiple_of(16)).sum();
+        let lease = self.ring.lease(frame.bytes + passes.len() * prompt.bytes + uploads + arrivals)?;
+        let stream = &self.stream;
+        lease.begin.record(stream)?;
+        let mut at = 0;
+        for upload in self.uploads.drain(..) {
+            lease.input.set(at, &upload.bytes);
+            let (frames, bytes) = (&self.frames, upload.bytes.len());
+            match upload.to {
+                Target::Params => bytes_to(&frames.params, stream, upload.at, &lease, at, bytes)?,
+                Target::XVectors => bytes_to(&frames.x_vectors, stream, upload.at, &lease, at, bytes)?,
+                Target::PageTable => bytes_to(frames.cache.tables_buffer(), stream, upload.at, &lease, at, bytes)?,
+            }
+            at += bytes.next_multiple_of(16);
+        }
+        for (bytes, rows) in std::mem::take(&mut self.arrivals) {
+            lease.input.set(at, &bytes);
+            self.project(&lease, at, &bytes, &rows)?;
+            at += bytes.len().next_multiple_of(16);
+        }
+        let stream = &self.stream;
+        for rows in passes {
+            let Some((bucket, graph)) = self.frames.prompt_graph(rows.len()) else { continue };
+            // The codes of this pass only, counted from its own beginning.
+            let first = rows.iter().find(|row| row.kind == REFERENCE_FRAME).map_or(0, |row| row.codes);
+            let mut table = vec![0u8; prompt.bytes];
+            table[..size_of_val(&head(0, 0))].copy_from_slice(head(0, 0).bytes());
+            let mut codes = Vec::new();
+            for (i, row) in (0..bucket).map(|i| (i, rows.get(i).copied().unwrap_or(PromptRow::PADDING))) {
+                let mut row = row;
+                if row.kind == REFERENCE_FRAME && row.slot != NONE {
+                    let groups = self.net.config.num_code_groups;
+                    codes.extend_from_slice(&step.codes[row.codes as usize..row.codes as usize + groups]);
+                    row.codes -= first;
+                }
+                put(&mut table, prompt.rows + i * size_of::<PromptRow>(), row.bytes());
+            }
+            for (i, code) in codes.iter().enumerate() {
+                put(&mut table, prompt.codes + i * 4, &code.to_le_bytes());
+            }
+            lease.input.set(at, &table);
+            self.frames.prompt_inbox.upload_async(stream, 0, &lease.input, at, table.len())?;
+            at += table.len().next_multiple_of(16);
+            graph.launch(stream)?;
+        }
+        if let Some((bucket, graph)) = self.frames.frame_graph(step.frames.len()).filter(|_| !step.frames.is_empty()) {
+            // Forced codes are at the end: most steps have none.
+            let mut table = vec![0u8; frame.codes + step.forced.len() * 4];
+            put(&mut table, 0, head(lease.out.device_at(0), step.new_pages.len()).bytes());
+            for i in 0..bucket {
+                let row = step.frames.get(i).copied().unwrap_or(StepRow::PADDING);
+                put(&mut table, frame.rows + i * size_of::<StepRow>(), row.bytes());
+            }
+            for (i, page) in step.new_pages.iter().enumerate() {
+                put(&mut table, frame.pages + i * size_of::<NewPage>(), page.bytes());
+            }
+            for (i, code) in step.forced.iter().enumerate() {
+                put(&mut table, frame.codes + i * 4, &code.to_le_bytes());
+            }
+            lease.input.set(at, &table);
+            self.frames.inbox.upload_async(stream, 0, &lease.input, at, table.len())?;
+            graph.launch(stream)?;
+        }
+        lease.end.record(stream)?;
+        Ok(lease)
+    }
+
+    /// Queues the projection of a thinker's rows to their places in the table of text.
+    fn project(&mut self, lease: &Lease, at: usize, bytes: &[u8], rows: &[u32]) -> Result<(), CudaError> {
+        let (Text::Rows { first, second, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else { return Ok(()) };
+        let size = element_size(self.net.precision);
+        let (inner, hidden) = (first.outputs() * size, self.net.config.text.hidden_size * size);
+        let room = [bytes.len(), rows.len() * inner, rows.len() * hidden];
+        if self.arrived.as_ref().is_none_or(|have| have.iter().zip(room).any(|(have, room)| have.len() < room)) {
+            let made = room.map(|room| self.net.gpu.alloc::<u8>("rows of text", room.next_power_of_two()));
+            let [a, b, c] = made;
+            // What is queued may still use the old ones.
+            self.stream.synchronize()?;
+            self.arrived = Some([a?, b?, c?]);
+        }
+        let Some([from, middle, to]) = &self.arrived else { return Ok(()) };
+        let (stream, products) = (&self.stream, &self.frames.engine.products);
+        from.upload_async(stream, 0, &lease.input, at, bytes.len())?;
+        products.run(stream, Mode::Silu, first, Input::Ready(from.address()), middle.address(), rows.len())?;
+        products.run(stream, Mode::Store, second, Input::Ready(middle.address()), to.address(), rows.len())?;
+        for (i, row) in rows.iter().enumerate() {
+            pool.copy_async(stream, *row as usize * hidden, to, i * hidden, hidden)?;
+        }
+        Ok(())
+    }
+}
+
+fn put(table: &mut [u8], at: usize, bytes: &[u8]) {
+    table[at..at + bytes.len()].copy_from_slice(bytes);
+}
+
+fn bytes_to<T: Element>(
+    to: &Buffer<T>,
+    stream: &Stream,
+    at: usize,
+    lease: &Lease,
+    from: usize,
+    bytes: usize,
+) -> Result<(), CudaError> {
+    to.upload_bytes_async(stream, at, &lease.input, from, bytes)
+}
