@@ -173,7 +173,8 @@ impl<T: Element> Buffer<T> {
         assert!(at + data.len() <= self.len, "a copy beyond its buffer");
         self.gpu.count_blocking();
         // SAFETY: both ranges are inside their buffers.
-        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(self.at(at), data.as_ptr().cast(), size_of_val(data)) })
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(self.at(at), data.as_ptr().cast(), size_of_val(data)) })?;
+        self.gpu.settle()
     }
 
     /// Everything in it, once all that was queued on `stream` is done: for tests and loading.

@@ -171,6 +171,7 @@ impl Gpu {
         self.count_blocking();
         // SAFETY: the buffer has this many bytes.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(buffer.address(), 0, buffer.bytes().max(1)) })?;
+        self.settle()?;
         Ok(buffer)
     }
 
@@ -183,6 +184,7 @@ impl Gpu {
         self.count_blocking();
         // SAFETY: both sides have this many bytes.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(buffer.address(), data.as_ptr().cast(), buffer.bytes()) })?;
+        self.settle()?;
         Ok(buffer)
     }
 
@@ -232,6 +234,13 @@ impl Gpu {
         self.0.metrics.memory(MemoryUse::Allocated, self.allocated() as u64);
         self.0.metrics.memory(MemoryUse::Used, (total - free) as u64);
         Ok(())
+    }
+
+    /// Waits for fills and copies that were not queued on a stream of ours: the driver answers when it has taken the
+    /// data, which may be before it is where it goes, and streams of ours do not wait for its own.
+    pub(super) fn settle(&self) -> Result<(), CudaError> {
+        // SAFETY: the null handle is the driver's own stream.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
     }
 
     pub(super) fn count_blocking(&self) {
