@@ -8,9 +8,10 @@
 //! A step is *launched* on the runner's thread. A device that works beside the host answers with a [`PendingStep`], which
 //! another thread waits for; a CPU computes the step at once and answers with its outcome.
 
+use super::stages::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
 use crate::ids::Slot;
-use crate::model::hf::TalkerConfig;
+use crate::model::hf::{TalkerConfig, VocoderConfig};
 use crate::model::sampling::SamplingParams;
 use crate::model::talker::TalkerPrompt;
 use candle_core::Tensor;
@@ -191,11 +192,30 @@ pub struct TalkerRow {
 }
 
 impl TalkerRow {
+    /// Whether a talker of this size can do what the row asks for.
+    ///
+    /// # Errors
+    /// [`ModelError::Row`] with what does not fit, for whoever sent the request.
+    pub fn check(&self, config: &TalkerConfig) -> Result<(), ModelError> {
+        let (len, limit) = (self.prefill_positions(), config.text.max_position_embeddings);
+        if len as usize > limit {
+            return Err(ModelError::Row(format!(
+                "the speech prompt has {len} positions, the talker {limit}: shorten the conversation"
+            )));
+        }
+        if self.max_tokens == 0 {
+            return Err(ModelError::Row("max_tokens is 0: expected at least 1".into()));
+        }
+        let sampling = self.sampling.check().and_then(|()| self.predictor.check());
+        let prompt = || self.prompt.check(config);
+        sampling.and_then(|()| prompt()).and_then(|()| self.check_forced(config)).map_err(ModelError::Row)
+    }
+
     /// Whether the forced codes are whole frames of codes that there are.
     ///
     /// # Errors
     /// What is wrong with them, as text.
-    pub fn check_forced(&self, config: &TalkerConfig) -> Result<(), String> {
+    fn check_forced(&self, config: &TalkerConfig) -> Result<(), String> {
         let (codes, groups) = (self.forced.as_deref().unwrap_or_default(), config.num_code_groups);
         if !codes.len().is_multiple_of(groups) {
             return Err(format!("{} forced codes: expected frames of {groups}", codes.len()));
@@ -255,6 +275,35 @@ pub enum RowInput {
     Codes(Vec<u32>),
     /// Nothing but the news that the input has ended.
     Nothing,
+}
+
+impl RowInput {
+    /// The tokens of text of a row that takes nothing else, all inside a vocabulary of so many.
+    ///
+    /// # Errors
+    /// [`ModelError::Row`] for anything else.
+    pub(in crate::model) fn into_tokens(self, slot: Slot, vocabulary: u32) -> Result<Vec<u32>, ModelError> {
+        match self {
+            RowInput::Tokens(tokens) => in_vocabulary(&tokens, vocabulary).map(|()| tokens),
+            RowInput::Nothing => Ok(Vec::new()),
+            RowInput::Rows(_) | RowInput::Codes(_) => refused(format!("{slot}: the thinker takes tokens only")),
+        }
+    }
+
+    /// The codes of a row that takes nothing else, all such that the vocoder has them.
+    ///
+    /// # Errors
+    /// [`ModelError::Row`] for anything else.
+    pub(in crate::model) fn into_codes(self, slot: Slot, config: &VocoderConfig) -> Result<Vec<u32>, ModelError> {
+        match self {
+            RowInput::Codes(codes) => match config.check_codes(&codes) {
+                Ok(()) => Ok(codes),
+                Err(reason) => refused(format!("{slot}: {reason}")),
+            },
+            RowInput::Nothing => Ok(Vec::new()),
+            RowInput::Tokens(_) | RowInput::Rows(_) => refused(format!("{slot}: the vocoder takes codes only")),
+        }
+    }
 }
 
 /// What one row did in one step.

@@ -73,18 +73,7 @@ impl StageModel for TalkerStage {
         if self.rows.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
-        let (len, limit) = (spec.prefill_positions(), self.net.stack().config().max_position_embeddings);
-        if len as usize > limit {
-            return refused(format!(
-                "the speech prompt has {len} positions, the talker {limit}: shorten the conversation"
-            ));
-        }
-        if spec.max_tokens == 0 {
-            return refused("max_tokens is 0: expected at least 1");
-        }
-        spec.sampling.check().and_then(|()| spec.predictor.check()).map_err(ModelError::Row)?;
-        spec.prompt.check(self.net.config()).map_err(ModelError::Row)?;
-        spec.check_forced(self.net.config()).map_err(ModelError::Row)?;
+        spec.check(self.net.config())?;
         let row = Row {
             cache: self.net.stack().new_cache()?,
             prefilled: 0,

@@ -98,14 +98,7 @@ impl StageModel for ThinkerStage {
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));
         }
-        match input {
-            RowInput::Tokens(tokens) => {
-                in_vocabulary(&tokens, vocabulary)?;
-                waiting.extend(tokens);
-            }
-            RowInput::Nothing => {}
-            RowInput::Rows(_) | RowInput::Codes(_) => return refused(format!("{slot}: the thinker takes tokens only")),
-        }
+        waiting.extend(input.into_tokens(slot, vocabulary)?);
         *ended = end;
         Ok(())
     }

@@ -221,18 +221,7 @@ impl StageModel for CudaTalker {
             return refused(format!("{slot} is open already"));
         }
         let config = &self.net.config;
-        let (len, limit) = (spec.prefill_positions(), config.text.max_position_embeddings);
-        if len as usize > limit {
-            return refused(format!(
-                "the speech prompt has {len} positions, the talker {limit}: shorten the conversation"
-            ));
-        }
-        if spec.max_tokens == 0 {
-            return refused("max_tokens is 0: expected at least 1");
-        }
-        spec.sampling.check().and_then(|()| spec.predictor.check()).map_err(ModelError::Row)?;
-        spec.prompt.check(config).map_err(ModelError::Row)?;
-        spec.check_forced(config).map_err(ModelError::Row)?;
+        spec.check(config)?;
         let params = SlotParams {
             first: (&spec.sampling).into(),
             others: (&spec.predictor).into(),

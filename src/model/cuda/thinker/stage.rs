@@ -18,7 +18,7 @@ use crate::model::stage::{
     ThinkerMode, ThinkerRow,
 };
 use crate::model::stages::thinker::{check, prompt_rows};
-use crate::model::stages::{in_vocabulary, not_open, refused};
+use crate::model::stages::{not_open, refused};
 use crate::model::{LoadError, ModelError};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -344,14 +344,7 @@ impl StageModel for CudaThinker {
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));
         }
-        match input {
-            RowInput::Tokens(tokens) => {
-                in_vocabulary(&tokens, vocabulary)?;
-                waiting.extend(tokens);
-            }
-            RowInput::Nothing => {}
-            RowInput::Rows(_) | RowInput::Codes(_) => return refused(format!("{slot}: the thinker takes tokens only")),
-        }
+        waiting.extend(input.into_tokens(slot, vocabulary)?);
         *ended = end;
         Ok(())
     }

@@ -297,16 +297,7 @@ impl StageModel for CudaVocoderStage {
         if row.ended {
             return Err(ModelError::Row(format!("{slot}: frames after the end of the stream")));
         }
-        match input {
-            RowInput::Codes(codes) => {
-                self.net.config.check_codes(&codes).map_err(|reason| ModelError::Row(format!("{slot}: {reason}")))?;
-                row.waiting.extend(codes);
-            }
-            RowInput::Nothing => {}
-            RowInput::Tokens(_) | RowInput::Rows(_) => {
-                return Err(ModelError::Row(format!("{slot}: the vocoder takes codes only")));
-            }
-        }
+        row.waiting.extend(input.into_codes(slot, &self.net.config)?);
         row.ended = end;
         Ok(())
     }
