@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use candle_core::{DType, Device};
 use omni_actors::ids::StageName;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::hf::{Family, TtsConfig, Variant};
@@ -106,4 +107,27 @@ fn the_variant_can_be_overridden_as_the_goldens_do() {
     let checkpoint = Checkpoint::open_with(Path::new(CUSTOM), &change).unwrap();
     assert_eq!(checkpoint.tts().unwrap().variant, Variant::VoiceDesign);
     assert!(matches!(checkpoint.family(), Family::Tts(_)));
+}
+
+#[test]
+fn the_bytes_of_a_stored_tensor_can_be_read_piece_by_piece_and_only_as_what_they_are() {
+    let checkpoint = Checkpoint::open(Path::new(BASE)).unwrap();
+    let text = &checkpoint.family().talker().text;
+    let shape = [text.vocab_size, text.hidden_size];
+    let loader = checkpoint.loader(&[], &Device::Cpu);
+    let scope = loader.scope("talker.model.codec_embedding");
+    let raw = scope.raw("weight", &shape, DType::BF16).unwrap();
+    assert_eq!(raw.bytes() as usize, shape[0] * shape[1] * 2);
+    let mut bytes = vec![0; raw.bytes() as usize];
+    for (i, piece) in bytes.chunks_mut(1000).enumerate() {
+        raw.read(i as u64 * 1000, piece).unwrap();
+    }
+    let read: Vec<f32> =
+        bytes.chunks_exact(2).map(|b| f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16)).collect();
+    let want = scope.get("weight", &shape).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert_eq!(read, want);
+    assert!(raw.read(raw.bytes() - 1, &mut [0; 2]).is_err(), "beyond the tensor's end");
+    assert!(scope.raw("weight", &shape, DType::F32).is_none(), "stored as bf16");
+    assert!(scope.raw("weight", &[1, 2], DType::BF16).is_none(), "of another shape");
+    loader.finish().unwrap();
 }

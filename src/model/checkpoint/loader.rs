@@ -4,6 +4,7 @@ use super::random::RandomTensor;
 use super::weights::Weights;
 use crate::model::LoadError;
 use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -166,6 +167,24 @@ impl<'a> Scope<'a> {
         }
     }
 
+    /// A tensor that lies in a file with the elements of `dtype`: for devices that take its bytes as they are. `None` where
+    /// it has to be made or converted, or does not fit: [`Scope::get_stored`] then says all that is to say.
+    pub fn raw(&self, name: &str, shape: &[usize], dtype: DType) -> Option<RawTensor<'a>> {
+        let name = self.join(name);
+        let Source::Stored(stored) = &self.loader.source else { return None };
+        let wanted = match dtype {
+            DType::BF16 => Dtype::BF16,
+            DType::F32 => Dtype::F32,
+            _ => return None,
+        };
+        // Looked at first: what does not fit is to be told once.
+        let bytes = stored.entry(&name).filter(|entry| entry.dtype == wanted && entry.shape == shape)?.bytes();
+        match self.loader.check(&name, shape) {
+            Found::Stored(weights) => Some(RawTensor { weights, bytes, name }),
+            Found::Random(_) | Found::Unfit => None,
+        }
+    }
+
     /// [`Scope::get`] in the element type of the file: for what is large and used a little at a time.
     ///
     /// # Errors
@@ -217,6 +236,29 @@ impl<'a> Scope<'a> {
 
     fn join(&self, name: &str) -> String {
         if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) }
+    }
+}
+
+/// The bytes of a tensor in its file.
+#[derive(Debug)]
+pub struct RawTensor<'a> {
+    weights: &'a Weights,
+    name: String,
+    bytes: u64,
+}
+
+impl RawTensor<'_> {
+    /// How many there are.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Fills `out` with those from `at` on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<(), LoadError> {
+        self.weights.read(&self.name, at, out)
     }
 }
 

@@ -9,7 +9,7 @@ pub mod random;
 mod weights;
 
 pub use files::{EmbeddedFiles, Files};
-pub use loader::{Loader, Scope};
+pub use loader::{Loader, RawTensor, Scope};
 pub use weights::Weights;
 
 use crate::config::WeightsKind;

@@ -54,6 +54,13 @@ pub struct Entry {
     range: Range<u64>,
 }
 
+impl Entry {
+    /// Its size in the file.
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+}
+
 impl Weights {
     /// Reads the headers of `model.safetensors`, or of the shards that `model.safetensors.index.json` names.
     ///
@@ -143,7 +150,7 @@ impl Weights {
     /// [`LoadError::Io`] and [`LoadError::Device`] for what the system and the device say.
     pub fn tensor(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor, LoadError> {
         let entry = self.known(name)?;
-        self.bytes_to_tensor(name, entry, 0..entry.range.end - entry.range.start, &entry.shape, Some(dtype), device)
+        self.bytes_to_tensor(name, entry, 0..entry.bytes(), &entry.shape, Some(dtype), device)
     }
 
     /// [`Weights::tensor`] in the element type of the file.
@@ -152,7 +159,19 @@ impl Weights {
     /// Those of [`Weights::tensor`].
     pub fn stored(&self, name: &str, device: &Device) -> Result<Tensor, LoadError> {
         let entry = self.known(name)?;
-        self.bytes_to_tensor(name, entry, 0..entry.range.end - entry.range.start, &entry.shape, None, device)
+        self.bytes_to_tensor(name, entry, 0..entry.bytes(), &entry.shape, None, device)
+    }
+
+    /// Fills `out` with the bytes of a tensor from byte `at` on, as they are in the file.
+    ///
+    /// # Errors
+    /// [`LoadError::Tensors`] for a name that is not there; [`LoadError::Io`] for what the system says.
+    pub fn read(&self, name: &str, at: u64, out: &mut [u8]) -> Result<(), LoadError> {
+        let entry = self.known(name)?;
+        if at + out.len() as u64 > entry.bytes() {
+            return Err(self.bad(name, entry, format!("has {} bytes, not so many as were asked for", entry.bytes())));
+        }
+        self.shards[entry.shard].read_into(entry.range.start + at, out)
     }
 
     /// Some rows of a two-dimensional tensor, `[rows.len(), width]`, without reading the others.
@@ -164,7 +183,7 @@ impl Weights {
         let &[count, width] = entry.shape.as_slice() else {
             return Err(self.bad(name, entry, format!("has {} dimensions instead of 2", entry.shape.len())));
         };
-        let stride = (entry.range.end - entry.range.start).checked_div(count as u64).unwrap_or(0);
+        let stride = entry.bytes().checked_div(count as u64).unwrap_or(0);
         let mut parts = Vec::with_capacity(rows.len());
         for &row in rows {
             if row as usize >= count {
@@ -270,16 +289,29 @@ impl Shard {
         match &self.bytes {
             // In bounds: the header was checked against the size.
             ShardBytes::Static(bytes) => Ok(Cow::Borrowed(&bytes[start as usize..start as usize + length])),
-            ShardBytes::File { path, file } => {
+            ShardBytes::File { .. } => {
                 let mut buffer = vec![0; length];
-                // A poisoned lock only means that another reader panicked: every read seeks first.
-                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-                file.seek(SeekFrom::Start(start))
-                    .and_then(|_| file.read_exact(&mut buffer))
-                    .map_err(|source| LoadError::Io { path: path.clone(), source })?;
+                self.read_into(range.start, &mut buffer)?;
                 Ok(Cow::Owned(buffer))
             }
         }
+    }
+
+    /// [`Shard::read`] of as many bytes as `out` has.
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<(), LoadError> {
+        let start = self.data + at;
+        match &self.bytes {
+            // In bounds: the header was checked against the size.
+            ShardBytes::Static(bytes) => out.copy_from_slice(&bytes[start as usize..start as usize + out.len()]),
+            ShardBytes::File { path, file } => {
+                // A poisoned lock only means that another reader panicked: every read seeks first.
+                let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+                file.seek(SeekFrom::Start(start))
+                    .and_then(|_| file.read_exact(out))
+                    .map_err(|source| LoadError::Io { path: path.clone(), source })?;
+            }
+        }
+        Ok(())
     }
 }
 

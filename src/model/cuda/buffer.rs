@@ -256,6 +256,16 @@ impl<T: Element> Pinned<T> {
         range.map(|at| unsafe { self.host.add(at).read_volatile() }).collect()
     }
 
+    /// Lets `with` write the first `len` elements. The caller knows that no earlier copy reads there any more.
+    ///
+    /// # Errors
+    /// Those of `with`.
+    pub fn fill<E>(&mut self, len: usize, with: impl FnOnce(&mut [T]) -> Result<(), E>) -> Result<(), E> {
+        assert!(len <= self.len, "beyond a pinned buffer");
+        // SAFETY: inside the buffer, which is initialized; the borrow of `self` is the only one of the host's.
+        with(unsafe { std::slice::from_raw_parts_mut(self.host, len) })
+    }
+
     /// Puts elements where a queued copy will find them. The caller knows that no earlier copy reads there any more.
     pub fn set(&self, at: usize, data: &[T]) {
         assert!(at + data.len() <= self.len, "beyond a pinned buffer");

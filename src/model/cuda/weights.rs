@@ -1,16 +1,17 @@
 //! Weights from a checkpoint to the device, or made there.
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Pinned};
 use super::device::{Gpu, Priority};
 use super::error::{CudaError, check};
 use super::kernel::{Shape, kernel_args};
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::config::Precision;
 use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
 use crate::model::checkpoint::random::{Fill, RandomTensor};
+use crate::model::checkpoint::{RawTensor, Scope};
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use cudarc::driver::sys;
+use std::cell::RefCell;
 
 /// Threads of the kernels that fill and convert.
 const THREADS: u32 = 256;
@@ -52,7 +53,17 @@ pub struct Uploader {
     gpu: Gpu,
     stream: Stream,
     precision: Precision,
+    staging: RefCell<Staging>,
 }
+
+/// Page-locked memory that files are read into: while one half is copied to the device, the other is filled.
+struct Staging {
+    halves: [(Pinned<u8>, Event); 2],
+    next: usize,
+}
+
+/// Bytes of one half.
+const STAGED: usize = 32 << 20;
 
 /// Bytes of one element.
 pub fn element_size(precision: Precision) -> usize {
@@ -68,7 +79,9 @@ impl Uploader {
     /// # Errors
     /// What the driver says.
     pub fn new(gpu: &Gpu, precision: Precision) -> Result<Uploader, CudaError> {
-        Ok(Uploader { gpu: gpu.clone(), stream: gpu.stream(Priority::Normal)?, precision })
+        let half = || Ok::<_, CudaError>((gpu.pinned(STAGED)?, Event::new(gpu)?));
+        let staging = RefCell::new(Staging { halves: [half()?, half()?], next: 0 });
+        Ok(Uploader { gpu: gpu.clone(), stream: gpu.stream(Priority::Normal)?, precision, staging })
     }
 
     /// The GPU.
@@ -124,7 +137,10 @@ impl Uploader {
         let count = shape.iter().product();
         match scope.random(name, shape) {
             Some(random) => Ok(self.make(to, at, count, &random)?),
-            None => self.copy(to, at, &scope.get_stored(name, shape)?),
+            None => match scope.raw(name, shape, self.dtype()) {
+                Some(raw) => self.stream_in(to, at, &raw),
+                None => self.copy(to, at, &scope.get_stored(name, shape)?),
+            },
         }
     }
 
@@ -231,13 +247,33 @@ impl Uploader {
         }
     }
 
-    /// A tensor of the host.
-    fn copy(&self, to: &Weight, at: usize, tensor: &Tensor) -> Result<(), LoadError> {
-        let dtype = match self.precision {
+    fn dtype(&self) -> DType {
+        match self.precision {
             Precision::F32 => DType::F32,
             Precision::Bf16 => DType::BF16,
-        };
-        let tensor = tensor.to_dtype(dtype)?.contiguous()?;
+        }
+    }
+
+    /// A tensor of a file, as it is.
+    fn stream_in(&self, to: &Weight, at: usize, raw: &RawTensor<'_>) -> Result<(), LoadError> {
+        let (begin, bytes) = (at * element_size(self.precision), raw.bytes() as usize);
+        let mut staging = self.staging.borrow_mut();
+        for from in (0..bytes).step_by(STAGED) {
+            let (count, half) = (STAGED.min(bytes - from), staging.next);
+            staging.next = 1 - half;
+            let (memory, copied) = &mut staging.halves[half];
+            // An event that was never recorded has passed.
+            copied.wait()?;
+            memory.fill(count, |out| raw.read(from as u64, out))?;
+            to.bytes.upload_async(&self.stream, begin + from, memory, 0, count)?;
+            copied.record(&self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// A tensor of the host.
+    fn copy(&self, to: &Weight, at: usize, tensor: &Tensor) -> Result<(), LoadError> {
+        let tensor = tensor.to_dtype(self.dtype())?.contiguous()?;
         let (storage, layout) = tensor.storage_and_layout();
         let from = layout.start_offset();
         let count = layout.shape().elem_count();
@@ -247,6 +283,13 @@ impl Uploader {
             _ => return Err(candle_core::Error::Msg("weights are read on the host".into()).into()),
         };
         Ok(to.bytes.write(at * element_size(self.precision), bytes)?)
+    }
+}
+
+impl Drop for Uploader {
+    fn drop(&mut self) {
+        // Copies may still read the page-locked memory that goes now.
+        let _ = self.stream.synchronize();
     }
 }
 
