@@ -9,6 +9,8 @@
 
 #include <cuda_runtime.h>
 
+#include "common.cuh"
+
 // One row of a launch. The host keeps the same struct.
 struct VocoderRow {
     int slot;    // of the arena; negative: nobody
@@ -31,19 +33,6 @@ struct VocoderPast {
 namespace vocoder {
 
 constexpr int NEVER = 0x7fffffff;
-
-// Waits until the launches before this one have finished; lets those behind it begin to start.
-__device__ __forceinline__ void wait_for_previous() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-__device__ __forceinline__ void let_next_start() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
 
 // To the 10 bits of mantissa that tensor cores read, nearest, ties away from zero.
 __device__ __forceinline__ float tf32(float x) {
