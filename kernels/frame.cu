@@ -45,11 +45,8 @@ __device__ __forceinline__ void begin_frame(const BeginArgs& a) {
 }
 
 struct PromptArgs {
-    const StepHead* head;
     const PromptRow* rows;
     const uint32_t* codes;    // frames of references, `groups` each
-    const NewPage* new_pages;
-    uint32_t* pages;          // [slots, max_pages]
     float* codec;             // [slots, width]
     const float* x_vectors;   // [slots, width]
     const void* text;         // T [.., width]
@@ -58,7 +55,7 @@ struct PromptArgs {
     float* x;                 // [rows, width]
     uint32_t* slots;
     int* positions;
-    int width, max_pages, groups;
+    int width, groups;
 };
 
 // One block per position of a prompt. The last position of a prompt leaves its codec side in `codec` and runs with the
@@ -66,12 +63,6 @@ struct PromptArgs {
 template <typename T>
 __device__ __forceinline__ void begin_prompt(const PromptArgs& a) {
     const int row = blockIdx.x;
-    if (row == 0) {
-        for (uint32_t i = threadIdx.x; i < a.head->pages; i += blockDim.x) {
-            const NewPage n = a.new_pages[i];
-            a.pages[static_cast<size_t>(n.slot) * a.max_pages + n.index] = n.page;
-        }
-    }
     const PromptRow r = a.rows[row];
     const bool padding = r.slot == NONE;
     if (threadIdx.x == 0) {

@@ -109,11 +109,8 @@ struct BeginArgs {
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct PromptArgs {
-    head: u64,
     rows: u64,
     codes: u64,
-    new_pages: u64,
-    pages: u64,
     codec: u64,
     x_vectors: u64,
     text: u64,
@@ -123,7 +120,6 @@ struct PromptArgs {
     slots: u64,
     positions: u64,
     width: i32,
-    max_pages: i32,
     groups: i32,
 }
 
@@ -185,8 +181,8 @@ impl Frames {
         let rows = chunk.max(2 * batch);
         let groups = config.num_code_groups;
         let max_pages = config.text.max_position_embeddings.div_ceil(PAGE).min(pages.max(1));
-        let frame_layout = Inbox::new(batch, batch * groups, batch + slots * 2);
-        let prompt_layout = Inbox::new(chunk, chunk * groups, chunk + slots * 2 + max_pages);
+        let frame_layout = Inbox::new(batch, batch * groups, batch);
+        let prompt_layout = Inbox::new(chunk, chunk * groups, 0);
         let inner_pages = (groups + 1).div_ceil(PAGE);
         let inner_cache = net.predictor.stack.cache(gpu, net.precision, batch * inner_pages, batch, inner_pages)?;
         let tables: Vec<u32> = (0..(batch * inner_pages) as u32).collect();
@@ -262,6 +258,11 @@ impl Frames {
     /// The graph of the smallest bucket that holds `rows` positions of prompts, and its size.
     pub fn prompt_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
         self.prompts.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+    }
+
+    /// Rows that fit into one step.
+    pub fn frame_rows(&self) -> usize {
+        self.frames.last().map_or(0, |(bucket, ..)| *bucket)
     }
 
     /// Positions of prompts that fit into one pass.
@@ -375,11 +376,8 @@ impl Frames {
     fn prompt(&self, net: &TalkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
         let (layout, inbox) = (&self.prompt_layout, &self.prompt_inbox);
         let args = PromptArgs {
-            head: inbox.address(),
             rows: inbox.at(layout.rows),
             codes: inbox.at(layout.codes),
-            new_pages: inbox.at(layout.pages),
-            pages: self.cache.tables(),
             codec: self.codec.address(),
             x_vectors: self.x_vectors.address(),
             text: self.text_table(net),
@@ -389,7 +387,6 @@ impl Frames {
             slots: self.slots.address(),
             positions: self.positions.address(),
             width: net.config.text.hidden_size as i32,
-            max_pages: self.cache.max_pages() as i32,
             groups: net.config.num_code_groups as i32,
         };
         // SAFETY: the argument is `PromptArgs`, with addresses of buffers of `self` and `net`.

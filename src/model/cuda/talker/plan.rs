@@ -90,13 +90,12 @@ impl CudaTalker {
                 self.uploads.push(Upload { to: Target::PageTable, at, bytes });
             }
         }
-        let before = row.pages.len();
-        self.grow(slot, to as usize, busy, step)?;
+        let told = self.grow(slot, to as usize, busy, step)?;
         let max_pages = self.frames.cache.max_pages();
         let Some(row) = self.rows.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
-        if row.pages.len() > before {
-            let bytes = row.pages[before..].iter().flat_map(|page| page.to_le_bytes()).collect();
-            self.uploads.push(Upload { to: Target::PageTable, at: slot.0 as usize * max_pages + before, bytes });
+        if row.pages.len() > told {
+            let bytes = row.pages[told..].iter().flat_map(|page| page.to_le_bytes()).collect();
+            self.uploads.push(Upload { to: Target::PageTable, at: slot.0 as usize * max_pages + told, bytes });
         }
         let known = (row.kept * PAGE) as u32;
         let mut last = 0;
@@ -123,15 +122,14 @@ impl CudaTalker {
 
     fn plan_frame(&mut self, slot: Slot, text: u32, busy: &HashSet<Slot>, step: &mut Step) -> Result<Part, ModelError> {
         let Some(row) = self.rows.get(&slot) else { return refused(format!("{slot} is not open")) };
-        if step.frames.len() == self.frames_limit() {
-            return refused(format!("a step has room for {} rows", self.frames_limit()));
+        if step.frames.len() == self.frames.frame_rows() {
+            return refused(format!("a step has room for {} rows", self.frames.frame_rows()));
         }
         let groups = self.groups();
         let at = row.spec.prefill_positions() as usize - 1 + row.count as usize;
-        let before = row.pages.len();
-        self.grow(slot, at + 1, busy, step)?;
+        let told = self.grow(slot, at + 1, busy, step)?;
         let Some(row) = self.rows.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
-        for (index, page) in row.pages.iter().enumerate().skip(before) {
+        for (index, page) in row.pages.iter().enumerate().skip(told) {
             step.new_pages.push(NewPage { slot: slot.0, index: index as u32, page: *page, unused: 0 });
         }
         let mut flags = 0;
@@ -154,16 +152,15 @@ impl CudaTalker {
         Ok(Part::Frame { at: step.frames.len() - 1, forced: forced != NONE, finished: Arc::clone(&row.finished) })
     }
 
-    fn frames_limit(&self) -> usize {
-        self.ring_rows()
-    }
-
-    fn ring_rows(&self) -> usize {
-        (self.frames.frame_layout.pages - self.frames.frame_layout.rows) / size_of::<StepRow>()
-    }
-
-    /// Gives a row pages for its first `positions` positions, bringing it back if it had to make room.
-    fn grow(&mut self, slot: Slot, positions: usize, busy: &HashSet<Slot>, step: &mut Step) -> Result<(), ModelError> {
+    /// Gives a row pages for its first `positions` positions, bringing it back if it had to make room. Returns how many of
+    /// its pages the device knows of once what is in `uploads` is there: the caller tells it of the others.
+    fn grow(
+        &mut self,
+        slot: Slot,
+        positions: usize,
+        busy: &HashSet<Slot>,
+        step: &mut Step,
+    ) -> Result<usize, ModelError> {
         let limit = self.net.config.text.max_position_embeddings.min(self.frames.cache.max_pages() * PAGE);
         if positions > limit {
             return refused(format!(
@@ -174,6 +171,7 @@ impl CudaTalker {
         let back = row.swapped.take();
         let wanted = positions.div_ceil(PAGE).max(back.as_ref().map_or(0, Swapped::pages));
         let mut pages = std::mem::take(&mut row.pages);
+        let mut told = pages.len();
         while pages.len() < wanted {
             match self.pages.take() {
                 Some(page) => pages.push(page),
@@ -198,11 +196,12 @@ impl CudaTalker {
             let at = slot.0 as usize * self.frames.cache.max_pages();
             self.uploads.push(Upload { to: Target::PageTable, at, bytes });
             step.held.push(back);
+            told = pages.len();
         }
         if let Some(row) = self.rows.get_mut(&slot) {
             row.pages = pages;
         }
-        Ok(())
+        Ok(told)
     }
 
     /// Takes the pages of the youngest row that is not part of this step; what they hold waits in the host's memory.

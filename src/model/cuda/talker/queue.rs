@@ -6,10 +6,9 @@ use super::plan::Step;
 use super::ring::Lease;
 use super::stage::{CudaTalker, Target};
 use super::table::{NONE, NewPage, PromptRow, REFERENCE_FRAME, Record, StepRow};
+use crate::model::cuda::CudaError;
 use crate::model::cuda::linear::{Input, Mode};
-use crate::model::cuda::stream::Stream;
 use crate::model::cuda::weights::element_size;
-use crate::model::cuda::{Buffer, CudaError, Element};
 
 impl CudaTalker {
     /// Queues everything that a step needs; returns what the device was lent.
@@ -24,11 +23,13 @@ impl CudaTalker {
         let mut at = 0;
         for upload in self.uploads.drain(..) {
             lease.input.set(at, &upload.bytes);
-            let (frames, bytes) = (&self.frames, upload.bytes.len());
+            let (frames, from, bytes) = (&self.frames, &lease.input, upload.bytes.len());
             match upload.to {
-                Target::Params => bytes_to(&frames.params, stream, upload.at, &lease, at, bytes)?,
-                Target::XVectors => bytes_to(&frames.x_vectors, stream, upload.at, &lease, at, bytes)?,
-                Target::PageTable => bytes_to(frames.cache.tables_buffer(), stream, upload.at, &lease, at, bytes)?,
+                Target::Params => frames.params.upload_bytes_async(stream, upload.at, from, at, bytes)?,
+                Target::XVectors => frames.x_vectors.upload_bytes_async(stream, upload.at, from, at, bytes)?,
+                Target::PageTable => {
+                    frames.cache.tables_buffer().upload_bytes_async(stream, upload.at, from, at, bytes)?;
+                }
             }
             at += bytes.next_multiple_of(16);
         }
@@ -43,7 +44,6 @@ impl CudaTalker {
             // The codes of this pass only, counted from its own beginning.
             let first = rows.iter().find(|row| row.kind == REFERENCE_FRAME).map_or(0, |row| row.codes);
             let mut table = vec![0u8; prompt.bytes];
-            table[..size_of_val(&head(0, 0))].copy_from_slice(head(0, 0).bytes());
             let mut codes = Vec::new();
             for (i, row) in (0..bucket).map(|i| (i, rows.get(i).copied().unwrap_or(PromptRow::PADDING))) {
                 let mut row = row;
@@ -111,15 +111,4 @@ impl CudaTalker {
 
 fn put(table: &mut [u8], at: usize, bytes: &[u8]) {
     table[at..at + bytes.len()].copy_from_slice(bytes);
-}
-
-fn bytes_to<T: Element>(
-    to: &Buffer<T>,
-    stream: &Stream,
-    at: usize,
-    lease: &Lease,
-    from: usize,
-    bytes: usize,
-) -> Result<(), CudaError> {
-    to.upload_bytes_async(stream, at, &lease.input, from, bytes)
 }
