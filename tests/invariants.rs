@@ -12,7 +12,7 @@ use omni_actors::ids::{RequestId, StageName};
 use omni_actors::model::stage::{RowSpec, RowWork, VocoderRow};
 use omni_actors::transfer::payload::{Kind, Part, Payload};
 use std::time::Duration;
-use support::{Rig, Script, rig, scheduler};
+use support::{Rig, Script, rig, scheduler, serialized};
 
 const A_DAY: Duration = Duration::from_secs(86_400);
 const REQUEST: RequestId = RequestId(1);
@@ -59,6 +59,42 @@ async fn the_runner_never_waits_for_a_packager() {
         steps.recv_async().await.unwrap();
     }
     assert!(rig.output.is_empty(), "the packager has not packed anything");
+}
+
+/// What invariant 1 is worth: without early hand-off a launch waits for the packager.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_early_hand_off_no_launch_follows_a_step_that_is_not_packaged() {
+    for run_ahead in [1, 3] {
+        let (send, steps) = flume::unbounded();
+        let (script, config) = (Script { steps: send, stop: 100 }, SchedulerConfig { run_ahead, ..scheduler() });
+        let rig = serialized(StageName::Talker, script, config, &[asleep(FaultPoint::Packager)]).await;
+        rig.admit(row(REQUEST, Pace::Free, SPEECH));
+        // The packager sleeps over the first step; of each other one that is out, output and news wait for it.
+        let waiting = 2 * (run_ahead as usize - 1);
+        while steps.len() < run_ahead as usize || rig.stage.load().queued != waiting {
+            tokio::task::yield_now().await;
+        }
+        // Whatever else the scheduler hears of, it launches nothing.
+        rig.admit(row(RequestId(2), Pace::Free, SPEECH));
+        while rig.stage.load().rows < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(steps.len(), run_ahead as usize);
+        assert!(rig.output.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn early_hand_off_changes_no_token() {
+    for run_ahead in [1, 2, 4] {
+        let (steps, _seen) = flume::unbounded();
+        let (script, config) = (Script { steps, stop: 100 }, SchedulerConfig { run_ahead, ..scheduler() });
+        let rig = serialized(StageName::Talker, script, config, &[]).await;
+        rig.admit(row(REQUEST, Pace::Free, SPEECH));
+        let payloads = until_end(&rig).await;
+        assert_eq!(codes(&payloads), (1..=100).collect::<Vec<_>>());
+        assert_eq!(payloads.len(), 100, "no two steps share a payload: each is sent before the next is heard of");
+    }
 }
 
 /// Invariant 2.

@@ -4,7 +4,7 @@
 
 use super::model_runner::Command;
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Admission, Incarnation, RELEASED};
+use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED};
 use crate::core::sequence::{Arrival, SequenceCheck};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::RequestId;
@@ -45,8 +45,11 @@ impl Actor for Outbound {
         OutboundMessage::Ready: OutboundMessage,
         stage: &mut Arc<Incarnation>,
     ) -> Result<(), ActorProcessingErr> {
-        while let Ok(payload) = stage.payloads.recv.try_recv() {
-            put(stage, payload);
+        while let Ok(queued) = stage.payloads.recv.try_recv() {
+            match queued {
+                Queued::Item(payload) => put(stage, payload),
+                Queued::News(news) => stage.tell_scheduler(news),
+            }
         }
         Ok(())
     }
@@ -143,13 +146,13 @@ impl Actor for Inbound {
             InboundMessage::Admit(admission) => {
                 state.sequence.open(admission.request);
                 state.rows.insert(admission.request, InboundRow::default());
-                state.tell_scheduler(SchedulerMessage::Admit(admission));
+                state.stage.tell_scheduler(SchedulerMessage::Admit(admission));
             }
             InboundMessage::Opened(request) => state.opened(request)?,
             InboundMessage::Closed(request) => state.closed(request),
             InboundMessage::Abort(request) => {
                 state.closed(request);
-                state.tell_scheduler(SchedulerMessage::Abort(request));
+                state.stage.tell_scheduler(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
                 // One message, one payload: draining would overtake the admission of a request whose payload is in the
@@ -199,7 +202,7 @@ impl InboundState {
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
                 let reason = format!("input unit {} came where {expected} was due", header.seq);
-                self.tell_scheduler(SchedulerMessage::RowFailed { request: header.request, reason });
+                self.stage.tell_scheduler(SchedulerMessage::RowFailed { request: header.request, reason });
                 return Ok(());
             }
         }
@@ -227,20 +230,14 @@ impl InboundState {
             (_, None) if units == 0 => RowInput::Nothing,
             (kind, _) => {
                 let reason = format!("a payload of {} without its data", kind.as_str());
-                self.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
+                self.stage.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
                 return Ok(());
             }
         };
         let input = if units == 0 { RowInput::Nothing } else { input };
         let command = Command::Feed { request, input, end, leases };
         self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
-        self.tell_scheduler(SchedulerMessage::Input { request, units, end });
+        self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });
         Ok(())
-    }
-
-    fn tell_scheduler(&self, message: SchedulerMessage) {
-        if let Some(scheduler) = self.stage.scheduler.get() {
-            let _ = scheduler.cast(message);
-        }
     }
 }

@@ -2,7 +2,8 @@
 //! launch thread does not notice: what waits here is packed together when its turn comes, one payload per request.
 
 use super::connector::OutboundMessage;
-use super::stage::{ActorFailure, Incarnation, Wants};
+use super::scheduler::SchedulerMessage;
+use super::stage::{ActorFailure, Incarnation, Queued, Wants};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::{RequestId, Seq, StageName};
 use crate::model::stage::Emit;
@@ -63,25 +64,55 @@ impl Actor for Packager {
         PackagerMessage::Ready: PackagerMessage,
         state: &mut PackagerState,
     ) -> Result<(), ActorProcessingErr> {
-        while let Some(batch) = state.take() {
-            state.fault.strike_async().await?;
-            state.pack(batch)?;
+        while let Some(Batch { outputs, news }) = state.take() {
+            if !outputs.is_empty() {
+                state.fault.strike_async().await?;
+                state.pack(outputs)?;
+            }
+            state.pass_on(news)?;
         }
         Ok(())
     }
 }
 
+/// What is packaged in one turn.
+struct Batch {
+    /// By request, in order.
+    outputs: Vec<Vec<Output>>,
+    /// What the scheduler hears when all of it has been sent.
+    news: Option<SchedulerMessage>,
+}
+
 impl PackagerState {
-    /// Everything that waits, by request, in order.
-    fn take(&self) -> Option<Vec<Vec<Output>>> {
-        let mut batch: Vec<Vec<Output>> = Vec::new();
-        while let Ok(output) = self.stage.outputs.recv.try_recv() {
-            match batch.iter_mut().find(|outputs| outputs[0].request == output.request) {
-                Some(outputs) => outputs.push(output),
-                None => batch.push(vec![output]),
+    /// Everything that waits, up to the end of a step that the scheduler has not heard of.
+    fn take(&self) -> Option<Batch> {
+        let mut batch = Batch { outputs: Vec::new(), news: None };
+        while let Ok(queued) = self.stage.outputs.recv.try_recv() {
+            match queued {
+                Queued::Item(output) => {
+                    match batch.outputs.iter_mut().find(|outputs| outputs[0].request == output.request) {
+                        Some(outputs) => outputs.push(output),
+                        None => batch.outputs.push(vec![output]),
+                    }
+                }
+                Queued::News(news) => {
+                    batch.news = Some(news);
+                    break;
+                }
             }
         }
-        (!batch.is_empty()).then_some(batch)
+        (!batch.outputs.is_empty() || batch.news.is_some()).then_some(batch)
+    }
+
+    /// Tells the outbound connector that there is something for it, and passes the news on with it.
+    fn pass_on(&self, news: Option<SchedulerMessage>) -> Result<(), ActorFailure> {
+        if let Some(news) = news {
+            self.stage.payloads.send.try_send(Queued::News(news)).map_err(|_| ActorFailure::Queue("payload"))?;
+        }
+        if let Some(outbound) = self.stage.outbound.get() {
+            let _ = outbound.cast(OutboundMessage::Ready);
+        }
+        Ok(())
     }
 
     fn pack(&self, batch: Vec<Vec<Output>>) -> Result<(), ActorFailure> {
@@ -92,14 +123,12 @@ impl PackagerState {
             match payloads(outputs, setup.name, self.stage.generation) {
                 Ok(payloads) => {
                     for payload in payloads {
-                        self.stage.payloads.send.try_send(payload).map_err(|_| ActorFailure::Queue("payload"))?;
+                        let queued = Queued::Item(payload);
+                        self.stage.payloads.send.try_send(queued).map_err(|_| ActorFailure::Queue("payload"))?;
                     }
                 }
                 Err(error) => setup.reports.row_failed(request, setup.name, error.to_string()),
             }
-        }
-        if let Some(outbound) = self.stage.outbound.get() {
-            let _ = outbound.cast(OutboundMessage::Ready);
         }
         setup.metrics.queue_depth(Queue::Output, self.stage.payloads.recv.len());
         setup.metrics.package_seconds.record(started.elapsed());

@@ -1,10 +1,11 @@
 //! The Sampler actor: the host's half of sampling. Tokens are drawn inside the step, from the request's seed and on the
 //! device; here they are read back, and here is decided who hears of them in which order: the scheduler first, for the
-//! next launch may wait for it; then the packager; then telemetry.
+//! next launch may wait for it; then the packager; then telemetry. (Without early hand-off, which exists to measure what it
+//! is worth, the news for the scheduler go the way of the payloads and reach it behind them.)
 
 use super::packager::{Output, PackagerMessage};
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Incarnation};
+use super::stage::{ActorFailure, Incarnation, Queued};
 use crate::core::scheduler::{RowDone, StepDone};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::{RequestId, StepId};
@@ -76,7 +77,7 @@ impl SamplerState {
         let (step, ended, rows) = match ticket {
             Ticket::Step { step, ended, rows } => (step, ended, rows),
             Ticket::RowFailed { request, reason } => {
-                self.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
+                self.stage.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
                 return Ok(());
             }
         };
@@ -93,12 +94,19 @@ impl SamplerState {
                 }
             }
         }
-        self.tell_scheduler(SchedulerMessage::Done { done: StepDone { step, rows: done }, failed });
+        let news = SchedulerMessage::Done { done: StepDone { step, rows: done }, failed };
+        let setup = &self.stage.setup;
+        let behind = if setup.early_handoff {
+            self.stage.tell_scheduler(news);
+            None
+        } else {
+            Some(Queued::News(news))
+        };
 
-        let metrics = &self.stage.setup.metrics;
-        if !outputs.is_empty() {
-            for output in outputs {
-                self.stage.outputs.send.try_send(output).map_err(|_| ActorFailure::Queue("output"))?;
+        let metrics = &setup.metrics;
+        if !outputs.is_empty() || behind.is_some() {
+            for queued in outputs.into_iter().map(Queued::Item).chain(behind) {
+                self.stage.outputs.send.try_send(queued).map_err(|_| ActorFailure::Queue("output"))?;
             }
             metrics.queue_depth(Queue::Packager, self.stage.outputs.recv.len());
             if let Some(packager) = self.stage.packager.get() {
@@ -107,11 +115,5 @@ impl SamplerState {
         }
         metrics.sample_seconds.record(ended.elapsed());
         Ok(())
-    }
-
-    fn tell_scheduler(&self, message: SchedulerMessage) {
-        if let Some(scheduler) = self.stage.scheduler.get() {
-            let _ = scheduler.cast(message);
-        }
     }
 }

@@ -48,6 +48,9 @@ pub struct StageSetup {
     pub inbound: Arc<dyn PayloadReceiver>,
     /// Who made the input; `None` if a client did.
     pub upstream: Option<StageName>,
+    /// Whether the scheduler hears of a step's tokens before its payloads are made. Off is the serialized order, for
+    /// measuring: the scheduler hears of them once the payloads of the step are on their transport.
+    pub early_handoff: bool,
     /// Told when input was taken over.
     pub acks: Arc<dyn AckSink>,
     /// Told what becomes of requests.
@@ -240,8 +243,8 @@ pub(super) struct Incarnation {
     pub born: Instant,
     pub commands: Channel<Command>,
     pub tickets: Channel<Ticket>,
-    pub outputs: Channel<Output>,
-    pub payloads: Channel<Payload>,
+    pub outputs: Channel<Queued<Output>>,
+    pub payloads: Channel<Queued<Payload>>,
     pub pulse: RunnerPulse,
     pub gauges: Gauges,
     pub scheduler: OnceLock<ActorRef<SchedulerMessage>>,
@@ -251,6 +254,14 @@ pub(super) struct Incarnation {
     pub inbound: OnceLock<ActorRef<InboundMessage>>,
     pub runner: OnceLock<ActorRef<RunnerMessage>>,
     pub supervisor: ActorRef<SupervisorMessage>,
+}
+
+/// What waits in the queues behind the sampler.
+pub(super) enum Queued<T> {
+    /// Something to package or to send.
+    Item(T),
+    /// Without early hand-off: news of a step for the scheduler, which follow all that the step left behind.
+    News(SchedulerMessage),
 }
 
 /// Both ends of a bounded queue.
@@ -300,6 +311,13 @@ impl Incarnation {
             runner: OnceLock::new(),
             supervisor,
             setup,
+        }
+    }
+
+    /// Passes news on to the scheduler.
+    pub fn tell_scheduler(&self, message: SchedulerMessage) {
+        if let Some(scheduler) = self.scheduler.get() {
+            let _ = scheduler.cast(message);
         }
     }
 

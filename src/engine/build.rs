@@ -122,6 +122,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 .collect(),
             inbound,
             upstream: before.map(|stage| stage.name()),
+            early_handoff: true,
             acks,
             reports: Arc::clone(&ledger) as Arc<dyn StageReports>,
             leases: leases.clone(),

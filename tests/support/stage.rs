@@ -97,7 +97,7 @@ pub async fn watched(
     faults: &[FaultRule],
     watchdog: Duration,
 ) -> Rig {
-    started(name, factory, scheduler, faults, watchdog, None).await
+    started(name, factory, scheduler, faults, watchdog, None, true).await
 }
 
 /// A rig on a device that it shares with others.
@@ -108,7 +108,17 @@ pub async fn sharing(
     faults: &[FaultRule],
     arbiter: &Arc<Arbiter>,
 ) -> Rig {
-    started(name, factory, scheduler, faults, Duration::from_secs(60), Some(Arc::clone(arbiter))).await
+    started(name, factory, scheduler, faults, Duration::from_secs(60), Some(Arc::clone(arbiter)), true).await
+}
+
+/// A rig in the serialized order: its scheduler hears of a step when its payloads are on their way.
+pub async fn serialized(
+    name: StageName,
+    factory: impl StageFactory + 'static,
+    scheduler: SchedulerConfig,
+    faults: &[FaultRule],
+) -> Rig {
+    started(name, factory, scheduler, faults, Duration::from_secs(60), None, false).await
 }
 
 async fn started(
@@ -118,6 +128,7 @@ async fn started(
     faults: &[FaultRule],
     watchdog: Duration,
     arbiter: Option<Arc<Arbiter>>,
+    early_handoff: bool,
 ) -> Rig {
     let (send, output) = flume::unbounded();
     let (input, inbound) = inproc(1 << 16);
@@ -141,6 +152,7 @@ async fn started(
         outbound: kinds.map(edge).into(),
         inbound: Arc::new(inbound),
         upstream: None,
+        early_handoff,
         acks: Arc::clone(&world) as Arc<dyn AckSink>,
         reports: Arc::clone(&world) as Arc<dyn StageReports>,
         leases: leases.clone(),
