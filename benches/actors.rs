@@ -122,7 +122,7 @@ async fn talker(slow: bool) -> (Vec<Duration>, Vec<u32>) {
     rig.admit(Admission { request, params, spec: RowSpec::Talker(row), wants: SPEECH });
     let rows = 30;
     let text = Tensor::zeros((rows, config.talker.text_hidden_size), candle_core::DType::F32, &Device::Cpu).unwrap();
-    rig.feed(request, 0, Part::Tensor(text), rows as u32, true);
+    rig.feed(request, 0, Part::Rows(text.into()), rows as u32, true);
     let codes = ends(&rig, 1).await;
     rig.stage.stop().await;
 

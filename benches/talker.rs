@@ -71,7 +71,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
         let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();
         stage.open(Slot(slot), RowSpec::Talker(row.clone())).unwrap();
-        stage.feed(Slot(slot), RowInput::Rows(text), true).unwrap();
+        stage.feed(Slot(slot), RowInput::Rows(text.into()), true).unwrap();
         stage.step(&[RowWork { slot: Slot(slot), advance: row.prefill_positions() }]).unwrap();
     }
     median(&mut *stage, rows, |emit| assert!(matches!(emit, Emit::Codes(_))))

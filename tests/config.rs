@@ -97,7 +97,7 @@ transport = \"carrier pigeon\"
             "line 10: server.listen = \"localhost\": must be an address and a port, such as \"127.0.0.1:8080\"",
             "line 11: server.read_timeout = 5: must be a duration in quotes from 100ms to 10m, such as \"10s\"",
             "line 14: speech.prompt = \"no place\": must be text with {text} in it once",
-            "line 17: transfer.transport = \"carrier pigeon\": must be \"inproc\" or \"wire\"",
+            "line 17: transfer.transport = \"carrier pigeon\": must be \"inproc\" or \"wire\" or \"shm\"",
         ]
     );
 }

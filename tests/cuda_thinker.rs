@@ -94,7 +94,9 @@ impl Said {
         assert!(self.finish.is_none(), "a row that has ended says no more");
         self.tokens.extend(output.sampled);
         if let Emit::Rows(rows) = output.emit {
-            self.rows.extend(rows.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()));
+            self.rows.extend(
+                rows.tensor().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()),
+            );
         }
         self.finish = output.finish;
     }

@@ -132,7 +132,7 @@ const VOICES: [&str; 8] = [
 
 fn rows(output: &RowOutput) -> Vec<Tensor> {
     match &output.emit {
-        Emit::Rows(rows) => vec![rows.clone()],
+        Emit::Rows(rows) => vec![rows.tensor().unwrap()],
         Emit::None => vec![],
         other => panic!("expected rows, got {other:?}"),
     }
@@ -167,7 +167,7 @@ fn speak(
     text: &[Tensor],
     chunk: u32,
 ) -> (Vec<Vec<u32>>, Option<Finish>) {
-    rows::speak(stage, slot, row, RowInput::Rows(Tensor::cat(text, 0).unwrap()), chunk)
+    rows::speak(stage, slot, row, RowInput::Rows(Tensor::cat(text, 0).unwrap().into()), chunk)
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn rows_of_a_mixed_batch_give_what_they_give_alone() {
             answers[i].extend(output.sampled);
             for rows in rows(&output) {
                 fed[i] += rows.dims()[0] as u32;
-                talker.feed(work.slot, RowInput::Rows(rows), false).unwrap();
+                talker.feed(work.slot, RowInput::Rows(rows.into()), false).unwrap();
             }
             if output.finish.is_some() {
                 thinking[i] = false;
@@ -320,7 +320,7 @@ fn a_seed_gives_the_same_speech_beside_other_rows() {
     let mut stage = VOICE.talker();
     for (slot, seed) in [(0, 5), (1, 7), (2, 9)] {
         stage.open(Slot(slot), RowSpec::Talker(row(seed))).unwrap();
-        stage.feed(Slot(slot), RowInput::Rows(Tensor::cat(&text, 0).unwrap()), true).unwrap();
+        stage.feed(Slot(slot), RowInput::Rows(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
     }
     let mut together = vec![];
     for turn in 0..=alone.len() {
@@ -441,7 +441,7 @@ fn a_frame_waits_for_its_text_row() {
     let ready = golden.talker.prefill_rows() as usize;
     let mut stage = VOICE.talker();
     stage.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    stage.feed(Slot(0), RowInput::Rows(text.narrow(0, 0, ready - 1).unwrap()), false).unwrap();
+    stage.feed(Slot(0), RowInput::Rows(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
     let early = step_row(&mut *stage, 0, golden.talker.prefill_positions()).unwrap_err();
     assert!(matches!(&early, ModelError::Row(text) if text.contains("input rows")), "{early}");
     let mut codes = vec![];
@@ -451,7 +451,7 @@ fn a_frame_waits_for_its_text_row() {
             let starved = step_row(&mut *stage, 0, 1).unwrap_err();
             assert!(matches!(&starved, ModelError::Row(text) if text.contains("text row")), "{starved}");
         }
-        stage.feed(Slot(0), RowInput::Rows(text.narrow(0, at, 1).unwrap()), false).unwrap();
+        stage.feed(Slot(0), RowInput::Rows(text.narrow(0, at, 1).unwrap().into()), false).unwrap();
         if let Emit::Codes(frame) = step(&mut *stage, 0, advance).emit {
             codes.push(frame);
         }
@@ -476,7 +476,7 @@ fn an_empty_answer_has_nothing_to_speak() {
     let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_rows() as usize - 1).unwrap();
     let mut stage = VOICE.talker();
     stage.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    stage.feed(Slot(0), RowInput::Rows(rows), true).unwrap();
+    stage.feed(Slot(0), RowInput::Rows(rows.into()), true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
     assert!(step(&mut *stage, 0, 0).stale);
@@ -515,7 +515,7 @@ fn a_full_context_fails_its_row_and_no_other() {
     let (_, text, _) = think(&golden, 1000);
     let mut talker = nets.talker();
     talker.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    talker.feed(Slot(0), RowInput::Rows(Tensor::cat(&text, 0).unwrap()), true).unwrap();
+    talker.feed(Slot(0), RowInput::Rows(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
     assert_eq!(golden.talker.prefill_positions(), 28);
     step(&mut *talker, 0, 28);
     step(&mut *talker, 0, 1);
@@ -549,7 +549,7 @@ fn input_that_does_not_fit_is_refused_and_harms_nobody() {
     refused(talker.feed(Slot(0), RowInput::Codes(vec![1]), false));
     refused(talker.feed(
         Slot(0),
-        RowInput::Rows(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap()),
+        RowInput::Rows(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap().into()),
         false,
     ));
     refused(talker.feed(Slot(9), RowInput::Nothing, true));

@@ -299,7 +299,11 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
     let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Row(_))), "{result:?}");
     refused(stage.feed(Slot(0), RowInput::Tokens(vec![512]), false));
     refused(stage.feed(Slot(0), RowInput::Codes(vec![1]), false));
-    refused(stage.feed(Slot(0), RowInput::Rows(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap()), false));
+    refused(stage.feed(
+        Slot(0),
+        RowInput::Rows(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap().into()),
+        false,
+    ));
     assert_eq!(stage.live_rows(), 1);
     stage.close(Slot(0));
     let (codes, _) = speak(&mut *stage, 0, &row, RowInput::Tokens(prompt.tokens), 1000);

@@ -190,7 +190,7 @@ impl Completion {
         }
         let (units, bytes) = match &output.emit {
             Emit::None => (0, 0),
-            Emit::Rows(rows) => (rows.dim(0).unwrap_or(0) as u32, rows.elem_count() * rows.dtype().size_in_bytes()),
+            Emit::Rows(rows) => (rows.shape().0 as u32, rows.bytes()),
             Emit::Codes(codes) => (1, codes.len() * 4),
             Emit::Audio(samples) => (planned.advance, samples.len() * 4),
         };

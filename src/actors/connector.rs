@@ -223,21 +223,32 @@ impl InboundState {
     fn feed(&self, payload: Payload) -> Result<(), ActorFailure> {
         let Payload { header, parts, leases } = payload;
         let (request, units, end) = (header.request, header.units, header.end.is_some());
-        let input = match (header.kind, parts.into_iter().next()) {
-            (Kind::Rows, Some(Part::Tensor(rows))) => RowInput::Rows(rows),
-            (Kind::Codes, Some(Part::U32(codes))) => RowInput::Codes(codes),
-            (Kind::Tokens, Some(Part::U32(tokens))) => RowInput::Tokens(tokens),
-            (_, None) if units == 0 => RowInput::Nothing,
-            (kind, _) => {
-                let reason = format!("a payload of {} without its data", kind.as_str());
+        let inputs = match parts.into_iter().map(|part| input(header.kind, part)).collect::<Option<Vec<_>>>() {
+            _ if units == 0 => vec![RowInput::Nothing],
+            Some(inputs) if !inputs.is_empty() => inputs,
+            _ => {
+                let reason = format!("a payload of {} without its data", header.kind.as_str());
                 self.stage.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
                 return Ok(());
             }
         };
-        let input = if units == 0 { RowInput::Nothing } else { input };
-        let command = Command::Feed { request, input, end, leases };
-        self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
+        let (last, mut leases) = (inputs.len() - 1, Some(leases));
+        for (at, input) in inputs.into_iter().enumerate() {
+            let leases = leases.take_if(|_| at == last).unwrap_or_default();
+            let command = Command::Feed { request, input, end: end && at == last, leases };
+            self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
+        }
         self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });
         Ok(())
+    }
+}
+
+/// What a part of a payload is to a stage.
+fn input(kind: Kind, part: Part) -> Option<RowInput> {
+    match (kind, part) {
+        (Kind::Rows, Part::Rows(rows)) => Some(RowInput::Rows(rows)),
+        (Kind::Codes, Part::U32(codes)) => Some(RowInput::Codes(codes)),
+        (Kind::Tokens, Part::U32(tokens)) => Some(RowInput::Tokens(tokens)),
+        _ => None,
     }
 }

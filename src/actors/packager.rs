@@ -6,6 +6,8 @@ use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued, Wants};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::{RequestId, Seq, StageName};
+use crate::model::ModelError;
+use crate::model::rows::Rows;
 use crate::model::stage::Emit;
 use crate::telemetry::Queue;
 use crate::transfer::lease::Lease;
@@ -67,7 +69,7 @@ impl Actor for Packager {
         while let Some(Batch { outputs, news }) = state.take() {
             if !outputs.is_empty() {
                 state.fault.strike_async().await?;
-                state.pack(outputs)?;
+                state.pack(outputs).await?;
             }
             state.pass_on(news)?;
         }
@@ -115,12 +117,12 @@ impl PackagerState {
         Ok(())
     }
 
-    fn pack(&self, batch: Vec<Vec<Output>>) -> Result<(), ActorFailure> {
+    async fn pack(&self, batch: Vec<Vec<Output>>) -> Result<(), ActorFailure> {
         let started = Instant::now();
         let setup = &self.stage.setup;
         for outputs in batch {
             let request = outputs[0].request;
-            match payloads(outputs, setup.name, self.stage.generation) {
+            match self.payloads(outputs).await {
                 Ok(payloads) => {
                     for payload in payloads {
                         let queued = Queued::Item(payload);
@@ -134,45 +136,57 @@ impl PackagerState {
         setup.metrics.package_seconds.record(started.elapsed());
         Ok(())
     }
-}
 
-/// What one request's outputs become: at most one payload for the next stage and one for the client.
-fn payloads(
-    outputs: Vec<Output>,
-    stage: StageName,
-    generation: crate::ids::Generation,
-) -> candle_core::Result<Vec<Payload>> {
-    let Some(first) = outputs.first() else { return Ok(Vec::new()) };
-    let (request, wants, seq) = (first.request, first.wants, first.seq);
-    let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
-    let end = outputs.iter().find_map(|output| output.end);
-    let units = outputs.iter().map(|output| output.units).sum();
-    let (mut tokens, mut rows, mut codes, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut leases = Vec::with_capacity(outputs.len());
-    for output in outputs {
-        tokens.extend(output.token.map(|(_, token)| token));
-        match output.emit {
-            Emit::None => {}
-            Emit::Rows(tensor) => rows.push(tensor),
-            Emit::Codes(frame) => codes.extend(frame),
-            Emit::Audio(chunk) => samples.extend(chunk),
+    /// What one request's outputs become: at most one payload for the next stage and one for the client.
+    async fn payloads(&self, outputs: Vec<Output>) -> Result<Vec<Payload>, ModelError> {
+        let (stage, generation) = (self.stage.setup.name, self.stage.generation);
+        let Some(first) = outputs.first() else { return Ok(Vec::new()) };
+        let (request, wants, seq) = (first.request, first.wants, first.seq);
+        let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
+        let end = outputs.iter().find_map(|output| output.end);
+        let units = outputs.iter().map(|output| output.units).sum();
+        let (mut tokens, mut rows, mut codes, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut leases = Vec::with_capacity(outputs.len());
+        for output in outputs {
+            tokens.extend(output.token.map(|(_, token)| token));
+            match output.emit {
+                Emit::None => {}
+                Emit::Rows(some) => rows.push(some),
+                Emit::Codes(frame) => codes.extend(frame),
+                Emit::Audio(chunk) => samples.extend(chunk),
+            }
+            leases.push(output.lease);
         }
-        leases.push(output.lease);
+        let header = |kind, seq, units| Header { request, generation, seq, kind, units, end };
+        let mut payloads = Vec::new();
+        if wants.tokens && (token_seq.is_some() || end.is_some()) {
+            let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);
+            payloads.push(Payload { header, parts: vec![Part::U32(tokens)], leases: Vec::new() });
+        }
+        if wants.speech && (units > 0 || end.is_some()) {
+            let (kind, parts) = match stage {
+                StageName::Thinker => (Kind::Rows, self.rows(rows).await?),
+                StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),
+                StageName::Code2wav => (Kind::Audio, vec![Part::F32(samples)]),
+            };
+            payloads.push(Payload { header: header(kind, seq, units), parts, leases });
+        }
+        Ok(payloads)
     }
-    let header = |kind, seq, units| Header { request, generation, seq, kind, units, end };
-    let mut payloads = Vec::new();
-    if wants.tokens && (token_seq.is_some() || end.is_some()) {
-        let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);
-        payloads.push(Payload { header, parts: vec![Part::U32(tokens)], leases: Vec::new() });
+
+    /// Rows as the next stage can take them: where they are, or in the host's memory and in one piece.
+    async fn rows(&self, rows: Vec<Rows>) -> Result<Vec<Part>, ModelError> {
+        if self.stage.setup.outbound.iter().any(|edge| edge.kind == Kind::Rows && edge.handles) {
+            return Ok(rows.into_iter().map(Part::Rows).collect());
+        }
+        let mut here = Vec::with_capacity(rows.len());
+        for some in rows {
+            here.push(some.fetched().await?);
+        }
+        if here.len() > 1 {
+            let tensors = here.iter().map(Rows::tensor).collect::<Result<Vec<_>, _>>()?;
+            here = vec![Tensor::cat(&tensors, 0)?.into()];
+        }
+        Ok(here.into_iter().map(Part::Rows).collect())
     }
-    if wants.speech && (units > 0 || end.is_some()) {
-        let (kind, parts) = match stage {
-            StageName::Thinker if rows.len() > 1 => (Kind::Rows, vec![Part::Tensor(Tensor::cat(&rows, 0)?)]),
-            StageName::Thinker => (Kind::Rows, rows.into_iter().map(Part::Tensor).collect()),
-            StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),
-            StageName::Code2wav => (Kind::Audio, vec![Part::F32(samples)]),
-        };
-        payloads.push(Payload { header: header(kind, seq, units), parts, leases });
-    }
-    Ok(payloads)
 }

@@ -65,6 +65,8 @@ pub struct OutEdge {
     pub kind: Kind,
     /// How.
     pub sender: Arc<dyn PayloadSender>,
+    /// Whether the consumer can use what is on the producer's device; if not, it is brought to the host.
+    pub handles: bool,
     /// Where it is counted.
     pub metrics: EdgeMetrics,
 }

@@ -185,6 +185,10 @@ pub struct ReferenceAudioConfig {
 /// `[stages.NAME]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageConfig {
+    /// Where it runs.
+    pub placement: Placement,
+    /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
+    pub device_memory: Option<u64>,
     /// Rows that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
     pub max_batch: Option<usize>,
     /// Prompt positions computed in one step, so that a long prompt does not stall running rows. For the vocoder, which
@@ -207,8 +211,32 @@ pub struct StageConfig {
 /// `[transfer]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct TransferConfig {
-    /// How payloads cross the edges between stages.
+    /// How payloads cross the edges between stages of one process.
     pub transport: TransportKind,
+    /// The same for single edges.
+    pub edges: EdgesConfig,
+    /// Bytes of a shared-memory ring, one per direction of an edge or of a stage process.
+    pub shm_bytes: usize,
+    /// Whether a step's tokens go to the scheduler before its payloads are made. Off is the serialized order: for
+    /// measuring what that costs.
+    pub early_handoff: bool,
+    /// Whether copies off a device run beside its steps, on a stream of their own; off: in the step.
+    pub async_d2h: bool,
+    /// Whether copies to a device run beside its steps, as soon as there is something to copy; off: in the step.
+    pub async_h2d: bool,
+    /// Whether a stage on the same device is handed the producer's buffer; off: the host's copy of it.
+    pub device_handover: bool,
+    /// Whether what is decoded from a frame stays where the frame is until it is used; off: it is copied.
+    pub zero_copy: bool,
+}
+
+/// `[transfer.edges]`: `None` is what `[transfer] transport` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EdgesConfig {
+    /// From the thinker to the talker.
+    pub rows: Option<TransportKind>,
+    /// From the talker to the vocoder.
+    pub codes: Option<TransportKind>,
 }
 
 /// How payloads cross an edge.
@@ -219,6 +247,27 @@ pub enum TransportKind {
     /// Every payload is encoded as a wire frame and decoded again, as if a process border lay between: for measuring
     /// what that costs, and for testing the format under load.
     Wire,
+    /// Frames in shared memory, as between processes.
+    Shm,
+}
+
+/// Where a stage runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// In this process, on threads of its own.
+    Thread,
+    /// In a process of its own.
+    Process,
+}
+
+impl Placement {
+    /// As the config writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Placement::Thread => "thread",
+            Placement::Process => "process",
+        }
+    }
 }
 
 /// `[supervision]`

@@ -69,6 +69,11 @@ impl Reader {
         self.value(key, &format!("\"{}\"", format_duration(default)), allowed, read).unwrap_or(default)
     }
 
+    /// Something that is on or off.
+    pub fn switch(&mut self, key: &str, default: bool) -> bool {
+        self.value(key, &default.to_string(), "true or false".to_owned(), Value::as_bool).unwrap_or(default)
+    }
+
     /// One of a few names.
     pub fn choice<T: Copy>(&mut self, key: &str, default: &str, choices: &[(&str, T)]) -> Option<T> {
         let names: Vec<_> = choices.iter().map(|(name, _)| format!("\"{name}\"")).collect();

@@ -6,9 +6,9 @@ pub use super::reader::Declared;
 use super::reader::Reader;
 use super::units::parse_bytes;
 use super::{
-    CheckpointSource, Config, DeviceConfig, DeviceKind, LimitsConfig, LogFormat, ModelConfig, Precision,
-    ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig,
-    TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
+    CheckpointSource, Config, DeviceConfig, DeviceKind, EdgesConfig, LimitsConfig, LogFormat, ModelConfig, Placement,
+    Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig,
+    TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use crate::fault::{FaultKind, FaultPoint, FaultRule};
 use crate::ids::{Frames, StageName};
@@ -149,11 +149,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     {
         r.complain("stages.talker.buckets", format!("must end with at least stages.talker.max_batch, {rows}"));
     }
-    let transfer = TransferConfig {
-        transport: r
-            .choice("transfer.transport", "inproc", &[("inproc", TransportKind::Inproc), ("wire", TransportKind::Wire)])
-            .unwrap_or(TransportKind::Inproc),
-    };
+    let transfer = transfer(r);
     let supervision = SupervisionConfig {
         backoff: r.duration("supervision.backoff", ms(20), ms(1)..=secs(60)),
         max_backoff: r.duration("supervision.max_backoff", secs(2), ms(1)..=secs(600)),
@@ -302,8 +298,29 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
     config
 }
 
+fn transfer(r: &mut Reader) -> TransferConfig {
+    let kinds = [("inproc", TransportKind::Inproc), ("wire", TransportKind::Wire), ("shm", TransportKind::Shm)];
+    let transport = r.choice("transfer.transport", "inproc", &kinds).unwrap_or(TransportKind::Inproc);
+    let shm_bytes = r.int("transfer.shm_bytes", 8 << 20, 1 << 16..=1 << 30);
+    let mut switch = |key: &str| r.switch(&format!("transfer.{key}"), true);
+    let (early_handoff, async_d2h, async_h2d) = (switch("early_handoff"), switch("async_d2h"), switch("async_h2d"));
+    let (device_handover, zero_copy) = (switch("device_handover"), switch("zero_copy"));
+    let kinds = [("default", None)].into_iter().chain(kinds.map(|(name, kind)| (name, Some(kind)))).collect::<Vec<_>>();
+    let mut edge = |name: &str| r.choice(&format!("transfer.edges.{name}"), "default", &kinds).flatten();
+    let edges = EdgesConfig { rows: edge("rows"), codes: edge("codes") };
+    TransferConfig { transport, edges, shm_bytes, early_handoff, async_d2h, async_h2d, device_handover, zero_copy }
+}
+
 fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
+    let placements = [("thread", Placement::Thread), ("process", Placement::Process)];
+    let placement = r.choice(&key("placement"), "thread", &placements).unwrap_or(Placement::Thread);
+    let allowed = "\"auto\" or a size in quotes of at least 64MiB, such as \"8GiB\"".to_owned();
+    let device_memory = r.value(&key("device_memory"), "\"auto\"", allowed, |value| match value.as_str()? {
+        "auto" => Some(None),
+        size => Some(Some(parse_bytes(size).filter(|bytes| *bytes >= 64 << 20)?)),
+    });
+    let device_memory = device_memory.flatten();
     let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
     let (window, most) = match name {
@@ -317,11 +334,31 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
         let max_step_frames = Some(r.int(&key("max_step_frames"), 128, 1..=4096));
         let buckets = Vec::new();
-        return StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp, max_step_frames, buckets };
+        return StageConfig {
+            placement,
+            device_memory,
+            max_batch,
+            prefill_chunk,
+            run_ahead,
+            window,
+            chunk_ramp,
+            max_step_frames,
+            buckets,
+        };
     }
     let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
-    StageConfig { max_batch, prefill_chunk, run_ahead, window, chunk_ramp: Vec::new(), max_step_frames: None, buckets }
+    StageConfig {
+        placement,
+        device_memory,
+        max_batch,
+        prefill_chunk,
+        run_ahead,
+        window,
+        chunk_ramp: Vec::new(),
+        max_step_frames: None,
+        buckets,
+    }
 }
 
 fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {

@@ -8,7 +8,7 @@ use super::stages::Stages;
 use super::voices::{self, Voices};
 use super::{ModelInfo, Shared, StartError, TtsInfo};
 use crate::actors::{self, AckSink, Arbiter, OutEdge, StageReports, StageSetup};
-use crate::config::{Config, DeviceKind, TransportKind};
+use crate::config::{Config, DeviceKind, TransferConfig, TransportKind};
 use crate::core::deadline::Ears;
 use crate::core::ledger::LedgerLimits;
 use crate::core::restart::RestartLimits;
@@ -47,9 +47,9 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         rows * (units + 64) + 1024
     };
     let edge = |from: StageName| -> Edge {
-        match config.transfer.transport {
+        match transport(&config.transfer, from) {
             TransportKind::Inproc => erase(inproc(capacity(from))),
-            TransportKind::Wire => erase(over_wire(capacity(from), Device::Cpu)),
+            TransportKind::Wire | TransportKind::Shm => erase(over_wire(capacity(from), Device::Cpu)),
         }
     };
     // As many rows of text as a thinker may be ahead.
@@ -83,6 +83,10 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         let told = (*name == StageName::Thinker).then(|| (Kind::Tokens, Arc::clone(&client)));
         outbound.push(std::iter::once((kind, sender)).chain(told).collect());
     }
+    // Rows that a thinker leaves on a GPU are of use to a talker on the same one.
+    let handles = device.kind == DeviceKind::Cuda
+        && config.transfer.device_handover
+        && transport(&config.transfer, StageName::Thinker) == TransportKind::Inproc;
     // A GPU computes the steps of several stages side by side; on a CPU the system shares the cores out.
     let arbiter = (device.kind == DeviceKind::Cuda).then(Arbiter::new);
     for ((handle, inbound), outbound) in stages.iter().zip(inbound).zip(outbound) {
@@ -118,11 +122,16 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             metrics: StageMetrics::new(name),
             outbound: outbound
                 .into_iter()
-                .map(|(kind, sender)| OutEdge { kind, sender, metrics: EdgeMetrics::new(name) })
+                .map(|(kind, sender)| OutEdge {
+                    kind,
+                    sender,
+                    handles: kind == Kind::Rows && handles,
+                    metrics: EdgeMetrics::new(name),
+                })
                 .collect(),
             inbound,
             upstream: before.map(|stage| stage.name()),
-            early_handoff: true,
+            early_handoff: config.transfer.early_handoff,
             acks,
             reports: Arc::clone(&ledger) as Arc<dyn StageReports>,
             leases: leases.clone(),
@@ -258,6 +267,15 @@ fn ears(config: &Config, stage: StageName, unit: Duration) -> Ears {
     // Text is read at any pace: nobody who has enough of it is held back.
     let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
     Ears { unit, gathers, lead_cap }
+}
+
+/// How the payloads of a stage travel to the next.
+fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
+    let edge = match from {
+        StageName::Thinker => transfer.edges.rows,
+        StageName::Talker | StageName::Code2wav => transfer.edges.codes,
+    };
+    edge.unwrap_or(transfer.transport)
 }
 
 fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> Edge {

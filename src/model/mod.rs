@@ -9,6 +9,7 @@ pub mod frontend;
 pub mod hf;
 pub mod ops;
 pub mod prompt;
+pub mod rows;
 pub mod sampling;
 pub mod stage;
 pub mod stages;

@@ -12,9 +12,9 @@ use super::stages::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
 use crate::ids::Slot;
 use crate::model::hf::{TalkerConfig, VocoderConfig};
+use crate::model::rows::Rows;
 use crate::model::sampling::SamplingParams;
 use crate::model::talker::TalkerPrompt;
-use candle_core::Tensor;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -270,7 +270,7 @@ pub enum RowInput {
     /// Answer tokens for a [`ThinkerMode::Follow`] row; text for a talker row of a model that reads text itself.
     Tokens(Vec<u32>),
     /// Embedding rows `[n, hidden]` for a talker row of a model with a thinker.
-    Rows(Tensor),
+    Rows(Rows),
     /// Codes for a vocoder row, frame after frame, `groups` codes each.
     Codes(Vec<u32>),
     /// Nothing but the news that the input has ended.
@@ -337,7 +337,7 @@ pub enum Emit {
     #[default]
     None,
     /// Thinker: embedding rows `[n, hidden]` of positions that are now certain to be part of the talker's text.
-    Rows(Tensor),
+    Rows(Rows),
     /// Talker: the codes of one frame.
     Codes(Vec<u32>),
     /// Vocoder: samples in [-1, 1] at the model's rate.

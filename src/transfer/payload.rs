@@ -2,7 +2,7 @@
 
 use super::lease::Lease;
 use crate::ids::{Generation, RequestId, Seq};
-use candle_core::Tensor;
+use crate::model::rows::Rows;
 
 /// A chunk of a request's stream on one edge.
 #[derive(Debug)]
@@ -69,8 +69,8 @@ pub enum End {
 /// A piece of data: a handle wherever one will do.
 #[derive(Clone, Debug)]
 pub enum Part {
-    /// A tensor on the producer's device.
-    Tensor(Tensor),
+    /// Embedding rows, wherever they are.
+    Rows(Rows),
     /// Integers.
     U32(Vec<u32>),
     /// Samples.
@@ -81,7 +81,7 @@ impl Part {
     /// Size of the data.
     pub fn bytes(&self) -> usize {
         match self {
-            Part::Tensor(tensor) => tensor.elem_count() * tensor.dtype().size_in_bytes(),
+            Part::Rows(rows) => rows.bytes(),
             Part::U32(values) => values.len() * 4,
             Part::F32(values) => values.len() * 4,
         }

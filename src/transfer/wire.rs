@@ -14,8 +14,10 @@
 //! A decoder believes nothing: every length is checked against what is there and against a limit before memory is taken.
 
 use super::payload::{Header, Part, Payload};
+use crate::model::ModelError;
+use crate::model::rows::Rows;
 use bytes::Bytes;
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 
 const MAGIC: [u8; 4] = *b"OMNA";
 const VERSION: u16 = 1;
@@ -59,9 +61,12 @@ pub enum WireError {
     /// The header cannot be read or contradicts the body.
     #[error("malformed header: {0}")]
     Header(String),
-    /// A tensor could not be read from or made on its device.
+    /// A tensor could not be made.
     #[error("tensor: {0}")]
     Tensor(#[from] candle_core::Error),
+    /// Rows that are not in the host's memory.
+    #[error("rows: {0}")]
+    Rows(#[from] ModelError),
 }
 
 #[derive(bincode::Encode, bincode::Decode)]
@@ -111,8 +116,8 @@ pub fn encode(payload: &Payload) -> Result<Bytes, WireError> {
     frame.extend_from_slice(&header);
     for part in &payload.parts {
         match part {
-            Part::Tensor(tensor) => {
-                let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+            Part::Rows(rows) => {
+                let values = rows.tensor()?.flatten_all()?.to_vec1::<f32>()?;
                 frame.extend(values.iter().flat_map(|value| value.to_le_bytes()));
             }
             Part::U32(values) => frame.extend(values.iter().flat_map(|value| value.to_le_bytes())),
@@ -175,7 +180,7 @@ pub fn decode(frame: &[u8], device: &Device) -> Result<Payload, WireError> {
 
 fn shape(part: &Part) -> PartShape {
     match part {
-        Part::Tensor(tensor) => PartShape::Tensor(tensor.dims().iter().map(|dim| *dim as u32).collect()),
+        Part::Rows(rows) => PartShape::Tensor(vec![rows.shape().0 as u32, rows.shape().1 as u32]),
         Part::U32(values) => PartShape::U32(values.len() as u32),
         Part::F32(values) => PartShape::F32(values.len() as u32),
     }
@@ -189,7 +194,7 @@ fn part(shape: &PartShape, data: &[u8], device: &Device) -> Result<Part, WireErr
         }
         PartShape::Tensor(dims) => {
             let dims: Vec<_> = dims.iter().map(|dim| *dim as usize).collect();
-            Part::Tensor(Tensor::from_vec(floats(), dims, device)?)
+            Part::Rows(Rows::Host(Tensor::from_vec(floats(), dims, device)?))
         }
         PartShape::U32(_) => {
             Part::U32(data.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect())
@@ -231,7 +236,7 @@ mod tests {
 
     fn read(part: &Part) -> Vec<f32> {
         match part {
-            Part::Tensor(tensor) => tensor.flatten_all().unwrap().to_vec1().unwrap(),
+            Part::Rows(rows) => rows.tensor().unwrap().flatten_all().unwrap().to_vec1().unwrap(),
             Part::U32(values) => values.iter().map(|value| *value as f32).collect(),
             Part::F32(values) => values.clone(),
         }
@@ -250,10 +255,11 @@ mod tests {
     fn a_tensor_keeps_its_shape_and_every_bit() {
         let values = [0.1f32, -0.0, f32::MIN_POSITIVE, f32::NAN, 5.0, 6.0];
         let tensor = Tensor::from_slice(&values, (2, 3), &Device::Cpu).unwrap();
-        let payload = Payload { header: header(Kind::Rows, 2), parts: vec![Part::Tensor(tensor)], leases: Vec::new() };
+        let payload =
+            Payload { header: header(Kind::Rows, 2), parts: vec![Part::Rows(tensor.into())], leases: Vec::new() };
         let back = decode(&encode(&payload).unwrap(), &Device::Cpu).unwrap();
         assert_eq!(back.header, payload.header);
-        let Part::Tensor(tensor) = &back.parts[0] else { panic!("{back:?}") };
+        let Part::Rows(Rows::Host(tensor)) = &back.parts[0] else { panic!("{back:?}") };
         assert_eq!(tensor.dims(), [2, 3]);
         assert_eq!(read(&back.parts[0]).into_iter().map(f32::to_bits).collect::<Vec<_>>(), values.map(f32::to_bits));
     }
@@ -292,7 +298,7 @@ mod tests {
         fn any_payload_survives_the_wire(rows in 0..5usize, hidden in 1..9usize, ids in proptest::collection::vec(any::<u32>(), 0..40), units: u32) {
             let tensor = Tensor::arange(0f32, (rows * hidden) as f32, &Device::Cpu).and_then(|t| t.reshape((rows, hidden)));
             let mut parts = vec![Part::U32(ids), Part::F32(vec![0.5; rows])];
-            parts.extend(tensor.ok().map(Part::Tensor));
+            parts.extend(tensor.ok().map(|tensor| Part::Rows(tensor.into())));
             let payload = Payload { header: header(Kind::Rows, units), parts, leases: Vec::new() };
             let back = decode(&encode(&payload).unwrap(), &Device::Cpu).unwrap();
             prop_assert_eq!(back.header, payload.header);

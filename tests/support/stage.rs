@@ -134,7 +134,8 @@ async fn started(
     let (input, inbound) = inproc(1 << 16);
     let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
     let kinds = [Kind::Rows, Kind::Tokens, Kind::Codes, Kind::Audio];
-    let edge = |kind| OutEdge { kind, sender: Arc::new(Out(send.clone())), metrics: EdgeMetrics::new(name) };
+    let edge =
+        |kind| OutEdge { kind, sender: Arc::new(Out(send.clone())), handles: false, metrics: EdgeMetrics::new(name) };
     let setup = StageSetup {
         name,
         scheduler,
@@ -170,7 +171,7 @@ impl Rig {
 
     /// Sends input to the stage as the stage before would.
     pub fn feed(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
-        let kind = if matches!(part, Part::Tensor(_)) { Kind::Rows } else { Kind::Codes };
+        let kind = if matches!(part, Part::Rows(_)) { Kind::Rows } else { Kind::Codes };
         let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
         let header = Header { request, generation, seq, kind, units, end };
         self.input.put(Payload { header, parts: vec![part], leases: Vec::new() }).unwrap();

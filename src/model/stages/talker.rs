@@ -100,7 +100,7 @@ impl StageModel for TalkerStage {
         if !row.finished {
             let rows = match &input {
                 RowInput::Tokens(tokens) if !tokens.is_empty() => Some(self.net.read(tokens)?),
-                RowInput::Rows(rows) => Some(self.net.project(rows)?),
+                RowInput::Rows(rows) => Some(self.net.project(&rows.tensor()?)?),
                 _ => None,
             };
             if let Some(rows) = rows {
@@ -330,9 +330,9 @@ fn check_input(net: &Talker, slot: Slot, input: &RowInput) -> Result<(), ModelEr
     match (input, net.text_vocabulary()) {
         (RowInput::Nothing, _) => Ok(()),
         (RowInput::Tokens(tokens), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
-        (RowInput::Rows(rows), None) => match (rows.dims(), net.config().text_hidden_size) {
-            (&[n, width], wanted) if n > 0 && width == wanted => Ok(()),
-            (_, wanted) => refused(format!("{slot}: expected rows [n, {wanted}], got {:?}", rows.dims())),
+        (RowInput::Rows(rows), None) => match (rows.shape(), net.config().text_hidden_size) {
+            ((n, width), wanted) if n > 0 && width == wanted => Ok(()),
+            (shape, wanted) => refused(format!("{slot}: expected rows [n, {wanted}], got {shape:?}")),
         },
         (_, Some(_)) => refused(format!("{slot}: this talker takes tokens of text only")),
         (_, None) => refused(format!("{slot}: this talker takes rows of its thinker only")),

@@ -280,5 +280,5 @@ impl Row {
 }
 
 fn embedded(net: &Thinker, tokens: &[u32]) -> Result<Emit, ModelError> {
-    if tokens.is_empty() { Ok(Emit::None) } else { Ok(Emit::Rows(net.embed(tokens)?)) }
+    if tokens.is_empty() { Ok(Emit::None) } else { Ok(Emit::Rows(net.embed(tokens)?.into())) }
 }

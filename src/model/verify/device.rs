@@ -169,7 +169,7 @@ impl Speech {
         let (prompt, inputs) = spoken(config, &request, answer).map_err(|e| text(&e))?;
         let rows = nets.thinker().map_err(|e| text(&e))?.embed(&inputs).map_err(|e| text(&e))?;
         let limits = (0, request.codec_tokens as u32);
-        Speech::new(prompt.into(), RowInput::Rows(rows), limits, request.repetition_penalty, (reference, nets))
+        Speech::new(prompt.into(), RowInput::Rows(rows.into()), limits, request.repetition_penalty, (reference, nets))
     }
 
     /// The row of a case, greedy.

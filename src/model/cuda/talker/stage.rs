@@ -276,9 +276,9 @@ impl StageModel for CudaTalker {
             }
             (RowInput::Rows(rows), None) => {
                 let wanted = self.net.config.text_hidden_size;
-                let count = match rows.dims() {
-                    &[n, width] if n > 0 && width == wanted => n,
-                    dims => return refused(format!("{slot}: expected rows [n, {wanted}], got {dims:?}")),
+                let count = match rows.shape() {
+                    (n, width) if n > 0 && width == wanted => n,
+                    shape => return refused(format!("{slot}: expected rows [n, {wanted}], got {shape:?}")),
                 };
                 // What follows speech that has stopped is not read any more.
                 if !row.finished.load(Ordering::Acquire) && !row.exhausted {
@@ -289,7 +289,7 @@ impl StageModel for CudaTalker {
                     }
                     let places = self.text_free.split_off(self.text_free.len() - count);
                     row.inputs.extend(&places);
-                    self.arrivals.push((row_bytes(&rows, self.net.precision)?, places));
+                    self.arrivals.push((row_bytes(&rows.tensor()?, self.net.precision)?, places));
                 }
             }
             (_, Some(_)) => return refused(format!("{slot}: this talker takes tokens of text only")),

@@ -446,7 +446,7 @@ fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
 
 fn with_rows(net: &ThinkerNet, mut output: RowOutput, tokens: &[u32]) -> Result<RowOutput, ModelError> {
     if !tokens.is_empty() {
-        output.emit = Emit::Rows(net.embed(tokens)?);
+        output.emit = Emit::Rows(net.embed(tokens)?.into());
     }
     Ok(output)
 }
