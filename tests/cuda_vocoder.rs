@@ -292,7 +292,7 @@ fn launching_waits_for_nothing() {
     let mut heard = Vec::new();
     for step in pending {
         let outcome = step.wait().unwrap();
-        println!("{:?}", outcome.device_time.unwrap());
+        println!("{:?}", outcome.times.total.unwrap());
         heard.extend(audio(&outcome.rows[0].as_ref().unwrap().emit));
     }
     net.stage.close(Slot(0));

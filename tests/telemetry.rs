@@ -4,7 +4,8 @@
 use omni_actors::ids::StageName;
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
-    self, DeviceMetrics, EdgeMetrics, HttpMetrics, MemoryUse, Outcome, Queue, RequestKind, RequestMetrics, StageMetrics,
+    self, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, MemoryUse, Outcome, Phase, Phases, Queue,
+    RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,10 @@ fn record_one_of_each() {
         stage.recovery_seconds.record(Duration::from_millis(1));
         stage.batch_rows.record(4.0);
         stage.run_ahead.record(1.0);
-        let edge = EdgeMetrics::new(name);
+        let edge = EdgeMetrics::new(name, "codes");
+        stage.phases(&Phases::only(Phase::Backbone, Duration::from_millis(2)));
+        stage.connector_seconds.record(Duration::from_micros(30));
+        CopyMetrics::new(name).copied(Direction::DeviceToHost, 4096, Some(Duration::from_micros(20)));
         edge.sent(100);
         edge.leases.set(1.0);
     }
@@ -82,6 +86,8 @@ fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
         "omni_ttfa_seconds_bucket{kind=\"speech\",le=\"0.06\"} 1",
         "omni_audio_seconds_sum 0.16",
         "omni_stage_queue_depth{stage=\"talker\",queue=\"output\"} 3",
+        "omni_stage_phase_seconds_sum{stage=\"talker\",phase=\"backbone\"} 0.002",
+        "omni_copy_bytes_total{stage=\"code2wav\",direction=\"d2h\"} 4096",
         "omni_payload_bytes_total{stage=\"talker\",kind=\"codes\"} 100",
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line} is missing:\n{text}");

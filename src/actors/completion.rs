@@ -168,7 +168,8 @@ impl Completion {
         if self.stage.pulse.is_stopping() {
             return Ok(());
         }
-        let time = Span { began, returned, ended, device: outcome.device_time };
+        let time = Span { began, returned, ended, device: outcome.times.total };
+        self.stage.setup.metrics.phases(&outcome.times.phases);
         let rows =
             plan.rows.iter().zip(outcome.rows).map(|(planned, result)| self.ticket_row(planned, result)).collect();
         self.measure(&plan, &time, pending);

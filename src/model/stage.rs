@@ -15,6 +15,7 @@ use crate::model::hf::{TalkerConfig, VocoderConfig};
 use crate::model::rows::Rows;
 use crate::model::sampling::SamplingParams;
 use crate::model::talker::TalkerPrompt;
+use crate::telemetry::Phases;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -98,13 +99,29 @@ pub trait PendingStep: Send {
 pub struct StepOutcome {
     /// One result per entry of the launched rows, in that order. An `Err` fails that row alone.
     pub rows: Vec<Result<RowOutput, ModelError>>,
-    /// How long the device was at it, where the device can tell.
-    pub device_time: Option<Duration>,
+    /// How long the device was at it, and at what.
+    pub times: DeviceTimes,
+}
+
+/// How long a device was at a step, as the device tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceTimes {
+    /// From its beginning to its end on the device; `None` where the device does not tell.
+    pub total: Option<Duration>,
+    /// What of it each phase took, as far as that was measured. A CPU measures these and leaves `total` to those who
+    /// know when the launch began.
+    pub phases: Phases,
+}
+
+impl From<Option<Duration>> for DeviceTimes {
+    fn from(total: Option<Duration>) -> DeviceTimes {
+        DeviceTimes { total, phases: Phases::default() }
+    }
 }
 
 impl From<Vec<Result<RowOutput, ModelError>>> for StepOutcome {
     fn from(rows: Vec<Result<RowOutput, ModelError>>) -> StepOutcome {
-        StepOutcome { rows, device_time: None }
+        StepOutcome { rows, times: DeviceTimes::default() }
     }
 }
 

@@ -70,6 +70,7 @@ catalogue! {
 
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
     STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
+    PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "What of a step's time one phase took, as far as the device measures it.";
     BATCH_ROWS = Histogram(ROWS), "omni_stage_batch_rows", ["stage"], "Rows that advanced together in one step.";
     BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
     RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
@@ -77,15 +78,20 @@ catalogue! {
     STALE_ROWS = Counter, "omni_stage_stale_rows_total", ["stage"], "Rows computed in vain, because they had ended in a step that was still in flight.";
     SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
     PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";
+    CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "From a payload being put on the edge into this stage to the stage having taken it over.";
     ROWS_LIVE = Gauge, "omni_stage_rows", ["stage"], "Rows that hold a slot.";
     QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
     GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
     RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
 
-    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads sent by a stage to the next: rows, codes or audio.";
+    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: rows and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
+
+    COPIES = Counter, "omni_copies_total", ["stage", "direction"], "Copies of payload data beside the steps: off the device (d2h), onto it (h2d), or on it (d2d).";
+    COPY_BYTES = Counter, "omni_copy_bytes_total", ["stage", "direction"], "Bytes of those copies.";
+    COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies on its stream, where it is measured.";
 
     DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["use"], "Memory of the GPU: allocated by this process, and used by everybody, the driver included.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";

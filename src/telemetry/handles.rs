@@ -2,8 +2,10 @@
 
 use super::catalogue::{self as c, Metric};
 use super::exposition::install;
+use super::phase::{Phase, Phases};
 use crate::ids::StageName;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use std::time::Duration;
 
 /// A bounded queue inside a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,7 @@ pub struct StageMetrics {
     pub steps: Counter,
     /// Seconds of one step.
     pub step_seconds: Histogram,
+    phases: [Histogram; Phase::ALL.len()],
     /// Rows of one step.
     pub batch_rows: Histogram,
     /// Idle seconds between two steps.
@@ -55,6 +58,8 @@ pub struct StageMetrics {
     pub sample_seconds: Histogram,
     /// Seconds to package one step.
     pub package_seconds: Histogram,
+    /// Seconds that a payload was on its way into the stage.
+    pub connector_seconds: Histogram,
     /// Rows that hold a slot.
     pub rows: Gauge,
     /// Current generation.
@@ -77,6 +82,8 @@ impl StageMetrics {
         StageMetrics {
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
+            phases: Phase::ALL
+                .map(|phase| histogram!(c::PHASE_SECONDS.name, "stage" => label, "phase" => phase.as_str())),
             batch_rows: histogram(c::BATCH_ROWS),
             bubble_seconds: histogram(c::BUBBLE_SECONDS),
             run_ahead: histogram(c::RUN_AHEAD_STEPS),
@@ -84,11 +91,19 @@ impl StageMetrics {
             stale_rows: count(c::STALE_ROWS),
             sample_seconds: histogram(c::SAMPLE_SECONDS),
             package_seconds: histogram(c::PACKAGE_SECONDS),
+            connector_seconds: histogram(c::CONNECTOR_SECONDS),
             rows: gauge(c::ROWS_LIVE),
             generation: gauge(c::GENERATION),
             restarts: count(c::RESTARTS),
             recovery_seconds: histogram(c::RECOVERY_SECONDS),
             queues: Queue::ALL.map(|queue| gauge!(c::QUEUE_DEPTH.name, "stage" => label, "queue" => queue.as_str())),
+        }
+    }
+
+    /// What a step spent its time on.
+    pub fn phases(&self, phases: &Phases) {
+        for (phase, time) in phases.measured() {
+            self.phases[phase as usize].record(time);
         }
     }
 
@@ -114,14 +129,9 @@ pub struct EdgeMetrics {
 }
 
 impl EdgeMetrics {
-    /// Handles of the edge that leaves `stage`.
-    pub fn new(stage: StageName) -> EdgeMetrics {
+    /// Handles of an edge that leaves `stage`, on which payloads of one `kind` travel.
+    pub fn new(stage: StageName, kind: &'static str) -> EdgeMetrics {
         install();
-        let kind = match stage {
-            StageName::Thinker => "rows",
-            StageName::Talker => "codes",
-            StageName::Code2wav => "audio",
-        };
         EdgeMetrics {
             payloads: counter!(c::PAYLOADS.name, "stage" => stage.as_str(), "kind" => kind),
             bytes: counter!(c::PAYLOAD_BYTES.name, "stage" => stage.as_str(), "kind" => kind),
@@ -139,6 +149,73 @@ impl EdgeMetrics {
 impl std::fmt::Debug for EdgeMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("EdgeMetrics")
+    }
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Direction {
+    /// From a device to the host.
+    DeviceToHost,
+    /// From the host to a device.
+    HostToDevice,
+    /// On a device, or between two of them.
+    DeviceToDevice,
+}
+
+impl Direction {
+    /// Every direction.
+    pub const ALL: [Direction; 3] = [Direction::DeviceToHost, Direction::HostToDevice, Direction::DeviceToDevice];
+
+    /// The name in metrics and traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Direction::DeviceToHost => "d2h",
+            Direction::HostToDevice => "h2d",
+            Direction::DeviceToDevice => "d2d",
+        }
+    }
+}
+
+/// What copies of payload data record. A request that is not spoken makes none.
+#[derive(Clone)]
+pub struct CopyMetrics([CopyHandles; Direction::ALL.len()]);
+
+#[derive(Clone)]
+struct CopyHandles {
+    copies: Counter,
+    bytes: Counter,
+    seconds: Histogram,
+}
+
+impl CopyMetrics {
+    /// Handles of the stage whose output or input is copied.
+    pub fn new(stage: StageName) -> CopyMetrics {
+        install();
+        CopyMetrics(Direction::ALL.map(|direction| {
+            let (stage, direction) = (stage.as_str(), direction.as_str());
+            CopyHandles {
+                copies: counter!(c::COPIES.name, "stage" => stage, "direction" => direction),
+                bytes: counter!(c::COPY_BYTES.name, "stage" => stage, "direction" => direction),
+                seconds: histogram!(c::COPY_SECONDS.name, "stage" => stage, "direction" => direction),
+            }
+        }))
+    }
+
+    /// One copy is over; `took` is its time on its stream, where that is known.
+    pub fn copied(&self, direction: Direction, bytes: usize, took: Option<Duration>) {
+        let handles = &self.0[direction as usize];
+        handles.copies.increment(1);
+        handles.bytes.increment(bytes as u64);
+        if let Some(took) = took {
+            handles.seconds.record(took);
+        }
+    }
+}
+
+impl std::fmt::Debug for CopyMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CopyMetrics")
     }
 }
 

@@ -1,20 +1,23 @@
 //! What the process tells about itself: metrics and logs.
 //!
 //! Names live in [`catalogue`] alone. Everybody else holds pre-made handles ([`StageMetrics`], [`EdgeMetrics`],
-//! [`RequestMetrics`], [`DeviceMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
+//! [`CopyMetrics`], [`RequestMetrics`], [`DeviceMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
 //! level info carries what a client said.
 
 pub mod catalogue;
 mod exposition;
 mod handles;
 mod logging;
+mod phase;
 pub mod playback;
 mod request;
 pub mod timeline;
 
 pub use exposition::render;
 pub use handles::{
-    DeviceMetrics, EdgeMetrics, HttpMetrics, MemoryUse, Queue, StageMetrics, process_started, set_ready,
+    CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, MemoryUse, Queue, StageMetrics, process_started,
+    set_ready,
 };
 pub use logging::{LogError, init_logging};
+pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};

@@ -134,8 +134,12 @@ async fn started(
     let (input, inbound) = inproc(1 << 16);
     let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
     let kinds = [Kind::Rows, Kind::Tokens, Kind::Codes, Kind::Audio];
-    let edge =
-        |kind| OutEdge { kind, sender: Arc::new(Out(send.clone())), handles: false, metrics: EdgeMetrics::new(name) };
+    let edge = |kind| OutEdge {
+        kind,
+        sender: Arc::new(Out(send.clone())),
+        handles: false,
+        metrics: EdgeMetrics::new(name, kind.as_str()),
+    };
     let setup = StageSetup {
         name,
         scheduler,

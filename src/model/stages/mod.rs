@@ -6,7 +6,8 @@ pub mod vocoder;
 
 use crate::ids::Slot;
 use crate::model::ModelError;
-use crate::model::stage::{RowOutput, RowWork};
+use crate::model::stage::{DeviceTimes, RowOutput, RowWork, StepOutcome};
+use crate::telemetry::{Phase, PhaseClock};
 use std::collections::HashMap;
 
 /// A stage of a language model: its rows go through one forward together.
@@ -30,22 +31,26 @@ trait LanguageModel {
         &mut self,
         batch: &mut Batch<Self::Row, Self::Input>,
         results: &mut [Result<RowOutput, ModelError>],
+        clock: &mut PhaseClock,
     ) -> Result<(), ModelError>;
 
     /// One step: [`StageModel::launch`](crate::model::stage::StageModel::launch).
-    fn step_rows(&mut self, work: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
+    fn step_rows(&mut self, work: &[RowWork]) -> Result<StepOutcome, ModelError> {
+        let mut clock = PhaseClock::start();
         let mut results = Vec::with_capacity(work.len());
         let mut batch = Batch { input: Vec::new(), running: Vec::new() };
         for (place, work) in work.iter().enumerate() {
             results.push(self.begin(place, *work, &mut batch));
         }
+        clock.lap(Phase::Preprocess);
         if !batch.running.is_empty() {
-            self.run(&mut batch, &mut results)?;
+            self.run(&mut batch, &mut results, &mut clock)?;
         }
         for Running { slot, row, .. } in batch.running {
             self.rows().insert(slot, row);
         }
-        Ok(results)
+        clock.lap(Phase::Postprocess);
+        Ok(StepOutcome { rows: results, times: DeviceTimes { total: None, phases: clock.phases() } })
     }
 }
 

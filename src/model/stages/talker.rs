@@ -17,6 +17,7 @@ use crate::model::stage::{
 use crate::model::talker::{PredictorCaches, Talker, TextSide};
 use crate::model::transformer::{KvCache, Segment};
 use crate::model::{LoadError, ModelError};
+use crate::telemetry::{Phase, PhaseClock};
 use candle_core::Tensor;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -114,7 +115,7 @@ impl StageModel for TalkerStage {
     }
 
     fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
-        Ok(Launched::Done(self.step_rows(work)?.into()))
+        Ok(Launched::Done(self.step_rows(work)?))
     }
 
     fn close(&mut self, slot: Slot) {
@@ -159,17 +160,20 @@ impl LanguageModel for TalkerStage {
         &mut self,
         batch: &mut Batch<Row, Tensor>,
         results: &mut [Result<RowOutput, ModelError>],
+        clock: &mut PhaseClock,
     ) -> Result<(), ModelError> {
         let last = batch.last_positions();
         let x = if let [one] = batch.input.as_slice() { one.clone() } else { Tensor::cat(&batch.input, 0)? };
         let running = &mut batch.running;
         let segments = running.iter_mut().map(|entry| Segment { cache: &mut entry.row.cache, len: entry.len });
         let mut segments: Vec<_> = segments.collect();
+        clock.lap(Phase::Preprocess);
         let residual = self.net.stack().forward(&x, &mut segments)?;
         for Running { row, len, .. } in running.iter_mut() {
             row.prefilled = (row.prefilled + *len as u32).min(row.spec.prefill_positions());
         }
         if last.is_empty() {
+            clock.lap(Phase::Backbone);
             return Ok(());
         }
         let residual = if last.len() == x.dim(0)? {
@@ -181,7 +185,9 @@ impl LanguageModel for TalkerStage {
         // Rows that sampled a code and go on to make a frame: their place in `hidden`, and themselves.
         let mut speaking: Vec<(u32, u32, &mut Running<Row>)> = Vec::with_capacity(last.len());
         let sampling = running.iter_mut().filter(|entry| entry.samples);
-        for ((at, entry), logits) in (0..).zip(sampling).zip(logits.to_vec2::<f32>()?) {
+        let logits = logits.to_vec2::<f32>()?;
+        clock.lap(Phase::Backbone);
+        for ((at, entry), logits) in (0..).zip(sampling).zip(logits) {
             match entry.row.sample(&logits, &self.net, &mut self.sampler) {
                 Ok(code) => {
                     let finish = entry.row.ends_with(code, self.net.config().tokens.eos);
@@ -199,6 +205,7 @@ impl LanguageModel for TalkerStage {
                 }
             }
         }
+        clock.lap(Phase::Sampling);
         if speaking.is_empty() {
             return Ok(());
         }
@@ -208,7 +215,7 @@ impl LanguageModel for TalkerStage {
             let places: Vec<u32> = speaking.iter().map(|(at, ..)| *at).collect();
             hidden.index_select(&Tensor::new(places.as_slice(), hidden.device())?, 0)?
         };
-        self.frames(&hidden, speaking, results)
+        self.frames(&hidden, speaking, results, clock)
     }
 }
 
@@ -219,6 +226,7 @@ impl TalkerStage {
         hidden: &Tensor,
         mut speaking: Vec<(u32, u32, &mut Running<Row>)>,
         results: &mut [Result<RowOutput, ModelError>],
+        clock: &mut PhaseClock,
     ) -> Result<(), ModelError> {
         let first: Vec<u32> = speaking.iter().map(|(_, code, _)| *code).collect();
         let first = self.net.embed(&first)?;
@@ -227,8 +235,9 @@ impl TalkerStage {
         let groups = self.net.config().num_code_groups;
         let frames = self.net.predictor().frame(&mut self.caches, hidden, &first, |pass| {
             let logits = pass.logits.to_vec2::<f32>()?;
+            clock.lap(Phase::CodePredictor);
             let rows = speaking.iter_mut().zip(&mut failures).zip(logits);
-            Ok(rows
+            let codes = rows
                 .map(|(((_, _, Running { row, .. }), failure), logits)| {
                     let number = uniform(row.spec.seed, Domain::Codes, row.count - 1, pass.group as u32);
                     let picked = self.sampler.sample(&logits, &row.spec.predictor, &none, &Suppress::NONE, number);
@@ -241,8 +250,11 @@ impl TalkerStage {
                     row.picked.push(picked);
                     forced
                 })
-                .collect())
+                .collect();
+            clock.lap(Phase::Sampling);
+            Ok(codes)
         })?;
+        clock.lap(Phase::CodePredictor);
         let codec = (first + frames.embedded)?;
         let rows = speaking.iter_mut().zip(failures).zip(frames.codes);
         for (at, (((_, code, entry), failure), codes)) in rows.enumerate() {

@@ -17,6 +17,7 @@ use crate::model::stage::{
 use crate::model::thinker::Thinker;
 use crate::model::transformer::{KvCache, Segment};
 use crate::model::{LoadError, ModelError};
+use crate::telemetry::{Phase, PhaseClock};
 use candle_core::Tensor;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -104,7 +105,7 @@ impl StageModel for ThinkerStage {
     }
 
     fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
-        Ok(Launched::Done(self.step_rows(work)?.into()))
+        Ok(Launched::Done(self.step_rows(work)?))
     }
 
     fn close(&mut self, slot: Slot) {
@@ -206,6 +207,7 @@ impl LanguageModel for ThinkerStage {
         &mut self,
         batch: &mut Batch<Row, u32>,
         results: &mut [Result<RowOutput, ModelError>],
+        clock: &mut PhaseClock,
     ) -> Result<(), ModelError> {
         let x = self.net.embed(&batch.input)?;
         let last = batch.last_positions();
@@ -215,6 +217,7 @@ impl LanguageModel for ThinkerStage {
                 segments.push(Segment { cache, len: entry.len });
             }
         }
+        clock.lap(Phase::Preprocess);
         let residual = self.net.stack().forward(&x, &mut segments)?;
         let mut logits = if last.is_empty() {
             Vec::new()
@@ -223,6 +226,7 @@ impl LanguageModel for ThinkerStage {
             self.net.logits(&residual.index_select(&last, 0)?)?.to_vec2::<f32>()?
         }
         .into_iter();
+        clock.lap(Phase::Backbone);
         for entry in &mut batch.running {
             let row = &mut entry.row;
             let mut rows = Vec::new();
@@ -233,7 +237,10 @@ impl LanguageModel for ThinkerStage {
             let mut output = RowOutput::default();
             if entry.samples {
                 let logits = logits.next().unwrap_or_default();
-                match row.sample(&logits, &mut self.sampler) {
+                clock.lap(Phase::Postprocess);
+                let sampled = row.sample(&logits, &mut self.sampler);
+                clock.lap(Phase::Sampling);
+                match sampled {
                     Ok(token) => {
                         output.sampled = Some(token);
                         output.finish = row.ends_with(token);

@@ -6,9 +6,12 @@
 
 use super::not_open;
 use crate::ids::Slot;
-use crate::model::stage::{Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel};
+use crate::model::stage::{
+    DeviceTimes, Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+};
 use crate::model::vocoder::{Context, Contexts, Stream, Vocoder};
 use crate::model::{LoadError, ModelError};
+use crate::telemetry::{self, PhaseClock};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -90,8 +93,10 @@ impl StageModel for VocoderStage {
 
     fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
         // Streams one after the other: their products are large enough to fill a CPU's pipes alone.
-        let results: Vec<_> = rows.iter().map(|work| self.advance(*work)).collect::<Result<_, _>>()?;
-        Ok(Launched::Done(results.into()))
+        let mut clock = PhaseClock::start();
+        let rows = rows.iter().map(|work| self.advance(*work)).collect::<Result<_, _>>()?;
+        clock.lap(telemetry::Phase::Vocoder);
+        Ok(Launched::Done(StepOutcome { rows, times: DeviceTimes { total: None, phases: clock.phases() } }))
     }
 
     fn close(&mut self, slot: Slot) {

@@ -57,7 +57,7 @@ impl PendingStep for Pending {
                 }
             })
             .collect();
-        Ok(StepOutcome { rows, device_time })
+        Ok(StepOutcome { rows, times: device_time.into() })
     }
 }
 

@@ -412,7 +412,7 @@ impl PendingStep for Pending {
                 }
             });
         }
-        Ok(StepOutcome { rows, device_time })
+        Ok(StepOutcome { rows, times: device_time.into() })
     }
 }
 

@@ -8,10 +8,12 @@ use super::workspace::{ROW_WORDS, Workspace};
 use crate::ids::Slot;
 use crate::model::cuda::{CudaError, Graph, Priority, Stream};
 use crate::model::stage::{
-    Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+    DeviceTimes, Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel,
+    StepOutcome,
 };
 use crate::model::stages::not_open;
 use crate::model::{LoadError, ModelError};
+use crate::telemetry::{self, Phases};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::rc::Rc;
@@ -376,7 +378,9 @@ impl PendingStep for Step {
                 }
             }
         }
-        Ok(StepOutcome { rows: std::mem::take(&mut self.results), device_time })
+        let phases = device_time.map(|time| Phases::only(telemetry::Phase::Vocoder, time)).unwrap_or_default();
+        let times = DeviceTimes { total: device_time, phases };
+        Ok(StepOutcome { rows: std::mem::take(&mut self.results), times })
     }
 }
 
