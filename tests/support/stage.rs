@@ -18,7 +18,7 @@ use omni_actors::transfer::transport::{PayloadSender, TransportError, inproc};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A stage and everything around it.
 pub struct Rig {
@@ -227,44 +227,6 @@ impl StageModel for Scripted {
     }
     fn live_rows(&self) -> usize {
         self.rows.len()
-    }
-}
-
-/// Any model, with the time of each step written down.
-pub struct Timed<F> {
-    pub inner: F,
-    pub times: flume::Sender<(Instant, Instant)>,
-}
-
-impl<F: StageFactory> StageFactory for Timed<F> {
-    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(TimedModel { inner: self.inner.build()?, times: self.times.clone() }))
-    }
-}
-
-struct TimedModel {
-    inner: Box<dyn StageModel>,
-    times: flume::Sender<(Instant, Instant)>,
-}
-
-impl StageModel for TimedModel {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        self.inner.open(slot, spec)
-    }
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
-        self.inner.feed(slot, input, end)
-    }
-    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
-        let start = Instant::now();
-        let result = self.inner.launch(rows);
-        let _ = self.times.send((start, Instant::now()));
-        result
-    }
-    fn close(&mut self, slot: Slot) {
-        self.inner.close(slot);
-    }
-    fn live_rows(&self) -> usize {
-        self.inner.live_rows()
     }
 }
 
