@@ -7,5 +7,6 @@
 
 pub mod lease;
 pub mod payload;
+pub mod shm;
 pub mod transport;
 pub mod wire;
