@@ -87,3 +87,28 @@ impl fmt::Display for StageName {
         f.write_str(self.as_str())
     }
 }
+
+/// What the parts of a payload are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
+pub enum PayloadKind {
+    /// One tensor `[units, hidden]`: embedding rows for a talker.
+    Rows,
+    /// Token ids of an answer, for the client.
+    Tokens,
+    /// Codes, `groups` for each unit, for a vocoder.
+    Codes,
+    /// Samples, for the client.
+    Audio,
+}
+
+impl PayloadKind {
+    /// The name in metrics and traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            PayloadKind::Rows => "rows",
+            PayloadKind::Tokens => "tokens",
+            PayloadKind::Codes => "codes",
+            PayloadKind::Audio => "audio",
+        }
+    }
+}

@@ -593,6 +593,7 @@ async fn a_talker_says_the_same_through_its_actors() {
                 kind: Kind::Tokens,
                 units: text.len() as u32,
                 end: Some(End::Stop),
+                sent: 0,
             };
             rig.input.put(Payload { header, parts: vec![Part::U32(text)], leases: Vec::new() }).unwrap();
         }

@@ -1,7 +1,7 @@
 //! The metrics that `/metrics` shows, and that their documentation is complete.
 #![allow(clippy::unwrap_used)]
 
-use omni_actors::ids::StageName;
+use omni_actors::ids::{PayloadKind, RequestId, StageName};
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
     self, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, MemoryUse, Outcome, Phase, Phases, Queue,
@@ -37,7 +37,7 @@ fn record_one_of_each() {
         stage.recovery_seconds.record(Duration::from_millis(1));
         stage.batch_rows.record(4.0);
         stage.run_ahead.record(1.0);
-        let edge = EdgeMetrics::new(name, "codes");
+        let edge = EdgeMetrics::new(name, PayloadKind::Codes);
         stage.phases(&Phases::only(Phase::Backbone, Duration::from_millis(2)));
         stage.connector_seconds.record(Duration::from_micros(30));
         CopyMetrics::new(name).copied(Direction::DeviceToHost, 4096, Some(Duration::from_micros(20)));
@@ -53,12 +53,12 @@ fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
     let began = Instant::now();
     let at = |ms: u64| began + Duration::from_millis(ms);
     let length = Duration::from_millis(80);
-    let mut request = requests.accepted(RequestKind::Speech, began);
+    let mut request = requests.accepted(RequestId(1), RequestKind::Speech, began);
     request.text(at(10));
     request.audio(at(50), length);
     request.audio(at(250), length);
     request.end(at(260), Outcome::Finished);
-    drop(requests.accepted(RequestKind::Chat, began));
+    drop(requests.accepted(RequestId(2), RequestKind::Chat, began));
     requests.refused(RequestKind::Chat);
 
     let text = telemetry::render();

@@ -10,10 +10,10 @@ use super::packager::Output;
 use super::sampler::{SamplerMessage, Ticket, TicketRow};
 use super::stage::{ActorFailure, Incarnation, Wants};
 use crate::core::scheduler::{Plan, PlannedRow, RowDone};
-use crate::ids::{RequestId, Seq, Slot};
+use crate::ids::{RequestId, Seq, Slot, StepId};
 use crate::model::ModelError;
-use crate::model::stage::{Emit, Finish, Launched, RowOutput};
-use crate::telemetry::timeline;
+use crate::model::stage::{DeviceTimes, Emit, Finish, Launched, RowOutput};
+use crate::telemetry::trace::{self, Ran, RowShare, Track, What};
 use crate::transfer::payload::End;
 use ractor::ActorRef;
 use std::collections::HashMap;
@@ -170,15 +170,18 @@ impl Completion {
         }
         let time = Span { began, returned, ended, device: outcome.times.total };
         self.stage.setup.metrics.phases(&outcome.times.phases);
-        let rows =
-            plan.rows.iter().zip(outcome.rows).map(|(planned, result)| self.ticket_row(planned, result)).collect();
-        self.measure(&plan, &time, pending);
-        self.trace(&plan, &time);
-        self.hand_over(Ticket::Step { step: plan.step, ended, rows })?;
+        let step = plan.step;
+        let results = plan.rows.iter().zip(outcome.rows);
+        let rows: Vec<_> = results.map(|(planned, result)| self.ticket_row(step, planned, result)).collect();
+        let (took, bubble) = self.measure(&plan, &time, pending);
+        let began = ended.checked_sub(took).unwrap_or(ended);
+        self.trace(&plan, &outcome.times, (began, ended), bubble, &rows);
+        self.hand_over(Ticket::Step { step, ended, rows })?;
+        trace::until_now(self.stage.lane(Track::Completion), ended, || What::Read(step));
         Ok(())
     }
 
-    fn ticket_row(&mut self, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {
+    fn ticket_row(&mut self, step: StepId, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {
         let request = planned.request;
         let output = match result {
             Ok(output) => output,
@@ -208,7 +211,7 @@ impl Completion {
         let nothing = units == 0 && token.is_none() && end.is_none();
         let output = (!nothing).then(|| {
             let lease = self.stage.setup.leases.lease(bytes);
-            Output { request, wants: row.wants, seq, units, emit: output.emit, token, end, lease }
+            Output { request, step, wants: row.wants, seq, units, emit: output.emit, token, end, lease }
         });
         TicketRow::Done { done, output }
     }
@@ -222,38 +225,49 @@ impl Completion {
         Ok(())
     }
 
-    fn measure(&mut self, plan: &Plan, time: &Span, pending: bool) {
+    /// Counts a step; tells how long it ran, and for how long the device had waited for it though it had work.
+    fn measure(&mut self, plan: &Plan, time: &Span, pending: bool) -> (Duration, Option<Duration>) {
         let metrics = &self.stage.setup.metrics;
         let last = self.last_step.as_ref();
         metrics.steps.increment(1);
-        metrics.step_seconds.record(time.step(last.map(|(ended, _)| *ended)));
+        let took = time.step(last.map(|(ended, _)| *ended));
+        metrics.step_seconds.record(took);
         metrics.batch_rows.record(plan.rows.len() as f64);
         metrics.units.increment(plan.rows.iter().map(|row| u64::from(row.advance)).sum());
         let slots: Vec<_> = plan.rows.iter().map(|row| row.slot).collect();
-        if let Some((last, before)) = last
-            && slots.iter().any(|slot| before.contains(slot))
-        {
-            metrics.bubble_seconds.record(time.bubble(*last, pending));
+        let goes_on = last.filter(|(_, before)| slots.iter().any(|slot| before.contains(slot)));
+        let bubble = goes_on.map(|(last, _)| time.bubble(*last, pending));
+        if let Some(bubble) = bubble {
+            metrics.bubble_seconds.record(bubble);
         }
         self.last_step = Some((time.ended, slots));
+        (took, bubble)
     }
 
-    /// The step in the timeline. The fields are computed only where somebody listens.
-    fn trace(&self, plan: &Plan, time: &Span) {
-        let units =
-            |prompt: bool| -> u32 { plan.rows.iter().filter(|row| row.prompt || !prompt).map(|row| row.advance).sum() };
-        tracing::trace!(
-            target: timeline::TARGET,
-            stage = %self.stage.setup.name,
-            step = plan.step.0,
-            rows = plan.rows.len(),
-            units = units(false),
-            prompt = units(true),
-            began_us = timeline::micros(time.began),
-            returned_us = timeline::micros(time.returned),
-            known_us = timeline::micros(time.ended),
-            device_us = time.device.map(|device| device.as_micros() as u64),
-        );
+    /// The step in a trace.
+    fn trace(
+        &self,
+        plan: &Plan,
+        outcome: &DeviceTimes,
+        time: (Instant, Instant),
+        bubble: Option<Duration>,
+        rows: &[TicketRow],
+    ) {
+        let share = |(planned, row): (&PlannedRow, &TicketRow)| RowShare {
+            request: planned.request,
+            units: planned.advance,
+            prompt: planned.prompt,
+            gave: if let TicketRow::Done { done, .. } = row { done.emitted } else { 0 },
+        };
+        trace::span(self.stage.lane(Track::Device), time.0, time.1, || {
+            What::Ran(Box::new(Ran {
+                step: plan.step,
+                rows: plan.rows.iter().zip(rows).map(share).collect(),
+                measured: outcome.total.is_some(),
+                bubble: bubble.map(|bubble| bubble.as_nanos() as u64),
+                phases: Ran::nanos(&outcome.phases),
+            }))
+        });
     }
 }
 

@@ -9,7 +9,8 @@ use crate::core::sequence::{Arrival, SequenceCheck};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::RequestId;
 use crate::model::stage::RowInput;
-use crate::telemetry::Queue;
+use crate::telemetry::trace::{self, Track, What};
+use crate::telemetry::{Queue, clock};
 use crate::transfer::payload::{Kind, Part, Payload};
 use crate::transfer::transport::TransportError;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -55,15 +56,18 @@ impl Actor for Outbound {
     }
 }
 
-fn put(stage: &Incarnation, payload: Payload) {
+fn put(stage: &Incarnation, mut payload: Payload) {
+    let began = trace::now();
+    payload.header.sent = clock::now();
     let setup = &stage.setup;
-    let (request, kind, bytes) = (payload.header.request, payload.header.kind, payload.bytes());
-    let Some(edge) = setup.outbound.iter().find(|edge| edge.kind == kind) else { return };
+    let (header, bytes) = (payload.header, payload.bytes());
+    let Some(edge) = setup.outbound.iter().find(|edge| edge.kind == header.kind) else { return };
     match edge.sender.put(payload) {
         Ok(()) => edge.metrics.sent(bytes),
-        Err(error) => setup.reports.row_failed(request, setup.name, error.to_string()),
+        Err(error) => setup.reports.row_failed(header.request, setup.name, error.to_string()),
     }
     edge.metrics.leases.set(setup.leases.live() as f64);
+    trace::since(began, stage.lane(Track::ConnectorOut), || What::Put(header.chunk(bytes, None)));
 }
 
 /// What the inbound connector is told.
@@ -158,8 +162,10 @@ impl Actor for Inbound {
                 // One message, one payload: draining would overtake the admission of a request whose payload is in the
                 // inbox already, and drop that payload as nobody's.
                 if let Ok(payload) = state.inbox.try_recv() {
+                    let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
                     state.fault.strike_async().await?;
                     state.arrived(payload)?;
+                    trace::since(began, state.stage.lane(Track::ConnectorIn), || What::Took(chunk));
                 }
                 let metrics = &state.stage.setup.metrics;
                 metrics.queue_depth(Queue::Input, state.inbox.len());
@@ -198,6 +204,7 @@ impl InboundState {
         let header = payload.header;
         let setup = &self.stage.setup;
         match self.sequence.arrived(header.request, header.generation, header.seq, header.units) {
+            Arrival::Next if header.sent > 0 => setup.metrics.connector_seconds.record(clock::since(header.sent)),
             Arrival::Next => {}
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
@@ -235,7 +242,7 @@ impl InboundState {
         let (last, mut leases) = (inputs.len() - 1, Some(leases));
         for (at, input) in inputs.into_iter().enumerate() {
             let leases = leases.take_if(|_| at == last).unwrap_or_default();
-            let command = Command::Feed { request, input, end: end && at == last, leases };
+            let command = Command::Feed { header, input, end: end && at == last, leases };
             self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
         }
         self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });

@@ -11,7 +11,9 @@ use crate::ids::{RequestId, Slot};
 use crate::model::ModelError;
 use crate::model::stage::{RowInput, RowSpec, RowWork, StageModel};
 use crate::telemetry::Queue;
+use crate::telemetry::trace::{self, Track, What};
 use crate::transfer::lease::Lease;
+use crate::transfer::payload::Header;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -29,7 +31,7 @@ pub(super) enum Command {
         wants: Wants,
     },
     Feed {
-        request: RequestId,
+        header: Header,
         input: RowInput,
         end: bool,
         leases: Vec<Lease>,
@@ -215,13 +217,18 @@ impl Runner {
                 self.slots.insert(request, slot);
                 self.requests.insert(slot, request);
                 self.completion.tell(Event::Opened { slot, wants })?;
+                let began = trace::now();
                 let opened = self.model.open(slot, *spec);
+                trace::since(began, self.stage.lane(Track::Launch), || What::Opened(request));
                 self.row_result(request, opened)?;
             }
-            Command::Feed { request, input, end, leases } => {
+            Command::Feed { header, input, end, leases } => {
+                let request = header.request;
                 // A row that ended early takes no more input.
                 if let Some(slot) = self.slots.get(&request) {
+                    let began = trace::now();
                     let fed = self.model.feed(*slot, input, end);
+                    trace::since(began, self.stage.lane(Track::Launch), || What::Fed(header.chunk(0, None)));
                     self.row_result(request, fed)?;
                 }
                 drop(leases);
@@ -243,12 +250,16 @@ impl Runner {
     fn launch(&mut self, plan: Plan) -> Result<(), RunnerError> {
         self.fault.strike().map_err(ActorFailure::from)?;
         let metrics = &self.stage.setup.metrics;
-        metrics.run_ahead.record(plan.step.0.saturating_sub(self.stage.gauges.seen.load(Ordering::Relaxed)) as f64);
+        let ahead = plan.step.0.saturating_sub(self.stage.gauges.seen.load(Ordering::Relaxed));
+        metrics.run_ahead.record(ahead as f64);
         metrics.queue_depth(Queue::Plans, self.stage.commands.recv.len());
         let work: Vec<_> = plan.rows.iter().map(|row| RowWork { slot: row.slot, advance: row.advance }).collect();
         let began = Instant::now();
         let launched = self.model.launch(&work)?;
-        self.completion.tell(Event::Step(LaunchedStep { plan, launched, began, returned: Instant::now() }))
+        let (returned, step, rows) = (Instant::now(), plan.step, plan.rows.len() as u32);
+        let what = || What::Launched { step, rows, ahead: ahead as u32 };
+        trace::span(self.stage.lane(Track::Launch), began, returned, what);
+        self.completion.tell(Event::Step(LaunchedStep { plan, launched, began, returned }))
     }
 
     fn row_result(&mut self, request: RequestId, result: Result<(), ModelError>) -> Result<(), RunnerError> {

@@ -5,11 +5,12 @@ use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued, Wants};
 use crate::fault::{FaultPoint, FaultSite};
-use crate::ids::{RequestId, Seq, StageName};
+use crate::ids::{RequestId, Seq, StageName, StepId};
 use crate::model::ModelError;
 use crate::model::rows::Rows;
 use crate::model::stage::Emit;
 use crate::telemetry::Queue;
+use crate::telemetry::trace::{self, Track, What};
 use crate::transfer::lease::Lease;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
 use candle_core::Tensor;
@@ -20,6 +21,8 @@ use std::time::Instant;
 /// What one step left behind for one row.
 pub(super) struct Output {
     pub request: RequestId,
+    /// The step that left it behind.
+    pub step: StepId,
     pub wants: Wants,
     /// Position and number of the units of `emit`.
     pub seq: Seq,
@@ -68,8 +71,10 @@ impl Actor for Packager {
     ) -> Result<(), ActorProcessingErr> {
         while let Some(Batch { outputs, news }) = state.take() {
             if !outputs.is_empty() {
+                let (began, requests) = (trace::now(), outputs.len() as u32);
                 state.fault.strike_async().await?;
                 state.pack(outputs).await?;
+                trace::since(began, state.stage.lane(Track::Packager), || What::Packaging { requests });
             }
             state.pass_on(news)?;
         }
@@ -122,9 +127,12 @@ impl PackagerState {
         let setup = &self.stage.setup;
         for outputs in batch {
             let request = outputs[0].request;
+            let (began, step) = (trace::now(), outputs.last().map(|output| output.step));
             match self.payloads(outputs).await {
                 Ok(payloads) => {
                     for payload in payloads {
+                        let chunk = || What::Packed(payload.header.chunk(payload.bytes(), step));
+                        trace::since(began, self.stage.lane(Track::Packager), chunk);
                         let queued = Queued::Item(payload);
                         self.stage.payloads.send.try_send(queued).map_err(|_| ActorFailure::Queue("payload"))?;
                     }
@@ -157,7 +165,7 @@ impl PackagerState {
             }
             leases.push(output.lease);
         }
-        let header = |kind, seq, units| Header { request, generation, seq, kind, units, end };
+        let header = |kind, seq, units| Header { request, generation, seq, kind, units, end, sent: 0 };
         let mut payloads = Vec::new();
         if wants.tokens && (token_seq.is_some() || end.is_some()) {
             let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);

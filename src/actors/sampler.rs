@@ -10,6 +10,7 @@ use crate::core::scheduler::{RowDone, StepDone};
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::{RequestId, StepId};
 use crate::telemetry::Queue;
+use crate::telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,6 +21,12 @@ pub(super) enum Ticket {
     Step { step: StepId, ended: Instant, rows: Vec<TicketRow> },
     /// A row could not be opened or fed.
     RowFailed { request: RequestId, reason: String },
+}
+
+impl Ticket {
+    fn step(&self) -> Option<StepId> {
+        if let Ticket::Step { step, .. } = self { Some(*step) } else { None }
+    }
 }
 
 /// What a step did to one row.
@@ -65,8 +72,12 @@ impl Actor for Sampler {
         state: &mut SamplerState,
     ) -> Result<(), ActorProcessingErr> {
         while let Ok(ticket) = state.stage.tickets.recv.try_recv() {
+            let (began, step) = (trace::now(), ticket.step());
             state.fault.strike_async().await?;
             state.pass_on(ticket)?;
+            if let Some(step) = step {
+                trace::since(began, state.stage.lane(Track::Sampler), || What::Sampled(step));
+            }
         }
         Ok(())
     }

@@ -7,8 +7,9 @@ use super::stage::{ActorFailure, Admission, Incarnation, Wants};
 use crate::core::arbiter::Turn;
 use crate::core::scheduler::{Effect, Event, SchedulerCore, StepDone};
 use crate::fault::{FaultPoint, FaultSite};
-use crate::ids::RequestId;
+use crate::ids::{RequestId, StepId};
 use crate::model::stage::RowSpec;
+use crate::telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -42,6 +43,8 @@ pub(super) struct SchedulerState {
     specs: HashMap<RequestId, (RowSpec, Wants)>,
     fault: FaultSite,
     stale: u64,
+    /// The step whose outcome is being taken up.
+    after: Option<StepId>,
 }
 
 impl Actor for Scheduler {
@@ -59,7 +62,7 @@ impl Actor for Scheduler {
         }
         let core = SchedulerCore::new(stage.setup.scheduler.clone());
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Scheduler);
-        Ok(SchedulerState { stage, core, specs: HashMap::new(), fault, stale: 0 })
+        Ok(SchedulerState { stage, core, specs: HashMap::new(), fault, stale: 0, after: None })
     }
 
     async fn handle(
@@ -78,12 +81,16 @@ impl Actor for Scheduler {
             SchedulerMessage::Input { request, units, end } => state.apply(Event::Input { request, units, end })?,
             SchedulerMessage::Acked { request, units } => state.apply(Event::Acked { request, units })?,
             SchedulerMessage::Done { done, failed } => {
-                state.stage.gauges.seen.store(done.step.0 + 1, Ordering::Relaxed);
+                let (began, step) = (trace::now(), done.step);
+                state.stage.gauges.seen.store(step.0 + 1, Ordering::Relaxed);
+                state.after = Some(step);
                 // Rows that failed go first, or the event would plan them once more.
                 for (request, reason) in failed {
                     state.fail(request, reason)?;
                 }
                 state.apply(Event::StepDone(done))?;
+                state.after = None;
+                trace::since(began, state.stage.lane(Track::Scheduler), || What::Returned(step));
             }
             SchedulerMessage::RowFailed { request, reason } => state.fail(request, reason)?,
             SchedulerMessage::Abort(request) => {
@@ -107,6 +114,7 @@ impl SchedulerState {
     }
 
     fn apply(&mut self, event: Event) -> Result<(), ActorFailure> {
+        let mut began = trace::now();
         for effect in self.plan(event) {
             match effect {
                 Effect::Open(request, slot) => {
@@ -114,7 +122,13 @@ impl SchedulerState {
                     self.command(Command::Open { slot, request, spec: Box::new(spec), wants })?;
                     self.tell_inbound(InboundMessage::Opened(request));
                 }
-                Effect::Launch(plan) => self.command(Command::Step(plan))?,
+                Effect::Launch(plan) => {
+                    let (step, rows, after) = (plan.step, plan.rows.len() as u32, self.after);
+                    self.command(Command::Step(plan))?;
+                    let what = || What::Planned { step, rows, after };
+                    trace::since(began, self.stage.lane(Track::Scheduler), what);
+                    began = trace::now();
+                }
                 Effect::Close(slot) => self.command(Command::Close(slot))?,
                 Effect::Consumed { request, units } => self.stage.setup.acks.acked(request, units),
                 Effect::Finished(request) => self.tell_inbound(InboundMessage::Closed(request)),

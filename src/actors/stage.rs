@@ -12,6 +12,7 @@ use crate::core::scheduler::{RowParams, SchedulerConfig};
 use crate::fault::FaultPlan;
 use crate::ids::{Generation, RequestId, StageName};
 use crate::model::stage::{RowSpec, StageFactory};
+use crate::telemetry::trace::{Lane, Track};
 use crate::telemetry::{EdgeMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::{End, Kind, Payload};
@@ -314,6 +315,11 @@ impl Incarnation {
             supervisor,
             setup,
         }
+    }
+
+    /// Where a trace shows what a part of this generation does.
+    pub fn lane(&self, track: Track) -> Lane {
+        Lane::of(self.setup.name, self.generation, track)
     }
 
     /// Passes news on to the scheduler.

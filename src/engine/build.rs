@@ -126,7 +126,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                     kind,
                     sender,
                     handles: kind == Kind::Rows && handles,
-                    metrics: EdgeMetrics::new(name, kind.as_str()),
+                    metrics: EdgeMetrics::new(name, kind),
                 })
                 .collect(),
             inbound,

@@ -57,7 +57,7 @@ impl Ledger {
         let stages = plan.rows.iter().map(|(stage, _)| *stage).collect();
         let request = books.core.accept(plan.owed, stages, self.now());
         let (send, events) = flume::bounded(plan.max_events);
-        let meter = self.metrics.accepted(kind, Instant::now());
+        let meter = self.metrics.accepted(request, kind, Instant::now());
         let mut client =
             Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });

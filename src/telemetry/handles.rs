@@ -3,12 +3,13 @@
 use super::catalogue::{self as c, Metric};
 use super::exposition::install;
 use super::phase::{Phase, Phases};
-use crate::ids::StageName;
+use super::trace;
+use crate::ids::{PayloadKind, StageName};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::time::Duration;
 
 /// A bounded queue inside a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Queue {
     /// Input that arrived and is not yet with the model.
     Input,
@@ -25,7 +26,8 @@ pub enum Queue {
 impl Queue {
     const ALL: [Queue; 5] = [Queue::Input, Queue::Plans, Queue::Tickets, Queue::Packager, Queue::Output];
 
-    fn as_str(self) -> &'static str {
+    /// The name in metrics and traces.
+    pub fn as_str(self) -> &'static str {
         match self {
             Queue::Input => "input",
             Queue::Plans => "plans",
@@ -39,6 +41,7 @@ impl Queue {
 /// What one stage records. Cheap to clone; the same series go on after a restart.
 #[derive(Clone)]
 pub struct StageMetrics {
+    stage: StageName,
     /// Steps launched.
     pub steps: Counter,
     /// Seconds of one step.
@@ -80,6 +83,7 @@ impl StageMetrics {
         let gauge = |metric: Metric| gauge!(metric.name, "stage" => label);
         let histogram = |metric: Metric| histogram!(metric.name, "stage" => label);
         StageMetrics {
+            stage,
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
             phases: Phase::ALL
@@ -110,6 +114,7 @@ impl StageMetrics {
     /// Tells how many messages wait in a queue.
     pub fn queue_depth(&self, queue: Queue, depth: usize) {
         self.queues[queue as usize].set(depth as f64);
+        trace::queued(self.stage, queue, depth);
     }
 }
 
@@ -130,8 +135,9 @@ pub struct EdgeMetrics {
 
 impl EdgeMetrics {
     /// Handles of an edge that leaves `stage`, on which payloads of one `kind` travel.
-    pub fn new(stage: StageName, kind: &'static str) -> EdgeMetrics {
+    pub fn new(stage: StageName, kind: PayloadKind) -> EdgeMetrics {
         install();
+        let kind = kind.as_str();
         EdgeMetrics {
             payloads: counter!(c::PAYLOADS.name, "stage" => stage.as_str(), "kind" => kind),
             bytes: counter!(c::PAYLOAD_BYTES.name, "stage" => stage.as_str(), "kind" => kind),
@@ -179,7 +185,10 @@ impl Direction {
 
 /// What copies of payload data record. A request that is not spoken makes none.
 #[derive(Clone)]
-pub struct CopyMetrics([CopyHandles; Direction::ALL.len()]);
+pub struct CopyMetrics {
+    stage: StageName,
+    handles: [CopyHandles; Direction::ALL.len()],
+}
 
 #[derive(Clone)]
 struct CopyHandles {
@@ -192,19 +201,21 @@ impl CopyMetrics {
     /// Handles of the stage whose output or input is copied.
     pub fn new(stage: StageName) -> CopyMetrics {
         install();
-        CopyMetrics(Direction::ALL.map(|direction| {
+        let handles = Direction::ALL.map(|direction| {
             let (stage, direction) = (stage.as_str(), direction.as_str());
             CopyHandles {
                 copies: counter!(c::COPIES.name, "stage" => stage, "direction" => direction),
                 bytes: counter!(c::COPY_BYTES.name, "stage" => stage, "direction" => direction),
                 seconds: histogram!(c::COPY_SECONDS.name, "stage" => stage, "direction" => direction),
             }
-        }))
+        });
+        CopyMetrics { stage, handles }
     }
 
     /// One copy is over; `took` is its time on its stream, where that is known.
     pub fn copied(&self, direction: Direction, bytes: usize, took: Option<Duration>) {
-        let handles = &self.0[direction as usize];
+        trace::copied(self.stage, direction, bytes, took);
+        let handles = &self.handles[direction as usize];
         handles.copies.increment(1);
         handles.bytes.increment(bytes as u64);
         if let Some(took) = took {

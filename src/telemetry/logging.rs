@@ -31,7 +31,6 @@ const QUIETER: &str = "symphonia=warn";
 /// # Errors
 /// A filter in the environment that cannot be read, or a second call.
 pub fn init_logging(config: &TelemetryConfig) -> Result<(), LogError> {
-    super::timeline::start();
     let filter = match std::env::var(VARIABLE) {
         Ok(value) if !value.is_empty() => EnvFilter::try_new(&value)
             .map_err(|error| LogError::Filter { value: value.clone(), reason: error.to_string() })?,

@@ -5,13 +5,14 @@
 //! level info carries what a client said.
 
 pub mod catalogue;
+pub mod clock;
 mod exposition;
 mod handles;
 mod logging;
 mod phase;
 pub mod playback;
 mod request;
-pub mod timeline;
+pub mod trace;
 
 pub use exposition::render;
 pub use handles::{

@@ -3,12 +3,14 @@
 use super::catalogue as c;
 use super::exposition::install;
 use super::playback::Playback;
+use super::trace::{self, What};
+use crate::ids::RequestId;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What was asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum RequestKind {
     /// Text spoken verbatim.
     Speech,
@@ -17,7 +19,7 @@ pub enum RequestKind {
 }
 
 /// How it ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Outcome {
     /// The client got everything.
     Finished,
@@ -33,6 +35,20 @@ pub enum Outcome {
 
 const KINDS: [&str; 2] = ["speech", "chat"];
 const OUTCOMES: [&str; 5] = ["finished", "failed", "aborted", "timed_out", "shut_down"];
+
+impl RequestKind {
+    /// The name in metrics and traces.
+    pub fn as_str(self) -> &'static str {
+        KINDS[self as usize]
+    }
+}
+
+impl Outcome {
+    /// The name in metrics and traces.
+    pub fn as_str(self) -> &'static str {
+        OUTCOMES[self as usize]
+    }
+}
 
 /// Handles for requests, made once per engine.
 #[derive(Clone)]
@@ -76,10 +92,12 @@ impl RequestMetrics {
     }
 
     /// A request was accepted at `now`.
-    pub fn accepted(&self, kind: RequestKind, now: Instant) -> RequestMeter {
+    pub fn accepted(&self, request: RequestId, kind: RequestKind, now: Instant) -> RequestMeter {
+        trace::request(request, || What::Accepted(kind));
         self.0.in_flight.increment(1.0);
         RequestMeter {
             metrics: Arc::clone(&self.0),
+            request,
             kind,
             accepted: now,
             seen: now,
@@ -106,6 +124,7 @@ impl std::fmt::Debug for RequestMetrics {
 /// looks like.
 pub struct RequestMeter {
     metrics: Arc<Handles>,
+    request: RequestId,
     kind: RequestKind,
     accepted: Instant,
     seen: Instant,
@@ -118,6 +137,7 @@ impl RequestMeter {
     /// A piece of the answer's text went to the client.
     pub fn text(&mut self, now: Instant) {
         self.seen = now;
+        trace::request(self.request, || What::Text);
         if !self.spoke {
             self.spoke = true;
             self.metrics.ttft.record(now.duration_since(self.accepted));
@@ -127,6 +147,7 @@ impl RequestMeter {
     /// An audio chunk of `length` went to the client.
     pub fn audio(&mut self, now: Instant, length: Duration) {
         self.seen = now;
+        trace::request(self.request, || What::Speech { length: length.as_nanos() as u64 });
         let arrival = self.player.chunk(now.duration_since(self.accepted), length);
         if arrival.first {
             self.metrics.ttfa[self.kind as usize].record(now.duration_since(self.accepted));
@@ -147,6 +168,7 @@ impl RequestMeter {
 
 impl Drop for RequestMeter {
     fn drop(&mut self) {
+        trace::request(self.request, || What::Ended(self.outcome));
         let metrics = &self.metrics;
         let took = self.seen.duration_since(self.accepted);
         metrics.in_flight.decrement(1.0);

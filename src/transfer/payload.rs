@@ -1,8 +1,11 @@
 //! What one stage hands the next about one request.
 
+pub use crate::ids::PayloadKind as Kind;
+
 use super::lease::Lease;
-use crate::ids::{Generation, RequestId, Seq};
+use crate::ids::{Generation, RequestId, Seq, StepId};
 use crate::model::rows::Rows;
+use crate::telemetry::trace::Chunk;
 
 /// A chunk of a request's stream on one edge.
 #[derive(Debug)]
@@ -30,30 +33,15 @@ pub struct Header {
     pub units: u32,
     /// Set on the last payload of the stream, which may have no units.
     pub end: Option<End>,
+    /// When it was put on its edge, on the clock of the sender's host; 0 before that.
+    pub sent: u64,
 }
 
-/// What the parts of a payload are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
-pub enum Kind {
-    /// One tensor `[units, hidden]`: embedding rows for a talker.
-    Rows,
-    /// Token ids of an answer, for the client.
-    Tokens,
-    /// Codes, `groups` for each unit, for a vocoder.
-    Codes,
-    /// Samples, for the client.
-    Audio,
-}
-
-impl Kind {
-    /// The name in metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Kind::Rows => "rows",
-            Kind::Tokens => "tokens",
-            Kind::Codes => "codes",
-            Kind::Audio => "audio",
-        }
+impl Header {
+    /// As a trace knows it.
+    pub fn chunk(&self, bytes: usize, step: Option<StepId>) -> Chunk {
+        let Header { request, kind, seq, units, .. } = *self;
+        Chunk { request, kind, seq, units, bytes: bytes as u64, step }
     }
 }
 

@@ -227,7 +227,15 @@ mod tests {
     use proptest::prelude::*;
 
     fn header(kind: Kind, units: u32) -> Header {
-        Header { request: RequestId(300), generation: Generation(2), seq: Seq(7), kind, units, end: Some(End::Stop) }
+        Header {
+            request: RequestId(300),
+            generation: Generation(2),
+            seq: Seq(7),
+            kind,
+            units,
+            end: Some(End::Stop),
+            sent: 0,
+        }
     }
 
     fn codes() -> Payload {

@@ -138,7 +138,7 @@ async fn started(
         kind,
         sender: Arc::new(Out(send.clone())),
         handles: false,
-        metrics: EdgeMetrics::new(name, kind.as_str()),
+        metrics: EdgeMetrics::new(name, kind),
     };
     let setup = StageSetup {
         name,
@@ -177,7 +177,7 @@ impl Rig {
     pub fn feed(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
         let kind = if matches!(part, Part::Rows(_)) { Kind::Rows } else { Kind::Codes };
         let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
-        let header = Header { request, generation, seq, kind, units, end };
+        let header = Header { request, generation, seq, kind, units, end, sent: 0 };
         self.input.put(Payload { header, parts: vec![part], leases: Vec::new() }).unwrap();
     }
 }

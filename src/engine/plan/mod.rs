@@ -18,6 +18,7 @@ use crate::model::sampling::SamplingParams;
 use crate::model::stage::{RowSpec, TalkerRow, VocoderRow};
 use crate::model::talker::TalkerPrompt;
 use crate::model::tokenizer::Tokenizer;
+use crate::telemetry::clock;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
@@ -101,7 +102,15 @@ impl FollowedText {
     pub fn payload(self, request: RequestId, before: u32) -> Payload {
         let units = self.tokens.len() as u32;
         let end = self.ended.then_some(End::Stop);
-        let header = Header { request, generation: Generation(0), seq: Seq(before), kind: Kind::Tokens, units, end };
+        let header = Header {
+            request,
+            generation: Generation(0),
+            seq: Seq(before),
+            kind: Kind::Tokens,
+            units,
+            end,
+            sent: clock::now(),
+        };
         Payload { header, parts: vec![Part::U32(self.tokens)], leases: Vec::new() }
     }
 }

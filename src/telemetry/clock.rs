@@ -1,0 +1,54 @@
+//! The clock that all processes of a host share, in nanoseconds: what crosses a process border carries its readings.
+//!
+//! It is the system's monotonic clock, the one behind [`Instant`], whose own readings mean nothing to another process.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+/// One moment on both clocks.
+static ANCHOR: LazyLock<(Instant, u64)> = LazyLock::new(|| {
+    // Of a few readings the closest: between the two clocks of one the thread may have been put to sleep.
+    let reading = |_| {
+        let before = Instant::now();
+        let nanos = now();
+        (before.elapsed(), before, nanos)
+    };
+    let closest = (0..8).map(reading).min_by_key(|(apart, ..)| *apart);
+    closest.map_or_else(|| (Instant::now(), now()), |(_, at, nanos)| (at, nanos))
+});
+
+/// Now.
+pub fn now() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// A moment of this process.
+pub fn nanos(at: Instant) -> u64 {
+    let (anchor, nanos) = *ANCHOR;
+    match at.checked_duration_since(anchor) {
+        Some(after) => nanos + after.as_nanos() as u64,
+        None => nanos.saturating_sub((anchor - at).as_nanos() as u64),
+    }
+}
+
+/// How long ago a reading was taken, here or in another process; zero for one of the future.
+pub fn since(nanos: u64) -> Duration {
+    Duration::from_nanos(now().saturating_sub(nanos))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_instant_and_a_reading_of_the_same_moment_agree() {
+        let (before, at, after) = (now(), Instant::now(), now());
+        // The anchor is as exact as two readings are apart.
+        let slack = 100_000;
+        assert!(nanos(at) + slack >= before && nanos(at) <= after + slack);
+        assert_eq!(nanos(at + Duration::from_millis(5)), nanos(at) + 5_000_000);
+        assert_eq!(since(now() + 1_000_000_000_000), Duration::ZERO);
+    }
+}

@@ -1,0 +1,245 @@
+//! What is recorded: small facts, not yet slices of a picture.
+
+use crate::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
+use crate::telemetry::{Direction, Outcome, Phase, Phases, Queue, RequestKind};
+use bincode::{Decode, Encode};
+use std::time::Duration;
+
+/// Something that happened somewhere at some time.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Record {
+    /// The system's number of the process.
+    pub process: u32,
+    /// Where.
+    pub lane: Lane,
+    /// Since when, in nanoseconds of the [host's clock](crate::telemetry::clock).
+    pub began: u64,
+    /// Until when; as `began` for what takes no time.
+    pub ended: u64,
+    /// What.
+    pub what: What,
+}
+
+/// Where something happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
+pub enum Lane {
+    /// In a part of a stage.
+    Stage {
+        /// Which stage.
+        stage: StageName,
+        /// Its generation: each counts its steps from 0.
+        generation: Generation,
+        /// Which part.
+        track: Track,
+    },
+    /// To a request, as its client sees it.
+    Request(RequestId),
+}
+
+impl Lane {
+    /// A part of a stage.
+    pub fn of(stage: StageName, generation: Generation, track: Track) -> Lane {
+        Lane::Stage { stage, generation, track }
+    }
+}
+
+/// A part of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
+pub enum Track {
+    /// Takes payloads off the edge into the stage.
+    ConnectorIn,
+    /// Plans steps.
+    Scheduler,
+    /// The thread that launches.
+    Launch,
+    /// What it launched, while it runs.
+    Device,
+    /// Copies from the host to the device, beside the steps.
+    HostToDevice,
+    /// Copies from the device to the host, beside the steps.
+    DeviceToHost,
+    /// Reads what a step left behind.
+    Completion,
+    /// Passes tokens on.
+    Sampler,
+    /// Makes payloads.
+    Packager,
+    /// Puts payloads on the edges out of the stage.
+    ConnectorOut,
+}
+
+impl Track {
+    /// Every track, in the order of a picture: from input to output.
+    pub const ALL: [Track; 10] = [
+        Track::ConnectorIn,
+        Track::Scheduler,
+        Track::Launch,
+        Track::Device,
+        Track::HostToDevice,
+        Track::DeviceToHost,
+        Track::Completion,
+        Track::Sampler,
+        Track::Packager,
+        Track::ConnectorOut,
+    ];
+
+    /// The name in the file.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Track::ConnectorIn => "connector in",
+            Track::Scheduler => "scheduler",
+            Track::Launch => "launch thread",
+            Track::Device => "device compute",
+            Track::HostToDevice => "copies to device",
+            Track::DeviceToHost => "copies to host",
+            Track::Completion => "completion",
+            Track::Sampler => "sampler",
+            Track::Packager => "packager",
+            Track::ConnectorOut => "connector out",
+        }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub enum What {
+    /// The scheduler took up the outcome of a step.
+    Returned(StepId),
+    /// The scheduler planned a step and gave it to the runner.
+    Planned {
+        /// Which.
+        step: StepId,
+        /// Its rows.
+        rows: u32,
+        /// The step whose return it was planned at; `None` for other events, such as new input.
+        after: Option<StepId>,
+    },
+    /// The launch call of a step.
+    Launched {
+        /// Which.
+        step: StepId,
+        /// Its rows.
+        rows: u32,
+        /// Steps out whose tokens the scheduler had not seen.
+        ahead: u32,
+    },
+    /// A row was opened in the device state.
+    Opened(RequestId),
+    /// Input was given to the device state.
+    Fed(Chunk),
+    /// A step ran.
+    Ran(Box<Ran>),
+    /// What a step left behind was read and handed to the sampler.
+    Read(StepId),
+    /// The tokens of a step went to the scheduler, then its outputs to the packager.
+    Sampled(StepId),
+    /// The packager worked off what waited, delays and all.
+    Packaging {
+        /// Requests with outputs.
+        requests: u32,
+    },
+    /// A payload was made.
+    Packed(Chunk),
+    /// A payload was put on its edge.
+    Put(Chunk),
+    /// A payload was taken off its edge.
+    Took(Chunk),
+    /// Bytes were copied beside the steps.
+    Copied {
+        /// Which way.
+        direction: Direction,
+        /// How many.
+        bytes: u64,
+    },
+    /// A request was accepted.
+    Accepted(RequestKind),
+    /// A piece of text went to the client.
+    Text,
+    /// A chunk of speech went to the client.
+    Speech {
+        /// Its length in nanoseconds.
+        length: u64,
+    },
+    /// The request ended.
+    Ended(Outcome),
+    /// So many messages wait in a queue of the stage.
+    Queued(Queue, u32),
+    /// So many records were lost, here or in the process that sends this.
+    Missing(u64),
+}
+
+/// A piece of a request's stream on an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Chunk {
+    /// Whose.
+    pub request: RequestId,
+    /// What it carries.
+    pub kind: PayloadKind,
+    /// Units that went before.
+    pub seq: Seq,
+    /// Its units.
+    pub units: u32,
+    /// Its bytes; 0 where nobody counted.
+    pub bytes: u64,
+    /// The last step that is in it, where known.
+    pub step: Option<StepId>,
+}
+
+impl Chunk {
+    /// What it is known by on its edge, from the packager to the feed.
+    pub fn piece(&self) -> (RequestId, PayloadKind, Seq) {
+        (self.request, self.kind, self.seq)
+    }
+}
+
+/// A step that ran. The record's time is that on the device, as far as the device tells: otherwise from its launch, or the
+/// end of the step before, until its end was known.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Ran {
+    /// Which.
+    pub step: StepId,
+    /// Its rows.
+    pub rows: Vec<RowShare>,
+    /// Whether the device measured it.
+    pub measured: bool,
+    /// How long the device had nothing to do before it, in nanoseconds; `None` if no row had been in the step before.
+    pub bubble: Option<u64>,
+    /// Nanoseconds of each phase, in the order of [`Phase::ALL`].
+    pub phases: [u64; Phase::ALL.len()],
+}
+
+/// A row's share of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct RowShare {
+    /// Whose row.
+    pub request: RequestId,
+    /// Units it advanced.
+    pub units: u32,
+    /// Whether these were of its prompt.
+    pub prompt: bool,
+    /// Units that it gave.
+    pub gave: u32,
+}
+
+impl Ran {
+    /// The phases as a record carries them.
+    pub fn nanos(phases: &Phases) -> [u64; Phase::ALL.len()] {
+        Phase::ALL.map(|phase| phases.get(phase).as_nanos() as u64)
+    }
+
+    /// Units of all rows.
+    pub fn units(&self) -> u32 {
+        self.rows.iter().map(|row| row.units).sum()
+    }
+
+    /// Units of prompts.
+    pub fn prompt(&self) -> u32 {
+        self.rows.iter().filter(|row| row.prompt).map(|row| row.units).sum()
+    }
+
+    /// What was measured of the phases.
+    pub fn measured_phases(&self) -> impl Iterator<Item = (Phase, Duration)> + '_ {
+        let time = |(phase, nanos): (Phase, &u64)| (phase, Duration::from_nanos(*nanos));
+        Phase::ALL.into_iter().zip(&self.phases).map(time).filter(|(_, time)| !time.is_zero())
+    }
+}

@@ -1,0 +1,262 @@
+//! A trace of a real engine: complete, tidy, and a file as viewers want it.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/engine.rs"]
+mod support;
+
+use omni_actors::engine::Service;
+use omni_actors::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
+use omni_actors::telemetry::trace::{self, Chunk, Lane, Session, StepTimes, Summary, Trace, Track, What};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use support::{collect, engine, frames, idle, tiny};
+use tokio::sync::{Mutex, MutexGuard};
+
+/// There is one recorder in a process.
+async fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::const_new(());
+    ALONE.lock().await
+}
+
+/// Two requests side by side, traced from before the first until the engine is idle.
+async fn traced() -> Trace {
+    let engine = engine(&tiny(), |_| {}).await;
+    let session = Session::begin();
+    let (first, second) = (engine.speak(frames(12, 1)).await.unwrap(), engine.speak(frames(7, 2)).await.unwrap());
+    let answers = tokio::join!(collect(first), collect(second));
+    assert!(answers.0.end.unwrap().is_ok() && answers.1.end.unwrap().is_ok());
+    idle(&engine, Duration::from_secs(20)).await;
+    session.end()
+}
+
+fn file(trace: &Trace) -> Value {
+    let mut bytes = Vec::new();
+    trace::write(trace, &mut bytes).unwrap();
+    serde_json::from_slice(&bytes).unwrap()
+}
+
+fn number(event: &Value, field: &str) -> f64 {
+    event[field].as_f64().unwrap_or_else(|| panic!("{field}: {event}"))
+}
+
+fn events<'a>(file: &'a Value, kind: &str) -> Vec<&'a Value> {
+    file["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == kind).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_is_there_with_all_its_times_in_order() {
+    let _alone = alone().await;
+    let trace = traced().await;
+    assert_eq!(trace.missing, 0);
+    let steps = trace.steps();
+    for stage in StageName::ALL {
+        let own: Vec<(&StepId, &StepTimes)> =
+            steps.iter().filter(|((of, ..), _)| *of == stage).map(|((_, _, step), times)| (step, times)).collect();
+        assert!(own.len() > 5 || stage == StageName::Thinker, "{stage}: {} steps", own.len());
+        for (at, (step, times)) in own.iter().enumerate() {
+            assert_eq!(step.0, at as u64, "{stage}: none is left out");
+            let (launched, ran) = (times.launched.unwrap(), times.ran.unwrap());
+            let order = [times.planned.unwrap(), launched.0, launched.1, ran.1, times.seen.unwrap()];
+            // The scheduler notes that it has planned when the runner may have begun already.
+            assert!(order[1..].is_sorted(), "{stage} {step}: {order:?}");
+            assert!(times.after.is_none_or(|after| after < **step), "{stage} {step} after {:?}", times.after);
+            assert!(times.rows >= 1 && times.rows <= 2 && times.prompt <= times.units, "{stage} {step}: {times:?}");
+        }
+        assert!(own.iter().any(|(_, times)| times.sent.is_some()), "{stage}: payloads were sent");
+    }
+    let summary = Summary::of(&steps);
+    assert_eq!(summary.iter().map(|stage| stage.stage).collect::<Vec<_>>(), StageName::ALL);
+    assert!(summary.iter().all(|stage| stage.steps > 0 && stage.ahead.is_some()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_file_is_what_viewers_of_chrome_traces_open() {
+    let _alone = alone().await;
+    let trace = traced().await;
+    let file = file(&trace);
+    assert_eq!(file["otherData"]["records_missing"], 0);
+    let length = number(&file["otherData"], "length_us");
+
+    // Every lane has a name.
+    let mut names: BTreeMap<(u64, u64), String> = BTreeMap::new();
+    let mut stages: BTreeMap<u64, String> = BTreeMap::new();
+    for event in events(&file, "M") {
+        let (pid, name) = (event["pid"].as_u64().unwrap(), event["args"]["name"].as_str());
+        match event["name"].as_str().unwrap() {
+            "process_name" => drop(stages.insert(pid, name.unwrap().to_owned())),
+            "thread_name" => drop(names.insert((pid, event["tid"].as_u64().unwrap()), name.unwrap().to_owned())),
+            "process_sort_index" | "thread_sort_index" | "process_labels" => {}
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(stages.values().collect::<Vec<_>>(), ["requests", "thinker", "talker", "code2wav"]);
+    for (pid, _) in stages.iter().skip(1) {
+        let own: Vec<_> = names.range((*pid, 0)..(pid + 1, 0)).map(|(_, name)| name.as_str()).collect();
+        assert_eq!(own, Track::ALL.map(Track::as_str));
+    }
+
+    // Slices of a lane nest or follow each other.
+    let mut lanes: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
+    let mut categories = BTreeSet::new();
+    for event in events(&file, "X") {
+        let lane = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        assert!(names.contains_key(&lane), "a lane without a name: {event}");
+        let (began, took) = (number(event, "ts"), number(event, "dur"));
+        assert!(began >= 0.0 && took >= 0.0 && began <= length, "{event}");
+        lanes.entry(lane).or_default().push((began, began + took));
+        categories.insert(event["cat"].as_str().unwrap());
+        let known = [
+            "seen",
+            "plan",
+            "launch",
+            "open",
+            "feed",
+            "prefill",
+            "step",
+            "read",
+            "tokens",
+            "packaging",
+            "pack",
+            "put",
+            "take",
+            "speech",
+            "to",
+            "chunks",
+            "preprocess",
+            "backbone",
+            "code_predictor",
+            "sampling",
+            "postprocess",
+            "vocoder",
+        ];
+        let name = event["name"].as_str().unwrap();
+        assert!(known.contains(&name.split(' ').next().unwrap()), "{name}");
+    }
+    for (lane, slices) in &mut lanes {
+        slices.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
+        let mut open: Vec<f64> = Vec::new();
+        for (began, ended) in slices {
+            // Written with nanoseconds, as floating-point microseconds.
+            open.retain(|end| *began < end - 5e-4);
+            assert!(open.iter().all(|end| *ended <= end + 5e-4), "{}: a slice sticks out", names[lane]);
+            open.push(*ended);
+        }
+    }
+    for category in
+        ["scheduler", "launch", "device", "completion", "sampler", "packager", "connector", "request", "phase"]
+    {
+        assert!(categories.contains(category), "no slice of {category}");
+    }
+
+    // Arrows begin in a slice, end in a slice, and lead forward in time.
+    let mut arrows: BTreeMap<u64, Vec<(&str, f64)>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for kind in ["s", "t", "f"] {
+        for event in events(&file, kind) {
+            let lane = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+            let at = number(event, "ts");
+            let inside = |(began, ended): &(f64, f64)| at >= began - 5e-4 && at <= ended + 5e-4;
+            assert!(lanes[&lane].iter().any(inside), "an arrow that holds on to nothing: {event}");
+            arrows.entry(event["id"].as_u64().unwrap()).or_default().push((kind, at));
+            *kinds.entry(event["name"].as_str().unwrap()).or_default() += usize::from(kind == "s");
+        }
+    }
+    for (id, points) in &arrows {
+        let ends: Vec<_> = points.iter().filter(|(kind, _)| *kind != "t").map(|(kind, _)| *kind).collect();
+        assert_eq!(ends, ["s", "f"], "arrow {id}");
+        let mut times: Vec<f64> = points.iter().filter(|(kind, _)| *kind != "f").map(|(_, at)| *at).collect();
+        times.push(points.iter().find(|(kind, _)| *kind == "f").unwrap().1);
+        assert!(times.is_sorted(), "arrow {id} leads back in time: {points:?}");
+    }
+    // A token for nearly every step; rows, codes and sound.
+    let steps = events(&file, "X").iter().filter(|event| event["cat"] == "device").count();
+    assert!(kinds["token"] > steps / 4 && kinds["payload"] > 19, "{kinds:?} of {steps} steps");
+
+    // What the requests waited for, and counters.
+    let chunks = events(&file, "i").iter().filter(|event| event["name"] == "chunk").count();
+    assert!(chunks >= 6, "{chunks} chunks");
+    let counters: BTreeSet<_> = events(&file, "C").iter().map(|event| event["name"].as_str().unwrap()).collect();
+    assert!(counters.is_superset(&BTreeSet::from(["rows", "run-ahead", "queue: packager"])), "{counters:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_recorded_while_nobody_listens() {
+    let _alone = alone().await;
+    assert!(!trace::on() && trace::now().is_none());
+    trace::request(RequestId(1), || panic!("nobody asked for this"));
+    assert_eq!(trace::drain(), []);
+}
+
+fn put(request: u64) {
+    let lane = Lane::of(StageName::Talker, Generation(1), Track::ConnectorOut);
+    let chunk = Chunk {
+        request: RequestId(request),
+        kind: PayloadKind::Codes,
+        seq: Seq(0),
+        units: 1,
+        bytes: 64,
+        step: Some(StepId(1)),
+    };
+    let now = Instant::now();
+    trace::span(lane, now, now, || What::Put(chunk));
+}
+
+#[tokio::test]
+async fn sessions_see_what_went_on_while_they_listened_and_nothing_is_kept_afterwards() {
+    let _alone = alone().await;
+    let mut switched = trace::switched();
+    let outer = Session::begin();
+    assert!(*switched.borrow_and_update());
+    put(1);
+    let inner = Session::begin();
+    put(2);
+    let seen = |trace: Trace| -> Vec<u64> {
+        trace
+            .records
+            .iter()
+            .map(|record| if let What::Put(chunk) = &record.what { chunk.request.0 } else { 0 })
+            .collect()
+    };
+    assert_eq!(seen(inner.end()), [2]);
+    std::thread::spawn(|| put(3)).join().unwrap();
+    assert_eq!(seen(outer.end()), [1, 2, 3]);
+    assert!(!*switched.borrow_and_update() && !trace::on());
+    assert_eq!(trace::drain(), []);
+    drop(Session::begin());
+    assert!(!trace::on());
+}
+
+#[tokio::test]
+async fn records_of_another_process_take_their_place_by_time() {
+    let _alone = alone().await;
+    let session = Session::begin();
+    put(1);
+    let elsewhere = trace::drain();
+    put(2);
+    let bytes = bincode::encode_to_vec(&elsewhere, bincode::config::standard()).unwrap();
+    let (mut arrived, _): (Vec<trace::Record>, _) =
+        bincode::decode_from_slice(&bytes, bincode::config::standard()).unwrap();
+    assert_eq!(arrived, elsewhere);
+    arrived.push(trace::Record { process: 1, what: What::Missing(5), ..arrived[0].clone() });
+    trace::absorb(arrived);
+    let trace = session.end();
+    assert_eq!((trace.records.len(), trace.missing), (2, 5));
+    assert!(trace.records[0].began <= trace.records[1].began);
+    trace::absorb(elsewhere);
+    assert_eq!(trace::drain(), [], "nobody listens any more");
+}
+
+#[tokio::test]
+async fn what_does_not_fit_is_counted() {
+    let _alone = alone().await;
+    let session = Session::begin();
+    for request in 0..trace::CAPACITY as u64 + 10 {
+        put(request);
+    }
+    let trace = session.end();
+    assert_eq!((trace.records.len(), trace.missing), (trace::CAPACITY, 10));
+    let session = Session::begin();
+    put(1);
+    assert_eq!(session.end().records.len(), 1, "there is room again");
+}
