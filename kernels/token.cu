@@ -298,3 +298,16 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) sample_token(const __grid
 
 extern "C" __global__ void __launch_bounds__(256) begin_tokens_f32(const __grid_constant__ BeginTokensArgs a) { begin_tokens<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) begin_tokens_bf16(const __grid_constant__ BeginTokensArgs a) { begin_tokens<bf16>(a); }
+
+// What rows hand to the next stage: rows of the table, as they are.
+template <typename T>
+__device__ __forceinline__ void hand_rows(const HandRowsArgs& a) {
+    wait_for_previous();
+    const uint32_t source = a.sources[blockIdx.x];
+    const uint32_t token = source & SAMPLED ? a.last[source & ~SAMPLED] : source;
+    const T* from = static_cast<const T*>(a.table) + static_cast<size_t>(token) * a.width;
+    T* to = static_cast<T*>(a.out) + static_cast<size_t>(blockIdx.x) * a.width;
+    for (int i = threadIdx.x; i < a.width; i += blockDim.x) to[i] = from[i];
+}
+extern "C" __global__ void __launch_bounds__(256) hand_rows_f32(const __grid_constant__ HandRowsArgs a) { hand_rows<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) hand_rows_bf16(const __grid_constant__ HandRowsArgs a) { hand_rows<bf16>(a); }

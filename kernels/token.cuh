@@ -51,3 +51,14 @@ struct SampleTokenArgs {
     uint32_t* last;            // [slots]
     int size;
 };
+
+// In `sources`: the token that the slot in the other bits sampled last.
+constexpr uint32_t SAMPLED = 0x80000000u;
+
+struct HandRowsArgs {
+    const uint32_t* sources; // [rows] in memory of the host: tokens, or slots with SAMPLED
+    const uint32_t* last;    // [slots]
+    const void* table;       // T [size, width]
+    void* out;               // T [rows, width]
+    int width, unused;
+};

@@ -57,6 +57,7 @@ fn options() -> TalkerOptions {
         run_ahead: 2,
         kv_memory: None,
         text_rows: 4096,
+        async_h2d: true,
     }
 }
 

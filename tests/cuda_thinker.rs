@@ -18,7 +18,8 @@ use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-const OPTIONS: ThinkerOptions = ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None };
+const OPTIONS: ThinkerOptions =
+    ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None, rows_in_step: false };
 
 struct Both {
     cpu: Box<dyn StageModel>,
@@ -94,6 +95,8 @@ impl Said {
         assert!(self.finish.is_none(), "a row that has ended says no more");
         self.tokens.extend(output.sampled);
         if let Emit::Rows(rows) = output.emit {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let rows = runtime.block_on(rows.fetched()).unwrap();
             self.rows.extend(
                 rows.tensor().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()),
             );

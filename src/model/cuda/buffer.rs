@@ -165,6 +165,31 @@ impl<T: Element> Buffer<T> {
         })
     }
 
+    /// [`Buffer::copy_async`] from another GPU of this host.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn copy_peer_async(
+        &self,
+        stream: &Stream,
+        at: usize,
+        source: &Buffer<T>,
+        from: usize,
+        len: usize,
+    ) -> Result<(), CudaError> {
+        assert!(at + len <= self.len && from + len <= source.len, "a copy beyond its buffers");
+        let (to, of, bytes) = (self.gpu.context(), source.gpu.context(), len * size_of::<T>());
+        // SAFETY: both ranges are inside their buffers, each of its own context.
+        check("cuMemcpyPeerAsync", unsafe {
+            sys::cuMemcpyPeerAsync(self.at(at), to, source.at(from), of, bytes, stream.raw())
+        })
+    }
+
+    /// Whether another buffer is on the same GPU.
+    pub fn is_beside(&self, other: &Buffer<T>) -> bool {
+        self.gpu.index() == other.gpu.index()
+    }
+
     /// Copies host memory to the elements from `at` on and waits: for loading, not for steps.
     ///
     /// # Errors
@@ -218,15 +243,14 @@ unsafe impl<T: Element> Send for Pinned<T> {}
 unsafe impl<T: Element> Sync for Pinned<T> {}
 
 impl<T: Element> Pinned<T> {
-    pub(super) fn new(gpu: &Gpu, len: usize) -> Result<Pinned<T>, CudaError> {
+    /// `kind`: further flags of `cuMemHostAlloc`.
+    pub(super) fn new(gpu: &Gpu, len: usize, kind: u32) -> Result<Pinned<T>, CudaError> {
         let bytes = (len * size_of::<T>()).max(16);
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE | kind;
         let (mut host, mut device) = (std::ptr::null_mut(), 0);
         // SAFETY: both are locals; the memory is zeroed before anybody reads it.
         unsafe {
-            check(
-                "cuMemHostAlloc",
-                sys::cuMemHostAlloc(&mut host, bytes, sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE),
-            )?;
+            check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut host, bytes, flags))?;
             std::ptr::write_bytes(host.cast::<u8>(), 0, bytes);
             check("cuMemHostGetDevicePointer", sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0))?;
         }
@@ -254,6 +278,14 @@ impl<T: Element> Pinned<T> {
         assert!(range.start <= range.end && range.end <= self.len, "beyond a pinned buffer");
         // SAFETY: inside the buffer, which is initialized.
         range.map(|at| unsafe { self.host.add(at).read_volatile() }).collect()
+    }
+
+    /// The first `len` elements. The caller has waited for what the device writes to them, and has nothing queued that
+    /// writes to them while the slice is there.
+    pub(super) fn settled(&self, len: usize) -> &[T] {
+        assert!(len <= self.len, "beyond a pinned buffer");
+        // SAFETY: inside the buffer, which is initialized; nobody writes to it, as the caller says.
+        unsafe { std::slice::from_raw_parts(self.host, len) }
     }
 
     /// Lets `with` write the first `len` elements. The caller knows that no earlier copy reads there any more.

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex};
 pub struct Gpu(Arc<Inner>);
 
 struct Inner {
+    index: usize,
     device: sys::CUdevice,
     context: sys::CUcontext,
     name: String,
@@ -74,6 +75,7 @@ impl Gpu {
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let modules = images::all().iter().map(|(_, image)| load(&image.0)).collect::<Result<_, _>>()?;
         Ok(Gpu(Arc::new(Inner {
+            index,
             device,
             context,
             name: name(device)?,
@@ -115,6 +117,15 @@ impl Gpu {
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context lives as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
+    }
+
+    /// Which one it is, as the driver counts them.
+    pub fn index(&self) -> usize {
+        self.0.index
+    }
+
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.0.context
     }
 
     /// What the maker calls it.
@@ -193,7 +204,15 @@ impl Gpu {
     /// # Errors
     /// What the driver says.
     pub fn pinned<T: Element>(&self, len: usize) -> Result<Pinned<T>, CudaError> {
-        Pinned::new(self, len)
+        Pinned::new(self, len, 0)
+    }
+
+    /// The same for copies to the device only: the host writes it past its caches, and must not read it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pinned_for_upload<T: Element>(&self, len: usize) -> Result<Pinned<T>, CudaError> {
+        Pinned::new(self, len, sys::CU_MEMHOSTALLOC_WRITECOMBINED)
     }
 
     /// A stream of its own.

@@ -4,6 +4,7 @@
 //! binary is built and embedded in it; the driver is opened at run time, so that the binary starts without a GPU too.
 
 mod buffer;
+pub mod copies;
 pub mod decoder;
 mod device;
 mod error;

@@ -408,6 +408,7 @@ mod cuda {
                 run_ahead: 1,
                 kv_memory: None,
                 text_rows: 4096,
+                async_h2d: true,
             };
             CudaTalkerFactory::new(Arc::new(net), options).build()
         }

@@ -1,5 +1,6 @@
 //! The talker on the device: one graph makes a whole frame for all rows, with nothing read by the host in between.
 
+mod arrivals;
 mod frame;
 mod net;
 mod pending;

@@ -1,5 +1,6 @@
 //! Steps on their way, and what the device says of them.
 
+use super::arrivals::Arrival;
 use super::ring::{Lease, Ring};
 use super::swap::Swapped;
 use super::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
@@ -29,6 +30,8 @@ pub(super) struct Pending {
     pub(super) groups: usize,
     /// Page-locked memory that the step reads.
     pub(super) _held: Vec<Swapped>,
+    /// Rows that the step reads where they are.
+    pub(super) _arrivals: Vec<Arrival>,
 }
 
 impl PendingStep for Pending {

@@ -1,5 +1,6 @@
 //! What a step is made of: which positions and frames, which pages they need, and who makes room for them.
 
+use super::arrivals::Arrival;
 use super::pending::Part;
 use super::prompt::{page_keys, position};
 use super::stage::{CudaTalker, Target, Upload};
@@ -25,6 +26,8 @@ pub(super) struct Step {
     /// Frames that `frames` are forced to say.
     pub(super) forced: Vec<u32>,
     pub(super) held: Vec<Swapped>,
+    /// Rows of a thinker that the step projects first.
+    pub(super) arrivals: Vec<Arrival>,
 }
 
 impl CudaTalker {

@@ -1,22 +1,19 @@
 //! From a planned step to copies and graphs on the stream.
 
 use super::frame::head;
-use super::net::Text;
 use super::plan::Step;
 use super::ring::Lease;
 use super::stage::{CudaTalker, Target};
 use super::table::{NONE, NewPage, PromptRow, REFERENCE_FRAME, Record, StepRow};
 use crate::model::cuda::CudaError;
-use crate::model::cuda::linear::{Input, Mode};
-use crate::model::cuda::weights::element_size;
 
 impl CudaTalker {
     /// Queues everything that a step needs; returns what the device was lent.
-    pub(super) fn queue(&mut self, step: &Step) -> Result<Lease, CudaError> {
+    pub(super) fn queue(&mut self, step: &mut Step) -> Result<Lease, CudaError> {
         let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
         let passes: Vec<&[PromptRow]> = step.prompts.chunks(self.frames.prompt_rows().max(1)).collect();
         let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
-        let arrivals: usize = self.arrivals.iter().map(|(bytes, _)| bytes.len().next_multiple_of(16)).sum();
+        let arrivals: usize = self.arrivals.iter().map(|arrival| arrival.bytes_in_step().next_multiple_of(16)).sum();
         let lease = self.ring.lease(frame.bytes + passes.len() * prompt.bytes + uploads + arrivals)?;
         let stream = &self.stream;
         lease.begin.record(stream)?;
@@ -33,10 +30,10 @@ impl CudaTalker {
             }
             at += bytes.next_multiple_of(16);
         }
-        for (bytes, rows) in std::mem::take(&mut self.arrivals) {
-            lease.input.set(at, &bytes);
-            self.project(&lease, at, &bytes, &rows)?;
-            at += bytes.len().next_multiple_of(16);
+        if !self.arrivals.is_empty() {
+            let arrivals = std::mem::take(&mut self.arrivals);
+            self.project(&lease, &mut at, &arrivals)?;
+            step.arrivals = arrivals;
         }
         let stream = &self.stream;
         for rows in passes {
@@ -82,30 +79,6 @@ impl CudaTalker {
         }
         lease.end.record(stream)?;
         Ok(lease)
-    }
-
-    /// Queues the projection of a thinker's rows to their places in the table of text.
-    fn project(&mut self, lease: &Lease, at: usize, bytes: &[u8], rows: &[u32]) -> Result<(), CudaError> {
-        let (Text::Rows { first, second, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else { return Ok(()) };
-        let size = element_size(self.net.precision);
-        let (inner, hidden) = (first.outputs() * size, self.net.config.text.hidden_size * size);
-        let room = [bytes.len(), rows.len() * inner, rows.len() * hidden];
-        if self.arrived.as_ref().is_none_or(|have| have.iter().zip(room).any(|(have, room)| have.len() < room)) {
-            let made = room.map(|room| self.net.gpu.alloc::<u8>("rows of text", room.next_power_of_two()));
-            let [a, b, c] = made;
-            // What is queued may still use the old ones.
-            self.stream.synchronize()?;
-            self.arrived = Some([a?, b?, c?]);
-        }
-        let Some([from, middle, to]) = &self.arrived else { return Ok(()) };
-        let (stream, products) = (&self.stream, &self.frames.engine.products);
-        from.upload_async(stream, 0, &lease.input, at, bytes.len())?;
-        products.run(stream, Mode::Silu, first, Input::Ready(from.address()), middle.address(), rows.len())?;
-        products.run(stream, Mode::Store, second, Input::Ready(middle.address()), to.address(), rows.len())?;
-        for (i, row) in rows.iter().enumerate() {
-            pool.copy_async(stream, *row as usize * hidden, to, i * hidden, hidden)?;
-        }
-        Ok(())
     }
 }
 

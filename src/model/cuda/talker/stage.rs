@@ -3,6 +3,7 @@
 //! Units and their meaning are those of the CPU's stage ([`crate::model::stages::talker`]). A launch never waits: it
 //! packs what the step is told into page-locked memory, queues copies and graphs, and answers with what waits for them.
 
+use super::arrivals::{Arrival, Intake};
 use super::frame::{Frames, MAX_SAMPLED};
 use super::net::{TalkerNet, Text};
 use super::pending::{Part, Pending, out_words};
@@ -12,15 +13,14 @@ use super::ring::Ring;
 use super::swap::Swapped;
 use super::table::{Record, SlotParams};
 use crate::ids::Slot;
+use crate::model::cuda::Priority;
 use crate::model::cuda::decoder::PAGE;
 use crate::model::cuda::pages::{PageKey, Pages};
 use crate::model::cuda::stream::Stream;
-use crate::model::cuda::{Buffer, Priority};
 use crate::model::stage::{Launched, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
 use crate::model::stages::refused;
 use crate::model::{LoadError, ModelError};
 use crate::telemetry::DeviceMetrics;
-use candle_core::{DType, Tensor};
 use metrics::Histogram;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -47,6 +47,8 @@ pub struct TalkerOptions {
     pub kv_memory: Option<u64>,
     /// Rows of text of a thinker that have arrived and are not used yet, over all slots.
     pub text_rows: usize,
+    /// Whether such rows are copied to the device as soon as they come, beside the steps.
+    pub async_h2d: bool,
 }
 
 impl TalkerOptions {
@@ -88,9 +90,10 @@ pub struct CudaTalker {
     pub(super) text_free: Vec<u32>,
     /// Copies that the next launch makes first.
     pub(super) uploads: Vec<Upload>,
-    /// Rows of a thinker that the next launch projects: their bytes, and where they go.
-    pub(super) arrivals: Vec<(Vec<u8>, Vec<u32>)>,
-    pub(super) arrived: Option<[Buffer<u8>; 3]>,
+    /// Rows of a thinker that the next launch projects.
+    pub(super) arrivals: Vec<Arrival>,
+    /// For a talker that has a thinker.
+    pub(super) intake: Option<Intake>,
     pub(super) order: u64,
     /// By bucket: what steps that are a frame and nothing else took.
     pub(super) timed: Arc<[(usize, Histogram)]>,
@@ -198,7 +201,7 @@ impl CudaTalker {
             text_free,
             uploads: Vec::new(),
             arrivals: Vec::new(),
-            arrived: None,
+            intake: Intake::new(&net, options.async_h2d)?,
             order: 0,
             net,
         })
@@ -289,7 +292,9 @@ impl StageModel for CudaTalker {
                     }
                     let places = self.text_free.split_off(self.text_free.len() - count);
                     row.inputs.extend(&places);
-                    self.arrivals.push((row_bytes(&rows.tensor()?, self.net.precision)?, places));
+                    if let Some(intake) = &self.intake {
+                        self.arrivals.push(intake.take(slot, &rows, self.net.precision, places)?);
+                    }
                 }
             }
             (_, Some(_)) => return refused(format!("{slot}: this talker takes tokens of text only")),
@@ -310,7 +315,7 @@ impl StageModel for CudaTalker {
                 Err(error) => return Err(error),
             }
         }
-        let lease = self.queue(&step)?;
+        let lease = self.queue(&mut step)?;
         // Behind the step in the stream: what it used can be used again.
         for work in work {
             if let (Some(row), true) = (self.rows.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
@@ -329,6 +334,7 @@ impl StageModel for CudaTalker {
             timed: Arc::clone(&self.timed),
             groups: self.groups(),
             _held: step.held,
+            _arrivals: step.arrivals,
         })))
     }
 
@@ -351,18 +357,4 @@ impl Drop for CudaTalker {
         // What is queued uses memory that goes now. An error was or will be told by a step.
         let _ = self.stream.synchronize();
     }
-}
-
-/// Rows of a thinker in the engine's element type.
-fn row_bytes(rows: &Tensor, precision: crate::config::Precision) -> Result<Vec<u8>, ModelError> {
-    use crate::config::Precision;
-    let flat = rows.flatten_all()?;
-    Ok(match precision {
-        Precision::F32 => flat.to_dtype(DType::F32)?.to_vec1::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
-        // Rounded to nearest even, as the device does.
-        Precision::Bf16 => {
-            let rounded = flat.to_dtype(DType::BF16)?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-            rounded.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect()
-        }
-    })
 }

@@ -8,7 +8,6 @@ use crate::model::cuda::decoder::Stack;
 use crate::model::cuda::linear::Linear;
 use crate::model::cuda::weights::{Uploader, Weight};
 use crate::model::hf::{DecoderConfig, ThinkerConfig};
-use candle_core::{DType, Device, Tensor};
 
 /// Everything that does not change while rows run.
 pub struct ThinkerNet {
@@ -19,9 +18,6 @@ pub struct ThinkerNet {
     pub(super) head: Linear,
     /// Embeddings of the vocabulary.
     pub(super) table: Weight,
-    /// The same in the host's memory, `[vocabulary, hidden]`: rows for the talker are looked up there, so that the device
-    /// sends tokens and nothing else.
-    host: Tensor,
 }
 
 impl ThinkerNet {
@@ -44,7 +40,6 @@ impl ThinkerNet {
         let tied = config.tie_word_embeddings && !head.has("weight");
         let head = up.tensor(if tied { &embedding } else { &head }, "weight", &shape)?;
         let net = ThinkerNet {
-            host: embedding.get_stored("weight", &shape)?,
             table: up.tensor(&embedding, "weight", &shape)?,
             head: Linear::new(head, None, config.vocab_size, config.hidden_size),
             stack: Stack::load(&up, &config, &model)?,
@@ -59,10 +54,5 @@ impl ThinkerNet {
     /// Tokens that have an embedding: `0..vocabulary()`.
     pub fn vocabulary(&self) -> u32 {
         self.config.vocab_size as u32
-    }
-
-    /// Embedding rows `[tokens.len(), hidden]` in f32, in the host's memory.
-    pub(super) fn embed(&self, tokens: &[u32]) -> candle_core::Result<Tensor> {
-        self.host.index_select(&Tensor::new(tokens, &Device::Cpu)?, 0)?.to_dtype(DType::F32)
     }
 }

@@ -6,13 +6,16 @@
 
 use super::net::ThinkerNet;
 use super::steps::Steps;
-use super::table::{TokenParams, TokenRow};
-use crate::ids::Slot;
+use super::table::{SAMPLED, TokenParams, TokenRow};
+use crate::config::Precision;
+use crate::ids::{Slot, StageName};
+use crate::model::cuda::copies::{HostBytes, HostCopies, Memory, RowArena, RowBuffer};
 use crate::model::cuda::decoder::PAGE;
 use crate::model::cuda::pages::Pages;
 use crate::model::cuda::talker::ring::{Lease, Ring};
 use crate::model::cuda::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED};
 use crate::model::cuda::{CudaError, Priority, Stream};
+use crate::model::rows::{DeviceRows, RowBytes, Rows, element_bytes};
 use crate::model::stage::{
     Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
     ThinkerMode, ThinkerRow,
@@ -20,7 +23,10 @@ use crate::model::stage::{
 use crate::model::stages::thinker::{check, prompt_rows};
 use crate::model::stages::{not_open, refused};
 use crate::model::{LoadError, ModelError};
+use crate::telemetry::CopyMetrics;
+use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -28,6 +34,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const USUAL_POSITIONS: usize = 2048;
 /// Share of the free memory that such a cache takes at most: talker and vocoder come too.
 const MOST_OF_FREE: f64 = 0.3;
+/// Rows handed on that a row usually has waiting at its talker.
+const HANDED_ROWS: usize = 256;
+/// Copies to the host that are under way or not yet used, each of a step.
+const HOST_COPIES: usize = 16;
 const MIB: usize = 1 << 20;
 
 /// How large a thinker is.
@@ -43,6 +53,8 @@ pub struct ThinkerOptions {
     pub run_ahead: usize,
     /// Bytes for keys and values; `None`: what the slots usually need.
     pub kv_memory: Option<u64>,
+    /// Whether rows for the talker are copied to the host in the step that made them, as long as there is nothing better.
+    pub rows_in_step: bool,
 }
 
 /// Makes [`CudaThinker`]s that share weights.
@@ -74,6 +86,8 @@ pub struct CudaThinker {
     pages: Pages,
     /// Copies that the next launch makes first.
     uploads: Vec<Upload>,
+    arena: RowArena,
+    rows_in_step: bool,
 }
 
 /// Bytes for the device, and the element that they begin at.
@@ -107,10 +121,11 @@ enum Answer {
 
 /// One row's part in a step.
 enum Part {
-    /// Known without the device, but for the rows of these tokens.
-    Known(Result<RowOutput, ModelError>, Vec<u32>),
-    /// A token, at this place of the step's output, behind the rows of these tokens of the prompt.
-    Token { at: usize, prompt: Vec<u32>, emits: bool, finished: Arc<AtomicBool> },
+    /// Known without the device, but for what it hands on.
+    Known(Result<RowOutput, ModelError>, Range<usize>),
+    /// A token, at this place of the step's output. The last of the rows it hands on is the token's own, if it hands on
+    /// any: it does so unless the token ends the row.
+    Token { at: usize, rows: Range<usize>, finished: Arc<AtomicBool> },
 }
 
 /// What a step tells the device.
@@ -118,6 +133,17 @@ enum Part {
 struct Plan {
     prompts: Vec<TokenRow>,
     tokens: Vec<TokenRow>,
+    /// What the rows handed on are the embeddings of: tokens, or slots with [`SAMPLED`].
+    handed: Vec<u32>,
+}
+
+impl Plan {
+    /// Notes rows to hand on; tells their places.
+    fn hand(&mut self, tokens: impl IntoIterator<Item = u32>) -> Range<usize> {
+        let from = self.handed.len();
+        self.handed.extend(tokens);
+        from..self.handed.len()
+    }
 }
 
 impl CudaThinker {
@@ -144,6 +170,11 @@ impl CudaThinker {
         let steps = Steps::new(&net, options, &stream, pages)?;
         let input = (steps.prompt_rows() + steps.batch() + 8) * size_of::<TokenRow>() + (1 << 16);
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, input, 2 * steps.batch())?;
+        let row = net.config.hidden_size * element_bytes(net.precision);
+        let copied = (steps.prompt_rows() + steps.batch()) * row;
+        let copies = HostCopies::new(&net.gpu, HOST_COPIES, copied, CopyMetrics::new(StageName::Thinker))?;
+        let arena_rows = options.slots * HANDED_ROWS + 2 * steps.prompt_rows();
+        let arena = RowArena::new(&net.gpu, arena_rows, net.config.hidden_size, net.precision, Arc::new(copies))?;
         let (after, total) = net.gpu.memory()?;
         tracing::info!(
             kv_pages = pages,
@@ -160,6 +191,8 @@ impl CudaThinker {
             rows: HashMap::new(),
             pages: Pages::new(pages as u32),
             uploads: Vec::new(),
+            arena,
+            rows_in_step: options.rows_in_step,
             net,
         })
     }
@@ -174,7 +207,7 @@ impl CudaThinker {
         let RowWork { slot, advance } = work;
         let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if row.exhausted || row.finished.load(Ordering::Acquire) {
-            return Ok(Part::Known(Ok(RowOutput { stale: true, ..RowOutput::default() }), Vec::new()));
+            return Ok(Part::Known(Ok(RowOutput { stale: true, ..RowOutput::default() }), 0..0));
         }
         let len = row.spec.prompt.len() as u32;
         let (from, left) = (row.prefilled, len - row.prefilled);
@@ -184,7 +217,8 @@ impl CudaThinker {
         let count = match &mut row.answer {
             Answer::Followed { .. } if left > 0 => {
                 row.prefilled += advance;
-                return Ok(Part::Known(Ok(RowOutput::default()), prompt_rows(&row.spec, from, advance)));
+                let handed = plan.hand(prompt_rows(&row.spec, from, advance));
+                return Ok(Part::Known(Ok(RowOutput::default()), handed));
             }
             Answer::Followed { waiting, ended } => {
                 let want = advance as usize;
@@ -195,8 +229,8 @@ impl CudaThinker {
                 let finish = (*ended && waiting.is_empty()).then_some(Finish::Stop);
                 row.finished.store(finish.is_some(), Ordering::Release);
                 let output = RowOutput { sampled: followed.last().copied(), finish, ..RowOutput::default() };
-                let emitted = if row.spec.emit.is_some() { followed } else { Vec::new() };
-                return Ok(Part::Known(Ok(output), emitted));
+                let handed = plan.hand(followed.into_iter().filter(|_| row.spec.emit.is_some()));
+                return Ok(Part::Known(Ok(output), handed));
             }
             Answer::Sampled { count, .. } => *count,
         };
@@ -212,17 +246,17 @@ impl CudaThinker {
         let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let prompt = Arc::clone(&row.spec.prompt);
         let entry = |at: u32, token: u32| TokenRow { slot: slot.0, position: at as i32, token, ..TokenRow::PADDING };
-        let mut emitted = Vec::new();
+        let mut handed = 0..0;
         let mut token = NONE;
         if left > 0 {
             row.prefilled += advance;
-            emitted = prompt_rows(&row.spec, from, advance);
+            handed = plan.hand(prompt_rows(&row.spec, from, advance));
             let upto = row.prefilled - u32::from(samples);
             plan.prompts.extend((from..upto).map(|at| entry(at, prompt[at as usize])));
             token = prompt[upto as usize % prompt.len()];
         }
         if !samples {
-            return Ok(Part::Known(Ok(RowOutput::default()), emitted));
+            return Ok(Part::Known(Ok(RowOutput::default()), handed));
         }
         if let Answer::Sampled { count, .. } = &mut row.answer {
             *count += 1;
@@ -230,8 +264,11 @@ impl CudaThinker {
         }
         let flags = if row.exhausted { LAST } else { 0 };
         plan.tokens.push(TokenRow { count, flags, ..entry(positions - 1, token) });
-        let (emits, finished) = (row.spec.emit.is_some(), Arc::clone(&row.finished));
-        Ok(Part::Token { at: plan.tokens.len() - 1, prompt: emitted, emits, finished })
+        if row.spec.emit.is_some() {
+            let own = plan.hand([SAMPLED | slot.0]);
+            handed = if handed.is_empty() { own } else { handed.start..own.end };
+        }
+        Ok(Part::Token { at: plan.tokens.len() - 1, rows: handed, finished: Arc::clone(&row.finished) })
     }
 
     /// Gives a row pages for its first `positions` positions.
@@ -266,7 +303,7 @@ impl CudaThinker {
     }
 
     /// Queues what a step needs; returns what the device was lent.
-    fn queue(&mut self, plan: &Plan) -> Result<Lease, CudaError> {
+    fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
         let (steps, stream) = (&self.steps, &self.stream);
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_rows()).collect();
         let out = |lease: &Lease| lease.out.device_at(0);
@@ -275,7 +312,8 @@ impl CudaThinker {
         };
         let uploads: usize = self.uploads.iter().map(bytes).sum();
         let table = super::steps::ROWS_AT + steps.prompt_rows().max(steps.batch()) * size_of::<TokenRow>();
-        let lease = self.ring.lease(uploads + (passes.len() + 1) * table)?;
+        let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
+        let lease = self.ring.lease(uploads + (passes.len() + 1) * table + sources.len())?;
         lease.begin.record(stream)?;
         let mut at = 0;
         for upload in self.uploads.drain(..) {
@@ -303,9 +341,34 @@ impl CudaThinker {
             at += table.len().next_multiple_of(16);
             graph.launch(stream)?;
         }
+        let mut handed = Handed::Nothing;
+        if !sources.is_empty() {
+            let count = plan.handed.len();
+            let memory = self.arena.take(count)?;
+            // Read where it is: a word for each block, once.
+            lease.input.set(at, &sources);
+            steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
+            handed = if self.rows_in_step {
+                Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
+            } else {
+                Handed::There(self.arena.written(stream, memory, count)?)
+            };
+        }
         lease.end.record(stream)?;
-        Ok(lease)
+        Ok((lease, handed))
     }
+}
+
+/// Rows that a step hands on.
+enum Handed {
+    Nothing,
+    /// On the device.
+    There(Arc<RowBuffer>),
+    /// Copied to the host in the step, which is when the device's memory is free again.
+    Here {
+        bytes: HostBytes,
+        _memory: Memory,
+    },
 }
 
 impl StageModel for CudaThinker {
@@ -355,12 +418,13 @@ impl StageModel for CudaThinker {
         for work in work {
             match self.plan(*work, &mut plan) {
                 Ok(part) => parts.push(part),
-                Err(ModelError::Row(reason)) => parts.push(Part::Known(refused(reason), Vec::new())),
+                Err(ModelError::Row(reason)) => parts.push(Part::Known(refused(reason), 0..0)),
                 Err(error) => return Err(error),
             }
         }
-        let lease = Some(self.queue(&plan)?);
-        Ok(Launched::Pending(Box::new(Pending { net: self.net.clone(), ring: self.ring.clone(), lease, parts })))
+        let (lease, handed) = self.queue(&plan)?;
+        let shape = (self.net.config.hidden_size, self.net.precision);
+        Ok(Launched::Pending(Box::new(Pending { ring: self.ring.clone(), lease: Some(lease), parts, handed, shape })))
     }
 
     fn close(&mut self, slot: Slot) {
@@ -384,10 +448,12 @@ impl Drop for CudaThinker {
 
 /// A step on its way.
 struct Pending {
-    net: Arc<ThinkerNet>,
     ring: Arc<Ring>,
     lease: Option<Lease>,
     parts: Vec<Part>,
+    handed: Handed,
+    /// Width and element type of rows.
+    shape: (usize, Precision),
 }
 
 impl PendingStep for Pending {
@@ -396,19 +462,20 @@ impl PendingStep for Pending {
         lease.end.gpu().bind()?;
         lease.end.wait()?;
         let device_time = lease.end.since(&lease.begin).ok();
+        let handed = std::mem::replace(&mut self.handed, Handed::Nothing).arrived(self.shape);
         let mut rows = Vec::with_capacity(self.parts.len());
         for part in std::mem::take(&mut self.parts) {
             rows.push(match part {
-                Part::Known(Ok(output), tokens) => Ok(with_rows(&self.net, output, &tokens)?),
+                Part::Known(Ok(output), range) => Ok(RowOutput { emit: handed.rows(range), ..output }),
                 Part::Known(error, _) => error,
-                Part::Token { at, mut prompt, emits, finished } => {
-                    match read(&lease.out.get(2 * at..2 * at + 2), &finished) {
-                        Ok(output) => {
-                            prompt.extend(output.sampled.filter(|_| emits && output.finish.is_none()));
-                            Ok(with_rows(&self.net, output, &prompt)?)
-                        }
-                        error => error,
-                    }
+                Part::Token { at, rows, finished } => {
+                    read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
+                        let own = usize::from(output.sampled.is_some() && output.finish.is_none());
+                        // Without a token of its own a row still hands on what it has of its prompt.
+                        let range = rows.start..rows.end.saturating_sub(1 - own).max(rows.start);
+                        let emit = if output.stale { Emit::None } else { handed.rows(range) };
+                        RowOutput { emit, ..output }
+                    })
                 }
             });
         }
@@ -444,9 +511,34 @@ fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
     Ok(RowOutput { sampled: Some(token), finish, ..RowOutput::default() })
 }
 
-fn with_rows(net: &ThinkerNet, mut output: RowOutput, tokens: &[u32]) -> Result<RowOutput, ModelError> {
-    if !tokens.is_empty() {
-        output.emit = Emit::Rows(net.embed(tokens)?.into());
+/// Rows that a step handed on, when it is over.
+enum Arrived {
+    Nothing,
+    There(Arc<RowBuffer>),
+    Here(Bytes, (usize, Precision)),
+}
+
+impl Handed {
+    fn arrived(self, shape: (usize, Precision)) -> Arrived {
+        match self {
+            Handed::Nothing => Arrived::Nothing,
+            Handed::There(buffer) => Arrived::There(buffer),
+            Handed::Here { bytes, .. } => Arrived::Here(bytes.arrived(), shape),
+        }
     }
-    Ok(output)
+}
+
+impl Arrived {
+    fn rows(&self, range: Range<usize>) -> Emit {
+        let rows = match self {
+            _ if range.is_empty() => None,
+            Arrived::Nothing => None,
+            Arrived::There(buffer) => DeviceRows::new(buffer.clone(), range).map(Rows::Device),
+            Arrived::Here(bytes, (width, precision)) => {
+                let row = width * element_bytes(*precision);
+                RowBytes::new(bytes.slice(range.start * row..range.end * row), *width, *precision).map(Rows::Bytes)
+            }
+        };
+        rows.map_or(Emit::None, Emit::Rows)
+    }
 }

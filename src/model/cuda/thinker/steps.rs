@@ -34,6 +34,7 @@ pub(super) struct Steps {
     positions: Buffer<i32>,
     begin: Kernel,
     sample: Kernel,
+    hand: Kernel,
     /// By rows, ascending: the next token of so many rows, and so many positions of prompts.
     tokens: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
@@ -68,6 +69,18 @@ struct SampleArgs {
     size: i32,
 }
 
+/// `HandRowsArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HandArgs {
+    sources: u64,
+    last: u64,
+    table: u64,
+    out: u64,
+    width: i32,
+    unused: i32,
+}
+
 /// Powers of two from `least` to the first that holds `most`.
 fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
     let largest = most.max(least).next_power_of_two();
@@ -82,9 +95,9 @@ impl Steps {
         let chunk = options.prefill_chunk.max(LEAST_PROMPT).next_power_of_two();
         let rows = batch.max(chunk);
         let size = config.vocab_size;
-        let begin = match net.precision {
-            Precision::F32 => "begin_tokens_f32",
-            Precision::Bf16 => "begin_tokens_bf16",
+        let (begin, hand) = match net.precision {
+            Precision::F32 => ("begin_tokens_f32", "hand_rows_f32"),
+            Precision::Bf16 => ("begin_tokens_bf16", "hand_rows_bf16"),
         };
         let max_pages = config.max_position_embeddings.div_ceil(PAGE).min(pages);
         let mut steps = Steps {
@@ -101,6 +114,7 @@ impl Steps {
             positions: gpu.zeros("tables of a step", rows)?,
             begin: gpu.kernel(begin)?,
             sample: gpu.kernel("sample_token")?,
+            hand: gpu.kernel(hand)?,
             tokens: Vec::new(),
             prompts: Vec::new(),
         };
@@ -193,6 +207,28 @@ impl Steps {
         };
         // SAFETY: the argument is `SampleTokenArgs`, with addresses of buffers of `self`.
         unsafe { self.sample.launch(stream, Shape::new(rows, SAMPLERS).overlapping(), kernel_args![args]) }
+    }
+
+    /// Queues the rows of `count` tokens for the next stage: the tokens at `sources` (or [`SAMPLED`](super::table::SAMPLED)
+    /// and a slot), their rows to `out`.
+    pub fn hand_rows(
+        &self,
+        net: &ThinkerNet,
+        stream: &Stream,
+        sources: u64,
+        out: u64,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let args = HandArgs {
+            sources,
+            last: self.last.address(),
+            table: net.table.address(),
+            out,
+            width: net.config.hidden_size as i32,
+            unused: 0,
+        };
+        // SAFETY: the argument is `HandRowsArgs`; the caller's memory holds `count` words and has room for as many rows.
+        unsafe { self.hand.launch(stream, Shape::new(count, BEGIN_THREADS), kernel_args![args]) }
     }
 }
 

@@ -7,6 +7,9 @@ use crate::model::stage::ThinkerRow;
 /// `MAX_STOPS` of `kernels/token.cuh`.
 const MAX_STOPS: usize = 12;
 
+/// `SAMPLED` of `kernels/token.cuh`: not a token, but the one that the slot in the other bits sampled last.
+pub(super) const SAMPLED: u32 = 0x8000_0000;
+
 /// One row of a step.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
