@@ -22,6 +22,7 @@ template <typename T>
 __device__ __forceinline__ void begin_frame(const BeginArgs& a) {
     // Nobody may start before the rows are known: see attend_fast.
     wait_for_previous();
+    stamp(a.head, 0);
     const int row = blockIdx.x;
     if (row == 0) {
         for (uint32_t i = threadIdx.x; i < a.head->pages; i += blockDim.x) {

@@ -29,9 +29,20 @@ struct StepHead {
     // u32 [rows, 2 * groups + 2] in memory of the host: the codes, code 0 again, status; of rows with forced codes also
     // the codes that would have been picked.
     uint64_t out;
+    // u64 [2 + 2 * groups], there too: when the frame began (the second is unused), and of each group when its codes began
+    // to be picked and when they were. Nanoseconds of the device's clock.
+    uint64_t times;
     uint32_t pages;
     uint32_t unused;
 };
+
+// By one block of a kernel, which speaks for all. Nobody asks for the times of rows of padding alone.
+__device__ __forceinline__ void stamp(const StepHead* head, int at) {
+    if (blockIdx.x != 0 || threadIdx.x != 0 || head->times == 0) return;
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    reinterpret_cast<volatile uint64_t*>(head->times)[at] = now;
+}
 
 // Status of a row in `out`.
 constexpr uint32_t STALE = 1;     // had ended before

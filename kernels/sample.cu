@@ -56,6 +56,7 @@ __device__ __forceinline__ void sample_first(const FirstArgs& a) {
     __shared__ PickShared shared;
     let_next_start();
     wait_for_previous();
+    stamp(a.head, 2);
     const int row = blockIdx.x;
     const StepRow r = a.rows[row];
     float* next = a.next + static_cast<size_t>(a.next_row + row) * a.inner;
@@ -93,6 +94,7 @@ __device__ __forceinline__ void sample_first(const FirstArgs& a) {
     }
     embed<T>(a.narrowed, code, a.inner, next, false);
     embed<T>(a.table, code, a.outer, a.codec + static_cast<size_t>(r.slot) * a.outer, false);
+    stamp(a.head, 3);
 }
 
 template <typename T>
@@ -100,6 +102,7 @@ __device__ __forceinline__ void sample_group(const GroupArgs& a) {
     __shared__ PickShared shared;
     let_next_start();
     wait_for_previous();
+    stamp(a.head, 2 + 2 * a.group);
     const int row = blockIdx.x;
     const StepRow r = a.rows[row];
     if (r.slot == NONE) {
@@ -123,6 +126,7 @@ __device__ __forceinline__ void sample_group(const GroupArgs& a) {
     }
     if (a.next != nullptr) embed<T>(a.narrowed, code, a.inner, a.next + static_cast<size_t>(row) * a.inner, false);
     embed<T>(a.table, code, a.outer, a.codec + static_cast<size_t>(r.slot) * a.outer, true);
+    stamp(a.head, 3 + 2 * a.group);
 }
 
 extern "C" __global__ void __launch_bounds__(PICKERS) sample_first_f32(const __grid_constant__ FirstArgs a) { sample_first<float>(a); }

@@ -179,6 +179,7 @@ mod cuda {
         let gpu = Gpu::open(0).unwrap();
         let net = TalkerNet::load(&gpu, Precision::F32, loader, checkpoint.family()).unwrap();
         let options = TalkerOptions {
+            async_h2d: true,
             slots: SLOTS as usize,
             buckets: vec![1, 2, 4, 8, 16],
             prefill_chunk: 64.max(CHUNK as usize),
@@ -193,6 +194,7 @@ mod cuda {
         let gpu = Gpu::open(0).unwrap();
         let net = ThinkerNet::load(&gpu, Precision::F32, loader, config).unwrap();
         let options = ThinkerOptions {
+            rows_in_step: false,
             slots: SLOTS as usize,
             batch: SLOTS as usize,
             prefill_chunk: CHUNK as usize,

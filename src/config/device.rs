@@ -76,6 +76,11 @@ impl Config {
         })
     }
 
+    /// The GPU of a stage, as the driver counts them.
+    pub fn device_index(&self, stage: StageName) -> usize {
+        self.stage(stage).device_index.unwrap_or(self.device.index)
+    }
+
     /// Steps of a stage launched ahead of the last one whose tokens the host has seen.
     pub fn run_ahead(&self, stage: StageName) -> usize {
         // Nothing the vocoder makes is its own next input, and a step planned ahead is a choice made too early: a first

@@ -187,6 +187,8 @@ pub struct ReferenceAudioConfig {
 pub struct StageConfig {
     /// Where it runs.
     pub placement: Placement,
+    /// On which GPU; `None`: that of `[device]`.
+    pub device_index: Option<usize>,
     /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
     pub device_memory: Option<u64>,
     /// Rows that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].

@@ -315,6 +315,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
     let placements = [("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "thread", &placements).unwrap_or(Placement::Thread);
+    let device_index = r.auto_int(&key("device_index"), 0..=63);
     let allowed = "\"auto\" or a size in quotes of at least 64MiB, such as \"8GiB\"".to_owned();
     let device_memory = r.value(&key("device_memory"), "\"auto\"", allowed, |value| match value.as_str()? {
         "auto" => Some(None),
@@ -336,6 +337,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         let buckets = Vec::new();
         return StageConfig {
             placement,
+            device_index,
             device_memory,
             max_batch,
             prefill_chunk,
@@ -350,6 +352,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
     StageConfig {
         placement,
+        device_index,
         device_memory,
         max_batch,
         prefill_chunk,

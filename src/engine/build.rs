@@ -24,6 +24,7 @@ use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::Kind;
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc, over_wire};
 use candle_core::Device;
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -88,7 +89,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         && config.transfer.device_handover
         && transport(&config.transfer, StageName::Thinker) == TransportKind::Inproc;
     // A GPU computes the steps of several stages side by side; on a CPU the system shares the cores out.
-    let arbiter = (device.kind == DeviceKind::Cuda).then(Arbiter::new);
+    let mut arbiters: BTreeMap<usize, Arc<Arbiter>> = BTreeMap::new();
     for ((handle, inbound), outbound) in stages.iter().zip(inbound).zip(outbound) {
         let name = handle.name();
         let before = stages.before(name);
@@ -97,6 +98,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             None => Arc::new(NobodyWaits),
         };
         let stage = config.stage(name);
+        let arbiter = (device.kind == DeviceKind::Cuda)
+            .then(|| Arc::clone(arbiters.entry(config.device_index(name)).or_default()));
         let setup = StageSetup {
             name,
             scheduler: SchedulerConfig {
@@ -109,7 +112,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
                 max_step_units: stage.max_step_frames,
                 ears: ears(config, name, unit),
             },
-            arbiter: arbiter.clone(),
+            arbiter,
             factory: loading.factory(name),
             restart: RestartLimits {
                 backoff: config.supervision.backoff,

@@ -20,9 +20,9 @@ pub(super) struct Loading {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
     config: Config,
     device: DeviceChoice,
-    /// Opened by the first stage that loads, one for all.
+    /// Each opened by the first stage that loads on it, one for all.
     #[cfg(feature = "cuda")]
-    gpu: std::sync::Mutex<Option<crate::model::cuda::Gpu>>,
+    gpus: std::sync::Mutex<std::collections::BTreeMap<usize, crate::model::cuda::Gpu>>,
 }
 
 impl Loading {
@@ -33,7 +33,7 @@ impl Loading {
             config: config.clone(),
             device,
             #[cfg(feature = "cuda")]
-            gpu: std::sync::Mutex::default(),
+            gpus: std::sync::Mutex::default(),
         })
     }
 
@@ -60,7 +60,7 @@ impl Loading {
         use crate::model::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
         use crate::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
         use crate::model::cuda::vocoder;
-        let gpu = self.gpu()?;
+        let gpu = self.gpu(stage)?;
         gpu.bind()?;
         let slots = self.config.limits.max_requests;
         let setup = self.config.stage(stage);
@@ -116,12 +116,19 @@ impl Loading {
     }
 
     #[cfg(feature = "cuda")]
-    fn gpu(&self) -> Result<crate::model::cuda::Gpu, LoadError> {
-        let mut gpu = self.gpu.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        match &*gpu {
-            Some(gpu) => Ok(gpu.clone()),
-            None => Ok(gpu.insert(crate::model::cuda::Gpu::open(self.device.index)?).clone()),
+    fn gpu(&self, stage: StageName) -> Result<crate::model::cuda::Gpu, LoadError> {
+        use crate::model::cuda::Gpu;
+        let mut gpus = self.gpus.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let index = self.config.device_index(stage);
+        if let Some(gpu) = gpus.get(&index) {
+            return Ok(gpu.clone());
         }
+        let gpu = Gpu::open(index)?;
+        for other in gpus.values() {
+            gpu.befriend(other)?;
+        }
+        gpus.insert(index, gpu.clone());
+        Ok(gpu)
     }
 }
 

@@ -93,7 +93,7 @@ catalogue! {
     COPY_BYTES = Counter, "omni_copy_bytes_total", ["stage", "direction"], "Bytes of those copies.";
     COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies on its stream, where it is measured.";
 
-    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["use"], "Memory of the GPU: allocated by this process, and used by everybody, the driver included.";
+    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by everybody, the driver included.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
     FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the rows it was captured for.";
 

@@ -248,13 +248,13 @@ pub struct DeviceMetrics {
 }
 
 impl DeviceMetrics {
-    /// The device's handles.
-    pub fn new() -> DeviceMetrics {
+    /// Handles of the GPU of this number.
+    pub fn new(index: usize) -> DeviceMetrics {
         install();
         let memory = ["allocated", "used"];
         DeviceMetrics {
             blocking: counter!(c::DEVICE_BLOCKING.name),
-            memory: memory.map(|what| gauge!(c::DEVICE_MEMORY.name, "use" => what)),
+            memory: memory.map(|what| gauge!(c::DEVICE_MEMORY.name, "device" => index.to_string(), "use" => what)),
         }
     }
 
@@ -267,12 +267,6 @@ impl DeviceMetrics {
     pub fn frame_seconds(rows: usize) -> Histogram {
         install();
         histogram!(c::FRAME_SECONDS.name, "bucket" => rows.to_string())
-    }
-}
-
-impl Default for DeviceMetrics {
-    fn default() -> DeviceMetrics {
-        DeviceMetrics::new()
     }
 }
 

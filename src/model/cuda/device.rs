@@ -85,7 +85,7 @@ impl Gpu {
             kernels: Mutex::default(),
             allocated: AtomicUsize::new(0),
             blocking: AtomicU64::new(0),
-            metrics: DeviceMetrics::new(),
+            metrics: DeviceMetrics::new(index),
         })))
     }
 
@@ -122,6 +122,31 @@ impl Gpu {
     /// Which one it is, as the driver counts them.
     pub fn index(&self) -> usize {
         self.0.index
+    }
+
+    /// Lets copies between this GPU and another one of the host go straight, where the machine can do that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn befriend(&self, other: &Gpu) -> Result<(), CudaError> {
+        for (from, to) in [(self, other), (other, self)] {
+            let mut possible = 0;
+            // SAFETY: `possible` is a local; both devices are open.
+            check("cuDeviceCanAccessPeer", unsafe {
+                sys::cuDeviceCanAccessPeer(&mut possible, from.0.device, to.0.device)
+            })?;
+            if possible == 0 {
+                tracing::warn!(from = from.index(), to = to.index(), "copies between these GPUs go through the host");
+                continue;
+            }
+            from.bind()?;
+            // SAFETY: both contexts are alive.
+            match unsafe { sys::cuCtxEnablePeerAccess(to.0.context, 0) } {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                answer => check("cuCtxEnablePeerAccess", answer)?,
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn context(&self) -> sys::CUcontext {

@@ -440,6 +440,6 @@ impl Constants {
 }
 
 /// Where the head of a table goes, and what it says.
-pub(super) fn head(out: u64, pages: usize) -> StepHead {
-    StepHead { out, pages: pages as u32, unused: 0 }
+pub(super) fn head(out: u64, times: u64, pages: usize) -> StepHead {
+    StepHead { out, times, pages: pages as u32, unused: 0 }
 }

@@ -62,7 +62,11 @@ impl CudaTalker {
         if let Some((bucket, graph)) = self.frames.frame_graph(step.frames.len()).filter(|_| !step.frames.is_empty()) {
             // Forced codes are at the end: most steps have none.
             let mut table = vec![0u8; frame.codes + step.forced.len() * 4];
-            put(&mut table, 0, head(lease.out.device_at(0), step.new_pages.len()).bytes());
+            put(
+                &mut table,
+                0,
+                head(lease.out.device_at(0), lease.out.device_at(self.times_at), step.new_pages.len()).bytes(),
+            );
             for i in 0..bucket {
                 let row = step.frames.get(i).copied().unwrap_or(StepRow::PADDING);
                 put(&mut table, frame.rows + i * size_of::<StepRow>(), row.bytes());

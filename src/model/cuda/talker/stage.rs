@@ -6,7 +6,7 @@
 use super::arrivals::{Arrival, Intake};
 use super::frame::{Frames, MAX_SAMPLED};
 use super::net::{TalkerNet, Text};
-use super::pending::{Part, Pending, out_words};
+use super::pending::{Part, Pending, out_words, time_words};
 use super::plan::Step;
 use super::prompt::Special;
 use super::ring::Ring;
@@ -83,6 +83,8 @@ pub struct CudaTalker {
     pub(super) stream: Stream,
     pub(super) frames: Frames,
     pub(super) ring: Arc<Ring>,
+    /// Where the times of a frame are in the output of a step.
+    pub(super) times_at: usize,
     pub(super) rows: BTreeMap<Slot, Row>,
     pub(super) pages: Pages,
     pub(super) special: Special,
@@ -171,7 +173,8 @@ impl CudaTalker {
         }
         let frames = Frames::new(&net, options, &stream, pages)?;
         let (frame, prompt) = (frames.frame_layout.bytes, frames.prompt_layout.bytes);
-        let words = options.batch() * out_words(config.num_code_groups);
+        let times_at = options.batch() * out_words(config.num_code_groups);
+        let words = times_at + time_words(config.num_code_groups);
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, frame + 2 * prompt + (1 << 16), words)?;
         let (special, text_free) = match net.text {
             Text::Table { pad, bos, eos, .. } => (Special { pad, bos, eos }, Vec::new()),
@@ -195,6 +198,7 @@ impl CudaTalker {
             stream,
             frames,
             ring,
+            times_at,
             rows: BTreeMap::new(),
             pages: Pages::new(pages as u32),
             special,
@@ -333,6 +337,7 @@ impl StageModel for CudaTalker {
             parts,
             timed: Arc::clone(&self.timed),
             groups: self.groups(),
+            times_at: self.times_at,
             _held: step.held,
             _arrivals: step.arrivals,
         })))

@@ -75,10 +75,11 @@ unsafe impl Record for NewPage {}
 #[repr(C)]
 pub(in crate::model::cuda) struct StepHead {
     pub out: u64,
+    pub times: u64,
     pub pages: u32,
     pub unused: u32,
 }
-// SAFETY: 8 + 4 + 4 bytes, aligned to 8.
+// SAFETY: 8 + 8 + 4 + 4 bytes, aligned to 8.
 unsafe impl Record for StepHead {}
 
 /// One position of a prompt.
