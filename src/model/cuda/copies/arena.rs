@@ -119,6 +119,14 @@ impl RowArena {
         }))
     }
 
+    /// Rows that hold anything: for measuring what becomes of them.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn unwritten(&self, stream: &Stream, rows: usize) -> Result<Arc<RowBuffer>, CudaError> {
+        self.written(stream, self.take(rows)?, rows)
+    }
+
     /// Queues the copy of `memory` to the host in the step itself.
     ///
     /// # Errors

@@ -51,6 +51,11 @@ impl ThinkerNet {
         Ok(net)
     }
 
+    /// Elements of a row for the talker.
+    pub fn width(&self) -> usize {
+        self.config.hidden_size
+    }
+
     /// Tokens that have an embedding: `0..vocabulary()`.
     pub fn vocabulary(&self) -> u32 {
         self.config.vocab_size as u32
