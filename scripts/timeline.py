@@ -1,58 +1,58 @@
 #!/usr/bin/env python3
-"""Draws which steps ran when, from a server's log, as an SVG.
+"""Draws a trace as an SVG: which steps ran when, or with --lanes everything of a few milliseconds.
 
-The server writes one line per step when it runs with OMNI_LOG=info,timeline=trace (log_format "text" or "json"):
+    omni-actors trace --concurrency 8 -o trace.json
+    scripts/timeline.py trace.json --frames 20 --load "c = 8" -o docs/images/timeline.svg
+    scripts/timeline.py trace.json --lanes 40 -o docs/images/tracing.svg
 
-    OMNI_LOG=info,timeline=trace omni-actors run my.toml 2> server.log
-    omni-actors bench --url http://127.0.0.1:8080 --concurrency 8
-    scripts/timeline.py server.log --frames 20 --load "c = 8" -o docs/images/timeline.svg
-
-The host's lanes show the launch calls. The device's lanes show steps: the end is when the outcome was known on the host,
-the beginning is that minus the device's own measure. Where a device does not measure (the CPU computes inside the launch),
-a step is drawn from its launch to its end. Needs nothing but Python 3.9.
+The first picture: the host's lanes show the launch calls, the device's lanes the steps. Their end is when the outcome was
+known on the host, their beginning that minus the device's own measure; where a device does not measure (the CPU computes
+inside the launch), a step is drawn from its launch to its end. The second: every lane of every stage, and the arrows of the
+trace. Needs nothing but Python 3.9.
 """
 
 import argparse
 import json
-import re
 import statistics
 import sys
 from html import escape
 from pathlib import Path
 
-FIELD = re.compile(r"(\w+)=(\S+)")
-ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NAMES = {"code2wav": "vocoder"}
 
 LEFT, RIGHT, WIDTH, LANE, GAP, TOP = 150, 20, 1400, 34, 16, 92
+THIN = 22
 
 STYLE = """
 .bg{fill:#fcfcfd}.t{fill:#1d2939}.s{fill:#667085;font-size:12px}.grid{stroke:#e4e7ec}.lane{fill:#f2f4f7}
 .n{fill:#fff;font-size:11px;text-anchor:middle}.talker0{fill:#2f6db5}.talker1{fill:#4f8fd6}.code2wav0{fill:#2f8f4e}.code2wav1{fill:#4bad6b}
-.prompt{fill:#b4690e}.line{fill:none;stroke-width:1.2}.ahead{stroke:#2f8f4e}.late{stroke:#d92d20}.after{stroke:#98a2b3}
+.prompt{fill:#b4690e}.thinker0{fill:#7a5af8}.thinker1{fill:#9b8afb}.other{fill:#98a2b3}.after-fill{fill:#475467}.line{fill:none;stroke-width:1.2}.ahead{stroke:#2f8f4e}.late{stroke:#d92d20}.after{stroke:#98a2b3}
 @media (prefers-color-scheme:dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9aa4b2}.grid{stroke:#2a313c}.lane{fill:#161b22}.ahead{stroke:#56c77a}.late{stroke:#ff7b72}}
 """
 
 
-def read(path):
-    """The steps of the log, by stage, in the order of the lines; a stage that started again begins a new list."""
-    stages = {}
-    for line in path.read_text(errors="replace").splitlines():
-        if "began_us" not in line:
+def load_trace(path):
+    """The events of a file, and its processes and threads by number."""
+    events = json.loads(path.read_text())["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    return events, processes, threads
+
+
+def read(events, processes):
+    """The steps of each stage in order; a stage that started again begins a new list."""
+    launches, stages = {}, {}
+    for event in sorted((e for e in events if e["ph"] == "X"), key=lambda e: e["ts"]):
+        stage, args = processes[event["pid"]], event["args"]
+        if event["cat"] == "launch" and event["name"].startswith("launch "):
+            launches[stage, args["step"]] = (event["ts"], event["ts"] + event["dur"])
+        if event["cat"] != "device" or (stage, args["step"]) not in launches:
             continue
-        if line.startswith("{"):
-            fields = json.loads(line)
-        else:
-            fields = {k: v.strip('"') for k, v in FIELD.findall(ANSI.sub("", line))}
-        try:
-            step = {k: int(fields[k]) for k in ("step", "rows", "units", "prompt", "began_us", "returned_us", "known_us")}
-        except KeyError:
-            continue
-        device = fields.get("device_us")
-        step["device_us"] = None if device is None else int(device)
-        begin = step["began_us"] if device is None else step["known_us"] - int(device)
-        step["runs_us"] = begin
-        lists = stages.setdefault(fields["stage"], [[]])
+        step = {k: args[k] for k in ("step", "rows", "units", "prompt")}
+        step["began_us"], step["returned_us"] = launches.pop((stage, args["step"]))
+        step["runs_us"], step["known_us"] = event["ts"], event["ts"] + event["dur"]
+        step["device_us"] = args["took_us"] if args["measured"] else None
+        lists = stages.setdefault(stage, [[]])
         if lists[-1] and step["step"] <= lists[-1][-1]["step"]:
             lists.append([])
         before = lists[-1][-1] if lists[-1] else None
@@ -69,7 +69,7 @@ def window(lists, first, frames):
             for i, step in enumerate(steps):
                 if step["step"] == first:
                     return steps[i : i + frames]
-        sys.exit(f"no talker step {first} in the log; it has up to {lists[-1][-1]['step']}")
+        sys.exit(f"no talker step {first} in the trace; it has up to {lists[-1][-1]['step']}")
     windows = [steps[i : i + frames] for steps in lists for i in range(max(1, len(steps) - frames + 1))]
     # Of equals, the shortest: no pauses between requests.
     return max(windows, key=lambda w: (len(w), sum(s["rows"] for s in w), -sum(s["prompt"] for s in w), w[0]["known_us"] - w[-1]["known_us"]))
@@ -192,12 +192,16 @@ def draw(stages, frames, load):
     if on_device:
         legend += "; lines: from launch to run, of the talker green if the frame before was not known yet and red if it was"
     d.text(10, 68, legend, "s")
-    height = bottom + 48
+    return picture(d, bottom + 48, title, "; ".join(facts))
+
+
+def picture(d, height, title, facts):
+    """The whole file."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="ui-sans-serif, system-ui, sans-serif" font-size="14" role="img" aria-labelledby="t d">',
             f'<title id="t">{escape(title)}</title>',
-            f'<desc id="d">{escape("; ".join(facts))}</desc>',
+            f'<desc id="d">{escape(facts)}</desc>',
             f"<style>{STYLE}</style>",
             f'<rect class="bg" width="{WIDTH}" height="{height}"/>',
             *d.shapes,
@@ -206,22 +210,92 @@ def draw(stages, frames, load):
     )
 
 
+def lanes(events, processes, threads, first_ms, length_ms, load):
+    """Every lane with something in it, from `first_ms` on, with the arrows."""
+    slices = [e for e in events if e["ph"] == "X"]
+    begin = first_ms * 1000 if first_ms is not None else busiest(slices, length_ms * 1000)
+    end = begin + length_ms * 1000
+    seen = [e for e in slices if e["ts"] < end and e["ts"] + e["dur"] > begin]
+    places = sorted({(e["pid"], e["tid"]) for e in seen})
+    d = Drawing(begin, end)
+    y, tops, last = TOP, {}, None
+    for place in places:
+        y += GAP if place[0] != last and last is not None else 0
+        d.shapes.append(f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{THIN - 3}"/>')
+        if place[0] != last:
+            d.text(10, y + 13, NAMES.get(processes[place[0]], processes[place[0]]), font_weight="600")
+        d.text(LEFT - 8, y + 13, threads[place], "s", text_anchor="end")
+        tops[place], last = y, place[0]
+        y += THIN
+    bottom, at, step = y, 0.0, tick(end - begin)
+    while at * 1000 <= end - begin:
+        x = d.x(begin + at * 1000)
+        d.line(x, TOP - 4, x, bottom + 4, "grid")
+        d.text(x, bottom + 18, f"{at:g}", "s", text_anchor="middle")
+        at += step
+    d.text(WIDTH - RIGHT, bottom + 34, "ms", "s", text_anchor="end")
+    depth = {}
+    for e in sorted(seen, key=lambda e: (e["ts"], -e["dur"])):
+        place = (e["pid"], e["tid"])
+        ends = [until for until in depth.get(place, []) if until > e["ts"] + 5e-4]
+        depth[place] = [*ends, e["ts"] + e["dur"]]
+        inset = min(len(ends), 3) * 3
+        number = (e["args"].get("step") or 0) % 2
+        kind = {"device": f"{processes[e['pid']]}{number}", "launch": f"talker{number}", "phase": "after-fill"}.get(e["cat"], "other")
+        kind = "prompt" if e["name"].startswith("prefill") else kind
+        label = e["name"].split(" ")[-1] if e["cat"] in ("device", "launch") else e["name"]
+        d.bar(tops[place] + inset, THIN - 3 - inset, e["ts"], e["ts"] + e["dur"], kind, label, f"{e['name']}: {e['dur'] / 1000:.3f} ms")
+    arrows = {}
+    for e in events:
+        if e["ph"] in "stf":
+            arrows.setdefault(e["id"], []).append(e)
+    drawn = 0
+    for points in arrows.values():
+        points.sort(key=lambda e: ("stf".index(e["ph"]), e["ts"]))
+        if not all(begin <= e["ts"] <= end and (e["pid"], e["tid"]) in tops for e in points):
+            continue
+        drawn += 1
+        path = "L".join(f"{d.x(e['ts']):.1f} {tops[e['pid'], e['tid']] + THIN / 2 - 1:.1f}" for e in points)
+        d.shapes.append(f'<path class="line {"ahead" if points[0]["name"] == "token" else "after"}" d="M{path}"/>')
+    title = f"{length_ms:g} ms" + (f", {load}" if load else "")
+    facts = f"{len(seen)} slices; green: from a step over its token to the launch that it let happen; grey: from a step to its payload and the next stage's feed"
+    d.text(10, 26, title, font_size="16", font_weight="600")
+    d.text(10, 48, facts, "s")
+    d.text(10, 68, f"from {begin / 1000:.1f} ms of the trace; {drawn} arrows", "s")
+    return picture(d, bottom + 44, title, facts)
+
+
+def busiest(slices, length):
+    """The beginning of the stretch with the most steps on a device."""
+    starts = sorted(e["ts"] for e in slices if e["cat"] == "device")
+    if not starts:
+        sys.exit("no steps in the trace")
+    return max(starts, key=lambda at: sum(at <= other < at + length for other in starts))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("log", type=Path)
+    parser.add_argument("trace", type=Path)
     parser.add_argument("--from", dest="first", type=int, metavar="STEP", help="the first talker step; by default where most rows run")
     parser.add_argument("--frames", type=int, default=20, help="how many talker steps (20)")
+    parser.add_argument("--lanes", type=float, metavar="MS", help="draw everything of so many milliseconds instead")
+    parser.add_argument("--at", type=float, metavar="MS", help="with --lanes: from when on; by default where most happens")
     parser.add_argument("--load", default="", help='for the title, such as "c = 8, 1.7B on an H200"')
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
-    if args.frames < 1:
-        parser.error("--frames: at least 1")
+    if args.frames < 1 or (args.lanes is not None and args.lanes <= 0):
+        parser.error("--frames: at least 1; --lanes: above 0")
     try:
-        stages = read(args.log)
-    except (OSError, ValueError) as error:
-        sys.exit(f"{args.log}: {error}")
+        events, processes, threads = load_trace(args.trace)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{args.trace}: not a trace: {error}")
+    if args.lanes is not None:
+        args.output.write_text(lanes(events, processes, threads, args.at, args.lanes, args.load))
+        print(args.output)
+        return
+    stages = read(events, processes)
     if "talker" not in stages:
-        sys.exit(f"{args.log}: no steps of a talker; run the server with OMNI_LOG=info,timeline=trace")
+        sys.exit(f"{args.trace}: no steps of a talker; take it while the server speaks")
     frames = window(stages["talker"], args.first, args.frames)
     args.output.write_text(draw(stages, frames, args.load))
     print(f"{args.output}: talker steps {frames[0]['step']} to {frames[-1]['step']}")

@@ -186,3 +186,30 @@ fn say_speaks_with_the_voice_of_a_recording() {
     let told = Omni::new().arguments(&[&["say", "--instructions", "slowly"], &recording[..], &base].concat());
     told.run().exits(2).tells("does not follow instructions");
 }
+
+#[test]
+fn trace_writes_a_file_and_says_what_is_in_it() {
+    let omni = Omni::new();
+    let file = omni.path("trace.json");
+    let omni = omni.arguments(&["trace", "--frames", "8", "--concurrency", "2", "--requests", "3", "-o", &file]);
+    omni.run().succeeds().shows("0 missing").shows("talker").shows("code2wav").shows("ui.perfetto.dev");
+    assert_eq!(std::fs::read_dir(omni.folder()).unwrap().count(), 1, "only the trace is left");
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let requests = events.iter().filter(|event| event["name"].as_str().unwrap().starts_with("speech ")).count();
+    assert_eq!(requests, 3);
+    let drawn = std::process::Command::new("python3")
+        .args(["scripts/timeline.py", &file, "--frames", "6", "-o", &omni.path("timeline.svg")])
+        .output()
+        .unwrap();
+    assert!(drawn.status.success(), "{}", String::from_utf8_lossy(&drawn.stderr));
+}
+
+#[test]
+fn trace_says_what_is_wrong() {
+    omni(["trace", "--concurrency", "0"]).run().exits(2).tells("--concurrency");
+    omni(["trace", "--url", "ftp://here"]).run().exits(2).tells("only http:// is supported");
+    omni(["trace", "--url", "http://127.0.0.1:1"]).run().exits(1).tells("no answer from http://127.0.0.1:1");
+    omni(["trace", "--url", "http://127.0.0.1:1", "--text", "Hello."]).run().exits(2).tells("cannot be used with");
+    omni(["trace", "--voice", "nobody", "-o", "/dev/null"]).run().exits(2).tells("nobody");
+}

@@ -14,7 +14,7 @@ const OPERATIONS: &str = include_str!("../docs/operations.md");
 fn record_one_of_each() {
     telemetry::process_started();
     telemetry::set_ready(true);
-    let device = DeviceMetrics::new();
+    let device = DeviceMetrics::new(0);
     device.blocking.increment(1);
     device.memory(MemoryUse::Used, 1 << 30);
     DeviceMetrics::frame_seconds(8).record(Duration::from_millis(2));

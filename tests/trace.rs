@@ -4,11 +4,15 @@
 #[path = "support/engine.rs"]
 mod support;
 
+use omni_actors::config::Config;
 use omni_actors::engine::Service;
 use omni_actors::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
+use omni_actors::server::Server;
 use omni_actors::telemetry::trace::{self, Chunk, Lane, Session, StepTimes, Summary, Trace, Track, What};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{collect, engine, frames, idle, tiny};
 use tokio::sync::{Mutex, MutexGuard};
@@ -259,4 +263,113 @@ async fn what_does_not_fit_is_counted() {
     let session = Session::begin();
     put(1);
     assert_eq!(session.end().records.len(), 1, "there is room again");
+}
+
+/// A server on a free port, whose clients may trace it or not.
+struct Site {
+    url: String,
+    client: reqwest::Client,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+impl Site {
+    async fn new(traces: bool) -> Site {
+        let mut config = Config::default();
+        config.telemetry.trace = traces;
+        config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let service = Arc::new(engine(&tiny(), |_| {}).await);
+        let server = Server::bind(&config.server).unwrap().with_traces(&config.telemetry);
+        let url = format!("http://{}", server.local_addr());
+        let serving = tokio::spawn(async move { server.serve(service, &config.limits, std::future::pending()).await });
+        Site { url, client: reqwest::Client::new(), serving }
+    }
+
+    async fn post(&self, path: &str, body: &Value) -> reqwest::Response {
+        self.client.post(format!("{}{path}", self.url)).json(body).send().await.unwrap()
+    }
+
+    async fn get(&self, path: &str) -> (u16, Value) {
+        let answer = self.client.get(format!("{}{path}", self.url)).send().await.unwrap();
+        (answer.status().as_u16(), answer.json().await.unwrap())
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+fn steps_of(file: &Value) -> usize {
+    events(file, "X").iter().filter(|event| event["cat"] == "device").count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_asks_for_it_is_traced_from_acceptance_to_end() {
+    let _alone = alone().await;
+    let site = Site::new(true).await;
+    let speech = json!({"input": "one two", "max_new_tokens": 5, "ignore_eos": true, "trace": true});
+    let chat = json!({"messages": [{"role": "user", "content": "one"}], "max_tokens": 5, "trace": true});
+    for (path, body) in [("/v1/audio/speech", &speech), ("/v1/chat/completions", &chat)] {
+        let answer = site.post(path, body).await;
+        assert_eq!(answer.status(), 200);
+        let at = answer.headers()["x-trace"].to_str().unwrap().to_owned();
+        let request = answer.headers()["x-request-id"].to_str().unwrap().trim_start_matches('r').to_owned();
+        answer.bytes().await.unwrap();
+        let (status, file) = site.get(&at).await;
+        assert_eq!(status, 200, "{file}");
+        assert!(steps_of(&file) > 3, "{path}: {file}");
+        let slices = events(&file, "X");
+        let whole =
+            slices.iter().find(|event| event["args"]["request"].to_string() == request && event["cat"] == "request");
+        assert_eq!(whole.unwrap()["args"]["outcome"], "finished", "{path}");
+    }
+    let plain = site.post("/v1/audio/speech", &json!({"input": "one", "max_new_tokens": 2})).await;
+    assert!(!plain.headers().contains_key("x-trace"));
+    plain.bytes().await.unwrap();
+    assert!(!trace::on(), "nothing is recorded any more");
+    assert_eq!(site.get("/debug/trace/99").await.0, 404);
+    assert_eq!(site.get("/debug/trace/x").await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_is_traced_for_as_long_as_asked() {
+    let _alone = alone().await;
+    let site = Site::new(true).await;
+    let speech = json!({"input": "one two", "max_new_tokens": 5, "ignore_eos": true});
+    let speaking = async {
+        // Until the trace has begun.
+        while !trace::on() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(site.get("/debug/trace?seconds=1").await.0, 409, "one at a time");
+        site.post("/v1/audio/speech", &speech).await.bytes().await.unwrap();
+    };
+    let ((status, file), ()) = tokio::join!(site.get("/debug/trace?seconds=1"), speaking);
+    assert_eq!(status, 200);
+    assert!(steps_of(&file) > 3);
+    assert!(number(&file["otherData"], "length_us") >= 1e6);
+    for wrong in ["0", "-1", "61", "NaN", "x"] {
+        let (status, error) = site.get(&format!("/debug/trace?seconds={wrong}")).await;
+        assert_eq!((status, &error["error"]["param"]), (400, &json!("seconds")), "{wrong}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_may_not_be_traced_says_which_key_allows_it() {
+    let _alone = alone().await;
+    let site = Site::new(false).await;
+    assert_eq!(site.get("/debug/trace?seconds=1").await.0, 404);
+    for (path, body) in [
+        ("/v1/audio/speech", json!({"input": "one", "trace": true})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "one"}], "trace": true})),
+    ] {
+        let answer = site.post(path, &body).await;
+        assert_eq!(answer.status(), 400);
+        let error: Value = answer.json().await.unwrap();
+        assert_eq!(error["error"]["param"], "trace");
+        assert!(error["error"]["message"].as_str().unwrap().contains("telemetry.trace"), "{error}");
+    }
+    let fine = site.post("/v1/audio/speech", &json!({"input": "one", "max_new_tokens": 2, "trace": false})).await;
+    assert_eq!(fine.status(), 200);
 }

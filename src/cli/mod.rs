@@ -11,6 +11,7 @@ mod run;
 mod say;
 mod signals;
 mod sink;
+mod trace;
 mod verify;
 
 pub use crate::model::checkpoint::EmbeddedFiles;
@@ -39,6 +40,7 @@ enum Command {
     Check(check::CheckArgs),
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
+    Trace(trace::TraceArgs),
 }
 
 /// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
@@ -51,6 +53,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Run(args) => on_runtime(run::execute(args, embedded)),
         Command::Say(args) => on_runtime(say::execute(args, embedded)),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
+        Command::Trace(args) => on_runtime(trace::execute(args, embedded)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -62,7 +62,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     telemetry::init_logging(&config.telemetry)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
-    let server = Server::bind(&config.server)?.with_references(&config.reference_audio);
+    let server = Server::bind(&config.server)?.with_references(&config.reference_audio).with_traces(&config.telemetry);
     println!("{}", greeting(&config, checkpoint.family(), server.local_addr()));
     let limits = config.limits.clone();
     let engine = Engine::launch(&checkpoint, &config).await?;

@@ -294,6 +294,8 @@ pub struct TelemetryConfig {
     pub log: String,
     /// What a log line looks like.
     pub log_format: LogFormat,
+    /// Whether clients of the server may trace it: `GET /debug/trace`, and `trace` in a request.
+    pub trace: bool,
 }
 
 /// What a log line looks like.

@@ -172,6 +172,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         log_format: r
             .choice("telemetry.log_format", "text", &[("text", LogFormat::Text), ("json", LogFormat::Json)])
             .unwrap_or(LogFormat::Text),
+        trace: r.switch("telemetry.trace", false),
     };
     let faults = faults(r);
     Config {

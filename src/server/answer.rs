@@ -1,6 +1,7 @@
 //! A request's events as the routes need them: nothing is sent before the first one that carries content, so that a
 //! failure until then is still an HTTP status.
 
+use super::debug::Recording;
 use super::error::ApiError;
 use crate::engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
 use crate::ids::RequestId;
@@ -21,6 +22,8 @@ pub(super) struct Answer {
     pub seed: u64,
     first: Option<Piece>,
     rest: ResponseStream,
+    /// Of a request that wants to be traced; ends with the answer.
+    recording: Option<Recording>,
 }
 
 impl Answer {
@@ -31,9 +34,14 @@ impl Answer {
             Some(Event::Failed(error)) => return Err(error.into()),
             _ => return Err(ended_early()),
         };
-        let mut answer = Answer { id, seed, first: None, rest: stream };
+        let mut answer = Answer { id, seed, first: None, rest: stream, recording: None };
         answer.first = Some(answer.next().await?);
         Ok(answer)
+    }
+
+    /// Ends a recording with the answer.
+    pub fn recorded(self, recording: Option<Recording>) -> Answer {
+        Answer { recording, ..self }
     }
 
     /// The next piece. Not to be called again after [`Piece::Finished`] or an error.
@@ -58,6 +66,10 @@ impl Answer {
             headers.insert(HeaderName::from_static("x-request-id"), id);
         }
         headers.insert(HeaderName::from_static("x-seed"), HeaderValue::from(self.seed));
+        let path = self.recording.as_ref().map(Recording::path);
+        if let Some(Ok(path)) = path.map(|path| HeaderValue::from_str(&path)) {
+            headers.insert(HeaderName::from_static("x-trace"), path);
+        }
         headers
     }
 }

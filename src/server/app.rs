@@ -1,7 +1,7 @@
 //! Shared state and the table of routes.
 
 use super::error::{ApiError, short};
-use super::{batch, chat, meta, speech, voices, ws};
+use super::{batch, chat, debug, meta, speech, voices, ws};
 use crate::config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
 use crate::engine::{Service, TaskType};
 use crate::telemetry::HttpMetrics;
@@ -25,6 +25,8 @@ pub(super) struct App {
     /// Which recordings are read, and from where.
     pub references: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
+    /// Of a server that lets its clients trace it.
+    pub traces: Option<debug::Traces>,
     /// Batches answered, for their names.
     pub batches: AtomicU64,
     /// Unix seconds.
@@ -39,6 +41,7 @@ impl App {
         config: &ServerConfig,
         limits: &LimitsConfig,
         references: ReferenceAudioConfig,
+        traces: bool,
     ) -> App {
         App {
             service,
@@ -47,6 +50,7 @@ impl App {
             read_timeout: config.read_timeout,
             references,
             metrics: HttpMetrics::new(),
+            traces: traces.then(debug::Traces::new),
             batches: AtomicU64::new(1),
             started: unix_seconds(),
             stopping: CancellationToken::new(),
@@ -112,7 +116,7 @@ pub(super) fn unix_seconds() -> u64 {
 
 /// The route of a path as metrics name it: a fixed set, whatever clients ask for.
 fn route_label(path: &str) -> &'static str {
-    const ROUTES: [&str; 10] = [
+    const ROUTES: [&str; 11] = [
         "/",
         "/health",
         "/ready",
@@ -123,10 +127,12 @@ fn route_label(path: &str) -> &'static str {
         "/v1/audio/speech/batch",
         "/v1/audio/speech/stream",
         "/v1/chat/completions",
+        "/debug/trace",
     ];
     match ROUTES.iter().find(|route| **route == path) {
         Some(route) => route,
         None if path.starts_with("/v1/models/") => "/v1/models/{id}",
+        None if path.starts_with("/debug/trace/") => "/debug/trace/{id}",
         None if path.starts_with("/v1/audio/voices/") => "/v1/audio/voices/{name}",
         None => "other",
     }
@@ -134,7 +140,15 @@ fn route_label(path: &str) -> &'static str {
 
 /// Every route.
 pub(super) fn router(app: Arc<App>) -> Router {
+    // Without leave there is nothing to find.
+    let traces = match &app.traces {
+        Some(_) => {
+            Router::new().route("/debug/trace", get(debug::now)).route("/debug/trace/{id}", get(debug::of_request))
+        }
+        None => Router::new(),
+    };
     Router::new()
+        .merge(traces)
         .route("/", get(meta::page))
         .route("/health", get(meta::health))
         .route("/ready", get(meta::ready))

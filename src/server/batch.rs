@@ -28,6 +28,9 @@ const MAX_ITEMS: usize = 32;
 /// Shortest and longest wait for a place among the requests in flight.
 const WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// Why nothing of a batch is traced: there is no header to tell of each.
+const NOT_TRACED: &str = "a batch is not traced; send the request by itself";
+
 /// The handler.
 pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let body = read_object(&app, request).await?;
@@ -78,6 +81,7 @@ fn items(app: &App, mut body: Object) -> Result<(Object, Vec<Object>), ApiError>
     for field in ["stream", "stream_format"] {
         fields.refuse(field, "a batch is answered whole; leave the field out")?;
     }
+    fields.refuse("trace", NOT_TRACED)?;
     let missing = || fields.missing("items", "an array of objects, each with its own input");
     let found = fields.array("items")?.ok_or_else(missing)?.len();
     if found == 0 || found > MAX_ITEMS {
@@ -87,7 +91,10 @@ fn items(app: &App, mut body: Object) -> Result<(Object, Vec<Object>), ApiError>
     // A text of the batch is nobody's.
     body.remove("input");
     let item = |(index, value)| match value {
-        Value::Object(item) => Ok(item),
+        Value::Object(item) => {
+            Fields::top(&item).refuse("trace", NOT_TRACED)?;
+            Ok(item)
+        }
         other => {
             let name = format!("items[{index}]");
             let message = format!("{name}: expected an object, found {}", kind(&other));

@@ -22,7 +22,7 @@ pub(super) struct ChatCall {
     pub ignored: Vec<String>,
 }
 
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 12] = [
     "model",
     "messages",
     "modalities",
@@ -34,6 +34,7 @@ const FIELDS: [&str; 11] = [
     "seed",
     "n",
     "response_format",
+    "trace",
 ];
 const AUDIO_FIELDS: [&str; 3] = ["voice", "format", "max_new_tokens"];
 /// They would change the answer, so leaving them out silently would be wrong.

@@ -3,7 +3,7 @@
 use super::app::{App, router};
 use super::error::ApiError;
 use super::io::StallGuard;
-use crate::config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig};
+use crate::config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use crate::engine::Service;
 use axum::Router;
 use axum::http::StatusCode;
@@ -61,6 +61,7 @@ pub struct Server {
     address: SocketAddr,
     config: ServerConfig,
     references: ReferenceAudioConfig,
+    traces: bool,
 }
 
 impl Server {
@@ -83,12 +84,23 @@ impl Server {
             Ok((listener, address))
         };
         let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
-        Ok(Server { listener, address, config: config.clone(), references: Config::default().reference_audio })
+        Ok(Server {
+            listener,
+            address,
+            config: config.clone(),
+            references: Config::default().reference_audio,
+            traces: false,
+        })
     }
 
     /// Lets it read recordings from what this config allows; without it, it reads none that are not in the request.
     pub fn with_references(self, references: &ReferenceAudioConfig) -> Server {
         Server { references: references.clone(), ..self }
+    }
+
+    /// Lets clients trace it if the config says so.
+    pub fn with_traces(self, telemetry: &TelemetryConfig) -> Server {
+        Server { traces: telemetry.trace, ..self }
     }
 
     /// Where clients find it.
@@ -106,7 +118,7 @@ impl Server {
         limits: &LimitsConfig,
         shutdown: impl Future<Output = ()> + Send,
     ) {
-        let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references));
+        let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references, self.traces));
         let connections = Connections {
             router: router(app.clone()),
             places: Arc::new(Semaphore::new(self.config.max_connections)),

@@ -23,6 +23,7 @@ mod batch;
 mod body;
 mod chat;
 mod chat_request;
+mod debug;
 mod error;
 mod fetch;
 mod fields;

@@ -33,7 +33,7 @@ pub(super) struct SpeechCall {
 }
 
 /// Fields besides the sampling ones.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "model",
     "input",
     "response_format",
@@ -44,6 +44,7 @@ const FIELDS: [&str; 10] = [
     "max_new_tokens",
     "initial_codec_chunk_frames",
     "ignore_eos",
+    "trace",
 ];
 /// Known to peers, without meaning here.
 const HARMLESS: [&str; 2] = ["user", "metadata"];

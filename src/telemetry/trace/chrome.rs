@@ -8,10 +8,12 @@ use super::layout::{Slice, slices};
 use super::record::{Lane, Record, Track, What};
 use super::recorder::Trace;
 use super::requests::{Life, lives};
+use super::steps::Summary;
 use crate::ids::{RequestId, StageName};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
+use std::time::Duration;
 
 /// The number of the requests' process; stages follow.
 const REQUESTS: u32 = 1;
@@ -44,6 +46,22 @@ pub fn write(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     file.foot()
 }
 
+/// What the steps of a stage say, for those who do not want to look at a picture.
+fn summary(stage: &Summary) -> Value {
+    let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
+    let pair = |pair: Option<(Duration, Duration)>| {
+        pair.map(|(p50, p99)| json!({ "p50_us": micros(p50), "p99_us": micros(p99) }))
+    };
+    json!({
+        "stage": stage.stage.as_str(),
+        "steps": stage.steps,
+        "run_ahead": stage.ahead,
+        "launched_early": stage.early,
+        "cadence": pair(stage.cadence),
+        "bubble": pair(stage.bubble),
+    })
+}
+
 struct File<'a, W> {
     out: &'a mut W,
     trace: &'a Trace,
@@ -52,6 +70,7 @@ struct File<'a, W> {
 
 impl<W: Write> File<'_, W> {
     fn head(&mut self) -> io::Result<()> {
+        let stages: Vec<_> = Summary::of(&self.trace.steps()).iter().map(summary).collect();
         let about = json!({
             "program": concat!("omni-actors ", env!("CARGO_PKG_VERSION")),
             "clock": "CLOCK_MONOTONIC",
@@ -59,6 +78,7 @@ impl<W: Write> File<'_, W> {
             "length_us": self.micros(self.trace.ended),
             "records": self.trace.records.len(),
             "records_missing": self.trace.missing,
+            "stages": stages,
         });
         write!(self.out, "{{\"displayTimeUnit\":\"ns\",\"otherData\":{about},\"traceEvents\":[")
     }

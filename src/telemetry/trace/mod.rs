@@ -23,7 +23,7 @@ mod steps;
 
 pub use chrome::write;
 pub use record::{Chunk, Lane, Ran, Record, RowShare, Track, What};
-pub use recorder::{CAPACITY, Session, Trace, absorb, drain, on, switched};
+pub use recorder::{CAPACITY, Session, Trace, absorb, drain, on, settle, switched};
 pub use steps::{StepTimes, Summary};
 
 use super::{Direction, Queue, clock};

@@ -5,11 +5,15 @@ use crate::telemetry::clock;
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Most records that are kept, of all threads and processes together: some 100 MB, and half a minute of a GPU that speaks
 /// with 16 voices at once.
 pub const CAPACITY: usize = 1 << 20;
+
+/// A process that records for another one sends what it has more often than this.
+const FLUSH: Duration = Duration::from_millis(250);
 
 /// Records of one allocation: little enough that no thread stumbles over getting it.
 const BLOCK: usize = 256;
@@ -19,6 +23,8 @@ static ON: AtomicBool = AtomicBool::new(false);
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 /// Records that did not fit, since the process began.
 static LOST: AtomicU64 = AtomicU64::new(0);
+/// Whether another process sent records since somebody began to listen.
+static ELSEWHERE: AtomicBool = AtomicBool::new(false);
 static SHARED: LazyLock<Mutex<Shared>> = LazyLock::new(Mutex::default);
 static SWITCH: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::channel(false).0);
 
@@ -122,7 +128,15 @@ pub fn drain() -> Vec<Record> {
 pub fn absorb(records: Vec<Record>) {
     let mut shared = lock(&SHARED);
     if !shared.sessions.is_empty() && room_for(records.len()) {
+        ELSEWHERE.store(true, Relaxed);
         shared.store.push(records);
+    }
+}
+
+/// Waits until other processes that take part have sent what they have recorded by now; returns at once if none does.
+pub async fn settle() {
+    if ELSEWHERE.load(Relaxed) {
+        tokio::time::sleep(FLUSH).await;
     }
 }
 
@@ -211,6 +225,7 @@ impl Shared {
         let oldest = self.sessions.iter().map(|session| session.since).min();
         if oldest.is_none() {
             ON.store(false, Relaxed);
+            ELSEWHERE.store(false, Relaxed);
             SWITCH.send_replace(false);
         }
         self.forget(oldest);
