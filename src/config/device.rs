@@ -4,7 +4,7 @@ use super::{Config, StageConfig};
 use crate::ids::StageName;
 
 /// What computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum DeviceKind {
     /// This machine's processor.
     Cpu,
@@ -13,7 +13,7 @@ pub enum DeviceKind {
 }
 
 /// Element type of weights, activations and caches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Precision {
     /// 32-bit floats.
     F32,
@@ -22,7 +22,7 @@ pub enum Precision {
 }
 
 /// `[device]`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct DeviceConfig {
     /// What computes; `None`: a GPU if one can be used, otherwise the CPU.
     pub kind: Option<DeviceKind>,

@@ -21,7 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Everything `run`, `say` and `bench` need to know, after validation.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct Config {
     /// What is served.
     pub model: ModelConfig,
@@ -64,7 +64,7 @@ impl Config {
 }
 
 /// `[model]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct ModelConfig {
     /// Where the weights are.
     pub checkpoint: CheckpointSource,
@@ -79,7 +79,7 @@ pub struct ModelConfig {
 }
 
 /// What the weights are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum WeightsKind {
     /// Those of the checkpoint's files.
     Stored,
@@ -91,7 +91,7 @@ pub enum WeightsKind {
 }
 
 /// Where the weights are.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum CheckpointSource {
     /// The voice inside the binary.
     Embedded,
@@ -100,7 +100,7 @@ pub enum CheckpointSource {
 }
 
 /// `[speech]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct SpeechConfig {
     /// The user turn that a spoken text is put behind; `{text}` stands for the text. Default `Say: {text}`.
     pub prompt: String,
@@ -118,7 +118,7 @@ pub struct SpeechConfig {
 }
 
 /// `[server]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct ServerConfig {
     /// Loopback unless the file says otherwise.
     pub listen: SocketAddr,
@@ -133,7 +133,7 @@ pub struct ServerConfig {
 }
 
 /// `[limits]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct LimitsConfig {
     /// Requests in flight; one more is answered 429.
     pub max_requests: usize,
@@ -146,7 +146,7 @@ pub struct LimitsConfig {
 }
 
 /// `[voices]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct VoicesConfig {
     /// Where they are kept.
     pub directory: VoicesDirectory,
@@ -155,7 +155,7 @@ pub struct VoicesConfig {
 }
 
 /// Where uploaded voices are kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum VoicesDirectory {
     /// A folder of this user: `$XDG_DATA_HOME/omni-actors/voices/NAME`, with the model's name.
     User,
@@ -166,7 +166,7 @@ pub enum VoicesDirectory {
 }
 
 /// `[reference_audio]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct ReferenceAudioConfig {
     /// Shortest recording.
     pub min_length: Duration,
@@ -183,7 +183,7 @@ pub struct ReferenceAudioConfig {
 }
 
 /// `[stages.NAME]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct StageConfig {
     /// Where it runs.
     pub placement: Placement,
@@ -211,7 +211,7 @@ pub struct StageConfig {
 }
 
 /// `[transfer]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct TransferConfig {
     /// How payloads cross the edges between stages of one process.
     pub transport: TransportKind,
@@ -233,7 +233,7 @@ pub struct TransferConfig {
 }
 
 /// `[transfer.edges]`: `None` is what `[transfer] transport` says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct EdgesConfig {
     /// From the thinker to the talker.
     pub rows: Option<TransportKind>,
@@ -242,7 +242,7 @@ pub struct EdgesConfig {
 }
 
 /// How payloads cross an edge.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TransportKind {
     /// Handles: the consumer gets the producer's buffer.
     Inproc,
@@ -254,7 +254,7 @@ pub enum TransportKind {
 }
 
 /// Where a stage runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Placement {
     /// In this process, on threads of its own.
     Thread,
@@ -273,7 +273,7 @@ impl Placement {
 }
 
 /// `[supervision]`
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct SupervisionConfig {
     /// First pause before a restart; doubles with each failure in a row.
     pub backoff: Duration,
@@ -288,7 +288,7 @@ pub struct SupervisionConfig {
 }
 
 /// `[telemetry]`
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct TelemetryConfig {
     /// Which log lines are written: a level, or a list such as `info,omni_actors::actors=debug`.
     pub log: String,
@@ -299,7 +299,7 @@ pub struct TelemetryConfig {
 }
 
 /// What a log line looks like.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum LogFormat {
     /// For people.
     Text,

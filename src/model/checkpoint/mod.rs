@@ -5,11 +5,13 @@
 
 mod files;
 mod loader;
+mod origin;
 pub mod random;
 mod weights;
 
 pub use files::{EmbeddedFiles, Files};
 pub use loader::{Loader, RawTensor, Scope};
+pub use origin::Origin;
 pub use weights::Weights;
 
 use crate::config::WeightsKind;
@@ -32,6 +34,7 @@ const CODEC: &str = "speech_tokenizer";
 /// An opened checkpoint. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
+    origin: Arc<Origin>,
     files: Files,
     tokenizer_files: Files,
     family: Family,
@@ -66,11 +69,15 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`Checkpoint::open`].
     pub fn open_as(dir: &Path, weights: WeightsKind, tokenizer: Option<&Path>) -> Result<Checkpoint, LoadError> {
-        let mut checkpoint = Checkpoint::from_files(Files::folder(dir)?, &Map::new(), weights)?;
-        if let Some(folder) = tokenizer {
-            checkpoint.tokenizer_files = Files::folder(folder)?;
+        Checkpoint::from_files(Files::folder(dir)?, &Map::new(), weights)?.with_tokenizer(tokenizer)
+    }
+
+    fn with_tokenizer(mut self, folder: Option<&Path>) -> Result<Checkpoint, LoadError> {
+        if let Some(folder) = folder {
+            self.tokenizer_files = Files::folder(folder)?;
+            self.origin = Arc::new(self.origin.with_tokenizer(folder));
         }
-        Ok(checkpoint)
+        Ok(self)
     }
 
     /// Opens a checkpoint that is part of the binary.
@@ -121,7 +128,14 @@ impl Checkpoint {
             Family::Omni(_) => None,
             Family::Tts(_) => Some(source(&codec_files, &["encoder", "decoder"])?),
         };
-        Ok(Checkpoint { tokenizer_files: files.clone(), files, family, generation: generation.into(), weights, codec })
+        let origin = Arc::new(Origin::new(&files, overrides, kind));
+        let tokenizer_files = files.clone();
+        Ok(Checkpoint { origin, tokenizer_files, files, family, generation: generation.into(), weights, codec })
+    }
+
+    /// How it was opened, for [`Checkpoint::reopen`].
+    pub fn origin(&self) -> &Origin {
+        &self.origin
     }
 
     /// What the configs say.
