@@ -12,7 +12,7 @@ use crate::ids::StageName;
 use std::time::Duration;
 
 /// One thing that goes wrong.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct FaultRule {
     /// In which stage.
     pub stage: StageName,
@@ -27,7 +27,7 @@ pub struct FaultRule {
 }
 
 /// Where faults can be injected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, bincode::Encode, bincode::Decode)]
 pub enum FaultPoint {
     /// The scheduler, handling a message.
     Scheduler,
@@ -42,7 +42,7 @@ pub enum FaultPoint {
 }
 
 /// What can go wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum FaultKind {
     /// A panic.
     Panic,

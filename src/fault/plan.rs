@@ -54,6 +54,18 @@ impl FaultPlan {
         FaultPlan { sites: sites.into_iter().map(Arc::new).collect() }
     }
 
+    /// How often each place that has rules was struck, in the order of the rules.
+    pub fn counts(&self) -> Vec<u64> {
+        self.sites.iter().map(|site| site.seen.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Goes on from the counts of a plan of the same rules, in another process. A count never falls.
+    pub fn resume(&self, counts: &[u64]) {
+        for (site, count) in self.sites.iter().zip(counts) {
+            site.seen.fetch_max(*count, Ordering::Relaxed);
+        }
+    }
+
     /// The place of one actor.
     pub fn site(&self, stage: StageName, point: FaultPoint) -> FaultSite {
         FaultSite(self.sites.iter().find(|site| site.stage == stage && site.point == point).cloned())
@@ -149,6 +161,18 @@ mod tests {
         assert!(plan.site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
         assert!(plan.clone().site(StageName::Talker, FaultPoint::Runner).strike().is_err());
         assert!(plan.site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
+    }
+
+    #[test]
+    fn counts_go_on_in_another_process() {
+        let rules =
+            [rule(FaultPoint::Runner, FaultKind::Error, 2, 1), rule(FaultPoint::Sampler, FaultKind::Error, 1, 1)];
+        let (first, second) = (FaultPlan::new(&rules), FaultPlan::new(&rules));
+        assert!(first.site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
+        second.resume(&first.counts());
+        second.resume(&[0, 0]);
+        assert_eq!(second.counts(), [1, 0]);
+        assert!(second.site(StageName::Talker, FaultPoint::Runner).strike().is_err());
     }
 
     #[test]
