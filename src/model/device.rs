@@ -1,6 +1,8 @@
 //! Which device the stages run on: what the config asks for, held against what this binary and this machine have.
 
-use crate::config::{DeviceConfig, DeviceKind, Precision};
+use super::budget;
+use crate::config::{Config, DeviceConfig, DeviceKind, Precision};
+use crate::ids::StageName;
 
 /// What the stages run on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +35,14 @@ impl DeviceChoice {
         DeviceChoice::among(config, find)
     }
 
+    /// Whether all processes of a pipeline find room on the device: [`budget::fit`].
+    ///
+    /// # Errors
+    /// What to write into the config, as text.
+    pub fn fit(&self, config: &Config, family: &[StageName]) -> Result<(), String> {
+        memory(self).map_or(Ok(()), |total| budget::fit(config, family, total))
+    }
+
     fn among(config: &DeviceConfig, find: impl Fn(usize) -> Result<String, String>) -> Result<DeviceChoice, NoDevice> {
         let (kind, why) = match config.kind {
             Some(DeviceKind::Cpu) => (DeviceKind::Cpu, "as configured".to_owned()),
@@ -54,6 +64,17 @@ impl DeviceChoice {
             why,
         })
     }
+}
+
+/// Memory of the chosen device in bytes, where it is one that processes would have to share out.
+#[cfg(feature = "cuda")]
+fn memory(choice: &DeviceChoice) -> Option<u64> {
+    (choice.kind == DeviceKind::Cuda).then(|| super::cuda::total_memory(choice.index).ok()).flatten()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn memory(_: &DeviceChoice) -> Option<u64> {
+    None
 }
 
 /// A GPU in words, or why there is none.

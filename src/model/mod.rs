@@ -1,5 +1,6 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
+pub mod budget;
 pub mod checkpoint;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -21,6 +22,7 @@ pub mod transformer;
 pub mod verify;
 pub mod vocoder;
 
+pub use budget::Budget;
 pub use checkpoint::Checkpoint;
 pub use device::DeviceChoice;
 pub use error::{LoadError, ModelError};

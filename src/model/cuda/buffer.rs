@@ -37,17 +37,21 @@ pub struct Buffer<T> {
 impl<T: Element> Buffer<T> {
     pub(super) fn new(gpu: &Gpu, what: &'static str, len: usize) -> Result<Buffer<T>, CudaError> {
         let bytes = len * size_of::<T>();
+        gpu.charge(what, bytes)?;
         let mut address = 0;
         // SAFETY: `address` is a local. No allocation is empty, so that every buffer has an address of its own.
         match check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes.max(16)) }) {
             Ok(()) => {}
             Err(CudaError::Call { code: sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, .. }) => {
+                gpu.count_bytes(-(bytes as isize));
                 let free = gpu.memory().map_or(0, |(free, _)| free / MIB);
                 return Err(CudaError::OutOfMemory { what, wanted: bytes.div_ceil(MIB), free });
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                gpu.count_bytes(-(bytes as isize));
+                return Err(error);
+            }
         }
-        gpu.count_bytes(bytes as isize);
         Ok(Buffer { gpu: gpu.clone(), address, len, kind: PhantomData })
     }
 

@@ -4,12 +4,13 @@ use super::buffer::{Buffer, Element, Pinned};
 use super::error::{CudaError, check};
 use super::images;
 use super::kernel::Kernel;
+use crate::model::Budget;
 use crate::telemetry::{DeviceMetrics, MemoryUse};
 use cudarc::driver::sys;
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// A GPU that was opened. Clones are the same GPU.
 ///
@@ -28,6 +29,8 @@ struct Inner {
     modules: Vec<sys::CUmodule>,
     kernels: Mutex<HashMap<&'static str, Kernel>>,
     allocated: AtomicUsize,
+    /// What this process may allocate, where others use the device too.
+    budget: OnceLock<Budget>,
     blocking: AtomicU64,
     metrics: DeviceMetrics,
 }
@@ -84,9 +87,15 @@ impl Gpu {
             modules,
             kernels: Mutex::default(),
             allocated: AtomicUsize::new(0),
+            budget: OnceLock::new(),
             blocking: AtomicU64::new(0),
             metrics: DeviceMetrics::new(index),
         })))
+    }
+
+    /// From now on allocations must stay inside this. Once; a second budget changes nothing.
+    pub fn limit(&self, budget: Budget) {
+        let _ = self.0.budget.set(budget);
     }
 
     /// How many devices there are.
@@ -290,6 +299,18 @@ impl Gpu {
     pub(super) fn count_blocking(&self) {
         self.0.blocking.fetch_add(1, Ordering::Relaxed);
         self.0.metrics.blocking.increment(1);
+    }
+
+    /// Counts an allocation that is about to be made; [`Gpu::count_bytes`] gives it back.
+    pub(super) fn charge(&self, what: &'static str, bytes: usize) -> Result<(), CudaError> {
+        let before = self.0.allocated.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(budget) = self.0.budget.get()
+            && let Err(error) = budget.check(what, before as u64, bytes as u64)
+        {
+            self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(error.into());
+        }
+        Ok(())
     }
 
     pub(super) fn count_bytes(&self, bytes: isize) {

@@ -1,5 +1,6 @@
 //! What the driver says when it refuses.
 
+use crate::model::budget::OverBudget;
 use crate::model::{LoadError, ModelError};
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -22,6 +23,9 @@ pub enum CudaError {
         /// MiB that the device has left.
         free: usize,
     },
+    /// The process has a part of the device, and not that much.
+    #[error(transparent)]
+    OverBudget(#[from] OverBudget),
     /// A call failed. After most of these the context of the process is of no use any more.
     #[error("{call}: {text}")]
     Call {

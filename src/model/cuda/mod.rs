@@ -24,5 +24,5 @@ pub use buffer::{Buffer, Element, Pinned};
 pub use device::{Gpu, Priority};
 pub use error::CudaError;
 pub use kernel::{Kernel, Shape};
-pub use probe::probe;
+pub use probe::{probe, total_memory};
 pub use stream::{Event, Graph, Stream};

@@ -10,6 +10,21 @@ const DRIVER: i32 = 13_000;
 /// The lowest compute capability that the kernels are written for.
 const CAPABILITY: (i32, i32) = (8, 0);
 
+/// Memory of a GPU in bytes. Opens nothing.
+///
+/// # Errors
+/// [`CudaError::Absent`] when there is no such GPU; what the driver says.
+pub fn total_memory(index: usize) -> Result<u64, CudaError> {
+    Gpu::count()?;
+    let (mut device, mut bytes) = (0, 0);
+    // SAFETY: the driver was initialized by `count`; all pointers are to locals.
+    unsafe {
+        check("cuDeviceGet", sys::cuDeviceGet(&mut device, index as i32))?;
+        check("cuDeviceTotalMem", sys::cuDeviceTotalMem_v2(&mut bytes, device))?;
+    }
+    Ok(bytes as u64)
+}
+
 /// A GPU in words: name, memory, compute capability. Opens nothing and takes no memory.
 ///
 /// # Errors

@@ -1,0 +1,137 @@
+//! One GPU for several processes: how much of its memory each may take. Arithmetic alone; the GPU is asked elsewhere.
+//!
+//! Processes that share a device know nothing of each other's allocations, so each gets a part that is written down, and a
+//! config whose parts do not fit together is refused before anything is started.
+
+use crate::config::{Config, Placement, format_bytes};
+use crate::ids::StageName;
+
+const MIB: u64 = 1 << 20;
+
+/// What one process may allocate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    bytes: u64,
+    /// The keys that say so.
+    keys: String,
+}
+
+/// An allocation that its process is not entitled to.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{what} needs {wanted} MiB of GPU memory and {left} MiB of {keys} are left; raise that, or lower [device] kv_memory or \
+     limits.max_requests"
+)]
+pub struct OverBudget {
+    what: &'static str,
+    wanted: u64,
+    left: u64,
+    keys: String,
+}
+
+impl Budget {
+    /// Of the process that runs `stages`; `None` if there is no bound, because no process shares the device with it.
+    pub fn of(config: &Config, family: &[StageName], stages: &[StageName]) -> Option<Budget> {
+        if !shared(config, family) || stages.is_empty() {
+            return None;
+        }
+        let bytes = stages.iter().map(|stage| config.stage(*stage).device_memory).sum::<Option<u64>>()?;
+        Some(Budget { bytes, keys: keys(stages) })
+    }
+
+    /// Whether `bytes` more may be allocated where `allocated` are.
+    ///
+    /// # Errors
+    /// [`OverBudget`], with what to turn.
+    pub fn check(&self, what: &'static str, allocated: u64, bytes: u64) -> Result<(), OverBudget> {
+        let left = self.bytes.saturating_sub(allocated);
+        if bytes <= left {
+            return Ok(());
+        }
+        Err(OverBudget { what, wanted: bytes.div_ceil(MIB), left: left / MIB, keys: self.keys.clone() })
+    }
+}
+
+/// Whether all stages of a pipeline fit on a GPU of `total` bytes that several processes share. Says nothing where one
+/// process has it to itself.
+///
+/// # Errors
+/// What to write into the config, as text.
+pub fn fit(config: &Config, family: &[StageName], total: u64) -> Result<(), String> {
+    if !shared(config, family) {
+        return Ok(());
+    }
+    let silent: Vec<StageName> =
+        family.iter().copied().filter(|stage| config.stage(*stage).device_memory.is_none()).collect();
+    if !silent.is_empty() {
+        let all = format_bytes(total);
+        return Err(format!(
+            "{}: give a size in quotes, such as \"8GiB\": processes that share a GPU cannot see how much the others need; \
+             all stages together may have {all}",
+            keys(&silent)
+        ));
+    }
+    let sum = family.iter().filter_map(|stage| config.stage(*stage).device_memory).fold(0, u64::saturating_add);
+    if sum > total {
+        let (sum, total) = (format_bytes(sum), format_bytes(total));
+        return Err(format!("{}: {sum} together, and the GPU has {total}; lower one of them", keys(family)));
+    }
+    Ok(())
+}
+
+/// Whether more than one process uses the device.
+fn shared(config: &Config, family: &[StageName]) -> bool {
+    family.len() > 1 && family.iter().any(|stage| config.stage(*stage).placement == Placement::Process)
+}
+
+fn keys(stages: &[StageName]) -> String {
+    stages.iter().map(|stage| format!("stages.{stage}.device_memory")).collect::<Vec<_>>().join(" + ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const OMNI: [StageName; 3] = StageName::ALL;
+
+    fn config(parts: [(Placement, Option<u64>); 3]) -> Config {
+        let mut config = Config::default();
+        for (stage, (placement, memory)) in config.stages.iter_mut().zip(parts) {
+            (stage.placement, stage.device_memory) = (placement, memory.map(|gib| gib * GIB));
+        }
+        config
+    }
+
+    use Placement::{Process, Thread};
+
+    #[test]
+    fn one_process_needs_no_parts() {
+        let config = config([(Thread, None); 3]);
+        assert_eq!(fit(&config, &OMNI, GIB), Ok(()));
+        assert_eq!(Budget::of(&config, &OMNI, &OMNI), None);
+    }
+
+    #[test]
+    fn parts_that_are_missing_or_too_large_are_refused_with_what_to_write() {
+        let told = fit(&config([(Thread, Some(8)), (Process, None), (Thread, None)]), &OMNI, 80 * GIB).unwrap_err();
+        assert!(told.starts_with("stages.talker.device_memory + stages.code2wav.device_memory: give a size"), "{told}");
+        let told = fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(5))]), &OMNI, 80 * GIB);
+        assert!(told.unwrap_err().contains("81.0 GiB together, and the GPU has 80.0 GiB"));
+        assert_eq!(fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(4))]), &OMNI, 80 * GIB), Ok(()));
+        assert!(fit(&config([(Process, Some(u64::MAX / GIB)); 3]), &OMNI, GIB).is_err(), "sums do not wrap");
+    }
+
+    #[test]
+    fn stages_of_one_process_share_their_parts() {
+        let config = config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(4))]);
+        let threads = Budget::of(&config, &OMNI, &[StageName::Thinker, StageName::Code2wav]).unwrap();
+        assert_eq!(threads.check("weights", 60 * GIB, 4 * GIB), Ok(()));
+        let told = threads.check("the cache", 62 * GIB, 2 * GIB + 1).unwrap_err().to_string();
+        let expected = "the cache needs 2049 MiB of GPU memory and 2048 MiB of stages.thinker.device_memory + \
+                        stages.code2wav.device_memory are left; raise that, or lower [device] kv_memory or limits.max_requests";
+        assert_eq!(told, expected);
+        let talker = Budget::of(&config, &OMNI, &[StageName::Talker]).unwrap();
+        assert!(talker.check("weights", 0, 16 * GIB).is_ok() && talker.check("weights", 17 * GIB, 1).is_err());
+    }
+}
