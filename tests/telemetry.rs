@@ -4,8 +4,8 @@
 use omni_actors::ids::{PayloadKind, RequestId, StageName};
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
-    self, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, MemoryUse, Outcome, Phase, Phases, Queue,
-    RequestKind, RequestMetrics, StageMetrics,
+    self, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Outcome, Phase,
+    Phases, Queue, RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,8 @@ fn record_one_of_each() {
         CopyMetrics::new(name).copied(Direction::DeviceToHost, 4096, Some(Duration::from_micros(20)));
         edge.sent(100);
         edge.leases.set(1.0);
+        let (down, _) = LinkMetrics::pair(name);
+        down.passed(64);
     }
 }
 

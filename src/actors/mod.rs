@@ -24,6 +24,7 @@ mod completion;
 mod connector;
 mod model_runner;
 mod packager;
+pub mod process;
 mod sampler;
 mod scheduler;
 mod stage;
@@ -31,6 +32,6 @@ mod supervisor;
 
 pub use arbiter::Arbiter;
 pub use stage::{
-    AckSink, Admission, OutEdge, RELEASED, StageHandle, StageReports, StageSetup, StageStatus, State, Wants,
+    AckSink, Admission, OutEdge, RELEASED, StageHandle, StageLoad, StageReports, StageSetup, StageStatus, State, Wants,
 };
 pub use supervisor::start;

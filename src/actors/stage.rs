@@ -4,6 +4,7 @@ use super::arbiter::Arbiter;
 use super::connector::{InboundMessage, OutboundMessage};
 use super::model_runner::{Command, RunnerMessage, RunnerPulse};
 use super::packager::{Output, PackagerMessage};
+use super::process::RemoteStage;
 use super::sampler::{SamplerMessage, Ticket};
 use super::scheduler::SchedulerMessage;
 use super::supervisor::SupervisorMessage;
@@ -17,7 +18,7 @@ use crate::telemetry::{EdgeMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::{End, Kind, Payload};
 use crate::transfer::transport::{PayloadReceiver, PayloadSender};
-use ractor::ActorRef;
+use ractor::{ActorCell, ActorRef};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -58,6 +59,9 @@ pub struct StageSetup {
     pub reports: Arc<dyn StageReports>,
     /// Counts output that is still in use.
     pub leases: LeaseBook,
+    /// Whether the stage has its process to itself: what a start of its actors does not mend ends in [`State::Failed`],
+    /// for the process to be replaced.
+    pub own_process: bool,
 }
 
 /// One edge out of a stage.
@@ -89,7 +93,7 @@ pub trait StageReports: Send + Sync {
 }
 
 /// A row that a request needs in one stage.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct Admission {
     /// Whose.
     pub request: RequestId,
@@ -102,7 +106,7 @@ pub struct Admission {
 }
 
 /// What is to be made of a row's output.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, bincode::Encode, bincode::Decode)]
 pub struct Wants {
     /// Sampled tokens go to the client.
     pub tokens: bool,
@@ -111,7 +115,7 @@ pub struct Wants {
 }
 
 /// What the supervisor knows of its stage.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct StageStatus {
     /// What the stage does.
     pub state: State,
@@ -124,7 +128,7 @@ pub struct StageStatus {
 }
 
 /// What a stage does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum State {
     /// The first start.
     Starting,
@@ -140,17 +144,33 @@ pub enum State {
 /// are too.
 pub struct StageHandle {
     name: StageName,
-    current: Mutex<Option<Arc<Incarnation>>>,
+    current: Mutex<Current>,
     status: tokio::sync::watch::Sender<StageStatus>,
-    supervisor: OnceLock<ActorRef<SupervisorMessage>>,
+    supervisor: OnceLock<ActorCell>,
+}
+
+/// What a handle speaks to.
+#[derive(Clone)]
+enum Current {
+    /// The stage is down.
+    Nobody,
+    /// Actors of this process.
+    Here(Arc<Incarnation>),
+    /// Actors of a child.
+    Remote(Arc<RemoteStage>),
 }
 
 impl StageHandle {
     /// A stage that has not started.
     pub fn new(name: StageName) -> Arc<StageHandle> {
-        let status = StageStatus { state: State::Starting, generation: Generation(0), restarts: 0, last_reason: None };
+        StageHandle::after(name, Generation(0))
+    }
+
+    /// The same where generations have been before, in other processes.
+    pub fn after(name: StageName, generation: Generation) -> Arc<StageHandle> {
+        let status = StageStatus { state: State::Starting, generation, restarts: 0, last_reason: None };
         let (status, _) = tokio::sync::watch::channel(status);
-        Arc::new(StageHandle { name, current: Mutex::new(None), status, supervisor: OnceLock::new() })
+        Arc::new(StageHandle { name, current: Mutex::new(Current::Nobody), status, supervisor: OnceLock::new() })
     }
 
     /// Which stage.
@@ -160,12 +180,20 @@ impl StageHandle {
 
     /// Gives the stage a row. False if it is down.
     pub fn admit(&self, admission: Admission) -> bool {
-        self.tell_inbound(InboundMessage::Admit(Box::new(admission)))
+        match self.current() {
+            Current::Nobody => false,
+            Current::Here(now) => now.tell_inbound(InboundMessage::Admit(Box::new(admission))),
+            Current::Remote(remote) => remote.admit(admission),
+        }
     }
 
     /// Frees a request's row, if there is one.
     pub fn abort(&self, request: RequestId) {
-        self.tell_inbound(InboundMessage::Abort(request));
+        match self.current() {
+            Current::Nobody => {}
+            Current::Here(now) => _ = now.tell_inbound(InboundMessage::Abort(request)),
+            Current::Remote(remote) => remote.abort(request),
+        }
     }
 
     /// What the stage does now, and every change of it.
@@ -175,7 +203,21 @@ impl StageHandle {
 
     /// Rows that hold a slot or wait for one, and input and output on its way inside the stage: all 0 when it is idle.
     pub fn load(&self) -> StageLoad {
-        self.incarnation().map(|now| now.load()).unwrap_or_default()
+        match self.current() {
+            Current::Nobody => StageLoad::default(),
+            Current::Here(now) => now.load(),
+            Current::Remote(remote) => remote.load(),
+        }
+    }
+
+    /// The process of the stage, where it has one of its own.
+    pub fn pid(&self) -> Option<u32> {
+        self.remote().map(|remote| remote.pid)
+    }
+
+    /// The metrics of that process, in Prometheus' text format.
+    pub async fn process_metrics(&self) -> Option<String> {
+        self.remote()?.metrics().await
     }
 
     /// Ends the stage. Resolves when its device state is gone.
@@ -192,27 +234,34 @@ impl StageHandle {
         }
     }
 
-    pub(super) fn supervised_by(&self, supervisor: ActorRef<SupervisorMessage>) {
+    pub(super) fn supervised_by(&self, supervisor: ActorCell) {
         let _ = self.supervisor.set(supervisor);
     }
 
     pub(super) fn set_current(&self, current: Option<Arc<Incarnation>>) {
-        *self.lock() = current;
+        *self.lock() = current.map_or(Current::Nobody, Current::Here);
+    }
+
+    pub(super) fn set_remote(&self, current: Option<Arc<RemoteStage>>) {
+        *self.lock() = current.map_or(Current::Nobody, Current::Remote);
     }
 
     pub(super) fn update(&self, change: impl FnOnce(&mut StageStatus)) {
         self.status.send_modify(change);
     }
 
-    pub(super) fn incarnation(&self) -> Option<Arc<Incarnation>> {
+    pub(super) fn remote(&self) -> Option<Arc<RemoteStage>> {
+        match &*self.lock() {
+            Current::Remote(remote) => Some(Arc::clone(remote)),
+            _ => None,
+        }
+    }
+
+    fn current(&self) -> Current {
         self.lock().clone()
     }
 
-    fn tell_inbound(&self, message: InboundMessage) -> bool {
-        self.incarnation().and_then(|now| now.inbound.get().map(|actor| actor.cast(message).is_ok())).unwrap_or(false)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Incarnation>>> {
+    fn lock(&self) -> MutexGuard<'_, Current> {
         // The lock only guards an assignment, so a panic cannot leave it half done.
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -220,14 +269,20 @@ impl StageHandle {
 
 impl AckSink for StageHandle {
     fn acked(&self, request: RequestId, units: u32) {
-        if let Some(scheduler) = self.incarnation().as_ref().and_then(|now| now.scheduler.get()) {
-            let _ = scheduler.cast(SchedulerMessage::Acked { request, units });
+        match self.current() {
+            Current::Nobody => {}
+            Current::Here(now) => {
+                if let Some(scheduler) = now.scheduler.get() {
+                    let _ = scheduler.cast(SchedulerMessage::Acked { request, units });
+                }
+            }
+            Current::Remote(remote) => remote.acked(request, units),
         }
     }
 }
 
 /// What a stage holds at one moment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct StageLoad {
     /// Rows, as the scheduler counts them.
     pub rows: usize,
@@ -237,6 +292,8 @@ pub struct StageLoad {
     pub inputs: usize,
     /// Commands, tickets, outputs and payloads in queues.
     pub queued: usize,
+    /// Outputs still in use in a process of the stage's own.
+    pub leases: u64,
 }
 
 /// One generation of a stage: its queues and, once they are there, its actors.
@@ -334,6 +391,10 @@ impl Incarnation {
         self.born.elapsed()
     }
 
+    fn tell_inbound(&self, message: InboundMessage) -> bool {
+        self.inbound.get().is_some_and(|actor| actor.cast(message).is_ok())
+    }
+
     fn load(&self) -> StageLoad {
         use std::sync::atomic::Ordering::Relaxed;
         StageLoad {
@@ -344,6 +405,7 @@ impl Incarnation {
                 + self.tickets.recv.len()
                 + self.outputs.recv.len()
                 + self.payloads.recv.len(),
+            leases: 0,
         }
     }
 }

@@ -24,7 +24,7 @@ const RUNNER_GRACE: Duration = Duration::from_secs(2);
 /// When the actor system refuses.
 pub async fn start(setup: StageSetup, handle: Arc<StageHandle>) -> Result<(), SpawnErr> {
     let (supervisor, _) = Actor::spawn(None, StageSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
-    handle.supervised_by(supervisor);
+    handle.supervised_by(supervisor.get_cell());
     Ok(())
 }
 
@@ -48,6 +48,8 @@ struct SupervisorState {
     born: Instant,
     failed_at: Option<Instant>,
     current: Option<Arc<Incarnation>>,
+    /// Whether the current generation has come up.
+    up: bool,
     children: Vec<(ActorCell, JoinHandle<()>)>,
 }
 
@@ -65,7 +67,8 @@ impl Actor for StageSupervisor {
         myself.send_interval(setup.watchdog / 4, || SupervisorMessage::Watch);
         let policy = RestartPolicy::new(setup.restart);
         let children = Vec::new();
-        Ok(SupervisorState { setup, handle, policy, born: Instant::now(), failed_at: None, current: None, children })
+        let born = Instant::now();
+        Ok(SupervisorState { setup, handle, policy, born, failed_at: None, current: None, up: false, children })
     }
 
     async fn handle(
@@ -77,7 +80,7 @@ impl Actor for StageSupervisor {
         match message {
             SupervisorMessage::Start => {
                 if let Err(error) = state.start(&myself).await {
-                    state.failed(&myself, error.to_string()).await;
+                    state.failed(&myself, error.to_string(), false).await;
                 }
             }
             SupervisorMessage::Ready(generation) => state.ready(generation),
@@ -85,7 +88,8 @@ impl Actor for StageSupervisor {
                 let limit = state.setup.watchdog;
                 let busy = state.current.as_ref().map_or(Duration::ZERO, |stage| stage.pulse.busy_for(stage.now()));
                 if busy > limit {
-                    state.failed(&myself, format!("the runner has not turned for {:.1} s", busy.as_secs_f32())).await;
+                    let reason = format!("the runner has not turned for {:.1} s", busy.as_secs_f32());
+                    state.failed(&myself, reason, true).await;
                 }
             }
         }
@@ -106,7 +110,7 @@ impl Actor for StageSupervisor {
         // The death throes of a generation that is being taken down are no news.
         if state.children.iter().any(|(cell, _)| cell.get_id() == child.get_id()) {
             let name = child.get_name().unwrap_or_default();
-            state.failed(&myself, format!("{name}: {reason}")).await;
+            state.failed(&myself, format!("{name}: {reason}"), false).await;
         }
         Ok(())
     }
@@ -124,6 +128,7 @@ impl SupervisorState {
         self.setup.metrics.generation.set(f64::from(generation.0));
         let stage = Arc::new(Incarnation::new(Arc::clone(&self.setup), generation, myself.clone()));
         self.current = Some(Arc::clone(&stage));
+        self.up = false;
 
         // Whoever is spoken to starts before whoever speaks.
         self.spawn(Outbound, "connector-out", &stage, |stage| &stage.outbound, myself).await?;
@@ -161,14 +166,18 @@ impl SupervisorState {
             self.setup.metrics.recovery_seconds.record(failed.elapsed());
             self.handle.update(|status| status.restarts += 1);
         }
+        self.up = true;
         self.handle.set_current(Some(stage));
         self.handle.update(|status| status.state = State::Running);
         tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
     }
 
-    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, reason: String) {
+    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, reason: String, hangs: bool) {
         self.failed_at.get_or_insert_with(Instant::now);
-        let verdict = self.policy.failed(self.born.elapsed());
+        let counted = self.policy.failed(self.born.elapsed());
+        // A thread that hangs, or a device that cannot be had, is beyond what new actors mend; a new process is not.
+        let hopeless = self.setup.own_process && (hangs || !self.up);
+        let verdict = if hopeless { Verdict::GiveUp } else { counted };
         tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
         // First nobody can bring new rows, then those who had rows are told, then the rubble is cleared.
         self.handle.set_current(None);

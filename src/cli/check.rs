@@ -2,7 +2,9 @@
 
 use super::EmbeddedFiles;
 use super::model::{device, open, read};
-use crate::config::{CheckpointSource, Config, ConfigError, Override, WeightsKind, format_duration};
+use crate::config::{
+    CheckpointSource, Config, ConfigError, Override, Placement, Problem, WeightsKind, format_duration,
+};
 use crate::model::hf::{Family, Variant};
 use crate::model::{Checkpoint, DeviceChoice};
 use anyhow::Context;
@@ -31,6 +33,7 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
     let checked = read(Some(&args.config), &args.set).and_then(|config| {
         let checkpoint = open(&config, embedded)?;
         let device = device(&config)?;
+        device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
         Ok((config, checkpoint, device))
     });
     match checked {
@@ -52,6 +55,11 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
             }
         }
     }
+}
+
+/// What is wrong with several keys together.
+fn misfit(message: String) -> ConfigError {
+    ConfigError::Problems(vec![Problem { line: None, key: String::new(), value: None, message }])
 }
 
 fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> String {
@@ -78,8 +86,12 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
         let stage = config.stage(*name);
         let ramp: Vec<String> = stage.chunk_ramp.iter().map(|frames| frames.0.to_string()).collect();
         let ramp = if ramp.is_empty() { String::new() } else { format!(", chunks of {} frames", ramp.join(", ")) };
+        let placement = match stage.placement {
+            Placement::Thread => "",
+            Placement::Process => "a process of its own, ",
+        };
         lines.push(format!(
-            "{:<9} batch {}, run-ahead {}, window {}{ramp}",
+            "{:<9} {placement}batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
             config.max_batch(*name, device.kind),
             config.run_ahead(*name),

@@ -2,6 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::engine::StartError;
+use crate::engine::process::ChildError;
 use crate::model::LoadError;
 use std::process::ExitCode;
 
@@ -28,7 +29,8 @@ pub(super) fn report(error: &anyhow::Error) -> ExitCode {
     let usage = |cause: &(dyn std::error::Error + 'static)| {
         // A stage that does not come up may have run out of memory: that is not the user's config.
         let start = cause.downcast_ref::<StartError>().is_some_and(|error| !matches!(error, StartError::Stage(..)));
-        start || cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
+        let by_hand = matches!(cause.downcast_ref(), Some(ChildError::NoParent));
+        start || by_hand || cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
     };
     ExitCode::from(if error.chain().any(|cause| cause.is::<Interrupted>()) {
         INTERRUPTED

@@ -11,11 +11,13 @@ mod run;
 mod say;
 mod signals;
 mod sink;
+mod stage;
 mod trace;
 mod verify;
 
 pub use crate::model::checkpoint::EmbeddedFiles;
 
+use crate::engine::process;
 use clap::{Parser, Subcommand};
 use exit::Usage;
 use std::process::ExitCode;
@@ -41,11 +43,15 @@ enum Command {
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
     Trace(trace::TraceArgs),
+    #[command(hide = true)]
+    Stage(stage::StageArgs),
 }
 
 /// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
 pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     let command = Cli::parse().command;
+    // The file may be replaced while this runs; this name stays the program that runs.
+    process::set_binary("/proc/self/exe");
     let outcome = match command {
         // Checks and verifications compute and wait for nobody: they need no runtime.
         Command::Check(args) => check::execute(&args, embedded),
@@ -54,6 +60,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Say(args) => on_runtime(say::execute(args, embedded)),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
         Command::Trace(args) => on_runtime(trace::execute(args, embedded)),
+        Command::Stage(args) => on_runtime(stage::execute(args, embedded)),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -297,6 +297,9 @@ pub struct StageHealth {
     pub last_reason: Option<String>,
     /// Rows that hold a slot.
     pub rows: usize,
+    /// Its process, where it has one of its own and that runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
 }
 
 /// What a stage does.
@@ -380,6 +383,11 @@ pub trait Service: Send + Sync {
 
     /// A snapshot; never waits for a stage.
     fn health(&self) -> EngineHealth;
+
+    /// All metrics in Prometheus' text format, those of stages in processes of their own included.
+    fn metrics(&self) -> BoxFuture<'_, String> {
+        Box::pin(std::future::ready(crate::telemetry::render()))
+    }
 
     /// Refuses new requests, lets running ones finish for at most `grace`, then ends the rest with
     /// [`RequestError::ShuttingDown`] and stops every stage.

@@ -2,29 +2,24 @@
 
 use super::admission::Admissions;
 use super::ledger::{ClientSink, CodesTap, Ledger};
-use super::load::Loading;
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
+use super::process;
+use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
 use super::stages::Stages;
 use super::voices::{self, Voices};
 use super::{ModelInfo, Shared, StartError, TtsInfo};
-use crate::actors::{self, AckSink, Arbiter, OutEdge, StageReports, StageSetup};
-use crate::config::{Config, DeviceKind, TransferConfig, TransportKind};
-use crate::core::deadline::Ears;
+use crate::actors::process::IntoStage;
+use crate::actors::{self, AckSink, StageHandle, StageReports};
+use crate::config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use crate::core::ledger::LedgerLimits;
-use crate::core::restart::RestartLimits;
-use crate::core::scheduler::SchedulerConfig;
-use crate::fault::FaultPlan;
 use crate::ids::{RequestId, StageName};
-use crate::model::DeviceChoice;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
 use crate::model::hf::{Family, SAMPLE_RATE, Variant};
-use crate::telemetry::{EdgeMetrics, RequestMetrics, StageMetrics};
-use crate::transfer::lease::LeaseBook;
+use crate::telemetry::RequestMetrics;
 use crate::transfer::payload::Kind;
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc, over_wire};
 use candle_core::Device;
-use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -32,115 +27,58 @@ use std::time::Duration;
 /// How often the ledger looks for requests whose time is up.
 const TICK: Duration = Duration::from_millis(250);
 
-type Edge = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
+type Sender = Arc<dyn PayloadSender>;
+type Receiver = Arc<dyn PayloadReceiver>;
 
 /// Starts the supervisors. The stages load their weights and come up by themselves.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
-    let device =
-        DeviceChoice::resolve(&config.device).map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
-    tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
-    let loading = Loading::new(checkpoint, config, device.clone());
     let family = checkpoint.family();
+    let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
+    let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
+    let maker = StageMaker::new(checkpoint, config, &here)?;
+    if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
+        tracing::warn!(
+            "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
+        );
+    }
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
-    let capacity = |stage: StageName| {
-        let (rows, units) = (config.limits.max_requests, window(config, stage) as usize);
-        rows * (units + 64) + 1024
-    };
-    let edge = |from: StageName| -> Edge {
-        match transport(&config.transfer, from) {
-            TransportKind::Inproc => erase(inproc(capacity(from))),
-            TransportKind::Wire | TransportKind::Shm => erase(over_wire(capacity(from), Device::Cpu)),
-        }
-    };
-    // As many rows of text as a thinker may be ahead.
-    let (text_in, text_out) = erase(inproc(capacity(StageName::Thinker)));
+    let (mut into, mut inbound) = (Vec::new(), Vec::new());
+    for stage in stages.iter() {
+        let (sender, receiver) = edge_into(stage, stages.before(stage.name()).map(|stage| stage.name()), config);
+        into.push(sender);
+        inbound.push(receiver);
+    }
+    let mut into = into.into_iter();
+    let Some(text_in) = into.next() else { return Err(StartError::Config("a model without stages".into())) };
 
-    let leases = LeaseBook::default();
     let metrics = RequestMetrics::new();
     let limits = LedgerLimits {
         request_timeout: config.limits.request_timeout,
         stalled_client_timeout: config.limits.stalled_client_timeout,
     };
     let ledger = Arc::new(Ledger::new(limits, stages.clone(), text_in, metrics.clone()));
-    let client: Arc<dyn PayloadSender> = Arc::new(ClientSink(Arc::clone(&ledger)));
-    let faults = FaultPlan::new(&config.faults);
-    let unit = Duration::from_secs_f64(f64::from(info.samples_per_frame) / f64::from(info.sample_rate));
-    let (mut inbound, mut outbound) = (vec![text_out], Vec::new());
-    for name in family.stages() {
-        let kind = match name {
-            StageName::Thinker => Kind::Rows,
-            StageName::Talker => Kind::Codes,
-            StageName::Code2wav => {
-                outbound.push(vec![(Kind::Audio, Arc::clone(&client))]);
-                continue;
-            }
-        };
-        let (mut sender, receiver) = edge(*name);
-        inbound.push(receiver);
-        if *name == StageName::Talker {
-            sender = Arc::new(CodesTap { ledger: Arc::clone(&ledger), edge: sender });
-        }
-        let told = (*name == StageName::Thinker).then(|| (Kind::Tokens, Arc::clone(&client)));
-        outbound.push(std::iter::once((kind, sender)).chain(told).collect());
-    }
-    // Rows that a thinker leaves on a GPU are of use to a talker on the same one.
-    let handles = device.kind == DeviceKind::Cuda
-        && config.transfer.device_handover
-        && transport(&config.transfer, StageName::Thinker) == TransportKind::Inproc;
-    // A GPU computes the steps of several stages side by side; on a CPU the system shares the cores out.
-    let mut arbiters: BTreeMap<usize, Arc<Arbiter>> = BTreeMap::new();
-    for ((handle, inbound), outbound) in stages.iter().zip(inbound).zip(outbound) {
-        let name = handle.name();
-        let before = stages.before(name);
+    for (handle, inbound) in stages.iter().zip(inbound) {
+        let before = stages.before(handle.name());
+        let outbound = edges_from(handle.name(), into.next(), &ledger);
         let acks: Arc<dyn AckSink> = match before {
             Some(stage) => Arc::clone(stage) as Arc<dyn AckSink>,
             None => Arc::new(NobodyWaits),
         };
-        let stage = config.stage(name);
-        let arbiter = (device.kind == DeviceKind::Cuda)
-            .then(|| Arc::clone(arbiters.entry(config.device_index(name)).or_default()));
-        let setup = StageSetup {
-            name,
-            scheduler: SchedulerConfig {
-                slots: config.limits.max_requests as u32,
-                max_batch: config.max_batch(name, device.kind),
-                prefill_chunk: stage.prefill_chunk,
-                run_ahead: config.run_ahead(name) as u32,
-                window: window(config, name),
-                buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
-                max_step_units: stage.max_step_frames,
-                ears: ears(config, name, unit),
-            },
-            arbiter,
-            factory: loading.factory(name),
-            restart: RestartLimits {
-                backoff: config.supervision.backoff,
-                max_backoff: config.supervision.max_backoff,
-                max_restarts: config.supervision.max_restarts,
-                window: config.supervision.meltdown_window,
-            },
-            watchdog: config.supervision.watchdog,
-            faults: faults.clone(),
-            metrics: StageMetrics::new(name),
-            outbound: outbound
-                .into_iter()
-                .map(|(kind, sender)| OutEdge {
-                    kind,
-                    sender,
-                    handles: kind == Kind::Rows && handles,
-                    metrics: EdgeMetrics::new(name, kind),
-                })
-                .collect(),
-            inbound,
-            upstream: before.map(|stage| stage.name()),
-            early_handoff: config.transfer.early_handoff,
-            acks,
-            reports: Arc::clone(&ledger) as Arc<dyn StageReports>,
-            leases: leases.clone(),
+        let reports = Arc::clone(&ledger) as Arc<dyn StageReports>;
+        let started = match inbound {
+            Some(inbound) => {
+                let upstream = before.map(|stage| stage.name());
+                let handles = handles(handle.name(), config, maker.device.kind);
+                let wiring = Wiring { inbound, outbound, handles, upstream, acks, reports, own_process: false };
+                actors::start(maker.stage(handle.name(), wiring), Arc::clone(handle)).await
+            }
+            None => {
+                let setup = process::setup(handle.name(), checkpoint, config, &maker, outbound, acks, reports)?;
+                actors::process::start(setup, Arc::clone(handle)).await
+            }
         };
-        let started = actors::start(setup, Arc::clone(handle)).await;
-        started.map_err(|error| StartError::Stage(name, error.to_string()))?;
+        started.map_err(|error| StartError::Stage(handle.name(), error.to_string()))?;
     }
 
     let planner = Planner {
@@ -163,7 +101,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         ledger,
         admissions: Admissions::new(config.limits.max_requests),
         metrics,
-        leases,
+        leases: maker.leases.clone(),
         draining: AtomicBool::new(false),
         speech: config.speech.clone(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
@@ -253,25 +191,6 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
     })
 }
 
-fn chunk_ramp(config: &Config) -> Vec<u32> {
-    config.stage(StageName::Code2wav).chunk_ramp.iter().map(|frames| frames.0).collect()
-}
-
-/// A stage's window, never smaller than what the next one wants at once.
-fn window(config: &Config, stage: StageName) -> u32 {
-    let largest = chunk_ramp(config).into_iter().max().unwrap_or(1);
-    let least = if stage == StageName::Talker { largest + 1 } else { 2 };
-    config.stage(stage).window.max(least)
-}
-
-/// What the listeners of a stage hear.
-fn ears(config: &Config, stage: StageName, unit: Duration) -> Ears {
-    let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
-    // Text is read at any pace: nobody who has enough of it is held back.
-    let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
-    Ears { unit, gathers, lead_cap }
-}
-
 /// How the payloads of a stage travel to the next.
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
@@ -281,7 +200,52 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     edge.unwrap_or(transfer.transport)
 }
 
-fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> Edge {
+/// How payloads get into a stage, and out at its end, unless that is in another process.
+fn edge_into(stage: &Arc<StageHandle>, before: Option<StageName>, config: &Config) -> (Sender, Option<Receiver>) {
+    if config.stage(stage.name()).placement == Placement::Process {
+        return (Arc::new(IntoStage(Arc::clone(stage))), None);
+    }
+    let (sender, receiver) = match before {
+        Some(from) => edge(from, config),
+        // As many rows of text as a thinker may be ahead.
+        None => erase(inproc(edge_capacity(config, StageName::Thinker))),
+    };
+    (sender, Some(receiver))
+}
+
+/// Whether what a stage leaves on a device is of use to the next: on the same device, in the same process, by a transport
+/// that passes handles.
+fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
+    let here = |stage: StageName| config.stage(stage).placement == Placement::Thread;
+    device == DeviceKind::Cuda
+        && config.transfer.device_handover
+        && here(StageName::Thinker)
+        && here(StageName::Talker)
+        && transport(&config.transfer, from) == TransportKind::Inproc
+}
+
+/// An edge between two stages of this process.
+fn edge(from: StageName, config: &Config) -> (Sender, Receiver) {
+    let capacity = edge_capacity(config, from);
+    match transport(&config.transfer, from) {
+        TransportKind::Inproc => erase(inproc(capacity)),
+        TransportKind::Wire | TransportKind::Shm => erase(over_wire(capacity, Device::Cpu)),
+    }
+}
+
+/// Where the output of a stage goes: to the next, if there is one, and to the client.
+fn edges_from(stage: StageName, next: Option<Sender>, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
+    let client: Sender = Arc::new(ClientSink(Arc::clone(ledger)));
+    match (stage, next) {
+        (StageName::Thinker, next) => {
+            next.map(|edge| (Kind::Rows, edge)).into_iter().chain([(Kind::Tokens, client)]).collect()
+        }
+        (StageName::Talker, Some(edge)) => vec![(Kind::Codes, Arc::new(CodesTap { ledger: Arc::clone(ledger), edge }))],
+        (StageName::Talker | StageName::Code2wav, _) => vec![(Kind::Audio, client)],
+    }
+}
+
+fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> (Sender, Receiver) {
     (Arc::new(ends.0), Arc::new(ends.1))
 }
 

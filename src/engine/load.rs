@@ -4,6 +4,8 @@
 use crate::config::Precision;
 use crate::config::{Config, DeviceKind};
 use crate::ids::StageName;
+#[cfg(feature = "cuda")]
+use crate::model::Budget;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::stage::{StageFactory, StageModel};
 use crate::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
@@ -20,6 +22,9 @@ pub(super) struct Loading {
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
     config: Config,
     device: DeviceChoice,
+    /// The stages of this process, which share its parts of the GPUs.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
+    here: Vec<StageName>,
     /// Each opened by the first stage that loads on it, one for all.
     #[cfg(feature = "cuda")]
     gpus: std::sync::Mutex<std::collections::BTreeMap<usize, crate::model::cuda::Gpu>>,
@@ -27,11 +32,12 @@ pub(super) struct Loading {
 
 impl Loading {
     /// For one checkpoint, config and device. Reads and opens nothing yet.
-    pub fn new(checkpoint: &Checkpoint, config: &Config, device: DeviceChoice) -> Arc<Loading> {
+    pub fn new(checkpoint: &Checkpoint, config: &Config, device: DeviceChoice, here: &[StageName]) -> Arc<Loading> {
         Arc::new(Loading {
             checkpoint: checkpoint.clone(),
             config: config.clone(),
             device,
+            here: here.into(),
             #[cfg(feature = "cuda")]
             gpus: std::sync::Mutex::default(),
         })
@@ -124,6 +130,9 @@ impl Loading {
             return Ok(gpu.clone());
         }
         let gpu = Gpu::open(index)?;
+        if let Some(budget) = Budget::of(&self.config, self.checkpoint.family().stages(), &self.here, index) {
+            gpu.limit(budget);
+        }
         for other in gpus.values() {
             gpu.befriend(other)?;
         }

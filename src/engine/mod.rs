@@ -4,6 +4,8 @@
 //! | --- | --- |
 //! | `api` | what a client of the engine says and hears |
 //! | `build`, `stages` | from a checkpoint and a config to supervised stages with edges between them |
+//! | `setup` | what a stage is made of, wherever it runs |
+//! | `process` | stages in processes of their own: the child's side |
 //! | `ledger` | every accepted request, its client, and what becomes of it |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the rows that it needs in each stage |
@@ -21,6 +23,8 @@ mod ledger;
 mod live;
 mod load;
 mod plan;
+pub mod process;
+mod setup;
 mod speak;
 mod stages;
 pub mod voice;
@@ -52,6 +56,9 @@ use voices::Voices;
 
 /// How long a request waits for a stage that is being restarted before it is refused.
 const READY_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a scrape waits for the process of a stage: one that does not answer is left out.
+const METRICS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A running pipeline. Clones are handles to the same one; when the last is dropped, open requests are ended and the
 /// stages stop. [`Service::drain`] is the polite way.
@@ -142,7 +149,7 @@ impl Engine {
         let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage.load()).collect();
         EngineLoad {
             requests: self.shared.ledger.open(),
-            leases: self.shared.leases.live(),
+            leases: self.shared.leases.live() + stages.iter().map(|load| load.leases).sum::<u64>(),
             rows: stages.iter().map(|load| load.rows + load.slots + load.inputs).sum(),
             queued: stages.iter().map(|load| load.queued).sum(),
         }
@@ -233,6 +240,17 @@ impl Service for Engine {
         }
     }
 
+    fn metrics(&self) -> BoxFuture<'_, String> {
+        Box::pin(async move {
+            let asked = self.shared.stages.iter().map(|stage| async {
+                let told = tokio::time::timeout(METRICS_PATIENCE, stage.process_metrics()).await;
+                Some((stage.name(), told.ok()??))
+            });
+            let told: Vec<_> = futures::future::join_all(asked).await.into_iter().flatten().collect();
+            telemetry::merged(&telemetry::render(), &told)
+        })
+    }
+
     fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.shared.draining.store(true, Ordering::Relaxed);
@@ -268,5 +286,6 @@ fn stage_health(stage: &StageHandle) -> StageHealth {
         restarts: status.restarts,
         last_reason: status.last_reason,
         rows: stage.load().rows,
+        pid: stage.pid(),
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::config::{Config, Placement, format_bytes};
 use crate::ids::StageName;
+use std::collections::BTreeSet;
 
 const MIB: u64 = 1 << 20;
 
@@ -30,13 +31,14 @@ pub struct OverBudget {
 }
 
 impl Budget {
-    /// Of the process that runs `stages`; `None` if there is no bound, because no process shares the device with it.
-    pub fn of(config: &Config, family: &[StageName], stages: &[StageName]) -> Option<Budget> {
-        if !shared(config, family) || stages.is_empty() {
+    /// Of the process that runs the stages `here`, on one GPU; `None` if there is no bound, because it has it to itself.
+    pub fn of(config: &Config, family: &[StageName], here: &[StageName], index: usize) -> Option<Budget> {
+        let stages = on(config, here, index);
+        if !shared(config, &on(config, family, index)) || stages.is_empty() {
             return None;
         }
         let bytes = stages.iter().map(|stage| config.stage(*stage).device_memory).sum::<Option<u64>>()?;
-        Some(Budget { bytes, keys: keys(stages) })
+        Some(Budget { bytes, keys: keys(&stages) })
     }
 
     /// Whether `bytes` more may be allocated where `allocated` are.
@@ -52,36 +54,51 @@ impl Budget {
     }
 }
 
-/// Whether all stages of a pipeline fit on a GPU of `total` bytes that several processes share. Says nothing where one
-/// process has it to itself.
+/// Whether all stages of a pipeline fit on the GPUs that several processes share; `total` is the memory of one in bytes, if
+/// it can be told. Says nothing of a GPU that one process has to itself.
 ///
 /// # Errors
 /// What to write into the config, as text.
-pub fn fit(config: &Config, family: &[StageName], total: u64) -> Result<(), String> {
-    if !shared(config, family) {
-        return Ok(());
-    }
-    let silent: Vec<StageName> =
-        family.iter().copied().filter(|stage| config.stage(*stage).device_memory.is_none()).collect();
-    if !silent.is_empty() {
-        let all = format_bytes(total);
-        return Err(format!(
-            "{}: give a size in quotes, such as \"8GiB\": processes that share a GPU cannot see how much the others need; \
-             all stages together may have {all}",
-            keys(&silent)
-        ));
-    }
-    let sum = family.iter().filter_map(|stage| config.stage(*stage).device_memory).fold(0, u64::saturating_add);
-    if sum > total {
-        let (sum, total) = (format_bytes(sum), format_bytes(total));
-        return Err(format!("{}: {sum} together, and the GPU has {total}; lower one of them", keys(family)));
+pub fn fit(config: &Config, family: &[StageName], total: impl Fn(usize) -> Option<u64>) -> Result<(), String> {
+    let indices: BTreeSet<usize> = family.iter().map(|stage| config.device_index(*stage)).collect();
+    for index in indices {
+        if let Some(total) = total(index) {
+            fit_one(config, &on(config, family, index), total)?;
+        }
     }
     Ok(())
 }
 
-/// Whether more than one process uses the device.
-fn shared(config: &Config, family: &[StageName]) -> bool {
-    family.len() > 1 && family.iter().any(|stage| config.stage(*stage).placement == Placement::Process)
+fn fit_one(config: &Config, stages: &[StageName], total: u64) -> Result<(), String> {
+    if !shared(config, stages) {
+        return Ok(());
+    }
+    let memory = |stage: StageName| config.stage(stage).device_memory;
+    let silent: Vec<StageName> = stages.iter().copied().filter(|stage| memory(*stage).is_none()).collect();
+    if !silent.is_empty() {
+        return Err(format!(
+            "{}: give a size in quotes, such as \"8GiB\": processes that share a GPU cannot see how much the others need; \
+             all stages on it together may have {}",
+            keys(&silent),
+            format_bytes(total)
+        ));
+    }
+    let sum = stages.iter().filter_map(|stage| memory(*stage)).fold(0, u64::saturating_add);
+    if sum > total {
+        let (sum, total) = (format_bytes(sum), format_bytes(total));
+        return Err(format!("{}: {sum} together, and the GPU has {total}; lower one of them", keys(stages)));
+    }
+    Ok(())
+}
+
+/// Those of the stages that are on one GPU.
+fn on(config: &Config, stages: &[StageName], index: usize) -> Vec<StageName> {
+    stages.iter().copied().filter(|stage| config.device_index(*stage) == index).collect()
+}
+
+/// Whether these stages are more than one process.
+fn shared(config: &Config, stages: &[StageName]) -> bool {
+    stages.len() > 1 && stages.iter().any(|stage| config.stage(*stage).placement == Placement::Process)
 }
 
 fn keys(stages: &[StageName]) -> String {
@@ -108,30 +125,47 @@ mod tests {
     #[test]
     fn one_process_needs_no_parts() {
         let config = config([(Thread, None); 3]);
-        assert_eq!(fit(&config, &OMNI, GIB), Ok(()));
-        assert_eq!(Budget::of(&config, &OMNI, &OMNI), None);
+        assert_eq!(fit(&config, &OMNI, |_| Some(GIB)), Ok(()));
+        assert_eq!(Budget::of(&config, &OMNI, &OMNI, 0), None);
     }
 
     #[test]
     fn parts_that_are_missing_or_too_large_are_refused_with_what_to_write() {
-        let told = fit(&config([(Thread, Some(8)), (Process, None), (Thread, None)]), &OMNI, 80 * GIB).unwrap_err();
+        let told =
+            fit(&config([(Thread, Some(8)), (Process, None), (Thread, None)]), &OMNI, |_| Some(80 * GIB)).unwrap_err();
         assert!(told.starts_with("stages.talker.device_memory + stages.code2wav.device_memory: give a size"), "{told}");
-        let told = fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(5))]), &OMNI, 80 * GIB);
+        let told =
+            fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(5))]), &OMNI, |_| Some(80 * GIB));
         assert!(told.unwrap_err().contains("81.0 GiB together, and the GPU has 80.0 GiB"));
-        assert_eq!(fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(4))]), &OMNI, 80 * GIB), Ok(()));
-        assert!(fit(&config([(Process, Some(u64::MAX / GIB)); 3]), &OMNI, GIB).is_err(), "sums do not wrap");
+        assert_eq!(
+            fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(4))]), &OMNI, |_| Some(80 * GIB)),
+            Ok(())
+        );
+        assert!(fit(&config([(Process, Some(u64::MAX / GIB)); 3]), &OMNI, |_| Some(GIB)).is_err(), "sums do not wrap");
+    }
+
+    #[test]
+    fn a_gpu_that_one_process_has_to_itself_is_not_shared_out() {
+        let mut config = config([(Thread, None), (Process, None), (Thread, None)]);
+        config.stages[StageName::Thinker as usize].device_index = Some(1);
+        config.stages[StageName::Code2wav as usize].device_index = Some(1);
+        assert_eq!(fit(&config, &OMNI, |_| Some(80 * GIB)), Ok(()));
+        assert_eq!(Budget::of(&config, &OMNI, &[StageName::Talker], 0), None);
+        config.stages[StageName::Thinker as usize].device_index = None;
+        let told = fit(&config, &OMNI, |_| Some(80 * GIB)).unwrap_err();
+        assert!(told.starts_with("stages.thinker.device_memory + stages.talker.device_memory: give"), "{told}");
     }
 
     #[test]
     fn stages_of_one_process_share_their_parts() {
         let config = config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(4))]);
-        let threads = Budget::of(&config, &OMNI, &[StageName::Thinker, StageName::Code2wav]).unwrap();
+        let threads = Budget::of(&config, &OMNI, &[StageName::Thinker, StageName::Code2wav], 0).unwrap();
         assert_eq!(threads.check("weights", 60 * GIB, 4 * GIB), Ok(()));
         let told = threads.check("the cache", 62 * GIB, 2 * GIB + 1).unwrap_err().to_string();
         let expected = "the cache needs 2049 MiB of GPU memory and 2048 MiB of stages.thinker.device_memory + \
                         stages.code2wav.device_memory are left; raise that, or lower [device] kv_memory or limits.max_requests";
         assert_eq!(told, expected);
-        let talker = Budget::of(&config, &OMNI, &[StageName::Talker]).unwrap();
+        let talker = Budget::of(&config, &OMNI, &[StageName::Talker], 0).unwrap();
         assert!(talker.check("weights", 0, 16 * GIB).is_ok() && talker.check("weights", 17 * GIB, 1).is_err());
     }
 }

@@ -40,7 +40,7 @@ impl DeviceChoice {
     /// # Errors
     /// What to write into the config, as text.
     pub fn fit(&self, config: &Config, family: &[StageName]) -> Result<(), String> {
-        memory(self).map_or(Ok(()), |total| budget::fit(config, family, total))
+        budget::fit(config, family, |index| if self.kind == DeviceKind::Cuda { memory(index) } else { None })
     }
 
     fn among(config: &DeviceConfig, find: impl Fn(usize) -> Result<String, String>) -> Result<DeviceChoice, NoDevice> {
@@ -66,14 +66,14 @@ impl DeviceChoice {
     }
 }
 
-/// Memory of the chosen device in bytes, where it is one that processes would have to share out.
+/// Memory of a GPU in bytes.
 #[cfg(feature = "cuda")]
-fn memory(choice: &DeviceChoice) -> Option<u64> {
-    (choice.kind == DeviceKind::Cuda).then(|| super::cuda::total_memory(choice.index).ok()).flatten()
+fn memory(index: usize) -> Option<u64> {
+    super::cuda::total_memory(index).ok()
 }
 
 #[cfg(not(feature = "cuda"))]
-fn memory(_: &DeviceChoice) -> Option<u64> {
+fn memory(_: usize) -> Option<u64> {
     None
 }
 

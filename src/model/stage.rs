@@ -145,7 +145,7 @@ pub struct RowWork {
 }
 
 /// What a row is, fixed when it opens.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub enum RowSpec {
     /// A thinker row.
     Thinker(ThinkerRow),
@@ -156,7 +156,7 @@ pub enum RowSpec {
 }
 
 /// A thinker row. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct ThinkerRow {
     /// Prompt token ids, up to and including the assistant header.
     pub prompt: Arc<[u32]>,
@@ -176,7 +176,7 @@ pub struct ThinkerRow {
 }
 
 /// Where a thinker row's answer comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum ThinkerMode {
     /// The model samples it.
     Sample,
@@ -187,7 +187,7 @@ pub enum ThinkerMode {
 
 /// A talker row (spec sections 5, 6 and 9). Input: rows of the thinker or tokens of text, in the order that its prompt
 /// counts them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct TalkerRow {
     /// What the row begins with, and the voice.
     pub prompt: Arc<TalkerPrompt>,
@@ -264,7 +264,7 @@ impl TalkerRow {
 }
 
 /// A vocoder row.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, bincode::Encode, bincode::Decode)]
 pub struct VocoderRow {
     /// Codes of a reference, frame after frame (in-context cloning). The row decodes them first, as its prompt: its first
     /// units are the context's frames, which emit nothing and must not share a step with its own. What is heard then

@@ -2,7 +2,6 @@
 
 use super::app::App;
 use super::error::ApiError;
-use crate::telemetry;
 use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
@@ -56,9 +55,9 @@ pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /metrics`
-pub(super) async fn metrics() -> Response {
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     let content_type = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
-    ([(header::CONTENT_TYPE, content_type)], telemetry::render()).into_response()
+    ([(header::CONTENT_TYPE, content_type)], app.service.metrics().await).into_response()
 }
 
 /// `GET /v1/models`

@@ -89,6 +89,9 @@ catalogue! {
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
 
+    LINK_FRAMES = Counter, "omni_link_frames_total", ["stage", "direction"], "Frames between this process and that of a stage: down to the stage, or up from it.";
+    LINK_BYTES = Counter, "omni_link_bytes_total", ["stage", "direction"], "Bytes of those frames.";
+
     COPIES = Counter, "omni_copies_total", ["stage", "direction"], "Copies of payload data beside the steps: off the device (d2h), onto it (h2d), or on it (d2d).";
     COPY_BYTES = Counter, "omni_copy_bytes_total", ["stage", "direction"], "Bytes of those copies.";
     COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies on its stream, where it is measured.";

@@ -124,6 +124,67 @@ impl std::fmt::Debug for StageMetrics {
     }
 }
 
+/// What the supervisor of a stage process records; the rest of the stage's series are in that process.
+#[derive(Clone)]
+pub struct SupervisionMetrics {
+    /// Current generation.
+    pub generation: Gauge,
+    /// Restarts.
+    pub restarts: Counter,
+    /// Seconds from failure to serving again.
+    pub recovery_seconds: Histogram,
+}
+
+impl SupervisionMetrics {
+    /// Handles of one stage.
+    pub fn new(stage: StageName) -> SupervisionMetrics {
+        install();
+        let label = stage.as_str();
+        SupervisionMetrics {
+            generation: gauge!(c::GENERATION.name, "stage" => label),
+            restarts: counter!(c::RESTARTS.name, "stage" => label),
+            recovery_seconds: histogram!(c::RECOVERY_SECONDS.name, "stage" => label),
+        }
+    }
+}
+
+impl std::fmt::Debug for SupervisionMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SupervisionMetrics")
+    }
+}
+
+/// What one direction of the link to a stage process records.
+#[derive(Clone)]
+pub struct LinkMetrics {
+    frames: Counter,
+    bytes: Counter,
+}
+
+impl LinkMetrics {
+    /// Handles of the directions down to the stage and up from it.
+    pub fn pair(stage: StageName) -> (LinkMetrics, LinkMetrics) {
+        install();
+        let direction = |name: &'static str| LinkMetrics {
+            frames: counter!(c::LINK_FRAMES.name, "stage" => stage.as_str(), "direction" => name),
+            bytes: counter!(c::LINK_BYTES.name, "stage" => stage.as_str(), "direction" => name),
+        };
+        (direction("down"), direction("up"))
+    }
+
+    /// One frame passed.
+    pub fn passed(&self, bytes: usize) {
+        self.frames.increment(1);
+        self.bytes.increment(bytes as u64);
+    }
+}
+
+impl std::fmt::Debug for LinkMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("LinkMetrics")
+    }
+}
+
 /// What the edge out of a stage records.
 #[derive(Clone)]
 pub struct EdgeMetrics {

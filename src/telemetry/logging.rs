@@ -1,7 +1,8 @@
 //! Log lines, to stderr.
 
 use crate::config::{LogFormat, TelemetryConfig};
-use std::io::IsTerminal;
+use crate::ids::StageName;
+use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 
 /// Takes the place of `telemetry.log` when set.
@@ -31,15 +32,54 @@ const QUIETER: &str = "symphonia=warn";
 /// # Errors
 /// A filter in the environment that cannot be read, or a second call.
 pub fn init_logging(config: &TelemetryConfig) -> Result<(), LogError> {
+    init(config, None)
+}
+
+/// The same for the process of a stage: each line tells which.
+///
+/// # Errors
+/// Those of [`init_logging`].
+pub fn init_stage_logging(config: &TelemetryConfig, stage: StageName) -> Result<(), LogError> {
+    init(config, Some(stage))
+}
+
+fn init(config: &TelemetryConfig, stage: Option<StageName>) -> Result<(), LogError> {
     let filter = match std::env::var(VARIABLE) {
         Ok(value) if !value.is_empty() => EnvFilter::try_new(&value)
             .map_err(|error| LogError::Filter { value: value.clone(), reason: error.to_string() })?,
         _ => EnvFilter::new(format!("{QUIETER},{}", config.log)),
     };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let mark = match (stage, config.log_format) {
+        (None, _) => String::new(),
+        (Some(stage), LogFormat::Text) => format!("[{stage}] "),
+        // Of an object that has at least a time.
+        (Some(stage), LogFormat::Json) => format!("{{\"process\":\"{stage}\","),
+    };
+    let skip = usize::from(!mark.is_empty() && config.log_format == LogFormat::Json);
+    let writer = move || Marked { mark: mark.clone(), skip };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     match config.log_format {
-        LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
+        LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     }
     .map_err(|_| LogError::Twice)
+}
+
+/// Stderr, with something in front of each line, in the place of its first `skip` bytes.
+struct Marked {
+    mark: String,
+    skip: usize,
+}
+
+impl Write for Marked {
+    /// The subscriber writes whole lines, and processes that share a stderr must not cut those of others.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let rest = line.get(self.skip..).unwrap_or_default();
+        io::stderr().write_all(&[self.mark.as_bytes(), rest].concat())?;
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
 }

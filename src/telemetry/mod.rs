@@ -9,6 +9,7 @@ pub mod clock;
 mod exposition;
 mod handles;
 mod logging;
+mod merge;
 mod phase;
 pub mod playback;
 mod request;
@@ -16,9 +17,10 @@ pub mod trace;
 
 pub use exposition::render;
 pub use handles::{
-    CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, MemoryUse, Queue, StageMetrics, process_started,
-    set_ready,
+    CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
+    SupervisionMetrics, process_started, set_ready,
 };
-pub use logging::{LogError, init_logging};
+pub use logging::{LogError, init_logging, init_stage_logging};
+pub use merge::merged;
 pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};

@@ -225,6 +225,7 @@ impl Service for Scripted {
             restarts: 0,
             last_reason: None,
             rows: 0,
+            pid: None,
         });
         EngineHealth {
             ready: self.ready.load(Ordering::SeqCst),

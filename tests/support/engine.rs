@@ -1,10 +1,10 @@
 //! What integration tests share: the default voice, engines on it, and answers as data.
 #![allow(dead_code, clippy::unwrap_used, reason = "every test binary uses a part of this")]
 
-use omni_actors::config::{Config, DeviceKind, Precision};
+use omni_actors::config::{Config, DeviceKind, Placement, Precision};
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
-    SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage,
+    SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, process,
 };
 use omni_actors::ids::Frames;
 use omni_actors::model::checkpoint::Checkpoint;
@@ -46,6 +46,11 @@ pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -
         _ => DeviceKind::Cpu,
     });
     config.device.dtype = Some(Precision::F32);
+    // Stages in processes, for whoever runs a test so, or asks for it.
+    process::set_binary(env!("CARGO_BIN_EXE_omni-actors"));
+    if std::env::var("OMNI_TEST_PLACEMENT").as_deref() == Ok("process") {
+        config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
+    }
     change(&mut config);
     Engine::start(checkpoint, &config).await.unwrap()
 }

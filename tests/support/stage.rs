@@ -161,6 +161,7 @@ async fn started(
         acks: Arc::clone(&world) as Arc<dyn AckSink>,
         reports: Arc::clone(&world) as Arc<dyn StageReports>,
         leases: leases.clone(),
+        own_process: false,
     };
     let stage = StageHandle::new(name);
     actors::start(setup, Arc::clone(&stage)).await.unwrap();

@@ -5,7 +5,7 @@ use crate::ids::{RequestId, Slot};
 use std::time::Duration;
 
 /// What the scheduler must know of a row; derived from the request, fixed for its life.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct RowParams {
     /// Positions to prefill before the first decode step; for the vocoder, frames of its context.
     pub prompt: u32,
@@ -21,7 +21,7 @@ pub struct RowParams {
 }
 
 /// How decode steps depend on input.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Pace {
     /// No input: one unit per step until the model stops (a sampling thinker).
     Free,

@@ -14,7 +14,7 @@ pub use sampler::{Sampler, Suppress};
 
 /// How one token is picked from logits. The order is that of the reference: repetition penalty, frequency and presence
 /// penalties, suppression, temperature, top-k, top-p, min-p.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct SamplingParams {
     /// 0 means greedy (penalties and suppression still apply).
     pub temperature: f32,

@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(in crate::model) const HEADER_ROWS: u32 = 3;
 
 /// What the text side of a position is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TextSide {
     /// The projection of this input row.
     Input(u32),
@@ -25,7 +25,7 @@ pub enum TextSide {
 }
 
 /// What the codec side of a prompt position is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum CodecSide {
     /// The embedding of a codec id.
     Token(u32),
@@ -45,7 +45,7 @@ pub struct PromptRow {
 }
 
 /// Where the text of the frames after the first comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Trailing {
     /// The input rows that the prompt leaves over, one per frame, then the end of text once, then padding.
     Text,
@@ -54,7 +54,7 @@ pub enum Trailing {
 }
 
 /// A prompt of the talker, and the voice that it speaks with.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct TalkerPrompt {
     /// The first positions: input rows 0.. as they are.
     plain: u32,

@@ -1,0 +1,127 @@
+//! The parent's view of a stage that runs in a child: what its [`StageHandle`] holds instead of actors.
+
+use super::link::Outbox;
+use super::message::{Pulse, ToStage};
+use crate::actors::stage::{Admission, StageHandle, StageLoad};
+use crate::ids::RequestId;
+use crate::transfer::payload::Payload;
+use crate::transfer::transport::{PayloadSender, TransportError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+/// One child, for as long as its link lives. Everything but admissions is passed on whatever the stage does at the moment:
+/// a row that was admitted while the stage went down must be freed, should the admission have been heard after all.
+pub struct RemoteStage {
+    /// Of the child.
+    pub pid: u32,
+    out: Outbox<ToStage>,
+    open: AtomicBool,
+    admitted: AtomicU64,
+    pulse: Mutex<(Pulse, Instant)>,
+    asked: Mutex<Vec<oneshot::Sender<String>>>,
+}
+
+impl RemoteStage {
+    pub(super) fn new(pid: u32, out: Outbox<ToStage>) -> Arc<RemoteStage> {
+        Arc::new(RemoteStage {
+            pid,
+            out,
+            open: AtomicBool::new(false),
+            admitted: AtomicU64::new(0),
+            pulse: Mutex::new((Pulse::default(), Instant::now())),
+            asked: Mutex::default(),
+        })
+    }
+
+    /// Whether rows are let in.
+    pub(super) fn set_open(&self, open: bool) {
+        self.open.store(open, Ordering::SeqCst);
+    }
+
+    pub(in crate::actors) fn admit(&self, admission: Admission) -> bool {
+        let open = self.open.load(Ordering::SeqCst);
+        open && {
+            self.admitted.fetch_add(1, Ordering::Relaxed);
+            self.out.tell(ToStage::Admit(Box::new(admission)))
+        }
+    }
+
+    pub(in crate::actors) fn abort(&self, request: RequestId) {
+        self.out.tell(ToStage::Abort(request));
+    }
+
+    pub(in crate::actors) fn acked(&self, request: RequestId, units: u32) {
+        self.out.tell(ToStage::Acked(request, units));
+    }
+
+    pub(super) fn stop(&self) {
+        self.out.tell(ToStage::Stop);
+    }
+
+    /// As the child told it last, and what it cannot have counted yet.
+    pub(in crate::actors) fn load(&self) -> StageLoad {
+        let Pulse { mut load, admitted, .. } = self.pulse().0.clone();
+        load.rows += self.admitted.load(Ordering::Relaxed).saturating_sub(admitted) as usize;
+        load.queued += self.out.waiting();
+        load
+    }
+
+    /// The child lives.
+    pub(super) fn heard(&self) {
+        self.pulse().1 = Instant::now();
+    }
+
+    pub(super) fn pulsed(&self, pulse: Pulse) {
+        *self.pulse() = (pulse, Instant::now());
+    }
+
+    /// When the child was heard of last.
+    pub(super) fn last_heard(&self) -> Instant {
+        self.pulse().1
+    }
+
+    /// The child's metrics in Prometheus' text format; `None` if it ends meanwhile.
+    pub(in crate::actors) async fn metrics(&self) -> Option<String> {
+        let (tell, told) = oneshot::channel();
+        let first = {
+            let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            asked.push(tell);
+            asked.len() == 1
+        };
+        // Whoever comes while an answer is on its way gets that one.
+        if first {
+            self.out.tell(ToStage::Metrics);
+        }
+        told.await.ok()
+    }
+
+    pub(super) fn told_metrics(&self, text: &str) {
+        let asked = std::mem::take(&mut *self.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        for tell in asked {
+            let _ = tell.send(text.to_owned());
+        }
+    }
+
+    fn pulse(&self) -> MutexGuard<'_, (Pulse, Instant)> {
+        // The lock only guards assignments.
+        self.pulse.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The edge that leads into a stage of a process. What comes while there is none is of requests that ended with it.
+pub struct IntoStage(pub Arc<StageHandle>);
+
+impl PayloadSender for IntoStage {
+    fn put(&self, payload: Payload) -> Result<(), TransportError> {
+        match self.0.remote() {
+            Some(remote) => remote.out.put(payload),
+            None => Ok(()),
+        }
+    }
+
+    fn queued(&self) -> usize {
+        self.0.remote().map_or(0, |remote| remote.out.waiting())
+    }
+}

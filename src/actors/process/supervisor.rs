@@ -1,0 +1,350 @@
+//! The ProcessSupervisor actor: starts the child of a stage, notices when it dies, hangs or cannot help itself, and starts
+//! the next one once the old one is gone, device memory and all.
+//!
+//! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::actors::supervisor) there; a
+//! child that this does not mend, or that dies, is replaced here. One policy counts both.
+
+use super::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received, outbox};
+use super::message::{FromStage, Setup, ToStage};
+use super::remote::RemoteStage;
+use super::spawn::Process;
+use crate::actors::stage::{AckSink, StageHandle, StageReports, State};
+use crate::core::restart::{RestartLimits, RestartPolicy, Verdict};
+use crate::fault::FaultPlan;
+use crate::ids::{Generation, StageName};
+use crate::telemetry::{LinkMetrics, SupervisionMetrics};
+use crate::transfer::payload::{Kind, Payload};
+use crate::transfer::shm::ring;
+use crate::transfer::transport::PayloadSender;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
+
+/// A child that was asked to stop and lives for longer than this is ended: its runner hangs.
+const STOP_GRACE: Duration = Duration::from_secs(4);
+/// How long those who lose their rows wait for the exact reason.
+const REASON_PATIENCE: Duration = Duration::from_millis(50);
+/// A child tells that it lives several times in this time, however short its watchdog.
+const LEAST_SILENCE: Duration = Duration::from_secs(2);
+
+/// Everything about a stage process that outlives its children.
+pub struct ProcessSetup {
+    /// The program, which understands `stage`.
+    pub binary: PathBuf,
+    /// What each child hears first.
+    pub setup: Setup,
+    /// When to start again, and when to give up.
+    pub restart: RestartLimits,
+    /// A child that says nothing for longer than this counts as hung.
+    pub watchdog: Duration,
+    /// What breaks on purpose. The children count.
+    pub faults: FaultPlan,
+    /// Where starts are counted.
+    pub metrics: SupervisionMetrics,
+    /// Most payloads on their way to the child.
+    pub capacity: usize,
+    /// Where the stage's output goes.
+    pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
+    /// Told when input was taken over.
+    pub acks: Arc<dyn AckSink>,
+    /// Told what becomes of requests.
+    pub reports: Arc<dyn StageReports>,
+}
+
+/// Starts a stage in a process. Its state shows in `handle`.
+///
+/// # Errors
+/// When the actor system refuses.
+pub async fn start(setup: ProcessSetup, handle: Arc<StageHandle>) -> Result<(), SpawnErr> {
+    let (supervisor, _) = Actor::spawn(None, ProcessSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
+    handle.supervised_by(supervisor.get_cell());
+    Ok(())
+}
+
+/// What the supervisor is told. Words of a child that is gone have another number than the current one.
+enum Message {
+    Start,
+    Heard(u64, FromStage),
+    /// The link of a child ended.
+    Gone(u64, LinkError),
+    Watch,
+}
+
+struct ProcessSupervisor;
+
+struct Running {
+    number: u64,
+    remote: Arc<RemoteStage>,
+    process: Process,
+    listening: JoinHandle<()>,
+    speaking: JoinHandle<()>,
+}
+
+struct SupervisorState {
+    setup: Arc<ProcessSetup>,
+    handle: Arc<StageHandle>,
+    policy: RestartPolicy,
+    born: Instant,
+    failed_at: Option<Instant>,
+    /// The generation that went down last, and what the policy said of it, as long as no other runs.
+    down: (Generation, Option<Verdict>),
+    children: u64,
+    current: Option<Running>,
+}
+
+impl Actor for ProcessSupervisor {
+    type Msg = Message;
+    type State = SupervisorState;
+    type Arguments = (Arc<ProcessSetup>, Arc<StageHandle>);
+
+    async fn pre_start(
+        &self,
+        myself: ActorRef<Message>,
+        (setup, handle): Self::Arguments,
+    ) -> Result<SupervisorState, ActorProcessingErr> {
+        myself.cast(Message::Start)?;
+        myself.send_interval(setup.watchdog / 4, || Message::Watch);
+        let policy = RestartPolicy::new(setup.restart);
+        let down = (Generation(0), None);
+        let born = Instant::now();
+        Ok(SupervisorState { setup, handle, policy, born, failed_at: None, down, children: 0, current: None })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<Message>,
+        message: Message,
+        state: &mut SupervisorState,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            Message::Start => {
+                if let Err(error) = state.start(&myself).await {
+                    let reason =
+                        format!("its process cannot be started from {}: {error}", state.setup.binary.display());
+                    state.replace(&myself, Some(reason)).await;
+                }
+            }
+            Message::Heard(number, word) if state.is_current(number) => state.heard(&myself, word).await,
+            Message::Gone(number, error) if state.is_current(number) => {
+                let how = match &mut state.current {
+                    Some(running) => tokio::time::timeout(REASON_PATIENCE, running.process.reap()).await.ok(),
+                    None => None,
+                };
+                state.replace(&myself, Some(how.unwrap_or_else(|| error.to_string()))).await;
+            }
+            Message::Heard(..) | Message::Gone(..) => {}
+            Message::Watch => {
+                let limit = state.setup.watchdog.max(LEAST_SILENCE);
+                let silence = state.current.as_ref().map_or(Duration::ZERO, |now| now.remote.last_heard().elapsed());
+                if silence > limit {
+                    let reason = format!("its process has said nothing for {:.1} s", silence.as_secs_f32());
+                    state.replace(&myself, Some(reason)).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn post_stop(&self, _: ActorRef<Message>, state: &mut SupervisorState) -> Result<(), ActorProcessingErr> {
+        if let Some(running) = &mut state.current {
+            running.remote.set_open(false);
+            running.remote.stop();
+            if tokio::time::timeout(STOP_GRACE, &mut running.listening).await.is_ok() {
+                running.process.reap().await;
+            } else {
+                tracing::error!(stage = %state.handle.name(), "the stage's process does not stop and is ended");
+            }
+        }
+        state.take_down().await;
+        Ok(())
+    }
+}
+
+impl SupervisorState {
+    fn is_current(&self, number: u64) -> bool {
+        self.current.as_ref().is_some_and(|running| running.number == number)
+    }
+
+    async fn start(&mut self, myself: &ActorRef<Message>) -> io::Result<()> {
+        let before = self.handle.status().borrow().generation;
+        self.children += 1;
+        let number = self.children;
+        let transfer = &self.setup.setup.config.transfer;
+        let (down, their_down) = ring(transfer.shm_bytes)?;
+        let (their_up, up) = ring(transfer.shm_bytes)?;
+        let mut command = Command::new(&self.setup.binary);
+        let ends = [their_down.into_handle()?, their_up.into_handle()?].map(|end| end.inherit(&mut command));
+        command.args(["stage", self.handle.name().as_str()]).args(ends);
+        // What the parent prints is an answer to whoever called it; logs of both go to the same place.
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        let process = Process::spawn(command, self.handle.name()).await?;
+        let (sent, received) = LinkMetrics::pair(self.handle.name());
+        let mut speak = FrameWriter::new(down, Some(sent));
+        let listen = FrameReader::new(up, Some(received), transfer.zero_copy);
+        let (out, queue) = outbox(self.setup.capacity);
+        let remote = RemoteStage::new(process.pid, out);
+        let faults_seen = self.setup.faults.counts();
+        let setup = Setup { generation: before, faults_seen, parent: std::process::id(), ..self.setup.setup.clone() };
+        let speaking = {
+            let (parent, name) = (Arc::clone(&self.setup), self.handle.name());
+            tokio::spawn(async move {
+                if let Err(error) = speak_to(setup, queue, &mut speak, &parent, name).await {
+                    // The other half of the link tells that it is gone.
+                    tracing::debug!(stage = %name, %error, "the link to the stage's process ended");
+                }
+            })
+        };
+        let listening = {
+            let (parent, remote, myself) = (Arc::clone(&self.setup), Arc::clone(&remote), myself.clone());
+            tokio::spawn(async move {
+                let Err(error) = listen_to(listen, &parent, &remote, |word| {
+                    let _ = myself.cast(Message::Heard(number, word));
+                })
+                .await;
+                let _ = myself.cast(Message::Gone(number, error));
+            })
+        };
+        tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
+        self.handle.update(|status| status.generation = Generation(before.0 + 1));
+        self.setup.metrics.generation.set(f64::from(before.0 + 1));
+        self.handle.set_remote(Some(Arc::clone(&remote)));
+        self.current = Some(Running { number, remote, process, listening, speaking });
+        Ok(())
+    }
+
+    async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
+        match word {
+            FromStage::StageDown(generation, reason) => {
+                let verdict = self.failed(generation, &reason);
+                if verdict == Verdict::GiveUp {
+                    self.take_down().await;
+                }
+            }
+            // The news of a generation may be older than the news of its end.
+            FromStage::Status(status) if status.state == State::Running && status.generation > self.down.0 => {
+                self.running(status.generation);
+            }
+            FromStage::Status(status) if status.state == State::Failed => {
+                self.replace(myself, status.last_reason).await;
+            }
+            _ => {}
+        }
+    }
+
+    fn running(&mut self, generation: Generation) {
+        let Some(running) = &self.current else { return };
+        let recovered = self.failed_at.take();
+        if let Some(failed) = recovered {
+            self.setup.metrics.restarts.increment(1);
+            self.setup.metrics.recovery_seconds.record(failed.elapsed());
+        }
+        self.setup.metrics.generation.set(f64::from(generation.0));
+        self.down.1 = None;
+        running.remote.set_open(true);
+        self.handle.update(|status| {
+            status.generation = generation;
+            status.restarts += u32::from(recovered.is_some());
+            status.state = State::Running;
+        });
+    }
+
+    /// First nobody can bring new rows, then those who had rows are told.
+    fn failed(&mut self, generation: Generation, reason: &str) -> Verdict {
+        self.failed_at.get_or_insert_with(Instant::now);
+        let verdict = self.policy.failed(self.born.elapsed());
+        tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
+        self.down = (generation, Some(verdict));
+        if let Some(running) = &self.current {
+            running.remote.set_open(false);
+        }
+        self.handle.update(|status| {
+            status.generation = status.generation.max(generation);
+            status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
+            status.last_reason = Some(reason.to_owned());
+        });
+        self.setup.reports.stage_down(self.handle.name(), reason);
+        verdict
+    }
+
+    /// Ends the child, for which there is no hope, and starts the next one in time. A failure that was told before is not
+    /// counted again.
+    async fn replace(&mut self, myself: &ActorRef<Message>, reason: Option<String>) {
+        let generation = self.handle.status().borrow().generation;
+        let verdict = match self.down.1.take() {
+            Some(verdict) => verdict,
+            None => self.failed(generation, &reason.unwrap_or_else(|| "its process gave up".into())),
+        };
+        self.down.1 = None;
+        self.take_down().await;
+        if let Verdict::Restart(pause) = verdict {
+            myself.send_after(pause, || Message::Start);
+        }
+    }
+
+    /// Ends the child and waits until it is gone.
+    async fn take_down(&mut self) {
+        let Some(mut running) = self.current.take() else { return };
+        running.remote.set_open(false);
+        self.handle.set_remote(None);
+        running.listening.abort();
+        running.speaking.abort();
+        let how = running.process.kill().await;
+        tracing::info!(stage = %self.handle.name(), pid = running.process.pid, how, "stage process gone");
+    }
+}
+
+async fn speak_to(
+    setup: Setup,
+    queue: Queue<ToStage>,
+    to: &mut FrameWriter,
+    parent: &ProcessSetup,
+    name: StageName,
+) -> Result<(), LinkError> {
+    let mut hello = Vec::new();
+    super::message::append(&setup, &mut hello)?;
+    to.send(&hello).await?;
+    queue.send_all(to, |request, reason| parent.reports.row_failed(request, name, reason)).await
+}
+
+/// Passes on what a child says, in its order, until the link ends.
+async fn listen_to(
+    mut from: FrameReader,
+    parent: &ProcessSetup,
+    remote: &RemoteStage,
+    supervisor: impl Fn(FromStage),
+) -> Result<std::convert::Infallible, LinkError> {
+    let name = parent.setup.stage;
+    loop {
+        match link::receive::<FromStage>(&mut from).await? {
+            Received::Payload(payload) => deliver(payload, parent, name),
+            Received::Control(words) => {
+                for word in words {
+                    match word {
+                        FromStage::Acked(request, units) => parent.acks.acked(request, units),
+                        FromStage::RowFailed(request, reason) => parent.reports.row_failed(request, name, reason),
+                        FromStage::StageDone(request, stage, end) => parent.reports.stage_done(request, stage, end),
+                        FromStage::Metrics(text) => remote.told_metrics(&text),
+                        FromStage::Pulse(pulse) => {
+                            parent.faults.resume(&pulse.faults_seen);
+                            remote.pulsed(pulse);
+                        }
+                        word @ (FromStage::Status(_) | FromStage::StageDown(..)) => supervisor(word),
+                    }
+                }
+            }
+        }
+        remote.heard();
+    }
+}
+
+fn deliver(payload: Payload, parent: &ProcessSetup, name: StageName) {
+    let (request, kind) = (payload.header.request, payload.header.kind);
+    let Some((_, edge)) = parent.outbound.iter().find(|(carried, _)| *carried == kind) else { return };
+    if let Err(error) = edge.put(payload) {
+        parent.reports.row_failed(request, name, error.to_string());
+    }
+}

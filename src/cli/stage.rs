@@ -1,0 +1,22 @@
+//! `omni-actors stage`: one stage of a server that has it in a process of its own. Started by that server alone.
+
+use super::EmbeddedFiles;
+use crate::engine::process;
+use crate::model::ops::give_large_blocks_back;
+use clap::Args;
+
+/// Serve one stage for the server that started this process
+#[derive(Args, Debug)]
+pub struct StageArgs {
+    /// Which stage, for people who look at a list of processes; what counts is what the server says
+    #[arg(value_name = "STAGE")]
+    _stage: Option<String>,
+    /// The two directions of the link to the server
+    link: Vec<String>,
+}
+
+/// Runs the command until the server ends it.
+pub async fn execute(args: StageArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    give_large_blocks_back();
+    Ok(process::serve(&args.link, embedded).await?)
+}

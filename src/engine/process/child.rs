@@ -1,0 +1,325 @@
+//! The child: one stage with all its actors, at the end of a link.
+//!
+//! It lives for its parent alone. It ends when the parent asks it to, when the link ends, and, by the kernel's hand, when
+//! the parent is killed. Signals that ask a program to end are the parent's to answer, who may have streams to finish.
+
+use super::super::StartError;
+use super::super::setup::{StageMaker, Wiring, edge_capacity};
+use crate::actors::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
+use crate::actors::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
+use crate::actors::{self, AckSink, StageHandle, StageLoad, StageReports, StageStatus, State};
+use crate::fault::FaultPlan;
+use crate::ids::{Generation, RequestId, StageName};
+use crate::model::checkpoint::{Checkpoint, EmbeddedFiles};
+use crate::telemetry::{self, LogError};
+use crate::transfer::lease::LeaseBook;
+use crate::transfer::payload::{End, Kind, Payload};
+use crate::transfer::shm::{RingError, RingHandle};
+use crate::transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
+use futures::future::BoxFuture;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Notify;
+
+/// A parent says who its child is at once.
+const HELLO: Duration = Duration::from_secs(10);
+/// How often a stage that has rows is looked at, for the parent to know what it holds.
+const GLANCE: Duration = Duration::from_millis(10);
+/// The last words must not keep a child that has failed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Why a child ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// Nobody who knows the rules is at the other end.
+    #[error(
+        "`omni-actors stage` is started by `omni-actors run` for a stage with placement = \"process\", not by hand"
+    )]
+    NoParent,
+    /// The parent's first words make no sense.
+    #[error("the parent is not of this build: {0}")]
+    Setup(#[from] Malformed),
+    /// The link broke, and with it the reason to live.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Logging or signals cannot be set up.
+    #[error("{0}")]
+    System(String),
+    /// The stage cannot be made or went down for good; the parent has been told why.
+    #[error("the {0} stage has failed: {1}")]
+    Failed(StageName, String),
+}
+
+impl From<LogError> for ChildError {
+    fn from(error: LogError) -> ChildError {
+        ChildError::System(error.to_string())
+    }
+}
+
+impl From<io::Error> for ChildError {
+    fn from(error: io::Error) -> ChildError {
+        ChildError::System(error.to_string())
+    }
+}
+
+/// Serves the stage that the parent asks for, to its end. `link` names the two rings that were inherited from it, down and
+/// up; `embedded` is what the binary carries.
+///
+/// # Errors
+/// [`ChildError`]; the parent knows already, or is gone.
+pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(), ChildError> {
+    let [down, up] = link else { return Err(ChildError::NoParent) };
+    let no_parent = |_: io::Error| ChildError::NoParent;
+    let down = RingHandle::from_inherited(down).and_then(RingHandle::into_consumer).map_err(no_parent)?;
+    let up = RingHandle::from_inherited(up).and_then(RingHandle::into_producer).map_err(no_parent)?;
+    let mut from = FrameReader::new(down, None, true);
+    let hello = tokio::time::timeout(HELLO, from.next()).await;
+    let hello = hello.ok().and_then(Result::ok).ok_or(ChildError::NoParent)?;
+    let setup: Setup = message::take(&mut hello.as_ref())?;
+    drop(hello);
+    let (from, mut to) = (from.zero_copy(setup.config.transfer.zero_copy), FrameWriter::new(up, None));
+    die_with(setup.parent)?;
+    telemetry::init_stage_logging(&setup.config.telemetry, setup.stage)?;
+    outlive_signals()?;
+
+    // Samples and tokens, or rows and tokens.
+    let (out, queue) = outbox(2 * edge_capacity(&setup.config, setup.stage));
+    let told = out.clone();
+    let speaking = tokio::spawn(async move {
+        queue.send_all(&mut to, |request, reason| _ = told.tell(FromStage::RowFailed(request, reason))).await
+    });
+    let outcome = run(&setup, embedded, from, &out).await;
+    if let Err(ChildError::Failed(_, reason)) = &outcome {
+        let (generation, last_reason) = (setup.generation, Some(reason.clone()));
+        out.tell(FromStage::Status(StageStatus { state: State::Failed, generation, restarts: 0, last_reason }));
+    }
+    out.finish();
+    let _ = tokio::time::timeout(LAST_WORDS, speaking).await;
+    match outcome {
+        // Nobody is left who needs the stage or could hear of it.
+        Err(ChildError::Link(LinkError::Ring(RingError::Closed))) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+async fn run(
+    setup: &Setup,
+    embedded: Option<EmbeddedFiles>,
+    from: FrameReader,
+    out: &Outbox<FromStage>,
+) -> Result<(), ChildError> {
+    let name = setup.stage;
+    let failed = |error: StartError| ChildError::Failed(name, error.to_string());
+    let checkpoint = Checkpoint::reopen(&setup.checkpoint, embedded).map_err(|error| failed(error.into()))?;
+    let maker = StageMaker::new(&checkpoint, &setup.config, &[name]).map_err(failed)?;
+    maker.faults.resume(&setup.faults_seen);
+    let stages = checkpoint.family().stages();
+    let handle = StageHandle::after(name, setup.generation);
+    let (inbox, arrived) = flume::bounded(edge_capacity(&setup.config, name).max(1 << 16));
+    let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle) });
+    let edge = |kind| (kind, Arc::clone(&parent) as Arc<dyn PayloadSender>);
+    let wiring = Wiring {
+        inbound: Arc::new(Inbox { arrived, _open: inbox.clone() }),
+        outbound: kinds(name).iter().copied().map(edge).collect(),
+        handles: false,
+        upstream: stages.iter().rfind(|stage| **stage < name).copied(),
+        acks: Arc::clone(&parent) as Arc<dyn AckSink>,
+        reports: Arc::clone(&parent) as Arc<dyn StageReports>,
+        own_process: true,
+    };
+    let child = Child {
+        handle,
+        out: out.clone(),
+        inbox,
+        faults: maker.faults.clone(),
+        leases: maker.leases.clone(),
+        admitted: AtomicU64::new(0),
+        busy: Notify::new(),
+        beat: setup.config.supervision.watchdog / 4,
+    };
+    let started = actors::start(maker.stage(name, wiring), Arc::clone(&child.handle)).await;
+    started.map_err(|error| failed(StartError::Stage(name, error.to_string())))?;
+    tokio::select! {
+        ended = child.listen(from) => ended?,
+        reason = child.tell_status() => return Err(ChildError::Failed(name, reason)),
+        never = child.tell_pulse() => match never {},
+    }
+    child.handle.stop().await;
+    Ok(())
+}
+
+/// What a stage makes.
+fn kinds(stage: StageName) -> &'static [Kind] {
+    match stage {
+        StageName::Thinker => &[Kind::Rows, Kind::Tokens],
+        StageName::Talker => &[Kind::Codes],
+        StageName::Code2wav => &[Kind::Audio],
+    }
+}
+
+/// What the tasks of a child share.
+struct Child {
+    handle: Arc<StageHandle>,
+    out: Outbox<FromStage>,
+    inbox: flume::Sender<Payload>,
+    faults: FaultPlan,
+    leases: LeaseBook,
+    admitted: AtomicU64,
+    /// Something was heard.
+    busy: Notify,
+    /// How often the parent hears of a child that does nothing.
+    beat: Duration,
+}
+
+impl Child {
+    /// Does what the parent says, in its order, until it says stop.
+    async fn listen(&self, mut from: FrameReader) -> Result<(), ChildError> {
+        loop {
+            match link::receive::<ToStage>(&mut from).await? {
+                Received::Payload(payload) => {
+                    let request = payload.header.request;
+                    if self.inbox.try_send(payload).is_err() {
+                        let reason = TransportError::Full(self.inbox.len()).to_string();
+                        self.out.tell(FromStage::RowFailed(request, reason));
+                    }
+                }
+                Received::Control(words) => {
+                    for word in words {
+                        if self.obey(word) {
+                            return Ok(());
+                        }
+                    }
+                }
+            }
+            self.busy.notify_one();
+        }
+    }
+
+    /// Whether that was the last word.
+    fn obey(&self, word: ToStage) -> bool {
+        match word {
+            ToStage::Admit(admission) => {
+                let request = admission.request;
+                if !self.handle.admit(*admission) {
+                    self.out.tell(FromStage::RowFailed(request, "the stage went down just now".into()));
+                }
+                self.admitted.fetch_add(1, Ordering::Relaxed);
+            }
+            ToStage::Abort(request) => self.handle.abort(request),
+            ToStage::Acked(request, units) => self.handle.acked(request, units),
+            ToStage::Metrics => _ = self.out.tell(FromStage::Metrics(telemetry::render())),
+            ToStage::Stop => return true,
+        }
+        false
+    }
+
+    /// Tells each change of the stage's state. Returns the reason when the stage is down for good.
+    async fn tell_status(&self) -> String {
+        let mut changes = self.handle.status();
+        loop {
+            let status = changes.borrow_and_update().clone();
+            if status.state == State::Failed {
+                return status.last_reason.unwrap_or_default();
+            }
+            self.out.tell(FromStage::Status(status));
+            if changes.changed().await.is_err() {
+                return "its supervisor is gone".to_owned();
+            }
+        }
+    }
+
+    /// Tells what the stage holds when that changes, and from time to time that there still is a child.
+    async fn tell_pulse(&self) -> std::convert::Infallible {
+        let (mut last, mut told) = (Pulse::default(), tokio::time::Instant::now());
+        loop {
+            let admitted = self.admitted.load(Ordering::Relaxed);
+            let mut load = self.handle.load();
+            load.queued += self.inbox.len();
+            load.leases = self.leases.live();
+            let pulse = Pulse { load, admitted, faults_seen: self.faults.counts() };
+            if pulse != last || told.elapsed() >= self.beat {
+                told = tokio::time::Instant::now();
+                last = pulse.clone();
+                self.out.tell(FromStage::Pulse(pulse));
+            }
+            if load == StageLoad::default() {
+                let _ = tokio::time::timeout_at(told + self.beat, self.busy.notified()).await;
+            } else {
+                tokio::time::sleep(GLANCE.min(self.beat)).await;
+            }
+        }
+    }
+}
+
+/// What the stage's actors take for the next stage, the stage before and the engine.
+struct Parent {
+    out: Outbox<FromStage>,
+    stage: Arc<StageHandle>,
+}
+
+impl PayloadSender for Parent {
+    fn put(&self, payload: Payload) -> Result<(), TransportError> {
+        self.out.put(payload)
+    }
+
+    fn queued(&self) -> usize {
+        self.out.waiting()
+    }
+}
+
+impl AckSink for Parent {
+    fn acked(&self, request: RequestId, units: u32) {
+        self.out.tell(FromStage::Acked(request, units));
+    }
+}
+
+impl StageReports for Parent {
+    fn row_failed(&self, request: RequestId, _: StageName, reason: String) {
+        self.out.tell(FromStage::RowFailed(request, reason));
+    }
+
+    fn stage_done(&self, request: RequestId, stage: StageName, end: End) {
+        self.out.tell(FromStage::StageDone(request, stage, end));
+    }
+
+    fn stage_down(&self, _: StageName, reason: &str) {
+        let generation: Generation = self.stage.status().borrow().generation;
+        self.out.tell(FromStage::StageDown(generation, reason.to_owned()));
+    }
+}
+
+/// The inbound edge: what the parent sent.
+struct Inbox {
+    arrived: flume::Receiver<Payload>,
+    /// A link that ends is the end of the process, not of an edge.
+    _open: flume::Sender<Payload>,
+}
+
+impl PayloadReceiver for Inbox {
+    fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>> {
+        Box::pin(async { self.arrived.recv_async().await.map_err(|_| TransportError::Closed) })
+    }
+}
+
+/// Has the kernel end this process when the parent's thread that started it ends, however that happens.
+fn die_with(parent: u32) -> Result<(), ChildError> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(io::Error::from)?;
+    // It may have died before it could be asked for.
+    if std::os::unix::process::parent_id() == parent { Ok(()) } else { Err(ChildError::NoParent) }
+}
+
+/// A signal to the whole group of a service, or to all processes of a user, is for the parent to answer.
+fn outlive_signals() -> io::Result<()> {
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind)?;
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() {
+                tracing::debug!("a signal to end is left to the parent");
+            }
+        });
+    }
+    Ok(())
+}

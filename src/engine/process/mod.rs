@@ -1,0 +1,64 @@
+//! Stages in processes of their own: what a child is told, and, in [`child`], what it makes of it.
+
+mod child;
+
+pub use child::{ChildError, serve};
+
+use super::StartError;
+use super::setup::{StageMaker, edge_capacity, restart_limits};
+use crate::actors::process::ProcessSetup;
+use crate::actors::process::message::Setup;
+use crate::actors::{AckSink, StageReports};
+use crate::config::Config;
+use crate::ids::{Generation, StageName};
+use crate::model::checkpoint::Checkpoint;
+use crate::telemetry::SupervisionMetrics;
+use crate::transfer::payload::Kind;
+use crate::transfer::transport::PayloadSender;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+static BINARY: OnceLock<PathBuf> = OnceLock::new();
+
+/// Tells which program stage processes are: the `omni-actors` binary of this very build. The command line tells it for
+/// itself; whoever links the library and wants `placement = "process"` does so once. Later calls change nothing.
+pub fn set_binary(path: impl Into<PathBuf>) {
+    let _ = BINARY.set(path.into());
+}
+
+/// Everything about a stage process that outlives its children.
+pub(super) fn setup(
+    name: StageName,
+    checkpoint: &Checkpoint,
+    config: &Config,
+    maker: &StageMaker,
+    outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
+    acks: Arc<dyn AckSink>,
+    reports: Arc<dyn StageReports>,
+) -> Result<ProcessSetup, StartError> {
+    let Some(binary) = BINARY.get() else {
+        let reason = "\"process\" needs the omni-actors program; a program that links the library tells where it is with \
+                      engine::process::set_binary";
+        return Err(StartError::Config(format!("stages.{name}.placement: {reason}")));
+    };
+    Ok(ProcessSetup {
+        binary: binary.clone(),
+        setup: Setup {
+            stage: name,
+            config: config.clone(),
+            checkpoint: checkpoint.origin().clone(),
+            generation: Generation(0),
+            faults_seen: Vec::new(),
+            parent: 0,
+        },
+        restart: restart_limits(config),
+        watchdog: config.supervision.watchdog,
+        faults: maker.faults.clone(),
+        metrics: SupervisionMetrics::new(name),
+        // The text of a client, the window of the stage before: whichever is more.
+        capacity: StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default(),
+        outbound,
+        acks,
+        reports,
+    })
+}

@@ -1,0 +1,147 @@
+//! What a stage is made of, wherever it runs: one function for threads of this process and for a process of its own.
+
+use super::StartError;
+use super::load::Loading;
+use crate::actors::{AckSink, Arbiter, OutEdge, StageReports, StageSetup};
+use crate::config::{Config, DeviceKind};
+use crate::core::deadline::Ears;
+use crate::core::restart::RestartLimits;
+use crate::core::scheduler::SchedulerConfig;
+use crate::fault::FaultPlan;
+use crate::ids::StageName;
+use crate::model::DeviceChoice;
+use crate::model::checkpoint::Checkpoint;
+use crate::model::hf::SAMPLE_RATE;
+use crate::telemetry::{EdgeMetrics, StageMetrics};
+use crate::transfer::lease::LeaseBook;
+use crate::transfer::payload::Kind;
+use crate::transfer::transport::{PayloadReceiver, PayloadSender};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What the stages of one process have in common.
+pub(super) struct StageMaker<'a> {
+    config: &'a Config,
+    pub device: DeviceChoice,
+    loading: Arc<Loading>,
+    /// Time that a listener needs for one frame.
+    unit: Duration,
+    pub faults: FaultPlan,
+    pub leases: LeaseBook,
+    /// Of each GPU, which computes the steps of several stages side by side; on a CPU the system shares the cores out.
+    arbiters: BTreeMap<usize, Arc<Arbiter>>,
+}
+
+/// What a stage is connected with.
+pub(super) struct Wiring {
+    pub inbound: Arc<dyn PayloadReceiver>,
+    pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
+    /// Whether rows travel as handles to what is on the device.
+    pub handles: bool,
+    pub upstream: Option<StageName>,
+    pub acks: Arc<dyn AckSink>,
+    pub reports: Arc<dyn StageReports>,
+    /// See [`StageSetup::own_process`].
+    pub own_process: bool,
+}
+
+impl<'a> StageMaker<'a> {
+    /// For the stages that run in this process. Chooses the device; reads no weights yet.
+    pub fn new(checkpoint: &Checkpoint, config: &'a Config, here: &[StageName]) -> Result<StageMaker<'a>, StartError> {
+        let device = DeviceChoice::resolve(&config.device)
+            .map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
+        tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
+        let family = checkpoint.family().stages();
+        device.fit(config, family).map_err(StartError::Config)?;
+        let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
+        let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
+        Ok(StageMaker {
+            config,
+            loading: Loading::new(checkpoint, config, device.clone(), here),
+            unit: Duration::from_secs_f64(samples / f64::from(SAMPLE_RATE)),
+            faults: FaultPlan::new(&config.faults),
+            leases: LeaseBook::default(),
+            arbiters: if device.kind == DeviceKind::Cuda { of_gpus().collect() } else { BTreeMap::new() },
+            device,
+        })
+    }
+
+    /// Everything about one stage that outlives its actors.
+    pub fn stage(&self, name: StageName, wiring: Wiring) -> StageSetup {
+        let (config, stage) = (self.config, self.config.stage(name));
+        let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
+        let Wiring { inbound, outbound, handles, upstream, acks, reports, own_process } = wiring;
+        StageSetup {
+            name,
+            scheduler: SchedulerConfig {
+                slots: config.limits.max_requests as u32,
+                max_batch: config.max_batch(name, self.device.kind),
+                prefill_chunk: stage.prefill_chunk,
+                run_ahead: config.run_ahead(name) as u32,
+                window: window(config, name),
+                buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
+                max_step_units: stage.max_step_frames,
+                ears: ears(config, name, self.unit),
+            },
+            arbiter,
+            factory: self.loading.factory(name),
+            restart: restart_limits(config),
+            watchdog: config.supervision.watchdog,
+            faults: self.faults.clone(),
+            metrics: StageMetrics::new(name),
+            outbound: outbound
+                .into_iter()
+                .map(|(kind, sender)| OutEdge {
+                    kind,
+                    sender,
+                    handles: kind == Kind::Rows && handles,
+                    metrics: EdgeMetrics::new(name, kind),
+                })
+                .collect(),
+            inbound,
+            upstream,
+            early_handoff: config.transfer.early_handoff,
+            acks,
+            reports,
+            leases: self.leases.clone(),
+            own_process,
+        }
+    }
+}
+
+/// When a stage is started again, actors or process.
+pub(super) fn restart_limits(config: &Config) -> RestartLimits {
+    RestartLimits {
+        backoff: config.supervision.backoff,
+        max_backoff: config.supervision.max_backoff,
+        max_restarts: config.supervision.max_restarts,
+        window: config.supervision.meltdown_window,
+    }
+}
+
+/// Most payloads that can be on their way from a stage to the next: the windows of all requests.
+pub(super) fn edge_capacity(config: &Config, from: StageName) -> usize {
+    let (rows, units) = (config.limits.max_requests, window(config, from) as usize);
+    rows * (units + 64) + 1024
+}
+
+/// Frames of the chunks in which speech is sent.
+pub(super) fn chunk_ramp(config: &Config) -> Vec<u32> {
+    config.stage(StageName::Code2wav).chunk_ramp.iter().map(|frames| frames.0).collect()
+}
+
+/// A stage's window, never smaller than what the next one wants at once.
+pub(super) fn window(config: &Config, stage: StageName) -> u32 {
+    let largest = chunk_ramp(config).into_iter().max().unwrap_or(1);
+    let least = if stage == StageName::Talker { largest + 1 } else { 2 };
+    config.stage(stage).window.max(least)
+}
+
+/// What the listeners of a stage hear.
+fn ears(config: &Config, stage: StageName, unit: Duration) -> Ears {
+    let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
+    // Text is read at any pace: nobody who has enough of it is held back.
+    let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
+    Ears { unit, gathers, lead_cap }
+}

@@ -1,0 +1,387 @@
+//! Stages in processes of their own: the same samples, clear errors when a process dies, and none that outlives its server.
+//! `OMNI_TEST_PLACEMENT=process` runs every other test of the whole pipeline so.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/omni.rs"]
+mod omni;
+#[path = "support/engine.rs"]
+mod support;
+
+use candle_core::Device;
+use http::Ask;
+use omni::{Serving, omni};
+use omni_actors::config::{Config, Placement};
+use omni_actors::engine::{Engine, Event, Output, RequestError, Service, StageState, SubmitError};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::ids::StageName;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde_json::{Value, json};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+use support::{chat, collect, engine, frames, idle, say, tiny, voice};
+
+/// How long a request may live after its stage died, and a process after its server.
+const BOUND: Duration = Duration::from_secs(2);
+/// For what has no bound of its own.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn in_processes(config: &mut Config) {
+    config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
+    config.supervision.backoff = Duration::from_millis(1);
+}
+
+async fn apart(change: impl FnOnce(&mut Config)) -> Engine {
+    engine(&tiny(), |config| {
+        in_processes(config);
+        change(config);
+    })
+    .await
+}
+
+/// A process that cannot be mistaken for another one of the same number.
+struct Watched(OwnedFd);
+
+impl Watched {
+    fn new(pid: u32) -> Watched {
+        Watched(pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap())
+    }
+    fn kill(&self) {
+        pidfd_send_signal(&self.0, Signal::KILL).unwrap();
+    }
+    /// Fails if it still runs after so long.
+    fn ends_within(&self, patience: Duration) {
+        let limit = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
+        let ended = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&limit)).unwrap();
+        assert_eq!(ended, 1, "a stage process still runs after {patience:?}");
+    }
+}
+
+fn pid(engine: &Engine, stage: StageName) -> u32 {
+    engine.health().stages[stage as usize].pid.expect("a stage in a process has one")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_through_processes_is_the_references_sample_for_sample() {
+    let engine = engine(&voice(), in_processes).await;
+    let golden = support::root().join("assets/voice/golden");
+    let manifest = std::fs::read(golden.join("voice_heart_0.json")).unwrap();
+    let manifest: Value = serde_json::from_slice(&manifest).unwrap();
+    let meta = |key: &str| manifest["meta"][key].as_str().unwrap().to_owned();
+    let tensors = candle_core::safetensors::load(golden.join("voice_heart_0.safetensors"), &Device::Cpu).unwrap();
+    let wav = tensors["wav"].flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let prompt = meta("prompt");
+    let user = prompt.split("user\n").nth(1).unwrap().split("<|im_end|>").next().unwrap();
+    let mut request = chat(user, Output::TextAndAudio);
+    request.voice = Some(meta("speaker"));
+    let answer = collect(engine.submit(request).await.unwrap()).await;
+    assert_eq!(answer.text + "<|im_end|>", meta("generated_text"));
+    assert_eq!(answer.samples.len(), wav.len());
+    let worst = answer.samples.iter().zip(&wav).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+    assert!(worst < 2e-4, "differs by {worst}");
+
+    let health = engine.health();
+    let mut pids: Vec<u32> = health.stages.iter().filter_map(|stage| stage.pid).chain([std::process::id()]).collect();
+    pids.sort_unstable();
+    pids.dedup();
+    assert_eq!(pids.len(), 4, "each stage has a process of its own: {health:?}");
+
+    let text = engine.metrics().await;
+    let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    let mut once = families.clone();
+    once.sort_unstable();
+    once.dedup();
+    assert_eq!(once.len(), families.len(), "a family comes twice:\n{text}");
+    for stage in StageName::ALL {
+        let series = format!("omni_stage_steps_total{{stage=\"{stage}\"}} ");
+        let steps: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&series)).collect();
+        assert!(steps.len() == 1 && steps[0] != "0", "{series}{steps:?}");
+    }
+    idle(&engine, BOUND).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_requests_at_once_are_each_as_if_alone_in_one_process() {
+    let (together, alone) = (apart(|config| config.limits.max_requests = 20).await, engine(&tiny(), |_| {}).await);
+    let asked = |seed| frames(6 + seed as u32 % 5, seed);
+    let answers = futures::future::join_all((0..20).map(|seed| say(&together, asked(seed)))).await;
+    for (seed, answer) in (0..).zip(&answers) {
+        let reference = say(&alone, asked(seed)).await;
+        assert!(answer.samples == reference.samples && answer.end == reference.end, "request {seed}");
+    }
+    idle(&together, BOUND).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_process_ends_its_requests_clearly_and_is_replaced() {
+    let undisturbed = say(&engine(&tiny(), |_| {}).await, frames(40, 5)).await;
+    let engine = apart(|config| config.stages[2].window = 1).await;
+    for (round, stage) in [StageName::Talker, StageName::Code2wav].into_iter().enumerate() {
+        let mut stream = engine.speak(frames(40, 5)).await.unwrap();
+        // Until the first sound: whoever makes it waits for it to be read, so both stages are in the middle of it.
+        while !matches!(stream.next().await.unwrap(), Event::Audio(_)) {}
+        let process = Watched::new(pid(&engine, stage));
+        process.kill();
+        let rest = tokio::time::timeout(BOUND, collect(stream)).await.expect("the request hangs");
+        match rest.end.unwrap() {
+            Err(RequestError::StageFailed { stage: failed, reason }) => {
+                assert_eq!(failed, stage);
+                assert!(reason.contains("killed by signal 9"), "{reason}");
+            }
+            other => panic!("{stage}: {other:?}"),
+        }
+        let next = tokio::time::timeout(PATIENCE, say(&engine, frames(40, 5))).await.unwrap();
+        assert!(next.samples == undisturbed.samples, "{stage}: other samples after the restart");
+        let health = &engine.health().stages[stage as usize];
+        assert_eq!((health.state, health.restarts, health.generation), (StageState::Running, 1, 2), "round {round}");
+        idle(&engine, BOUND).await;
+    }
+}
+
+fn rule(stage: StageName, point: FaultPoint, kind: FaultKind, nth: u64, times: u64) -> FaultRule {
+    FaultRule { stage, point, kind, nth, times }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_actor_that_dies_in_a_process_is_replaced_there() {
+    let undisturbed = say(&engine(&tiny(), |_| {}).await, frames(12, 5)).await;
+    for (stage, point, kind, nth) in [
+        (StageName::Thinker, FaultPoint::Scheduler, FaultKind::Panic, 2),
+        (StageName::Talker, FaultPoint::Runner, FaultKind::Error, 3),
+        (StageName::Talker, FaultPoint::Sampler, FaultKind::Panic, 1),
+        (StageName::Code2wav, FaultPoint::Connector, FaultKind::Panic, 1),
+        (StageName::Code2wav, FaultPoint::Packager, FaultKind::Error, 2),
+    ] {
+        let case = format!("{stage} {point:?} {kind:?}");
+        let engine = apart(|config| config.faults = vec![rule(stage, point, kind, nth, 1)]).await;
+        let process = pid(&engine, stage);
+        let mut failed = 0;
+        for _ in 0..3 {
+            let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect(&case);
+            match answer.end.unwrap() {
+                Ok(_) => assert!(answer.samples == undisturbed.samples, "{case}: wrong samples"),
+                Err(RequestError::StageFailed { stage: broken, reason }) => {
+                    assert_eq!(broken, stage, "{case}");
+                    assert!(reason.contains("injected fault"), "{case}: {reason}");
+                    failed += 1;
+                }
+                Err(other) => panic!("{case}: {other}"),
+            }
+        }
+        assert!(failed <= 1, "{case}: {failed} requests failed for one fault");
+        let health = engine.health().stages[stage as usize].clone();
+        assert_eq!((health.state, health.restarts, health.generation), (StageState::Running, 1, 2), "{case}");
+        assert_eq!(health.pid, Some(process), "{case}: the process goes on");
+        idle(&engine, BOUND).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_again() {
+    let hang = FaultKind::Delay(Duration::from_secs(3600));
+    let engine = apart(|config| {
+        config.faults = vec![rule(StageName::Code2wav, FaultPoint::Runner, hang, 2, 1)];
+        config.supervision.watchdog = Duration::from_millis(400);
+    })
+    .await;
+    let process = Watched::new(pid(&engine, StageName::Code2wav));
+    let hung = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");
+    let Err(RequestError::StageFailed { reason, .. }) = hung.end.unwrap() else { panic!("it cannot have finished") };
+    assert!(reason.contains("has not turned"), "{reason}");
+    process.ends_within(BOUND);
+    // The next one would hang too, had the new process begun to count from 1.
+    engine.settled().await.unwrap();
+    let next = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the fault came again");
+    assert!(next.end.unwrap().is_ok());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_fails_again_and_again_is_given_up_and_says_why() {
+    let always = rule(StageName::Talker, FaultPoint::Runner, FaultKind::Error, 1, u64::MAX);
+    let engine = apart(|config| config.faults = vec![always]).await;
+    let process = Watched::new(pid(&engine, StageName::Talker));
+    let mut refused = None;
+    for _ in 0..20 {
+        match tokio::time::timeout(PATIENCE, engine.speak(frames(5, 1))).await.unwrap() {
+            Ok(stream) => drop(collect(stream).await),
+            Err(error) => {
+                refused = Some(error);
+                break;
+            }
+        }
+    }
+    let refused = refused.expect("a stage that never works is not offered for ever").to_string();
+    assert!(refused.contains("talker") && refused.contains("injected fault"), "{refused}");
+    process.ends_within(BOUND);
+    let health = engine.health();
+    assert_eq!(health.stages[StageName::Talker as usize].state, StageState::Failed);
+    assert_eq!(health.stages[StageName::Thinker as usize].state, StageState::Running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
+    let engine = apart(|config| {
+        config.transfer.shm_bytes = 1 << 16;
+        config.limits.max_input_chars = 1 << 20;
+    })
+    .await;
+    let long = chat(&"all work and no play ".repeat(20_000), Output::Text);
+    match engine.submit(long).await {
+        Ok(stream) => match collect(stream).await.end.unwrap() {
+            Err(RequestError::RowFailed { reason, .. }) => assert!(reason.contains("transfer.shm_bytes"), "{reason}"),
+            other => panic!("{other:?}"),
+        },
+        // A model with a short context says so itself.
+        Err(SubmitError::Invalid { .. }) => {}
+        Err(other) => panic!("{other}"),
+    }
+    assert!(say(&engine, frames(5, 1)).await.end.unwrap().is_ok());
+}
+
+/// The real server, its stages in processes.
+fn server(checkpoint: &str) -> Serving {
+    let mut args = vec!["run", "--listen", "127.0.0.1:0", "--set", "supervision.backoff=1ms"];
+    args.extend(["--set", "supervision.max_restarts=1000"]);
+    let placements = StageName::ALL.map(|stage| format!("stages.{stage}.placement=process"));
+    placements.iter().for_each(|placement| args.extend(["--set", placement]));
+    let place = format!("model.checkpoint={checkpoint}");
+    if !checkpoint.is_empty() {
+        args.extend(["--set", &place]);
+    }
+    let serving = omni([]).arguments(&args).serve();
+    until(&serving, |health| health["ready"] == true);
+    serving
+}
+
+fn health(serving: &Serving) -> Value {
+    Ask::new("GET", "/health", &[], "").send(&serving.url).json()
+}
+
+/// Asks until it is so.
+fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
+    let begun = std::time::Instant::now();
+    loop {
+        let health = health(serving);
+        if is_so(&health) {
+            return health;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{health}");
+        std::thread::yield_now();
+    }
+}
+
+fn processes(health: &Value) -> Vec<Watched> {
+    let pids: Vec<u32> =
+        health["stages"].as_array().unwrap().iter().map(|stage| stage["pid"].as_u64().unwrap() as u32).collect();
+    assert_eq!(pids.len(), 3);
+    pids.into_iter().map(Watched::new).collect()
+}
+
+#[test]
+fn a_server_that_is_killed_takes_its_processes_along() {
+    let serving = server("tests/fixtures/qwen3_omni");
+    let processes = processes(&health(&serving));
+    serving.signal("KILL");
+    processes.iter().for_each(|process| process.ends_within(BOUND));
+}
+
+#[test]
+fn a_server_that_is_asked_to_stop_finishes_its_streams_and_leaves_nobody_behind() {
+    let serving = server("");
+    let processes = processes(&health(&serving));
+    let body =
+        json!({"input": "He wore a red ribbon, and the weather was lovely.", "seed": 3, "response_format": "pcm"});
+    let speech = |url: &str| Ask::json("/v1/audio/speech", &body).send(url);
+    let whole = speech(&serving.url);
+    assert_eq!(whole.status, 200);
+    let cut = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| speech(&serving.url));
+        until(&serving, |health| health["requests"] == 1);
+        serving.signal("TERM");
+        asking.join().unwrap()
+    });
+    assert_eq!((cut.status, cut.body.len()), (200, whole.body.len()), "a stream was cut by the shutdown");
+    assert!(cut.body == whole.body);
+    assert_eq!(serving.exit_code(), Some(0));
+    processes.iter().for_each(|process| process.ends_within(BOUND));
+}
+
+#[test]
+fn processes_ignore_signals_that_are_for_the_server_and_text_alone_wakes_no_voice() {
+    let serving = server("");
+    let before = health(&serving);
+    for stage in before["stages"].as_array().unwrap() {
+        let pid = Pid::from_raw(stage["pid"].as_i64().unwrap() as i32).unwrap();
+        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        rustix::process::kill_process(pid, Signal::INT).unwrap();
+    }
+    let sent = || {
+        let text = String::from_utf8(Ask::new("GET", "/metrics", &[], "").send(&serving.url).body).unwrap();
+        let frames = |stage: &str| {
+            let series = format!("omni_link_frames_total{{stage=\"{stage}\",direction=\"down\"}} ");
+            text.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse::<u64>().unwrap()
+        };
+        (frames("thinker"), frames("talker"), frames("code2wav"))
+    };
+    let (thinker, talker, vocoder) = sent();
+    let body = json!({"messages": [{"role": "user", "content": "Say: hello"}], "modalities": ["text"]});
+    assert_eq!(Ask::json("/v1/chat/completions", &body).send(&serving.url).status, 200);
+    let after = sent();
+    assert!(after.0 > thinker + 1);
+    // The second question for metrics.
+    assert_eq!((after.1, after.2), (talker + 1, vocoder + 1), "a text-only request reached a stage of speech");
+    let pids =
+        |health: &Value| health["stages"].as_array().unwrap().iter().map(|s| s["pid"].clone()).collect::<Vec<_>>();
+    assert_eq!(pids(&health(&serving)), pids(&before));
+}
+
+#[test]
+fn thirty_restarts_leave_no_process_and_no_descriptor_behind() {
+    let serving = server("tests/fixtures/qwen3_omni");
+    let fds = || std::fs::read_dir(format!("/proc/{}/fd", serving.pid())).unwrap().count();
+    let children = || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", serving.pid())).unwrap();
+        let lists = tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).ok());
+        lists.map(|list| list.split_whitespace().count()).sum::<usize>()
+    };
+    let mut after_three = 0;
+    for round in 1..=30 {
+        let now = health(&serving);
+        let stage = round % 3;
+        Watched::new(now["stages"][stage]["pid"].as_u64().unwrap() as u32).kill();
+        until(&serving, |health| {
+            health["ready"] == true && health["stages"][stage]["pid"] != now["stages"][stage]["pid"]
+        });
+        if round == 3 {
+            after_three = fds();
+        }
+    }
+    // Connections of this test may still be closing.
+    assert!(fds() <= after_three + 4, "{} descriptors where there were {after_three}", fds());
+    assert_eq!(children(), 3, "a stage process was left behind");
+}
+
+#[test]
+fn a_stage_is_not_started_by_hand() {
+    omni(["stage", "talker"]).run().exits(2).tells("not by hand");
+    omni(["stage", "talker", "c:0:1", "p:7:8"]).run().exits(2).tells("not by hand");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn some_stages_in_processes_and_some_in_threads_speak_alike() {
+    let request = || support::speech("Two cups of tea.", 7);
+    let reference = say(&engine(&voice(), |_| {}).await, request()).await;
+    for apart in [[true, false, false], [false, true, false], [false, false, true], [true, false, true]] {
+        let engine = engine(&voice(), |config| {
+            for (stage, apart) in config.stages.iter_mut().zip(apart) {
+                stage.placement = if apart { Placement::Process } else { Placement::Thread };
+            }
+        })
+        .await;
+        let answer = say(&engine, request()).await;
+        assert!(answer.samples == reference.samples && answer.end == reference.end, "{apart:?}");
+        idle(&engine, BOUND).await;
+    }
+}
