@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench actors` prints microseconds per step through scheduler, runner, sampler, packager and connector with
 //! a model that computes nothing, as run-ahead and batch grow. Run-ahead 1 is the synchronous order: a launch waits for the
-//! host. What slow actors cost the launch path is the business of `launch_path`.
+//! host. It also prints what a call site of the trace costs the thread that records. What slow actors cost the launch path is the business of `launch_path`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/support/stage.rs"]
@@ -10,16 +10,24 @@ mod support;
 
 use omni_actors::actors::{Admission, Wants};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
-use omni_actors::ids::{RequestId, StageName};
+use omni_actors::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::model::stage::{RowSpec, VocoderRow};
+use omni_actors::telemetry::trace::{self, Lane, Session, Track, What};
 use std::time::{Duration, Instant};
 use support::{Rig, Script, rig, scheduler};
 
 const STEPS: u32 = 20_000;
+const RECORDS: u64 = 500_000;
 const SPEECH: Wants = Wants { tokens: false, speech: true };
 
 #[tokio::main]
 async fn main() {
+    println!("a record of a trace: nanoseconds on the thread that makes it, mean of {RECORDS}\n");
+    println!("{:>20}{:>10.2}", "nobody listens", record());
+    let session = Session::begin();
+    println!("{:>20}{:>10.2}\n", "somebody listens", record());
+    assert_eq!(session.end().records.len(), RECORDS as usize);
+
     println!("actor layer: microseconds per step, model computes nothing, {STEPS} steps\n");
     println!("{:>10}{:>8}{:>14}{:>14}", "run-ahead", "rows", "us per step", "us per row");
     for run_ahead in [1, 2, 4] {
@@ -28,6 +36,17 @@ async fn main() {
             println!("{run_ahead:>10}{rows:>8}{us:>14.1}{:>14.2}", us / f64::from(rows));
         }
     }
+}
+
+/// Nanoseconds of a call site as the launch thread has them: a span between two moments that it knows anyhow.
+fn record() -> f64 {
+    let lane = Lane::of(StageName::Talker, Generation(1), Track::Launch);
+    let began = Instant::now();
+    for step in 0..RECORDS {
+        let what = || What::Launched { step: StepId(step), rows: 8, ahead: 1 };
+        trace::span(std::hint::black_box(lane), began, began, what);
+    }
+    began.elapsed().as_secs_f64() * 1e9 / RECORDS as f64
 }
 
 async fn overhead(run_ahead: u32, rows: u32) -> f64 {

@@ -22,11 +22,12 @@ NAMES = {"code2wav": "vocoder"}
 
 LEFT, RIGHT, WIDTH, LANE, GAP, TOP = 150, 20, 1400, 34, 16, 92
 THIN = 22
+PHASES = {"preprocess": "other", "backbone": "p0", "code_predictor": "p1", "sampling": "p2", "postprocess": "other", "vocoder": "p3"}
 
 STYLE = """
 .bg{fill:#fcfcfd}.t{fill:#1d2939}.s{fill:#667085;font-size:12px}.grid{stroke:#e4e7ec}.lane{fill:#f2f4f7}
 .n{fill:#fff;font-size:11px;text-anchor:middle}.talker0{fill:#2f6db5}.talker1{fill:#4f8fd6}.code2wav0{fill:#2f8f4e}.code2wav1{fill:#4bad6b}
-.prompt{fill:#b4690e}.thinker0{fill:#7a5af8}.thinker1{fill:#9b8afb}.other{fill:#98a2b3}.after-fill{fill:#475467}.line{fill:none;stroke-width:1.2}.ahead{stroke:#2f8f4e}.late{stroke:#d92d20}.after{stroke:#98a2b3}
+.prompt{fill:#b4690e}.thinker0{fill:#7a5af8}.thinker1{fill:#9b8afb}.other{fill:#98a2b3}.p0{fill:#12b76a}.p1{fill:#f79009}.p2{fill:#d92d20}.p3{fill:#0e7090}.line{fill:none;stroke-width:1.2}.ahead{stroke:#2f8f4e}.late{stroke:#d92d20}.after{stroke:#98a2b3}
 @media (prefers-color-scheme:dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9aa4b2}.grid{stroke:#2a313c}.lane{fill:#161b22}.ahead{stroke:#56c77a}.late{stroke:#ff7b72}}
 """
 
@@ -220,11 +221,12 @@ def lanes(events, processes, threads, first_ms, length_ms, load):
     d = Drawing(begin, end)
     y, tops, last = TOP, {}, None
     for place in places:
-        y += GAP if place[0] != last and last is not None else 0
-        d.shapes.append(f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{THIN - 3}"/>')
         if place[0] != last:
-            d.text(10, y + 13, NAMES.get(processes[place[0]], processes[place[0]]), font_weight="600")
-        d.text(LEFT - 8, y + 13, threads[place], "s", text_anchor="end")
+            y += GAP
+            d.text(10, y, NAMES.get(processes[place[0]], processes[place[0]]), font_weight="600")
+            y += 6
+        d.shapes.append(f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{THIN - 3}"/>')
+        d.text(10, y + 13, threads[place], "s")
         tops[place], last = y, place[0]
         y += THIN
     bottom, at, step = y, 0.0, tick(end - begin)
@@ -239,11 +241,11 @@ def lanes(events, processes, threads, first_ms, length_ms, load):
         place = (e["pid"], e["tid"])
         ends = [until for until in depth.get(place, []) if until > e["ts"] + 5e-4]
         depth[place] = [*ends, e["ts"] + e["dur"]]
-        inset = min(len(ends), 3) * 3
+        inset = THIN - 9 if e["cat"] == "phase" else min(len(ends), 2) * 3
         number = (e["args"].get("step") or 0) % 2
-        kind = {"device": f"{processes[e['pid']]}{number}", "launch": f"talker{number}", "phase": "after-fill"}.get(e["cat"], "other")
+        kind = {"device": f"{processes[e['pid']]}{number}", "launch": f"talker{number}", "phase": PHASES.get(e["name"], "other")}.get(e["cat"], "other")
         kind = "prompt" if e["name"].startswith("prefill") else kind
-        label = e["name"].split(" ")[-1] if e["cat"] in ("device", "launch") else e["name"]
+        label = e["name"].split(" ")[-1] if e["cat"] in ("device", "launch") else "" if e["cat"] == "phase" else e["name"]
         d.bar(tops[place] + inset, THIN - 3 - inset, e["ts"], e["ts"] + e["dur"], kind, label, f"{e['name']}: {e['dur'] / 1000:.3f} ms")
     arrows = {}
     for e in events:
@@ -261,7 +263,7 @@ def lanes(events, processes, threads, first_ms, length_ms, load):
     facts = f"{len(seen)} slices; green: from a step over its token to the launch that it let happen; grey: from a step to its payload and the next stage's feed"
     d.text(10, 26, title, font_size="16", font_weight="600")
     d.text(10, 48, facts, "s")
-    d.text(10, 68, f"from {begin / 1000:.1f} ms of the trace; {drawn} arrows", "s")
+    d.text(10, 68, f"from {begin / 1000:.1f} ms of the trace; {drawn} arrows; under a step its phases: green backbone, orange code predictor, red sampling", "s")
     return picture(d, bottom + 44, title, facts)
 
 

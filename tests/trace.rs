@@ -314,14 +314,14 @@ async fn a_request_that_asks_for_it_is_traced_from_acceptance_to_end() {
         let answer = site.post(path, body).await;
         assert_eq!(answer.status(), 200);
         let at = answer.headers()["x-trace"].to_str().unwrap().to_owned();
-        let request = answer.headers()["x-request-id"].to_str().unwrap().trim_start_matches('r').to_owned();
+        let request =
+            answer.headers()["x-request-id"].to_str().unwrap().trim_start_matches('r').parse::<u64>().unwrap();
         answer.bytes().await.unwrap();
         let (status, file) = site.get(&at).await;
         assert_eq!(status, 200, "{file}");
         assert!(steps_of(&file) > 3, "{path}: {file}");
         let slices = events(&file, "X");
-        let whole =
-            slices.iter().find(|event| event["args"]["request"].to_string() == request && event["cat"] == "request");
+        let whole = slices.iter().find(|event| event["args"]["request"] == json!(request) && event["cat"] == "request");
         assert_eq!(whole.unwrap()["args"]["outcome"], "finished", "{path}");
     }
     let plain = site.post("/v1/audio/speech", &json!({"input": "one", "max_new_tokens": 2})).await;

@@ -132,7 +132,8 @@ fn run(mut completion: Completion, queue: &flume::Receiver<Event>, actor: &Actor
 struct Completion {
     stage: Arc<Incarnation>,
     rows: HashMap<Slot, Row>,
-    last_step: Option<(Instant, Vec<Slot>)>,
+    /// When the last step had run, and for whom.
+    last_step: Option<(Instant, Vec<RequestId>)>,
 }
 
 struct Row {
@@ -234,13 +235,13 @@ impl Completion {
         metrics.step_seconds.record(took);
         metrics.batch_rows.record(plan.rows.len() as f64);
         metrics.units.increment(plan.rows.iter().map(|row| u64::from(row.advance)).sum());
-        let slots: Vec<_> = plan.rows.iter().map(|row| row.slot).collect();
-        let goes_on = last.filter(|(_, before)| slots.iter().any(|slot| before.contains(slot)));
+        let requests: Vec<_> = plan.rows.iter().map(|row| row.request).collect();
+        let goes_on = last.filter(|(_, before)| requests.iter().any(|request| before.contains(request)));
         let bubble = goes_on.map(|(last, _)| time.bubble(*last, pending));
         if let Some(bubble) = bubble {
             metrics.bubble_seconds.record(bubble);
         }
-        self.last_step = Some((time.ended, slots));
+        self.last_step = Some((time.ended, requests));
         (took, bubble)
     }
 

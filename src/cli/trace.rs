@@ -259,7 +259,7 @@ fn summary(path: &Path, about: &Value) -> String {
         told += &format!(
             "{:<10}{:>8}{:>12}{:>16}{:>20}{:>20}\n",
             stage["stage"].as_str().unwrap_or_default(),
-            stage["steps"],
+            stage["steps"].as_u64().unwrap_or_default(),
             or_dash(&stage["run_ahead"], format!("{:.2}", number(&stage["run_ahead"]))),
             or_dash(&stage["launched_early"], format!("{:.0} %", 100.0 * number(&stage["launched_early"]))),
             pair("cadence", 1e3, 2),
