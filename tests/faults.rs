@@ -5,6 +5,7 @@
 #[path = "support/engine.rs"]
 mod support;
 
+use omni_actors::config::{Config, TransportKind};
 use omni_actors::engine::{Engine, RequestError, Service, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::StageName;
@@ -13,6 +14,11 @@ use support::{engine, frames, idle, say, tiny};
 
 const POINTS: [FaultPoint; 5] =
     [FaultPoint::Scheduler, FaultPoint::Runner, FaultPoint::Sampler, FaultPoint::Packager, FaultPoint::Connector];
+
+/// Every third frame, repetitions included, for as long as a test takes.
+fn every_third(stage: StageName, kind: FaultKind) -> Vec<FaultRule> {
+    (1..200).map(|i| rule(stage, FaultPoint::Edge, kind, i * 3, 1)).collect()
+}
 
 /// The bound on how long a request may live after its stage died.
 const BOUND: Duration = Duration::from_secs(2);
@@ -112,6 +118,59 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
     engine.settled().await.unwrap();
     let next = say(&engine, frames(12, 5)).await;
     assert!(next.end.unwrap().is_ok());
+}
+
+async fn on_a_bad_edge(transport: TransportKind, rules: Vec<FaultRule>) -> Engine {
+    engine(&tiny(), |config| {
+        config.transfer.transport = transport;
+        config.faults = rules;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frames_that_are_lost_repeated_overtaken_or_damaged_on_an_edge_change_no_sample() {
+    let undisturbed = say(&broken(Vec::new()).await, frames(20, 5)).await;
+    let slow = FaultKind::Delay(Duration::from_millis(20));
+    for transport in [TransportKind::Wire, TransportKind::Shm] {
+        for kind in [FaultKind::Drop, FaultKind::Duplicate, FaultKind::Reorder, FaultKind::Corrupt, slow] {
+            for stage in [StageName::Thinker, StageName::Talker] {
+                let engine = on_a_bad_edge(transport, every_third(stage, kind)).await;
+                let answer = say(&engine, frames(20, 5)).await;
+                let case = format!("{kind:?} behind {stage} over {transport:?}");
+                assert_eq!(answer.end, undisturbed.end, "{case}");
+                assert!(answer.samples == undisturbed.samples, "{case}: other samples");
+                idle(&engine, BOUND).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_edge_cannot_deliver_fails_its_request_clearly_and_no_other() {
+    for transport in [TransportKind::Wire, TransportKind::Shm] {
+        // As many as one frame is tried, and nothing after that: the last frame of an answer is the only one on its way.
+        let rules = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 40)];
+        let engine = on_a_bad_edge(transport, rules).await;
+        let lost = tokio::time::timeout(BOUND * 5, say(&engine, frames(12, 5))).await.expect("the request hangs");
+        let Err(error) = lost.end.unwrap() else { panic!("it cannot have finished") };
+        let error = error.to_string();
+        assert!(error.contains("talker") && error.contains("did not get through"), "{error}");
+        let mut heard = false;
+        for _ in 0..10 {
+            heard |= say(&engine, frames(12, 5)).await.end.unwrap().is_ok();
+        }
+        assert!(heard, "the edge never recovers");
+        idle(&engine, BOUND).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edge_without_frames_cannot_lose_any_and_says_so() {
+    let mut config = Config::default();
+    config.faults = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 1)];
+    let error = Engine::start(&tiny(), &config).await.err().expect("it cannot start").to_string();
+    assert!(error.contains("transfer.transport"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -75,9 +75,13 @@ async fn a_seed_reproduces_a_request_whatever_runs_beside_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn run_ahead_and_transport_change_nothing_that_is_heard() {
     let mut answers = Vec::new();
-    for (run_ahead, transport) in [(1, TransportKind::Inproc), (3, TransportKind::Inproc), (2, TransportKind::Wire)] {
+    use TransportKind::{Inproc, Shm, Wire};
+    for (run_ahead, transport, zero_copy) in
+        [(1, Inproc, true), (3, Inproc, true), (2, Wire, true), (2, Shm, true), (1, Shm, false)]
+    {
         let engine = engine(&voice(), |config| {
             config.transfer.transport = transport;
+            config.transfer.zero_copy = zero_copy;
             config.stages.iter_mut().for_each(|stage| stage.run_ahead = Some(run_ahead));
         })
         .await;

@@ -219,7 +219,7 @@ impl InboundState {
         match self.rows.get_mut(&header.request) {
             Some(row) if row.open => self.feed(payload),
             Some(row) => {
-                row.waiting.push(payload);
+                row.waiting.push(payload.detached());
                 Ok(())
             }
             None => Ok(()),

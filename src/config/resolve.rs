@@ -403,11 +403,20 @@ fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
         ("sampler", FaultPoint::Sampler),
         ("packager", FaultPoint::Packager),
         ("connector", FaultPoint::Connector),
+        ("edge", FaultPoint::Edge),
     ];
     let stage = r.choice(&key("stage"), "", &StageName::ALL.map(|name| (name.as_str(), name)));
     let point = r.choice(&key("point"), "", &points);
     let delay = r.duration(&key("delay"), ms(50), ms(1)..=secs(600));
-    let kinds = [("panic", FaultKind::Panic), ("error", FaultKind::Error), ("delay", FaultKind::Delay(delay))];
+    let kinds = [
+        ("panic", FaultKind::Panic),
+        ("error", FaultKind::Error),
+        ("delay", FaultKind::Delay(delay)),
+        ("drop", FaultKind::Drop),
+        ("duplicate", FaultKind::Duplicate),
+        ("reorder", FaultKind::Reorder),
+        ("corrupt", FaultKind::Corrupt),
+    ];
     let kind = r.choice(&key("kind"), "", &kinds);
     let nth = r.int(&key("nth"), 1, 1..=1_000_000_000);
     let times = r.value(&key("times"), "1", "a whole number from 1 or \"all\"".to_owned(), |value| match value {
@@ -418,5 +427,13 @@ fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
         r.complain(section, "needs `stage`, `point` and `kind`");
         return None;
     };
+    if !kind.suits(point) {
+        let edge = "\"edge\" takes \"delay\", \"drop\", \"duplicate\", \"reorder\" or \"corrupt\"";
+        r.complain(
+            &key("kind"),
+            format!("does not suit the point: {edge}, an actor \"panic\", \"error\" or \"delay\""),
+        );
+        return None;
+    }
     Some(FaultRule { stage, point, kind, nth, times: times.unwrap_or(1) })
 }

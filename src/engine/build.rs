@@ -12,16 +12,17 @@ use crate::actors::process::IntoStage;
 use crate::actors::{self, AckSink, StageHandle, StageReports};
 use crate::config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use crate::core::ledger::LedgerLimits;
+use crate::fault::{FaultPlan, FaultPoint};
 use crate::ids::{RequestId, StageName};
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
 use crate::model::hf::{Family, SAMPLE_RATE, Variant};
-use crate::telemetry::RequestMetrics;
+use crate::telemetry::{RepairMetrics, RequestMetrics};
+use crate::transfer::link::{self, LinkOptions, LostSink};
 use crate::transfer::payload::Kind;
-use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc, over_wire};
-use candle_core::Device;
+use crate::transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 /// How often the ledger looks for requests whose time is up.
@@ -44,8 +45,11 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
+    // The ledger needs the edges and the edges need somebody to tell.
+    let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
+    let edges = Edges { config, faults: &maker.faults, told: Arc::clone(&told) };
     for stage in stages.iter() {
-        let (sender, receiver) = edge_into(stage, stages.before(stage.name()).map(|stage| stage.name()), config);
+        let (sender, receiver) = edges.towards(stage, stages.before(stage.name()).map(|stage| stage.name()))?;
         into.push(sender);
         inbound.push(receiver);
     }
@@ -58,6 +62,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         stalled_client_timeout: config.limits.stalled_client_timeout,
     };
     let ledger = Arc::new(Ledger::new(limits, stages.clone(), text_in, metrics.clone()));
+    let _ = told.set(Arc::downgrade(&ledger));
     for (handle, inbound) in stages.iter().zip(inbound) {
         let before = stages.before(handle.name());
         let outbound = edges_from(handle.name(), into.next(), &ledger);
@@ -200,17 +205,69 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     edge.unwrap_or(transfer.transport)
 }
 
-/// How payloads get into a stage, and out at its end, unless that is in another process.
-fn edge_into(stage: &Arc<StageHandle>, before: Option<StageName>, config: &Config) -> (Sender, Option<Receiver>) {
-    if config.stage(stage.name()).placement == Placement::Process {
-        return (Arc::new(IntoStage(Arc::clone(stage))), None);
+/// Makes edges.
+struct Edges<'a> {
+    config: &'a Config,
+    faults: &'a FaultPlan,
+    /// Who hears of what got lost.
+    told: Arc<OnceLock<Weak<Ledger>>>,
+}
+
+impl Edges<'_> {
+    /// How payloads get into a stage, and out at its end, unless that is in another process.
+    fn towards(
+        &self,
+        stage: &Arc<StageHandle>,
+        before: Option<StageName>,
+    ) -> Result<(Sender, Option<Receiver>), StartError> {
+        // Handles, and the link to a process, lose nothing, and nothing can be lost of them.
+        let reliable = |what: &str| match before {
+            Some(from) if self.faults.site(from, FaultPoint::Edge).is_planned() => {
+                let advice = "set transfer.transport to \"wire\" or \"shm\", and placement to \"thread\"";
+                Err(StartError::Config(format!(
+                    "faults: no frame of the edge behind {from} can get lost: {what}; {advice}"
+                )))
+            }
+            _ => Ok(()),
+        };
+        if self.config.stage(stage.name()).placement == Placement::Process {
+            reliable("it leads to another process")?;
+            return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
+        }
+        let (sender, receiver) = match before {
+            Some(from) if transport(&self.config.transfer, from) != TransportKind::Inproc => self.frames(from)?,
+            from => {
+                reliable("it passes handles")?;
+                // In front of the first stage, as many rows of text as that may be ahead.
+                erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name()))))
+            }
+        };
+        Ok((sender, Some(receiver)))
     }
-    let (sender, receiver) = match before {
-        Some(from) => edge(from, config),
-        // As many rows of text as a thinker may be ahead.
-        None => erase(inproc(edge_capacity(config, StageName::Thinker))),
-    };
-    (sender, Some(receiver))
+
+    /// An edge between two stages of this process that passes frames.
+    fn frames(&self, from: StageName) -> Result<(Sender, Receiver), StartError> {
+        let told = Arc::clone(&self.told);
+        let lost: LostSink = Arc::new(move |request, reason| {
+            if let Some(ledger) = told.get().and_then(Weak::upgrade) {
+                ledger.row_failed(request, from, reason);
+            }
+        });
+        let options = LinkOptions {
+            capacity: edge_capacity(self.config, from),
+            zero_copy: self.config.transfer.zero_copy,
+            fault: self.faults.site(from, FaultPoint::Edge),
+            metrics: RepairMetrics::new(from),
+            lost,
+        };
+        if transport(&self.config.transfer, from) == TransportKind::Wire {
+            return Ok(erase(link::over_channel(options)));
+        }
+        let ring = link::over_ring(self.config.transfer.shm_bytes, options);
+        let ring =
+            ring.map_err(|error| StartError::Config(format!("transfer.shm_bytes: no shared memory: {error}")))?;
+        Ok(erase(ring))
+    }
 }
 
 /// Whether what a stage leaves on a device is of use to the next: on the same device, in the same process, by a transport
@@ -222,15 +279,6 @@ fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
         && here(StageName::Thinker)
         && here(StageName::Talker)
         && transport(&config.transfer, from) == TransportKind::Inproc
-}
-
-/// An edge between two stages of this process.
-fn edge(from: StageName, config: &Config) -> (Sender, Receiver) {
-    let capacity = edge_capacity(config, from);
-    match transport(&config.transfer, from) {
-        TransportKind::Inproc => erase(inproc(capacity)),
-        TransportKind::Wire | TransportKind::Shm => erase(over_wire(capacity, Device::Cpu)),
-    }
 }
 
 /// Where the output of a stage goes: to the next, if there is one, and to the client.

@@ -39,6 +39,9 @@ pub enum FaultPoint {
     Packager,
     /// The connector, before it hands a chunk to its stage.
     Connector,
+    /// The edge behind the stage, for each frame that goes out on it, repetitions included. An edge that passes handles has
+    /// no frames.
+    Edge,
 }
 
 /// What can go wrong.
@@ -50,4 +53,25 @@ pub enum FaultKind {
     Error,
     /// A pause.
     Delay(Duration),
+    /// On an edge: the frame is lost.
+    Drop,
+    /// On an edge: the frame comes twice.
+    Duplicate,
+    /// On an edge: the next frame overtakes this one.
+    Reorder,
+    /// On an edge: bits of the frame change.
+    Corrupt,
+}
+
+impl FaultKind {
+    /// Whether this can happen at that place.
+    pub fn suits(self, point: FaultPoint) -> bool {
+        match self {
+            FaultKind::Delay(_) => true,
+            FaultKind::Panic | FaultKind::Error => point != FaultPoint::Edge,
+            FaultKind::Drop | FaultKind::Duplicate | FaultKind::Reorder | FaultKind::Corrupt => {
+                point == FaultPoint::Edge
+            }
+        }
+    }
 }

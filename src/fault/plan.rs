@@ -73,6 +73,11 @@ impl FaultPlan {
 }
 
 impl FaultSite {
+    /// Whether anything can happen here.
+    pub fn is_planned(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Counts one occurrence and says what happens to it. For callers that must wait in their own way.
     #[inline]
     pub fn occurs(&self) -> Option<FaultKind> {
@@ -130,7 +135,8 @@ impl Site {
             tracing::warn!(stage = %self.stage, point = ?self.point, occurrence, ?kind, "fault injected");
         }
         match kind {
-            None => Ok(None),
+            // The rest is for edges, which do it themselves.
+            None | Some(FaultKind::Drop | FaultKind::Duplicate | FaultKind::Reorder | FaultKind::Corrupt) => Ok(None),
             Some(FaultKind::Delay(pause)) => Ok(Some(pause)),
             Some(FaultKind::Error) => Err(injected),
             // The plan asks for a panic: this is the one place that panics on purpose.

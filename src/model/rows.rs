@@ -129,6 +129,11 @@ impl RowBytes {
         (row > 0 && bytes.len().is_multiple_of(row)).then_some(RowBytes { bytes, width, precision })
     }
 
+    /// The same in memory of their own.
+    pub fn detached(&self) -> RowBytes {
+        RowBytes { bytes: Bytes::copy_from_slice(&self.bytes), ..*self }
+    }
+
     /// How many rows.
     pub fn count(&self) -> usize {
         self.bytes.len() / (self.width * element_bytes(self.precision))

@@ -219,6 +219,32 @@ impl std::fmt::Debug for EdgeMetrics {
     }
 }
 
+/// What an edge that passes frames records.
+#[derive(Clone)]
+pub struct RepairMetrics {
+    /// Frames sent again.
+    pub repeated: Counter,
+    /// Payloads given up.
+    pub lost: Counter,
+}
+
+impl RepairMetrics {
+    /// Handles of the edge behind `stage`.
+    pub fn new(stage: StageName) -> RepairMetrics {
+        install();
+        RepairMetrics {
+            repeated: counter!(c::EDGE_REPEATED.name, "stage" => stage.as_str()),
+            lost: counter!(c::EDGE_LOST.name, "stage" => stage.as_str()),
+        }
+    }
+}
+
+impl std::fmt::Debug for RepairMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RepairMetrics")
+    }
+}
+
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Direction {

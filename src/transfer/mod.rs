@@ -6,7 +6,9 @@
 //! they look like where bytes are needed.
 
 pub mod lease;
+pub mod link;
 pub mod payload;
+pub mod reliable;
 pub mod shm;
 pub mod transport;
 pub mod wire;

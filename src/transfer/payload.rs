@@ -77,6 +77,16 @@ impl Part {
 }
 
 impl Payload {
+    /// Copies what lies in a frame, for whoever keeps it for long: a frame holds up the ring that it lies in.
+    pub fn detached(mut self) -> Payload {
+        for part in &mut self.parts {
+            if let Part::Rows(Rows::Bytes(rows)) = part {
+                *rows = rows.detached();
+            }
+        }
+        self
+    }
+
     /// Size of the data.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(Part::bytes).sum()

@@ -1,17 +1,26 @@
-//! What carries payloads over one edge.
+//! What carries payloads over one edge: two traits, and the transport that passes handles.
 //!
-//! A sender never blocks and a receiver is awaited. Between the stages of one process there are two: `inproc` passes the
-//! handles, `wire` passes frames. A transport between processes or hosts fits behind the same two traits.
+//! A sender never blocks and a receiver is awaited. Three transports implement them: [`inproc`] passes the handles, `wire`
+//! and `shm` ([`link`](super::link)) pass wire frames. Actors know the traits alone, so another one, such as an engine that
+//! routes between hosts, is a type with these two halves and a line where the engine builds its edges. It has to
+//!
+//! - take a payload on without waiting, into a queue of bounded length that it empties itself ([`PayloadSender::put`]);
+//! - hand out payloads in the order of `put`, each once, or report the request of each that it could not deliver;
+//! - make bytes with [`wire::Frame`](super::wire::Frame) and payloads with [`wire::decode`](super::wire::decode), once for
+//!   each hop: rows come in the precision that they were computed in, and what the consumer's device needs is its affair.
+//!
+//! An engine that is reliable itself needs nothing of [`reliable`](super::reliable). Requests, windows and generations are
+//! in the payload's header: whoever restarts on either side starts with an empty queue, and what was on its way is
+//! recognized as stale.
 
 use super::payload::Payload;
-use super::wire::{self, WireError};
-use bytes::Bytes;
-use candle_core::Device;
+use super::wire::WireError;
 use futures::future::BoxFuture;
 
 /// The sending half of an edge.
 pub trait PayloadSender: Send + Sync {
-    /// Puts a payload on its way.
+    /// Puts a payload on its way. Does not wait: what the channel has no room for is queued, and the windows of the requests
+    /// bound how much that is.
     ///
     /// # Errors
     /// See [`TransportError`]; the payload is lost then, and its request must be told.
@@ -23,7 +32,7 @@ pub trait PayloadSender: Send + Sync {
 
 /// The receiving half of an edge.
 pub trait PayloadReceiver: Send + Sync {
-    /// The next payload, in the order of `put`.
+    /// The next payload, in the order of `put`. Giving the future up loses nothing.
     fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>>;
 }
 
@@ -36,6 +45,17 @@ pub enum TransportError {
     /// The other half is gone.
     #[error("the other end of the edge is closed")]
     Closed,
+    /// The channel will never take it.
+    #[error("a payload of {got} bytes does not fit into the ring of {limit}: raise transfer.shm_bytes")]
+    TooLarge {
+        /// Bytes of the frame.
+        got: usize,
+        /// Most that the ring takes.
+        limit: usize,
+    },
+    /// The shared memory cannot be used any more.
+    #[error("shared memory: {0}")]
+    Ring(String),
     /// The bytes were not a payload.
     #[error(transparent)]
     Wire(#[from] WireError),
@@ -45,13 +65,6 @@ pub enum TransportError {
 pub fn inproc(capacity: usize) -> (impl PayloadSender + use<>, impl PayloadReceiver + use<>) {
     let (send, recv) = flume::bounded::<Payload>(capacity);
     (Inproc(send), Inproc(recv))
-}
-
-/// Frames through a bounded channel: every payload is encoded and decoded as if a process border lay between. Tensors
-/// arrive on `device`.
-pub fn over_wire(capacity: usize, device: Device) -> (impl PayloadSender + use<>, impl PayloadReceiver + use<>) {
-    let (send, recv) = flume::bounded::<Bytes>(capacity);
-    (Wire(send), WireReceiver { recv, device })
 }
 
 struct Inproc<T>(T);
@@ -72,34 +85,8 @@ impl PayloadReceiver for Inproc<flume::Receiver<Payload>> {
     }
 }
 
-struct Wire(flume::Sender<Bytes>);
-
-impl PayloadSender for Wire {
-    fn put(&self, payload: Payload) -> Result<(), TransportError> {
-        let frame = wire::encode(&payload)?;
-        self.0.try_send(frame).map_err(|error| refused(&error, self.0.len()))
-    }
-
-    fn queued(&self) -> usize {
-        self.0.len()
-    }
-}
-
-struct WireReceiver {
-    recv: flume::Receiver<Bytes>,
-    device: Device,
-}
-
-impl PayloadReceiver for WireReceiver {
-    fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>> {
-        Box::pin(async {
-            let frame = self.recv.recv_async().await.map_err(|_| TransportError::Closed)?;
-            Ok(wire::decode(&frame, &self.device)?)
-        })
-    }
-}
-
-fn refused<T>(error: &flume::TrySendError<T>, queued: usize) -> TransportError {
+/// Why a bounded queue did not take something.
+pub(super) fn refused<T>(error: &flume::TrySendError<T>, queued: usize) -> TransportError {
     match error {
         flume::TrySendError::Full(_) => TransportError::Full(queued),
         flume::TrySendError::Disconnected(_) => TransportError::Closed,

@@ -10,7 +10,6 @@ use crate::transfer::shm::{Consumer, Producer, PushError, RingError};
 use crate::transfer::transport::TransportError;
 use crate::transfer::wire::{self, WireError};
 use bytes::Bytes;
-use candle_core::Device;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -118,12 +117,7 @@ impl<C: Control> Queue<C> {
                     Item::Payload(payload) => {
                         to.send_batch(&mut batch).await?;
                         self.payloads.fetch_sub(1, Ordering::Relaxed);
-                        let encoded = wire::encode(&payload).map_err(LinkError::from);
-                        let sent = match &encoded {
-                            Ok(frame) => to.send(frame).await,
-                            Err(_) => encoded.map(drop),
-                        };
-                        (Some(payload.header.request), sent)
+                        (Some(payload.header.request), to.send_payload(&payload).await)
                     }
                 };
                 match (request, sent) {
@@ -178,7 +172,7 @@ fn decode<C: Control>(frame: Bytes) -> Result<Received<C>, LinkError> {
             }
             Ok(Received::Control(list))
         }
-        None => Ok(Received::Payload(wire::decode(&frame, &Device::Cpu)?)),
+        None => Ok(Received::Payload(wire::decode(&frame, true)?)),
     }
 }
 
@@ -200,6 +194,19 @@ impl FrameWriter {
     /// [`LinkError::Push`].
     pub async fn send(&mut self, frame: &[u8]) -> Result<(), LinkError> {
         self.ring.push(&[frame]).await?;
+        if let Some(metrics) = &self.metrics {
+            metrics.passed(frame.len());
+        }
+        Ok(())
+    }
+
+    /// Writes a payload's wire frame where the other side will read it.
+    async fn send_payload(&mut self, payload: &Payload) -> Result<(), LinkError> {
+        let frame = wire::Frame::new(payload)?;
+        self.ring.wait_for_room(frame.len()).await?;
+        let mut place = self.ring.reserve(frame.len())?;
+        frame.write(&mut place)?;
+        place.commit();
         if let Some(metrics) = &self.metrics {
             metrics.passed(frame.len());
         }

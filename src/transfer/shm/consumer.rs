@@ -128,12 +128,16 @@ impl Consumer {
         self.shared.map.capacity() as usize
     }
 
-    /// Leaves a word for the producer's [`Producer::acknowledged`](super::Producer::acknowledged). It is not woken for it.
-    pub fn acknowledge(&self, word: u64) {
-        self.shared.map.header().consumed.0.acknowledged.store(word, Ordering::Release);
+    /// Leaves words for the producer's [`Producer::feedback`](super::Producer::feedback): the frame that the protocol above
+    /// expects next, and how many it has dealt with. The producer is not woken for it.
+    pub fn acknowledge(&self, expected: u64, seen: u64) {
+        let consumed = &self.shared.map.header().consumed.0;
+        consumed.expected.store(expected, Ordering::Release);
+        // Last: who sees that a frame has been dealt with sees what became of it.
+        consumed.seen.store(seen, Ordering::Release);
     }
 
-    /// Tells the producer that what comes after the acknowledged word has to be sent again.
+    /// Tells the producer, and wakes it, that the expected frame has to be sent again.
     pub fn ask_again(&self) {
         self.shared.map.header().consumed.0.asked.fetch_add(1, Ordering::Release);
         self.shared.bell.ring();

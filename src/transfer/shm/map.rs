@@ -56,8 +56,9 @@ pub(super) struct Consumed {
     pub closed: AtomicU32,
     /// How often the consumer asked for something again.
     pub asked: AtomicU32,
-    /// A word for the protocol above the ring: what has been acknowledged.
-    pub acknowledged: AtomicU64,
+    /// Words for the protocol above the ring: what it expects next, and how many frames it has seen.
+    pub expected: AtomicU64,
+    pub seen: AtomicU64,
 }
 
 /// One side's view of the memory. Unmapped when dropped.

@@ -79,6 +79,17 @@ fn footprint(len: usize) -> u64 {
     (FRAME_HEADER + len as u64).next_multiple_of(ALIGN)
 }
 
+/// What a consumer tells its producer: for a protocol above the ring, which itself loses nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Feedback {
+    /// The frame that is expected next, by the numbers of that protocol.
+    pub expected: u64,
+    /// How many frames have been dealt with.
+    pub seen: u64,
+    /// How often the expected frame was asked for again.
+    pub asked: u32,
+}
+
 /// Why a frame could not be pushed.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {

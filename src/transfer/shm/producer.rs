@@ -3,7 +3,7 @@
 use super::bell::Bell;
 use super::handle::{RingHandle, Side};
 use super::map::Map;
-use super::{ALIGN, FRAME_HEADER, PushError, SEAL, footprint};
+use super::{ALIGN, FRAME_HEADER, Feedback, PushError, SEAL, footprint};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
@@ -115,12 +115,12 @@ impl Producer {
         }
     }
 
-    /// What the consumer last acknowledged, and how often it asked for something again: two words that the ring carries
-    /// backwards for the protocol above it.
-    pub fn acknowledged(&self) -> (u64, u32) {
+    /// The words that the ring carries backwards.
+    pub fn feedback(&self) -> Feedback {
         let consumed = &self.map.header().consumed.0;
-        let asked = consumed.asked.load(Ordering::Acquire);
-        (consumed.acknowledged.load(Ordering::Acquire), asked)
+        // First what was written last.
+        let (asked, seen) = (consumed.asked.load(Ordering::Acquire), consumed.seen.load(Ordering::Acquire));
+        Feedback { expected: consumed.expected.load(Ordering::Acquire), seen, asked }
     }
 
     /// Waits until the consumer rings, because there is room that was wanted or something to be sent again, or is gone.

@@ -1,0 +1,184 @@
+use super::*;
+use crate::config::Precision;
+use crate::fault::{FaultKind, FaultPlan, FaultPoint, FaultRule};
+use crate::ids::{Generation, Seq, StageName};
+use crate::model::rows::{RowBytes, Rows};
+use crate::transfer::payload::{Header, Kind, Part, Payload};
+use crate::transfer::transport::TransportError;
+use bytes::Bytes;
+use std::time::Duration;
+
+const STAGE: StageName = StageName::Talker;
+/// Every edge has to deliver within this; a test that waits longer hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+type Ends = (Arc<dyn PayloadSender>, Arc<dyn PayloadReceiver>);
+
+struct Edge {
+    ends: Ends,
+    lost: flume::Receiver<(RequestId, String)>,
+}
+
+fn options(rules: &[(FaultKind, u64, u64)]) -> (LinkOptions, flume::Receiver<(RequestId, String)>) {
+    let rule = |(kind, nth, times): &(FaultKind, u64, u64)| FaultRule {
+        stage: STAGE,
+        point: FaultPoint::Edge,
+        kind: *kind,
+        nth: *nth,
+        times: *times,
+    };
+    let plan = FaultPlan::new(&rules.iter().map(rule).collect::<Vec<_>>());
+    let (send, lost) = flume::unbounded();
+    let options = LinkOptions {
+        capacity: 4096,
+        zero_copy: true,
+        fault: plan.site(STAGE, FaultPoint::Edge),
+        metrics: RepairMetrics::new(STAGE),
+        lost: Arc::new(move |request, reason| {
+            let _ = send.send((request, reason));
+        }),
+    };
+    (options, lost)
+}
+
+/// The same edge over each channel.
+fn edges(rules: &[(FaultKind, u64, u64)]) -> [Edge; 2] {
+    let (queue_options, queue_lost) = options(rules);
+    let (ring_options, ring_lost) = options(rules);
+    let (send, recv) = over_channel(queue_options);
+    let queue: Ends = (Arc::new(send), Arc::new(recv));
+    let (send, recv) = over_ring(1 << 16, ring_options).unwrap();
+    let ring: Ends = (Arc::new(send), Arc::new(recv));
+    [Edge { ends: queue, lost: queue_lost }, Edge { ends: ring, lost: ring_lost }]
+}
+
+/// Payload number `n`, a request of its own: rows for an even number, codes for an odd one.
+fn payload(n: u32) -> Payload {
+    let kind = if n.is_multiple_of(2) { Kind::Rows } else { Kind::Codes };
+    let header =
+        Header { request: RequestId(n.into()), generation: Generation(1), seq: Seq(n), kind, units: 1, end: None };
+    let part = match kind {
+        Kind::Rows => {
+            let bytes = Bytes::from(vec![n as u8; 512 * 2]);
+            Part::Rows(Rows::Bytes(RowBytes::new(bytes, 512, Precision::Bf16).unwrap()))
+        }
+        _ => Part::U32(vec![n; 16]),
+    };
+    Payload { header, parts: vec![part], leases: Vec::new() }
+}
+
+fn same(a: &Payload, b: &Payload) -> bool {
+    let data = |payload: &Payload| match &payload.parts[..] {
+        [Part::Rows(Rows::Bytes(rows))] => rows.data().to_vec(),
+        [Part::U32(values)] => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        parts => panic!("{parts:?}"),
+    };
+    a.header == b.header && data(a) == data(b)
+}
+
+async fn get(receiver: &Arc<dyn PayloadReceiver>) -> Result<Payload, TransportError> {
+    tokio::time::timeout(PATIENCE, receiver.get()).await.expect("nothing comes")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn payloads_arrive_once_and_in_order_whatever_happens_to_their_frames() {
+    let every = |kind| (1..500).map(|i| (kind, i * 3, 1)).collect::<Vec<_>>();
+    let kinds = [FaultKind::Drop, FaultKind::Duplicate, FaultKind::Reorder, FaultKind::Corrupt];
+    let all_in_turns = (1..500).map(|i| (kinds[i as usize % 4], i * 2, 1)).collect();
+    for rules in kinds.map(every).into_iter().chain([Vec::new(), all_in_turns]) {
+        for Edge { ends: (sender, receiver), lost } in edges(&rules) {
+            for n in 0..400 {
+                sender.put(payload(n)).unwrap();
+            }
+            for n in 0..400 {
+                let got = get(&receiver).await.unwrap();
+                assert!(same(&got, &payload(n)), "{:?} where {n} was due with {:?}", got.header, rules.first());
+            }
+            assert!(lost.is_empty());
+            while sender.queued() > 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_delivered_is_reported_and_the_rest_goes_on() {
+    // The first frame gets lost as often as it is tried, and so do those behind it until then.
+    for Edge { ends: (sender, receiver), lost } in edges(&[(FaultKind::Drop, 1, 18)]) {
+        for n in 0..3 {
+            sender.put(payload(n)).unwrap();
+        }
+        let (request, reason) = tokio::time::timeout(PATIENCE, lost.recv_async()).await.unwrap().unwrap();
+        assert_eq!(request, RequestId(0));
+        assert!(reason.contains("did not get through"), "{reason}");
+        for n in [1, 2] {
+            assert!(same(&get(&receiver).await.unwrap(), &payload(n)));
+        }
+        assert!(lost.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_payload_that_the_ring_never_takes_is_refused_with_what_to_do() {
+    let (options, _lost) = options(&[]);
+    let (sender, _receiver) = over_ring(1 << 16, options).unwrap();
+    let large = Payload { parts: vec![Part::F32(vec![0.0; 1 << 15])], ..payload(1) };
+    let error = sender.put(large).unwrap_err();
+    assert!(
+        matches!(error, TransportError::TooLarge { .. }) && error.to_string().contains("transfer.shm_bytes"),
+        "{error}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_receiver_goes_everything_on_its_way_is_reported() {
+    for Edge { ends: (sender, receiver), lost } in edges(&[]) {
+        for n in 0..200 {
+            sender.put(payload(n)).unwrap();
+        }
+        let _ = get(&receiver).await.unwrap();
+        drop(receiver);
+        // All but those that were acknowledged before.
+        let (last, reason) = loop {
+            let told = tokio::time::timeout(PATIENCE, lost.recv_async()).await.unwrap().unwrap();
+            if told.0 == RequestId(199) {
+                break told;
+            }
+        };
+        assert!(reason.contains("closed"), "{last} {reason}");
+        while sender.put(payload(200)).is_ok() {
+            tokio::task::yield_now().await;
+        }
+        assert!(matches!(sender.put(payload(200)), Err(TransportError::Closed)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn when_the_sender_goes_what_it_took_on_still_arrives() {
+    for Edge { ends: (sender, receiver), .. } in edges(&[(FaultKind::Drop, 20, 1)]) {
+        for n in 0..20 {
+            sender.put(payload(n)).unwrap();
+        }
+        drop(sender);
+        for n in 0..20 {
+            assert!(same(&get(&receiver).await.unwrap(), &payload(n)));
+        }
+        assert!(matches!(get(&receiver).await, Err(TransportError::Closed)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_stay_in_the_ring_are_not_written_over() {
+    let (options, _lost) = options(&[]);
+    let (sender, receiver) = over_ring(1 << 16, options).unwrap();
+    let mut kept = Vec::new();
+    for n in 0..2000 {
+        sender.put(payload(n)).unwrap();
+        kept.push(tokio::time::timeout(PATIENCE, receiver.get()).await.expect("the ring is stuck").unwrap());
+        if kept.len() > 20 {
+            let oldest = kept.remove(0);
+            assert!(same(&oldest, &payload(oldest.header.seq.0)));
+        }
+    }
+}
