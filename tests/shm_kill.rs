@@ -119,11 +119,13 @@ fn kill_one(n: u64) -> (bool, Duration) {
     let peer_produces = chance.is_multiple_of(2);
     let (first, working) = flume::bounded(1);
     let (frames, killer) = if peer_produces {
-        command.env(PEER, producer.into_handle().unwrap().inherit(&mut command));
+        let end = producer.into_handle().unwrap().inherit(&mut command);
+        command.env(PEER, end);
         let killer = kill(command, chance, working);
         (survive_as_consumer(&mut consumer, &first), killer)
     } else {
-        command.env(PEER, consumer.into_handle().unwrap().inherit(&mut command));
+        let end = consumer.into_handle().unwrap().inherit(&mut command);
+        command.env(PEER, end);
         let killer = kill(command, chance, working);
         (survive_as_producer(&mut producer, &first), killer)
     };

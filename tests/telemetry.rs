@@ -42,6 +42,9 @@ fn record_one_of_each() {
         stage.connector_seconds.record(Duration::from_micros(30));
         CopyMetrics::new(name).copied(Direction::DeviceToHost, 4096, Some(Duration::from_micros(20)));
         edge.sent(100);
+        let link = LinkMetrics::new(name);
+        link.repeated.increment(1);
+        link.lost.increment(1);
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);
