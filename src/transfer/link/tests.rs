@@ -55,8 +55,15 @@ fn edges(rules: &[(FaultKind, u64, u64)]) -> [Edge; 2] {
 /// Payload number `n`, a request of its own: rows for an even number, codes for an odd one.
 fn payload(n: u32) -> Payload {
     let kind = if n.is_multiple_of(2) { Kind::Rows } else { Kind::Codes };
-    let header =
-        Header { request: RequestId(n.into()), generation: Generation(1), seq: Seq(n), kind, units: 1, end: None };
+    let header = Header {
+        request: RequestId(n.into()),
+        generation: Generation(1),
+        seq: Seq(n),
+        kind,
+        units: 1,
+        end: None,
+        sent: 0,
+    };
     let part = match kind {
         Kind::Rows => {
             let bytes = Bytes::from(vec![n as u8; 512 * 2]);

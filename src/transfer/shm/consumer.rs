@@ -104,7 +104,8 @@ impl Consumer {
             if start.elapsed() > SPIN.min(timeout) {
                 break;
             }
-            std::hint::spin_loop();
+            // The producer may be waiting for this core.
+            std::thread::yield_now();
         }
         loop {
             if let Some(chunk) = self.pop_or_sleep()? {

@@ -8,7 +8,15 @@ use candle_core::{Device, Tensor};
 use proptest::prelude::*;
 
 fn header(kind: Kind, units: u32) -> Header {
-    Header { request: RequestId(300), generation: Generation(2), seq: Seq(7), kind, units, end: Some(End::Stop) }
+    Header {
+        request: RequestId(300),
+        generation: Generation(2),
+        seq: Seq(7),
+        kind,
+        units,
+        end: Some(End::Stop),
+        sent: 0,
+    }
 }
 
 fn payload(kind: Kind, units: u32, parts: Vec<Part>) -> Payload {
@@ -52,17 +60,17 @@ fn a_frame_has_these_bytes() {
     golden(
         &codes(),
         &[
-            "4f 4d 4e 41 02 00 0d 00 10 00 00 00 6c 63 e3 db",
-            "fb 2c 01 02 07 02 01 01 00 01 02 01 03 00 00 00",
+            "4f 4d 4e 41 02 00 0e 00 10 00 00 00 59 56 86 26",
+            "fb 2c 01 02 07 02 01 01 00 00 01 02 01 03 00 00",
             "01 00 00 00 02 00 00 00 06 05 04 03 00 00 00 00",
         ],
     );
     golden(
         &payload(Kind::Rows, 2, vec![Part::Rows(bf16()), Part::F32(vec![1.0])]),
         &[
-            "4f 4d 4e 41 02 00 11 00 20 00 00 00 4c aa 36 5c",
-            "fb 2c 01 02 07 00 02 01 00 02 01 02 02 03 00 01",
-            "01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+            "4f 4d 4e 41 02 00 12 00 20 00 00 00 7f 55 21 09",
+            "fb 2c 01 02 07 00 02 01 00 00 02 01 02 02 03 00",
+            "01 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
             "80 3f 00 40 40 40 80 c0 01 02 03 04 00 00 00 00",
             "00 00 80 3f 00 00 00 00 00 00 00 00 00 00 00 00",
         ],
@@ -121,7 +129,7 @@ fn each_kind_of_damage_has_its_error() {
     };
     assert!(broken(0, 0).contains("not a wire frame"));
     assert!(broken(4, 1).contains("version"));
-    assert!(broken(7, 0xff).contains("header of 65293 exceeds"));
+    assert!(broken(7, 0xff).contains("header of 65294 exceeds"));
     assert!(broken(11, 0xff).contains("body of"));
     assert!(broken(8, 0xff).contains("were announced"));
     assert!(broken(20, 0xff).contains("checksum"));
