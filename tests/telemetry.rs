@@ -5,7 +5,7 @@ use omni_actors::ids::{PayloadKind, RequestId, StageName};
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
     self, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Outcome, Phase,
-    Phases, Queue, RequestKind, RequestMetrics, StageMetrics,
+    Phases, Queue, RepairMetrics, RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -42,9 +42,9 @@ fn record_one_of_each() {
         stage.connector_seconds.record(Duration::from_micros(30));
         CopyMetrics::new(name).copied(Direction::DeviceToHost, 4096, Some(Duration::from_micros(20)));
         edge.sent(100);
-        let link = LinkMetrics::new(name);
-        link.repeated.increment(1);
-        link.lost.increment(1);
+        let repair = RepairMetrics::new(name);
+        repair.repeated.increment(1);
+        repair.lost.increment(1);
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);
