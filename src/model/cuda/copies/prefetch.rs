@@ -2,6 +2,7 @@
 
 use crate::model::cuda::{Buffer, CudaError, Event, Gpu, Pinned, Priority, Stream};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Copies input to the device ahead of the step that uses it, on a stream of its own. Used by one thread.
 pub struct Prefetch {
@@ -20,6 +21,7 @@ pub struct Prefetched {
 struct Slot {
     staging: Pinned<u8>,
     device: Buffer<u8>,
+    begun: Event,
     arrived: Event,
 }
 
@@ -32,7 +34,12 @@ impl Prefetch {
         let stream = gpu.stream(Priority::High)?;
         let slot = || {
             let device = gpu.alloc("input on its way", bytes)?;
-            Ok(Slot { staging: gpu.pinned_for_upload(bytes)?, device, arrived: Event::new(gpu)? })
+            Ok(Slot {
+                staging: gpu.pinned_for_upload(bytes)?,
+                device,
+                begun: Event::new(gpu)?,
+                arrived: Event::new(gpu)?,
+            })
         };
         let free = (0..most).map(|_| slot()).collect::<Result<Vec<_>, CudaError>>()?;
         Ok(Prefetch { stream, bytes, free: Arc::new(Mutex::new(free)) })
@@ -55,6 +62,7 @@ impl Prefetch {
         let Some(slot) = slot else { return Ok(None) };
         slot.staging.set(0, input);
         let len = input.len();
+        slot.begun.record(&self.stream)?;
         slot.device.upload_async(&self.stream, 0, &slot.staging, 0, len)?;
         slot.arrived.record(&self.stream)?;
         Ok(Some(Prefetched { slot: Some(slot), len, home: Arc::clone(&self.free) }))
@@ -82,6 +90,11 @@ impl Prefetched {
     /// Nothing.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+
+    /// How long the copy took, once it is over.
+    pub fn took(&self) -> Option<Duration> {
+        self.slot().arrived.since(&self.slot().begun).ok()
     }
 
     /// When it is there.

@@ -4,7 +4,7 @@ use super::net::{TalkerNet, Text};
 use super::ring::Lease;
 use super::stage::CudaTalker;
 use crate::config::Precision;
-use crate::ids::{Slot, StageName};
+use crate::ids::Slot;
 use crate::model::ModelError;
 use crate::model::cuda::copies::{Prefetch, Prefetched, RowBuffer};
 use crate::model::cuda::linear::{Input, Mode};
@@ -40,10 +40,20 @@ pub(super) struct Intake {
     gathered: Buffer<u8>,
     between: Buffer<u8>,
     projected: Buffer<u8>,
-    metrics: CopyMetrics,
 }
 
 impl Arrival {
+    /// Counts the copy. The step that used it is over.
+    pub fn count(&self, metrics: &CopyMetrics) {
+        match &self.source {
+            Source::Host(bytes) => metrics.copied(Direction::HostToDevice, bytes.len(), None),
+            Source::Ahead(ahead) => metrics.copied(Direction::HostToDevice, ahead.len(), ahead.took()),
+            Source::Device(there) => {
+                metrics.copied(Direction::DeviceToDevice, Rows::Device(there.clone()).bytes(), None);
+            }
+        }
+    }
+
     /// Bytes that the step has to copy.
     pub fn bytes_in_step(&self) -> usize {
         if let Source::Host(bytes) = &self.source { bytes.len() } else { 0 }
@@ -62,7 +72,6 @@ impl Intake {
             gathered,
             between: room(first.outputs())?,
             projected: room(net.config.text.hidden_size)?,
-            metrics: CopyMetrics::new(StageName::Talker),
         }))
     }
 
@@ -96,18 +105,11 @@ impl CudaTalker {
         let row = self.net.config.text_hidden_size * element_bytes(self.net.precision);
         let mut places: Vec<u32> = Vec::with_capacity(BATCH);
         for Arrival { source, places: all } in arrivals {
-            let direction = match source {
-                Source::Host(bytes) => {
-                    lease.input.set(*at, bytes);
-                    Direction::HostToDevice
-                }
-                Source::Ahead(ahead) => {
-                    stream.wait(ahead.arrived())?;
-                    Direction::HostToDevice
-                }
-                Source::Device(_) => Direction::DeviceToDevice,
-            };
-            intake.metrics.copied(direction, all.len() * row, None);
+            match source {
+                Source::Host(bytes) => lease.input.set(*at, bytes),
+                Source::Ahead(ahead) => stream.wait(ahead.arrived())?,
+                Source::Device(_) => {}
+            }
             let mut done = 0;
             while done < all.len() {
                 let some = (all.len() - done).min(BATCH - places.len());

@@ -7,7 +7,7 @@ use super::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
 use crate::model::ModelError;
 use crate::model::stage::{DeviceTimes, Emit, Finish, PendingStep, RowOutput, StepOutcome};
 use crate::model::stages::refused;
-use crate::telemetry::{Phase, Phases};
+use crate::telemetry::{CopyMetrics, Phase, Phases};
 use metrics::Histogram;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,8 @@ pub(super) struct Pending {
     /// Page-locked memory that the step reads.
     pub(super) _held: Vec<Swapped>,
     /// Rows that the step reads where they are.
-    pub(super) _arrivals: Vec<Arrival>,
+    pub(super) arrivals: Vec<Arrival>,
+    pub(super) copies: CopyMetrics,
 }
 
 impl PendingStep for Pending {
@@ -43,6 +44,7 @@ impl PendingStep for Pending {
         lease.end.gpu().bind()?;
         lease.end.wait()?;
         let device_time = lease.end.since(&lease.begin).ok();
+        self.arrivals.iter().for_each(|arrival| arrival.count(&self.copies));
         let (groups, width) = (self.groups, out_words(self.groups));
         let parts = std::mem::take(&mut self.parts);
         let frames = parts.iter().filter(|part| matches!(part, Part::Frame { .. })).count();

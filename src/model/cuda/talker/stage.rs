@@ -12,7 +12,7 @@ use super::prompt::Special;
 use super::ring::Ring;
 use super::swap::Swapped;
 use super::table::{Record, SlotParams};
-use crate::ids::Slot;
+use crate::ids::{Slot, StageName};
 use crate::model::cuda::Priority;
 use crate::model::cuda::decoder::PAGE;
 use crate::model::cuda::pages::{PageKey, Pages};
@@ -20,7 +20,7 @@ use crate::model::cuda::stream::Stream;
 use crate::model::stage::{Launched, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
 use crate::model::stages::refused;
 use crate::model::{LoadError, ModelError};
-use crate::telemetry::DeviceMetrics;
+use crate::telemetry::{CopyMetrics, DeviceMetrics};
 use metrics::Histogram;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -97,6 +97,7 @@ pub struct CudaTalker {
     /// For a talker that has a thinker.
     pub(super) intake: Option<Intake>,
     pub(super) order: u64,
+    pub(super) copies: CopyMetrics,
     /// By bucket: what steps that are a frame and nothing else took.
     pub(super) timed: Arc<[(usize, Histogram)]>,
 }
@@ -205,6 +206,7 @@ impl CudaTalker {
             text_free,
             uploads: Vec::new(),
             arrivals: Vec::new(),
+            copies: CopyMetrics::new(StageName::Talker),
             intake: Intake::new(&net, options.async_h2d)?,
             order: 0,
             net,
@@ -339,7 +341,8 @@ impl StageModel for CudaTalker {
             groups: self.groups(),
             times_at: self.times_at,
             _held: step.held,
-            _arrivals: step.arrivals,
+            arrivals: step.arrivals,
+            copies: self.copies.clone(),
         })))
     }
 
