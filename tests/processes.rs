@@ -16,6 +16,7 @@ use omni_actors::config::{Config, Placement};
 use omni_actors::engine::{Engine, Event, Output, RequestError, Service, StageState, SubmitError};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::StageName;
+use omni_actors::telemetry::trace::{self, Lane, Record, Session};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde_json::{Value, json};
@@ -100,6 +101,31 @@ async fn an_answer_through_processes_is_the_references_sample_for_sample() {
         assert!(steps.len() == 1 && steps[0] != "0", "{series}{steps:?}");
     }
     idle(&engine, BOUND).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trace_has_what_the_processes_did_on_one_clock() {
+    let engine = apart(|_| {}).await;
+    let processes = StageName::ALL.map(|stage| (stage, pid(&engine, stage)));
+    // Until the trace is long enough for the processes to have sent what they recorded.
+    for requests in 1.. {
+        let session = Session::begin();
+        for _ in 0..requests {
+            assert!(say(&engine, frames(12, 5)).await.end.unwrap().is_ok());
+        }
+        trace::settle().await;
+        let trace = session.end();
+        let of = |(stage, process): &(StageName, u32)| {
+            let theirs = |record: &&Record| record.process == *process;
+            let named = |record: &Record| matches!(record.lane, Lane::Stage { stage: name, .. } if name == *stage);
+            let mut records = trace.records.iter().filter(theirs).peekable();
+            records.peek().is_some() && records.all(|record| named(record) && record.ended <= trace.ended)
+        };
+        if processes.iter().all(of) {
+            return;
+        }
+        assert!(requests < 30, "{} records, and not of every process", trace.records.len());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@ use super::super::stage::{Admission, StageLoad, StageStatus};
 use crate::config::Config;
 use crate::ids::{Generation, RequestId, StageName};
 use crate::model::checkpoint::Origin;
+use crate::telemetry::trace::Record;
 use crate::transfer::payload::End;
 use bincode::{Decode, Encode};
 
@@ -41,6 +42,8 @@ pub enum ToStage {
     Abort(RequestId),
     /// The next stage, or the client, took output over.
     Acked(RequestId, u32),
+    /// Somebody begins to take a trace, or nobody does any more.
+    Trace(bool),
     /// Asks for the child's metrics.
     Metrics,
     /// Ends the stage and the process.
@@ -62,6 +65,8 @@ pub enum FromStage {
     StageDone(RequestId, StageName, End),
     /// What the stage holds, and what the fault plan has counted. Also a sign of life.
     Pulse(Pulse),
+    /// What was recorded while somebody takes a trace.
+    Trace(Vec<Record>),
     /// The answer to [`ToStage::Metrics`].
     Metrics(String),
 }
@@ -88,7 +93,7 @@ impl Control for ToStage {
         match self {
             ToStage::Admit(admission) => Some(admission.request),
             ToStage::Abort(request) | ToStage::Acked(request, _) => Some(*request),
-            ToStage::Metrics | ToStage::Stop => None,
+            ToStage::Trace(_) | ToStage::Metrics | ToStage::Stop => None,
         }
     }
 }
@@ -99,7 +104,11 @@ impl Control for FromStage {
             FromStage::Acked(request, _) | FromStage::RowFailed(request, _) | FromStage::StageDone(request, ..) => {
                 Some(*request)
             }
-            FromStage::Status(_) | FromStage::StageDown(..) | FromStage::Pulse(_) | FromStage::Metrics(_) => None,
+            FromStage::Status(_)
+            | FromStage::StageDown(..)
+            | FromStage::Pulse(_)
+            | FromStage::Trace(_)
+            | FromStage::Metrics(_) => None,
         }
     }
 }

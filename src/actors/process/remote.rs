@@ -56,6 +56,10 @@ impl RemoteStage {
         self.out.tell(ToStage::Acked(request, units));
     }
 
+    pub(super) fn trace(&self, on: bool) {
+        self.out.tell(ToStage::Trace(on));
+    }
+
     pub(super) fn stop(&self) {
         self.out.tell(ToStage::Stop);
     }

@@ -12,7 +12,7 @@ use crate::actors::stage::{AckSink, StageHandle, StageReports, State};
 use crate::core::restart::{RestartLimits, RestartPolicy, Verdict};
 use crate::fault::FaultPlan;
 use crate::ids::{Generation, StageName};
-use crate::telemetry::{LinkMetrics, SupervisionMetrics};
+use crate::telemetry::{LinkMetrics, SupervisionMetrics, trace};
 use crate::transfer::payload::{Kind, Payload};
 use crate::transfer::shm::ring;
 use crate::transfer::transport::PayloadSender;
@@ -82,6 +82,7 @@ struct Running {
     process: Process,
     listening: JoinHandle<()>,
     speaking: JoinHandle<()>,
+    tracing: JoinHandle<()>,
 }
 
 struct SupervisorState {
@@ -208,11 +209,12 @@ impl SupervisorState {
                 let _ = myself.cast(Message::Gone(number, error));
             })
         };
+        let tracing = tokio::spawn(tell_who_listens(Arc::clone(&remote)));
         tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
-        self.current = Some(Running { number, remote, process, listening, speaking });
+        self.current = Some(Running { number, remote, process, listening, speaking, tracing });
         Ok(())
     }
 
@@ -292,6 +294,7 @@ impl SupervisorState {
         self.handle.set_remote(None);
         running.listening.abort();
         running.speaking.abort();
+        running.tracing.abort();
         let how = running.process.kill().await;
         tracing::info!(stage = %self.handle.name(), pid = running.process.pid, how, "stage process gone");
     }
@@ -327,6 +330,7 @@ async fn listen_to(
                         FromStage::Acked(request, units) => parent.acks.acked(request, units),
                         FromStage::RowFailed(request, reason) => parent.reports.row_failed(request, name, reason),
                         FromStage::StageDone(request, stage, end) => parent.reports.stage_done(request, stage, end),
+                        FromStage::Trace(records) => trace::absorb(records),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
                         FromStage::Pulse(pulse) => {
                             parent.faults.resume(&pulse.faults_seen);
@@ -338,6 +342,21 @@ async fn listen_to(
             }
         }
         remote.heard();
+    }
+}
+
+/// Has the child record what it does for as long as somebody here takes a trace.
+async fn tell_who_listens(remote: Arc<RemoteStage>) {
+    let (mut switched, mut told) = (trace::switched(), false);
+    loop {
+        let on = *switched.borrow_and_update();
+        if on != told {
+            remote.trace(on);
+            told = on;
+        }
+        if switched.changed().await.is_err() {
+            return;
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::actors::{self, AckSink, StageHandle, StageLoad, StageReports, StageSt
 use crate::fault::FaultPlan;
 use crate::ids::{Generation, RequestId, StageName};
 use crate::model::checkpoint::{Checkpoint, EmbeddedFiles};
+use crate::telemetry::trace::{self, Session};
 use crate::telemetry::{self, LogError};
 use crate::transfer::lease::LeaseBook;
 use crate::transfer::payload::{End, Kind, Payload};
@@ -18,8 +19,8 @@ use crate::transfer::shm::{RingError, RingHandle};
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
 use futures::future::BoxFuture;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
@@ -28,6 +29,10 @@ use tokio::sync::Notify;
 const HELLO: Duration = Duration::from_secs(10);
 /// How often a stage that has rows is looked at, for the parent to know what it holds.
 const GLANCE: Duration = Duration::from_millis(10);
+/// How often records are sent, well within what whoever takes a trace waits for.
+const FLUSH: Duration = Duration::from_millis(100);
+/// Records in one message: together less than the smallest ring takes.
+const RECORDS: usize = 200;
 /// The last words must not keep a child that has failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -138,6 +143,7 @@ async fn run(
         leases: maker.leases.clone(),
         admitted: AtomicU64::new(0),
         busy: Notify::new(),
+        session: Mutex::default(),
         beat: setup.config.supervision.watchdog / 4,
     };
     let started = actors::start(maker.stage(name, wiring), Arc::clone(&child.handle)).await;
@@ -146,6 +152,7 @@ async fn run(
         ended = child.listen(from) => ended?,
         reason = child.tell_status() => return Err(ChildError::Failed(name, reason)),
         never = child.tell_pulse() => match never {},
+        never = child.tell_trace() => match never {},
     }
     child.handle.stop().await;
     Ok(())
@@ -170,6 +177,8 @@ struct Child {
     admitted: AtomicU64,
     /// Something was heard.
     busy: Notify,
+    /// While the parent takes a trace.
+    session: Mutex<Option<Session>>,
     /// How often the parent hears of a child that does nothing.
     beat: Duration,
 }
@@ -210,6 +219,10 @@ impl Child {
             }
             ToStage::Abort(request) => self.handle.abort(request),
             ToStage::Acked(request, units) => self.handle.acked(request, units),
+            ToStage::Trace(on) => {
+                let session = on.then(Session::begin);
+                *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
+            }
             ToStage::Metrics => _ = self.out.tell(FromStage::Metrics(telemetry::render())),
             ToStage::Stop => return true,
         }
@@ -227,6 +240,19 @@ impl Child {
             self.out.tell(FromStage::Status(status));
             if changes.changed().await.is_err() {
                 return "its supervisor is gone".to_owned();
+            }
+        }
+    }
+
+    /// Tells what was recorded, for as long as somebody wants to know.
+    async fn tell_trace(&self) -> std::convert::Infallible {
+        let mut switched = trace::switched();
+        loop {
+            // The switch is never taken away.
+            let _ = switched.wait_for(|on| *on).await;
+            tokio::time::sleep(FLUSH).await;
+            for records in trace::drain().chunks(RECORDS) {
+                self.out.tell(FromStage::Trace(records.to_vec()));
             }
         }
     }
