@@ -301,3 +301,131 @@ mod on_a_shared_device {
         second_life(&talker).await;
     }
 }
+
+/// Nothing in a launch waits for the device: whoever calls what may wait says so to the launch section.
+mod in_a_launch {
+    use super::*;
+    use omni_actors::ids::Slot;
+    use omni_actors::model::stage::{Launched, PendingStep, RowInput, RowWork, StageFactory, StageModel, StepOutcome};
+    use omni_actors::model::{LoadError, ModelError, launching};
+    use omni_actors::telemetry;
+    use support::Script;
+
+    /// Where a model does what it must not.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Place {
+        Build,
+        Open,
+        Feed,
+        Launch,
+        Wait,
+        Close,
+    }
+
+    /// A model that waits for its device in one place.
+    struct Waits(Place, Script);
+
+    impl StageFactory for Waits {
+        fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+            if self.0 == Place::Build {
+                launching::waits("cuCtxSynchronize");
+            }
+            Ok(Box::new(WaitsModel(self.0, self.1.build()?)))
+        }
+    }
+
+    struct WaitsModel(Place, Box<dyn StageModel>);
+
+    impl WaitsModel {
+        fn at(&self, place: Place) {
+            if self.0 == place {
+                launching::waits("cuCtxSynchronize");
+            }
+        }
+    }
+
+    struct Step(Place, StepOutcome);
+
+    impl PendingStep for Step {
+        fn wait(self: Box<Self>) -> Result<StepOutcome, ModelError> {
+            if self.0 == Place::Wait {
+                launching::waits("cuCtxSynchronize");
+            }
+            Ok(self.1)
+        }
+    }
+
+    impl StageModel for WaitsModel {
+        fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+            self.at(Place::Open);
+            self.1.open(slot, spec)
+        }
+        fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+            self.at(Place::Feed);
+            self.1.feed(slot, input, end)
+        }
+        fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
+            self.at(Place::Launch);
+            Ok(Launched::Pending(Box::new(Step(self.0, self.1.launch(rows)?.wait()?))))
+        }
+        fn close(&mut self, slot: Slot) {
+            self.at(Place::Close);
+            self.1.close(slot);
+        }
+        fn live_rows(&self) -> usize {
+            self.1.live_rows()
+        }
+    }
+
+    fn counted() -> f64 {
+        let name = telemetry::catalogue::LAUNCH_WAITS.name;
+        let text = telemetry::render();
+        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(0.0)
+    }
+
+    /// One row from its opening to its closing, on a model that waits at `place`; why the stage died, if it did.
+    async fn life(place: Place) -> Option<String> {
+        let script = Script { steps: flume::unbounded().0, stop: 3 };
+        let rig = rig(StageName::Talker, Waits(place, script), scheduler(), &[]).await;
+        rig.world.may_die.store(true, Ordering::Relaxed);
+        let params =
+            RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
+        let wants = Wants { tokens: false, speech: true };
+        rig.admit(Admission { request: ONE, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants });
+        rig.feed(ONE, 0, Part::U32(vec![1]), 1, true);
+        loop {
+            if let Some(reason) = rig.world.deaths.lock().unwrap().first() {
+                return Some(reason.clone());
+            }
+            let over = rig.output.drain().any(|payload| payload.header.end.is_some());
+            if over {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        while rig.stage.load().slots > 0 && rig.world.deaths.lock().unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        rig.stage.stop().await;
+        rig.world.deaths.lock().unwrap().first().cloned()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_model_that_waits_for_its_device_in_a_launch_does_not_get_far() {
+        for place in [Place::Open, Place::Feed, Place::Launch, Place::Close] {
+            let before = counted();
+            let died = life(place).await;
+            assert!(counted() > before, "{place:?} was not counted");
+            if cfg!(debug_assertions) {
+                let reason = died.unwrap_or_else(|| panic!("{place:?}: the stage lives on"));
+                assert!(reason.contains("cuCtxSynchronize in a launch"), "{reason}");
+            }
+        }
+        // While it is built, and where steps are waited for, a stage may wait.
+        for place in [Place::Build, Place::Wait] {
+            let before = counted();
+            assert_eq!(life(place).await, None, "{place:?}");
+            assert_eq!(counted(), before, "{place:?}");
+        }
+    }
+}

@@ -9,6 +9,7 @@ use crate::core::scheduler::Plan;
 use crate::fault::{FaultPoint, FaultSite};
 use crate::ids::{RequestId, Slot};
 use crate::model::ModelError;
+use crate::model::launching;
 use crate::model::stage::{RowInput, RowSpec, RowWork, StageModel};
 use crate::telemetry::Queue;
 use crate::telemetry::trace::{self, Track, What};
@@ -206,7 +207,10 @@ impl Runner {
                 return Ok(());
             }
             self.stage.pulse.launch.take(self.stage.now());
-            self.obey(command)?;
+            {
+                let _section = launching::section();
+                self.obey(command)?;
+            }
             self.stage.pulse.launch.rest();
         }
     }

@@ -8,6 +8,7 @@ pub mod device;
 pub mod error;
 pub mod frontend;
 pub mod hf;
+pub mod launching;
 pub mod ops;
 pub mod prompt;
 pub mod rows;

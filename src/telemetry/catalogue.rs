@@ -100,6 +100,7 @@ catalogue! {
 
     DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by everybody, the driver included.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
+    LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls that may wait for the GPU, made by a launch thread while it launched; anything but 0 is a bug.";
     FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the rows it was captured for.";
 
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";

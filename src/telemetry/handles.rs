@@ -395,6 +395,12 @@ impl std::fmt::Debug for HttpMetrics {
     }
 }
 
+/// A launch thread called something that may wait for its device. By name: it is not to happen.
+pub fn launch_waited() {
+    install();
+    counter!(c::LAUNCH_WAITS.name).increment(1);
+}
+
 /// Says which build runs.
 pub fn process_started() {
     install();

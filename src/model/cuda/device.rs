@@ -5,6 +5,7 @@ use super::error::{CudaError, check};
 use super::images;
 use super::kernel::Kernel;
 use crate::model::Budget;
+use crate::model::launching;
 use crate::telemetry::{DeviceMetrics, MemoryUse};
 use cudarc::driver::sys;
 use std::collections::HashMap;
@@ -262,6 +263,7 @@ impl Gpu {
     /// # Errors
     /// What the driver says.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        launching::waits("cuMemGetInfo");
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are locals.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
@@ -292,11 +294,13 @@ impl Gpu {
     /// Waits for fills and copies that were not queued on a stream of ours: the driver answers when it has taken the
     /// data, which may be before it is where it goes, and streams of ours do not wait for its own.
     pub(super) fn settle(&self) -> Result<(), CudaError> {
+        launching::waits("cuStreamSynchronize");
         // SAFETY: the null handle is the driver's own stream.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
     }
 
     pub(super) fn count_blocking(&self) {
+        launching::waits("a call that waits for the GPU");
         self.0.blocking.fetch_add(1, Ordering::Relaxed);
         self.0.metrics.blocking.increment(1);
     }

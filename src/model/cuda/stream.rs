@@ -2,6 +2,7 @@
 
 use super::device::{Gpu, Priority};
 use super::error::{CudaError, check};
+use crate::model::launching;
 use cudarc::driver::sys;
 use std::time::Duration;
 
@@ -66,6 +67,7 @@ impl Stream {
     /// # Errors
     /// Those of `queue`, and what the driver says.
     pub fn capture<E: From<CudaError>>(&self, queue: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        launching::waits("cuGraphInstantiate");
         // Other threads may allocate meanwhile: only this thread is forbidden what cannot be captured.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
@@ -170,6 +172,7 @@ impl Event {
     /// # Errors
     /// Whatever went wrong on the device before.
     pub fn wait(&self) -> Result<(), CudaError> {
+        launching::waits("cuEventSynchronize");
         // SAFETY: the event is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }

@@ -5,6 +5,7 @@ use super::ranges::Ranges;
 use crate::config::Precision;
 use crate::model::ModelError;
 use crate::model::cuda::{Buffer, CudaError, Event, Gpu, Pinned, Stream};
+use crate::model::launching;
 use crate::model::rows::{DeviceBuffer, element_bytes};
 use bytes::Bytes;
 use futures::FutureExt;
@@ -89,7 +90,10 @@ impl RowArena {
         };
         let place = match range {
             Some(range) => Place::Arena(Arc::clone(&self.home), range),
-            None => Place::Alone(self.gpu.alloc("rows for the next stage", bytes)?),
+            None => {
+                let _excused = launching::excused("rows wait for so long that the arena is full");
+                Place::Alone(self.gpu.alloc("rows for the next stage", bytes)?)
+            }
         };
         let ready = match event {
             Some(event) => event,

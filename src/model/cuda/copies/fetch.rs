@@ -2,6 +2,7 @@
 
 use super::arena::Memory;
 use crate::model::cuda::{CudaError, Event, Gpu, Pinned, Priority, Stream};
+use crate::model::launching;
 use crate::telemetry::{CopyMetrics, Direction};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -105,7 +106,10 @@ impl HostRing {
         let free = if fits { ring.free.lock().unwrap_or_else(PoisonError::into_inner).pop() } else { None };
         let piece = match free {
             Some(piece) => piece,
-            None => Piece::new(&ring.gpu, len.max(ring.bytes))?,
+            None => {
+                let _excused = launching::excused("all of the ring is lent, or a copy is larger than its pieces");
+                Piece::new(&ring.gpu, len.max(ring.bytes))?
+            }
         };
         ring.lent.fetch_add(1, Ordering::Relaxed);
         Ok(HostBytes { piece: Some(piece), len, ring: Arc::clone(ring) })

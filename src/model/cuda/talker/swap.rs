@@ -3,6 +3,7 @@
 use crate::model::cuda::decoder::Cache;
 use crate::model::cuda::stream::Stream;
 use crate::model::cuda::{CudaError, Pinned};
+use crate::model::launching;
 
 /// The pages of one row.
 pub(super) struct Swapped {
@@ -19,6 +20,8 @@ impl Swapped {
     pub fn save(stream: &Stream, cache: &Cache, pages: &[u32]) -> Result<Swapped, CudaError> {
         let (layers, page) = (cache.layers(), cache.page_bytes());
         let bytes = layers * pages.len() * page;
+        let _excused =
+            launching::excused("a row makes room when the pages have run out: what it saves is as large as it is");
         let sides = [stream.gpu().pinned(bytes)?, stream.gpu().pinned(bytes)?];
         for (side, from) in sides.iter().zip(cache.buffers()) {
             for (layer, (i, number)) in (0..layers).flat_map(|layer| pages.iter().enumerate().map(move |p| (layer, p)))

@@ -7,6 +7,7 @@ use super::plan::{Launch, batches, plan};
 use super::workspace::{ROW_WORDS, Workspace};
 use crate::ids::Slot;
 use crate::model::cuda::{CudaError, Graph, Priority, Stream};
+use crate::model::launching;
 use crate::model::stage::{
     DeviceTimes, Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel,
     StepOutcome,
@@ -387,6 +388,8 @@ impl PendingStep for Step {
 impl Drop for Step {
     fn drop(&mut self) {
         // The memory is lent again only when the device is done with it.
+        let _excused =
+            launching::excused("a step that is dropped was not waited for: its launch, or the stage, has failed");
         if let Some(span) = self.span.take().filter(|span| span.end.wait().is_ok()) {
             self.pool.give_back(self.leases.drain(..), span);
         }

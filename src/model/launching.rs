@@ -1,0 +1,97 @@
+//! The launch section: what a launch thread does between taking a command and handing over what came of it. Nothing in it
+//! waits for a device. Whoever calls something that may wait says so here first; inside the section that is counted, and in
+//! builds with debug assertions it ends the stage with the name of the call: a wait that somebody adds to a step does not
+//! get through the tests.
+
+use crate::telemetry;
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+#[derive(Clone, Copy, PartialEq)]
+enum Here {
+    Outside,
+    Inside,
+    Excused,
+}
+
+thread_local! {
+    static HERE: Cell<Here> = const { Cell::new(Here::Outside) };
+}
+
+/// This thread is in the section, or excused from it, until this is dropped.
+#[must_use]
+pub struct Section {
+    before: Here,
+    /// Stays on its thread.
+    thread: PhantomData<*const ()>,
+}
+
+/// Begins the section on this thread.
+pub fn section() -> Section {
+    here(Here::Inside)
+}
+
+/// Lets what follows wait although it is in the section, for the reason given: something rare that has no place elsewhere,
+/// such as memory that has to grow.
+pub fn excused(_why: &'static str) -> Section {
+    // Outside the section there is nothing to be excused from.
+    here(if HERE.get() == Here::Outside { Here::Outside } else { Here::Excused })
+}
+
+fn here(now: Here) -> Section {
+    Section { before: HERE.replace(now), thread: PhantomData }
+}
+
+impl Drop for Section {
+    fn drop(&mut self) {
+        HERE.set(self.before);
+    }
+}
+
+/// Says that this thread is about to make a call that may wait for a device.
+///
+/// # Panics
+/// In the launch section, in builds with debug assertions.
+pub fn waits(call: &'static str) {
+    if HERE.get() != Here::Inside {
+        return;
+    }
+    telemetry::launch_waited();
+    // A thread that is panicking already takes its state down; what it calls meanwhile is no step.
+    if cfg!(debug_assertions) && !std::thread::panicking() {
+        panic!("{call} in a launch: it may wait for the device, and the next launch must not");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "cuStreamSynchronize in a launch")]
+    fn a_wait_inside_the_section_is_told() {
+        let _section = section();
+        waits("cuStreamSynchronize");
+    }
+
+    #[test]
+    fn elsewhere_one_may_wait() {
+        waits("before");
+        {
+            let _section = section();
+            let _excused = excused("a test");
+            waits("excused");
+            // Another thread is not in it.
+            std::thread::spawn(|| waits("completion")).join().unwrap();
+        }
+        waits("after");
+    }
+
+    #[test]
+    #[should_panic(expected = "cuMemAlloc in a launch")]
+    fn an_excuse_ends_where_its_block_ends() {
+        let _section = section();
+        drop(excused("a test"));
+        waits("cuMemAlloc");
+    }
+}

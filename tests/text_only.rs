@@ -1,0 +1,70 @@
+//! A request that wants text only takes none of the ways of speech: nothing is handed to the speech stages, copied or
+//! launched for it. Counted by the engine's own metrics, which are of the whole process: this file is one test.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/engine.rs"]
+mod support;
+
+use omni_actors::engine::{Output, Service};
+use omni_actors::telemetry;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use support::{chat, collect, engine, idle, tiny};
+
+/// What speech is made of, by series.
+fn counted() -> BTreeMap<String, f64> {
+    let kept = [
+        "omni_payloads_total",
+        "omni_payload_bytes_total",
+        "omni_copies_total",
+        "omni_copy_bytes_total",
+        "omni_stage_steps_total",
+        "omni_stage_units_total",
+    ];
+    let text = telemetry::render();
+    let series = text.lines().filter(|line| kept.iter().any(|name| line.starts_with(name)));
+    series
+        .filter_map(|line| line.rsplit_once(' '))
+        .map(|(name, value)| (name.to_owned(), value.parse().unwrap()))
+        .collect()
+}
+
+/// What of it has grown and is none of a text's: all but the steps of the thinker and the tokens that it sends to the client.
+fn grown(before: &BTreeMap<String, f64>) -> Vec<String> {
+    let text = |name: &str| {
+        name.contains("stage=\"thinker\"") && (name.contains("kind=\"tokens\"") || name.starts_with("omni_stage_"))
+    };
+    let now = counted();
+    let more = |name: &String, value: f64| value > before.get(name).copied().unwrap_or(0.0);
+    now.iter().filter(|(name, value)| more(name, **value) && !text(name)).map(|(name, _)| name.clone()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_only_request_takes_none_of_the_ways_of_speech() {
+    let engine = engine(&tiny(), |_| {}).await;
+    let before = counted();
+    for words in ["hello there", "and again", "once more"] {
+        let mut request = chat(words, Output::Text);
+        request.max_text_tokens = Some(20);
+        let answer = collect(engine.submit(request).await.unwrap()).await;
+        assert!(!answer.text.is_empty() && answer.end.unwrap().is_ok());
+    }
+    idle(&engine, Duration::from_secs(20)).await;
+    assert_eq!(grown(&before), Vec::<String>::new());
+    let thinks = "omni_stage_steps_total{stage=\"thinker\"}";
+    assert!(counted()[thinks] > before.get(thinks).copied().unwrap_or(0.0), "the counters count");
+
+    // The same counters, when the same is spoken.
+    let mut spoken = chat("hello there", Output::TextAndAudio);
+    spoken.max_text_tokens = Some(20);
+    spoken.max_frames = Some(omni_actors::ids::Frames(5));
+    assert!(collect(engine.submit(spoken).await.unwrap()).await.end.unwrap().is_ok());
+    let grown = grown(&before);
+    for series in [
+        "payloads_total{stage=\"thinker\",kind=\"rows\"}",
+        "payloads_total{stage=\"talker\",kind=\"codes\"}",
+        "steps_total{stage=\"code2wav\"}",
+    ] {
+        assert!(grown.iter().any(|name| name.ends_with(series)), "{series} has not grown: {grown:?}");
+    }
+}
