@@ -14,6 +14,7 @@ const OPERATIONS: &str = include_str!("../docs/operations.md");
 fn record_one_of_each() {
     telemetry::process_started();
     telemetry::set_ready(true);
+    telemetry::launch_waited();
     let device = DeviceMetrics::new(0);
     device.blocking.increment(1);
     device.memory(MemoryUse::Used, 1 << 30);

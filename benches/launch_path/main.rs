@@ -18,18 +18,18 @@
 #![allow(clippy::unwrap_used)]
 
 mod conditions;
+mod faults;
 mod measure;
 mod plot;
-mod record;
 mod report;
 
 use anyhow::Context;
 use clap::Parser;
 use conditions::{CONDITIONS, Condition};
+use faults::Faults;
 use measure::{Bench, Turn};
 use omni_actors::config::{CheckpointSource, Config, DeviceKind, Override};
 use omni_actors::model::Checkpoint;
-use record::Recorder;
 use report::{Report, Run};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -119,11 +119,11 @@ impl Args {
 
 fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
-    let recorder = Recorder::install()?;
-    tokio::runtime::Runtime::new()?.block_on(run(&args, &recorder))
+    let faults = Faults::listen()?;
+    tokio::runtime::Runtime::new()?.block_on(run(&args, &faults))
 }
 
-async fn run(args: &Args, recorder: &Recorder) -> anyhow::Result<ExitCode> {
+async fn run(args: &Args, faults: &Faults) -> anyhow::Result<ExitCode> {
     let on_device = args.device == DeviceKind::Cuda.as_str();
     let rows = args.rows.clone().unwrap_or(match (args.quick, on_device) {
         (true, _) => vec![2],
@@ -146,7 +146,7 @@ async fn run(args: &Args, recorder: &Recorder) -> anyhow::Result<ExitCode> {
     let conditions = args.chosen()?;
     let mut runs = Vec::new();
     for rows in rows {
-        let bench = Bench { checkpoint: &checkpoint, recorder, rows, frames, sleepers: args.sleepers };
+        let bench = Bench { checkpoint: &checkpoint, faults, rows, frames, sleepers: args.sleepers };
         let mut turns: Vec<Vec<Turn>> = conditions.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
             // Each round begins with another one, so that nobody always follows the same neighbour.
@@ -162,7 +162,8 @@ async fn run(args: &Args, recorder: &Recorder) -> anyhow::Result<ExitCode> {
         eprintln!("\r{:<72}", "");
         runs.push(Run::new(rows, conditions.iter().copied().zip(turns)));
     }
-    let report = Report { device: args.device.clone(), model: config.model.name.clone(), frames, rounds, runs };
+    let model = if args.config.is_some() { config.model.name.clone() } else { "the default voice".to_owned() };
+    let report = Report { device: args.device.clone(), model, frames, rounds, runs };
     print!("{report}");
     if let Some(file) = &args.json {
         std::fs::write(file, serde_json::to_string_pretty(&report.json())? + "\n")?;

@@ -1,13 +1,14 @@
 //! One condition, once.
 
 use crate::conditions::{Condition, Trouble};
-use crate::record::{Recorder, Step};
+use crate::faults::Faults;
 use anyhow::{Context, bail, ensure};
 use omni_actors::config::Config;
 use omni_actors::engine::{Engine, Event, ResponseStream, Service, SpeechParams, SpeechRequest, TextSource};
 use omni_actors::ids::{Frames, StageName};
 use omni_actors::model::Checkpoint;
-use omni_actors::telemetry;
+use omni_actors::telemetry::trace::{Session, StepTimes, Trace};
+use omni_actors::telemetry::{catalogue, render};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
@@ -23,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 /// What is measured, whatever the condition.
 pub struct Bench<'a> {
     pub checkpoint: &'a Checkpoint,
-    pub recorder: &'a Recorder,
+    pub faults: &'a Faults,
     pub rows: u32,
     pub frames: u32,
     pub sleepers: u32,
@@ -35,7 +36,7 @@ pub struct Turn {
     pub cadence: Vec<f64>,
     /// Microseconds that the device had nothing to do between them.
     pub bubble: Vec<f64>,
-    /// Steps launched whose tokens the scheduler had not seen, on average over all launches.
+    /// Steps out at a launch whose tokens the scheduler had not seen, on average.
     pub run_ahead: f64,
     /// Of all that was heard.
     pub hash: String,
@@ -66,16 +67,16 @@ impl Bench<'_> {
             Trouble::Sleepers => self.sleepers(&engine).await?,
             _ => Vec::new(),
         };
-        let ahead = RunAhead::now();
-        self.recorder.take();
+        self.faults.take();
+        let session = Session::begin();
         let hash = self.hear_all(&engine, self.frames).await?;
-        let (steps, faults) = self.recorder.take();
-        let run_ahead = RunAhead::now().since(&ahead);
+        let trace = session.end();
+        let faults = self.faults.take();
+        ensure!(trace.missing == 0, "{} records of the trace were lost", trace.missing);
         ensure!(engine.load().requests >= sleepers.len(), "a client that stopped reading was let go");
         drop(sleepers);
         engine.drain(Duration::ZERO).await;
-        let (cadence, bubble) = self.decode(&steps, &faults, condition)?;
-        Ok(Turn { cadence, bubble, run_ahead, hash })
+        self.decode(&trace, &faults, condition, hash)
     }
 
     /// As many requests at once as there are rows, each read to its end; says what was heard.
@@ -111,9 +112,9 @@ impl Bench<'_> {
             sleepers.push(stream);
         }
         let at_rest = async {
-            let mut before = usize::MAX;
-            while before != self.recorder.count() {
-                before = self.recorder.count();
+            let mut before = None;
+            while before != Some(steps_so_far()) {
+                before = Some(steps_so_far());
                 tokio::time::sleep(CALM).await;
             }
         };
@@ -121,31 +122,49 @@ impl Bench<'_> {
         Ok(sleepers)
     }
 
-    /// Cadence and bubbles of the steps in which all rows decoded, the first third left out.
-    fn decode(&self, steps: &[Step], faults: &[u64], condition: &Condition) -> anyhow::Result<(Vec<f64>, Vec<f64>)> {
-        let decodes = |step: &Step| step.rows == u64::from(self.rows) && step.prompt == 0;
-        let talker: Vec<&Step> = steps.iter().filter(|step| step.stage == StageName::Talker.as_str()).collect();
-        let pairs = talker.windows(2).map(|pair| (pair[0], pair[1]));
-        let pairs: Vec<_> = pairs
-            .filter(|(a, b)| decodes(a) && decodes(b) && a.step + 1 == b.step)
-            .skip(self.frames as usize / 3)
-            .collect();
-        if pairs.len() < self.frames as usize / 3 {
-            bail!("only {} of {} talker steps had all rows and nothing else", pairs.len(), talker.len());
+    /// What the steps say in which all rows decoded, the first third left out.
+    fn decode(&self, trace: &Trace, faults: &[u64], condition: &Condition, hash: String) -> anyhow::Result<Turn> {
+        let steps = trace.steps();
+        let talker: Vec<_> = steps.iter().filter(|((stage, ..), _)| *stage == StageName::Talker).collect();
+        let decodes = |step: &StepTimes| step.rows == self.rows && step.prompt == 0 && step.ran.is_some();
+        let mut pairs = Vec::new();
+        for pair in talker.windows(2) {
+            let [((_, _, number), one), ((_, _, next), two)] = pair else { continue };
+            if let (true, true, Some((_, before)), Some((_, after))) = (decodes(one), decodes(two), one.ran, two.ran)
+                && number.0 + 1 == next.0
+            {
+                pairs.push((before, after, *two));
+            }
+        }
+        let least = self.frames as usize / 3;
+        let pairs = pairs.split_off(least.min(pairs.len()));
+        if pairs.len() < least {
+            bail!("only {} of {} talker steps had all rows and nothing else", pairs.len() + least, talker.len());
         }
         match condition.trouble {
             Trouble::Stall(_) => {
                 let struck = *faults.first().context("the connector did not stall")?;
-                let after = pairs.iter().filter(|(before, _)| before.known >= struck).count();
-                ensure!(after * 4 >= pairs.len() * 3, "the stall came late: before {after} of {} steps", pairs.len());
+                let inside = pairs.iter().filter(|(before, ..)| *before >= struck).count();
+                ensure!(inside * 4 >= pairs.len() * 3, "the stall came late: before {inside} of {} steps", pairs.len());
             }
             Trouble::SlowPackager(_) => ensure!(!faults.is_empty(), "the packager was not slowed down"),
             Trouble::None | Trouble::Sleepers => {}
         }
-        let cadence = pairs.iter().map(|(a, b)| (b.known - a.known) as f64 / 1e3).collect();
-        let bubble = pairs.iter().map(|(a, b)| b.bubble(a.known) as f64).collect();
-        Ok((cadence, bubble))
+        let ahead: u32 = pairs.iter().filter_map(|(.., step)| step.ahead).sum();
+        Ok(Turn {
+            cadence: pairs.iter().map(|(before, after, _)| (after - before) as f64 / 1e6).collect(),
+            bubble: pairs.iter().map(|(.., step)| step.bubble.unwrap_or(0) as f64 / 1e3).collect(),
+            run_ahead: f64::from(ahead) / pairs.len() as f64,
+            hash,
+        })
     }
+}
+
+/// Steps of all stages since the process began.
+fn steps_so_far() -> u64 {
+    let text = render();
+    let series = text.lines().filter(|line| line.starts_with(catalogue::STEPS.name));
+    series.filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum()
 }
 
 fn request(frames: u32, seed: u64) -> SpeechRequest {
@@ -170,25 +189,4 @@ async fn hear(mut stream: ResponseStream) -> anyhow::Result<Vec<u8>> {
         }
     }
     Ok(heard.finalize().to_vec())
-}
-
-/// The talker's histogram of steps in flight at a launch: how many launches, and their sum.
-struct RunAhead {
-    launches: f64,
-    sum: f64,
-}
-
-impl RunAhead {
-    fn now() -> RunAhead {
-        let text = telemetry::render();
-        let series = |suffix: &str| {
-            let name = format!("{}{suffix}{{stage=\"talker\"}} ", telemetry::catalogue::RUN_AHEAD_STEPS.name);
-            text.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok()).unwrap_or(0.0)
-        };
-        RunAhead { launches: series("_count"), sum: series("_sum") }
-    }
-
-    fn since(&self, earlier: &RunAhead) -> f64 {
-        (self.sum - earlier.sum) / (self.launches - earlier.launches).max(1.0)
-    }
 }
