@@ -4,7 +4,7 @@
 //!
 //! - everything on, twice: the second is the noise of the machine;
 //! - the packager slowed down; a connector that stalls; clients that stop reading beside the measured ones;
-//! - the switches of `[transfer]` off one by one, other transports;
+//! - the switches of `[transfer]` off one by one, other transports, a stage in a process of its own;
 //! - the serialized order, in which nothing is launched before the last step has been packaged, with and without a slow
 //!   packager: what all this is for.
 //!
@@ -64,6 +64,9 @@ struct Args {
     /// Only these conditions, by their keys, and the one they are compared with
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// The program that stages run in which have a process of their own
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_omni-actors"))]
+    binary: PathBuf,
     /// A tiny checkpoint, few frames and rounds: whether it works, not how fast
     #[arg(long)]
     quick: bool,
@@ -143,6 +146,7 @@ async fn run(args: &Args, faults: &Faults) -> anyhow::Result<ExitCode> {
     };
     let checkpoint = Checkpoint::open_as(folder, config.model.weights, config.model.tokenizer.as_deref())
         .with_context(|| format!("{}", folder.display()))?;
+    omni_actors::engine::process::set_binary(&args.binary);
     let conditions = args.chosen()?;
     let mut runs = Vec::new();
     for rows in rows {
