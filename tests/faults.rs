@@ -5,7 +5,7 @@
 #[path = "support/engine.rs"]
 mod support;
 
-use omni_actors::config::{Config, TransportKind};
+use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::engine::{Engine, RequestError, Service, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::StageName;
@@ -122,6 +122,8 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
 
 async fn on_a_bad_edge(transport: TransportKind, rules: Vec<FaultRule>) -> Engine {
     engine(&tiny(), |config| {
+        // Wherever other tests have their stages: the link to a process loses nothing.
+        config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Thread);
         config.transfer.transport = transport;
         config.faults = rules;
     })

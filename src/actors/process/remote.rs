@@ -8,8 +8,11 @@ use crate::transfer::payload::Payload;
 use crate::transfer::transport::{PayloadSender, TransportError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+
+/// A child says something once it has read the configs of its checkpoint, which may lie on a slow disk.
+const FIRST_WORD: Duration = Duration::from_secs(60);
 
 /// One child, for as long as its link lives. Everything but admissions is passed on whatever the stage does at the moment:
 /// a row that was admitted while the stage went down must be freed, should the admission have been heard after all.
@@ -30,7 +33,7 @@ impl RemoteStage {
             out,
             open: AtomicBool::new(false),
             admitted: AtomicU64::new(0),
-            pulse: Mutex::new((Pulse::default(), Instant::now())),
+            pulse: Mutex::new((Pulse::default(), Instant::now() + FIRST_WORD)),
             asked: Mutex::default(),
         })
     }
@@ -81,7 +84,7 @@ impl RemoteStage {
         *self.pulse() = (pulse, Instant::now());
     }
 
-    /// When the child was heard of last.
+    /// When the child was heard of last; in the future as long as it has time for its first word.
     pub(super) fn last_heard(&self) -> Instant {
         self.pulse().1
     }
@@ -91,6 +94,8 @@ impl RemoteStage {
         let (tell, told) = oneshot::channel();
         let first = {
             let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+            // Those who have given up got no answer and will not.
+            asked.retain(|waiting| !waiting.is_closed());
             asked.push(tell);
             asked.len() == 1
         };
