@@ -29,6 +29,8 @@ fn check_says_what_the_example_means() {
     for line in ["configs/example.toml: ok", "127.0.0.1:8080 (this machine only)", "heart, alto; default heart"] {
         assert!(done.stdout.contains(line), "{line} is not in\n{}", done.stdout);
     }
+    let apart = omni(["check", "configs/example.toml", "--set", "stages.talker.placement=process"]).run();
+    apart.succeeds().shows("talker    a process of its own, batch 8");
 }
 
 #[test]
