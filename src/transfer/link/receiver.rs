@@ -35,7 +35,7 @@ impl PayloadReceiver for LinkReceiver {
         Box::pin(async {
             let mut incoming = self.incoming.lock().await;
             loop {
-                if let Some(payload) = incoming.order.next() {
+                if let Some(payload) = incoming.order.take() {
                     return Ok(payload);
                 }
                 let (frame, crowded) = incoming.source.next().await?;

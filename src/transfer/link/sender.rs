@@ -86,7 +86,7 @@ async fn turn(
             outgoing.take(payload, sender).await;
         }
         kept.store(sender.unacknowledged(), Ordering::Relaxed);
-        match sender.next() {
+        match sender.action() {
             Some(Action::Send { seq, behind, item }) => {
                 if seq < outgoing.next {
                     outgoing.options.metrics.repeated.increment(1);

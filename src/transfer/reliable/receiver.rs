@@ -77,7 +77,7 @@ impl<T> Receiver<T> {
     }
 
     /// The next frame in order.
-    pub fn next(&mut self) -> Option<T> {
+    pub fn take(&mut self) -> Option<T> {
         self.ready.pop_front()
     }
 

@@ -74,7 +74,7 @@ impl<T> Sender<T> {
     }
 
     /// What to do next; `None`: wait.
-    pub fn next(&mut self) -> Option<Action<'_, T>> {
+    pub fn action(&mut self) -> Option<Action<'_, T>> {
         if self.again && self.attempts >= self.limits.attempts {
             self.again = false;
             let item = self.kept.pop_front()?;

@@ -11,12 +11,12 @@ fn a_quiet_channel_costs_one_frame_each() {
     for item in 0..20 {
         assert!(sender.has_room());
         sender.push(item);
-        let Some(Action::Send { seq, behind: 0, item: &item }) = sender.next() else { panic!("not sent") };
+        let Some(Action::Send { seq, behind: 0, item: &item }) = sender.action() else { panic!("not sent") };
         assert_eq!(receiver.arrived(seq, item), Arrival::InOrder);
         assert!(!receiver.ask(false));
-        assert_eq!(sender.next(), None);
+        assert_eq!(sender.action(), None);
         sender.acknowledged(receiver.expected());
-        assert_eq!((sender.unacknowledged(), receiver.next()), (0, Some(item)));
+        assert_eq!((sender.unacknowledged(), receiver.take()), (0, Some(item)));
     }
 }
 
@@ -27,7 +27,7 @@ fn a_gap_is_asked_for_once_and_repaired() {
     for item in 0..3 {
         sender.push(item);
     }
-    while let Some(Action::Send { seq, item, .. }) = sender.next() {
+    while let Some(Action::Send { seq, item, .. }) = sender.action() {
         sent.push((seq, *item));
     }
     assert_eq!(receiver.arrived(1, sent[1].1), Arrival::Early);
@@ -36,9 +36,9 @@ fn a_gap_is_asked_for_once_and_repaired() {
     assert!(!receiver.ask(false), "the same gap");
     assert_eq!(receiver.arrived(2, sent[2].1), Arrival::Repeated);
     sender.missed();
-    assert_eq!(sender.next(), Some(Action::Send { seq: 0, behind: 0, item: &0 }));
+    assert_eq!(sender.action(), Some(Action::Send { seq: 0, behind: 0, item: &0 }));
     assert_eq!(receiver.arrived(0, 0), Arrival::InOrder);
-    assert_eq!(std::iter::from_fn(|| receiver.next()).collect::<Vec<_>>(), [0, 1, 2]);
+    assert_eq!(std::iter::from_fn(|| receiver.take()).collect::<Vec<_>>(), [0, 1, 2]);
     assert_eq!(receiver.expected(), 3);
 }
 
@@ -49,7 +49,7 @@ fn what_never_gets_through_is_given_back_and_not_waited_for() {
     sender.push("kept");
     let mut attempts = 0;
     let given_up = loop {
-        match sender.next() {
+        match sender.action() {
             Some(Action::Send { seq: 0, .. }) => attempts += 1,
             Some(Action::Send { seq, behind, item }) => {
                 receiver.announced(seq, behind);
@@ -60,11 +60,11 @@ fn what_never_gets_through_is_given_back_and_not_waited_for() {
         }
     };
     assert_eq!((given_up, attempts), ("lost", SMALL.attempts));
-    assert_eq!(receiver.next(), None, "the receiver still waits");
+    assert_eq!(receiver.take(), None, "the receiver still waits");
     sender.missed();
-    let Some(Action::Send { seq: 1, behind: 0, item: &"kept" }) = sender.next() else { panic!("not repeated") };
+    let Some(Action::Send { seq: 1, behind: 0, item: &"kept" }) = sender.action() else { panic!("not repeated") };
     assert_eq!(receiver.announced(1, 0), Arrival::Repeated);
-    assert_eq!((receiver.next(), receiver.expected()), (Some("kept"), 2));
+    assert_eq!((receiver.take(), receiver.expected()), (Some("kept"), 2));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn numbers_that_cannot_be_are_ignored() {
     sender.push(7);
     sender.acknowledged(1);
     assert_eq!(sender.unacknowledged(), 1, "acknowledged before it was sent");
-    let _ = sender.next();
+    let _ = sender.action();
     sender.acknowledged(99);
     assert_eq!(sender.unacknowledged(), 1);
     assert_eq!(receiver.announced(5, 6), Arrival::Impossible);
@@ -129,7 +129,7 @@ proptest! {
                 }
                 prop_assert!(sender.unacknowledged() <= window as usize);
                 let waiting = sender.unacknowledged() > 0;
-                match sender.next() {
+                match sender.action() {
                     Some(Action::GiveUp(item)) => lost.push(item),
                     Some(Action::Send { seq, behind, item }) => {
                         let frame = Some((seq, behind, *item));
@@ -154,7 +154,7 @@ proptest! {
                     prop_assert!(receiver.arrived(seq, item) != Arrival::Impossible);
                 }
                 asked |= receiver.ask(frame.is_none());
-                out.extend(std::iter::from_fn(|| receiver.next()));
+                out.extend(std::iter::from_fn(|| receiver.take()));
             }
         }
         prop_assert!(out.is_sorted_by(|a, b| a < b), "twice or out of order: {out:?}");
