@@ -62,7 +62,7 @@ impl Dice {
 
     /// One of `from..=to`.
     fn int(&mut self, from: u32, to: u32) -> u32 {
-        from + (u64::from(self.word()) * u64::from(to - from + 1) >> 32) as u32
+        from + ((u64::from(self.word()) * u64::from(to - from + 1)) >> 32) as u32
     }
 
     fn one_in(&mut self, count: u32) -> bool {
