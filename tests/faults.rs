@@ -169,8 +169,8 @@ async fn what_an_edge_cannot_deliver_fails_its_request_clearly_and_no_other() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edge_without_frames_cannot_lose_any_and_says_so() {
-    let mut config = Config::default();
-    config.faults = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 1)];
+    let faults = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 1)];
+    let config = Config { faults, ..Config::default() };
     let error = Engine::start(&tiny(), &config).await.err().expect("it cannot start").to_string();
     assert!(error.contains("transfer.transport"), "{error}");
 }

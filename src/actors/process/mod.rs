@@ -9,7 +9,7 @@
 //!
 //! One [`link`] joins the two, with one order per direction: an admission can never be overtaken by its payloads. The
 //! actors on either side do not notice: where the stage is a process, its [`StageHandle`](super::StageHandle) speaks to a
-//! [`RemoteStage`](remote::RemoteStage), and the edge that leads into it is an [`IntoStage`].
+//! `RemoteStage`, and the edge that leads into it is an [`IntoStage`].
 
 pub mod link;
 pub mod message;

@@ -1,4 +1,4 @@
-//! Stages in processes of their own: what a child is told, and, in [`child`], what it makes of it.
+//! Stages in processes of their own: what a child is told, and, in `child`, what it makes of it.
 
 mod child;
 

@@ -41,9 +41,9 @@ impl Bell {
 
     /// Wakes the other side. A full socket has woken it already.
     pub fn ring(&self) {
-        match rustix::net::send(&self.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-            Err(Errno::PIPE | Errno::CONNRESET) => self.gone.store(true, Ordering::Release),
-            Ok(_) | Err(_) => {}
+        let rung = rustix::net::send(&self.socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if let Err(Errno::PIPE | Errno::CONNRESET) = rung {
+            self.gone.store(true, Ordering::Release);
         }
     }
 

@@ -258,7 +258,8 @@ impl InUse {
             frame.dropped = true;
         }
         let before = self.gone;
-        while let Some(frame) = self.frames.pop_front_if(|frame| frame.dropped) {
+        while self.frames.front().is_some_and(|frame| frame.dropped) {
+            let Some(frame) = self.frames.pop_front() else { break };
             self.head = frame.end;
             self.gone += 1;
         }

@@ -88,7 +88,7 @@ impl Map {
         // All of it now: a page that cannot be had is an error here and would be a signal later.
         rustix::fs::fallocate(&memory, FallocateFlags::empty(), 0, page + capacity)?;
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        let map = Map::map(&memory, page as usize, capacity as usize)?;
+        let map = Map::view(&memory, page as usize, capacity as usize)?;
         let identity = &map.header().identity.0;
         identity.capacity.store(capacity, Ordering::Relaxed);
         identity.magic.store(MAGIC, Ordering::Release);
@@ -111,7 +111,7 @@ impl Map {
         if !capacity.is_multiple_of(page) {
             return refused("the memory of the ring is not a whole number of pages");
         }
-        let map = Map::map(memory, page as usize, capacity as usize)?;
+        let map = Map::view(memory, page as usize, capacity as usize)?;
         let identity = &map.header().identity.0;
         if identity.magic.load(Ordering::Acquire) != MAGIC || identity.capacity.load(Ordering::Relaxed) != capacity {
             return refused("the memory is not a ring of this version");
@@ -119,7 +119,7 @@ impl Map {
         Ok(map)
     }
 
-    fn map(memory: &OwnedFd, page: usize, capacity: usize) -> io::Result<Map> {
+    fn view(memory: &OwnedFd, page: usize, capacity: usize) -> io::Result<Map> {
         const { assert!(size_of::<Header>() <= 4096) };
         let len = page + 2 * capacity;
         // SAFETY: a new mapping at an address of the system's choice overlaps nothing.
@@ -172,7 +172,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: exactly the range of `Map::map`; everything that points into it borrows from or owns a share of `self`.
+        // SAFETY: exactly the range of `Map::view`; everything that points into it borrows from or owns a share of `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.page + 2 * self.capacity) };
         debug_assert!(unmapped.is_ok());
     }

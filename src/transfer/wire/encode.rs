@@ -24,7 +24,7 @@ impl<'a> Frame<'a> {
     /// Measures a payload.
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] for a body over [`MAX_BODY`](super::MAX_BODY); rows that are on a device, which must be
+    /// [`WireError::TooLarge`] for a body over [`MAX_BODY`]; rows that are on a device, which must be
     /// [fetched](Rows::fetched) first.
     pub fn new(payload: &'a Payload) -> Result<Frame<'a>, WireError> {
         let too_large =

@@ -15,7 +15,7 @@
 //! A part is a list of `u32` or `f32`, or rows of `f32` or `bf16`. A frame that begins at a multiple of 16 has all its parts
 //! at multiples of 16: a reader can use them where they lie.
 //!
-//! [`Frame`] writes into memory that the transport provides, [`decode`] leaves rows in the frame they came in: on the way
+//! [`Frame`] writes into memory that the transport provides, [`decode()`] leaves rows in the frame they came in: on the way
 //! through shared memory nothing is copied in between. A decoder believes nothing: every length is checked against what is
 //! there and against a limit before memory is taken.
 
