@@ -146,7 +146,7 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
         let row = ThinkerRow {
             prompt: (0..PROMPT).map(|i| 100 + i * 7 + slot.0).collect(),
             mode: ThinkerMode::Sample,
-            emit: (way != Way::NotAskedFor).then(|| [0..PROMPT].into()),
+            emit: (way != Way::NotAskedFor).then(|| std::iter::once(0..PROMPT).collect()),
             sampling: SamplingParams::GREEDY,
             eos: Vec::new().into(),
             max_tokens: options.steps + 2,

@@ -84,7 +84,7 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Rows>> {
         let row = ThinkerRow {
             prompt: (0..USER).map(|i| 7 + i * 3 + slot.0).collect(),
             mode: ThinkerMode::Follow,
-            emit: Some(vec![0..USER].into()),
+            emit: Some(std::iter::once(0..USER).collect()),
             sampling: SamplingParams::GREEDY,
             eos: Vec::new().into(),
             max_tokens: 1000,
@@ -197,7 +197,7 @@ fn rows_of_one_step_share_one_copy_and_keep_it() {
         assert_eq!(pair[0].0 + pair[0].1, pair[1].0, "one copy has the rows of all who share a step");
     }
     // Others come and go; what is still in use stays as it is.
-    let before = values(&[first.clone()]);
+    let before = values(std::slice::from_ref(&first));
     drop(handed);
     for _ in 0..30 {
         on_the_host(hand(&mut *model));
