@@ -57,7 +57,7 @@ pub fn draw(report: &Report) -> String {
         let y = TOP + LANE * lane as f64;
         put(format!("<rect class=\"lane\" x=\"0\" y=\"{y}\" width=\"{WIDTH}\" height=\"{LANE}\"/>"));
     }
-    for tick in [0.25, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0] {
+    for tick in [0.25, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0] {
         if (from..to).contains(&f64::log2(tick)) {
             let class = if tick == 1.0 { "one" } else { "grid" };
             put(format!("<path class=\"{class}\" d=\"M{0:.1} {TOP}V{bottom}\"/>", x(tick)));

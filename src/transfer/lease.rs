@@ -1,7 +1,7 @@
 //! Leases: proof that some output of a step is still in use.
 //!
-//! On a device they will guard pinned staging buffers, which may be rewritten only when the last lease is gone. On the
-//! CPU the memory looks after itself, and leases keep the count that bounds and tests rely on.
+//! They keep the count that bounds and tests rely on, whatever the output is made of. Memory of a device is lent by those
+//! who own it (`src/model/cuda/copies/`), and is not lent again while anybody has a slice of it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
