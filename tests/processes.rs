@@ -356,8 +356,9 @@ fn processes_ignore_signals_that_are_for_the_server_and_text_alone_wakes_no_voic
     assert_eq!(Ask::json("/v1/chat/completions", &body).send(&serving.url).status, 200);
     let after = sent();
     assert!(after.0 > thinker + 1);
-    // The second question for metrics.
-    assert_eq!((after.1, after.2), (talker + 1, vocoder + 1), "a text-only request reached a stage of speech");
+    // At most the questions for metrics, each counted once it has been asked.
+    let more = (after.1 - talker, after.2 - vocoder);
+    assert!(more.0 <= 1 && more.1 <= 1, "{more:?} frames: a text-only request reached a stage of speech");
     let pids =
         |health: &Value| health["stages"].as_array().unwrap().iter().map(|s| s["pid"].clone()).collect::<Vec<_>>();
     assert_eq!(pids(&health(&serving)), pids(&before));

@@ -124,9 +124,10 @@ pub struct IntoStage(pub Arc<StageHandle>);
 
 impl PayloadSender for IntoStage {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
-        match self.0.remote() {
-            Some(remote) => remote.out.put(payload),
-            None => Ok(()),
+        match self.0.remote().map(|remote| remote.out.put(payload)) {
+            // The link ended just now: the supervisor tells whose rows were there, and why.
+            None | Some(Err(TransportError::Closed)) => Ok(()),
+            Some(done) => done,
         }
     }
 
