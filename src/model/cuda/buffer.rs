@@ -152,7 +152,7 @@ impl<T: Element> Buffer<T> {
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.at(at), 0, len * size_of::<T>(), stream.raw()) })
     }
 
-    /// Queues a copy between two places of the device.
+    /// Queues a copy between two places of the device, or from another GPU of this host.
     ///
     /// # Errors
     /// What the driver says.
@@ -165,35 +165,14 @@ impl<T: Element> Buffer<T> {
         len: usize,
     ) -> Result<(), CudaError> {
         assert!(at + len <= self.len && from + len <= source.len, "a copy beyond its buffers");
-        // SAFETY: both ranges are inside their buffers.
-        check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(self.at(at), source.at(from), len * size_of::<T>(), stream.raw())
-        })
-    }
-
-    /// [`Buffer::copy_async`] from another GPU of this host.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn copy_peer_async(
-        &self,
-        stream: &Stream,
-        at: usize,
-        source: &Buffer<T>,
-        from: usize,
-        len: usize,
-    ) -> Result<(), CudaError> {
-        assert!(at + len <= self.len && from + len <= source.len, "a copy beyond its buffers");
-        let (to, of, bytes) = (self.gpu.context(), source.gpu.context(), len * size_of::<T>());
+        let (to, from, bytes) = (self.at(at), source.at(from), len * size_of::<T>());
+        if self.gpu.index() == source.gpu.index() {
+            // SAFETY: both ranges are inside their buffers.
+            return check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, stream.raw()) });
+        }
+        let (here, there) = (self.gpu.context(), source.gpu.context());
         // SAFETY: both ranges are inside their buffers, each of its own context.
-        check("cuMemcpyPeerAsync", unsafe {
-            sys::cuMemcpyPeerAsync(self.at(at), to, source.at(from), of, bytes, stream.raw())
-        })
-    }
-
-    /// Whether another buffer is on the same GPU.
-    pub fn is_beside(&self, other: &Buffer<T>) -> bool {
-        self.gpu.index() == other.gpu.index()
+        check("cuMemcpyPeerAsync", unsafe { sys::cuMemcpyPeerAsync(to, here, from, there, bytes, stream.raw()) })
     }
 
     /// Copies host memory to the elements from `at` on and waits: for loading, not for steps.

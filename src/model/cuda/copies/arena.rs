@@ -204,11 +204,7 @@ impl RowBuffer {
         let (from, start) = self.memory.buffer();
         let (start, len) = (start + rows.start * row, rows.len() * row);
         stream.wait(self.memory.ready())?;
-        if to.is_beside(from) {
-            to.copy_async(stream, at, from, start, len)
-        } else {
-            to.copy_peer_async(stream, at, from, start, len)
-        }
+        to.copy_async(stream, at, from, start, len)
     }
 }
 

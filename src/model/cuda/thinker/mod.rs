@@ -1,5 +1,6 @@
 //! The thinker on the device: prompts in pieces, then one graph per token for all rows, sampled where it is computed.
 
+mod handed;
 mod net;
 mod stage;
 mod steps;

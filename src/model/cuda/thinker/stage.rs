@@ -4,18 +4,19 @@
 //! runs with the rows that answer, for a token comes of it too. A launch never waits: the token that a row goes on with is
 //! taken from where the last step left it on the device.
 
+use super::handed::Handed;
 use super::net::ThinkerNet;
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::config::Precision;
 use crate::ids::{Slot, StageName};
-use crate::model::cuda::copies::{HostBytes, HostCopies, Memory, RowArena, RowBuffer};
+use crate::model::cuda::copies::{HostCopies, RowArena};
 use crate::model::cuda::decoder::PAGE;
 use crate::model::cuda::pages::Pages;
 use crate::model::cuda::talker::ring::{Lease, Ring};
 use crate::model::cuda::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED};
 use crate::model::cuda::{CudaError, Priority, Stream};
-use crate::model::rows::{DeviceRows, RowBytes, Rows, element_bytes};
+use crate::model::rows::element_bytes;
 use crate::model::stage::{
     Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
     ThinkerMode, ThinkerRow,
@@ -24,7 +25,6 @@ use crate::model::stages::thinker::{check, prompt_rows};
 use crate::model::stages::{not_open, refused};
 use crate::model::{LoadError, ModelError};
 use crate::telemetry::CopyMetrics;
-use bytes::Bytes;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -359,18 +359,6 @@ impl CudaThinker {
     }
 }
 
-/// Rows that a step hands on.
-enum Handed {
-    Nothing,
-    /// On the device.
-    There(Arc<RowBuffer>),
-    /// Copied to the host in the step, which is when the device's memory is free again.
-    Here {
-        bytes: HostBytes,
-        _memory: Memory,
-    },
-}
-
 impl StageModel for CudaThinker {
     fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
         let RowSpec::Thinker(spec) = spec else { return refused(format!("{slot}: the thinker cannot open {spec:?}")) };
@@ -509,36 +497,4 @@ fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
         _ => None,
     };
     Ok(RowOutput { sampled: Some(token), finish, ..RowOutput::default() })
-}
-
-/// Rows that a step handed on, when it is over.
-enum Arrived {
-    Nothing,
-    There(Arc<RowBuffer>),
-    Here(Bytes, (usize, Precision)),
-}
-
-impl Handed {
-    fn arrived(self, shape: (usize, Precision)) -> Arrived {
-        match self {
-            Handed::Nothing => Arrived::Nothing,
-            Handed::There(buffer) => Arrived::There(buffer),
-            Handed::Here { bytes, .. } => Arrived::Here(bytes.arrived(), shape),
-        }
-    }
-}
-
-impl Arrived {
-    fn rows(&self, range: Range<usize>) -> Emit {
-        let rows = match self {
-            _ if range.is_empty() => None,
-            Arrived::Nothing => None,
-            Arrived::There(buffer) => DeviceRows::new(buffer.clone(), range).map(Rows::Device),
-            Arrived::Here(bytes, (width, precision)) => {
-                let row = width * element_bytes(*precision);
-                RowBytes::new(bytes.slice(range.start * row..range.end * row), *width, *precision).map(Rows::Bytes)
-            }
-        };
-        rows.map_or(Emit::None, Emit::Rows)
-    }
 }
