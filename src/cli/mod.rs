@@ -3,6 +3,7 @@
 //! A command's arguments are what the user typed; each command turns them into what they mean before it begins.
 
 mod bench;
+mod chaos;
 mod check;
 mod exit;
 mod local;
@@ -42,6 +43,7 @@ enum Command {
     Check(check::CheckArgs),
     Verify(verify::VerifyArgs),
     Bench(bench::BenchArgs),
+    Chaos(chaos::ChaosArgs),
     Trace(trace::TraceArgs),
     #[command(hide = true)]
     Stage(stage::StageArgs),
@@ -59,6 +61,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Run(args) => on_runtime(run::execute(args, embedded)),
         Command::Say(args) => on_runtime(say::execute(args, embedded)),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
+        Command::Chaos(args) => on_runtime(chaos::execute(args, embedded)),
         Command::Trace(args) => on_runtime(trace::execute(args, embedded)),
         Command::Stage(args) => on_runtime(stage::execute(args, embedded)),
     };

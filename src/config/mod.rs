@@ -13,7 +13,7 @@ mod units;
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use resolve::{Declared, Override, declared, load, load_faults, parse};
-pub use units::{format_bytes, format_duration};
+pub use units::{format_bytes, format_duration, parse_duration};
 
 use crate::ids::{Frames, StageName};
 use std::net::SocketAddr;

@@ -25,9 +25,20 @@ pub struct Override {
 }
 
 impl Override {
+    /// Which key it is for.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
     /// A value that is text, whatever it looks like.
     pub fn text(key: &str, value: impl Into<String>) -> Override {
         Override { key: key.to_owned(), value: Value::String(value.into()) }
+    }
+}
+
+impl std::fmt::Display for Override {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.key, self.value)
     }
 }
 

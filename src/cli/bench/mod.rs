@@ -3,10 +3,10 @@
 mod client;
 mod floor;
 mod plan;
-mod report;
+pub(super) mod report;
 mod server;
-mod stats;
-mod texts;
+pub(super) mod stats;
+pub(super) mod texts;
 
 use super::EmbeddedFiles;
 use super::exit::Usage;

@@ -110,7 +110,7 @@ impl Report {
 }
 
 /// A Markdown table with columns of even width.
-fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut all = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
     all.extend(rows);
     let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -1,0 +1,112 @@
+//! What the listeners ask for: a fixed set of requests, each with its own seed, so that each answer has one truth. Pure.
+
+use crate::engine::{
+    ChatMessage, GenerateRequest, Output, SamplingOverrides, SpeechParams, SpeechRequest, TextSource, VoiceChoice,
+};
+use crate::ids::{Frames, StageName};
+use crate::model::hf::{Family, Variant};
+use serde::Serialize;
+
+/// Chat answers end here: a drill is not a conversation.
+const CHAT_TOKENS: u32 = 48;
+/// The same in speech: 8 s.
+const CHAT_FRAMES: u32 = 100;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// A text to speak.
+    Speech,
+    /// A chat turn, answered with text and speech.
+    Chat,
+    /// A chat turn, answered with text alone.
+    Text,
+}
+
+/// One request of the set.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Case {
+    /// What is asked for.
+    pub kind: Kind,
+    /// What to say, or the user's words.
+    pub text: String,
+    /// Of its sampling.
+    pub seed: u64,
+}
+
+/// A request as the engine takes it.
+pub enum Asked {
+    /// [`Kind::Speech`].
+    Speech(SpeechRequest),
+    /// The others.
+    Chat(GenerateRequest),
+}
+
+/// The set, and what all of its requests have in common.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// Taken in turn.
+    pub cases: Vec<Case>,
+    /// Stages of the model, upstream first.
+    pub stages: &'static [StageName],
+    voice: Option<String>,
+    instructions: Option<String>,
+    frames: Option<u32>,
+}
+
+impl Load {
+    /// One request per text. Where the model has a thinker, a third of them are chat turns.
+    pub fn new(texts: Vec<String>, family: &Family, seed: u64, voice: Option<String>, frames: Option<u32>) -> Load {
+        let stages = family.stages();
+        let chats = stages.contains(&StageName::Thinker);
+        let kind = |i: usize| match i % 6 {
+            1 | 4 if chats && i % 12 == 10 => Kind::Text,
+            1 | 4 if chats => Kind::Chat,
+            _ => Kind::Speech,
+        };
+        let case = |(i, text)| Case { kind: kind(i), text, seed: seed.wrapping_add(i as u64) };
+        let designed = matches!(family, Family::Tts(tts) if tts.variant == Variant::VoiceDesign);
+        let instructions = designed.then(|| "a calm, warm voice".to_owned());
+        Load { cases: texts.into_iter().enumerate().map(case).collect(), stages, voice, instructions, frames }
+    }
+
+    /// Which request of the set the `i`-th one is.
+    pub fn case(&self, i: usize) -> usize {
+        i % self.cases.len()
+    }
+
+    /// The stages that a kind of request has rows in.
+    pub fn stages_of(&self, kind: Kind) -> &'static [StageName] {
+        if kind == Kind::Text { &self.stages[..1] } else { self.stages }
+    }
+
+    /// A request of the set, to be given to an engine.
+    pub fn asked(&self, case: usize) -> Asked {
+        let Case { kind, text, seed } = &self.cases[case];
+        if *kind == Kind::Speech {
+            let named = |name: &String| VoiceChoice::Named { name: name.clone(), x_vector_only: false };
+            return Asked::Speech(SpeechRequest {
+                text: TextSource::Whole(text.clone()),
+                params: SpeechParams {
+                    voice: self.voice.as_ref().map_or(VoiceChoice::Default, named),
+                    instructions: self.instructions.clone(),
+                    max_frames: self.frames.map(Frames),
+                    ignore_eos: self.frames.is_some(),
+                    seed: Some(*seed),
+                    ..SpeechParams::default()
+                },
+            });
+        }
+        Asked::Chat(GenerateRequest {
+            messages: vec![ChatMessage { role: "user".to_owned(), content: text.clone() }],
+            output: if *kind == Kind::Text { Output::Text } else { Output::TextAndAudio },
+            voice: self.voice.clone(),
+            text: SamplingOverrides::default(),
+            speech: SamplingOverrides::default(),
+            max_text_tokens: Some(self.frames.unwrap_or(CHAT_TOKENS)),
+            max_frames: Some(Frames(self.frames.unwrap_or(CHAT_FRAMES))),
+            seed: Some(*seed),
+        })
+    }
+}
