@@ -5,7 +5,7 @@ use super::load::Load;
 use super::outages::{Outage, Outages};
 use super::resources::{self, Resources};
 use super::verdict::{End, Heard, Verdict};
-use crate::engine::{Engine, Service};
+use crate::engine::{Engine, EngineHealth, Service, StageState};
 use crate::ids::RequestId;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -180,9 +180,7 @@ pub async fn run(
             tell_at = now + TELL;
         }
         if run.given_up.is_none() && given_up(engine) {
-            let reasons = health.stages.into_iter().filter(|stage| stage.state == crate::engine::StageState::Failed);
-            let reasons = reasons.map(|stage| format!("{}: {}", stage.name, stage.last_reason.unwrap_or_default()));
-            run.given_up = Some(reasons.collect::<Vec<_>>().join("; "));
+            run.given_up = Some(who_stays_down(health));
             shared.stopping.store(true, Ordering::Relaxed);
         }
         if shared.drill.first_ends && shared.bad.load(Ordering::Relaxed) > 0 {
@@ -193,12 +191,23 @@ pub async fn run(
     listeners.abort_all();
     while listeners.join_next().await.is_some() {}
     run.took = shared.began.elapsed();
+    outages.look(run.took, &engine.health().stages);
+    if run.given_up.is_none() && given_up(engine) {
+        run.given_up = Some(who_stays_down(engine.health()));
+    }
     run.begun = shared.begun.load(Ordering::Relaxed);
     run.numbers = shared.numbers.load(Ordering::Relaxed);
     run.streams = std::mem::take(&mut *shared.streams.lock().unwrap_or_else(PoisonError::into_inner));
     run.streams.sort_by_key(|stream| stream.number);
     run.outages = outages.seen().to_vec();
     run
+}
+
+/// Which stages do, and why.
+fn who_stays_down(health: EngineHealth) -> String {
+    let down = health.stages.into_iter().filter(|stage| stage.state == StageState::Failed);
+    let reasons = down.map(|stage| format!("{}: {}", stage.name, stage.last_reason.unwrap_or_default()));
+    reasons.collect::<Vec<_>>().join("; ")
 }
 
 impl Shared {
@@ -241,7 +250,7 @@ impl Shared {
             Until::Requests(limit) => format!("{:.0} s, {done} of {limit}", now.as_secs_f64()),
         };
         let (bad, health) = (self.bad.load(Ordering::Relaxed), self.engine.health());
-        let down = health.stages.iter().filter(|stage| stage.state != crate::engine::StageState::Running);
+        let down = health.stages.iter().filter(|stage| stage.state != StageState::Running);
         let down: Vec<&str> = down.map(|stage| stage.name.as_str()).collect();
         let down = if down.is_empty() { String::new() } else { format!(", down: {}", down.join(" ")) };
         format!("{of} streams done, {bad} bad{faults}{down}")

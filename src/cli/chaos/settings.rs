@@ -51,7 +51,7 @@ pub fn settle(
         in_file || overrides.iter().any(|given| given.key() == key)
     };
     let room = listeners.max(16).to_string();
-    let set = SET.into_iter().chain([("limits.max_requests", room.as_str()), ("telemetry.log", "\"error\"")]);
+    let set = SET.into_iter().chain([("limits.max_requests", room.as_str()), ("telemetry.log", "\"off\"")]);
     let set: Vec<String> =
         set.filter(|(key, _)| !is_written(key)).map(|(key, value)| format!("{key}={value}")).collect();
     let ours = set.iter().map(|text| text.parse::<Override>().map_err(anyhow::Error::msg).context("a drill's own key"));
