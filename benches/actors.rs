@@ -8,7 +8,7 @@
 #[path = "../tests/support/stage.rs"]
 mod support;
 
-use omni_actors::actors::{Admission, Wants};
+use omni_actors::actors::{Admission, Resume, Wants};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
 use omni_actors::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::model::stage::{RowSpec, VocoderRow};
@@ -57,7 +57,7 @@ async fn overhead(run_ahead: u32, rows: u32) -> f64 {
     for request in 0..rows {
         let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
         let (request, spec) = (RequestId(request.into()), RowSpec::Vocoder(VocoderRow::default()));
-        rig.admit(Admission { request, params, spec, wants: SPEECH });
+        rig.admit(Admission { request, params, spec, wants: SPEECH, from: Resume::default() });
     }
     ends(&rig, rows).await;
     let elapsed = start.elapsed();

@@ -59,6 +59,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
     let speaker = config.talker.speaker(config.talker.default_speaker()).unwrap();
     for slot in 0..rows {
         let row = TalkerRow {
+            said: 0,
             prompt: TalkerPrompt::omni(20, speaker, &config.talker.tokens).into(),
             sampling: defaults.talker,
             predictor: defaults.predictor,
@@ -106,6 +107,7 @@ fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
 
 fn thinker_row(checkpoint: &Checkpoint, prompt: u32) -> ThinkerRow {
     ThinkerRow {
+        said: 0,
         prompt: (0..prompt).map(|i| i * 7 % 900).collect(),
         mode: ThinkerMode::Sample,
         emit: None,

@@ -34,6 +34,12 @@ id!(
     "g"
 );
 id!(
+    /// Which admission of a request's row to a stage, counted from 1 over all stages of the request; 0 for rows that are
+    /// never admitted again. What is meant for an earlier one is dropped.
+    Attempt(u32),
+    "a"
+);
+id!(
     /// A row's place in the state of a stage model, from open to close.
     Slot(u32),
     "slot"

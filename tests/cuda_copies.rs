@@ -82,6 +82,7 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Rows>> {
     let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
     for slot in &slots {
         let row = ThinkerRow {
+            said: 0,
             prompt: (0..USER).map(|i| 7 + i * 3 + slot.0).collect(),
             mode: ThinkerMode::Follow,
             emit: Some(std::iter::once(0..USER).collect()),
@@ -115,6 +116,7 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Rows>>) -> Vec<Vec<u32>> {
     for (slot, handed) in slots.iter().zip(handed) {
         let speaker = *omni.talker.speakers.values().next().unwrap();
         let row = TalkerRow {
+            said: 0,
             prompt: TalkerPrompt::omni(USER, speaker, &omni.talker.tokens).into(),
             sampling: checkpoint.generation().talker,
             predictor: checkpoint.generation().predictor,

@@ -68,6 +68,7 @@ fn request(number: u32, vocabulary: u32) -> ThinkerRow {
         _ => SamplingParams { repetition_penalty: 1.5, presence_penalty: 0.2, ..SamplingParams::GREEDY },
     };
     ThinkerRow {
+        said: 0,
         emit: (!number.is_multiple_of(3)).then(|| vec![0..len / 2, len / 2 + len / 4..len].into()),
         prompt: prompt.into(),
         mode: ThinkerMode::Sample,

@@ -58,7 +58,7 @@ impl Both {
     }
 
     fn open(&mut self, slot: Slot, codes: &[u32], context: Option<&[u32]>) {
-        let spec = VocoderRow { context: context.map(Into::into) };
+        let spec = VocoderRow { context: context.map(Into::into), goes_on: false };
         self.stage.open(slot, RowSpec::Vocoder(spec)).unwrap();
         self.stage.feed(slot, RowInput::Codes(codes.to_vec()), true).unwrap();
     }

@@ -1,14 +1,13 @@
-//! Whatever actor dies at whatever moment, the server stays up: the request ends with a clear error or with exactly the
-//! samples it would have had, and the next one is served as if nothing had happened.
+//! Whatever actor dies at whatever moment, every stream finishes with exactly the samples that it would have had.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/engine.rs"]
 mod support;
 
 use omni_actors::config::{Config, Placement, TransportKind};
-use omni_actors::engine::{Engine, RequestError, Service, StageState};
+use omni_actors::engine::{Engine, Service, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::StageName;
+use omni_actors::ids::{Frames, StageName};
 use std::time::Duration;
 use support::{engine, frames, idle, say, tiny};
 
@@ -20,7 +19,7 @@ fn every_third(stage: StageName, kind: FaultKind) -> Vec<FaultRule> {
     (1..200).map(|i| rule(stage, FaultPoint::Edge, kind, i * 3, 1)).collect()
 }
 
-/// The bound on how long a request may live after its stage died.
+/// How long a request may wait for a stage that died.
 const BOUND: Duration = Duration::from_secs(2);
 
 fn rule(stage: StageName, point: FaultPoint, kind: FaultKind, nth: u64, times: u64) -> FaultRule {
@@ -35,40 +34,84 @@ async fn broken(rules: Vec<FaultRule>) -> Engine {
     .await
 }
 
+/// How often an actor is struck in the course of one answer, at most: later occurrences belong to the next one.
+const MOMENTS: [u64; 5] = [1, 2, 5, 9, 14];
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_actor_fails_its_requests_clearly_and_is_replaced() {
+async fn a_stage_that_dies_goes_on_and_changes_no_sample() {
     let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
     for stage in StageName::ALL {
         for point in POINTS {
-            for (kind, nth) in [(FaultKind::Panic, 1), (FaultKind::Error, 2)] {
+            for (nth, kind) in MOMENTS.into_iter().zip([FaultKind::Panic, FaultKind::Error].into_iter().cycle()) {
                 let case = format!("{stage} {point:?} {kind:?} at occurrence {nth}");
                 let engine = broken(vec![rule(stage, point, kind, nth, 1)]).await;
-                let mut failed = 0;
-                for _ in 0..3 {
+                // Some actors have little to do for one request.
+                for request in 0.. {
+                    if engine.health().stages[stage as usize].restarts > 0 && request >= 2 {
+                        break;
+                    }
+                    assert!(request < 20, "{case}: it is not struck");
                     let answer = tokio::time::timeout(BOUND * 5, say(&engine, frames(12, 5))).await;
                     let answer = answer.unwrap_or_else(|_| panic!("{case}: the request hangs"));
-                    match answer.end.unwrap() {
-                        Ok(_) => assert!(answer.samples == undisturbed.samples, "{case}: wrong samples"),
-                        Err(RequestError::StageFailed { stage: broken, reason }) => {
-                            assert_eq!(broken, stage, "{case}");
-                            assert!(reason.contains("injected fault"), "{case}: {reason}");
-                            let right = undisturbed.samples.starts_with(&answer.samples);
-                            assert!(right, "{case}: wrong samples before the end");
-                            failed += 1;
-                        }
-                        Err(other) => panic!("{case}: {other}"),
-                    }
+                    assert_eq!(answer.end, undisturbed.end, "{case}");
+                    assert!(answer.samples == undisturbed.samples, "{case}: other samples");
                 }
-                // An actor that had done its part when it died takes nobody with it.
-                assert!(failed <= 1, "{case}: {failed} requests failed for one fault");
+                idle(&engine, BOUND).await;
                 let health = engine.health();
                 let stage = &health.stages[stage as usize];
                 assert_eq!((stage.state, stage.restarts, stage.generation), (StageState::Running, 1, 2), "{case}");
-                assert!(health.ready, "{case}: {health:?}");
+                let reason = stage.last_reason.as_deref().unwrap_or_default();
+                assert!(health.ready && reason.contains("injected fault"), "{case}: {health:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_answer_goes_on_in_the_middle_of_its_text() {
+    let chat = || support::chat("tell me something long", omni_actors::engine::Output::TextAndAudio);
+    let asked =
+        || omni_actors::engine::GenerateRequest { max_text_tokens: Some(24), max_frames: Some(Frames(30)), ..chat() };
+    let undisturbed = support::collect(broken(Vec::new()).await.submit(asked()).await.unwrap()).await;
+    assert!(undisturbed.end.as_ref().unwrap().is_ok());
+    for stage in StageName::ALL {
+        for point in POINTS {
+            for nth in [1, 4, 11, 23] {
+                let case = format!("{stage} {point:?} at occurrence {nth}");
+                let engine = broken(vec![rule(stage, point, FaultKind::Panic, nth, 1)]).await;
+                let stream = engine.submit(asked()).await.unwrap();
+                let answer = tokio::time::timeout(BOUND * 5, support::collect(stream)).await;
+                let answer = answer.unwrap_or_else(|_| panic!("{case}: the request hangs"));
+                assert_eq!(answer.end, undisturbed.end, "{case}");
+                assert_eq!(answer.text, undisturbed.text, "{case}");
+                assert!(answer.samples == undisturbed.samples, "{case}: other samples");
                 idle(&engine, BOUND).await;
             }
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_streams_outlive_many_deaths() {
+    let alone = broken(Vec::new()).await;
+    let rules = StageName::ALL.into_iter().flat_map(|stage| {
+        (1..8).map(move |i| rule(stage, POINTS[i % POINTS.len()], FaultKind::Panic, 17 * i as u64, 1))
+    });
+    let engine = engine(&tiny(), |config| {
+        config.faults = rules.collect();
+        config.supervision.backoff = Duration::from_millis(1);
+        config.supervision.max_restarts = 1000;
+    })
+    .await;
+    let streams = (0..8).map(|seed| say(&engine, frames(20 + seed as u32, seed)));
+    let answers = tokio::time::timeout(BOUND * 20, futures::future::join_all(streams)).await.expect("somebody hangs");
+    for (seed, answer) in (0..).zip(answers) {
+        let undisturbed = say(&alone, frames(20 + seed as u32, seed)).await;
+        assert_eq!(answer.end, undisturbed.end, "seed {seed}");
+        assert!(answer.samples == undisturbed.samples, "seed {seed}: other samples");
+    }
+    idle(&engine, BOUND).await;
+    assert!(engine.health().stages.iter().all(|stage| stage.restarts > 0), "{:?}", engine.health());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -78,8 +121,7 @@ async fn others_are_not_disturbed_by_a_stage_they_have_left() {
     let text = engine.submit(support::chat("hello", omni_actors::engine::Output::Text));
     let (text, speech) =
         tokio::join!(async { support::collect(text.await.unwrap()).await }, say(&engine, frames(12, 5)));
-    assert!(text.end.unwrap().is_ok());
-    assert!(matches!(speech.end.unwrap(), Err(RequestError::StageFailed { stage: StageName::Talker, .. })));
+    assert!(text.end.unwrap().is_ok() && speech.end.unwrap().is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -111,13 +153,13 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
         config.supervision.watchdog = Duration::from_millis(400);
     })
     .await;
+    let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
     let hung =
         tokio::time::timeout(BOUND, say(&engine, frames(12, 5))).await.expect("the request hangs with the runner");
-    let Err(RequestError::StageFailed { reason, .. }) = hung.end.unwrap() else { panic!("it cannot have finished") };
+    assert_eq!(hung.end, undisturbed.end);
+    assert!(hung.samples == undisturbed.samples, "other samples");
+    let reason = engine.health().stages[StageName::Code2wav as usize].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
-    engine.settled().await.unwrap();
-    let next = say(&engine, frames(12, 5)).await;
-    assert!(next.end.unwrap().is_ok());
 }
 
 async fn on_a_bad_edge(transport: TransportKind, rules: Vec<FaultRule>) -> Engine {
@@ -151,13 +193,13 @@ async fn frames_that_are_lost_repeated_overtaken_or_damaged_on_an_edge_change_no
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_edge_cannot_deliver_fails_its_request_clearly_and_no_other() {
     for transport in [TransportKind::Wire, TransportKind::Shm] {
-        // As many as one frame is tried, and nothing after that: the last frame of an answer is the only one on its way.
-        let rules = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 40)];
+        // More than one frame is tried, and than it is tried once more for the row that did not get it.
+        let rules = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 120)];
         let engine = on_a_bad_edge(transport, rules).await;
         let lost = tokio::time::timeout(BOUND * 5, say(&engine, frames(12, 5))).await.expect("the request hangs");
         let Err(error) = lost.end.unwrap() else { panic!("it cannot have finished") };
         let error = error.to_string();
-        assert!(error.contains("talker") && error.contains("did not get through"), "{error}");
+        assert!(error.contains("code2wav") && error.contains("did not get through"), "{error}");
         let mut heard = false;
         for _ in 0..10 {
             heard |= say(&engine, frames(12, 5)).await.end.unwrap().is_ok();

@@ -5,7 +5,7 @@
 #[path = "support/stage.rs"]
 mod support;
 
-use omni_actors::actors::{Admission, RELEASED, Wants};
+use omni_actors::actors::{Admission, RELEASED, Resume, Wants};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::{RequestId, StageName};
@@ -23,7 +23,7 @@ fn asleep(point: FaultPoint) -> FaultRule {
 
 fn row(request: RequestId, pace: Pace, wants: Wants) -> Admission {
     let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO };
-    Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants }
+    Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants, from: Resume::default() }
 }
 
 const SPEECH: Wants = Wants { tokens: false, speech: true };

@@ -203,7 +203,7 @@ fn stage() -> Box<dyn StageModel> {
 }
 
 fn behind(context: &[u32]) -> RowSpec {
-    RowSpec::Vocoder(VocoderRow { context: Some(context.into()) })
+    RowSpec::Vocoder(VocoderRow { context: Some(context.into()), goes_on: false })
 }
 
 fn audio(emit: &Emit) -> &[f32] {
@@ -329,7 +329,7 @@ fn a_context_that_is_no_frames_or_not_waited_for_fails_its_row_alone() {
         let out = stage.step(&[RowWork { slot: Slot(0), advance }]).unwrap();
         assert!(out[0].as_ref().is_err_and(|error| error.to_string().contains("of 3 frames of the context")));
     }
-    let empty = VocoderRow { context: Some(Vec::new().into()) };
+    let empty = VocoderRow { context: Some(Vec::new().into()), goes_on: false };
     stage.open(Slot(1), RowSpec::Vocoder(empty)).unwrap();
     stage.feed(Slot(1), RowInput::Codes(some_codes(&TTS, 2)), false).unwrap();
     let out = stage.step(&[RowWork { slot: Slot(1), advance: 2 }]).unwrap();

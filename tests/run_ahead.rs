@@ -17,11 +17,11 @@
 mod support;
 
 use candle_core::Device;
-use omni_actors::actors::{Admission, Wants};
+use omni_actors::actors::{Admission, Resume, Wants};
 use omni_actors::core::scheduler::{
-    Effect, Event, Pace, Plan, RowDone, RowParams, SchedulerConfig, SchedulerCore, StepDone,
+    Effect, Event, Pace, Plan, RowDone, RowParams, SchedulerConfig, SchedulerCore, Start, StepDone,
 };
-use omni_actors::ids::{Generation, RequestId, Seq, Slot, StageName};
+use omni_actors::ids::{Attempt, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::model::Checkpoint;
 use omni_actors::model::sampling::{SamplingParams, philox};
 use omni_actors::model::stage::{
@@ -275,6 +275,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
         (0..frames).map(|at| if at % GROUPS == 0 && dice.one_in(12) { end } else { dice.int(0, 63) }).collect()
     });
     let row = TalkerRow {
+        said: 0,
         prompt: Arc::new(prompt),
         sampling,
         predictor: SamplingParams {
@@ -307,6 +308,7 @@ fn thinker() -> Stage {
         let emit: Option<Arc<[_]>> = dice.one_in(2).then(|| vec![0..len / 2, len / 2 + len / 4..len].into());
         let prompt_emits = emit.iter().flat_map(|ranges| ranges.iter()).map(|range| range.end - range.start).sum();
         let row = ThinkerRow {
+            said: 0,
             prompt: (0..len).map(|_| dice.int(0, TOKENS - 1)).collect(),
             mode: ThinkerMode::Sample,
             emit,
@@ -484,7 +486,11 @@ impl<'a> Run<'a> {
             assert!(!may.is_empty(), "nothing can happen any more");
             match dice.pick(&may) {
                 'a' => {
-                    self.tell(Event::Admit(RequestId(admitted as u64), self.asks[admitted].params.clone()));
+                    self.tell(Event::Admit(
+                        RequestId(admitted as u64),
+                        self.asks[admitted].params.clone(),
+                        Start::default(),
+                    ));
                     admitted += 1;
                 }
                 'f' => self.feed(dice.pick(&hungry)),
@@ -590,10 +596,17 @@ async fn a_talker_says_the_same_through_its_actors() {
         let rig = support::rig(name, Shared(Arc::clone(&factory)), config, &[]).await;
         for (request, ask) in (0..).map(RequestId).zip(&asks) {
             let Ask { params, spec, text } = ask.clone();
-            rig.admit(Admission { request, params, spec, wants: Wants { tokens: true, speech: true } });
+            rig.admit(Admission {
+                request,
+                params,
+                spec,
+                wants: Wants { tokens: true, speech: true },
+                from: Resume::default(),
+            });
             let header = Header {
                 request,
                 generation: Generation(1),
+                attempt: Attempt(0),
                 seq: Seq(0),
                 kind: Kind::Tokens,
                 units: text.len() as u32,

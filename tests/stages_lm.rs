@@ -79,6 +79,7 @@ impl Golden {
         let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
         Golden {
             thinker: ThinkerRow {
+                said: 0,
                 prompt: prompt.ids,
                 mode: ThinkerMode::Sample,
                 emit: Some(prompt.emit),
@@ -88,6 +89,7 @@ impl Golden {
                 seed: 1,
             },
             talker: TalkerRow {
+                said: 0,
                 prompt: TalkerPrompt::omni(
                     prompt.user_rows,
                     config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),

@@ -100,6 +100,7 @@ impl Golden {
     fn row(&self, prompt: Arc<TalkerPrompt>) -> TalkerRow {
         let number = |key: &str| self.manifest["meta"][key].as_u64().unwrap() as u32;
         TalkerRow {
+            said: 0,
             prompt,
             sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
             predictor: SamplingParams::GREEDY,

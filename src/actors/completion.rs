@@ -8,9 +8,9 @@
 use super::model_runner::{RunnerMessage, failure};
 use super::packager::Output;
 use super::sampler::{SamplerMessage, Ticket, TicketRow};
-use super::stage::{ActorFailure, Incarnation, Wants};
+use super::stage::{ActorFailure, Incarnation, Resume, Wants};
 use crate::core::scheduler::{Plan, PlannedRow, RowDone};
-use crate::ids::{RequestId, Seq, Slot, StepId};
+use crate::ids::{Attempt, RequestId, Seq, Slot, StepId};
 use crate::model::ModelError;
 use crate::model::stage::{DeviceTimes, Emit, Finish, Launched, RowOutput};
 use crate::telemetry::trace::{self, Ran, RowShare, Track, What};
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 /// What the launch thread did, in its order.
 pub(super) enum Event {
     /// A slot has a new row.
-    Opened { slot: Slot, wants: Wants },
+    Opened { slot: Slot, wants: Wants, from: Resume },
     /// A row could not be opened or fed.
     RowFailed { request: RequestId, reason: String },
     /// A step was launched.
@@ -137,8 +137,11 @@ struct Completion {
 }
 
 struct Row {
+    attempt: Attempt,
     wants: Wants,
+    /// Units made so far, and the number of the first that is wanted.
     units: u32,
+    wanted: u32,
     tokens: u32,
 }
 
@@ -149,8 +152,9 @@ impl Completion {
 
     fn handle(&mut self, event: Event) -> Result<(), RunnerError> {
         match event {
-            Event::Opened { slot, wants } => {
-                self.rows.insert(slot, Row { wants, units: 0, tokens: 0 });
+            Event::Opened { slot, wants, from } => {
+                let Resume { attempt, first, wanted, tokens, .. } = from;
+                self.rows.insert(slot, Row { attempt, wants, units: first, wanted, tokens });
             }
             Event::RowFailed { request, reason } => self.hand_over(Ticket::RowFailed { request, reason })?,
             Event::Step(step) => self.step(step)?,
@@ -193,12 +197,23 @@ impl Completion {
         if output.stale {
             return idle;
         }
-        let (units, bytes) = match &output.emit {
-            Emit::None => (0, 0),
-            Emit::Rows(rows) => (rows.shape().0 as u32, rows.bytes()),
-            Emit::Codes(codes) => (1, codes.len() * 4),
-            Emit::Audio(samples) => (planned.advance, samples.len() * 4),
+        let made = match &output.emit {
+            Emit::None => 0,
+            Emit::Rows(rows) => rows.shape().0 as u32,
+            Emit::Codes(_) => 1,
+            Emit::Audio(_) => planned.advance,
         };
+        // What an earlier attempt passed on is made once more by rows only, which are looked up and not computed.
+        let passed = row.wanted.saturating_sub(row.units).min(made);
+        row.units += passed;
+        let (units, emit) = match output.emit {
+            Emit::Rows(rows) if passed > 0 => match rows.behind(passed as usize) {
+                Ok(rest) => (made - passed, rest.map_or(Emit::None, Emit::Rows)),
+                Err(error) => return TicketRow::Failed { request, reason: error.to_string() },
+            },
+            emit => (made, emit),
+        };
+        let bytes = emit.bytes();
         let end = output.finish.map(|finish| match finish {
             Finish::Stop => End::Stop,
             Finish::Length => End::Length,
@@ -212,7 +227,7 @@ impl Completion {
         let nothing = units == 0 && token.is_none() && end.is_none();
         let output = (!nothing).then(|| {
             let lease = self.stage.setup.leases.lease(bytes);
-            Output { request, step, wants: row.wants, seq, units, emit: output.emit, token, end, lease }
+            Output { request, attempt: row.attempt, step, wants: row.wants, seq, units, emit, token, end, lease }
         });
         TicketRow::Done { done, output }
     }

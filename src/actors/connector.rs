@@ -7,7 +7,7 @@ use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED};
 use crate::core::sequence::{Arrival, SequenceCheck};
 use crate::fault::{FaultPoint, FaultSite};
-use crate::ids::RequestId;
+use crate::ids::{Attempt, RequestId, Seq};
 use crate::model::stage::RowInput;
 use crate::telemetry::trace::{self, Track, What};
 use crate::telemetry::{Queue, clock};
@@ -75,9 +75,13 @@ pub(super) enum InboundMessage {
     /// Payloads of this request will come.
     Admit(Box<Admission>),
     /// From the scheduler: the model has a row for it now.
-    Opened(RequestId),
+    Opened(RequestId, Attempt),
     /// From the scheduler: the row has ended; whatever still comes is not needed.
-    Closed(RequestId),
+    Closed(RequestId, Attempt),
+    /// From the scheduler: the row could not go on; another one may.
+    Lost(RequestId, Attempt),
+    /// From the scheduler, which does not know the request yet.
+    Acked { request: RequestId, units: u32 },
     /// The request is gone.
     Abort(RequestId),
     /// A payload is in the inbox.
@@ -99,6 +103,7 @@ pub(super) struct InboundState {
 
 #[derive(Default)]
 struct InboundRow {
+    attempt: Attempt,
     open: bool,
     /// What came before the model had a row for it; bounded by the window of the stage before.
     waiting: Vec<Payload>,
@@ -148,14 +153,24 @@ impl Actor for Inbound {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             InboundMessage::Admit(admission) => {
-                state.sequence.open(admission.request);
-                state.rows.insert(admission.request, InboundRow::default());
+                let (request, from) = (admission.request, admission.from);
+                let row = InboundRow { attempt: from.attempt, ..InboundRow::default() };
+                state.sequence.open(request, from.attempt, Seq(from.start.input));
+                if state.rows.insert(request, row).is_some() {
+                    // Whoever sent this had been told that the row was lost, and knows better.
+                    state.stage.tell_scheduler(SchedulerMessage::Abort(request));
+                }
                 state.stage.tell_scheduler(SchedulerMessage::Admit(admission));
             }
-            InboundMessage::Opened(request) => state.opened(request)?,
-            InboundMessage::Closed(request) => state.closed(request),
+            InboundMessage::Opened(request, attempt) => state.opened(request, attempt)?,
+            InboundMessage::Closed(request, attempt) if state.is_at(request, attempt) => state.released(request),
+            InboundMessage::Lost(request, attempt) if state.is_at(request, attempt) => _ = state.forgotten(request),
+            InboundMessage::Closed(..) | InboundMessage::Lost(..) => {}
+            InboundMessage::Acked { request, units } => {
+                state.stage.tell_scheduler(SchedulerMessage::Acked { request, units, behind: true });
+            }
             InboundMessage::Abort(request) => {
-                state.closed(request);
+                state.released(request);
                 state.stage.tell_scheduler(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
@@ -184,8 +199,12 @@ impl Drop for InboundState {
 }
 
 impl InboundState {
-    fn opened(&mut self, request: RequestId) -> Result<(), ActorFailure> {
-        let Some(row) = self.rows.get_mut(&request) else { return Ok(()) };
+    fn is_at(&self, request: RequestId, attempt: Attempt) -> bool {
+        self.rows.get(&request).is_some_and(|row| row.attempt == attempt)
+    }
+
+    fn opened(&mut self, request: RequestId, attempt: Attempt) -> Result<(), ActorFailure> {
+        let Some(row) = self.rows.get_mut(&request).filter(|row| row.attempt == attempt) else { return Ok(()) };
         row.open = true;
         for payload in std::mem::take(&mut row.waiting) {
             self.feed(payload)?;
@@ -193,9 +212,15 @@ impl InboundState {
         Ok(())
     }
 
-    fn closed(&mut self, request: RequestId) {
+    /// Whether there was anything to forget.
+    fn forgotten(&mut self, request: RequestId) -> bool {
         self.sequence.close(request);
-        if self.rows.remove(&request).is_some() {
+        self.rows.remove(&request).is_some()
+    }
+
+    /// Nothing that still comes is needed.
+    fn released(&mut self, request: RequestId) {
+        if self.forgotten(request) {
             self.stage.setup.acks.acked(request, RELEASED);
         }
     }
@@ -203,7 +228,7 @@ impl InboundState {
     fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
         let header = payload.header;
         let setup = &self.stage.setup;
-        match self.sequence.arrived(header.request, header.generation, header.seq, header.units) {
+        match self.sequence.arrived(header.request, header.attempt, header.seq, header.units) {
             Arrival::Next if header.sent > 0 => setup.metrics.connector_seconds.record(clock::since(header.sent)),
             Arrival::Next => {}
             Arrival::Stale => return Ok(()),
@@ -212,9 +237,6 @@ impl InboundState {
                 self.stage.tell_scheduler(SchedulerMessage::RowFailed { request: header.request, reason });
                 return Ok(());
             }
-        }
-        if let (Some(upstream), Some(end)) = (setup.upstream, header.end) {
-            setup.reports.stage_done(header.request, upstream, end);
         }
         match self.rows.get_mut(&header.request) {
             Some(row) if row.open => self.feed(payload),

@@ -32,6 +32,7 @@ mod supervisor;
 
 pub use arbiter::Arbiter;
 pub use stage::{
-    AckSink, Admission, OutEdge, RELEASED, StageHandle, StageLoad, StageReports, StageSetup, StageStatus, State, Wants,
+    AckSink, Admission, OutEdge, RELEASED, Resume, StageHandle, StageLoad, StageReports, StageSetup, StageStatus,
+    State, Wants,
 };
 pub use supervisor::start;

@@ -3,7 +3,7 @@
 //! What comes of a step is the business of its [completion](super::completion).
 
 use super::completion::{Event, HandOver, LaunchedStep, RunnerError};
-use super::stage::{ActorFailure, Incarnation, Wants};
+use super::stage::{ActorFailure, Incarnation, Resume, Wants};
 use super::supervisor::SupervisorMessage;
 use crate::core::scheduler::Plan;
 use crate::fault::{FaultPoint, FaultSite};
@@ -30,6 +30,7 @@ pub(super) enum Command {
         request: RequestId,
         spec: Box<RowSpec>,
         wants: Wants,
+        from: Resume,
     },
     Feed {
         header: Header,
@@ -217,10 +218,10 @@ impl Runner {
 
     fn obey(&mut self, command: Command) -> Result<(), RunnerError> {
         match command {
-            Command::Open { slot, request, spec, wants } => {
+            Command::Open { slot, request, spec, wants, from } => {
                 self.slots.insert(request, slot);
                 self.requests.insert(slot, request);
-                self.completion.tell(Event::Opened { slot, wants })?;
+                self.completion.tell(Event::Opened { slot, wants, from })?;
                 let began = trace::now();
                 let opened = self.model.open(slot, *spec);
                 trace::since(began, self.stage.lane(Track::Launch), || What::Opened(request));

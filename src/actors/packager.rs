@@ -5,7 +5,7 @@ use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued, Wants};
 use crate::fault::{FaultPoint, FaultSite};
-use crate::ids::{RequestId, Seq, StageName, StepId};
+use crate::ids::{Attempt, RequestId, Seq, StageName, StepId};
 use crate::model::ModelError;
 use crate::model::rows::Rows;
 use crate::model::stage::Emit;
@@ -21,6 +21,8 @@ use std::time::Instant;
 /// What one step left behind for one row.
 pub(super) struct Output {
     pub request: RequestId,
+    /// Which of the request's rows made it.
+    pub attempt: Attempt,
     /// The step that left it behind.
     pub step: StepId,
     pub wants: Wants,
@@ -97,7 +99,8 @@ impl PackagerState {
         while let Ok(queued) = self.stage.outputs.recv.try_recv() {
             match queued {
                 Queued::Item(output) => {
-                    match batch.outputs.iter_mut().find(|outputs| outputs[0].request == output.request) {
+                    let row = (output.request, output.attempt);
+                    match batch.outputs.iter_mut().find(|outputs| (outputs[0].request, outputs[0].attempt) == row) {
                         Some(outputs) => outputs.push(output),
                         None => batch.outputs.push(vec![output]),
                     }
@@ -165,7 +168,9 @@ impl PackagerState {
             }
             leases.push(output.lease);
         }
-        let header = |kind, seq, units| Header { request, generation, seq, kind, units, end, sent: 0 };
+        // Whoever keeps the books of the edge knows which row this is for.
+        let attempt = Attempt(0);
+        let header = |kind, seq, units| Header { request, generation, attempt, seq, kind, units, end, sent: 0 };
         let mut payloads = Vec::new();
         if wants.tokens && (token_seq.is_some() || end.is_some()) {
             let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);

@@ -3,11 +3,11 @@
 
 use super::connector::InboundMessage;
 use super::model_runner::Command;
-use super::stage::{ActorFailure, Admission, Incarnation, Wants};
+use super::stage::{ActorFailure, Admission, Incarnation, Resume, Wants};
 use crate::core::arbiter::Turn;
 use crate::core::scheduler::{Effect, Event, SchedulerCore, StepDone};
 use crate::fault::{FaultPoint, FaultSite};
-use crate::ids::{RequestId, StepId};
+use crate::ids::{Attempt, RequestId, StepId};
 use crate::model::stage::RowSpec;
 use crate::telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -23,7 +23,12 @@ pub(super) enum SchedulerMessage {
     /// Input is in the runner's queue.
     Input { request: RequestId, units: u32, end: bool },
     /// The next stage, or the client, took output over.
-    Acked { request: RequestId, units: u32 },
+    Acked {
+        request: RequestId,
+        units: u32,
+        /// Whether it came by way of the inbound connector, and so behind the admission that went ahead of it.
+        behind: bool,
+    },
     /// The outcome of a step, from the sampler, before anybody else hears of it.
     Done { done: StepDone, failed: Vec<(RequestId, String)> },
     /// A row failed outside a step.
@@ -40,7 +45,9 @@ pub(super) struct SchedulerState {
     stage: Arc<Incarnation>,
     core: SchedulerCore,
     /// What rows without a slot will be opened with.
-    specs: HashMap<RequestId, (RowSpec, Wants)>,
+    specs: HashMap<RequestId, (RowSpec, Wants, Resume)>,
+    /// Which attempt the row of a request is.
+    attempts: HashMap<RequestId, Attempt>,
     fault: FaultSite,
     stale: u64,
     /// The step whose outcome is being taken up.
@@ -62,7 +69,15 @@ impl Actor for Scheduler {
         }
         let core = SchedulerCore::new(stage.setup.scheduler.clone());
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Scheduler);
-        Ok(SchedulerState { stage, core, specs: HashMap::new(), fault, stale: 0, after: None })
+        Ok(SchedulerState {
+            stage,
+            core,
+            specs: HashMap::new(),
+            attempts: HashMap::new(),
+            fault,
+            stale: 0,
+            after: None,
+        })
     }
 
     async fn handle(
@@ -74,12 +89,20 @@ impl Actor for Scheduler {
         state.fault.strike_async().await?;
         match message {
             SchedulerMessage::Admit(admission) => {
-                let Admission { request, params, spec, wants } = *admission;
-                state.specs.insert(request, (spec, wants));
-                state.apply(Event::Admit(request, params))?;
+                let Admission { request, params, spec, wants, from } = *admission;
+                state.specs.insert(request, (spec, wants, from));
+                state.attempts.insert(request, from.attempt);
+                state.apply(Event::Admit(request, params, from.start))?;
             }
             SchedulerMessage::Input { request, units, end } => state.apply(Event::Input { request, units, end })?,
-            SchedulerMessage::Acked { request, units } => state.apply(Event::Acked { request, units })?,
+            SchedulerMessage::Acked { request, units, behind } => {
+                if state.core.knows(request) || behind {
+                    state.apply(Event::Acked { request, units })?;
+                } else {
+                    // Its row may be on its way to here.
+                    state.tell_inbound(InboundMessage::Acked { request, units });
+                }
+            }
             SchedulerMessage::Done { done, failed } => {
                 let (began, step) = (trace::now(), done.step);
                 state.stage.gauges.seen.store(step.0 + 1, Ordering::Relaxed);
@@ -95,6 +118,7 @@ impl Actor for Scheduler {
             SchedulerMessage::RowFailed { request, reason } => state.fail(request, reason)?,
             SchedulerMessage::Abort(request) => {
                 state.specs.remove(&request);
+                state.attempts.remove(&request);
                 state.apply(Event::Abort(request))?;
             }
             SchedulerMessage::Poke => state.apply(Event::Poke)?,
@@ -108,7 +132,9 @@ impl SchedulerState {
     fn fail(&mut self, request: RequestId, reason: String) -> Result<(), ActorFailure> {
         self.specs.remove(&request);
         self.apply(Event::Abort(request))?;
-        self.tell_inbound(InboundMessage::Closed(request));
+        if let Some(attempt) = self.attempts.remove(&request) {
+            self.tell_inbound(InboundMessage::Lost(request, attempt));
+        }
         self.stage.setup.reports.row_failed(request, self.stage.setup.name, reason);
         Ok(())
     }
@@ -118,9 +144,9 @@ impl SchedulerState {
         for effect in self.plan(event) {
             match effect {
                 Effect::Open(request, slot) => {
-                    let Some((spec, wants)) = self.specs.remove(&request) else { continue };
-                    self.command(Command::Open { slot, request, spec: Box::new(spec), wants })?;
-                    self.tell_inbound(InboundMessage::Opened(request));
+                    let Some((spec, wants, from)) = self.specs.remove(&request) else { continue };
+                    self.command(Command::Open { slot, request, spec: Box::new(spec), wants, from })?;
+                    self.tell_inbound(InboundMessage::Opened(request, from.attempt));
                 }
                 Effect::Launch(plan) => {
                     let (step, rows, after) = (plan.step, plan.rows.len() as u32, self.after);
@@ -131,7 +157,11 @@ impl SchedulerState {
                 }
                 Effect::Close(slot) => self.command(Command::Close(slot))?,
                 Effect::Consumed { request, units } => self.stage.setup.acks.acked(request, units),
-                Effect::Finished(request) => self.tell_inbound(InboundMessage::Closed(request)),
+                Effect::Finished(request) => {
+                    if let Some(attempt) = self.attempts.remove(&request) {
+                        self.tell_inbound(InboundMessage::Closed(request, attempt));
+                    }
+                }
             }
         }
         Ok(())

@@ -9,14 +9,14 @@ use super::sampler::{SamplerMessage, Ticket};
 use super::scheduler::SchedulerMessage;
 use super::supervisor::SupervisorMessage;
 use crate::core::restart::RestartLimits;
-use crate::core::scheduler::{RowParams, SchedulerConfig};
+use crate::core::scheduler::{RowParams, SchedulerConfig, Start};
 use crate::fault::FaultPlan;
-use crate::ids::{Generation, RequestId, StageName};
+use crate::ids::{Attempt, Generation, RequestId, StageName};
 use crate::model::stage::{RowSpec, StageFactory};
 use crate::telemetry::trace::{Lane, Track};
 use crate::telemetry::{EdgeMetrics, StageMetrics};
 use crate::transfer::lease::LeaseBook;
-use crate::transfer::payload::{End, Kind, Payload};
+use crate::transfer::payload::{Kind, Payload};
 use crate::transfer::transport::{PayloadReceiver, PayloadSender};
 use ractor::{ActorCell, ActorRef};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -48,8 +48,6 @@ pub struct StageSetup {
     pub outbound: Vec<OutEdge>,
     /// Where its input comes from.
     pub inbound: Arc<dyn PayloadReceiver>,
-    /// Who made the input; `None` if a client did.
-    pub upstream: Option<StageName>,
     /// Whether the scheduler hears of a step's tokens before its payloads are made. Off is the serialized order, for
     /// measuring: the scheduler hears of them once the payloads of the step are on their transport.
     pub early_handoff: bool,
@@ -84,12 +82,12 @@ pub trait AckSink: Send + Sync {
 
 /// What a stage tells the engine. Implementations must not block.
 pub trait StageReports: Send + Sync {
-    /// One row cannot go on.
+    /// One row cannot go on: the stage has let go of it, and takes it again.
     fn row_failed(&self, request: RequestId, stage: StageName, reason: String);
-    /// Everything that `stage` had to give for this request has arrived at the next stage.
-    fn stage_done(&self, request: RequestId, stage: StageName, end: End);
-    /// All rows of the stage are lost.
-    fn stage_down(&self, stage: StageName, reason: &str);
+    /// The stage takes rows from now on; those it had before are lost.
+    fn stage_up(&self, stage: StageName);
+    /// All rows of the stage are lost. `for_good`: it will not come up again.
+    fn stage_down(&self, stage: StageName, reason: &str, for_good: bool);
 }
 
 /// A row that a request needs in one stage.
@@ -103,6 +101,23 @@ pub struct Admission {
     pub spec: RowSpec,
     /// What is to be made of the row's output.
     pub wants: Wants,
+    /// Where it goes on, if an earlier attempt had come some way.
+    pub from: Resume,
+}
+
+/// Where a row goes on. All zero for one that begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Resume {
+    /// Which admission this is.
+    pub attempt: Attempt,
+    /// For the scheduler.
+    pub start: Start,
+    /// Number of the first unit that the model emits.
+    pub first: u32,
+    /// Number of the first unit that is still wanted: those before it have been passed on.
+    pub wanted: u32,
+    /// Tokens that have been passed on.
+    pub tokens: u32,
 }
 
 /// What is to be made of a row's output.
@@ -140,8 +155,8 @@ pub enum State {
     Failed,
 }
 
-/// The stage as others see it. Stays the same over restarts; what is said while the stage is down is lost, for its rows
-/// are too.
+/// The stage as others see it. Stays the same over restarts; what is said while the stage is down is lost: whoever gives it
+/// rows gives it those again, with all that they need, when [it is up](StageReports::stage_up).
 pub struct StageHandle {
     name: StageName,
     current: Mutex<Current>,
@@ -234,6 +249,11 @@ impl StageHandle {
         }
     }
 
+    /// Whether the stage is down for good.
+    pub fn is_given_up(&self) -> bool {
+        self.status.borrow().state == State::Failed
+    }
+
     pub(super) fn supervised_by(&self, supervisor: ActorCell) {
         let _ = self.supervisor.set(supervisor);
     }
@@ -273,7 +293,7 @@ impl AckSink for StageHandle {
             Current::Nobody => {}
             Current::Here(now) => {
                 if let Some(scheduler) = now.scheduler.get() {
-                    let _ = scheduler.cast(SchedulerMessage::Acked { request, units });
+                    let _ = scheduler.cast(SchedulerMessage::Acked { request, units, behind: false });
                 }
             }
             Current::Remote(remote) => remote.acked(request, units),

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 /// A runner that does not end within this time after being told to is left behind: its results go nowhere, and the next
 /// generation must not wait for ever.
 const RUNNER_GRACE: Duration = Duration::from_secs(2);
+/// The same for one that is known to hang.
+const HUNG_GRACE: Duration = Duration::from_millis(50);
 
 /// Starts a stage. Its state shows in `handle`.
 ///
@@ -116,7 +118,7 @@ impl Actor for StageSupervisor {
     }
 
     async fn post_stop(&self, _: ActorRef<Self::Msg>, state: &mut SupervisorState) -> Result<(), ActorProcessingErr> {
-        state.take_down().await;
+        state.take_down(RUNNER_GRACE).await;
         Ok(())
     }
 }
@@ -169,6 +171,7 @@ impl SupervisorState {
         self.up = true;
         self.handle.set_current(Some(stage));
         self.handle.update(|status| status.state = State::Running);
+        self.setup.reports.stage_up(self.setup.name);
         tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
     }
 
@@ -179,21 +182,22 @@ impl SupervisorState {
         let hopeless = self.setup.own_process && (hangs || !self.up);
         let verdict = if hopeless { Verdict::GiveUp } else { counted };
         tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
-        // First nobody can bring new rows, then those who had rows are told, then the rubble is cleared.
+        // First nobody can bring new rows, then those who had rows are told, then the rubble is cleared. What it still
+        // says meanwhile is as good as what was said before.
         self.handle.set_current(None);
         self.handle.update(|status| {
             status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
             status.last_reason = Some(reason.clone());
         });
-        self.setup.reports.stage_down(self.setup.name, &reason);
-        self.take_down().await;
+        self.setup.reports.stage_down(self.setup.name, &reason, verdict == Verdict::GiveUp);
+        self.take_down(if hangs { HUNG_GRACE } else { RUNNER_GRACE }).await;
         if let Verdict::Restart(pause) = verdict {
             myself.send_after(pause, || SupervisorMessage::Start);
         }
     }
 
     /// Ends every actor of the current generation and waits until its device state is gone.
-    async fn take_down(&mut self) {
+    async fn take_down(&mut self, grace: Duration) {
         self.handle.set_current(None);
         let children = std::mem::take(&mut self.children);
         for (child, _) in &children {
@@ -209,7 +213,7 @@ impl SupervisorState {
         let Some(stage) = self.current.take() else { return };
         stage.pulse.stop();
         let _ = stage.commands.send.try_send(Command::Wake);
-        if tokio::time::timeout(RUNNER_GRACE, stage.pulse.gone()).await.is_err() {
+        if tokio::time::timeout(grace, stage.pulse.gone()).await.is_err() {
             tracing::error!(stage = %self.setup.name, "the runner thread hangs and is left behind");
         }
     }

@@ -1,4 +1,4 @@
-//! What every accepted request is owed, and what becomes of it when a stage dies, its client leaves or its time is up.
+//! What every accepted request is owed, and what becomes of it when a stage is given up, its client leaves or its time is up.
 //!
 //! The ledger outlives every stage. A request is *open* until its client has been told the end, good or bad; nothing
 //! else closes it, so nothing can hang unseen.
@@ -28,7 +28,7 @@ pub struct Owed {
 /// Why a request ends badly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// A stage that held a part of it died.
+    /// A stage that held a part of it died, and will not come back.
     StageFailed(StageName, String),
     /// Its own row could not go on.
     RowFailed(StageName, String),
@@ -83,7 +83,7 @@ impl LedgerCore {
         request
     }
 
-    /// Everything that `stage` had to give for this request has arrived at the next one, or at the client.
+    /// Everything that `stage` had to give for this request is written down, or delivered.
     pub fn stage_done(&mut self, request: RequestId, stage: StageName) {
         if let Some(entry) = self.open.get_mut(&request) {
             entry.stages.retain(|holder| *holder != stage);
@@ -128,8 +128,8 @@ impl LedgerCore {
         self.fail(request, Failure::RowFailed(stage, reason))
     }
 
-    /// A stage died: whoever had a part of its answer there cannot go on.
-    pub fn stage_down(&mut self, stage: StageName, reason: &str) -> Vec<Effect> {
+    /// A stage is given up: whoever had a part of its answer there cannot go on.
+    pub fn stage_lost(&mut self, stage: StageName, reason: &str) -> Vec<Effect> {
         self.fail_where(|entry| entry.stages.contains(&stage), |_| Failure::StageFailed(stage, reason.to_string()))
     }
 
@@ -212,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn a_dead_stage_fails_those_who_had_a_part_there_and_nobody_else() {
+    fn a_lost_stage_fails_those_who_had_a_part_there_and_nobody_else() {
         let mut ledger = ledger();
         let (text, speech) = (accept(&mut ledger, TEXT), accept(&mut ledger, SPEECH));
         ledger.stage_done(speech, StageName::Thinker);
-        assert_eq!(ledger.stage_down(StageName::Code2wav, "panic").len(), 1);
-        let failed = ledger.stage_down(StageName::Thinker, "panic");
+        assert_eq!(ledger.stage_lost(StageName::Code2wav, "panic").len(), 1);
+        let failed = ledger.stage_lost(StageName::Thinker, "panic");
         assert_eq!(failed, [Effect::Fail(text, Failure::StageFailed(StageName::Thinker, "panic".into()))]);
     }
 
@@ -258,7 +258,7 @@ mod tests {
                     3 => ledger.audio_done(request).into_iter().collect(),
                     4 => ledger.client_gone(request).into_iter().collect(),
                     5 => ledger.row_failed(request, StageName::Talker, "nan".into()).into_iter().collect(),
-                    6 => ledger.stage_down(StageName::ALL[who % 3], "panic"),
+                    6 => ledger.stage_lost(StageName::ALL[who % 3], "panic"),
                     7 => { ledger.handed_over(request, now); ledger.tick(now) }
                     _ => { ledger.read(request, now); ledger.stage_done(request, StageName::ALL[who % 3]); vec![] }
                 };

@@ -3,7 +3,7 @@
 //! A payload carries the position of its first unit, so packing the units of several steps into one payload changes
 //! nothing, and a stage that starts again can tell where it goes on.
 
-use crate::ids::{Generation, RequestId, Seq};
+use crate::ids::{Attempt, RequestId, Seq};
 use std::collections::HashMap;
 
 /// What to do with a payload that arrived.
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 pub enum Arrival {
     /// Take it.
     Next,
-    /// Seen before, or from a stage that has been restarted since, or of a request that is gone: drop it.
+    /// Seen before, or meant for an earlier row of the request, or of a request that is gone: drop it.
     Stale,
     /// One or more before it are missing: the request cannot go on.
     Gap {
@@ -20,18 +20,16 @@ pub enum Arrival {
     },
 }
 
-/// The receiving end's memory of an edge. Once a payload of a generation has come, older ones are void: the sender was
-/// restarted in between.
+/// The receiving end's memory of an edge. Each row takes what is meant for it, from the unit on that it began with.
 #[derive(Debug, Default)]
 pub struct SequenceCheck {
-    generation: Generation,
-    next: HashMap<RequestId, Seq>,
+    next: HashMap<RequestId, (Attempt, Seq)>,
 }
 
 impl SequenceCheck {
-    /// A request that may use the edge from now on.
-    pub fn open(&mut self, request: RequestId) {
-        self.next.insert(request, Seq(0));
+    /// A request whose row may use the edge from now on, `from` this unit.
+    pub fn open(&mut self, request: RequestId, attempt: Attempt, from: Seq) {
+        self.next.insert(request, (attempt, from));
     }
 
     /// A request that is gone.
@@ -40,12 +38,10 @@ impl SequenceCheck {
     }
 
     /// Judges a payload of `units` units, the first of which is number `seq`.
-    pub fn arrived(&mut self, request: RequestId, generation: Generation, seq: Seq, units: u32) -> Arrival {
-        if generation < self.generation {
+    pub fn arrived(&mut self, request: RequestId, attempt: Attempt, seq: Seq, units: u32) -> Arrival {
+        let Some((_, next)) = self.next.get_mut(&request).filter(|(row, _)| *row == attempt) else {
             return Arrival::Stale;
-        }
-        self.generation = generation;
-        let Some(next) = self.next.get_mut(&request) else { return Arrival::Stale };
+        };
         match seq.cmp(next) {
             std::cmp::Ordering::Less => Arrival::Stale,
             std::cmp::Ordering::Greater => Arrival::Gap { expected: *next },
@@ -62,13 +58,11 @@ mod tests {
     use super::*;
 
     const REQUEST: RequestId = RequestId(1);
-    const NOW: Generation = Generation(2);
+    const NOW: Attempt = Attempt(2);
 
     fn check() -> SequenceCheck {
         let mut check = SequenceCheck::default();
-        check.open(RequestId(2));
-        check.arrived(RequestId(2), NOW, Seq(0), 1);
-        check.open(REQUEST);
+        check.open(REQUEST, NOW, Seq(0));
         check
     }
 
@@ -88,9 +82,18 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_a_dead_generation_and_of_dead_requests_are_dropped() {
+    fn a_row_that_goes_on_takes_what_is_meant_for_it_from_where_it_goes_on() {
         let mut check = check();
-        assert_eq!(check.arrived(REQUEST, Generation(1), Seq(0), 1), Arrival::Stale);
+        assert_eq!(check.arrived(REQUEST, NOW, Seq(0), 3), Arrival::Next);
+        check.open(REQUEST, Attempt(3), Seq(2));
+        assert_eq!(check.arrived(REQUEST, NOW, Seq(3), 1), Arrival::Stale, "it was for the row before");
+        assert_eq!(check.arrived(REQUEST, Attempt(3), Seq(2), 2), Arrival::Next);
+    }
+
+    #[test]
+    fn what_is_for_rows_that_are_gone_is_dropped() {
+        let mut check = check();
+        assert_eq!(check.arrived(REQUEST, Attempt(1), Seq(0), 1), Arrival::Stale);
         assert_eq!(check.arrived(RequestId(9), NOW, Seq(0), 1), Arrival::Stale);
         check.close(REQUEST);
         assert_eq!(check.arrived(REQUEST, NOW, Seq(0), 1), Arrival::Stale);

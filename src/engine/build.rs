@@ -1,7 +1,8 @@
 //! From a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
-use super::ledger::{ClientSink, CodesTap, Ledger};
+use super::journal::Edge;
+use super::ledger::{Acks, Ledger, Tap};
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
@@ -13,7 +14,7 @@ use crate::actors::{self, AckSink, StageHandle, StageReports};
 use crate::config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use crate::core::ledger::LedgerLimits;
 use crate::fault::{FaultPlan, FaultPoint};
-use crate::ids::{RequestId, StageName};
+use crate::ids::StageName;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
 use crate::model::hf::{Family, SAMPLE_RATE, Variant};
@@ -53,29 +54,29 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         into.push(sender);
         inbound.push(receiver);
     }
-    let mut into = into.into_iter();
-    let Some(text_in) = into.next() else { return Err(StartError::Config("a model without stages".into())) };
-
     let metrics = RequestMetrics::new();
     let limits = LedgerLimits {
         request_timeout: config.limits.request_timeout,
         stalled_client_timeout: config.limits.stalled_client_timeout,
     };
-    let ledger = Arc::new(Ledger::new(limits, stages.clone(), text_in, metrics.clone()));
+    let groups = family.talker().num_code_groups;
+    let ledger = Arc::new(Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone()));
+    ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
     for (handle, inbound) in stages.iter().zip(inbound) {
         let before = stages.before(handle.name());
-        let outbound = edges_from(handle.name(), into.next(), &ledger);
-        let acks: Arc<dyn AckSink> = match before {
-            Some(stage) => Arc::clone(stage) as Arc<dyn AckSink>,
-            None => Arc::new(NobodyWaits),
+        let outbound = edges_from(handle.name(), &ledger);
+        let edge = match (before, handle.name()) {
+            (None, _) | (_, StageName::Thinker) => Edge::Text,
+            (_, StageName::Talker) => Edge::Rows,
+            (_, StageName::Code2wav) => Edge::Codes,
         };
+        let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), edge });
         let reports = Arc::clone(&ledger) as Arc<dyn StageReports>;
         let started = match inbound {
             Some(inbound) => {
-                let upstream = before.map(|stage| stage.name());
                 let handles = handles(handle.name(), config, maker.device.kind);
-                let wiring = Wiring { inbound, outbound, handles, upstream, acks, reports, own_process: false };
+                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false };
                 actors::start(maker.stage(handle.name(), wiring), Arc::clone(handle)).await
             }
             None => {
@@ -91,7 +92,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         common: Common {
             generation: Arc::clone(checkpoint.generation()),
             max_positions: family.talker().text.max_position_embeddings as u32,
-            groups: family.talker().num_code_groups,
+            groups,
             chunk_ramp: chunk_ramp(config),
             max_input_chars: config.limits.max_input_chars,
             audio_window: window(config, StageName::Code2wav),
@@ -235,7 +236,9 @@ impl Edges<'_> {
             return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
         }
         let (sender, receiver) = match before {
-            Some(from) if transport(&self.config.transfer, from) != TransportKind::Inproc => self.frames(from)?,
+            Some(from) if transport(&self.config.transfer, from) != TransportKind::Inproc => {
+                self.frames(from, stage.name())?
+            }
             from => {
                 reliable("it passes handles")?;
                 // In front of the first stage, as many rows of text as that may be ahead.
@@ -245,12 +248,12 @@ impl Edges<'_> {
         Ok((sender, Some(receiver)))
     }
 
-    /// An edge between two stages of this process that passes frames.
-    fn frames(&self, from: StageName) -> Result<(Sender, Receiver), StartError> {
+    /// An edge between two stages of this process that passes frames. What gets lost on it is given again to the receiver.
+    fn frames(&self, from: StageName, to: StageName) -> Result<(Sender, Receiver), StartError> {
         let told = Arc::clone(&self.told);
         let lost: LostSink = Arc::new(move |request, reason| {
             if let Some(ledger) = told.get().and_then(Weak::upgrade) {
-                ledger.row_failed(request, from, reason);
+                ledger.row_failed(request, to, reason);
             }
         });
         let options = LinkOptions {
@@ -281,16 +284,14 @@ fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
         && transport(&config.transfer, from) == TransportKind::Inproc
 }
 
-/// Where the output of a stage goes: to the next, if there is one, and to the client.
-fn edges_from(stage: StageName, next: Option<Sender>, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
-    let client: Sender = Arc::new(ClientSink(Arc::clone(ledger)));
-    match (stage, next) {
-        (StageName::Thinker, next) => {
-            next.map(|edge| (Kind::Rows, edge)).into_iter().chain([(Kind::Tokens, client)]).collect()
-        }
-        (StageName::Talker, Some(edge)) => vec![(Kind::Codes, Arc::new(CodesTap { ledger: Arc::clone(ledger), edge }))],
-        (StageName::Talker | StageName::Code2wav, _) => vec![(Kind::Audio, client)],
-    }
+/// Where the output of a stage goes: past the books, to the next stage or to the client.
+fn edges_from(stage: StageName, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
+    let kinds: &[Kind] = match stage {
+        StageName::Thinker => &[Kind::Rows, Kind::Tokens],
+        StageName::Talker => &[Kind::Codes],
+        StageName::Code2wav => &[Kind::Audio],
+    };
+    kinds.iter().map(|kind| (*kind, Arc::new(Tap(Arc::clone(ledger))) as Sender)).collect()
 }
 
 fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> (Sender, Receiver) {
@@ -306,11 +307,4 @@ async fn tick(ledger: Weak<Ledger>) {
             None => return,
         }
     }
-}
-
-/// Text of a client arrives whole: nobody waits to send more of it.
-struct NobodyWaits;
-
-impl AckSink for NobodyWaits {
-    fn acked(&self, _: RequestId, _: u32) {}
 }

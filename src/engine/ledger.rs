@@ -1,52 +1,70 @@
-//! The request ledger: [`LedgerCore`] with the clients, the clock and the stages. It is a lock and not an actor: what it
-//! does is short, it must be reachable from wherever output arrives or a client leaves, and it must outlive every stage.
+//! The request ledger: [`LedgerCore`] and a [`Journal`] per request, with the clients, the clock and the stages. It is a
+//! lock and not an actor: what it does is short, it must be reachable from wherever output arrives or a client leaves, and
+//! it must outlive every stage.
 //!
-//! Rows are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards.
+//! Everything that one stage hands the next passes here and is written down before it is passed on. So a stage may die at
+//! any moment: when it [is up](StageReports::stage_up) again, it is given the rows that it had, as far as they had come,
+//! and their input from the journal. Who hands to it, and whom it hands to, need not notice.
+//!
+//! Rows are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards, and
+//! nothing can come between a row that is given again and its input.
 
 use super::admission::Place;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
+use super::journal::{Again, Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use crate::actors::{AckSink, StageReports};
 use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use crate::ids::{RequestId, StageName};
 use crate::telemetry::{Outcome, RequestKind, RequestMetrics};
-use crate::transfer::payload::{End, Kind, Part, Payload};
+use crate::transfer::payload::{Kind, Part, Payload};
 use crate::transfer::transport::{PayloadSender, TransportError};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// See the module.
 pub(super) struct Ledger {
     born: Instant,
     stages: Stages,
-    /// Where the tokens of a followed text enter the first stage.
-    text_in: Arc<dyn PayloadSender>,
+    /// Codes of a frame, and how long a listener hears it.
+    groups: usize,
+    unit: Duration,
+    /// How payloads get into each stage, in the order of `stages`.
+    into: OnceLock<Vec<Arc<dyn PayloadSender>>>,
     metrics: RequestMetrics,
     books: Mutex<Books>,
 }
 
 struct Books {
     core: LedgerCore,
-    clients: HashMap<RequestId, Client>,
-    /// Of requests whose codes somebody wants.
-    codes: HashMap<RequestId, CodeLog>,
+    open: BTreeMap<RequestId, Open>,
+    /// Stages that take rows, by their place in [`StageName::ALL`].
+    up: [bool; 3],
+}
+
+/// An open request.
+struct Open {
+    client: Client,
+    journal: Journal,
+    /// Where somebody wants its codes.
+    codes: Option<CodeLog>,
 }
 
 impl Ledger {
-    pub fn new(
-        limits: LedgerLimits,
-        stages: Stages,
-        text_in: Arc<dyn PayloadSender>,
-        metrics: RequestMetrics,
-    ) -> Ledger {
-        let books = Mutex::new(Books { core: LedgerCore::new(limits), clients: HashMap::new(), codes: HashMap::new() });
-        Ledger { born: Instant::now(), stages, text_in, metrics, books }
+    pub fn new(limits: LedgerLimits, stages: Stages, groups: usize, unit: Duration, metrics: RequestMetrics) -> Ledger {
+        let books = Mutex::new(Books { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
+        Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, books }
     }
 
-    /// Accepts a request and gives it a row in every stage that it needs.
+    /// Says how payloads get into each stage, upstream first. Once, before the first request.
+    pub fn leads_into(&self, edges: Vec<Arc<dyn PayloadSender>>) {
+        let _ = self.into.set(edges);
+    }
+
+    /// Accepts a request and gives it a row in every stage that it needs. A stage that is down gets it when it is up.
     pub fn open_request(
         self: &Arc<Self>,
         plan: RequestPlan,
@@ -62,25 +80,19 @@ impl Ledger {
             Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
-        books.clients.insert(request, client);
-        books.codes.extend(plan.codes.map(|log| (request, log)));
+        let journal = Journal::new(request, plan.rows, self.groups);
+        let waiting: Vec<_> = journal.unfinished().collect();
+        books.open.insert(request, Open { client, journal, codes: plan.codes });
         books.core.handed_over(request, self.now());
-
-        // Downstream first: whoever receives must know the request before anything can be sent.
-        let mut refused = None;
-        for (stage, admission) in plan.rows.into_iter().rev() {
-            let admitted = self.stages.get(stage).is_some_and(|stage| stage.admit(admission.named(request)));
-            if !admitted {
-                refused = Some(stage);
-            }
+        let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
+        for stage in waiting {
+            self.admit(&mut books, request, stage);
         }
-        if let Some(text) = plan.follow
-            && self.text_in.put(text.payload(request, 0)).is_err()
-        {
-            refused = self.stages.first().map(|stage| stage.name());
+        if let Some(text) = plan.follow {
+            self.pass(&mut books, Edge::Text, text.payload(request, 0));
         }
-        if let Some(stage) = refused {
-            // It went down after the request had been found servable.
+        if let Some(stage) = lost {
+            // It was given up after the request had been found servable.
             let failure = Failure::StageFailed(stage, "it went down just now".into());
             let effect = books.core.fail(request, failure);
             self.carry_out(&mut books, effect.into_iter().collect());
@@ -93,15 +105,9 @@ impl Ledger {
     /// More text for a request that follows one, `before` tokens of which it has. Does nothing for one that has ended.
     pub fn feed(&self, request: RequestId, before: u32, text: FollowedText) {
         let mut books = self.lock();
-        let Some(client) = books.clients.get_mut(&request) else { return };
-        client.followed(text.tokens.len() as u32);
-        if self.text_in.put(text.payload(request, before)).is_err()
-            && let Some(first) = self.stages.first()
-        {
-            let failure = Failure::RowFailed(first.name(), "its text came faster than it could be taken".into());
-            let effect = books.core.fail(request, failure);
-            self.carry_out(&mut books, effect.into_iter().collect());
-        }
+        let Some(open) = books.open.get_mut(&request) else { return };
+        open.client.followed(text.tokens.len() as u32);
+        self.pass(&mut books, Edge::Text, text.payload(request, before));
     }
 
     /// Ends what has taken too long.
@@ -109,6 +115,7 @@ impl Ledger {
         let mut books = self.lock();
         let effects = books.core.tick(self.now());
         self.carry_out(&mut books, effects);
+        self.metrics.journals(books.open.values().map(|open| open.journal.bytes()).sum());
     }
 
     /// Ends everything.
@@ -123,31 +130,24 @@ impl Ledger {
         self.lock().core.open()
     }
 
-    /// Takes what the last stage made for a client.
+    /// Takes what a stage made for a client.
     fn deliver(&self, payload: Payload) {
-        let request = payload.header.request;
-        let (kind, end, units) = (payload.header.kind, payload.header.end, payload.header.units);
+        let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));
         let mut books = self.lock();
-        let Some(client) = books.clients.get_mut(&request) else {
-            // The client left: nobody will read this, so nobody needs to wait for it to be read.
-            return;
-        };
-        let events = client.take(payload);
+        // The client may have left: nobody will read this, so nobody needs to wait for it to be read.
+        let Some(new) = self.write_down(&mut books, edge, payload) else { return };
+        let (units, kind, end) = (new.header.units, new.header.kind, new.header.end);
+        let Some(Open { client, .. }) = books.open.get_mut(&request) else { return };
+        let events = client.take(new);
         let text_only = client.is_text_only();
         let now = self.now();
         for _ in 0..events {
             books.core.handed_over(request, now);
         }
-        // The thinker of a spoken answer is paced by the talker, and done when the talker has it all. A text-only one has
-        // nobody but the client: its text is read by the piece but counted by the token, so it goes on at once.
-        if let Some(thinker) = self.stages.get(StageName::Thinker)
-            && kind == Kind::Tokens
-            && text_only
-        {
-            thinker.acked(request, units);
-            if end.is_some() {
-                books.core.stage_done(request, StageName::Thinker);
-            }
+        // The thinker of a spoken answer is paced by the talker. A text-only one has nobody but the client: its text is
+        // read by the piece but counted by the token, so it goes on at once.
+        if kind == Kind::Tokens && text_only {
+            self.ack(&mut books, Edge::Tokens, request, units);
         }
         let effect = match (kind, end) {
             (Kind::Tokens, Some(_)) => books.core.text_done(request),
@@ -155,6 +155,98 @@ impl Ledger {
             _ => None,
         };
         self.carry_out(&mut books, effect.into_iter().collect());
+    }
+
+    /// Hands a payload of an edge between stages to the next one, if that takes rows now; if not, it will be given what
+    /// it missed.
+    fn pass(&self, books: &mut Books, edge: Edge, payload: Payload) {
+        let request = payload.header.request;
+        let Some(new) = self.write_down(books, edge, payload) else { return };
+        let consumer = books.open.get(&request).and_then(|open| open.journal.consumer(edge));
+        let Some((stage, _)) = consumer.filter(|(stage, _)| books.up[*stage as usize]) else { return };
+        if let Err(error) = self.put(stage, new) {
+            self.row_lost(books, request, stage, error.to_string());
+        }
+    }
+
+    /// What of a payload is new.
+    fn write_down(&self, books: &mut Books, edge: Edge, payload: Payload) -> Option<Payload> {
+        let request = payload.header.request;
+        let open = books.open.get_mut(&request)?;
+        let new = match open.journal.record(edge, payload) {
+            Ok(new) => new?,
+            Err(error) => {
+                let from = edge.producer().unwrap_or(StageName::Thinker);
+                let effect = books.core.row_failed(request, from, error.to_string());
+                self.carry_out(books, effect.into_iter().collect());
+                return None;
+            }
+        };
+        if let (Edge::Codes, Some(log), Some(Part::U32(codes))) = (edge, &open.codes, new.parts.first()) {
+            log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
+        }
+        if let Some(end) = new.header.end {
+            let reason = FinishReason::from(end);
+            if edge != Edge::Text {
+                open.client.stage_ended(reason);
+            }
+            for stage in StageName::ALL {
+                if books.open.get(&request).is_some_and(|open| open.journal.is_done(stage)) {
+                    books.core.stage_done(request, stage);
+                }
+            }
+        }
+        Some(new)
+    }
+
+    /// Gives a stage the row of a request, if it takes rows, and what the row has to know.
+    fn admit(&self, books: &mut Books, request: RequestId, stage: StageName) {
+        if !books.up[stage as usize] {
+            return;
+        }
+        let Some(open) = books.open.get_mut(&request) else { return };
+        let Some(Again { admission, input }) = open.journal.admit(stage, self.unit) else { return };
+        let Some(handle) = self.stages.get(stage) else { return };
+        // A stage that has just gone down will be told of as down, and get it when it is up.
+        handle.admit(admission);
+        for payload in input {
+            if let Err(error) = self.put(stage, payload) {
+                self.row_lost(books, request, stage, error.to_string());
+                return;
+            }
+        }
+    }
+
+    fn put(&self, stage: StageName, payload: Payload) -> Result<(), TransportError> {
+        let place = self.stages.iter().position(|handle| handle.name() == stage);
+        let edge = place.and_then(|at| self.into.get()?.get(at));
+        edge.map_or(Ok(()), |edge| edge.put(payload))
+    }
+
+    /// A row could not go on. It gets another attempt, unless it has failed at the same place before.
+    fn row_lost(&self, books: &mut Books, request: RequestId, stage: StageName, reason: String) {
+        let Some(open) = books.open.get_mut(&request) else { return };
+        if open.journal.may_try_again(stage) {
+            tracing::warn!(%request, %stage, reason, "row failed; it is tried once more");
+            self.admit(books, request, stage);
+            return;
+        }
+        tracing::warn!(%request, %stage, reason, "row failed");
+        let effect = books.core.row_failed(request, stage, reason);
+        self.carry_out(books, effect.into_iter().collect());
+    }
+
+    /// The consumer of an edge is done with units.
+    fn ack(&self, books: &mut Books, edge: Edge, request: RequestId, units: u32) {
+        let Some(open) = books.open.get_mut(&request) else { return };
+        open.journal.acked(edge, units);
+        if let Some(stage) = edge.producer().and_then(|producer| self.stages.get(producer)) {
+            stage.acked(request, units);
+        }
+    }
+
+    fn is_lost(&self, stage: StageName) -> bool {
+        self.stages.get(stage).is_none_or(|stage| stage.is_given_up())
     }
 
     fn carry_out(&self, books: &mut Books, effects: Vec<Effect>) {
@@ -170,9 +262,8 @@ impl Ledger {
             if outcome != Outcome::Finished {
                 self.stages.iter().for_each(|stage| stage.abort(request));
             }
-            books.codes.remove(&request);
-            if let Some(client) = books.clients.remove(&request) {
-                client.end(last, outcome);
+            if let Some(open) = books.open.remove(&request) {
+                open.client.end(last, outcome);
             }
         }
     }
@@ -190,61 +281,64 @@ impl Ledger {
 
 impl StageReports for Ledger {
     fn row_failed(&self, request: RequestId, stage: StageName, reason: String) {
-        tracing::warn!(%request, %stage, reason, "row failed");
         let mut books = self.lock();
-        let effect = books.core.row_failed(request, stage, reason);
-        self.carry_out(&mut books, effect.into_iter().collect());
+        self.row_lost(&mut books, request, stage, reason);
     }
 
-    fn stage_done(&self, request: RequestId, stage: StageName, end: End) {
+    fn stage_up(&self, stage: StageName) {
         let mut books = self.lock();
-        books.core.stage_done(request, stage);
-        if let Some(client) = books.clients.get_mut(&request) {
-            client.stage_ended(match end {
-                End::Stop => FinishReason::Stop,
-                End::Length => FinishReason::Length,
-            });
+        books.up[stage as usize] = true;
+        let waiting: Vec<_> =
+            books.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
+        if !waiting.is_empty() {
+            tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
+        }
+        for request in waiting {
+            self.admit(&mut books, request, stage);
         }
     }
 
-    fn stage_down(&self, stage: StageName, reason: &str) {
+    fn stage_down(&self, stage: StageName, reason: &str, for_good: bool) {
         let mut books = self.lock();
-        let effects = books.core.stage_down(stage, reason);
-        self.carry_out(&mut books, effects);
-    }
-}
-
-/// An edge on which codes travel, with an eye on those that somebody wants.
-pub(super) struct CodesTap {
-    pub ledger: Arc<Ledger>,
-    pub edge: Arc<dyn PayloadSender>,
-}
-
-impl PayloadSender for CodesTap {
-    fn put(&self, payload: Payload) -> Result<(), TransportError> {
-        let log = self.ledger.lock().codes.get(&payload.header.request).map(Arc::clone);
-        if let (Some(log), Some(Part::U32(codes))) = (log, payload.parts.first()) {
-            log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
+        books.up[stage as usize] = false;
+        if for_good {
+            let effects = books.core.stage_lost(stage, reason);
+            self.carry_out(&mut books, effects);
         }
-        self.edge.put(payload)
-    }
-
-    fn queued(&self) -> usize {
-        self.edge.queued()
     }
 }
 
-/// The client's end of the edges that lead to it.
-pub(super) struct ClientSink(pub Arc<Ledger>);
+/// What a stage hands on passes the books.
+pub(super) struct Tap(pub Arc<Ledger>);
 
-impl PayloadSender for ClientSink {
+impl PayloadSender for Tap {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
-        self.0.deliver(payload);
+        match payload.header.kind {
+            Kind::Tokens | Kind::Audio => self.0.deliver(payload),
+            kind @ (Kind::Rows | Kind::Codes) => {
+                let mut books = self.0.lock();
+                self.0.pass(&mut books, Edge::of(kind), payload);
+            }
+        }
         Ok(())
     }
 
     fn queued(&self) -> usize {
         0
+    }
+}
+
+/// What a stage says of its input passes the books as well.
+pub(super) struct Acks {
+    pub ledger: Arc<Ledger>,
+    /// The edge into the stage.
+    pub edge: Edge,
+}
+
+impl AckSink for Acks {
+    fn acked(&self, request: RequestId, units: u32) {
+        let mut books = self.ledger.lock();
+        self.ledger.ack(&mut books, self.edge, request, units);
     }
 }
 
@@ -258,11 +352,10 @@ struct Reader {
 impl Listener for Reader {
     fn read(&self, event: &Event) {
         let now = self.ledger.now();
-        self.ledger.lock().core.read(self.request, now);
-        if let Event::Audio(chunk) = event
-            && let Some(vocoder) = self.ledger.stages.get(StageName::Code2wav)
-        {
-            vocoder.acked(self.request, chunk.frames.0);
+        let mut books = self.ledger.lock();
+        books.core.read(self.request, now);
+        if let Event::Audio(chunk) = event {
+            self.ledger.ack(&mut books, Edge::Audio, self.request, chunk.frames.0);
         }
     }
 }

@@ -7,6 +7,7 @@
 //! | `setup` | what a stage is made of, wherever it runs |
 //! | `process` | stages in processes of their own: the child's side |
 //! | `ledger` | every accepted request, its client, and what becomes of it |
+//! | `journal` | what the stages of a request have told each other, to give any of them its row again |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the rows that it needs in each stage |
 //! | `admission` | how many requests at once |
@@ -19,6 +20,7 @@ mod admission;
 pub mod api;
 mod build;
 mod client;
+mod journal;
 mod ledger;
 mod live;
 mod load;

@@ -26,7 +26,7 @@ pub(super) struct StageMaker<'a> {
     pub device: DeviceChoice,
     loading: Arc<Loading>,
     /// Time that a listener needs for one frame.
-    unit: Duration,
+    pub unit: Duration,
     pub faults: FaultPlan,
     pub leases: LeaseBook,
     /// Of each GPU, which computes the steps of several stages side by side; on a CPU the system shares the cores out.
@@ -39,7 +39,6 @@ pub(super) struct Wiring {
     pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
     /// Whether rows travel as handles to what is on the device.
     pub handles: bool,
-    pub upstream: Option<StageName>,
     pub acks: Arc<dyn AckSink>,
     pub reports: Arc<dyn StageReports>,
     /// See [`StageSetup::own_process`].
@@ -71,7 +70,7 @@ impl<'a> StageMaker<'a> {
     pub fn stage(&self, name: StageName, wiring: Wiring) -> StageSetup {
         let (config, stage) = (self.config, self.config.stage(name));
         let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
-        let Wiring { inbound, outbound, handles, upstream, acks, reports, own_process } = wiring;
+        let Wiring { inbound, outbound, handles, acks, reports, own_process } = wiring;
         StageSetup {
             name,
             scheduler: SchedulerConfig {
@@ -100,7 +99,6 @@ impl<'a> StageMaker<'a> {
                 })
                 .collect(),
             inbound,
-            upstream,
             early_handoff: config.transfer.early_handoff,
             acks,
             reports,

@@ -27,9 +27,4 @@ impl Stages {
     pub fn before(&self, name: StageName) -> Option<&Arc<StageHandle>> {
         self.iter().rfind(|stage| stage.name() < name)
     }
-
-    /// The one that text enters.
-    pub fn first(&self) -> Option<&Arc<StageHandle>> {
-        self.0.first()
-    }
 }

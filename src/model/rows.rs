@@ -74,6 +74,28 @@ impl Rows {
         }
     }
 
+    /// The rows but for the first `count`; `None` if that is all of them.
+    ///
+    /// # Errors
+    /// When the tensor library says no.
+    pub fn behind(self, count: usize) -> Result<Option<Rows>, ModelError> {
+        let (rows, width) = self.shape();
+        if count >= rows {
+            return Ok(None);
+        }
+        Ok(Some(match self {
+            Rows::Host(tensor) => Rows::Host(tensor.narrow(0, count, rows - count)?),
+            Rows::Bytes(rows) => {
+                let bytes = rows.bytes.slice(count * width * element_bytes(rows.precision)..);
+                Rows::Bytes(RowBytes { bytes, ..rows })
+            }
+            Rows::Device(rows) => {
+                let range = rows.range.start + count..rows.range.end;
+                Rows::Device(DeviceRows { range, ..rows })
+            }
+        }))
+    }
+
     /// Size of the elements.
     pub fn bytes(&self) -> usize {
         match self {

@@ -158,8 +158,12 @@ pub enum RowSpec {
 /// A thinker row. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct ThinkerRow {
-    /// Prompt token ids, up to and including the assistant header.
+    /// Prompt token ids, up to and including the assistant header, and then the first tokens of the answer if those are
+    /// known: a row that goes on.
     pub prompt: Arc<[u32]>,
+    /// Tokens at the end of the prompt that are the answer's: to sampling, limits and random numbers they count as sampled.
+    /// None of them ends the answer.
+    pub said: u32,
     /// Where the answer comes from.
     pub mode: ThinkerMode,
     /// Which prompt positions' embedding rows the talker needs (spec section 5: user turns, then the 3 ids of the
@@ -173,6 +177,18 @@ pub struct ThinkerRow {
     pub max_tokens: u32,
     /// Key of the counter-based generator.
     pub seed: u64,
+}
+
+impl ThinkerRow {
+    /// The prompt without what was said.
+    pub fn asked(&self) -> &[u32] {
+        &self.prompt[..self.prompt.len().saturating_sub(self.said as usize)]
+    }
+
+    /// What was said.
+    pub fn answered(&self) -> &[u32] {
+        &self.prompt[self.prompt.len().saturating_sub(self.said as usize)..]
+    }
 }
 
 /// Where a thinker row's answer comes from.
@@ -191,6 +207,9 @@ pub enum ThinkerMode {
 pub struct TalkerRow {
     /// What the row begins with, and the voice.
     pub prompt: Arc<TalkerPrompt>,
+    /// Frames at the end of the prompt's reference that are the row's own, which goes on: to sampling, limits and random
+    /// numbers they count as made. See [`TalkerPrompt::going_on`].
+    pub said: u32,
     /// Sampling of code 0.
     pub sampling: SamplingParams,
     /// Sampling of the other groups.
@@ -223,6 +242,13 @@ impl TalkerRow {
         if self.max_tokens == 0 {
             return Err(ModelError::Row("max_tokens is 0: expected at least 1".into()));
         }
+        let frames = self.prompt.reference().map_or(0, |codes| codes.len() / config.num_code_groups.max(1));
+        if self.said as usize > frames || self.said >= self.max_tokens {
+            return Err(ModelError::Row(format!(
+                "{} frames were said, of {frames} in the prompt and at most {} tokens",
+                self.said, self.max_tokens
+            )));
+        }
         let sampling = self.sampling.check().and_then(|()| self.predictor.check());
         let prompt = || self.prompt.check(config);
         sampling.and_then(|()| prompt()).and_then(|()| self.check_forced(config)).map_err(ModelError::Row)
@@ -252,6 +278,12 @@ impl TalkerRow {
         self.forced.as_deref()?.get(at..at + groups)
     }
 
+    /// Codes 0 of the frames that the prompt holds of the row itself, in order.
+    pub fn said_codes(&self, groups: usize) -> impl Iterator<Item = u32> {
+        let codes = self.prompt.reference().map_or(&[][..], |codes| codes);
+        codes[codes.len().saturating_sub(self.said as usize * groups)..].iter().step_by(groups.max(1)).copied()
+    }
+
     /// Positions of the prompt.
     pub fn prefill_positions(&self) -> u32 {
         self.prompt.positions()
@@ -272,6 +304,8 @@ pub struct VocoderRow {
     /// implementation that the goldens are made with cuts at a proportion of the samples, which is the same number or, by
     /// rounding, one less.)
     pub context: Option<Arc<[u32]>>,
+    /// Whether the end of the context is the row's own, which goes on: of no use to other rows.
+    pub goes_on: bool,
 }
 
 impl VocoderRow {
@@ -359,4 +393,16 @@ pub enum Emit {
     Codes(Vec<u32>),
     /// Vocoder: samples in [-1, 1] at the model's rate.
     Audio(Vec<f32>),
+}
+
+impl Emit {
+    /// Size of the data.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Emit::None => 0,
+            Emit::Rows(rows) => rows.bytes(),
+            Emit::Codes(codes) => codes.len() * 4,
+            Emit::Audio(samples) => samples.len() * 4,
+        }
+    }
 }

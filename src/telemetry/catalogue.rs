@@ -59,6 +59,7 @@ catalogue! {
     READY = Gauge, "omni_ready", [], "1 while every stage can serve and no shutdown has begun.";
 
     REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by what they were and how they ended.";
+    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of what the ledger keeps of open requests, to give a stage its rows again.";
     REQUESTS_IN_FLIGHT = Gauge, "omni_requests_in_flight", [], "Accepted requests that have not ended.";
     REQUEST_SECONDS = Histogram(LONG_SECONDS), "omni_request_seconds", ["kind"], "From acceptance to the last event of a request.";
     TTFA_SECONDS = Histogram(WAIT_SECONDS), "omni_ttfa_seconds", ["kind"], "Time to first audio: from acceptance to the first samples handed to the client.";

@@ -56,6 +56,7 @@ pub struct RequestMetrics(Arc<Handles>);
 
 struct Handles {
     in_flight: Gauge,
+    ledger_bytes: Gauge,
     outcomes: [[Counter; OUTCOMES.len()]; KINDS.len()],
     refused: [Counter; KINDS.len()],
     seconds: [Histogram; KINDS.len()],
@@ -74,6 +75,7 @@ impl RequestMetrics {
         let requests = |kind, outcome| counter!(c::REQUESTS.name, "kind" => kind, "outcome" => outcome);
         RequestMetrics(Arc::new(Handles {
             in_flight: gauge!(c::REQUESTS_IN_FLIGHT.name),
+            ledger_bytes: gauge!(c::LEDGER_BYTES.name),
             outcomes: KINDS.map(|kind| OUTCOMES.map(|outcome| requests(kind, outcome))),
             refused: KINDS.map(|kind| requests(kind, "refused")),
             seconds: KINDS.map(|kind| histogram!(c::REQUEST_SECONDS.name, "kind" => kind)),
@@ -89,6 +91,11 @@ impl RequestMetrics {
     /// A request was not accepted.
     pub fn refused(&self, kind: RequestKind) {
         self.0.refused[kind as usize].increment(1);
+    }
+
+    /// So much is kept of open requests.
+    pub fn journals(&self, bytes: usize) {
+        self.0.ledger_bytes.set(bytes as f64);
     }
 
     /// A request was accepted at `now`.

@@ -3,7 +3,8 @@
 pub use crate::ids::PayloadKind as Kind;
 
 use super::lease::Lease;
-use crate::ids::{Generation, RequestId, Seq, StepId};
+use crate::ids::{Attempt, Generation, RequestId, Seq, StepId};
+use crate::model::ModelError;
 use crate::model::rows::Rows;
 use crate::telemetry::trace::Chunk;
 
@@ -25,6 +26,8 @@ pub struct Header {
     pub request: RequestId,
     /// Of the sending stage, when it packed this.
     pub generation: Generation,
+    /// Of the receiving row, for which this is meant.
+    pub attempt: Attempt,
     /// Units that went before on this edge.
     pub seq: Seq,
     /// What the parts are.
@@ -76,19 +79,65 @@ impl Part {
     }
 }
 
-impl Payload {
+impl Part {
     /// Copies what lies in a frame, for whoever keeps it for long: a frame holds up the ring that it lies in.
-    pub fn detached(mut self) -> Payload {
-        for part in &mut self.parts {
-            if let Part::Rows(Rows::Bytes(rows)) = part {
-                *rows = rows.detached();
-            }
+    #[must_use]
+    pub fn detached(self) -> Part {
+        match self {
+            Part::Rows(Rows::Bytes(rows)) => Part::Rows(Rows::Bytes(rows.detached())),
+            part => part,
         }
+    }
+}
+
+impl Payload {
+    /// [`Part::detached`] for all of it.
+    #[must_use]
+    pub fn detached(mut self) -> Payload {
+        self.parts = self.parts.into_iter().map(Part::detached).collect();
         self
     }
 
     /// Size of the data.
     pub fn bytes(&self) -> usize {
         self.parts.iter().map(Part::bytes).sum()
+    }
+
+    /// The payload but for its units before `seq`; `None` if that leaves nothing that is new.
+    ///
+    /// # Errors
+    /// When the tensor library says no.
+    pub fn from_unit(mut self, seq: Seq) -> Result<Option<Payload>, ModelError> {
+        let Header { seq: Seq(first), units, end, .. } = self.header;
+        let known = seq.0.saturating_sub(first).min(units);
+        if known == 0 {
+            return Ok(Some(self));
+        }
+        if known == units && end.is_none() {
+            return Ok(None);
+        }
+        let mut left = known as usize;
+        let parts = std::mem::take(&mut self.parts);
+        for part in parts {
+            match part {
+                Part::Rows(rows) => {
+                    let count = rows.shape().0;
+                    if let Some(rest) = rows.behind(left)? {
+                        self.parts.push(Part::Rows(rest));
+                    }
+                    left = left.saturating_sub(count);
+                }
+                Part::U32(mut values) => {
+                    values.drain(..values.len() / units as usize * known as usize);
+                    self.parts.push(Part::U32(values));
+                }
+                Part::F32(mut values) => {
+                    values.drain(..values.len() / units as usize * known as usize);
+                    self.parts.push(Part::F32(values));
+                }
+            }
+        }
+        (self.header.seq, self.header.units) = (Seq(first + known), units - known);
+        Ok(Some(self))
     }
 }

@@ -5,7 +5,7 @@
 use omni_actors::core::arbiter::{ArbiterCore, Turn};
 use omni_actors::core::deadline::Ears;
 use omni_actors::core::scheduler::{
-    Effect, Event, Pace, Plan, RowDone, RowParams, SchedulerConfig, SchedulerCore, StepDone,
+    Effect, Event, Pace, Plan, RowDone, RowParams, SchedulerConfig, SchedulerCore, Start, StepDone,
 };
 use omni_actors::ids::{RequestId, StageName};
 use std::cmp::Reverse;
@@ -407,10 +407,10 @@ impl Sim {
             pace: Pace::Chunks(RAMP.to_vec()),
             lead: Duration::ZERO,
         };
-        self.tell(Which::Vocoder, Event::Admit(request, chunks));
+        self.tell(Which::Vocoder, Event::Admit(request, chunks, Start::default()));
         let prompt = self.world.prompt;
         let talk = RowParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
-        self.tell(Which::Talker, Event::Admit(request, talk));
+        self.tell(Which::Talker, Event::Admit(request, talk, Start::default()));
         self.tell(Which::Talker, Event::Input { request, units: 1, end: true });
         if let Arrivals::Poisson(rate) = self.world.arrivals
             && self.came < self.world.requests

@@ -6,7 +6,7 @@ use omni_actors::core::deadline::Ears;
 use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::fault::{FaultPlan, FaultRule};
-use omni_actors::ids::{Generation, RequestId, Seq, Slot, StageName};
+use omni_actors::ids::{Attempt, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::model::stage::{
     Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
 };
@@ -43,8 +43,8 @@ impl StageReports for World {
     fn row_failed(&self, request: RequestId, _: StageName, reason: String) {
         self.failed.lock().unwrap().push((request, reason));
     }
-    fn stage_done(&self, _: RequestId, _: StageName, _: End) {}
-    fn stage_down(&self, _: StageName, reason: &str) {
+    fn stage_up(&self, _: StageName) {}
+    fn stage_down(&self, _: StageName, reason: &str, _: bool) {
         assert!(self.may_die.load(Ordering::Relaxed), "the stage died: {reason}");
         self.deaths.lock().unwrap().push(reason.into());
     }
@@ -156,7 +156,6 @@ async fn started(
         metrics: StageMetrics::new(name),
         outbound: kinds.map(edge).into(),
         inbound: Arc::new(inbound),
-        upstream: None,
         early_handoff,
         acks: Arc::clone(&world) as Arc<dyn AckSink>,
         reports: Arc::clone(&world) as Arc<dyn StageReports>,
@@ -178,7 +177,7 @@ impl Rig {
     pub fn feed(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
         let kind = if matches!(part, Part::Rows(_)) { Kind::Rows } else { Kind::Codes };
         let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
-        let header = Header { request, generation, seq, kind, units, end, sent: 0 };
+        let header = Header { request, generation, attempt: Attempt(0), seq, kind, units, end, sent: 0 };
         self.input.put(Payload { header, parts: vec![part], leases: Vec::new() }).unwrap();
     }
 }

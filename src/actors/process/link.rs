@@ -271,9 +271,9 @@ impl FrameReader {
 mod tests {
     use super::super::message::ToStage;
     use super::*;
-    use crate::actors::{Admission, Wants};
+    use crate::actors::{Admission, Resume, Wants};
     use crate::core::scheduler::{Pace, RowParams};
-    use crate::ids::{Generation, Seq};
+    use crate::ids::{Attempt, Generation, Seq};
     use crate::model::stage::{RowSpec, VocoderRow};
     use crate::transfer::payload::{Header, Kind, Part};
     use crate::transfer::shm::ring;
@@ -284,14 +284,29 @@ mod tests {
     /// An admission with so many codes.
     fn admission(request: u64, codes: usize) -> ToStage {
         let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-        let spec = RowSpec::Vocoder(VocoderRow { context: Some(vec![7; codes].into()) });
+        let spec = RowSpec::Vocoder(VocoderRow { context: Some(vec![7; codes].into()), goes_on: false });
         let wants = Wants { tokens: false, speech: true };
-        ToStage::Admit(Box::new(Admission { request: RequestId(request), params, spec, wants }))
+        ToStage::Admit(Box::new(Admission {
+            request: RequestId(request),
+            params,
+            spec,
+            wants,
+            from: Resume::default(),
+        }))
     }
 
     fn payload(request: u64, codes: usize) -> Payload {
         let (request, generation, units) = (RequestId(request), Generation(1), codes as u32);
-        let header = Header { request, generation, seq: Seq(0), kind: Kind::Codes, units, end: None, sent: 0 };
+        let header = Header {
+            request,
+            generation,
+            attempt: Attempt(0),
+            seq: Seq(0),
+            kind: Kind::Codes,
+            units,
+            end: None,
+            sent: 0,
+        };
         Payload { header, parts: vec![Part::U32(vec![7; codes])], leases: Vec::new() }
     }
 

@@ -5,7 +5,6 @@ use crate::config::Config;
 use crate::ids::{Generation, RequestId, StageName};
 use crate::model::checkpoint::Origin;
 use crate::telemetry::trace::Record;
-use crate::transfer::payload::End;
 use bincode::{Decode, Encode};
 
 /// Longest message: an admission with a text of the longest kind that a config allows is far below it.
@@ -61,8 +60,6 @@ pub enum FromStage {
     Acked(RequestId, u32),
     /// One row cannot go on.
     RowFailed(RequestId, String),
-    /// Everything that a stage had to give for a request has arrived here.
-    StageDone(RequestId, StageName, End),
     /// What the stage holds, and what the fault plan has counted. Also a sign of life.
     Pulse(Pulse),
     /// What was recorded while somebody takes a trace.
@@ -101,9 +98,7 @@ impl Control for ToStage {
 impl Control for FromStage {
     fn request(&self) -> Option<RequestId> {
         match self {
-            FromStage::Acked(request, _) | FromStage::RowFailed(request, _) | FromStage::StageDone(request, ..) => {
-                Some(*request)
-            }
+            FromStage::Acked(request, _) | FromStage::RowFailed(request, _) => Some(*request),
             FromStage::Status(_)
             | FromStage::StageDown(..)
             | FromStage::Pulse(_)

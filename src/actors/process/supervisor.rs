@@ -93,6 +93,8 @@ struct SupervisorState {
     failed_at: Option<Instant>,
     /// The generation that went down last, and what the policy said of it, as long as no other runs.
     down: (Generation, Option<Verdict>),
+    /// The generation that was told to be up last.
+    up: Generation,
     children: u64,
     current: Option<Running>,
 }
@@ -112,7 +114,17 @@ impl Actor for ProcessSupervisor {
         let policy = RestartPolicy::new(setup.restart);
         let down = (Generation(0), None);
         let born = Instant::now();
-        Ok(SupervisorState { setup, handle, policy, born, failed_at: None, down, children: 0, current: None })
+        Ok(SupervisorState {
+            setup,
+            handle,
+            policy,
+            born,
+            failed_at: None,
+            down,
+            up: Generation(0),
+            children: 0,
+            current: None,
+        })
     }
 
     async fn handle(
@@ -252,6 +264,11 @@ impl SupervisorState {
             status.restarts += u32::from(recovered.is_some());
             status.state = State::Running;
         });
+        // A state may be told more than once.
+        if self.up < generation {
+            self.up = generation;
+            self.setup.reports.stage_up(self.handle.name());
+        }
     }
 
     /// First nobody can bring new rows, then those who had rows are told.
@@ -268,7 +285,7 @@ impl SupervisorState {
             status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
             status.last_reason = Some(reason.to_owned());
         });
-        self.setup.reports.stage_down(self.handle.name(), reason);
+        self.setup.reports.stage_down(self.handle.name(), reason, verdict == Verdict::GiveUp);
         verdict
     }
 
@@ -293,6 +310,8 @@ impl SupervisorState {
         running.remote.set_open(false);
         self.handle.set_remote(None);
         running.listening.abort();
+        // What is being delivered at this moment comes before all that its successor says.
+        let _ = running.listening.await;
         running.speaking.abort();
         running.tracing.abort();
         let how = running.process.kill().await;
@@ -329,7 +348,6 @@ async fn listen_to(
                     match word {
                         FromStage::Acked(request, units) => parent.acks.acked(request, units),
                         FromStage::RowFailed(request, reason) => parent.reports.row_failed(request, name, reason),
-                        FromStage::StageDone(request, stage, end) => parent.reports.stage_done(request, stage, end),
                         FromStage::Trace(records) => trace::absorb(records),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
                         FromStage::Pulse(pulse) => {

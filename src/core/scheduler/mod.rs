@@ -8,7 +8,7 @@ mod row;
 #[cfg(test)]
 mod tests;
 
-pub use row::{Pace, RowParams};
+pub use row::{Pace, RowParams, Start};
 
 use crate::core::deadline::{Ears, Need, Standing};
 use crate::ids::{RequestId, Slot, StepId};
@@ -42,7 +42,7 @@ pub struct SchedulerConfig {
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A request wants a row.
-    Admit(RequestId, RowParams),
+    Admit(RequestId, RowParams, Start),
     /// Input arrived at the runner.
     Input {
         /// Whose.
@@ -129,6 +129,8 @@ pub struct PlannedRow {
     pub prompt: bool,
     /// What this counts against the row's window until it returns.
     pending: u32,
+    /// Which of the request's rows: one that goes on again may have the slot of the one before.
+    order: u64,
 }
 
 /// The state machine.
@@ -173,7 +175,7 @@ impl SchedulerCore {
     pub fn handle_held(&mut self, event: Event, now: Duration, hold: bool) -> Vec<Effect> {
         let mut effects = Vec::new();
         match event {
-            Event::Admit(request, params) => self.admit(request, params, now),
+            Event::Admit(request, params, start) => self.admit(request, params, start, now),
             Event::Input { request, units, end } => {
                 if let Some(row) = self.rows.get_mut(&request) {
                     row.input = row.input.saturating_add(units);
@@ -194,6 +196,11 @@ impl SchedulerCore {
         self.seat(&mut effects);
         self.launch(now, hold, &mut effects);
         effects
+    }
+
+    /// Whether the request has a row.
+    pub fn knows(&self, request: RequestId) -> bool {
+        self.rows.contains_key(&request)
     }
 
     /// Rows with or without a slot.
@@ -236,10 +243,10 @@ impl SchedulerCore {
         self.stale
     }
 
-    fn admit(&mut self, request: RequestId, params: RowParams, now: Duration) {
+    fn admit(&mut self, request: RequestId, params: RowParams, start: Start, now: Duration) {
         let order = self.next_order;
         self.next_order += 1;
-        if self.rows.insert(request, Row::new(request, params, order, now)).is_none() {
+        if self.rows.insert(request, Row::new(request, params, start, order, now)).is_none() {
             self.waiting.push_back(request);
         }
     }
@@ -252,7 +259,7 @@ impl SchedulerCore {
         }
         let Some(plan) = self.in_flight.pop_front() else { return };
         for (planned, outcome) in plan.rows.iter().zip(&done.rows) {
-            let Some(row) = self.rows.get_mut(&planned.request).filter(|row| row.slot == Some(planned.slot)) else {
+            let Some(row) = self.rows.get_mut(&planned.request).filter(|row| row.order == planned.order) else {
                 self.stale += 1;
                 continue;
             };
@@ -352,8 +359,8 @@ impl SchedulerCore {
             if prefilling {
                 prefill_left -= advance;
             }
-            let pending = row.launched(advance);
-            planned.push(PlannedRow { request, slot, advance, prompt: prefilling, pending });
+            let (pending, order) = (row.launched(advance), row.order);
+            planned.push(PlannedRow { request, slot, advance, prompt: prefilling, pending, order });
         }
         if planned.is_empty() {
             return None;

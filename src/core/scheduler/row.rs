@@ -20,6 +20,21 @@ pub struct RowParams {
     pub lead: Duration,
 }
 
+/// Where a row goes on that had come some way in an earlier attempt. All zero for a row that begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Start {
+    /// Input units that are part of its prompt and do not come again.
+    pub input: u32,
+    /// Input units whose use was reported upstream.
+    pub consumed: u32,
+    /// Units that were emitted downstream.
+    pub emitted: u32,
+    /// Those of them that were taken over there.
+    pub acked: u32,
+    /// Those of them that its listener has not heard by now; `None` before playback.
+    pub ahead: Option<u32>,
+}
+
 /// How decode steps depend on input.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Pace {
@@ -40,6 +55,8 @@ pub(super) struct Row {
     pub request: RequestId,
     pub params: RowParams,
     pub slot: Option<Slot>,
+    /// Where it went on.
+    pub start: Start,
     /// Order of admission, the tie-breaker of every choice.
     pub order: u64,
     /// When its listener begins to wait: on its admission, or when what went before it has been heard.
@@ -69,24 +86,25 @@ pub(super) struct Row {
 }
 
 impl Row {
-    pub fn new(request: RequestId, params: RowParams, order: u64, now: Duration) -> Row {
+    pub fn new(request: RequestId, params: RowParams, start: Start, order: u64, now: Duration) -> Row {
         Row {
             request,
             slot: None,
+            start,
             order,
             since: now + params.lead,
             params,
-            first_emit: None,
-            input: 0,
+            first_emit: start.ahead.map(|_| now),
+            input: start.input,
             input_ended: false,
             prefilled: 0,
             decoded: 0,
             chunks: 0,
             placeholders: 0,
             pending: 0,
-            emitted: 0,
-            acked: 0,
-            reported: 0,
+            emitted: start.emitted,
+            acked: start.acked,
+            reported: start.consumed,
             flushed: false,
         }
     }
@@ -102,7 +120,7 @@ impl Row {
             return None;
         }
         if self.prefilled < self.params.prompt {
-            if self.input >= self.params.prompt_input {
+            if self.input - self.start.input >= self.params.prompt_input {
                 return Some((self.params.prompt - self.prefilled).min(chunk));
             }
             // The input ended before a prompt could be made of it: an empty answer.
@@ -158,16 +176,17 @@ impl Row {
         let prompt = if self.prefilled >= self.params.prompt { self.params.prompt_input } else { 0 };
         let used = match self.params.pace {
             Pace::Free => 0,
-            _ => (prompt + self.decoded).min(self.input),
+            _ => (self.start.input + prompt + self.decoded).min(self.input),
         };
         let new = used.saturating_sub(self.reported);
-        self.reported = used;
+        self.reported += new;
         new
     }
 
     /// What is known of the row's listener.
     pub fn stream(&self, now: Duration) -> Stream {
-        let units = self.emitted + self.pending;
+        // Of a row that went on, what was heard before it did is of the past.
+        let units = self.emitted - self.start.emitted + self.start.ahead.unwrap_or(0) + self.pending;
         // A first unit in the making is as good as heard: the device can do no more for it.
         let made = match self.params.pace {
             Pace::Free | Pace::OnePerStep => self.prefilled >= self.params.prompt,
@@ -184,7 +203,7 @@ impl Row {
     }
 
     fn available(&self) -> u32 {
-        self.input.saturating_sub(self.params.prompt_input + self.decoded)
+        self.input.saturating_sub(self.start.input + self.params.prompt_input + self.decoded)
     }
 
     fn flush(&self) -> Option<u32> {

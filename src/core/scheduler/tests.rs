@@ -266,7 +266,7 @@ proptest! {
                         stopped: false, finished: false, aborted: false,
                     };
                     world.truth.insert(request, truth);
-                    world.tell(Event::Admit(request, params));
+                    world.tell(Event::Admit(request, params, Start::default()));
                 }
                 Move::Feed(index, units) => if let Some(request) = who(index) { world.feed(request, units) },
                 Move::Step => world.step(),
@@ -322,7 +322,7 @@ fn launches(effects: &[Effect]) -> Vec<Plan> {
 #[test]
 fn the_next_step_is_launched_before_the_tokens_of_the_last_are_known() {
     let mut core = SchedulerCore::new(config());
-    let plans = launches(&core.handle(Event::Admit(RequestId(1), free(5)), Duration::ZERO));
+    let plans = launches(&core.handle(Event::Admit(RequestId(1), free(5), Start::default()), Duration::ZERO));
     assert_eq!(plans.len(), 2, "prefill and first decode step are both in flight");
     assert_eq!(plans[0].rows[0].advance, 5);
     assert_eq!(plans[1].rows[0].advance, 1);
@@ -332,7 +332,7 @@ fn the_next_step_is_launched_before_the_tokens_of_the_last_are_known() {
 fn a_late_stop_wastes_one_row_and_its_outcome_is_dropped_as_stale() {
     let mut core = SchedulerCore::new(config());
     let request = RequestId(1);
-    core.handle(Event::Admit(request, free(5)), Duration::ZERO);
+    core.handle(Event::Admit(request, free(5), Start::default()), Duration::ZERO);
     let done = |step, finished| {
         Event::StepDone(StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] })
     };
@@ -347,8 +347,8 @@ fn a_late_stop_wastes_one_row_and_its_outcome_is_dropped_as_stale() {
 fn a_slot_reused_while_an_old_step_is_in_flight_does_not_take_its_outcome() {
     let mut core = SchedulerCore::new(SchedulerConfig { slots: 1, ..config() });
     let (old, new) = (RequestId(1), RequestId(2));
-    core.handle(Event::Admit(old, free(5)), Duration::ZERO);
-    core.handle(Event::Admit(new, free(3)), Duration::ZERO);
+    core.handle(Event::Admit(old, free(5), Start::default()), Duration::ZERO);
+    core.handle(Event::Admit(new, free(3), Start::default()), Duration::ZERO);
     let rows = |request, finished| vec![RowDone { request, emitted: 1, finished }];
     let effects = core.handle(Event::StepDone(StepDone { step: StepId(0), rows: rows(old, true) }), Duration::ZERO);
     assert!(effects.contains(&Effect::Open(new, Slot(0))), "{effects:?}");
@@ -365,14 +365,14 @@ fn a_new_request_goes_before_streams_with_lead_and_the_earliest_deadline_before_
         let rows = vec![RowDone { request, emitted, finished: false }];
         launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), rows }), Duration::from_millis(at)))
     };
-    core.handle(Event::Admit(ids[0], free(1)), Duration::ZERO);
-    core.handle(Event::Admit(ids[1], free(1)), Duration::ZERO);
+    core.handle(Event::Admit(ids[0], free(1), Start::default()), Duration::ZERO);
+    core.handle(Event::Admit(ids[1], free(1), Start::default()), Duration::ZERO);
     // The first row has ten units of lead, the second has none yet, then one.
     let plans = done(&mut core, 0, ids[0], 10, 1);
     assert_eq!(plans[0].rows[0].request, ids[1]);
     let plans = done(&mut core, 1, ids[1], 1, 2);
     assert_eq!(plans[0].rows[0].request, ids[1], "its listener runs dry first");
-    core.handle(Event::Admit(ids[2], free(1)), Duration::from_millis(3));
+    core.handle(Event::Admit(ids[2], free(1), Start::default()), Duration::from_millis(3));
     let plans = done(&mut core, 2, ids[1], 1, 4);
     assert_eq!(plans[0].rows[0].request, ids[2], "nobody has waited longer than a listener who has heard nothing");
 }
@@ -381,8 +381,8 @@ fn a_new_request_goes_before_streams_with_lead_and_the_earliest_deadline_before_
 fn a_reader_that_stops_pauses_its_own_row_only() {
     let mut core = SchedulerCore::new(SchedulerConfig { window: 3, run_ahead: 1, ..config() });
     let (slow, quick) = (RequestId(1), RequestId(2));
-    let mut plan = launches(&core.handle(Event::Admit(slow, free(1)), Duration::ZERO));
-    core.handle(Event::Admit(quick, free(1)), Duration::ZERO);
+    let mut plan = launches(&core.handle(Event::Admit(slow, free(1), Start::default()), Duration::ZERO));
+    core.handle(Event::Admit(quick, free(1), Start::default()), Duration::ZERO);
     let mut steps = HashMap::new();
     for _ in 0..20 {
         let current = plan.pop().expect("the quick row always runs");
@@ -410,7 +410,7 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
         pace: Pace::Chunks(vec![1, 2, 4]),
         lead: Duration::ZERO,
     };
-    core.handle(Event::Admit(request, params), Duration::ZERO);
+    core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
     let sizes = |effects: &[Effect]| launches(effects).iter().map(|plan| plan.rows[0].advance).collect::<Vec<_>>();
     let input = |units, end| Event::Input { request, units, end };
     assert_eq!(sizes(&core.handle(input(2, false), Duration::ZERO)), [1]);
@@ -425,7 +425,7 @@ fn vocoder(config: SchedulerConfig, rows: &[u32], now: Duration) -> SchedulerCor
     let chunks =
         RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1]), lead: Duration::ZERO };
     for (request, emitted) in (0..).map(RequestId).zip(rows) {
-        core.handle(Event::Admit(request, chunks.clone()), now);
+        core.handle(Event::Admit(request, chunks.clone(), Start::default()), now);
         if *emitted > 0 {
             let plans = launches(&core.handle(Event::Input { request, units: 1, end: false }, now));
             let rows = vec![RowDone { request, emitted: *emitted, finished: false }];
@@ -496,6 +496,7 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
             Event::Admit(
                 request,
                 RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO },
+                Start::default(),
             ),
             start,
         );
@@ -518,9 +519,9 @@ fn a_row_whose_listener_still_has_sound_is_due_when_that_is_over() {
     let (start, config) = (Duration::from_secs(1), SchedulerConfig { run_ahead: 1, max_batch: 1, ..config() });
     let mut core = SchedulerCore::new(config);
     let later = RowParams { lead: Duration::from_secs(3), ..free(1) };
-    core.handle(Event::Admit(RequestId(0), free(1)), start);
-    core.handle(Event::Admit(RequestId(1), later), start);
-    core.handle(Event::Admit(RequestId(2), free(1)), start);
+    core.handle(Event::Admit(RequestId(0), free(1), Start::default()), start);
+    core.handle(Event::Admit(RequestId(1), later, Start::default()), start);
+    core.handle(Event::Admit(RequestId(2), free(1), Start::default()), start);
     let mut next = |step, request, at| {
         let rows = vec![RowDone { request: RequestId(request), emitted: 20, finished: false }];
         let plans = launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), rows }), at));

@@ -9,13 +9,13 @@ pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
-use crate::actors::{Admission, Wants};
+use crate::actors::{Admission, Resume, Wants};
 use crate::core::ledger::Owed;
 use crate::core::scheduler::{Pace, RowParams};
-use crate::ids::{Frames, Generation, RequestId, Seq, StageName};
+use crate::ids::{Attempt, Frames, Generation, RequestId, Seq, StageName};
 use crate::model::hf::{GenerationDefaults, SAMPLE_RATE};
 use crate::model::sampling::SamplingParams;
-use crate::model::stage::{RowSpec, TalkerRow, VocoderRow};
+use crate::model::stage::{RowSpec, TalkerRow, ThinkerMode, VocoderRow};
 use crate::model::talker::TalkerPrompt;
 use crate::model::tokenizer::Tokenizer;
 use crate::telemetry::clock;
@@ -85,8 +85,19 @@ impl RequestPlan {
 }
 
 impl RowPlan {
-    pub fn named(self, request: RequestId) -> Admission {
-        Admission { request, params: self.params, spec: self.spec, wants: self.wants }
+    /// A row that begins.
+    pub fn named(&self, request: RequestId) -> Admission {
+        let (params, spec) = (self.params.clone(), self.spec.clone());
+        Admission { request, params, spec, wants: self.wants, from: Resume::default() }
+    }
+
+    pub fn wants(&self) -> Wants {
+        self.wants
+    }
+
+    /// Whether it makes up what it says.
+    pub fn samples(&self) -> bool {
+        matches!(&self.spec, RowSpec::Thinker(row) if row.mode == ThinkerMode::Sample)
     }
 }
 
@@ -105,6 +116,7 @@ impl FollowedText {
         let header = Header {
             request,
             generation: Generation(0),
+            attempt: Attempt(0),
             seq: Seq(before),
             kind: Kind::Tokens,
             units,
@@ -223,9 +235,10 @@ impl Common {
             return Err(SubmitError::Invalid { param: "input", message });
         }
         // The vocoder goes on from what the talker goes on from.
-        let vocoder = VocoderRow { context: prompt.reference().cloned() };
+        let vocoder = VocoderRow { context: prompt.reference().cloned(), goes_on: false };
         let row = TalkerRow {
             prompt,
+            said: 0,
             sampling: options.sampling,
             predictor,
             max_tokens: max_tokens.min(room + 1),

@@ -140,6 +140,7 @@ impl OmniPlanner {
             },
             spec: RowSpec::Thinker(ThinkerRow {
                 prompt: Arc::clone(&prompt.ids),
+                said: 0,
                 mode,
                 emit: speech.then(|| Arc::clone(&prompt.emit)),
                 sampling,

@@ -14,7 +14,7 @@ use crate::model::checkpoint::{Checkpoint, EmbeddedFiles};
 use crate::telemetry::trace::{self, Session};
 use crate::telemetry::{self, LogError};
 use crate::transfer::lease::LeaseBook;
-use crate::transfer::payload::{End, Kind, Payload};
+use crate::transfer::payload::{Kind, Payload};
 use crate::transfer::shm::{RingError, RingHandle};
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
 use futures::future::BoxFuture;
@@ -121,7 +121,6 @@ async fn run(
     let checkpoint = Checkpoint::reopen(&setup.checkpoint, embedded).map_err(|error| failed(error.into()))?;
     let maker = StageMaker::new(&checkpoint, &setup.config, &[name]).map_err(failed)?;
     maker.faults.resume(&setup.faults_seen);
-    let stages = checkpoint.family().stages();
     let handle = StageHandle::after(name, setup.generation);
     let (inbox, arrived) = flume::bounded(edge_capacity(&setup.config, name).max(1 << 16));
     let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle) });
@@ -130,7 +129,6 @@ async fn run(
         inbound: Arc::new(Inbox { arrived, _open: inbox.clone() }),
         outbound: kinds(name).iter().copied().map(edge).collect(),
         handles: false,
-        upstream: stages.iter().rfind(|stage| **stage < name).copied(),
         acks: Arc::clone(&parent) as Arc<dyn AckSink>,
         reports: Arc::clone(&parent) as Arc<dyn StageReports>,
         own_process: true,
@@ -211,10 +209,8 @@ impl Child {
     fn obey(&self, word: ToStage) -> bool {
         match word {
             ToStage::Admit(admission) => {
-                let request = admission.request;
-                if !self.handle.admit(*admission) {
-                    self.out.tell(FromStage::RowFailed(request, "the stage went down just now".into()));
-                }
+                // A stage that went down just now is told of as down, and gets its rows when it is up.
+                self.handle.admit(*admission);
                 self.admitted.fetch_add(1, Ordering::Relaxed);
             }
             ToStage::Abort(request) => self.handle.abort(request),
@@ -307,11 +303,10 @@ impl StageReports for Parent {
         self.out.tell(FromStage::RowFailed(request, reason));
     }
 
-    fn stage_done(&self, request: RequestId, stage: StageName, end: End) {
-        self.out.tell(FromStage::StageDone(request, stage, end));
-    }
+    /// Its state tells.
+    fn stage_up(&self, _: StageName) {}
 
-    fn stage_down(&self, _: StageName, reason: &str) {
+    fn stage_down(&self, _: StageName, reason: &str, _: bool) {
         let generation: Generation = self.stage.status().borrow().generation;
         self.out.tell(FromStage::StageDown(generation, reason.to_owned()));
     }

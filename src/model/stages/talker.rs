@@ -75,14 +75,16 @@ impl StageModel for TalkerStage {
             return refused(format!("{slot} is open already"));
         }
         spec.check(self.net.config())?;
+        let mut history = History::default();
+        spec.said_codes(self.net.config().num_code_groups).for_each(|code| history.push(code));
         let row = Row {
             cache: self.net.stack().new_cache()?,
             prefilled: 0,
             inputs: Vec::new(),
             ended: false,
             codec: None,
-            history: History::default(),
-            count: 0,
+            history,
+            count: spec.said,
             picked: Vec::new(),
             finished: false,
             spec,
@@ -305,7 +307,7 @@ impl Row {
             return refused(format!("asked for {count} units, a decode step is 1"));
         }
         let inputs = self.inputs.len() as u32;
-        let Some(side) = self.spec.prompt.text_side(self.count, inputs, self.ended) else {
+        let Some(side) = self.spec.prompt.text_side(self.count - self.spec.said, inputs, self.ended) else {
             return refused(format!("frame {} needs one more text row or the end of the text", self.count));
         };
         let text = net.text_row(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));

@@ -81,8 +81,9 @@ impl StageModel for ThinkerStage {
         let answer = match spec.mode {
             ThinkerMode::Sample => {
                 let mut history = History::default();
-                history.push_prompt(&spec.prompt);
-                Answer::Sampled { cache: self.net.stack().new_cache()?, history, count: 0, last: 0 }
+                history.push_prompt(spec.asked());
+                spec.answered().iter().for_each(|token| history.push(*token));
+                Answer::Sampled { cache: self.net.stack().new_cache()?, history, count: spec.said, last: 0 }
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
@@ -129,6 +130,10 @@ pub(in crate::model) fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) 
     }
     if spec.max_tokens == 0 {
         return refused("max_tokens is 0: expected at least 1");
+    }
+    if spec.said as usize >= len || spec.said >= spec.max_tokens {
+        let (said, most) = (spec.said, spec.max_tokens);
+        return refused(format!("{said} tokens were said, of a prompt of {len} and max_tokens {most}: expected fewer"));
     }
     spec.sampling.check().map_err(ModelError::Row)?;
     let mut end = 0;

@@ -70,10 +70,16 @@ impl StageModel for VocoderStage {
         if self.rows.contains_key(&slot) {
             return Err(ModelError::Row(format!("{slot} is open already")));
         }
+        let goes_on = spec.goes_on;
         let phase = match spec.context.filter(|codes| !codes.is_empty()) {
             Some(codes) => {
                 self.net.check(&codes).map_err(|reason| ModelError::Row(format!("{slot}: context: {reason}")))?;
-                Phase::Context(self.contexts.get(&self.net, &codes)?, 0)
+                let context = if goes_on {
+                    Rc::new(RefCell::new(Context::alone(&self.net, codes)?))
+                } else {
+                    self.contexts.get(&self.net, &codes)?
+                };
+                Phase::Context(context, 0)
             }
             None => Phase::Speech(self.net.stream()?),
         };

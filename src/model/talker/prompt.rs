@@ -99,6 +99,31 @@ impl TalkerPrompt {
         TalkerPrompt::new(plain, coded, Trailing::Text)
     }
 
+    /// The prompt of a row that goes on: behind this one, the positions of the frames `said` (all `groups` codes of each),
+    /// as if it had come to them by itself, with `inputs` input rows there that are all if `ended`. Position by position the
+    /// talker computes what it computed then, all at once; what comes of the last is the frame that follows.
+    ///
+    /// `None` if the frames cannot have been said with so much input.
+    pub fn going_on(&self, said: &[u32], groups: usize, inputs: u32, ended: bool) -> Option<TalkerPrompt> {
+        let (old, frames) = (self.reference.as_deref().unwrap_or_default(), said.len() / groups.max(1));
+        if frames == 0 {
+            return Some(self.clone());
+        }
+        let first = (old.len() / groups.max(1)) as u32;
+        let mut coded = self.coded.clone();
+        let mut text_ended = false;
+        for frame in 0..frames as u32 {
+            let text = self.text_side(frame + 1, inputs, ended)?;
+            text_ended |= text == TextSide::Eos;
+            coded.push((text, CodecSide::Frame(first + frame)));
+        }
+        let trailing = if text_ended { Trailing::Pad } else { self.trailing };
+        let mut prompt = TalkerPrompt::new(self.plain, coded, trailing);
+        prompt.x_vector.clone_from(&self.x_vector);
+        prompt.reference = Some([old, said].concat().into());
+        Some(prompt)
+    }
+
     /// Positions.
     pub fn positions(&self) -> u32 {
         self.plain + self.coded.len() as u32
@@ -238,6 +263,29 @@ mod tests {
         assert_eq!(omni(7).text_side(1, 11, false), None);
         assert_eq!(omni(7).text_side(1, 12, false), Some(TextSide::Input(11)));
         assert_eq!(omni(7).text_side(1, 11, true), Some(TextSide::Eos));
+    }
+
+    #[test]
+    fn a_row_that_goes_on_has_its_frames_behind_its_prompt_and_the_same_text_after_them() {
+        // Text of three rows behind the prompt's own; then the end of text, then padding.
+        let (prompt, inputs, groups) = (omni(2), 9, 2);
+        for said in 0..8 {
+            let codes: Vec<u32> = (0..said * groups).collect();
+            let going_on = prompt.going_on(&codes, groups as usize, inputs, true).unwrap();
+            assert_eq!(going_on.positions(), prompt.positions() + said);
+            for step in 1..12 {
+                let expected = prompt.text_side(step, inputs, true);
+                let got = match step.checked_sub(said + 1) {
+                    // Its own prompt has it.
+                    None => going_on.row(prompt.positions() + step - 1).map(|row| row.text),
+                    Some(after) => going_on.text_side(after + 1, inputs, true),
+                };
+                assert_eq!(got, expected, "step {step} after {said} frames");
+            }
+        }
+        let row = prompt.going_on(&[1, 2, 3, 4], 2, 9, false).unwrap().row(prompt.positions() + 1).unwrap();
+        assert_eq!(row.codec, Some(CodecSide::Frame(1)));
+        assert_eq!(prompt.going_on(&[1, 2, 3, 4, 5, 6, 7, 8], 2, 9, false), None, "its text has not come");
     }
 
     #[test]

@@ -193,6 +193,7 @@ impl Speech {
             return Err(format!("codes do not begin with {name}"));
         }
         let row = TalkerRow {
+            said: 0,
             prompt,
             sampling: SamplingParams { repetition_penalty, ..SamplingParams::GREEDY },
             predictor: SamplingParams::GREEDY,

@@ -34,7 +34,7 @@ impl Contexts {
         let found = self.kept.iter().position(|context| context.borrow().codes == *codes);
         let context = match found {
             Some(at) => self.kept.remove(at),
-            None => Rc::new(RefCell::new(Context { codes: Arc::clone(codes), stream: net.stream()? })),
+            None => Rc::new(RefCell::new(Context::alone(net, Arc::clone(codes))?)),
         };
         self.kept.push(Rc::clone(&context));
         let mut room = self.budget;
@@ -52,6 +52,14 @@ impl Contexts {
 }
 
 impl Context {
+    /// A context that is no use to others. It has taken in nothing yet.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn alone(net: &Vocoder, codes: Arc<[u32]>) -> Result<Context> {
+        Ok(Context { codes, stream: net.stream()? })
+    }
+
     /// Frames of the reference.
     pub fn frames(&self, net: &Vocoder) -> usize {
         self.codes.len() / net.config().num_quantizers

@@ -1,7 +1,7 @@
 use super::*;
 use crate::config::Precision;
 use crate::fault::{FaultKind, FaultPlan, FaultPoint, FaultRule};
-use crate::ids::{Generation, Seq, StageName};
+use crate::ids::{Attempt, Generation, Seq, StageName};
 use crate::model::rows::{RowBytes, Rows};
 use crate::transfer::payload::{Header, Kind, Part, Payload};
 use crate::transfer::transport::TransportError;
@@ -58,6 +58,7 @@ fn payload(n: u32) -> Payload {
     let header = Header {
         request: RequestId(n.into()),
         generation: Generation(1),
+        attempt: Attempt(0),
         seq: Seq(n),
         kind,
         units: 1,

@@ -1,6 +1,6 @@
 use super::*;
 use crate::config::Precision;
-use crate::ids::{Generation, RequestId, Seq};
+use crate::ids::{Attempt, Generation, RequestId, Seq};
 use crate::model::rows::{RowBytes, Rows};
 use crate::transfer::payload::{End, Kind, Part, Payload};
 use bytes::Bytes;
@@ -11,6 +11,7 @@ fn header(kind: Kind, units: u32) -> Header {
     Header {
         request: RequestId(300),
         generation: Generation(2),
+        attempt: Attempt(0),
         seq: Seq(7),
         kind,
         units,

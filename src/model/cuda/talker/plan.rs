@@ -61,7 +61,8 @@ impl CudaTalker {
         if work.advance != 1 {
             return refused(format!("asked for {} units, a decode step is 1", work.advance));
         }
-        let Some(side) = row.spec.prompt.text_side(row.count, row.inputs.len() as u32, row.ended) else {
+        let Some(side) = row.spec.prompt.text_side(row.count - row.spec.said, row.inputs.len() as u32, row.ended)
+        else {
             return refused(format!("frame {} needs one more text row or the end of the text", row.count));
         };
         let Some(text) = self.special.row(side, &row.inputs) else {
@@ -129,7 +130,7 @@ impl CudaTalker {
             return refused(format!("a step has room for {} rows", self.frames.frame_rows()));
         }
         let groups = self.groups();
-        let at = row.spec.prefill_positions() as usize - 1 + row.count as usize;
+        let at = row.spec.prefill_positions() as usize - 1 + (row.count - row.spec.said) as usize;
         let told = self.grow(slot, at + 1, busy, step)?;
         let Some(row) = self.rows.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
         for (index, page) in row.pages.iter().enumerate().skip(told) {

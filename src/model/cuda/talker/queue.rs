@@ -24,6 +24,7 @@ impl CudaTalker {
             match upload.to {
                 Target::Params => frames.params.upload_bytes_async(stream, upload.at, from, at, bytes)?,
                 Target::XVectors => frames.x_vectors.upload_bytes_async(stream, upload.at, from, at, bytes)?,
+                Target::Counts => frames.counts.upload_bytes_async(stream, upload.at, from, at, bytes)?,
                 Target::PageTable => {
                     frames.cache.tables_buffer().upload_bytes_async(stream, upload.at, from, at, bytes)?;
                 }

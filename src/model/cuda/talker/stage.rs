@@ -115,6 +115,7 @@ pub(super) enum Target {
     Params,
     XVectors,
     PageTable,
+    Counts,
 }
 
 /// One row.
@@ -244,6 +245,13 @@ impl StageModel for CudaTalker {
         // Behind every step that was launched before, and that may still write what is cleared here.
         self.frames.done.zero_async(&self.stream, at, 1)?;
         self.frames.counts.zero_async(&self.stream, at * vocabulary, vocabulary)?;
+        if spec.said > 0 {
+            // What penalties look at.
+            let mut counts = vec![0u32; vocabulary];
+            spec.said_codes(config.num_code_groups).for_each(|code| counts[code as usize] += 1);
+            let bytes = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+            self.uploads.push(Upload { to: Target::Counts, at: at * vocabulary, bytes });
+        }
         let bytes = params.bytes().to_vec();
         self.uploads.push(Upload { to: Target::Params, at: at * size_of::<SlotParams>(), bytes });
         if let Some(vector) = spec.prompt.x_vector() {
@@ -252,12 +260,11 @@ impl StageModel for CudaTalker {
         }
         self.order += 1;
         let row = Row {
-            spec,
             inputs: Vec::new(),
             unused: 0,
             ended: false,
             prefilled: 0,
-            count: 0,
+            count: spec.said,
             pages: Vec::new(),
             keys: Vec::new(),
             kept: 0,
@@ -265,6 +272,7 @@ impl StageModel for CudaTalker {
             exhausted: false,
             finished: Arc::default(),
             order: self.order,
+            spec,
         };
         self.rows.insert(slot, row);
         Ok(())

@@ -17,6 +17,7 @@ use crate::model::cuda::talker::ring::{Lease, Ring};
 use crate::model::cuda::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED};
 use crate::model::cuda::{CudaError, Priority, Stream};
 use crate::model::rows::element_bytes;
+use crate::model::sampling::History;
 use crate::model::stage::{
     Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
     ThinkerMode, ThinkerRow,
@@ -94,6 +95,7 @@ pub struct CudaThinker {
 enum Upload {
     Params(usize, Vec<u8>),
     PageTable(usize, Vec<u8>),
+    Counts(usize, Vec<u8>),
 }
 
 struct Row {
@@ -241,7 +243,7 @@ impl CudaThinker {
         if samples && plan.tokens.len() == self.steps.batch() {
             return refused(format!("a step has room for {} rows", self.steps.batch()));
         }
-        let positions = if left > 0 { from + advance } else { len + count };
+        let positions = if left > 0 { from + advance } else { len + count - row.spec.said };
         self.grow(slot, positions as usize)?;
         let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let prompt = Arc::clone(&row.spec.prompt);
@@ -308,7 +310,9 @@ impl CudaThinker {
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_rows()).collect();
         let out = |lease: &Lease| lease.out.device_at(0);
         let bytes = |upload: &Upload| match upload {
-            Upload::Params(_, bytes) | Upload::PageTable(_, bytes) => bytes.len().next_multiple_of(16),
+            Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
+                bytes.len().next_multiple_of(16)
+            }
         };
         let uploads: usize = self.uploads.iter().map(bytes).sum();
         let table = super::steps::ROWS_AT + steps.prompt_rows().max(steps.batch()) * size_of::<TokenRow>();
@@ -326,6 +330,10 @@ impl CudaThinker {
                     lease.input.set(at, bytes);
                     let tables = steps.cache.tables_buffer();
                     tables.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+                Upload::Counts(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    steps.counts.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
                 }
             }
             at += bytes(&upload);
@@ -378,7 +386,14 @@ impl StageModel for CudaThinker {
                 let size = self.net.config.vocab_size;
                 self.steps.counts.zero_async(&self.stream, at * size, size)?;
                 self.uploads.push(Upload::Params(at * size_of::<TokenParams>(), params.bytes().to_vec()));
-                Answer::Sampled { pages: Vec::new(), count: 0 }
+                // What penalties look at; the prompt's tokens are marked by the steps that compute them.
+                let mut history = History::default();
+                spec.answered().iter().for_each(|token| history.push(*token));
+                let told = |(token, count): &(u32, u32)| {
+                    Upload::Counts(at * size + *token as usize, count.to_le_bytes().into())
+                };
+                self.uploads.extend(history.counts().iter().map(told));
+                Answer::Sampled { pages: Vec::new(), count: spec.said }
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };

@@ -266,6 +266,7 @@ impl StageModel for CudaVocoderStage {
         if self.rows.contains_key(&slot) {
             return Err(ModelError::Row(format!("{slot} is open already")));
         }
+        let goes_on = spec.goes_on;
         let context = spec.context.filter(|codes| !codes.is_empty());
         if let Some(codes) = &context {
             self.net
@@ -284,7 +285,8 @@ impl StageModel for CudaVocoderStage {
             Some(codes) => {
                 // Without a slot that can be kept the row takes it in itself.
                 let alone = || Rc::new(RefCell::new(Context { codes: Arc::clone(&codes), slot: own, done: 0 }));
-                let context = self.contexts.get(&codes).unwrap_or_else(alone);
+                let shared = if goes_on { None } else { self.contexts.get(&codes) };
+                let context = shared.unwrap_or_else(alone);
                 if context.borrow().done == 0 {
                     self.places[context.borrow().slot] = Place::default();
                 }

@@ -1,0 +1,408 @@
+//! What a request's stages have told each other, kept by the ledger until it is not needed any more: enough to give any
+//! stage its row again, at any moment, as if nothing had happened.
+//!
+//! A request has one [`Track`] per edge. What a stage made counts as made when it is on the track, for that is when the
+//! next stage, or the client, can have it: a row that begins again makes what follows. What a stage was given is on the
+//! track before it, from its first unit. Both ends may come and go; the track decides what is new.
+
+use super::plan::RowPlan;
+use crate::actors::{Admission, Wants};
+use crate::core::scheduler::Pace;
+use crate::ids::{Attempt, Generation, RequestId, Seq, StageName};
+use crate::model::ModelError;
+use crate::model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow, VocoderRow};
+use crate::telemetry::clock;
+use crate::transfer::payload::{End, Header, Kind, Part, Payload};
+use std::time::{Duration, Instant};
+
+/// Integers in one payload of those that are given again.
+const PIECE: usize = 1 << 16;
+
+/// Where units travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Edge {
+    /// Text that the client gives to the first stage.
+    Text,
+    /// Embedding rows from the thinker to the talker.
+    Rows,
+    /// Codes from the talker to the vocoder.
+    Codes,
+    /// An answer's tokens from the thinker to the client.
+    Tokens,
+    /// Samples from the vocoder to the client.
+    Audio,
+}
+
+impl Edge {
+    /// The one on which a stage sends what is of this kind.
+    pub fn of(kind: Kind) -> Edge {
+        match kind {
+            Kind::Rows => Edge::Rows,
+            Kind::Codes => Edge::Codes,
+            Kind::Tokens => Edge::Tokens,
+            Kind::Audio => Edge::Audio,
+        }
+    }
+
+    /// Who sends on it; `None` for the client.
+    pub fn producer(self) -> Option<StageName> {
+        match self {
+            Edge::Text => None,
+            Edge::Rows | Edge::Tokens => Some(StageName::Thinker),
+            Edge::Codes => Some(StageName::Talker),
+            Edge::Audio => Some(StageName::Code2wav),
+        }
+    }
+
+    fn kind(self) -> Kind {
+        match self {
+            Edge::Text | Edge::Tokens => Kind::Tokens,
+            Edge::Rows => Kind::Rows,
+            Edge::Codes => Kind::Codes,
+            Edge::Audio => Kind::Audio,
+        }
+    }
+
+    /// What a stage with these wants sends on.
+    fn out_of(stage: StageName, wants: Wants) -> impl Iterator<Item = Edge> {
+        let speech = match stage {
+            StageName::Thinker => Edge::Rows,
+            StageName::Talker => Edge::Codes,
+            StageName::Code2wav => Edge::Audio,
+        };
+        [wants.speech.then_some(speech), wants.tokens.then_some(Edge::Tokens)].into_iter().flatten()
+    }
+}
+
+/// What has passed over one edge for one request.
+#[derive(Default)]
+struct Track {
+    units: u32,
+    ended: Option<End>,
+    /// Units that the consumer has told it is done with.
+    acked: u32,
+    /// When the first unit passed.
+    began: Option<Instant>,
+    /// What it was, unless the consumer can never need it again: payloads that are handed on as they came, or integers.
+    kept: Vec<(u32, Part)>,
+    values: Vec<u32>,
+}
+
+impl Track {
+    fn bytes(&self) -> usize {
+        self.values.len() * 4 + self.kept.iter().map(|(_, part)| part.bytes()).sum::<usize>()
+    }
+
+    /// Sound in the listener's ear is not: units that a listener of one unit per `unit` has not heard.
+    fn ahead(&self, unit: Duration) -> Option<u32> {
+        let heard = self.began?.elapsed().as_secs_f64() / unit.as_secs_f64();
+        Some(self.units.saturating_sub(heard as u32))
+    }
+}
+
+/// One row of a request.
+struct RowEntry {
+    stage: StageName,
+    plan: RowPlan,
+    /// The admission that counts; 0 before the first.
+    attempt: Attempt,
+    /// What was on its tracks when it failed last, if it did: failing there again is no accident.
+    failed_at: Option<u32>,
+}
+
+/// See the module.
+pub(super) struct Journal {
+    request: RequestId,
+    rows: Vec<RowEntry>,
+    /// One per [`Edge`], in their order.
+    tracks: [Track; 5],
+    attempts: u32,
+    groups: usize,
+}
+
+/// What gives a stage its row again.
+pub(super) struct Again {
+    pub admission: Admission,
+    /// Its input so far, in order.
+    pub input: Vec<Payload>,
+}
+
+impl Journal {
+    /// Of a request that needs these rows, upstream first; a frame has `groups` codes.
+    pub fn new(request: RequestId, rows: Vec<(StageName, RowPlan)>, groups: usize) -> Journal {
+        let entry = |(stage, plan)| RowEntry { stage, plan, attempt: Attempt(0), failed_at: None };
+        let rows = rows.into_iter().map(entry).collect();
+        Journal { request, rows, tracks: Default::default(), attempts: 0, groups }
+    }
+
+    /// Stages that have not given everything, downstream first: whoever receives must know a request before anything can
+    /// be sent.
+    pub fn unfinished(&self) -> impl Iterator<Item = StageName> {
+        self.rows.iter().rev().map(|row| row.stage).filter(|stage| !self.is_done(*stage))
+    }
+
+    /// Whether a stage has given everything, or has no part in the request.
+    pub fn is_done(&self, stage: StageName) -> bool {
+        self.row(stage)
+            .is_none_or(|row| Edge::out_of(stage, row.plan.wants()).all(|edge| self.track(edge).ended.is_some()))
+    }
+
+    /// Which admission of the consumer's row a payload on this edge is for now; `None` if nobody waits for it.
+    pub fn consumer(&self, edge: Edge) -> Option<(StageName, Attempt)> {
+        let stage = match edge {
+            Edge::Text => self.rows.first()?.stage,
+            Edge::Rows => StageName::Talker,
+            Edge::Codes => StageName::Code2wav,
+            Edge::Tokens | Edge::Audio => return None,
+        };
+        self.row(stage).map(|row| (stage, row.attempt))
+    }
+
+    /// Writes down what comes over an edge; gives back what of it is new, meant for the consumer's row. `None`: nothing is.
+    ///
+    /// # Errors
+    /// When part of a payload is known and it cannot be taken apart.
+    pub fn record(&mut self, edge: Edge, payload: Payload) -> Result<Option<Payload>, ModelError> {
+        let Track { units, ended, .. } = *self.track(edge);
+        if ended.is_some() || payload.header.seq.0 > units {
+            // Of an attempt that goes on although another one has taken its place.
+            return Ok(None);
+        }
+        let Some(mut payload) = payload.from_unit(Seq(units))? else { return Ok(None) };
+        let header = &mut payload.header;
+        header.attempt = self.consumer(edge).map_or(Attempt(0), |(_, attempt)| attempt);
+        let keep = !self.consumer_is_done(edge);
+        let track = self.track_mut(edge);
+        track.units += header.units;
+        track.ended = header.end;
+        if header.units > 0 {
+            track.began.get_or_insert_with(Instant::now);
+        }
+        // Samples are the client's once they are with it.
+        if keep && edge != Edge::Audio {
+            for part in &payload.parts {
+                match part {
+                    Part::U32(values) => track.values.extend_from_slice(values),
+                    Part::Rows(rows) => {
+                        track.kept.push((rows.shape().0 as u32, Part::Rows(rows.clone()).detached()));
+                    }
+                    Part::F32(_) => {}
+                }
+            }
+        }
+        if payload.header.end.is_some() {
+            self.forget();
+        }
+        Ok(Some(payload))
+    }
+
+    /// The consumer is done with so many more units.
+    pub fn acked(&mut self, edge: Edge, units: u32) {
+        let track = self.track_mut(edge);
+        track.acked = track.acked.saturating_add(units);
+    }
+
+    /// Codes so far, frame after frame.
+    pub fn codes(&self) -> &[u32] {
+        &self.track(Edge::Codes).values
+    }
+
+    /// Bytes kept.
+    pub fn bytes(&self) -> usize {
+        self.tracks.iter().map(Track::bytes).sum()
+    }
+
+    /// Whether a row that failed alone gets another attempt: not if it failed at this very place before.
+    pub fn may_try_again(&mut self, stage: StageName) -> bool {
+        let at: u32 = self.outputs(stage).map(|edge| self.track(edge).units).sum();
+        let Some(row) = self.rows.iter_mut().find(|row| row.stage == stage) else { return false };
+        row.failed_at.replace(at) != Some(at)
+    }
+
+    /// A row of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit
+    /// for `unit`. `None` if the stage has nothing to do for the request any more, or the journal makes no sense.
+    pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Again> {
+        if self.is_done(stage) {
+            return None;
+        }
+        self.attempts += 1;
+        let attempt = Attempt(self.attempts);
+        let row = self.rows.iter_mut().find(|row| row.stage == stage)?;
+        row.attempt = attempt;
+        let row = self.row(stage)?;
+        let mut admission = row.plan.named(self.request);
+        admission.from.attempt = attempt;
+        match stage {
+            StageName::Thinker => self.resume_thinker(&mut admission),
+            StageName::Talker => self.resume_talker(&mut admission)?,
+            StageName::Code2wav => self.resume_vocoder(&mut admission),
+        }
+        if let Some(edge) = self.outputs(stage).next() {
+            let track = self.track(edge);
+            let start = &mut admission.from.start;
+            (start.emitted, start.acked) = (track.units, track.acked.min(track.units));
+            if track.acked == u32::MAX {
+                start.acked = u32::MAX;
+            }
+            start.ahead = track.ahead(unit);
+        }
+        let input = self.input(stage, &mut admission, attempt);
+        Some(Again { admission, input })
+    }
+
+    /// An answer goes on behind what is known of it. One that is known to its end is only spoken: its tokens are followed.
+    fn resume_thinker(&self, admission: &mut Admission) {
+        let RowSpec::Thinker(row) = &mut admission.spec else { return };
+        let (tokens, rows) = (self.track(Edge::Tokens), self.track(Edge::Rows).units);
+        admission.from.wanted = rows;
+        if row.mode == ThinkerMode::Follow {
+            return;
+        }
+        admission.from.tokens = tokens.units;
+        if tokens.ended.is_some() {
+            *row = ThinkerRow { mode: ThinkerMode::Follow, ..row.clone() };
+            admission.params.pace = Pace::Follow;
+            admission.wants.tokens = false;
+            return;
+        }
+        let said = &tokens.values;
+        if let Some(emit) = &row.emit
+            && !said.is_empty()
+        {
+            let asked = row.prompt.len() as u32;
+            row.emit = Some(emit.iter().cloned().chain([asked..asked + said.len() as u32]).collect());
+        }
+        row.prompt = [&row.prompt, said.as_slice()].concat().into();
+        row.said = said.len() as u32;
+        admission.params.prompt += row.said;
+    }
+
+    /// Speech goes on behind the frames that are known of it.
+    fn resume_talker(&self, admission: &mut Admission) -> Option<()> {
+        let RowSpec::Talker(row) = &mut admission.spec else { return Some(()) };
+        let said = self.codes();
+        let text = self.track(self.input_of(StageName::Talker));
+        let prompt = row.prompt.going_on(said, self.groups, text.units, text.ended.is_some())?;
+        let frames = (said.len() / self.groups.max(1)) as u32;
+        *row = TalkerRow { prompt: prompt.into(), said: frames, ..row.clone() };
+        admission.params.prompt = row.prefill_positions();
+        admission.params.prompt_input = row.prefill_rows();
+        (admission.from.first, admission.from.wanted) = (frames, frames);
+        Some(())
+    }
+
+    /// Sound goes on behind the frames that were delivered, which are decoded again and not heard.
+    fn resume_vocoder(&self, admission: &mut Admission) {
+        let RowSpec::Vocoder(row) = &mut admission.spec else { return };
+        let heard = self.track(Edge::Audio).units;
+        let codes = &self.codes()[..(heard as usize * self.groups).min(self.codes().len())];
+        if heard > 0 {
+            let before = row.context.as_deref().unwrap_or_default();
+            *row = VocoderRow { context: Some([before, codes].concat().into()), goes_on: true };
+        }
+        admission.params.prompt = row.context_frames(self.groups);
+        (admission.from.first, admission.from.wanted) = (heard, heard);
+        admission.from.start.input = heard;
+    }
+
+    /// What a row is to be fed that was admitted just now, from the unit on that its prompt does not hold.
+    fn input(&self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
+        if let RowSpec::Thinker(ThinkerRow { mode: ThinkerMode::Follow, .. }) = admission.spec
+            && self.track(Edge::Text).units == 0
+            && self.track(Edge::Tokens).ended.is_some()
+        {
+            // What ended the answer is not spoken.
+            let tokens = &self.track(Edge::Tokens).values;
+            let spoken = tokens[..tokens.len().saturating_sub(1)].to_vec();
+            let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(End::Stop));
+            return vec![Payload { header, parts: vec![Part::U32(spoken)], leases: Vec::new() }];
+        }
+        if stage == StageName::Thinker && self.rows.first().is_some_and(|row| row.plan.samples()) {
+            return Vec::new();
+        }
+        let edge = self.input_of(stage);
+        let track = self.track(edge);
+        admission.from.start.consumed = track.acked.min(track.units);
+        let from = admission.from.start.input;
+        let mut pieces = Vec::new();
+        let mut seq = 0;
+        for (units, part) in &track.kept {
+            pieces.push((seq, *units, part.clone()));
+            seq += units;
+        }
+        if track.units > 0 && !track.values.is_empty() {
+            let width = track.values.len() / track.units as usize;
+            let per_piece = (PIECE / width.max(1)).max(1) as u32;
+            for first in (from..track.units).step_by(per_piece as usize) {
+                let units = per_piece.min(track.units - first);
+                let range = first as usize * width..(first + units) as usize * width;
+                pieces.push((first, units, Part::U32(track.values[range].to_vec())));
+            }
+        }
+        let last = pieces.len();
+        let mut payloads: Vec<_> = pieces
+            .into_iter()
+            .enumerate()
+            .map(|(at, (seq, units, part))| {
+                let end = track.ended.filter(|_| at + 1 == last);
+                Payload { header: self.header(edge, attempt, seq, units, end), parts: vec![part], leases: Vec::new() }
+            })
+            .collect();
+        if payloads.is_empty() && track.ended.is_some() {
+            let header = self.header(edge, attempt, track.units.max(from), 0, track.ended);
+            payloads.push(Payload { header, parts: Vec::new(), leases: Vec::new() });
+        }
+        payloads
+    }
+
+    fn header(&self, edge: Edge, attempt: Attempt, seq: u32, units: u32, end: Option<End>) -> Header {
+        let (request, generation) = (self.request, Generation(0));
+        Header { request, generation, attempt, seq: Seq(seq), kind: edge.kind(), units, end, sent: clock::now() }
+    }
+
+    /// Lets go of what nobody can need any more.
+    fn forget(&mut self) {
+        for edge in [Edge::Text, Edge::Rows, Edge::Codes] {
+            if self.consumer_is_done(edge) {
+                let track = self.track_mut(edge);
+                (track.kept, track.values) = (Vec::new(), Vec::new());
+            }
+        }
+    }
+
+    /// Whether whoever is fed over this edge has given everything. Codes are the talker's own memory as well.
+    fn consumer_is_done(&self, edge: Edge) -> bool {
+        match edge {
+            // The answer is what the thinker goes on from.
+            Edge::Tokens => self.is_done(StageName::Thinker),
+            Edge::Audio => true,
+            Edge::Codes => self.is_done(StageName::Code2wav),
+            Edge::Text | Edge::Rows => self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage)),
+        }
+    }
+
+    fn input_of(&self, stage: StageName) -> Edge {
+        match stage {
+            _ if self.rows.first().is_some_and(|row| row.stage == stage) => Edge::Text,
+            StageName::Thinker => Edge::Text,
+            StageName::Talker => Edge::Rows,
+            StageName::Code2wav => Edge::Codes,
+        }
+    }
+
+    fn outputs(&self, stage: StageName) -> impl Iterator<Item = Edge> {
+        self.row(stage).map(|row| Edge::out_of(stage, row.plan.wants())).into_iter().flatten()
+    }
+
+    fn row(&self, stage: StageName) -> Option<&RowEntry> {
+        self.rows.iter().find(|row| row.stage == stage)
+    }
+
+    fn track(&self, edge: Edge) -> &Track {
+        &self.tracks[edge as usize]
+    }
+
+    fn track_mut(&mut self, edge: Edge) -> &mut Track {
+        &mut self.tracks[edge as usize]
+    }
+}
