@@ -13,7 +13,7 @@ use candle_core::Device;
 use http::Ask;
 use omni::{Serving, omni};
 use omni_actors::config::{Config, Placement};
-use omni_actors::engine::{Engine, Event, Output, RequestError, Service, StageState, SubmitError};
+use omni_actors::engine::{Engine, Event, Output, Service, StageState, SubmitError};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::StageName;
 use omni_actors::telemetry::trace::{self, Lane, Record, Session};
@@ -141,25 +141,26 @@ async fn twenty_requests_at_once_are_each_as_if_alone_in_one_process() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_process_ends_its_requests_clearly_and_is_replaced() {
+async fn a_killed_process_is_replaced_and_its_streams_go_on() {
     let undisturbed = say(&engine(&tiny(), |_| {}).await, frames(40, 5)).await;
     let engine = apart(|config| config.stages[2].window = 1).await;
     for (round, stage) in [StageName::Talker, StageName::Code2wav].into_iter().enumerate() {
         let mut stream = engine.speak(frames(40, 5)).await.unwrap();
         // Until the first sound: whoever makes it waits for it to be read, so both stages are in the middle of it.
-        while !matches!(stream.next().await.unwrap(), Event::Audio(_)) {}
+        let first = loop {
+            if let Event::Audio(chunk) = stream.next().await.unwrap() {
+                break chunk;
+            }
+        };
         let process = Watched::new(pid(&engine, stage));
         process.kill();
-        let rest = tokio::time::timeout(BOUND, collect(stream)).await.expect("the request hangs");
-        match rest.end.unwrap() {
-            Err(RequestError::StageFailed { stage: failed, reason }) => {
-                assert_eq!(failed, stage);
-                assert!(reason.contains("killed by signal 9"), "{reason}");
-            }
-            other => panic!("{stage}: {other:?}"),
-        }
-        let next = tokio::time::timeout(PATIENCE, say(&engine, frames(40, 5))).await.unwrap();
-        assert!(next.samples == undisturbed.samples, "{stage}: other samples after the restart");
+        let rest = tokio::time::timeout(PATIENCE, collect(stream)).await.expect("the request hangs");
+        assert_eq!(rest.end, undisturbed.end, "{stage}");
+        let heard = first.samples.len() + rest.samples.len();
+        assert!(
+            heard == undisturbed.samples.len() && undisturbed.samples.ends_with(&rest.samples),
+            "{stage}: other samples"
+        );
         let health = &engine.health().stages[stage as usize];
         assert_eq!((health.state, health.restarts, health.generation), (StageState::Running, 1, 2), "round {round}");
         idle(&engine, BOUND).await;
@@ -183,20 +184,11 @@ async fn an_actor_that_dies_in_a_process_is_replaced_there() {
         let case = format!("{stage} {point:?} {kind:?}");
         let engine = apart(|config| config.faults = vec![rule(stage, point, kind, nth, 1)]).await;
         let process = pid(&engine, stage);
-        let mut failed = 0;
         for _ in 0..3 {
             let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect(&case);
-            match answer.end.unwrap() {
-                Ok(_) => assert!(answer.samples == undisturbed.samples, "{case}: wrong samples"),
-                Err(RequestError::StageFailed { stage: broken, reason }) => {
-                    assert_eq!(broken, stage, "{case}");
-                    assert!(reason.contains("injected fault"), "{case}: {reason}");
-                    failed += 1;
-                }
-                Err(other) => panic!("{case}: {other}"),
-            }
+            assert_eq!(answer.end, undisturbed.end, "{case}");
+            assert!(answer.samples == undisturbed.samples, "{case}: other samples");
         }
-        assert!(failed <= 1, "{case}: {failed} requests failed for one fault");
         let health = engine.health().stages[stage as usize].clone();
         assert_eq!((health.state, health.restarts, health.generation), (StageState::Running, 1, 2), "{case}");
         assert_eq!(health.pid, Some(process), "{case}: the process goes on");
@@ -214,13 +206,11 @@ async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_a
     .await;
     let process = Watched::new(pid(&engine, StageName::Code2wav));
     let hung = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");
-    let Err(RequestError::StageFailed { reason, .. }) = hung.end.unwrap() else { panic!("it cannot have finished") };
+    // It would hang again, had the new process begun to count from 1.
+    assert!(hung.end.unwrap().is_ok());
+    let reason = engine.health().stages[StageName::Code2wav as usize].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
     process.ends_within(BOUND);
-    // The next one would hang too, had the new process begun to count from 1.
-    engine.settled().await.unwrap();
-    let next = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the fault came again");
-    assert!(next.end.unwrap().is_ok());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -256,7 +246,9 @@ async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
     let long = chat(&"all work and no play ".repeat(20_000), Output::Text);
     match engine.submit(long).await {
         Ok(stream) => match collect(stream).await.end.unwrap() {
-            Err(RequestError::RowFailed { reason, .. }) => assert!(reason.contains("transfer.shm_bytes"), "{reason}"),
+            Err(omni_actors::engine::RequestError::RowFailed { reason, .. }) => {
+                assert!(reason.contains("transfer.shm_bytes"), "{reason}")
+            }
             other => panic!("{other:?}"),
         },
         // A model with a short context says so itself.

@@ -31,7 +31,7 @@ use super::payload::Header;
 use crate::model::ModelError;
 
 const MAGIC: [u8; 4] = *b"OMNA";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const PREFIX: usize = 16;
 /// Where parts may begin: enough for every element type and for vector loads.
 const ALIGN: usize = 16;

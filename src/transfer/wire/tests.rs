@@ -11,7 +11,7 @@ fn header(kind: Kind, units: u32) -> Header {
     Header {
         request: RequestId(300),
         generation: Generation(2),
-        attempt: Attempt(0),
+        attempt: Attempt(5),
         seq: Seq(7),
         kind,
         units,
@@ -130,7 +130,7 @@ fn each_kind_of_damage_has_its_error() {
     };
     assert!(broken(0, 0).contains("not a wire frame"));
     assert!(broken(4, 1).contains("version"));
-    assert!(broken(7, 0xff).contains("header of 65294 exceeds"));
+    assert!(broken(7, 0xff).contains("header of 65295 exceeds"));
     assert!(broken(11, 0xff).contains("body of"));
     assert!(broken(8, 0xff).contains("were announced"));
     assert!(broken(20, 0xff).contains("checksum"));
