@@ -270,7 +270,7 @@ impl Journal {
             && !said.is_empty()
         {
             let asked = row.prompt.len() as u32;
-            row.emit = Some(emit.iter().cloned().chain([asked..asked + said.len() as u32]).collect());
+            row.emit = Some(emit.iter().cloned().chain(std::iter::once(asked..asked + said.len() as u32)).collect());
         }
         row.prompt = [&row.prompt, said.as_slice()].concat().into();
         row.said = said.len() as u32;
