@@ -247,7 +247,7 @@ async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
     match engine.submit(long).await {
         Ok(stream) => match collect(stream).await.end.unwrap() {
             Err(omni_actors::engine::RequestError::RowFailed { reason, .. }) => {
-                assert!(reason.contains("transfer.shm_bytes"), "{reason}")
+                assert!(reason.contains("transfer.shm_bytes"), "{reason}");
             }
             other => panic!("{other:?}"),
         },
