@@ -108,6 +108,7 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
             }
             let sampling = if i % 3 == 0 { SamplingParams::GREEDY } else { SAMPLED };
             let row = TalkerRow {
+                said: 0,
                 prompt: Arc::new(prompt),
                 sampling,
                 predictor: SamplingParams {
