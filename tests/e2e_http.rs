@@ -204,8 +204,7 @@ async fn cancel_and_disconnect_free_everything() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_that_dies_is_told_and_the_next_request_is_served() {
-    let rule =
-        FaultRule { stage: StageName::Talker, point: FaultPoint::Runner, kind: FaultKind::Panic, nth: 5, times: 1 };
+    let rule = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Panic).nth(5);
     let site = Site::new(|config| {
         config.faults = vec![rule];
         config.supervision.backoff = Duration::from_millis(1);

@@ -23,7 +23,7 @@ fn every_third(stage: StageName, kind: FaultKind) -> Vec<FaultRule> {
 const BOUND: Duration = Duration::from_secs(2);
 
 fn rule(stage: StageName, point: FaultPoint, kind: FaultKind, nth: u64, times: u64) -> FaultRule {
-    FaultRule { stage, point, kind, nth, times }
+    FaultRule::new(stage, point, kind).nth(nth).times(times)
 }
 
 async fn broken(rules: Vec<FaultRule>) -> Engine {

@@ -18,7 +18,7 @@ const A_DAY: Duration = Duration::from_secs(86_400);
 const REQUEST: RequestId = RequestId(1);
 
 fn asleep(point: FaultPoint) -> FaultRule {
-    FaultRule { stage: StageName::Talker, point, kind: FaultKind::Delay(A_DAY), nth: 1, times: 1 }
+    FaultRule::new(StageName::Talker, point, FaultKind::Delay(A_DAY))
 }
 
 fn row(request: RequestId, pace: Pace, wants: Wants) -> Admission {

@@ -256,8 +256,14 @@ const BLOCKS: [&str; 19] = [
 ];
 
 /// The files that a launch thread goes through, between the scheduler's command and the model and back.
-const LAUNCH_PATH: [&str; 5] =
-    ["actors/model_runner.rs", "actors/completion.rs", "core/scheduler/mod.rs", "fault/plan.rs", "transfer/lease.rs"];
+const LAUNCH_PATH: [&str; 6] = [
+    "actors/model_runner.rs",
+    "actors/completion.rs",
+    "core/scheduler/mod.rs",
+    "fault/site.rs",
+    "fault/plan.rs",
+    "transfer/lease.rs",
+];
 
 /// What there may wait: where, what, how often, and why no launch does.
 const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
@@ -267,9 +273,11 @@ const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("actors/completion.rs", "drop", ".join()", 1, "the stage has ended: the model outlives the steps that are out"),
     ("actors/completion.rs", "run", ".recv(", 1, "the completion thread, which is there to wait"),
     ("actors/completion.rs", "step", ".wait()", 1, "the completion thread; a step that a launch has computed is there"),
-    ("fault/plan.rs", "strike", "sleep(", 1, "a pause that a fault plan asks for"),
-    ("fault/plan.rs", "strike_async", "sleep(", 1, "a pause that a fault plan asks for"),
-    ("fault/plan.rs", "strike_async", ".await", 1, "a pause that a fault plan asks for"),
+    ("fault/site.rs", "happen", "sleep(", 2, "a pause or a hang that a fault plan asks for"),
+    ("fault/site.rs", "strike_async", "sleep(", 1, "a pause that a fault plan asks for"),
+    ("fault/site.rs", "strike_async", ".await", 1, "a pause that a fault plan asks for"),
+    ("fault/plan.rs", "look", ".read()", 1, "only where there are rules, which are changed in an instant"),
+    ("fault/plan.rs", "change", ".write()", 1, "whoever changes a plan: no launch"),
 ];
 
 /// Compares what was found with what is allowed: in both directions, so that the list is no longer than it must be.

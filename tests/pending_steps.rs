@@ -179,8 +179,7 @@ async fn a_panic_on_the_completion_thread_ends_the_stage() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
-    let third =
-        FaultRule { stage: StageName::Talker, point: FaultPoint::Runner, kind: FaultKind::Error, nth: 3, times: 1 };
+    let third = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Error).nth(3);
     let (rig, launches) = stage(100, ahead(3), &[third]).await;
     rig.world.may_die.store(true, Ordering::Relaxed);
     rig.admit(row(ONE));

@@ -120,13 +120,10 @@ async fn a_long_text_is_read_sentence_after_sentence_as_one_stream() {
 async fn the_talker_speaks_while_the_thinker_still_thinks() {
     let engine = engine(&voice(), |config| {
         // A thinker that needs half a second for each token.
-        config.faults = vec![FaultRule {
-            stage: StageName::Thinker,
-            point: FaultPoint::Runner,
-            kind: FaultKind::Delay(Duration::from_millis(500)),
-            nth: 1,
-            times: u64::MAX,
-        }];
+        config.faults = vec![
+            FaultRule::new(StageName::Thinker, FaultPoint::Runner, FaultKind::Delay(Duration::from_millis(500)))
+                .times(u64::MAX),
+        ];
     })
     .await;
     let mut stream = engine.submit(chat("Say: The weather is lovely today.", Output::TextAndAudio)).await.unwrap();

@@ -168,7 +168,7 @@ async fn a_killed_process_is_replaced_and_its_streams_go_on() {
 }
 
 fn rule(stage: StageName, point: FaultPoint, kind: FaultKind, nth: u64, times: u64) -> FaultRule {
-    FaultRule { stage, point, kind, nth, times }
+    FaultRule::new(stage, point, kind).nth(nth).times(times)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -49,6 +49,7 @@ fn record_one_of_each() {
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);
+        telemetry::fault_injected(Some(name), "runner", "panic", 1);
     }
 }
 

@@ -87,7 +87,7 @@ impl Trouble {
     pub fn faults(self, rows: u32, frames: u32, before: u32) -> Vec<FaultRule> {
         let rule = |stage, point, ms, nth, times| {
             let kind = FaultKind::Delay(Duration::from_millis(ms));
-            vec![FaultRule { stage, point, kind, nth, times }]
+            vec![FaultRule::new(stage, point, kind).nth(nth).times(times)]
         };
         match self {
             Trouble::None | Trouble::Sleepers => Vec::new(),

@@ -10,6 +10,7 @@ use super::packager::Output;
 use super::sampler::{SamplerMessage, Ticket, TicketRow};
 use super::stage::{ActorFailure, Incarnation, Resume, Wants};
 use crate::core::scheduler::{Plan, PlannedRow, RowDone};
+use crate::fault::{FaultKind, FaultPoint, FaultSite, Moment};
 use crate::ids::{Attempt, RequestId, Seq, Slot, StepId};
 use crate::model::ModelError;
 use crate::model::stage::{DeviceTimes, Emit, Finish, Launched, RowOutput};
@@ -134,6 +135,7 @@ struct Completion {
     rows: HashMap<Slot, Row>,
     /// When the last step had run, and for whom.
     last_step: Option<(Instant, Vec<RequestId>)>,
+    fault: FaultSite,
 }
 
 struct Row {
@@ -147,7 +149,8 @@ struct Row {
 
 impl Completion {
     fn new(stage: Arc<Incarnation>) -> Completion {
-        Completion { stage, rows: HashMap::new(), last_step: None }
+        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Completion);
+        Completion { stage, rows: HashMap::new(), last_step: None, fault }
     }
 
     fn handle(&mut self, event: Event) -> Result<(), RunnerError> {
@@ -168,11 +171,12 @@ impl Completion {
     fn step(&mut self, step: LaunchedStep) -> Result<(), RunnerError> {
         let LaunchedStep { plan, launched, began, returned } = step;
         let pending = matches!(launched, Launched::Pending(_));
-        let outcome = launched.wait()?;
+        let mut outcome = launched.wait()?;
         let ended = if pending { Instant::now() } else { returned };
         if self.stage.pulse.is_stopping() {
             return Ok(());
         }
+        self.strike(&plan, &mut outcome.rows)?;
         let time = Span { began, returned, ended, device: outcome.times.total };
         self.stage.setup.metrics.phases(&outcome.times.phases);
         let step = plan.step;
@@ -184,6 +188,36 @@ impl Completion {
         self.hand_over(Ticket::Step { step, ended, rows })?;
         trace::until_now(self.stage.lane(Track::Completion), ended, || What::Read(step));
         Ok(())
+    }
+
+    /// Lets happen what a fault plan asks for, before anybody hears of the step.
+    fn strike(&self, plan: &Plan, rows: &mut [Result<RowOutput, ModelError>]) -> Result<(), ActorFailure> {
+        let moments =
+            || plan.rows.iter().zip(&*rows).map(|(planned, row)| self.moment(planned, row)).collect::<Vec<_>>();
+        let Some(hit) = self.fault.occurs(moments) else { return Ok(()) };
+        match rows.get_mut(hit.row) {
+            Some(row) if hit.kind == FaultKind::Nan => {
+                *row = Err(ModelError::Row(format!(
+                    "the logit of token 0 is NaN, so no token can be sampled ({})",
+                    hit.injected
+                )));
+                Ok(())
+            }
+            _ => Ok(self.fault.happen(hit, || self.stage.pulse.is_stopping())?),
+        }
+    }
+
+    fn moment(&self, planned: &PlannedRow, row: &Result<RowOutput, ModelError>) -> Moment {
+        match row {
+            Ok(output) if !output.stale && planned.prompt && output.sampled.is_none() => {
+                Moment::prompt(planned.request)
+            }
+            Ok(output) if !output.stale => {
+                let first = self.rows.get(&planned.slot).is_some_and(|row| row.units == 0 && row.tokens == 0);
+                Moment::output(planned.request, first, output.finish.is_some())
+            }
+            _ => Moment::of(planned.request),
+        }
     }
 
     fn ticket_row(&mut self, step: StepId, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {

@@ -6,12 +6,12 @@ use super::model_runner::Command;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED};
 use crate::core::sequence::{Arrival, SequenceCheck};
-use crate::fault::{FaultPoint, FaultSite};
+use crate::fault::{FaultPoint, FaultSite, Moment};
 use crate::ids::{Attempt, RequestId, Seq};
 use crate::model::stage::RowInput;
 use crate::telemetry::trace::{self, Track, What};
 use crate::telemetry::{Queue, clock};
-use crate::transfer::payload::{Kind, Part, Payload};
+use crate::transfer::payload::{Header, Kind, Part, Payload};
 use crate::transfer::transport::TransportError;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
@@ -27,28 +27,37 @@ pub(super) enum OutboundMessage {
 
 pub(super) struct Outbound;
 
+pub(super) struct OutboundState {
+    stage: Arc<Incarnation>,
+    fault: FaultSite,
+}
+
 impl Actor for Outbound {
     type Msg = OutboundMessage;
-    type State = Arc<Incarnation>;
+    type State = OutboundState;
     type Arguments = Arc<Incarnation>;
 
     async fn pre_start(
         &self,
         _: ActorRef<Self::Msg>,
         stage: Arc<Incarnation>,
-    ) -> Result<Self::State, ActorProcessingErr> {
-        Ok(stage)
+    ) -> Result<OutboundState, ActorProcessingErr> {
+        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Outbound);
+        Ok(OutboundState { stage, fault })
     }
 
     async fn handle(
         &self,
         _: ActorRef<Self::Msg>,
         OutboundMessage::Ready: OutboundMessage,
-        stage: &mut Arc<Incarnation>,
+        OutboundState { stage, fault }: &mut OutboundState,
     ) -> Result<(), ActorProcessingErr> {
         while let Ok(queued) = stage.payloads.recv.try_recv() {
             match queued {
-                Queued::Item(payload) => put(stage, payload),
+                Queued::Item(payload) => {
+                    fault.strike_async(|| [moment(&payload.header)]).await?;
+                    put(stage, payload);
+                }
                 Queued::News(news) => stage.tell_scheduler(news),
             }
         }
@@ -178,7 +187,7 @@ impl Actor for Inbound {
                 // inbox already, and drop that payload as nobody's.
                 if let Ok(payload) = state.inbox.try_recv() {
                     let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
-                    state.fault.strike_async().await?;
+                    state.fault.strike_async(|| [moment(&payload.header)]).await?;
                     state.arrived(payload)?;
                     trace::since(began, state.stage.lane(Track::ConnectorIn), || What::Took(chunk));
                 }
@@ -270,6 +279,11 @@ impl InboundState {
         self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });
         Ok(())
     }
+}
+
+/// What a payload is to a fault plan.
+fn moment(header: &Header) -> Moment {
+    Moment::units(header.request, header.seq, header.end.is_some())
 }
 
 /// What a part of a payload is to a stage.

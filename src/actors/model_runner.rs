@@ -6,7 +6,7 @@ use super::completion::{Event, HandOver, LaunchedStep, RunnerError};
 use super::stage::{ActorFailure, Incarnation, Resume, Wants};
 use super::supervisor::SupervisorMessage;
 use crate::core::scheduler::Plan;
-use crate::fault::{FaultPoint, FaultSite};
+use crate::fault::{Begun, FaultKind, FaultPoint, FaultSite, Injected, Moment};
 use crate::ids::{RequestId, Slot};
 use crate::model::ModelError;
 use crate::model::launching;
@@ -181,6 +181,14 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
+/// A fault that a plan asks for, as the runner would see a real one.
+fn harm(injected: Injected) -> RunnerError {
+    match injected.kind {
+        FaultKind::Oom => ModelError::Device(candle_core::Error::msg(format!("out of memory ({injected})"))).into(),
+        _ => ActorFailure::from(injected).into(),
+    }
+}
+
 /// The state of the thread.
 struct Runner {
     stage: Arc<Incarnation>,
@@ -190,15 +198,20 @@ struct Runner {
     slots: HashMap<RequestId, Slot>,
     requests: HashMap<Slot, RequestId>,
     fault: FaultSite,
+    fault_open: FaultSite,
+    begun: Begun,
 }
 
 impl Runner {
     fn new(stage: Arc<Incarnation>, actor: ActorRef<RunnerMessage>) -> Result<Runner, RunnerError> {
+        let site = |point| stage.setup.faults.site(stage.setup.name, point);
+        site(FaultPoint::Build).strike(|| None, || false).map_err(harm)?;
         let built = stage.setup.factory.build();
         let model = built.map_err(|error| ActorFailure::Runner(error.to_string()))?;
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Runner);
+        let (fault, fault_open) = (site(FaultPoint::Runner), site(FaultPoint::Open));
         let completion = HandOver::new(Arc::clone(&stage), actor);
-        Ok(Runner { stage, completion, model, slots: HashMap::new(), requests: HashMap::new(), fault })
+        let (slots, requests, begun) = (HashMap::new(), HashMap::new(), Begun::default());
+        Ok(Runner { stage, completion, model, slots, requests, fault, fault_open, begun })
     }
 
     fn turn(&mut self) -> Result<(), RunnerError> {
@@ -219,6 +232,8 @@ impl Runner {
     fn obey(&mut self, command: Command) -> Result<(), RunnerError> {
         match command {
             Command::Open { slot, request, spec, wants, from } => {
+                let stopping = || self.stage.pulse.is_stopping();
+                self.fault_open.strike(|| [Moment::prompt(request)], stopping).map_err(harm)?;
                 self.slots.insert(request, slot);
                 self.requests.insert(slot, request);
                 self.completion.tell(Event::Opened { slot, wants, from })?;
@@ -243,6 +258,7 @@ impl Runner {
                 self.model.close(slot);
                 if let Some(request) = self.requests.remove(&slot) {
                     self.slots.remove(&request);
+                    self.begun.forget(request);
                 }
                 self.completion.tell(Event::Closed(slot))?;
             }
@@ -253,7 +269,9 @@ impl Runner {
     }
 
     fn launch(&mut self, plan: Plan) -> Result<(), RunnerError> {
-        self.fault.strike().map_err(ActorFailure::from)?;
+        let begun = &mut self.begun;
+        let moments = || plan.rows.iter().map(|row| begun.moment(row.request, row.prompt, false)).collect::<Vec<_>>();
+        self.fault.strike(moments, || self.stage.pulse.is_stopping()).map_err(harm)?;
         let metrics = &self.stage.setup.metrics;
         let ahead = plan.step.0.saturating_sub(self.stage.gauges.seen.load(Ordering::Relaxed));
         metrics.run_ahead.record(ahead as f64);

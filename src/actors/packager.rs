@@ -4,7 +4,7 @@
 use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued, Wants};
-use crate::fault::{FaultPoint, FaultSite};
+use crate::fault::{FaultPoint, FaultSite, Moment};
 use crate::ids::{Attempt, RequestId, Seq, StageName, StepId};
 use crate::model::ModelError;
 use crate::model::rows::Rows;
@@ -74,7 +74,7 @@ impl Actor for Packager {
         while let Some(Batch { outputs, news }) = state.take() {
             if !outputs.is_empty() {
                 let (began, requests) = (trace::now(), outputs.len() as u32);
-                state.fault.strike_async().await?;
+                state.fault.strike_async(|| moments(&outputs)).await?;
                 state.pack(outputs).await?;
                 trace::since(began, state.stage.lane(Track::Packager), || What::Packaging { requests });
             }
@@ -90,6 +90,12 @@ struct Batch {
     outputs: Vec<Vec<Output>>,
     /// What the scheduler hears when all of it has been sent.
     news: Option<SchedulerMessage>,
+}
+
+/// What the outputs of each request are.
+fn moments(outputs: &[Vec<Output>]) -> Vec<Moment> {
+    let last = |outputs: &[Output]| outputs.iter().any(|output| output.end.is_some());
+    outputs.iter().map(|outputs| Moment::units(outputs[0].request, outputs[0].seq, last(outputs))).collect()
 }
 
 impl PackagerState {

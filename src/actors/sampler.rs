@@ -7,7 +7,7 @@ use super::packager::{Output, PackagerMessage};
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued};
 use crate::core::scheduler::{RowDone, StepDone};
-use crate::fault::{FaultPoint, FaultSite};
+use crate::fault::{FaultPoint, FaultSite, Moment};
 use crate::ids::{RequestId, StepId};
 use crate::telemetry::Queue;
 use crate::telemetry::trace::{self, Track, What};
@@ -26,6 +26,21 @@ pub(super) enum Ticket {
 impl Ticket {
     fn step(&self) -> Option<StepId> {
         if let Ticket::Step { step, .. } = self { Some(*step) } else { None }
+    }
+
+    /// What it is about.
+    fn moments(&self) -> Vec<Moment> {
+        let of = |row: &TicketRow| match row {
+            TicketRow::Done { output: Some(output), .. } => {
+                Moment::units(output.request, output.seq, output.end.is_some())
+            }
+            TicketRow::Done { done, output: None } => Moment::prompt(done.request),
+            TicketRow::Failed { request, .. } => Moment::of(*request),
+        };
+        match self {
+            Ticket::Step { rows, .. } => rows.iter().map(of).collect(),
+            Ticket::RowFailed { request, .. } => vec![Moment::of(*request)],
+        }
     }
 }
 
@@ -73,7 +88,7 @@ impl Actor for Sampler {
     ) -> Result<(), ActorProcessingErr> {
         while let Ok(ticket) = state.stage.tickets.recv.try_recv() {
             let (began, step) = (trace::now(), ticket.step());
-            state.fault.strike_async().await?;
+            state.fault.strike_async(|| ticket.moments()).await?;
             state.pass_on(ticket)?;
             if let Some(step) = step {
                 trace::since(began, state.stage.lane(Track::Sampler), || What::Sampled(step));

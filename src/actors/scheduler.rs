@@ -5,8 +5,8 @@ use super::connector::InboundMessage;
 use super::model_runner::Command;
 use super::stage::{ActorFailure, Admission, Incarnation, Resume, Wants};
 use crate::core::arbiter::Turn;
-use crate::core::scheduler::{Effect, Event, SchedulerCore, StepDone};
-use crate::fault::{FaultPoint, FaultSite};
+use crate::core::scheduler::{Effect, Event, RowDone, SchedulerCore, StepDone};
+use crate::fault::{Begun, FaultPoint, FaultSite, Moment};
 use crate::ids::{Attempt, RequestId, StepId};
 use crate::model::stage::RowSpec;
 use crate::telemetry::trace::{self, Track, What};
@@ -39,6 +39,27 @@ pub(super) enum SchedulerMessage {
     Poke,
 }
 
+impl SchedulerMessage {
+    /// What it is about.
+    fn moments(&self, begun: &mut Begun) -> Vec<Moment> {
+        match self {
+            SchedulerMessage::Admit(admission) => {
+                begun.forget(admission.request);
+                vec![Moment::prompt(admission.request)]
+            }
+            SchedulerMessage::Done { done, .. } => {
+                let in_prompt = |row: &RowDone| row.emitted == 0 && !row.finished;
+                done.rows.iter().map(|row| begun.moment(row.request, in_prompt(row), row.finished)).collect()
+            }
+            SchedulerMessage::Input { request, .. }
+            | SchedulerMessage::Acked { request, .. }
+            | SchedulerMessage::RowFailed { request, .. }
+            | SchedulerMessage::Abort(request) => vec![Moment::of(*request)],
+            SchedulerMessage::Poke => Vec::new(),
+        }
+    }
+}
+
 pub(super) struct Scheduler;
 
 pub(super) struct SchedulerState {
@@ -49,6 +70,7 @@ pub(super) struct SchedulerState {
     /// Which attempt the row of a request is.
     attempts: HashMap<RequestId, Attempt>,
     fault: FaultSite,
+    begun: Begun,
     stale: u64,
     /// The step whose outcome is being taken up.
     after: Option<StepId>,
@@ -75,6 +97,7 @@ impl Actor for Scheduler {
             specs: HashMap::new(),
             attempts: HashMap::new(),
             fault,
+            begun: Begun::default(),
             stale: 0,
             after: None,
         })
@@ -86,7 +109,7 @@ impl Actor for Scheduler {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
-        state.fault.strike_async().await?;
+        state.fault.strike_async(|| message.moments(&mut state.begun)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {
                 let Admission { request, params, spec, wants, from } = *admission;

@@ -48,7 +48,9 @@ impl RunArgs {
             config.server.listen = listen;
         }
         if let Some(path) = &self.faults {
-            config.faults.extend(config::load_faults(path)?);
+            let file = config::load_faults(path)?;
+            config.faults.extend(file.rules);
+            config.drill.seed = file.seed.unwrap_or(config.drill.seed);
         }
         Ok(config)
     }

@@ -6,13 +6,15 @@
 mod device;
 mod document;
 mod error;
+mod faults;
 mod reader;
 mod resolve;
 mod units;
 
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
-pub use resolve::{Declared, Override, declared, load, load_faults, parse};
+pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
+pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 
 use crate::ids::{Frames, StageName};
@@ -45,6 +47,8 @@ pub struct Config {
     pub supervision: SupervisionConfig,
     /// Logs.
     pub telemetry: TelemetryConfig,
+    /// Whether more can break on purpose while the engine runs.
+    pub drill: DrillConfig,
     /// What breaks on purpose; empty in production.
     pub faults: Vec<crate::fault::FaultRule>,
 }
@@ -296,6 +300,15 @@ pub struct TelemetryConfig {
     pub log_format: LogFormat,
     /// Whether clients of the server may trace it: `GET /debug/trace`, and `trace` in a request.
     pub trace: bool,
+}
+
+/// `[drill]`
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct DrillConfig {
+    /// Whether faults can be planned while the engine runs: by `/debug/faults`, and by whoever holds the engine.
+    pub enabled: bool,
+    /// By which the chances of rules are drawn.
+    pub seed: u64,
 }
 
 /// What a log line looks like.

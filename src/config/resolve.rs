@@ -2,15 +2,15 @@
 
 use super::document::Document;
 use super::error::{ConfigError, Problem};
+use super::faults::{fault, faults};
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::units::parse_bytes;
 use super::{
-    CheckpointSource, Config, DeviceConfig, DeviceKind, EdgesConfig, LimitsConfig, LogFormat, ModelConfig, Placement,
-    Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig,
-    TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
+    CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig, LogFormat, ModelConfig,
+    Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig,
+    TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
-use crate::fault::{FaultKind, FaultPoint, FaultRule};
 use crate::ids::{Frames, StageName};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -77,17 +77,6 @@ pub fn parse(text: &str, base: &Path, overrides: &[Override]) -> Result<Config, 
     let mut reader = Reader::new(document);
     let config = config(&mut reader, base);
     or_problems(config, reader.finish().1)
-}
-
-/// Reads a file of `[[faults]]` for `run --faults`.
-///
-/// # Errors
-/// As for [`load`].
-pub fn load_faults(path: &Path) -> Result<Vec<FaultRule>, ConfigError> {
-    let document = Document::parse(&read(path)?).map_err(|problem| ConfigError::Problems(vec![problem]))?;
-    let mut reader = Reader::new(document);
-    let rules = faults(&mut reader);
-    or_problems(rules, reader.finish().1)
 }
 
 /// Every key with its default and what is allowed, in the order of `configs/example.toml`.
@@ -185,6 +174,8 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             .unwrap_or(LogFormat::Text),
         trace: r.switch("telemetry.trace", false),
     };
+    let drill =
+        DrillConfig { enabled: r.switch("drill.enabled", false), seed: r.int("drill.seed", 0, 0..=i64::MAX) as u64 };
     let faults = faults(r);
     Config {
         model,
@@ -198,6 +189,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         transfer,
         supervision,
         telemetry,
+        drill,
         faults,
     }
 }
@@ -399,52 +391,4 @@ fn ramp(r: &mut Reader, key: &str) -> Vec<Frames> {
         list.iter().map(frames).collect::<Option<Vec<_>>>()
     })
     .unwrap_or_else(|| DEFAULT.map(Frames).to_vec())
-}
-
-fn faults(r: &mut Reader) -> Vec<FaultRule> {
-    r.refuse("faults", "must be written [[faults]], once per rule");
-    (0..r.repeated("faults")).filter_map(|i| fault(r, &format!("faults[{i}]"))).collect()
-}
-
-fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
-    let key = |field: &str| format!("{section}.{field}");
-    let points = [
-        ("scheduler", FaultPoint::Scheduler),
-        ("runner", FaultPoint::Runner),
-        ("sampler", FaultPoint::Sampler),
-        ("packager", FaultPoint::Packager),
-        ("connector", FaultPoint::Connector),
-        ("edge", FaultPoint::Edge),
-    ];
-    let stage = r.choice(&key("stage"), "", &StageName::ALL.map(|name| (name.as_str(), name)));
-    let point = r.choice(&key("point"), "", &points);
-    let delay = r.duration(&key("delay"), ms(50), ms(1)..=secs(600));
-    let kinds = [
-        ("panic", FaultKind::Panic),
-        ("error", FaultKind::Error),
-        ("delay", FaultKind::Delay(delay)),
-        ("drop", FaultKind::Drop),
-        ("duplicate", FaultKind::Duplicate),
-        ("reorder", FaultKind::Reorder),
-        ("corrupt", FaultKind::Corrupt),
-    ];
-    let kind = r.choice(&key("kind"), "", &kinds);
-    let nth = r.int(&key("nth"), 1, 1..=1_000_000_000);
-    let times = r.value(&key("times"), "1", "a whole number from 1 or \"all\"".to_owned(), |value| match value {
-        Value::String(word) if word == "all" => Some(u64::MAX),
-        other => other.as_integer().and_then(|n| u64::try_from(n).ok()).filter(|&n| n > 0),
-    });
-    let (Some(stage), Some(point), Some(kind)) = (stage, point, kind) else {
-        r.complain(section, "needs `stage`, `point` and `kind`");
-        return None;
-    };
-    if !kind.suits(point) {
-        let edge = "\"edge\" takes \"delay\", \"drop\", \"duplicate\", \"reorder\" or \"corrupt\"";
-        r.complain(
-            &key("kind"),
-            format!("does not suit the point: {edge}, an actor \"panic\", \"error\" or \"delay\""),
-        );
-        return None;
-    }
-    Some(FaultRule { stage, point, kind, nth, times: times.unwrap_or(1) })
 }

@@ -1,11 +1,12 @@
 //! What a client of the engine says and hears. Server and commands know nothing else of it.
 
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
+use crate::fault::FaultPlan;
 use crate::ids::{Frames, RequestId, StageName};
 use futures::future::BoxFuture;
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What is served: for `/v1/models`, `/v1/audio/voices` and validation messages.
 #[derive(Clone, Debug)]
@@ -321,12 +322,19 @@ pub enum StageState {
 pub struct ResponseStream {
     events: flume::Receiver<Event>,
     listener: Box<dyn Listener>,
+    /// What a slow client has been given, and when it takes it.
+    hesitating: Option<(Event, Instant)>,
 }
 
 /// The engine's view of whoever reads a [`ResponseStream`]. Dropped with the stream.
 pub trait Listener: Send + Sync {
     /// An event was taken out of the stream.
     fn read(&self, event: &Event);
+
+    /// For how long the reader looks at the next event before it takes it: a slow client, on purpose.
+    fn hesitates(&self, _: &Event) -> Option<Duration> {
+        None
+    }
 }
 
 impl std::fmt::Debug for ResponseStream {
@@ -343,12 +351,24 @@ impl ResponseStream {
 
     /// A stream of `events` whose producer follows the reading of it.
     pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
-        ResponseStream { events, listener: Box::new(listener) }
+        ResponseStream { events, listener: Box::new(listener), hesitating: None }
     }
 
     /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
     pub async fn next(&mut self) -> Option<Event> {
-        let event = self.events.recv_async().await.ok()?;
+        // Whoever gives up waiting and comes back finds what was there before.
+        if self.hesitating.is_none() {
+            let event = self.events.recv_async().await.ok()?;
+            let Some(pause) = self.listener.hesitates(&event) else {
+                self.listener.read(&event);
+                return Some(event);
+            };
+            self.hesitating = Some((event, Instant::now() + pause));
+        }
+        if let Some((_, until)) = &self.hesitating {
+            tokio::time::sleep_until((*until).into()).await;
+        }
+        let (event, _) = self.hesitating.take()?;
         self.listener.read(&event);
         Some(event)
     }
@@ -387,6 +407,11 @@ pub trait Service: Send + Sync {
     /// All metrics in Prometheus' text format, those of stages in processes of their own included.
     fn metrics(&self) -> BoxFuture<'_, String> {
         Box::pin(std::future::ready(crate::telemetry::render()))
+    }
+
+    /// The faults that can be planned while it runs; `None` where that was not asked for.
+    fn faults(&self) -> Option<&FaultPlan> {
+        None
     }
 
     /// Refuses new requests, lets running ones finish for at most `grace`, then ends the rest with

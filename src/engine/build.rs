@@ -13,7 +13,7 @@ use crate::actors::process::IntoStage;
 use crate::actors::{self, AckSink, StageHandle, StageReports};
 use crate::config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use crate::core::ledger::LedgerLimits;
-use crate::fault::{FaultPlan, FaultPoint};
+use crate::fault::{FaultPlan, FaultPoint, Ground};
 use crate::ids::StageName;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
@@ -38,6 +38,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here)?;
+    let settled = maker.faults.settle(ground(family, config));
+    settled.map_err(|error| StartError::Config(error.to_string()))?;
     if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
@@ -60,7 +62,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         stalled_client_timeout: config.limits.stalled_client_timeout,
     };
     let groups = family.talker().num_code_groups;
-    let ledger = Arc::new(Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone()));
+    let faults = maker.faults.clone();
+    let ledger = Arc::new(Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone(), faults));
     ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
     for (handle, inbound) in stages.iter().zip(inbound) {
@@ -98,7 +101,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             audio_window: window(config, StageName::Code2wav),
         },
     };
-    let voices = voices(checkpoint, &info, config).await?;
+    let voices = voices(checkpoint, &info, config, &maker.faults).await?;
     Ok(Shared {
         info,
         planner,
@@ -109,6 +112,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         metrics,
         leases: maker.leases.clone(),
         draining: AtomicBool::new(false),
+        faults: maker.faults.clone(),
         speech: config.speech.clone(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
         voices,
@@ -149,7 +153,12 @@ fn clones(family: &Family) -> bool {
 }
 
 /// The voices of clients, if this checkpoint can speak with them.
-async fn voices(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<Option<Arc<Voices>>, StartError> {
+async fn voices(
+    checkpoint: &Checkpoint,
+    info: &ModelInfo,
+    config: &Config,
+    faults: &FaultPlan,
+) -> Result<Option<Arc<Voices>>, StartError> {
     if !clones(checkpoint.family()) {
         return Ok(None);
     }
@@ -161,7 +170,8 @@ async fn voices(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> R
         min_seconds: reference.min_length.as_secs_f64(),
         max_seconds: reference.max_length.as_secs_f64(),
     };
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits));
+    let fault = faults.site(None, FaultPoint::Voices);
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits, fault));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }
@@ -206,6 +216,24 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     edge.unwrap_or(transfer.transport)
 }
 
+/// Whether the edge between two stages is one of frames. Handles, and the link to a process, lose nothing.
+fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
+    config.stage(to).placement == Placement::Thread && transport(&config.transfer, from) != TransportKind::Inproc
+}
+
+/// What can break on purpose.
+fn ground(family: &Family, config: &Config) -> Ground {
+    let stages = family.stages();
+    let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
+    let apart = stages.iter().filter(|stage| config.stage(**stage).placement == Placement::Process);
+    Ground {
+        stages: stages.to_vec(),
+        apart: apart.copied().collect(),
+        framed: framed.map(|pair| pair[0]).collect(),
+        voices: clones(family),
+    }
+}
+
 /// Makes edges.
 struct Edges<'a> {
     config: &'a Config,
@@ -221,29 +249,13 @@ impl Edges<'_> {
         stage: &Arc<StageHandle>,
         before: Option<StageName>,
     ) -> Result<(Sender, Option<Receiver>), StartError> {
-        // Handles, and the link to a process, lose nothing, and nothing can be lost of them.
-        let reliable = |what: &str| match before {
-            Some(from) if self.faults.site(from, FaultPoint::Edge).is_planned() => {
-                let advice = "set transfer.transport to \"wire\" or \"shm\", and placement to \"thread\"";
-                Err(StartError::Config(format!(
-                    "faults: no frame of the edge behind {from} can get lost: {what}; {advice}"
-                )))
-            }
-            _ => Ok(()),
-        };
         if self.config.stage(stage.name()).placement == Placement::Process {
-            reliable("it leads to another process")?;
             return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
         }
         let (sender, receiver) = match before {
-            Some(from) if transport(&self.config.transfer, from) != TransportKind::Inproc => {
-                self.frames(from, stage.name())?
-            }
-            from => {
-                reliable("it passes handles")?;
-                // In front of the first stage, as many rows of text as that may be ahead.
-                erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name()))))
-            }
+            Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, stage.name())?,
+            // In front of the first stage, as many rows of text as that may be ahead.
+            from => erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name())))),
         };
         Ok((sender, Some(receiver)))
     }

@@ -17,11 +17,13 @@ use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use crate::actors::{AckSink, StageReports};
 use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
+use crate::fault::{FaultPlan, FaultPoint, FaultSite, Moment};
 use crate::ids::{RequestId, StageName};
 use crate::telemetry::{Outcome, RequestKind, RequestMetrics};
 use crate::transfer::payload::{Kind, Part, Payload};
 use crate::transfer::transport::{PayloadSender, TransportError};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -35,6 +37,8 @@ pub(super) struct Ledger {
     /// How payloads get into each stage, in the order of `stages`.
     into: OnceLock<Vec<Arc<dyn PayloadSender>>>,
     metrics: RequestMetrics,
+    faults: FaultPlan,
+    fault: FaultSite,
     books: Mutex<Books>,
 }
 
@@ -54,9 +58,17 @@ struct Open {
 }
 
 impl Ledger {
-    pub fn new(limits: LedgerLimits, stages: Stages, groups: usize, unit: Duration, metrics: RequestMetrics) -> Ledger {
+    pub fn new(
+        limits: LedgerLimits,
+        stages: Stages,
+        groups: usize,
+        unit: Duration,
+        metrics: RequestMetrics,
+        faults: FaultPlan,
+    ) -> Ledger {
         let books = Mutex::new(Books { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
-        Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, books }
+        let fault = faults.site(None, FaultPoint::Ledger);
+        Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, books }
     }
 
     /// Says how payloads get into each stage, upstream first. Once, before the first request.
@@ -74,6 +86,7 @@ impl Ledger {
         let mut books = self.lock();
         let stages = plan.rows.iter().map(|(stage, _)| *stage).collect();
         let request = books.core.accept(plan.owed, stages, self.now());
+        self.faults.accepted(request);
         let (send, events) = flume::bounded(plan.max_events);
         let meter = self.metrics.accepted(request, kind, Instant::now());
         let mut client =
@@ -98,7 +111,8 @@ impl Ledger {
             self.carry_out(&mut books, effect.into_iter().collect());
         }
         drop(books);
-        let listener = Reader { ledger: Arc::clone(self), request, _place: place };
+        let pace = self.faults.site(None, FaultPoint::Client);
+        let listener = Reader { ledger: Arc::clone(self), request, pace, heard: AtomicBool::new(false), _place: place };
         ResponseStream::heard_by(events, listener)
     }
 
@@ -134,6 +148,9 @@ impl Ledger {
     fn deliver(&self, payload: Payload) {
         let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));
         let mut books = self.lock();
+        // A panic is all that can happen here.
+        let moment = Moment::units(request, payload.header.seq, payload.header.end.is_some());
+        let _ = self.fault.strike(|| [moment], || false);
         // The client may have left: nobody will read this, so nobody needs to wait for it to be read.
         let Some(new) = self.write_down(&mut books, edge, payload) else { return };
         let (units, kind, end) = (new.header.units, new.header.kind, new.header.end);
@@ -346,10 +363,22 @@ impl AckSink for Acks {
 struct Reader {
     ledger: Arc<Ledger>,
     request: RequestId,
+    /// Where its client can be slow on purpose, and whether it has heard anything.
+    pace: FaultSite,
+    heard: AtomicBool,
     _place: Option<Place>,
 }
 
 impl Listener for Reader {
+    fn hesitates(&self, event: &Event) -> Option<Duration> {
+        let moment = || match event {
+            Event::Audio(_) => Moment::output(self.request, !self.heard.swap(true, Ordering::Relaxed), false),
+            Event::Finished { .. } | Event::Failed(_) => Moment::output(self.request, false, true),
+            Event::Started { .. } | Event::Text(_) => Moment::of(self.request),
+        };
+        self.pace.occurs(|| [moment()])?.kind.delay()
+    }
+
     fn read(&self, event: &Event) {
         let now = self.ledger.now();
         let mut books = self.ledger.lock();

@@ -41,6 +41,7 @@ pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceErr
 
 use crate::actors::{StageHandle, State};
 use crate::config::{Config, SpeechConfig};
+use crate::fault::FaultPlan;
 use crate::ids::StageName;
 use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
@@ -78,6 +79,7 @@ struct Shared {
     metrics: RequestMetrics,
     leases: LeaseBook,
     draining: AtomicBool,
+    faults: FaultPlan,
     speech: SpeechConfig,
     max_segment_chars: usize,
     /// Of a checkpoint that clones voices.
@@ -144,6 +146,11 @@ impl Engine {
         let engine = Engine::launch(checkpoint, config).await?;
         engine.settled().await?;
         Ok(engine)
+    }
+
+    /// What breaks on purpose. It takes new rules only if the config says `drill.enabled`.
+    pub fn faults(&self) -> &FaultPlan {
+        &self.shared.faults
     }
 
     /// What is held at this moment; all zero when the engine is idle.
@@ -253,9 +260,14 @@ impl Service for Engine {
         })
     }
 
+    fn faults(&self) -> Option<&FaultPlan> {
+        Some(&self.shared.faults).filter(|faults| faults.is_open())
+    }
+
     fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             self.shared.draining.store(true, Ordering::Relaxed);
+            self.shared.faults.drains();
             telemetry::set_ready(false);
             if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
                 self.shared.ledger.shut_down();

@@ -59,7 +59,7 @@ impl<'a> StageMaker<'a> {
             config,
             loading: Loading::new(checkpoint, config, device.clone(), here),
             unit: Duration::from_secs_f64(samples / f64::from(SAMPLE_RATE)),
-            faults: FaultPlan::new(&config.faults),
+            faults: FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults),
             leases: LeaseBook::default(),
             arbiters: if device.kind == DeviceKind::Cuda { of_gpus().collect() } else { BTreeMap::new() },
             device,

@@ -1,206 +1,324 @@
-//! Counts occurrences and says which of them are hit.
+//! The rules of an engine and their counts: changed while it runs, shared with its stage processes.
 
-use super::{FaultKind, FaultPoint, FaultRule};
-use crate::ids::StageName;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use super::ground::Ground;
+use super::hit::World;
+use super::rule::{FaultPoint, FaultRule};
+use super::site::{FaultSite, Site};
+use crate::ids::{RequestId, StageName};
+use crate::telemetry::{clock, fault_injected};
+use bincode::{Decode, Encode};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use tokio::sync::watch;
 
-/// The error of [`FaultKind::Error`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("injected fault: {stage} {point:?}, occurrence {occurrence}")]
-pub struct Injected {
-    /// Where.
-    pub stage: StageName,
-    /// Where.
-    pub point: FaultPoint,
-    /// Which one, from 1.
-    pub occurrence: u64,
+/// Why a plan does not take rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// It was not made to be changed.
+    #[error("faults cannot be planned while this engine runs: set drill.enabled = true")]
+    Closed,
+    /// A rule asks for what cannot happen here.
+    #[error("faults[{rule}].{key}: {reason}")]
+    Unsuited {
+        /// Which of the rules, from 0.
+        rule: usize,
+        /// What of it.
+        key: &'static str,
+        /// What is allowed.
+        reason: String,
+    },
 }
 
-/// All rules of a process. Cheap to clone; clones share the counts.
-#[derive(Clone, Debug, Default)]
+/// All rules of an engine. Cheap to clone; clones are the same plan.
+#[derive(Clone, Debug)]
 pub struct FaultPlan {
-    sites: Arc<[Arc<Site>]>,
+    pub(super) shared: Arc<Shared>,
 }
 
-/// One place where faults can happen. Without a rule for it, striking it is one comparison with null.
-#[derive(Clone, Debug, Default)]
-pub struct FaultSite(Option<Arc<Site>>);
+/// What its sites look at.
+pub(super) struct Shared {
+    pub seed: u64,
+    open: bool,
+    /// How many rules there are, for those who need to know only that there is none.
+    filled: AtomicUsize,
+    rules: RwLock<Rules>,
+    accepted: AtomicU64,
+    draining: AtomicBool,
+    changes: watch::Sender<u64>,
+    ground: OnceLock<Ground>,
+    /// In a stage process: asks the parent to kill it.
+    pub doom: OnceLock<Box<dyn Fn(Vec<RuleCount>) + Send + Sync>>,
+}
 
-#[derive(Debug)]
-struct Site {
-    stage: StageName,
-    point: FaultPoint,
-    rules: Vec<FaultRule>,
-    seen: AtomicU64,
+#[derive(Default)]
+pub(super) struct Rules {
+    next: u64,
+    pub list: Vec<Planned>,
+}
+
+/// A rule that is in force.
+pub(super) struct Planned {
+    /// Its place among all that the plan ever had.
+    pub index: u64,
+    pub rule: FaultRule,
+    /// Requests accepted before it.
+    before: u64,
+    /// When it was made, on the clock that processes share.
+    since: u64,
+    pub seen: AtomicU64,
+    pub hits: AtomicU64,
+}
+
+/// A rule in force, and what it has done.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct RuleState {
+    /// The rule.
+    pub rule: FaultRule,
+    /// Occurrences that it is about, and how many of them were hit.
+    pub count: RuleCount,
+    before: u64,
+    since: u64,
+}
+
+/// What a rule has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct RuleCount {
+    /// Its place among all rules that the plan ever had, from 0.
+    pub index: u64,
+    /// Occurrences that it is about.
+    pub seen: u64,
+    /// How many of them were hit.
+    pub hits: u64,
+}
+
+/// A plan at one moment, for a stage process.
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode)]
+pub struct PlanState {
+    rules: Vec<RuleState>,
+    draining: bool,
+}
+
+impl Default for FaultPlan {
+    /// No rule, ever.
+    fn default() -> FaultPlan {
+        FaultPlan::new(&[])
+    }
 }
 
 impl FaultPlan {
-    /// A plan that breaks what the rules say.
+    /// A plan of these rules, for good.
     pub fn new(rules: &[FaultRule]) -> FaultPlan {
-        let mut sites: Vec<Site> = Vec::new();
-        for rule in rules {
-            match sites.iter_mut().find(|site| site.stage == rule.stage && site.point == rule.point) {
-                Some(site) => site.rules.push(rule.clone()),
-                None => sites.push(Site {
-                    stage: rule.stage,
-                    point: rule.point,
-                    rules: vec![rule.clone()],
-                    seen: AtomicU64::new(0),
-                }),
-            }
-        }
-        FaultPlan { sites: sites.into_iter().map(Arc::new).collect() }
+        FaultPlan::with(0, false, rules)
     }
 
-    /// How often each place that has rules was struck, in the order of the rules.
-    pub fn counts(&self) -> Vec<u64> {
-        self.sites.iter().map(|site| site.seen.load(Ordering::Relaxed)).collect()
+    /// A plan that draws by `seed`. An `open` one can be changed at any time, for which each of its sites looks at it.
+    pub fn with(seed: u64, open: bool, rules: &[FaultRule]) -> FaultPlan {
+        let shared = Shared {
+            seed,
+            open,
+            filled: AtomicUsize::new(0),
+            rules: RwLock::default(),
+            accepted: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+            changes: watch::channel(0).0,
+            ground: OnceLock::new(),
+            doom: OnceLock::new(),
+        };
+        let plan = FaultPlan { shared: Arc::new(shared) };
+        plan.shared.append(rules);
+        plan
     }
 
-    /// Goes on from the counts of a plan of the same rules, in another process. A count never falls.
-    pub fn resume(&self, counts: &[u64]) {
-        for (site, count) in self.sites.iter().zip(counts) {
-            site.seen.fetch_max(*count, Ordering::Relaxed);
+    /// Whether it can be changed.
+    pub fn is_open(&self) -> bool {
+        self.shared.open
+    }
+
+    /// By which chances are drawn.
+    pub fn seed(&self) -> u64 {
+        self.shared.seed
+    }
+
+    /// From now on only what can happen there is let in.
+    ///
+    /// # Errors
+    /// [`PlanError::Unsuited`] for the first rule that cannot happen there.
+    pub fn settle(&self, ground: Ground) -> Result<(), PlanError> {
+        let rules: Vec<FaultRule> = self.rules().into_iter().map(|state| state.rule).collect();
+        suited(&ground, &rules)?;
+        let _ = self.shared.ground.set(ground);
+        Ok(())
+    }
+
+    /// Adds rules, all or none. They count from now on.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub fn add(&self, rules: &[FaultRule]) -> Result<(), PlanError> {
+        if !self.shared.open {
+            return Err(PlanError::Closed);
         }
+        if let Some(ground) = self.shared.ground.get() {
+            suited(ground, rules)?;
+        }
+        self.shared.append(rules);
+        Ok(())
+    }
+
+    /// Forgets all rules. Whoever hangs goes on hanging.
+    pub fn clear(&self) {
+        self.shared.change(|rules| rules.list.clear());
+    }
+
+    /// The rules in force, in the order in which they came.
+    pub fn rules(&self) -> Vec<RuleState> {
+        self.shared.look().list.iter().map(Planned::state).collect()
     }
 
     /// The place of one actor.
-    pub fn site(&self, stage: StageName, point: FaultPoint) -> FaultSite {
-        FaultSite(self.sites.iter().find(|site| site.stage == stage && site.point == point).cloned())
-    }
-}
-
-impl FaultSite {
-    /// Whether anything can happen here.
-    pub fn is_planned(&self) -> bool {
-        self.0.is_some()
+    pub fn site(&self, stage: impl Into<Option<StageName>>, point: FaultPoint) -> FaultSite {
+        let stage = stage.into();
+        let planned = self.shared.look().list.iter().any(|planned| planned.is_at(stage, point));
+        FaultSite((self.shared.open || planned).then(|| Arc::new(Site::new(stage, point, Arc::clone(&self.shared)))))
     }
 
-    /// Counts one occurrence and says what happens to it. For callers that must wait in their own way.
-    #[inline]
-    pub fn occurs(&self) -> Option<FaultKind> {
-        self.0.as_deref().and_then(|site| site.next().0)
+    /// The engine has accepted this request, after all with smaller numbers.
+    pub fn accepted(&self, request: RequestId) {
+        self.shared.accepted.fetch_max(request.0, Ordering::Relaxed);
     }
 
-    /// Counts one occurrence and lets happen what is planned, on a thread that may block.
-    ///
-    /// # Errors
-    /// [`Injected`] if an error is planned.
-    ///
-    /// # Panics
-    /// If a panic is planned.
-    #[inline]
-    pub fn strike(&self) -> Result<(), Injected> {
-        match self.0.as_deref() {
-            None => Ok(()),
-            Some(site) => site.strike()?.map_or(Ok(()), |pause| {
-                std::thread::sleep(pause);
-                Ok(())
-            }),
+    /// The engine drains.
+    pub fn drains(&self) {
+        self.shared.draining.store(true, Ordering::Relaxed);
+        self.shared.changes.send_modify(|change| *change += 1);
+    }
+
+    /// Every change of what [`FaultPlan::state`] tells, counts aside.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    /// What a stage process has to know.
+    pub fn state(&self) -> PlanState {
+        PlanState { rules: self.rules(), draining: self.shared.draining.load(Ordering::Relaxed) }
+    }
+
+    /// In a stage process: has the rules of the parent's plan, with whatever was counted here or there.
+    pub fn follow(&self, state: PlanState) {
+        self.shared.draining.store(state.draining, Ordering::Relaxed);
+        let counts = self.counts();
+        self.shared.change(|rules| rules.list = state.rules.into_iter().map(Planned::of).collect());
+        for planned in &self.shared.look().list {
+            if let Some(count) = counts.iter().find(|count| count.index == planned.index) {
+                planned.raise(*count);
+            }
         }
     }
 
-    /// As [`FaultSite::strike`], for async code: a pause does not block the thread.
-    ///
-    /// # Errors
-    /// [`Injected`] if an error is planned.
-    ///
-    /// # Panics
-    /// If a panic is planned.
-    #[inline]
-    pub async fn strike_async(&self) -> Result<(), Injected> {
-        if let Some(site) = self.0.as_deref()
-            && let Some(pause) = site.strike()?
-        {
-            tokio::time::sleep(pause).await;
-        }
-        Ok(())
-    }
-}
-
-impl Site {
-    fn next(&self) -> (Option<FaultKind>, u64) {
-        // Relaxed: the count orders nothing but itself.
-        let occurrence = self.seen.fetch_add(1, Ordering::Relaxed) + 1;
-        let hit = |rule: &&FaultRule| occurrence >= rule.nth && occurrence - rule.nth < rule.times;
-        (self.rules.iter().find(hit).map(|rule| rule.kind), occurrence)
+    /// In a stage process: who kills it when a rule says so, given the counts to go on from.
+    pub fn doomed_by(&self, kill: impl Fn(Vec<RuleCount>) + Send + Sync + 'static) {
+        let _ = self.shared.doom.set(Box::new(kill));
     }
 
-    fn strike(&self) -> Result<Option<Duration>, Injected> {
-        let (kind, occurrence) = self.next();
-        let injected = Injected { stage: self.stage, point: self.point, occurrence };
-        if let Some(kind) = kind {
-            tracing::warn!(stage = %self.stage, point = ?self.point, occurrence, ?kind, "fault injected");
-        }
-        match kind {
-            // The rest is for edges, which do it themselves.
-            None | Some(FaultKind::Drop | FaultKind::Duplicate | FaultKind::Reorder | FaultKind::Corrupt) => Ok(None),
-            Some(FaultKind::Delay(pause)) => Ok(Some(pause)),
-            Some(FaultKind::Error) => Err(injected),
-            // The plan asks for a panic: this is the one place that panics on purpose.
-            Some(FaultKind::Panic) => panic!("{injected}"),
+    /// What each rule has done, in the order of the rules.
+    pub fn counts(&self) -> Vec<RuleCount> {
+        self.shared.counts()
+    }
+
+    /// Goes on from the counts of a stage process. A count never falls.
+    pub fn resume(&self, counts: &[RuleCount]) {
+        let rules = self.shared.look();
+        for count in counts {
+            let Some(planned) = rules.list.iter().find(|planned| planned.index == count.index) else { continue };
+            let FaultRule { stage, point, kind, .. } = &planned.rule;
+            let before = planned.raise(*count);
+            fault_injected(*stage, point.as_str(), kind.as_str(), count.hits.saturating_sub(before));
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let rules: Vec<_> = self.look().list.iter().map(Planned::state).collect();
+        f.debug_struct("FaultPlan").field("seed", &self.seed).field("open", &self.open).field("rules", &rules).finish()
+    }
+}
 
-    fn rule(point: FaultPoint, kind: FaultKind, nth: u64, times: u64) -> FaultRule {
-        FaultRule { stage: StageName::Talker, point, kind, nth, times }
+impl Shared {
+    pub fn is_empty(&self) -> bool {
+        // Relaxed: whoever made a rule does not wait until everybody has heard of it.
+        self.filled.load(Ordering::Relaxed) == 0
     }
 
-    #[test]
-    fn only_the_planned_occurrences_are_hit() {
-        let plan = FaultPlan::new(&[rule(FaultPoint::Sampler, FaultKind::Error, 3, 2)]);
-        let site = plan.site(StageName::Talker, FaultPoint::Sampler);
-        let hits: Vec<bool> = (0..6).map(|_| site.strike().is_err()).collect();
-        assert_eq!(hits, [false, false, true, true, false, false]);
+    pub fn look(&self) -> RwLockReadGuard<'_, Rules> {
+        // The lock only guards a list that is changed in one go.
+        self.rules.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    #[test]
-    fn counts_go_on_when_an_actor_is_built_again() {
-        let plan = FaultPlan::new(&[rule(FaultPoint::Runner, FaultKind::Error, 2, 1)]);
-        assert!(plan.site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
-        assert!(plan.clone().site(StageName::Talker, FaultPoint::Runner).strike().is_err());
-        assert!(plan.site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
+    pub fn counts(&self) -> Vec<RuleCount> {
+        self.look().list.iter().map(Planned::count).collect()
     }
 
-    #[test]
-    fn counts_go_on_in_another_process() {
-        let rules =
-            [rule(FaultPoint::Runner, FaultKind::Error, 2, 1), rule(FaultPoint::Sampler, FaultKind::Error, 1, 1)];
-        let (first, second) = (FaultPlan::new(&rules), FaultPlan::new(&rules));
-        assert!(first.site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
-        second.resume(&first.counts());
-        second.resume(&[0, 0]);
-        assert_eq!(second.counts(), [1, 0]);
-        assert!(second.site(StageName::Talker, FaultPoint::Runner).strike().is_err());
+    pub fn world(&self, planned: &Planned) -> World {
+        // Most rules ask for no time and need no clock.
+        let waits = !planned.rule.after.is_zero();
+        World {
+            before: planned.before,
+            age: if waits { clock::since(planned.since) } else { std::time::Duration::ZERO },
+            draining: self.draining.load(Ordering::Relaxed),
+        }
     }
 
-    #[test]
-    fn a_place_without_rules_is_never_hit() {
-        let plan = FaultPlan::new(&[rule(FaultPoint::Runner, FaultKind::Panic, 1, u64::MAX)]);
-        assert_eq!(plan.site(StageName::Thinker, FaultPoint::Runner).occurs(), None);
-        assert!(plan.site(StageName::Talker, FaultPoint::Packager).strike().is_ok());
-        assert!(FaultPlan::default().site(StageName::Talker, FaultPoint::Runner).strike().is_ok());
+    fn append(&self, more: &[FaultRule]) {
+        let (before, since) = (self.accepted.load(Ordering::Relaxed), clock::now());
+        self.change(|rules| {
+            for rule in more {
+                let count = RuleCount { index: rules.next, seen: 0, hits: 0 };
+                rules.next += 1;
+                rules.list.push(Planned::of(RuleState { rule: rule.clone(), count, before, since }));
+            }
+        });
     }
 
-    #[test]
-    #[should_panic(expected = "injected fault: talker Runner, occurrence 1")]
-    fn a_planned_panic_panics() {
-        let plan = FaultPlan::new(&[rule(FaultPoint::Runner, FaultKind::Panic, 1, 1)]);
-        let _ = plan.site(StageName::Talker, FaultPoint::Runner).strike();
+    fn change(&self, change: impl FnOnce(&mut Rules)) {
+        let mut rules: RwLockWriteGuard<'_, Rules> = self.rules.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut rules);
+        self.filled.store(rules.list.len(), Ordering::Relaxed);
+        drop(rules);
+        self.changes.send_modify(|change| *change += 1);
+    }
+}
+
+impl Planned {
+    pub fn is_at(&self, stage: Option<StageName>, point: FaultPoint) -> bool {
+        self.rule.stage == stage && self.rule.point == point
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_planned_pause_lasts_as_long_as_it_says() {
-        let plan = FaultPlan::new(&[rule(FaultPoint::Connector, FaultKind::Delay(Duration::from_secs(5)), 1, 1)]);
-        let before = tokio::time::Instant::now();
-        plan.site(StageName::Talker, FaultPoint::Connector).strike_async().await.unwrap();
-        assert_eq!(before.elapsed(), Duration::from_secs(5));
+    fn of(state: RuleState) -> Planned {
+        let RuleState { rule, count, before, since } = state;
+        let (seen, hits) = (AtomicU64::new(count.seen), AtomicU64::new(count.hits));
+        Planned { index: count.index, rule, before, since, seen, hits }
     }
+
+    fn state(&self) -> RuleState {
+        RuleState { rule: self.rule.clone(), count: self.count(), before: self.before, since: self.since }
+    }
+
+    fn count(&self) -> RuleCount {
+        let (seen, hits) = (self.seen.load(Ordering::Relaxed), self.hits.load(Ordering::Relaxed));
+        RuleCount { index: self.index, seen, hits }
+    }
+
+    /// Hits that were known before.
+    fn raise(&self, count: RuleCount) -> u64 {
+        self.seen.fetch_max(count.seen, Ordering::Relaxed);
+        self.hits.fetch_max(count.hits, Ordering::Relaxed)
+    }
+}
+
+fn suited(ground: &Ground, rules: &[FaultRule]) -> Result<(), PlanError> {
+    for (number, rule) in rules.iter().enumerate() {
+        ground.check(rule).map_err(|(key, reason)| PlanError::Unsuited { rule: number, key, reason })?;
+    }
+    Ok(())
 }

@@ -86,6 +86,8 @@ catalogue! {
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
     RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
 
+    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that a plan had happen, on purpose; the stage is empty for points outside of stages.";
+
     PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: rows and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     EDGE_REPEATED = Counter, "omni_edge_repeated_total", ["stage"], "Frames that a stage sent again because they had not arrived whole.";

@@ -154,6 +154,15 @@ impl std::fmt::Debug for SupervisionMetrics {
     }
 }
 
+/// So many faults happened on purpose. Looked up by name: nothing that is measured breaks on purpose.
+pub fn fault_injected(stage: Option<StageName>, point: &'static str, kind: &'static str, times: u64) {
+    if times > 0 {
+        install();
+        let stage = stage.map_or("", StageName::as_str);
+        counter!(c::FAULTS_INJECTED.name, "stage" => stage, "point" => point, "kind" => kind).increment(times);
+    }
+}
+
 /// What one direction of the link to a stage process records.
 #[derive(Clone)]
 pub struct LinkMetrics {

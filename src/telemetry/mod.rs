@@ -18,7 +18,7 @@ pub mod trace;
 pub use exposition::render;
 pub use handles::{
     CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, RepairMetrics,
-    StageMetrics, SupervisionMetrics, launch_waited, process_started, set_ready,
+    StageMetrics, SupervisionMetrics, fault_injected, launch_waited, process_started, set_ready,
 };
 pub use logging::{LogError, init_logging, init_stage_logging};
 pub use merge::merged;

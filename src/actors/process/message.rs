@@ -2,6 +2,7 @@
 
 use super::super::stage::{Admission, StageLoad, StageStatus};
 use crate::config::Config;
+use crate::fault::{PlanState, RuleCount};
 use crate::ids::{Generation, RequestId, StageName};
 use crate::model::checkpoint::Origin;
 use crate::telemetry::trace::Record;
@@ -26,8 +27,8 @@ pub struct Setup {
     pub checkpoint: Origin,
     /// Of the last generation before this process.
     pub generation: Generation,
-    /// What the fault plan has counted before.
-    pub faults_seen: Vec<u64>,
+    /// What breaks on purpose, as far as it was counted.
+    pub faults: PlanState,
     /// The process that must live for this one to live.
     pub parent: u32,
 }
@@ -43,6 +44,8 @@ pub enum ToStage {
     Acked(RequestId, u32),
     /// Somebody begins to take a trace, or nobody does any more.
     Trace(bool),
+    /// What breaks on purpose has changed.
+    Faults(PlanState),
     /// Asks for the child's metrics.
     Metrics,
     /// Ends the stage and the process.
@@ -66,6 +69,8 @@ pub enum FromStage {
     Trace(Vec<Record>),
     /// The answer to [`ToStage::Metrics`].
     Metrics(String),
+    /// A fault plan wants this process killed; what it has counted.
+    Doomed(Vec<RuleCount>),
 }
 
 /// See [`FromStage::Pulse`].
@@ -76,7 +81,7 @@ pub struct Pulse {
     /// Admissions heard.
     pub admitted: u64,
     /// See [`FaultPlan::counts`](crate::fault::FaultPlan::counts).
-    pub faults_seen: Vec<u64>,
+    pub faults: Vec<RuleCount>,
 }
 
 /// A control message of one direction.
@@ -90,7 +95,7 @@ impl Control for ToStage {
         match self {
             ToStage::Admit(admission) => Some(admission.request),
             ToStage::Abort(request) | ToStage::Acked(request, _) => Some(*request),
-            ToStage::Trace(_) | ToStage::Metrics | ToStage::Stop => None,
+            ToStage::Trace(_) | ToStage::Faults(_) | ToStage::Metrics | ToStage::Stop => None,
         }
     }
 }
@@ -103,7 +108,8 @@ impl Control for FromStage {
             | FromStage::StageDown(..)
             | FromStage::Pulse(_)
             | FromStage::Trace(_)
-            | FromStage::Metrics(_) => None,
+            | FromStage::Metrics(_)
+            | FromStage::Doomed(_) => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::link::Outbox;
 use super::message::{Pulse, ToStage};
 use crate::actors::stage::{Admission, StageHandle, StageLoad};
+use crate::fault::PlanState;
 use crate::ids::RequestId;
 use crate::transfer::payload::Payload;
 use crate::transfer::transport::{PayloadSender, TransportError};
@@ -57,6 +58,10 @@ impl RemoteStage {
 
     pub(in crate::actors) fn acked(&self, request: RequestId, units: u32) {
         self.out.tell(ToStage::Acked(request, units));
+    }
+
+    pub(super) fn faults(&self, faults: PlanState) {
+        self.out.tell(ToStage::Faults(faults));
     }
 
     pub(super) fn trace(&self, on: bool) {

@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// A child that was asked to stop and lives for longer than this is ended: its runner hangs.
@@ -83,6 +84,7 @@ struct Running {
     listening: JoinHandle<()>,
     speaking: JoinHandle<()>,
     tracing: JoinHandle<()>,
+    drilling: JoinHandle<()>,
 }
 
 struct SupervisorState {
@@ -200,8 +202,10 @@ impl SupervisorState {
         let listen = FrameReader::new(up, Some(received), transfer.zero_copy);
         let (out, queue) = outbox(self.setup.capacity);
         let remote = RemoteStage::new(process.pid, out);
-        let faults_seen = self.setup.faults.counts();
-        let setup = Setup { generation: before, faults_seen, parent: std::process::id(), ..self.setup.setup.clone() };
+        // First the changes are watched, then the plan is looked at: none is missed.
+        let changes = self.setup.faults.changes();
+        let faults = self.setup.faults.state();
+        let setup = Setup { generation: before, faults, parent: std::process::id(), ..self.setup.setup.clone() };
         let speaking = {
             let (parent, name) = (Arc::clone(&self.setup), self.handle.name());
             tokio::spawn(async move {
@@ -222,11 +226,12 @@ impl SupervisorState {
             })
         };
         let tracing = tokio::spawn(tell_who_listens(Arc::clone(&remote)));
+        let drilling = tokio::spawn(tell_what_breaks(self.setup.faults.clone(), changes, Arc::clone(&remote)));
         tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
-        self.current = Some(Running { number, remote, process, listening, speaking, tracing });
+        self.current = Some(Running { number, remote, process, listening, speaking, tracing, drilling });
         Ok(())
     }
 
@@ -244,6 +249,12 @@ impl SupervisorState {
             }
             FromStage::Status(status) if status.state == State::Failed => {
                 self.replace(myself, status.last_reason).await;
+            }
+            // Whoever looks after it finds it killed, as by anybody else.
+            FromStage::Doomed(_) => {
+                if let Some(running) = &mut self.current {
+                    running.process.kill().await;
+                }
             }
             _ => {}
         }
@@ -314,6 +325,7 @@ impl SupervisorState {
         let _ = running.listening.await;
         running.speaking.abort();
         running.tracing.abort();
+        running.drilling.abort();
         let how = running.process.kill().await;
         tracing::info!(stage = %self.handle.name(), pid = running.process.pid, how, "stage process gone");
     }
@@ -351,8 +363,12 @@ async fn listen_to(
                         FromStage::Trace(records) => trace::absorb(records),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
                         FromStage::Pulse(pulse) => {
-                            parent.faults.resume(&pulse.faults_seen);
+                            parent.faults.resume(&pulse.faults);
                             remote.pulsed(pulse);
+                        }
+                        FromStage::Doomed(counts) => {
+                            parent.faults.resume(&counts);
+                            supervisor(FromStage::Doomed(counts));
                         }
                         word @ (FromStage::Status(_) | FromStage::StageDown(..)) => supervisor(word),
                     }
@@ -375,6 +391,13 @@ async fn tell_who_listens(remote: Arc<RemoteStage>) {
         if switched.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Has the child know what breaks on purpose, whenever that changes.
+async fn tell_what_breaks(faults: FaultPlan, mut changes: watch::Receiver<u64>, remote: Arc<RemoteStage>) {
+    while changes.changed().await.is_ok() {
+        remote.faults(faults.state());
     }
 }
 

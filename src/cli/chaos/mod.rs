@@ -26,9 +26,9 @@ use super::bench::texts::texts;
 use super::exit::Interrupted;
 use super::model;
 use super::signals::Signals;
-use crate::config::{self, Config, DeviceKind, Override, Placement, format_duration};
+use crate::config::{self, Config, DeviceKind, FaultFile, Override, Placement, format_duration};
 use crate::engine::{Engine, Service};
-use crate::fault::{FaultKind, FaultRule};
+use crate::fault::FaultRule;
 use crate::model::Checkpoint;
 use crate::telemetry;
 use anyhow::Context;
@@ -119,7 +119,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 /// Runs the command. It fails if a stream was not what it should have been, or a stage stayed down.
 pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let listeners = usize::from(args.streams);
-    let (config, set) = settings::settle(args.config.as_deref(), &args.set, args.placement, listeners)?;
+    let (mut config, set) = settings::settle(args.config.as_deref(), &args.set, args.placement, listeners)?;
     telemetry::init_logging(&config.telemetry)?;
     let interrupted = CancellationToken::new();
     let mut signals = Signals::catch()?;
@@ -129,7 +129,8 @@ pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow
         asked_to_end.cancel();
         signals.first_asks_second_ends().await;
     });
-    let faults = config::load_faults(&args.plan)?;
+    let FaultFile { seed, rules: faults } = config::load_faults(&args.plan)?;
+    config.drill.seed = seed.unwrap_or(config.drill.seed);
     let checkpoint = model::open(&config, embedded)?;
     let load =
         Load::new(texts(args.texts.as_deref())?, checkpoint.family(), args.seed, args.voice.clone(), args.frames);
@@ -286,7 +287,8 @@ impl Field {
         let path = self.args.out.join(name);
         let command = self.args.replay(&path, until);
         let mut text = format!("# {} faults. To run exactly these:\n#   {command}\n", faults.len());
-        text.extend(faults.iter().map(toml));
+        let file = FaultFile { seed: Some(self.config.drill.seed), rules: faults.to_vec() };
+        text.push_str(&file.to_string());
         write(&path, &text)?;
         println!("\n{} faults are in {}; to run them:\n  {command}", faults.len(), path.display());
         Ok(())
@@ -328,23 +330,9 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn toml(rule: &FaultRule) -> String {
-    let kind = match rule.kind {
-        FaultKind::Delay(delay) => format!("kind = \"delay\"\ndelay = \"{}\"", format_duration(delay)),
-        kind => format!("kind = \"{kind:?}\"").to_lowercase(),
-    };
-    let times = if rule.times == u64::MAX { "\"all\"".to_owned() } else { rule.times.to_string() };
-    let point = format!("{:?}", rule.point).to_lowercase();
-    format!(
-        "\n[[faults]]\nstage = \"{}\"\npoint = \"{point}\"\n{kind}\nnth = {}\ntimes = {times}\n",
-        rule.stage, rule.nth
-    )
-}
-
 fn planned(rule: &FaultRule) -> Planned {
-    let kind = format!("{:?}", rule.kind).to_lowercase();
-    let kind = kind.split('(').next().unwrap_or_default().to_owned();
-    Planned { kind, place: format!("{} {:?}", rule.stage, rule.point).to_lowercase(), hits: 0 }
+    let stage = rule.stage.map(|stage| format!("{stage} ")).unwrap_or_default();
+    Planned { kind: rule.kind.as_str().to_owned(), place: format!("{stage}{}", rule.point.as_str()), hits: 0 }
 }
 
 fn placement(config: &Config) -> String {

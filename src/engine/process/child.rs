@@ -120,7 +120,9 @@ async fn run(
     let failed = |error: StartError| ChildError::Failed(name, error.to_string());
     let checkpoint = Checkpoint::reopen(&setup.checkpoint, embedded).map_err(|error| failed(error.into()))?;
     let maker = StageMaker::new(&checkpoint, &setup.config, &[name]).map_err(failed)?;
-    maker.faults.resume(&setup.faults_seen);
+    maker.faults.follow(setup.faults.clone());
+    let told = out.clone();
+    maker.faults.doomed_by(move |counts| _ = told.tell(FromStage::Doomed(counts)));
     let handle = StageHandle::after(name, setup.generation);
     let (inbox, arrived) = flume::bounded(edge_capacity(&setup.config, name).max(1 << 16));
     let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle) });
@@ -219,6 +221,7 @@ impl Child {
                 let session = on.then(Session::begin);
                 *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
             }
+            ToStage::Faults(faults) => self.faults.follow(faults),
             ToStage::Metrics => _ = self.out.tell(FromStage::Metrics(telemetry::render())),
             ToStage::Stop => return true,
         }
@@ -261,7 +264,7 @@ impl Child {
             let mut load = self.handle.load();
             load.queued += self.inbox.len();
             load.leases = self.leases.live();
-            let pulse = Pulse { load, admitted, faults_seen: self.faults.counts() };
+            let pulse = Pulse { load, admitted, faults: self.faults.counts() };
             if pulse != last || told.elapsed() >= self.beat {
                 told = tokio::time::Instant::now();
                 last = pulse.clone();

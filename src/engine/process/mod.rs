@@ -10,6 +10,7 @@ use crate::actors::process::ProcessSetup;
 use crate::actors::process::message::Setup;
 use crate::actors::{AckSink, StageReports};
 use crate::config::Config;
+use crate::fault::PlanState;
 use crate::ids::{Generation, StageName};
 use crate::model::checkpoint::Checkpoint;
 use crate::telemetry::SupervisionMetrics;
@@ -48,7 +49,7 @@ pub(super) fn setup(
             config: config.clone(),
             checkpoint: checkpoint.origin().clone(),
             generation: Generation(0),
-            faults_seen: Vec::new(),
+            faults: PlanState::default(),
             parent: 0,
         },
         restart: restart_limits(config),

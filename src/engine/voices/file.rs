@@ -4,6 +4,7 @@
 //! A file is written beside its place, flushed to the disk and renamed, so whatever happens to the process, a voice is
 //! there with all it has or not there.
 
+use crate::fault::{FaultKind, FaultSite};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -56,7 +57,7 @@ pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Writes a voice to its place. When this returns `Ok`, it survives a power cut.
-pub(super) fn write(path: &Path, voice: &Kept) -> io::Result<()> {
+pub(super) fn write(path: &Path, voice: &Kept, fault: &FaultSite) -> io::Result<()> {
     let body = bincode::encode_to_vec(voice, config()).map_err(io::Error::other)?;
     let partial = path.with_extension(PARTIAL);
     let written = (|| {
@@ -65,6 +66,10 @@ pub(super) fn write(path: &Path, voice: &Kept) -> io::Result<()> {
         file.write_all(&VERSION.to_le_bytes())?;
         file.write_all(&(body.len() as u64).to_le_bytes())?;
         file.write_all(&crc32fast::hash(&body).to_le_bytes())?;
+        if fault.occurs(|| None).is_some_and(|hit| hit.kind == FaultKind::Full) {
+            file.write_all(&body[..body.len() / 2])?;
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         file.write_all(&body)?;
         file.sync_all()?;
         std::fs::rename(&partial, path)?;
@@ -166,7 +171,7 @@ mod tests {
     fn a_voice_comes_back_as_it_went_in() {
         let folder = tempfile::tempdir().unwrap();
         let path = path_of(folder.path(), "Clara");
-        write(&path, &voice()).unwrap();
+        write(&path, &voice(), &FaultSite::default()).unwrap();
         assert_eq!(read(&path).unwrap(), voice());
         assert_eq!(list(folder.path()).unwrap(), std::slice::from_ref(&path));
         remove(&path).unwrap();
@@ -208,7 +213,7 @@ mod tests {
         fn a_damaged_file_is_refused_and_never_panics(at in 0..1000usize, bit in 0..8u8, cut in 0..1000usize) {
             let folder = tempfile::tempdir().unwrap();
             let path = path_of(folder.path(), "Clara");
-            write(&path, &voice()).unwrap();
+            write(&path, &voice(), &FaultSite::default()).unwrap();
             let mut bytes = std::fs::read(&path).unwrap();
             let at = at % bytes.len();
             bytes[at] ^= 1 << bit;

@@ -10,6 +10,7 @@ pub(super) use encoder::{Spoken, Voiceprint};
 
 use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
 use crate::config::VoicesDirectory;
+use crate::fault::FaultSite;
 use crate::model::LoadError;
 use crate::model::checkpoint::Checkpoint;
 use crate::model::frontend::AudioLimits;
@@ -41,6 +42,8 @@ pub(super) struct Voices {
     folder: Option<PathBuf>,
     max_count: usize,
     turns: Semaphore,
+    /// Where what is written to the disk can fail on purpose.
+    fault: FaultSite,
     books: Mutex<Books>,
 }
 
@@ -77,6 +80,7 @@ impl Voices {
         folder: Option<PathBuf>,
         max_count: usize,
         limits: AudioLimits,
+        fault: FaultSite,
     ) -> Result<Voices, LoadError> {
         let encoder = Encoder::load(checkpoint, limits)?;
         let fingerprint = encoder
@@ -98,7 +102,7 @@ impl Voices {
             tracing::info!(folder = %folder.display(), voices = books.voices.len(), "kept voices read");
         }
         let turns = Semaphore::new(ENCODINGS);
-        Ok(Voices { encoder, fingerprint, folder, max_count, turns, books: Mutex::new(books) })
+        Ok(Voices { encoder, fingerprint, folder, max_count, turns, fault, books: Mutex::new(books) })
     }
 
     /// Uploaded voices by name.
@@ -278,8 +282,8 @@ impl Voices {
     fn write(&self, kept: &Kept) -> Result<(), VoiceError> {
         match &self.folder {
             Some(folder) => {
-                let written =
-                    file::make_folder(folder).and_then(|()| file::write(&file::path_of(folder, &kept.name), kept));
+                let write = |()| file::write(&file::path_of(folder, &kept.name), kept, &self.fault);
+                let written = file::make_folder(folder).and_then(write);
                 written.map_err(|error| VoiceError::Storage(error.to_string()))
             }
             None => Ok(()),

@@ -6,7 +6,9 @@
 //! twelve (u32).
 //!
 //! The channel is a ring in shared memory, between threads or processes, or a queue of buffers inside one process. The
-//! window of the edge's requests bounds the queue, the window of the reliable layer what is kept: neither half grows.
+//! window of the edge's requests bounds the queue, the window of the reliable layer what is kept: neither half grows. Where
+//! both halves are in one process, a channel that breaks is made anew: the receiver hears of it once and goes on with the
+//! next one.
 
 mod channel;
 mod receiver;
@@ -22,6 +24,7 @@ use crate::telemetry::RepairMetrics;
 use channel::{Sink, Source};
 use std::io;
 use std::sync::Arc;
+use tokio::sync::mpsc;
 
 /// Bytes in front of a wire frame. A multiple of what parts are aligned to.
 const ENVELOPE: usize = 16;
@@ -47,8 +50,9 @@ pub struct LinkOptions {
 /// Both halves over a queue of buffers. Needs a tokio runtime.
 pub fn over_channel(options: LinkOptions) -> (impl PayloadSender + use<>, impl PayloadReceiver + use<>) {
     let (sink, source) = channel::queue();
-    let receiver = receiver::LinkReceiver::new(source, options.zero_copy);
-    (sender::start(sink, options), receiver)
+    let (connect, sources) = sender::channels(|| Some(channel::queue()));
+    let receiver = receiver::LinkReceiver::new(source, sources, options.zero_copy);
+    (sender::start(sink, connect, options), receiver)
 }
 
 /// Both halves over a shared-memory ring of `bytes`. Needs a tokio runtime.
@@ -59,17 +63,19 @@ pub fn over_ring(
     bytes: usize,
     options: LinkOptions,
 ) -> io::Result<(impl PayloadSender + use<>, impl PayloadReceiver + use<>)> {
-    let (producer, consumer) = shm::ring(bytes)?;
-    let receiver = ring_receiver(consumer, options.zero_copy);
-    Ok((ring_sender(producer, options), receiver))
+    let make = move || shm::ring(bytes).map(|(producer, consumer)| (Sink::Ring(producer), Source::Ring(consumer)));
+    let (sink, source) = make()?;
+    let (connect, sources) = sender::channels(move || make().ok());
+    let receiver = receiver::LinkReceiver::new(source, sources, options.zero_copy);
+    Ok((sender::start(sink, connect, options), receiver))
 }
 
 /// The sending half over a ring whose other end may be in another process. Needs a tokio runtime.
 pub fn ring_sender(producer: Producer, options: LinkOptions) -> impl PayloadSender + use<> {
-    sender::start(Sink::Ring(producer), options)
+    sender::start(Sink::Ring(producer), Box::new(|| None), options)
 }
 
 /// The receiving half over a ring whose other end may be in another process.
 pub fn ring_receiver(consumer: Consumer, zero_copy: bool) -> impl PayloadReceiver + use<> {
-    receiver::LinkReceiver::new(Source::Ring(consumer), zero_copy)
+    receiver::LinkReceiver::new(Source::Ring(consumer), mpsc::unbounded_channel().1, zero_copy)
 }

@@ -8,7 +8,7 @@ use crate::transfer::transport::{PayloadReceiver, TransportError};
 use crate::transfer::wire;
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, mpsc};
 
 pub(super) struct LinkReceiver {
     /// Whoever awaits the next payload holds it; giving up loses nothing.
@@ -16,7 +16,10 @@ pub(super) struct LinkReceiver {
 }
 
 struct Incoming {
-    source: Source,
+    /// The channels that follow one that broke. Dropped before the one that is there: then there can be no other.
+    sources: mpsc::UnboundedReceiver<Source>,
+    /// `None` after it broke.
+    source: Option<Source>,
     order: Receiver<Payload>,
     /// Frames taken off the channel and dealt with.
     seen: u64,
@@ -24,9 +27,9 @@ struct Incoming {
 }
 
 impl LinkReceiver {
-    pub fn new(source: Source, zero_copy: bool) -> LinkReceiver {
-        let incoming = Incoming { source, order: Receiver::new(LIMITS), seen: 0, zero_copy };
-        LinkReceiver { incoming: Mutex::new(incoming) }
+    pub fn new(source: Source, sources: mpsc::UnboundedReceiver<Source>, zero_copy: bool) -> LinkReceiver {
+        let (source, order) = (Some(source), Receiver::new(LIMITS));
+        LinkReceiver { incoming: Mutex::new(Incoming { sources, source, order, seen: 0, zero_copy }) }
     }
 }
 
@@ -38,8 +41,19 @@ impl PayloadReceiver for LinkReceiver {
                 if let Some(payload) = incoming.order.take() {
                     return Ok(payload);
                 }
-                let (frame, crowded) = incoming.source.next().await?;
-                incoming.deal_with(&frame, crowded);
+                let Some(source) = &mut incoming.source else {
+                    let next = incoming.sources.recv().await.ok_or(TransportError::Closed)?;
+                    (incoming.source, incoming.order, incoming.seen) = (Some(next), Receiver::new(LIMITS), 0);
+                    continue;
+                };
+                match source.next().await {
+                    Ok((frame, crowded)) => incoming.deal_with(&frame, crowded),
+                    // Whoever reads must know that something is missing; whoever reads next begins anew.
+                    Err(error) => {
+                        incoming.source = None;
+                        return Err(error);
+                    }
+                }
             }
         })
     }
@@ -49,9 +63,12 @@ impl Incoming {
     fn deal_with(&mut self, frame: &Bytes, crowded: bool) {
         let whole = self.accept(frame, crowded);
         self.seen += 1;
-        self.source.acknowledge(self.order.expected(), self.seen);
-        if self.order.ask(!whole) {
-            self.source.ask_again();
+        let ask = self.order.ask(!whole);
+        if let Some(source) = &self.source {
+            source.acknowledge(self.order.expected(), self.seen);
+            if ask {
+                source.ask_again();
+            }
         }
     }
 

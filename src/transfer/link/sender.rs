@@ -1,8 +1,8 @@
 //! The task behind the sending half of an edge.
 
-use super::channel::Sink;
+use super::channel::{Sink, Source};
 use super::{ENVELOPE, LinkOptions};
-use crate::fault::FaultKind;
+use crate::fault::{FaultKind, Moment};
 use crate::model::rows::Rows;
 use crate::transfer::payload::{Part, Payload};
 use crate::transfer::reliable::{Action, LIMITS, Sender};
@@ -11,6 +11,7 @@ use crate::transfer::wire::{Frame, WireError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// How often the sender looks whether what it sent last has arrived, while nothing else makes it look.
 const LOOK: Duration = Duration::from_millis(10);
@@ -25,10 +26,26 @@ pub(super) struct LinkSender {
     limit: usize,
 }
 
-pub(super) fn start(sink: Sink, options: LinkOptions) -> LinkSender {
+/// Makes the channel anew after it broke and gives the receiver its end of it; `None` if there can be no other.
+pub(super) type Connect = Box<dyn Fn() -> Option<Sink> + Send>;
+
+/// For both halves in one process: a channel by `make`, and what makes the next one.
+pub(super) fn channels(
+    make: impl Fn() -> Option<(Sink, Source)> + Send + 'static,
+) -> (Connect, mpsc::UnboundedReceiver<Source>) {
+    // Not flume: what waits in this queue is dropped with its receiver, and the sender learns that nobody reads.
+    let (send, sources) = mpsc::unbounded_channel();
+    let connect = Box::new(move || {
+        let (sink, source) = make()?;
+        send.send(source).ok().map(|()| sink)
+    });
+    (connect, sources)
+}
+
+pub(super) fn start(sink: Sink, connect: Connect, options: LinkOptions) -> LinkSender {
     let (send, recv) = flume::bounded(options.capacity);
     let (kept, limit) = (Arc::new(AtomicUsize::new(0)), sink.limit());
-    let outgoing = Outgoing { sink, next: 0, put: 0, asked: 0, held_back: None, options };
+    let outgoing = Outgoing { sink, connect, next: 0, put: 0, asked: 0, held_back: None, options };
     tokio::spawn(pump(recv, Sender::new(LIMITS), outgoing, Arc::clone(&kept)));
     LinkSender { queue: send, kept, limit }
 }
@@ -47,7 +64,7 @@ impl PayloadSender for LinkSender {
     }
 }
 
-/// Runs until nobody can put any more and all is acknowledged, or the channel breaks.
+/// Runs until nobody can put any more and all is acknowledged, or the channel breaks and there is no other.
 async fn pump(
     queue: flume::Receiver<Payload>,
     mut sender: Sender<Payload>,
@@ -58,6 +75,13 @@ async fn pump(
         match turn(&queue, &mut sender, &mut outgoing, &kept).await {
             Ok(true) => {}
             Ok(false) => return,
+            Err(error) if outgoing.reconnected() => {
+                // What was on the channel is gone. The receiver hears that it broke, and whoever reads there goes down with
+                // the rows that this was for.
+                tracing::warn!(payloads = sender.unacknowledged(), %error, "an edge broke and is made anew");
+                sender = Sender::new(LIMITS);
+                kept.store(0, Ordering::Relaxed);
+            }
             Err(error) => break error,
         }
     };
@@ -119,6 +143,7 @@ async fn turn(
 /// The way onto the channel.
 struct Outgoing {
     sink: Sink,
+    connect: Connect,
     /// The first number that has never been sent.
     next: u64,
     /// Frames put on the channel.
@@ -131,6 +156,14 @@ struct Outgoing {
 }
 
 impl Outgoing {
+    /// Whether there is another channel, on which everything begins again.
+    fn reconnected(&mut self) -> bool {
+        let Some(sink) = (self.connect)() else { return false };
+        self.sink = sink;
+        (self.next, self.put, self.asked, self.held_back) = (0, 0, 0, None);
+        true
+    }
+
     /// What the receiver says.
     fn hear(&mut self, sender: &mut Sender<Payload>) {
         let feedback = self.sink.feedback();
@@ -183,13 +216,13 @@ impl Outgoing {
             envelope.copy_from_slice(&sealed(seq, behind));
             frame.write(rest)
         };
-        match self.options.fault.occurs() {
+        let header = &payload.header;
+        match self.options.fault.occurs(|| [Moment::units(header.request, header.seq, header.end.is_some())]) {
             None => self.put(len, write).await?,
-            Some(kind) => {
-                tracing::warn!(seq, ?kind, "fault injected on an edge");
+            Some(hit) => {
                 let mut bytes = vec![0; len];
                 write(&mut bytes)?;
-                self.harm(kind, bytes).await?;
+                self.harm(hit.kind, bytes).await?;
             }
         }
         Ok(())
@@ -209,8 +242,9 @@ impl Outgoing {
                 let at = self.put as usize * 37 % frame.len();
                 frame[at] ^= 0x55;
             }
-            // Not for edges: the config refuses them.
-            FaultKind::Reorder | FaultKind::Panic | FaultKind::Error => {}
+            FaultKind::Cut => return Err(TransportError::Closed),
+            // The rest is not for edges: the config refuses it.
+            _ => {}
         }
         self.put_bytes(&frame).await
     }

@@ -20,12 +20,8 @@ struct Edge {
 }
 
 fn options(rules: &[(FaultKind, u64, u64)]) -> (LinkOptions, flume::Receiver<(RequestId, String)>) {
-    let rule = |(kind, nth, times): &(FaultKind, u64, u64)| FaultRule {
-        stage: STAGE,
-        point: FaultPoint::Edge,
-        kind: *kind,
-        nth: *nth,
-        times: *times,
+    let rule = |(kind, nth, times): &(FaultKind, u64, u64)| {
+        FaultRule::new(STAGE, FaultPoint::Edge, *kind).nth(*nth).times(*times)
     };
     let plan = FaultPlan::new(&rules.iter().map(rule).collect::<Vec<_>>());
     let (send, lost) = flume::unbounded();
@@ -159,6 +155,31 @@ async fn when_the_receiver_goes_everything_on_its_way_is_reported() {
             tokio::task::yield_now().await;
         }
         assert!(matches!(sender.put(payload(200)), Err(TransportError::Closed)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edge_that_is_cut_tells_its_reader_once_and_goes_on_with_what_comes_after() {
+    for Edge { ends: (sender, receiver), lost } in edges(&[(FaultKind::Cut, 5, 1)]) {
+        for n in 0..5 {
+            sender.put(payload(n)).unwrap();
+        }
+        let mut heard = 0;
+        let broken = loop {
+            match get(&receiver).await {
+                Ok(got) => assert!(same(&got, &payload(heard))),
+                Err(error) => break error,
+            }
+            heard += 1;
+        };
+        assert!(heard < 5 && matches!(broken, TransportError::Closed), "{heard} {broken}");
+        for n in 5..100 {
+            sender.put(payload(n)).unwrap();
+        }
+        for n in 5..100 {
+            assert!(same(&get(&receiver).await.unwrap(), &payload(n)), "{n}");
+        }
+        assert!(lost.is_empty(), "whoever reads was told");
     }
 }
 

@@ -1,0 +1,153 @@
+//! What can break in one engine, and what a rule asks for in vain.
+
+use super::rule::{FaultKind, FaultPoint, FaultRule, Phase};
+use crate::ids::StageName;
+
+/// What an engine is made of, as far as rules need it.
+#[derive(Clone, Debug)]
+pub struct Ground {
+    /// The stages that there are.
+    pub stages: Vec<StageName>,
+    /// Those with a process of their own.
+    pub apart: Vec<StageName>,
+    /// Those with an edge behind them that carries frames.
+    pub framed: Vec<StageName>,
+    /// Whether clients may upload voices.
+    pub voices: bool,
+}
+
+impl FaultRule {
+    /// Whether the rule makes sense, wherever it is used.
+    ///
+    /// # Errors
+    /// The key that does not, and what is allowed.
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        let FaultRule { stage, point, kind, nth, times, request, phase, chance, .. } = self;
+        let at = format!("point = \"{}\"", point.as_str());
+        match (stage, point.has_stage()) {
+            (None, true) => {
+                return Err(("stage", format!("must be set with {at}: \"thinker\", \"talker\" or \"code2wav\"")));
+            }
+            (Some(_), false) => return Err(("stage", format!("must not be set with {at}, which is in no stage"))),
+            _ => {}
+        }
+        if !kind.suits(*point) {
+            let kinds = FaultKind::all(super::HANG).into_iter().filter(|kind| kind.suits(*point));
+            return Err(("kind", format!("with {at} must be {}", one_of(kinds.map(FaultKind::as_str)))));
+        }
+        if let Some(phase) = phase.filter(|phase| !point.knows(*phase)) {
+            let phases = Phase::ALL.iter().filter(|phase| point.knows(**phase)).map(|phase| phase.as_str());
+            return Err(("phase", format!("with {at} must be {}, not \"{}\"", one_of(phases), phase.as_str())));
+        }
+        if request.is_some() && matches!(point, FaultPoint::Build | FaultPoint::Voices) {
+            return Err(("request", format!("must not be set with {at}, where no request is worked on")));
+        }
+        if *nth == 0 || *times == 0 || *request == Some(0) {
+            return Err(("nth", "nth, times and request must be at least 1".to_owned()));
+        }
+        if !(*chance > 0.0 && *chance <= 1.0) {
+            return Err(("chance", "must be above 0 and at most 1".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Ground {
+    /// Whether the rule can strike here.
+    ///
+    /// # Errors
+    /// The key that asks for what there is not, and what to do about it.
+    pub fn check(&self, rule: &FaultRule) -> Result<(), (&'static str, String)> {
+        rule.check()?;
+        let Some(stage) = rule.stage else {
+            let in_vain = rule.point == FaultPoint::Voices && !self.voices;
+            let why = "this model takes no uploaded voices: a Qwen3-TTS Base checkpoint does";
+            return if in_vain { Err(("point", why.to_owned())) } else { Ok(()) };
+        };
+        if !self.stages.contains(&stage) {
+            let names = one_of(self.stages.iter().map(|stage| stage.as_str()));
+            return Err(("stage", format!("this model has no {stage}: must be {names}")));
+        }
+        if rule.kind == FaultKind::Kill && !self.apart.contains(&stage) {
+            let why =
+                format!("needs stages.{stage}.placement = \"process\": in a thread it would end the whole server");
+            return Err(("kind", why));
+        }
+        if rule.point == FaultPoint::Edge && !self.framed.contains(&stage) {
+            let advice =
+                "set transfer.transport to \"wire\" or \"shm\", and the placement of the next stage to \"thread\"";
+            return Err(("point", format!("no frame of the edge behind {stage} can get lost, it has none: {advice}")));
+        }
+        Ok(())
+    }
+}
+
+/// `"a", "b" or "c"`
+fn one_of<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<String> = names.map(|name| format!("\"{name}\"")).collect();
+    match names.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => names.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn ground() -> Ground {
+        let stages = vec![StageName::Talker, StageName::Code2wav];
+        Ground { stages, apart: vec![StageName::Talker], framed: vec![StageName::Talker], voices: false }
+    }
+
+    fn told(rule: &FaultRule) -> String {
+        ground().check(rule).map_or_else(|(key, why)| format!("{key}: {why}"), |()| "fine".to_owned())
+    }
+
+    #[test]
+    fn what_can_happen_is_fine() {
+        for (stage, point, kind) in [
+            (Some(StageName::Talker), FaultPoint::Sampler, FaultKind::Kill),
+            (Some(StageName::Talker), FaultPoint::Edge, FaultKind::Cut),
+            (Some(StageName::Code2wav), FaultPoint::Build, FaultKind::Oom),
+            (None, FaultPoint::Client, FaultKind::Slow(Duration::from_secs(1))),
+            (None, FaultPoint::Ledger, FaultKind::Panic),
+        ] {
+            assert_eq!(told(&FaultRule::new(stage, point, kind)), "fine");
+        }
+    }
+
+    #[test]
+    fn what_cannot_happen_is_refused_with_what_can() {
+        let rule = |stage: Option<StageName>, point, kind| FaultRule::new(stage, point, kind);
+        let talker = Some(StageName::Talker);
+        let vocoder = Some(StageName::Code2wav);
+        for (rule, expected) in [
+            (rule(None, FaultPoint::Runner, FaultKind::Panic), "stage: must be set with point = \"runner\""),
+            (rule(talker, FaultPoint::Client, FaultKind::Full), "stage: must not be set with point = \"client\""),
+            (
+                rule(talker, FaultPoint::Sampler, FaultKind::Oom),
+                "kind: with point = \"sampler\" must be \"panic\", \"error\"",
+            ),
+            (rule(None, FaultPoint::Voices, FaultKind::Panic), "kind: with point = \"voices\" must be \"full\""),
+            (rule(None, FaultPoint::Voices, FaultKind::Full), "point: this model takes no uploaded voices"),
+            (rule(vocoder, FaultPoint::Runner, FaultKind::Kill), "kind: needs stages.code2wav.placement = \"process\""),
+            (rule(vocoder, FaultPoint::Edge, FaultKind::Cut), "point: no frame of the edge behind code2wav"),
+            (
+                rule(Some(StageName::Thinker), FaultPoint::Runner, FaultKind::Panic),
+                "stage: this model has no thinker: must be \"talker\" or \"code2wav\"",
+            ),
+            (
+                rule(talker, FaultPoint::Runner, FaultKind::Panic).phase(Phase::Last),
+                "phase: with point = \"runner\" must be \"prefill\", \"first\", \"stream\" or \"drain\", not \"last\"",
+            ),
+            (rule(talker, FaultPoint::Build, FaultKind::Oom).request(1), "request: must not be set"),
+            (rule(talker, FaultPoint::Runner, FaultKind::Panic).times(0), "nth: "),
+            (rule(talker, FaultPoint::Runner, FaultKind::Panic).chance(f64::NAN), "chance: "),
+        ] {
+            let told = told(&rule);
+            assert!(told.starts_with(expected), "{told:?} where {expected:?} was due");
+        }
+    }
+}

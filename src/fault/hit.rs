@@ -1,0 +1,134 @@
+//! Which occurrences a rule hits: pure, and the same in every run.
+
+use super::moment::Moment;
+use super::rule::{FaultRule, Phase};
+use std::time::Duration;
+
+/// What is known of the world when a fault may strike.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct World {
+    /// Requests accepted before the rule was made.
+    pub before: u64,
+    /// For how long the rule has been there.
+    pub age: Duration,
+    /// The engine drains.
+    pub draining: bool,
+}
+
+/// Whether an occurrence counts for a rule; if so, which of the moments it is about.
+pub(super) fn fits(rule: &FaultRule, moments: &[Moment], world: World) -> Option<usize> {
+    if world.age < rule.after || (rule.phase == Some(Phase::Drain) && !world.draining) {
+        return None;
+    }
+    let phase = rule.phase.filter(|phase| *phase != Phase::Drain);
+    if rule.request.is_none() && phase.is_none() {
+        return Some(0);
+    }
+    let is_it = |moment: &Moment| {
+        rule.request.is_none_or(|number| moment.request.0 == world.before.saturating_add(number))
+            && phase.is_none_or(|phase| moment.is_at(phase))
+    };
+    moments.iter().position(is_it)
+}
+
+/// Whether the `occurrence`-th that fits, counted from 1, is hit. `index` is the rule's place in its plan.
+pub(super) fn is_hit(rule: &FaultRule, seed: u64, index: u64, occurrence: u64) -> bool {
+    let can_be = occurrence >= rule.nth && occurrence - rule.nth < rule.times;
+    can_be && (rule.chance >= 1.0 || draw(seed, index, occurrence) < rule.chance)
+}
+
+/// A number in [0, 1) for each occurrence of each rule: a counter goes in and nothing is kept.
+fn draw(seed: u64, index: u64, occurrence: u64) -> f64 {
+    let bits = mix(mix(mix(seed) ^ index) ^ occurrence);
+    // The 53 bits that a float between 0 and 1 holds.
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
+
+/// SplitMix64's output function (Steele, Lea, Flood 2014): every bit of the input changes half of the output's.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::{FaultKind, FaultPoint};
+    use crate::ids::{RequestId, Seq, StageName};
+    use proptest::prelude::*;
+
+    fn rule() -> FaultRule {
+        FaultRule::new(StageName::Talker, FaultPoint::Sampler, FaultKind::Panic)
+    }
+
+    const NOW: World = World { before: 0, age: Duration::ZERO, draining: false };
+
+    proptest! {
+        #[test]
+        fn a_rule_hits_as_many_as_it_says_from_the_one_that_it_names(nth in 1..50u64, times in 1..50u64, index: u64, seed: u64) {
+            let rule = rule().nth(nth).times(times);
+            let hits: Vec<u64> = (1..200).filter(|occurrence| is_hit(&rule, seed, index, *occurrence)).collect();
+            prop_assert_eq!(hits, (nth..nth + times).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn a_rule_for_all_hits_all(nth in 1..50u64, occurrence in 1..u64::MAX) {
+            prop_assert_eq!(is_hit(&rule().nth(nth).times(u64::MAX), 0, 0, occurrence), occurrence >= nth);
+        }
+
+        #[test]
+        fn chance_is_kept_and_the_same_in_every_run(seed: u64, index in 0..100u64, chance in 0.05..0.95f64) {
+            let rule = rule().times(u64::MAX).chance(chance);
+            let run = || (1..=4000).filter(|occurrence| is_hit(&rule, seed, index, *occurrence)).collect::<Vec<_>>();
+            let hits = run();
+            prop_assert_eq!(&hits, &run());
+            // Five standard deviations of the worst case.
+            prop_assert!((hits.len() as f64 / 4000.0 - chance).abs() < 0.04, "{} of 4000 at {chance}", hits.len());
+            let other = (1..=4000).filter(|occurrence| is_hit(&rule, seed, index + 1, *occurrence));
+            prop_assert_ne!(hits, other.collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn a_rule_of_a_request_fits_where_it_is_one_of_those_worked_on(
+            number in 1..20u64, before in 0..20u64, requests in proptest::collection::vec(1..40u64, 0..6)
+        ) {
+            let moments: Vec<_> = requests.iter().map(|request| Moment::of(RequestId(*request))).collect();
+            let world = World { before, ..NOW };
+            let expected = requests.iter().position(|request| *request == before + number);
+            prop_assert_eq!(fits(&rule().request(number), &moments, world), expected);
+            prop_assert_eq!(fits(&rule(), &moments, world), Some(0));
+        }
+
+        #[test]
+        fn a_unit_of_output_is_at_least_at_one_phase_and_never_in_the_prompt(seq in 0..9u32, last: bool) {
+            let moment = Moment::units(RequestId(1), Seq(seq), last);
+            let at: Vec<_> = Phase::ALL.iter().filter(|phase| fits(&rule().phase(**phase), &[moment], NOW).is_some()).collect();
+            let mut expected: Vec<&Phase> = Vec::new();
+            expected.extend((seq == 0).then_some(&Phase::First));
+            expected.extend((seq > 0 && !last).then_some(&Phase::Stream));
+            expected.extend(last.then_some(&Phase::Last));
+            prop_assert_eq!(at, expected);
+        }
+    }
+
+    #[test]
+    fn a_rule_waits_for_its_time_and_for_the_drain() {
+        let later = rule().after(Duration::from_secs(2));
+        assert_eq!(fits(&later, &[], World { age: Duration::from_millis(1999), ..NOW }), None);
+        assert_eq!(fits(&later, &[], World { age: Duration::from_secs(2), ..NOW }), Some(0));
+        let draining = rule().phase(Phase::Drain);
+        assert_eq!(fits(&draining, &[], NOW), None);
+        assert_eq!(fits(&draining, &[], World { draining: true, ..NOW }), Some(0));
+    }
+
+    #[test]
+    fn both_request_and_phase_must_be_of_the_same_row() {
+        let rule = rule().request(2).phase(Phase::First);
+        let (one, two) = (RequestId(1), RequestId(2));
+        let apart = [Moment::output(one, true, false), Moment::output(two, false, false)];
+        assert_eq!(fits(&rule, &apart, NOW), None);
+        assert_eq!(fits(&rule, &[apart[0], Moment::output(two, true, true)], NOW), Some(1));
+    }
+}

@@ -1,0 +1,77 @@
+//! What a stage is at when a fault may strike.
+
+use super::rule::Phase;
+use crate::ids::{RequestId, Seq};
+use std::collections::HashSet;
+
+/// One request that is worked on, and what it is at. A step of several rows is at several moments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// Whose work it is.
+    pub request: RequestId,
+    at: At,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    /// Nobody can tell.
+    Some,
+    Prompt,
+    Output {
+        first: bool,
+        last: bool,
+    },
+}
+
+impl Moment {
+    /// Something of a request.
+    pub fn of(request: RequestId) -> Moment {
+        Moment { request, at: At::Some }
+    }
+
+    /// Before or inside the prompt of a request.
+    pub fn prompt(request: RequestId) -> Moment {
+        Moment { request, at: At::Prompt }
+    }
+
+    /// Output of a request. A request of one unit is at its first and its last with it.
+    pub fn output(request: RequestId, first: bool, last: bool) -> Moment {
+        Moment { request, at: At::Output { first, last } }
+    }
+
+    /// Units on their way, from `seq` on.
+    pub fn units(request: RequestId, seq: Seq, last: bool) -> Moment {
+        Moment::output(request, seq.0 == 0, last)
+    }
+
+    /// Whether this is the phase. That the engine drains is not seen here.
+    pub fn is_at(&self, phase: Phase) -> bool {
+        match (phase, self.at) {
+            (Phase::Prefill, At::Prompt) => true,
+            (Phase::First, At::Output { first, .. }) => first,
+            (Phase::Last, At::Output { last, .. }) => last,
+            (Phase::Stream, At::Output { first, last }) => !first && !last,
+            _ => false,
+        }
+    }
+}
+
+/// Who has had output in this generation of an actor, where that is not told. Kept only where faults may strike.
+#[derive(Debug, Default)]
+pub struct Begun(HashSet<RequestId>);
+
+impl Begun {
+    /// The moment of a row that has a part in a step.
+    pub fn moment(&mut self, request: RequestId, prompt: bool, last: bool) -> Moment {
+        if prompt {
+            return Moment::prompt(request);
+        }
+        let first = self.0.insert(request);
+        Moment::output(request, first, last)
+    }
+
+    /// The row is gone.
+    pub fn forget(&mut self, request: RequestId) {
+        self.0.remove(&request);
+    }
+}

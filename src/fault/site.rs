@@ -1,0 +1,211 @@
+//! One place where faults can happen.
+
+use super::hit::{fits, is_hit};
+use super::moment::Moment;
+use super::plan::Shared;
+use super::rule::{FaultKind, FaultPoint, HANG};
+use crate::ids::StageName;
+use crate::telemetry::fault_injected;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How often a thread that hangs looks whether its stage is being taken down.
+const GLANCE: Duration = Duration::from_millis(5);
+/// A process that asked to be killed and lives for longer than this kills itself.
+const LAST_MOMENTS: Duration = Duration::from_secs(2);
+
+/// What comes of a fault where it strikes, as an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("injected fault: {}{} {}, occurrence {occurrence}", of(.stage), .point.as_str(), .kind.as_str())]
+pub struct Injected {
+    /// Where.
+    pub stage: Option<StageName>,
+    /// Where.
+    pub point: FaultPoint,
+    /// What.
+    pub kind: FaultKind,
+    /// Which one of those that the rule is about, from 1.
+    pub occurrence: u64,
+}
+
+fn of(stage: &Option<StageName>) -> String {
+    stage.map(|stage| format!("{stage} ")).unwrap_or_default()
+}
+
+/// A fault that is to happen now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Hit {
+    /// What happens.
+    pub kind: FaultKind,
+    /// To which of the moments, in their order.
+    pub row: usize,
+    /// As the error that it is for those whose call fails.
+    pub injected: Injected,
+}
+
+/// One place where faults can happen. Without a rule for it in a plan that is not open, striking it is one comparison with
+/// null.
+#[derive(Clone, Debug, Default)]
+pub struct FaultSite(pub(super) Option<Arc<Site>>);
+
+#[derive(Debug)]
+pub(super) struct Site {
+    stage: Option<StageName>,
+    point: FaultPoint,
+    plan: Arc<Shared>,
+}
+
+impl FaultSite {
+    /// Whether anything can happen here, now or later.
+    pub fn is_planned(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Counts one occurrence and says what happens to it. For callers to whom it happens in a way of their own; `moments`
+    /// are those that the work is about, and are asked for only where there are rules.
+    #[inline]
+    pub fn occurs<M: IntoIterator<Item = Moment>>(&self, moments: impl FnOnce() -> M) -> Option<Hit> {
+        match self.0.as_deref() {
+            None => None,
+            Some(site) => site.occurs(moments),
+        }
+    }
+
+    /// Counts one occurrence and lets happen what is planned, on a thread that may block. What hangs does so until
+    /// `stopped`.
+    ///
+    /// # Errors
+    /// [`Injected`] if the call is to fail.
+    ///
+    /// # Panics
+    /// If a panic is planned.
+    #[inline]
+    pub fn strike<M: IntoIterator<Item = Moment>>(
+        &self,
+        moments: impl FnOnce() -> M,
+        stopped: impl Fn() -> bool,
+    ) -> Result<(), Injected> {
+        match self.occurs(moments) {
+            None => Ok(()),
+            Some(hit) => self.happen(hit, stopped),
+        }
+    }
+
+    /// What [`FaultSite::strike`] does with a hit.
+    ///
+    /// # Errors
+    /// [`Injected`] if the call is to fail.
+    ///
+    /// # Panics
+    /// If a panic is planned.
+    #[cold]
+    pub fn happen(&self, hit: Hit, stopped: impl Fn() -> bool) -> Result<(), Injected> {
+        let pause = self.begin(hit)?;
+        if hit.kind == FaultKind::Delay(pause) {
+            std::thread::sleep(pause);
+            return Ok(());
+        }
+        let begun = Instant::now();
+        while !pause.is_zero() && begun.elapsed() < pause && !stopped() {
+            std::thread::sleep(GLANCE);
+        }
+        self.end(hit)
+    }
+
+    /// As [`FaultSite::strike`], for async code: a pause does not block the thread, and ends with whoever waits.
+    ///
+    /// # Errors
+    /// [`Injected`] if the call is to fail.
+    ///
+    /// # Panics
+    /// If a panic is planned.
+    #[inline]
+    pub async fn strike_async<M: IntoIterator<Item = Moment>>(
+        &self,
+        moments: impl FnOnce() -> M,
+    ) -> Result<(), Injected> {
+        let Some(hit) = self.occurs(moments) else { return Ok(()) };
+        let pause = self.begin(hit)?;
+        tokio::time::sleep(pause).await;
+        self.end(hit)
+    }
+
+    /// What happens at once; for how long the caller has to wait then.
+    fn begin(&self, hit: Hit) -> Result<Duration, Injected> {
+        match hit.kind {
+            // The plan asks for a panic: this is the one place that panics on purpose.
+            FaultKind::Panic => panic!("{}", hit.injected),
+            FaultKind::Error | FaultKind::Oom => Err(hit.injected),
+            FaultKind::Delay(pause) | FaultKind::Slow(pause) => Ok(pause),
+            FaultKind::Hang => Ok(HANG),
+            FaultKind::Kill => {
+                let site = self.0.as_deref().ok_or(hit.injected)?;
+                // Whoever kills must know first what was counted, or the same occurrence is hit again and again.
+                let doom = site.plan.doom.get().ok_or(hit.injected)?;
+                doom(site.plan.counts());
+                Ok(LAST_MOMENTS)
+            }
+            // The rest is for those who do it themselves.
+            FaultKind::Nan
+            | FaultKind::Drop
+            | FaultKind::Duplicate
+            | FaultKind::Reorder
+            | FaultKind::Corrupt
+            | FaultKind::Cut
+            | FaultKind::Full => Ok(Duration::ZERO),
+        }
+    }
+
+    /// What happens after the wait.
+    fn end(&self, hit: Hit) -> Result<(), Injected> {
+        match hit.kind {
+            FaultKind::Hang => Err(hit.injected),
+            FaultKind::Kill => {
+                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+                Err(hit.injected)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Site {
+    pub fn new(stage: Option<StageName>, point: FaultPoint, plan: Arc<Shared>) -> Site {
+        Site { stage, point, plan }
+    }
+
+    fn occurs<M: IntoIterator<Item = Moment>>(&self, moments: impl FnOnce() -> M) -> Option<Hit> {
+        if self.plan.is_empty() {
+            return None;
+        }
+        let rules = self.plan.look();
+        let mut here = rules.list.iter().filter(|planned| planned.is_at(self.stage, self.point)).peekable();
+        here.peek()?;
+        let moments: Vec<Moment> = moments().into_iter().collect();
+        let mut first = None;
+        for planned in here {
+            let Some(row) = fits(&planned.rule, &moments, self.plan.world(planned)) else { continue };
+            // Relaxed: the count orders nothing but itself.
+            let occurrence = planned.seen.fetch_add(1, Ordering::Relaxed) + 1;
+            if first.is_none() && is_hit(&planned.rule, self.plan.seed, planned.index, occurrence) {
+                planned.hits.fetch_add(1, Ordering::Relaxed);
+                let kind = planned.rule.kind;
+                let injected = Injected { stage: self.stage, point: self.point, kind, occurrence };
+                first = Some(Hit { kind, row, injected });
+            }
+        }
+        drop(rules);
+        if let Some(Hit { kind, row, injected }) = first {
+            let request = moments.get(row).map(|moment| moment.request.0);
+            let (stage, point) = (self.stage.map(StageName::as_str), self.point.as_str());
+            tracing::warn!(stage, point, occurrence = injected.occurrence, request, ?kind, "fault injected");
+            // The parent of a stage process counts what that tells.
+            if self.plan.doom.get().is_none() {
+                fault_injected(self.stage, point, kind.as_str(), 1);
+            }
+        }
+        first
+    }
+}
