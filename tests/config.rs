@@ -47,9 +47,9 @@ fn the_example_explains_every_key_with_what_is_allowed() {
     let mut seen = Vec::new();
     let mut comment = String::new();
     for line in EXAMPLE.lines() {
-        let code = line.strip_prefix("# ").filter(|_| section == "faults[0]" || line.contains("[[")).unwrap_or(line);
-        if code == "[[faults]]" {
-            "faults[0]".clone_into(&mut section);
+        let code = line.strip_prefix("# ").filter(|_| section.ends_with("[0]") || line.contains("[[")).unwrap_or(line);
+        if let Some(name) = code.strip_prefix("[[").and_then(|code| code.strip_suffix("]]")) {
+            section = format!("{name}[0]");
         } else if let Some(name) = code.strip_prefix('[').and_then(|code| code.strip_suffix(']')) {
             name.clone_into(&mut section);
         } else if let Some((key, _)) = code.split_once(" = ").filter(|(key, _)| !key.contains([' ', '#'])) {
@@ -173,6 +173,43 @@ fn fault_rules_need_a_place_and_a_kind() {
         let expected = format!("faults[0].kind: with point = \"{point}\" must be \"");
         assert!(told[0].starts_with(&expected), "{told:?}");
     }
+}
+
+#[test]
+fn keys_are_kept_as_hashes_and_say_what_is_missing() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("key"), "a key of one's own, or not\n").unwrap();
+    std::fs::write(folder.path().join("good"), "sk-0123456789abcdef\n").unwrap();
+    let parse = |text: &str| config::parse(text, folder.path(), &[]);
+    let hash = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8";
+    let text = format!(
+        "[[keys]]\nname = \"a\"\nsha256 = \"{hash}\"\nweight = 3\nmax_requests = 2\n[[keys]]\nname = \"b\"\nfile = \"good\""
+    );
+    let keys = parse(&text).unwrap().server.keys;
+    assert_eq!(keys[0].sha256, config::hash_key("password"));
+    assert_eq!((keys[0].weight, keys[0].max_requests, keys[0].requests_per_minute), (3, Some(2), None));
+    assert_eq!(keys[1].sha256, config::hash_key("sk-0123456789abcdef"));
+    for (text, told) in [
+        ("[[keys]]\nname = \"a\"".to_owned(), "needs either `sha256` or `file`"),
+        (format!("[[keys]]\nsha256 = \"{hash}\""), "needs `name`"),
+        ("[[keys]]\nname = \"a\"\nsha256 = \"12\"".to_owned(), "must be the 64 hexadecimal digits"),
+        ("[[keys]]\nname = \"a\"\nfile = \"key\"".to_owned(), "printable ASCII without spaces"),
+        ("[[keys]]\nname = \"a\"\nfile = \"gone\"".to_owned(), "cannot read"),
+        (format!("{text}\n[[keys]]\nname = \"a\"\nsha256 = \"{hash}\""), "the name of two keys"),
+        ("[keys]\nname = \"a\"".to_owned(), "must be written [[keys]]"),
+    ] {
+        let told_of = parse(&text).unwrap_err().to_string();
+        assert!(told_of.contains(told), "{text}: {told_of}");
+    }
+}
+
+#[test]
+fn listening_for_strangers_needs_keys_or_leave() {
+    let told = problems("[server]\nlisten = \"0.0.0.0:8080\"");
+    assert!(told.len() == 1 && told[0].starts_with("server.listen: can be reached from other machines"), "{told:?}");
+    assert!(parse("[server]\nlisten = \"0.0.0.0:8080\"\nallow_anonymous = true").is_ok());
+    let key = "[[keys]]\nname = \"a\"\nsha256 = \"5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8\"";
+    assert!(parse(&format!("[server]\nlisten = \"[::]:8080\"\n{key}")).is_ok());
 }
 
 #[test]

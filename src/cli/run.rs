@@ -43,10 +43,10 @@ pub struct RunArgs {
 
 impl RunArgs {
     fn resolve(&self) -> Result<Config, config::ConfigError> {
-        let mut config = read(self.config.as_deref(), &self.set)?;
-        if let Some(listen) = self.listen {
-            config.server.listen = listen;
-        }
+        // Behind the others: it wins, and is checked with them.
+        let listen = self.listen.map(|listen| Override::text("server.listen", listen.to_string()));
+        let overrides: Vec<_> = self.set.iter().cloned().chain(listen).collect();
+        let mut config = read(self.config.as_deref(), &overrides)?;
         if let Some(path) = &self.faults {
             let file = config::load_faults(path)?;
             config.faults.extend(file.rules);

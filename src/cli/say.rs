@@ -9,7 +9,7 @@ use super::{EmbeddedFiles, Usage};
 use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use crate::engine::{
     ChatMessage, Event, GenerateRequest, Output, Recording, ResponseStream, SamplingOverrides, Service, SpeechParams,
-    SpeechRequest, TextSource, VoiceChoice,
+    SpeechRequest, Terms, TextSource, VoiceChoice,
 };
 use crate::ids::Frames;
 use anyhow::{Context, anyhow};
@@ -160,6 +160,7 @@ impl SayArgs {
                 max_text_tokens: None,
                 max_frames: self.max_frames.map(Frames),
                 seed,
+                terms: Terms::default(),
             };
             service.submit(request).await
         } else {

@@ -7,6 +7,7 @@ mod device;
 mod document;
 mod error;
 mod faults;
+mod keys;
 mod reader;
 mod resolve;
 mod units;
@@ -14,6 +15,7 @@ mod units;
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
+pub use keys::{KeyConfig, hash_key};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 
@@ -130,8 +132,16 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
+    /// Bytes of all requests that are being received or waited for together; more are answered 503.
+    pub max_input_bytes: usize,
     /// How long a client may take to send its request.
     pub read_timeout: Duration,
+    /// How long a WebSocket session may be silent.
+    pub idle_timeout: Duration,
+    /// Whether clients without a key may come from other machines.
+    pub allow_anonymous: bool,
+    /// Who may use it; empty: everybody who can reach it.
+    pub keys: Vec<KeyConfig>,
     /// How long running streams may go on after the first Ctrl-C or SIGTERM.
     pub drain_grace: Duration,
 }
@@ -141,12 +151,36 @@ pub struct ServerConfig {
 pub struct LimitsConfig {
     /// Requests in flight; one more is answered 429.
     pub max_requests: usize,
+    /// What decides whether a request is accepted.
+    pub admission: AdmissionMode,
+    /// When the first sound of a stream has to come, unless its request says otherwise.
+    pub first_audio_deadline: Duration,
     /// Longest input text or conversation, characters.
     pub max_input_chars: usize,
     /// Whole life of a request.
     pub request_timeout: Duration,
     /// How long a client may stop reading before its request is ended.
     pub stalled_client_timeout: Duration,
+}
+
+/// What decides whether a request is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum AdmissionMode {
+    /// Whether it, and those who are there, can be served in time.
+    Deadlines,
+    /// Whether there is a place.
+    Places,
+}
+
+impl ServerConfig {
+    /// Why it must not listen where it is told to, if so.
+    pub fn too_open(&self) -> Option<&'static str> {
+        let open = !self.listen.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
+        open.then_some(
+            "can be reached from other machines, and there are no [[keys]]: add some (docs/security.md), or let \
+             everybody in with server.allow_anonymous = true",
+        )
+    }
 }
 
 /// `[voices]`

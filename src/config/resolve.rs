@@ -3,11 +3,12 @@
 use super::document::Document;
 use super::error::{ConfigError, Problem};
 use super::faults::{fault, faults};
+use super::keys::{key, keys};
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::units::parse_bytes;
 use super::{
-    CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig, LogFormat, ModelConfig,
+    AdmissionMode, CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig, LogFormat, ModelConfig,
     Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig,
     TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
@@ -83,6 +84,7 @@ pub fn parse(text: &str, base: &Path, overrides: &[Override]) -> Result<Config, 
 pub fn declared() -> Vec<Declared> {
     let mut reader = Reader::new(Document::default());
     let _ = config(&mut reader, Path::new(""));
+    key(&mut reader, "keys[0]", Path::new(""));
     fault(&mut reader, "faults[0]");
     reader.finish().0
 }
@@ -129,11 +131,26 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080))),
         max_connections: r.int("server.max_connections", 256, 1..=65_536),
         max_body_bytes: r.int("server.max_body_bytes", 16 << 20, 1024..=1 << 30),
+        // Four of the largest bodies, and thousands of ordinary ones.
+        max_input_bytes: r.int("server.max_input_bytes", 64 << 20, 1024..=1 << 40),
         read_timeout: r.duration("server.read_timeout", secs(10), ms(100)..=secs(600)),
+        idle_timeout: r.duration("server.idle_timeout", secs(300), ms(100)..=DAY),
+        allow_anonymous: r.switch("server.allow_anonymous", false),
         drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
+        keys: keys(r, base),
     };
+    if let Some(why) = server.too_open() {
+        r.complain("server.listen", why);
+    }
+    if server.max_input_bytes < server.max_body_bytes {
+        r.complain("server.max_input_bytes", "must not be less than server.max_body_bytes");
+    }
+    let admission = [("deadlines", AdmissionMode::Deadlines), ("places", AdmissionMode::Places)];
     let limits = LimitsConfig {
         max_requests: r.int("limits.max_requests", 16, 1..=4096),
+        admission: r.choice("limits.admission", "deadlines", &admission).unwrap_or(AdmissionMode::Deadlines),
+        // Longer than anybody likes to wait, so that only overload breaks it.
+        first_audio_deadline: r.duration("limits.first_audio_deadline", secs(2), ms(10)..=DAY),
         // A long chapter of a book; OpenAI's speech route takes 4096.
         max_input_chars: r.int("limits.max_input_chars", 65_536, 1..=10_000_000),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),

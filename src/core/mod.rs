@@ -1,6 +1,7 @@
 //! The pure state machines under the actors. They know no runtime, no clock but the time passed in, and no tensors: an
 //! event goes in, effects come out, and proptest can play any history against them.
 
+pub mod admission;
 pub mod arbiter;
 pub mod deadline;
 pub mod joint;

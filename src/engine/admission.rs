@@ -1,81 +1,190 @@
-//! How many requests are served at once. Every admitted request has a slot in every stage, so that nobody who is slow can
-//! keep the others waiting for one.
+//! Who is let in: [`AdmissionCore`] with the clock, the metrics and those who leave. Every admitted request has a slot in
+//! every stage, so that nobody who is slow can keep the others waiting for one.
 
-use super::SubmitError;
-use std::sync::{Arc, Mutex, PoisonError};
+use super::api::{Event, LaterReason, SubmitError, Terms};
+use crate::config::{AdmissionMode, LimitsConfig};
+use crate::core::admission::{AdmissionCore, Asked, Reason, Refusal, Standing, Ticket};
+use crate::telemetry::AdmissionMetrics;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::watch;
 
 /// The places.
-pub(super) struct Admissions {
+#[derive(Clone)]
+pub(super) struct Admissions(Arc<Shared>);
+
+struct Shared {
     limit: usize,
-    places: Arc<Semaphore>,
-    /// How long a place was held lately, smoothed.
-    held: Arc<Mutex<Duration>>,
+    born: Instant,
+    samples_per_second: f64,
+    metrics: AdmissionMetrics,
+    books: Mutex<Books>,
+    /// Places in use, for those who wait for the last to leave.
+    held: watch::Sender<usize>,
+}
+
+struct Books {
+    core: AdmissionCore,
+    /// Restarts of all stages that have been heard of.
+    restarts: u32,
 }
 
 /// A place, given back when dropped.
 pub(super) struct Place {
-    taken: Instant,
-    held: Arc<Mutex<Duration>>,
-    _permit: OwnedSemaphorePermit,
+    shared: Arc<Shared>,
+    ticket: Ticket,
+}
+
+/// What a reader of the answer hears, for who has to know how well others are served.
+pub(super) struct Watch {
+    shared: Arc<Shared>,
+    ticket: Ticket,
 }
 
 impl Admissions {
-    pub fn new(limit: usize) -> Admissions {
-        Admissions {
-            limit,
-            places: Arc::new(Semaphore::new(limit)),
-            held: Arc::new(Mutex::new(Duration::from_secs(1))),
-        }
+    /// As the config says, for speech of this sample rate.
+    pub fn new(limits: &LimitsConfig, sample_rate: u32) -> Admissions {
+        let by_deadlines = limits.admission == AdmissionMode::Deadlines;
+        let core = AdmissionCore::new(limits.max_requests, by_deadlines);
+        let metrics = AdmissionMetrics::new();
+        metrics.capacity(limits.max_requests);
+        Admissions(Arc::new(Shared {
+            limit: limits.max_requests,
+            born: Instant::now(),
+            samples_per_second: f64::from(sample_rate),
+            metrics,
+            books: Mutex::new(Books { core, restarts: 0 }),
+            held: watch::Sender::new(0),
+        }))
     }
 
-    /// A place now, or the advice when to come again: places become free at the rate at which they were given back lately.
-    pub fn enter(&self) -> Result<Place, SubmitError> {
-        match Arc::clone(&self.places).try_acquire_owned() {
-            Ok(permit) => Ok(Place { taken: Instant::now(), held: Arc::clone(&self.held), _permit: permit }),
-            Err(_) => {
-                let held = *self.held.lock().unwrap_or_else(PoisonError::into_inner);
-                Err(SubmitError::Full { limit: self.limit, retry_after: held / self.limit.max(1) as u32 })
+    /// A place now, or why not and when to come again. `steady` and `chat` as in [`Asked`]; `restarts`: of all stages, since
+    /// the process began.
+    pub fn enter(&self, terms: &Terms, steady: bool, chat: bool, restarts: u32) -> Result<Place, SubmitError> {
+        let shared = &self.0;
+        let mut books = shared.lock();
+        let now = shared.now();
+        if books.restarts != restarts {
+            books.restarts = restarts;
+            books.core.disturbed(now);
+        }
+        let asked = Asked { neighbour: terms.neighbour, promise: terms.promise, steady, chat };
+        let answer = books.core.ask(&asked, now);
+        let standing = books.core.standing();
+        drop(books);
+        shared.metrics.capacity(standing.capacity);
+        match answer {
+            Ok(ticket) => {
+                shared.held.send_replace(standing.held);
+                Ok(Place { shared: Arc::clone(shared), ticket })
+            }
+            Err(refusal) => {
+                shared.metrics.refused(refusal.reason.as_str());
+                Err(self.told(refusal))
             }
         }
     }
 
-    /// Places in use.
-    pub fn taken(&self) -> usize {
-        self.limit - self.places.available_permits()
+    /// How things stand.
+    pub fn standing(&self) -> Standing {
+        self.0.lock().core.standing()
     }
 
     /// Resolves when nobody is left.
     pub async fn all_left(&self) {
-        let all = u32::try_from(self.limit).unwrap_or(u32::MAX);
-        // The semaphore is never closed.
-        let _ = self.places.acquire_many(all).await;
+        // The sender lives in `self`.
+        let _ = self.0.held.subscribe().wait_for(|held| *held == 0).await;
+    }
+
+    fn told(&self, Refusal { reason, retry_after }: Refusal) -> SubmitError {
+        let reason = match reason {
+            Reason::Places => return SubmitError::Full { limit: self.0.limit, retry_after },
+            Reason::Streams { capacity } => LaterReason::Streams(capacity),
+            Reason::FirstSound { expected, deadline } => LaterReason::FirstSound { expected, deadline },
+            Reason::Share => LaterReason::Share,
+            Reason::OwnPlaces(limit) => LaterReason::OwnPlaces(limit),
+            Reason::OwnRate(limit) => LaterReason::OwnRate(limit),
+            Reason::Yields => LaterReason::Yields,
+        };
+        SubmitError::Later { reason, retry_after }
+    }
+}
+
+impl Shared {
+    fn now(&self) -> Duration {
+        self.born.elapsed()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        // A panic while the lock is held would be a bug in a pure core; going on serves everybody better.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Place {
+    /// For the reader of the answer.
+    pub fn watch(&self) -> Watch {
+        Watch { shared: Arc::clone(&self.shared), ticket: self.ticket }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        *held = (*held * 7 + self.taken.elapsed()) / 8;
+        let mut books = self.shared.lock();
+        let kept = books.core.left(self.ticket, self.shared.now());
+        let held = books.core.standing().held;
+        drop(books);
+        if let Some(kept) = kept {
+            let promises = [("first_audio", kept.first_sound), ("playback", kept.playback)];
+            for (deadline, met) in promises.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
+                self.shared.metrics.deadline(deadline, met);
+            }
+        }
+        self.shared.held.send_replace(held);
+    }
+}
+
+impl Watch {
+    /// The reader waits for the next event.
+    pub fn waits(&self) {
+        let now = self.shared.now();
+        self.shared.lock().core.waits(self.ticket, now);
+    }
+
+    /// It has read one.
+    pub fn heard(&self, event: &Event) {
+        match event {
+            Event::Audio(chunk) => {
+                let length = Duration::from_secs_f64(chunk.samples.len() as f64 / self.shared.samples_per_second);
+                let now = self.shared.now();
+                self.shared.lock().core.heard(self.ticket, length, now);
+            }
+            Event::Finished { .. } | Event::Failed(_) => self.shared.lock().core.complete(self.ticket),
+            Event::Started { .. } | Event::Text(_) => {}
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
 
-    #[test]
-    fn a_full_house_says_so_and_when_to_come_again() {
-        let admissions = Admissions::new(2);
-        let (first, _second) = (admissions.enter().unwrap(), admissions.enter().unwrap());
-        match admissions.enter() {
+    #[tokio::test]
+    async fn a_full_house_says_so_and_when_to_come_again() {
+        let limits = LimitsConfig { max_requests: 2, ..Config::default().limits };
+        let admissions = Admissions::new(&limits, 24_000);
+        let enter = || admissions.enter(&Terms::default(), true, false, 0);
+        let (first, second) = (enter().unwrap(), enter().unwrap());
+        match enter() {
             Err(SubmitError::Full { limit: 2, retry_after }) => assert!(retry_after <= Duration::from_secs(1)),
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("a third place"),
         }
         drop(first);
-        assert_eq!(admissions.taken(), 1);
-        assert!(admissions.enter().is_ok());
+        assert_eq!(admissions.standing().held, 1);
+        let third = enter().unwrap();
+        drop((second, third));
+        admissions.all_left().await;
     }
 }

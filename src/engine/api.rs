@@ -1,12 +1,15 @@
 //! What a client of the engine says and hears. Server and commands know nothing else of it.
 
+use super::admission::Watch;
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
+pub use crate::core::admission::{Neighbour, NeighbourId, Promise, Standing};
 use crate::fault::FaultPlan;
 use crate::ids::{Frames, RequestId, StageName};
 use futures::future::BoxFuture;
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+use tokio::time::Instant;
 
 /// What is served: for `/v1/models`, `/v1/audio/voices` and validation messages.
 #[derive(Clone, Debug)]
@@ -93,6 +96,19 @@ pub struct GenerateRequest {
     pub max_frames: Option<Frames>,
     /// Same seed, same answer and same samples. `None` draws one; [`Event::Started`] tells it.
     pub seed: Option<u64>,
+    /// Who asks, and when the answer has to come.
+    pub terms: Terms,
+}
+
+/// Who asks, and when the answer has to come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Whose share of the places a request takes.
+    pub neighbour: Neighbour,
+    /// When its speech has to come.
+    pub promise: Promise,
+    /// When it is over, whatever has come by then; `None`: the config's `limits.request_timeout`.
+    pub life: Option<Duration>,
 }
 
 /// Text to speak verbatim.
@@ -127,6 +143,8 @@ pub struct SpeechParams {
     pub initial_chunk_frames: Option<Frames>,
     /// As for chat.
     pub seed: Option<u64>,
+    /// As for chat.
+    pub terms: Terms,
 }
 
 /// Where the text of a speech request comes from.
@@ -248,6 +266,14 @@ pub enum SubmitError {
         /// When a place is likely to be free.
         retry_after: Duration,
     },
+    /// It could not be served in time, or not without taking from others. HTTP 429.
+    #[error("{reason}; try again in {} s", retry_after.as_secs_f32().ceil().max(1.0))]
+    Later {
+        /// Why.
+        reason: LaterReason,
+        /// When it is likely to be accepted.
+        retry_after: Duration,
+    },
     /// Something that the request needs has a queue that is full. HTTP 429.
     #[error("{0}")]
     Busy(String),
@@ -257,6 +283,34 @@ pub enum SubmitError {
     /// Draining before exit. HTTP 503.
     #[error("the server is shutting down")]
     ShuttingDown,
+}
+
+/// Why a request should come later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LaterReason {
+    /// One stream more would make some stutter.
+    #[error("this server carries {0} streams in real time at this moment, and they are taken")]
+    Streams(usize),
+    /// The first sound would come too late.
+    #[error("the first sound would come after {:.1} s, later than the {:.1} s that it may take", expected.as_secs_f32(), deadline.as_secs_f32())]
+    FirstSound {
+        /// When it would come.
+        expected: Duration,
+        /// When it has to.
+        deadline: Duration,
+    },
+    /// Others want their share of the places.
+    #[error("you have your share of the places, and others want theirs")]
+    Share,
+    /// As many as this neighbour may have at once.
+    #[error("{0} of your requests are being served already, which is your limit")]
+    OwnPlaces(usize),
+    /// As many as this neighbour may have in a minute.
+    #[error("you have used up your {0} requests per minute")]
+    OwnRate(u32),
+    /// It has no deadline, and requests that have one are expected.
+    #[error("requests without a deadline yield to those that somebody listens to")]
+    Yields,
 }
 
 impl From<VoiceError> for SubmitError {
@@ -279,6 +333,8 @@ pub struct EngineHealth {
     pub draining: bool,
     /// Requests in flight.
     pub requests: usize,
+    /// How many streams are carried, and how many could be.
+    pub admission: Standing,
     /// Upstream first.
     pub stages: Vec<StageHealth>,
 }
@@ -290,12 +346,16 @@ pub struct StageHealth {
     pub name: StageName,
     /// What it does.
     pub state: StageState,
+    /// Since when, in Unix seconds.
+    pub since: u64,
     /// How often it was started.
     pub generation: u32,
     /// Restarts since the process began.
     pub restarts: u32,
     /// Why it was restarted last.
     pub last_reason: Option<String>,
+    /// How long the last restart took, from the failure seen to serving again, in seconds.
+    pub last_recovery_s: Option<f64>,
     /// Rows that hold a slot.
     pub rows: usize,
     /// Its process, where it has one of its own and that runs.
@@ -324,6 +384,10 @@ pub struct ResponseStream {
     listener: Box<dyn Listener>,
     /// What a slow client has been given, and when it takes it.
     hesitating: Option<(Event, Instant)>,
+    /// Of a request that was admitted.
+    watch: Option<Watch>,
+    /// When it is over, and how long that is after it began.
+    life: Option<(Instant, Duration)>,
 }
 
 /// The engine's view of whoever reads a [`ResponseStream`]. Dropped with the stream.
@@ -351,26 +415,68 @@ impl ResponseStream {
 
     /// A stream of `events` whose producer follows the reading of it.
     pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
-        ResponseStream { events, listener: Box::new(listener), hesitating: None }
+        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None }
+    }
+
+    /// Tells admission what is heard.
+    pub(super) fn watched(self, watch: Watch) -> ResponseStream {
+        ResponseStream { watch: Some(watch), ..self }
+    }
+
+    /// Ends it after so long from now with [`RequestError::TimedOut`].
+    pub(super) fn lasting(self, life: Option<Duration>) -> ResponseStream {
+        let life = life.and_then(|life| Some((Instant::now().checked_add(life)?, life)));
+        ResponseStream { life, ..self }
     }
 
     /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
     pub async fn next(&mut self) -> Option<Event> {
         // Whoever gives up waiting and comes back finds what was there before.
         if self.hesitating.is_none() {
-            let event = self.events.recv_async().await.ok()?;
-            let Some(pause) = self.listener.hesitates(&event) else {
-                self.listener.read(&event);
-                return Some(event);
-            };
+            let event = self.arrival().await?;
+            let Some(pause) = self.listener.hesitates(&event) else { return Some(self.read(event)) };
             self.hesitating = Some((event, Instant::now() + pause));
         }
         if let Some((_, until)) = &self.hesitating {
-            tokio::time::sleep_until((*until).into()).await;
+            tokio::time::sleep_until(*until).await;
         }
         let (event, _) = self.hesitating.take()?;
+        Some(self.read(event))
+    }
+
+    /// The next event, as soon as it is there.
+    async fn arrival(&mut self) -> Option<Event> {
+        match self.events.try_recv() {
+            Ok(event) => return Some(event),
+            Err(flume::TryRecvError::Disconnected) => return None,
+            Err(flume::TryRecvError::Empty) => {}
+        }
+        if let Some(watch) = &self.watch {
+            watch.waits();
+        }
+        match self.life {
+            None => self.events.recv_async().await.ok(),
+            Some((over, life)) => match tokio::time::timeout_at(over, self.events.recv_async()).await {
+                Ok(event) => event.ok(),
+                Err(_) => Some(self.time_out(life)),
+            },
+        }
+    }
+
+    fn read(&self, event: Event) -> Event {
         self.listener.read(&event);
-        Some(event)
+        if let Some(watch) = &self.watch {
+            watch.heard(&event);
+        }
+        event
+    }
+
+    /// Frees all it held.
+    fn time_out(&mut self, life: Duration) -> Event {
+        self.events = flume::bounded(0).1;
+        self.listener = Box::new(Alive(()));
+        self.watch = None;
+        Event::Failed(RequestError::TimedOut(life))
     }
 }
 

@@ -6,6 +6,7 @@ use super::ledger::{Acks, Ledger, Tap};
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
+use super::since::Follower;
 use super::stages::Stages;
 use super::voices::{self, Voices};
 use super::{ModelInfo, Shared, StartError, TtsInfo};
@@ -102,13 +103,15 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         },
     };
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
+    let followers = stages.iter().map(|stage| Follower::new(stage)).collect();
     Ok(Shared {
         info,
         planner,
         stages,
         ticker: tokio::spawn(tick(Arc::downgrade(&ledger))),
         ledger,
-        admissions: Admissions::new(config.limits.max_requests),
+        admissions: Admissions::new(&config.limits, SAMPLE_RATE),
+        since: followers,
         metrics,
         leases: maker.leases.clone(),
         draining: AtomicBool::new(false),

@@ -10,7 +10,8 @@
 //! | `journal` | what the stages of a request have told each other, to give any of them its row again |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the rows that it needs in each stage |
-//! | `admission` | how many requests at once |
+//! | `admission` | who is let in |
+//! | `since` | since when each stage is in its state |
 //! | `speak` | a text, sentence after sentence, as one stream |
 //! | `live` | the same for a text that is still being written |
 //! | `voice` | voices as clients name, bring and see them |
@@ -27,15 +28,16 @@ mod load;
 mod plan;
 pub mod process;
 mod setup;
+mod since;
 mod speak;
 mod stages;
 pub mod voice;
 mod voices;
 
 pub use api::{
-    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, Listener, ModelInfo, Output,
-    RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, StageHealth, StageState,
-    SubmitError, TextSource, TtsInfo, Usage,
+    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason, Listener, ModelInfo,
+    Neighbour, NeighbourId, Output, Promise, RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams,
+    SpeechRequest, StageHealth, StageState, Standing, SubmitError, Terms, TextSource, TtsInfo, Usage,
 };
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
@@ -51,6 +53,7 @@ use admission::Admissions;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use plan::Planner;
+use since::{Follower, Since};
 use stages::Stages;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,6 +79,8 @@ struct Shared {
     stages: Stages,
     ledger: Arc<Ledger>,
     admissions: Admissions,
+    /// One per stage.
+    since: Vec<Follower>,
     metrics: RequestMetrics,
     leases: LeaseBook,
     draining: AtomicBool,
@@ -85,6 +90,14 @@ struct Shared {
     /// Of a checkpoint that clones voices.
     voices: Option<Arc<Voices>>,
     ticker: tokio::task::JoinHandle<()>,
+}
+
+impl Shared {
+    /// A place for a request, or why not. `steady` and `chat` as in [`Asked`](crate::core::admission::Asked).
+    fn enter(&self, terms: &Terms, steady: bool, chat: bool) -> Result<admission::Place, SubmitError> {
+        let restarts = self.stages.iter().map(|stage| stage.status().borrow().restarts).sum();
+        self.admissions.enter(terms, steady, chat, restarts)
+    }
 }
 
 impl Drop for Shared {
@@ -177,8 +190,11 @@ impl Engine {
     async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let plan = self.shared.planner.chat(&request)?;
-        let place = self.shared.admissions.enter()?;
-        Ok(self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place)))
+        let terms = request.terms;
+        let place = self.shared.enter(&terms, true, true)?;
+        let watch = place.watch();
+        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place));
+        Ok(stream.watched(watch).lasting(terms.life))
     }
 }
 
@@ -239,12 +255,15 @@ impl Service for Engine {
     }
 
     fn health(&self) -> EngineHealth {
-        let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage_health(stage)).collect();
+        let known = self.shared.stages.iter().zip(&self.shared.since);
+        let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
+        let admission = self.shared.admissions.standing();
         let draining = self.shared.draining.load(Ordering::Relaxed);
         EngineHealth {
             ready: !draining && stages.iter().all(|stage| stage.state == StageState::Running),
             draining,
-            requests: self.shared.admissions.taken(),
+            requests: admission.held,
+            admission,
             stages,
         }
     }
@@ -286,7 +305,7 @@ fn no_cloning() -> VoiceError {
     VoiceError::Invalid { param: "audio_sample", message }
 }
 
-fn stage_health(stage: &StageHandle) -> StageHealth {
+fn stage_health(stage: &StageHandle, since: Since) -> StageHealth {
     let status = stage.status().borrow().clone();
     StageHealth {
         name: stage.name(),
@@ -296,9 +315,11 @@ fn stage_health(stage: &StageHandle) -> StageHealth {
             State::Restarting => StageState::Restarting,
             State::Failed => StageState::Failed,
         },
+        since: since.began,
         generation: status.generation.0,
         restarts: status.restarts,
         last_reason: status.last_reason,
+        last_recovery_s: since.recovery.map(|recovery| (recovery.as_secs_f64() * 1000.0).round() / 1000.0),
         rows: stage.load().rows,
         pid: stage.pid(),
     }

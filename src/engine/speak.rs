@@ -36,7 +36,12 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         shared.planner.check_length("input", text.chars().count())?;
     }
     // A recording is encoded for those only who will be served.
-    let place = shared.admissions.enter()?;
+    let terms = request.params.terms;
+    // Text that is still being written says itself when its sound comes.
+    // And a recording is encoded first.
+    let steady = matches!(request.text, TextSource::Whole(_)) && !matches!(request.params.voice, VoiceChoice::Clone(_));
+    let place = shared.enter(&terms, steady, false)?;
+    let watch = place.watch();
     let print = voiceprint(shared, &request.params).await?;
     let options = shared.planner.speech_options(&request.params, print.as_deref())?;
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
@@ -51,7 +56,8 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
                 // One sentence needs nobody to put it together.
                 let text = waiting.front().map_or("", String::as_str);
                 let plan = shared.planner.speech(text, &options)?;
-                return Ok(shared.ledger.open_request(plan, RequestKind::Speech, Some(place)));
+                let stream = shared.ledger.open_request(plan, RequestKind::Speech, Some(place));
+                return Ok(stream.watched(watch).lasting(terms.life));
             }
             Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
@@ -73,7 +79,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             () = relay.run(source, place) => {}
         }
     });
-    Ok(ResponseStream::new(events, listening))
+    Ok(ResponseStream::new(events, listening).watched(watch).lasting(terms.life))
 }
 
 /// The voice that the client brought or uploaded before, encoded; `None` for those that the checkpoint knows itself.

@@ -1,6 +1,8 @@
 //! Shared state and the table of routes.
 
+use super::budget::Budget;
 use super::error::{ApiError, short};
+use super::gate::{Keys, gate};
 use super::{batch, chat, debug, meta, speech, voices, ws};
 use crate::config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
 use crate::engine::{Service, TaskType};
@@ -22,6 +24,10 @@ pub(super) struct App {
     pub limits: LimitsConfig,
     pub max_body_bytes: usize,
     pub read_timeout: Duration,
+    pub idle_timeout: Duration,
+    /// Bytes that clients have sent.
+    pub budget: Arc<Budget>,
+    pub keys: Keys,
     /// Which recordings are read, and from where.
     pub references: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
@@ -43,13 +49,17 @@ impl App {
         references: ReferenceAudioConfig,
         traces: bool,
     ) -> App {
+        let metrics = HttpMetrics::new();
         App {
             service,
             limits: limits.clone(),
             max_body_bytes: config.max_body_bytes,
             read_timeout: config.read_timeout,
+            idle_timeout: config.idle_timeout,
+            budget: Budget::new(config.max_input_bytes, metrics.input_bytes.clone()),
+            keys: Keys::new(config),
             references,
-            metrics: HttpMetrics::new(),
+            metrics,
             traces: traces.then(debug::Traces::new),
             batches: AtomicU64::new(1),
             started: unix_seconds(),
@@ -116,9 +126,10 @@ pub(super) fn unix_seconds() -> u64 {
 
 /// The route of a path as metrics name it: a fixed set, whatever clients ask for.
 fn route_label(path: &str) -> &'static str {
-    const ROUTES: [&str; 11] = [
+    const ROUTES: [&str; 12] = [
         "/",
         "/health",
+        "/live",
         "/ready",
         "/metrics",
         "/v1/models",
@@ -151,6 +162,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .merge(traces)
         .route("/", get(meta::page))
         .route("/health", get(meta::health))
+        .route("/live", get(meta::live))
         .route("/ready", get(meta::ready))
         .route("/metrics", get(meta::metrics))
         .route("/v1/models", get(meta::models))
@@ -163,6 +175,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::completions))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), gate))
         .layer(middleware::from_fn_with_state(app.clone(), common))
         .with_state(app)
 }

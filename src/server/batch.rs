@@ -5,10 +5,11 @@ use super::app::App;
 use super::body::read_object;
 use super::error::ApiError;
 use super::fields::{Fields, kind};
+use super::gate::caller;
 use super::reference::References;
 use super::speech::{usage_object, whole};
 use super::speech_request::{SpeechCall, parse};
-use crate::engine::{ResponseStream, SpeechRequest, SubmitError, TextSource, Usage};
+use crate::engine::{Promise, ResponseStream, SpeechRequest, SubmitError, TextSource, Usage};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
@@ -33,7 +34,8 @@ const NOT_TRACED: &str = "a batch is not traced; send the request by itself";
 
 /// The handler.
 pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let body = read_object(&app, request).await?;
+    let neighbour = caller(&request);
+    let (body, _held) = read_object(&app, request).await?;
     let (defaults, items) = items(&app, body)?;
     let deadline = Instant::now() + app.limits.request_timeout;
     let mut references = References::new(&app.references);
@@ -41,7 +43,12 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
     let mut ignored = BTreeSet::new();
     for item in items {
         // One at a time: a recording for all of them would be there for each.
-        let call = parse(&app, &merged(&defaults, item), &mut references).await;
+        let mut call = parse(&app, &merged(&defaults, item), &mut references).await;
+        if let Ok(call) = &mut call {
+            // Nobody listens to a batch.
+            call.request.params.terms.promise = Promise::Patient;
+            call.request.params.terms.neighbour = neighbour;
+        }
         ignored.extend(call.iter().flat_map(|call| call.ignored.iter().cloned()));
         calls.push(call);
     }
@@ -137,7 +144,9 @@ async fn admitted(app: &App, request: SpeechRequest, deadline: Instant) -> Resul
         let request = SpeechRequest { text: TextSource::Whole(text.clone()), params: params.clone() };
         match app.service.speak(request).await {
             Ok(stream) => return Ok(stream),
-            Err(SubmitError::Full { retry_after, .. }) if Instant::now() + WAIT.1 < deadline => {
+            Err(SubmitError::Full { retry_after, .. } | SubmitError::Later { retry_after, .. })
+                if Instant::now() + WAIT.1 < deadline =>
+            {
                 sleep(retry_after.clamp(WAIT.0, WAIT.1)).await;
             }
             Err(error) => return Err(error.into()),

@@ -1,33 +1,36 @@
 //! Reads the JSON object of a request within the limits on size and time.
 
 use super::app::App;
+use super::budget::{Budget, Held};
 use super::error::{ApiError, short};
 use super::fields::kind;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures::StreamExt;
 use serde_json::{Map, Value};
+use std::sync::Arc;
 
 /// How much of a body that is too large is still read and thrown away, so that the client, busy sending, gets to see
 /// why. Beyond it the connection is closed.
 const DISCARD_LIMIT: usize = 16 << 20;
 
-/// The body as a JSON object.
-pub(super) async fn read_object(app: &App, request: Request) -> Result<Map<String, Value>, ApiError> {
+/// The body as a JSON object, and its part of the budget: to be held as long as the object is.
+pub(super) async fn read_object(app: &App, request: Request) -> Result<(Map<String, Value>, Held), ApiError> {
     check_content_type(request.headers())?;
-    parse_object(&read_all(app, request).await?)
+    let (bytes, held) = read_all(app, request).await?;
+    Ok((parse_object(&bytes)?, held))
 }
 
-/// The body, whatever it is, within the limits on size and time.
-pub(super) async fn read_all(app: &App, request: Request) -> Result<Vec<u8>, ApiError> {
-    let read = read_bytes(request, app.max_body_bytes);
+/// The body, whatever it is, within the limits on size and time, and its part of the budget.
+pub(super) async fn read_all(app: &App, request: Request) -> Result<(Vec<u8>, Held), ApiError> {
+    let read = read_bytes(request, app.max_body_bytes, &app.budget);
     tokio::time::timeout(app.read_timeout, read).await.map_err(|_| {
         let message = format!("the request body did not arrive within {:.1} s", app.read_timeout.as_secs_f32());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     })?
 }
 
-async fn read_bytes(request: Request, limit: usize) -> Result<Vec<u8>, ApiError> {
+async fn read_bytes(request: Request, limit: usize, budget: &Arc<Budget>) -> Result<(Vec<u8>, Held), ApiError> {
     let too_large = || {
         let message = format!("the request body is larger than {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
@@ -37,20 +40,34 @@ async fn read_bytes(request: Request, limit: usize) -> Result<Vec<u8>, ApiError>
         return Err(too_large());
     }
     let mut body = request.into_body().into_data_stream();
-    let mut bytes = Vec::with_capacity(announced.unwrap_or(0).min(limit));
+    let mut held = Held::nothing(budget);
+    let mut bytes = Vec::new();
     let mut total = 0usize;
+    let mut refused = None;
     while let Some(piece) = body.next().await {
         let piece = piece.map_err(|error| {
             ApiError::new(StatusCode::BAD_REQUEST, "incomplete_body", format!("the request body broke off: {error}"))
         })?;
         total = total.saturating_add(piece.len());
-        if total <= limit {
+        if refused.is_none() && total > limit {
+            refused = Some(too_large());
+        } else if refused.is_none() && !held.take(piece.len()) {
+            refused = Some(budget.exhausted());
+        }
+        if refused.is_none() {
             bytes.extend_from_slice(&piece);
-        } else if total > limit.saturating_add(DISCARD_LIMIT) {
+            continue;
+        }
+        // What is thrown away is not kept meanwhile.
+        (bytes, held) = (Vec::new(), Held::nothing(budget));
+        if total > limit.saturating_add(DISCARD_LIMIT) {
             break;
         }
     }
-    if total > limit { Err(too_large()) } else { Ok(bytes) }
+    match refused {
+        Some(error) => Err(error),
+        None => Ok((bytes, held)),
+    }
 }
 
 /// JSON only. Besides clarity this keeps pages of other origins out: a browser sends JSON across origins only after

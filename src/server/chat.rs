@@ -7,6 +7,7 @@ use super::chat_request::{ChatCall, parse};
 use super::debug;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::gate::caller;
 use super::sse;
 use crate::audio::{AudioWriter, Sound};
 use crate::engine::{FinishReason, Output, Usage};
@@ -22,13 +23,16 @@ use std::sync::Arc;
 
 /// The handler.
 pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let body = read_object(&app, request).await?;
-    let call = parse(&app, &body)?;
+    let neighbour = caller(&request);
+    let (body, held) = read_object(&app, request).await?;
+    let mut call = parse(&app, &body)?;
+    call.request.terms.neighbour = neighbour;
     let recording = debug::asked(&app, &Fields::top(&body))?;
     let ChatCall { request, format, stream, include_usage, ignored } = call;
     let speaks = request.output == Output::TextAndAudio;
     let writer = Sound::from(format).writer(app.service.info().sample_rate)?;
     let answer = Answer::begin(app.service.submit(request).await?).await?.recorded(recording);
+    drop((body, held));
     let info = app.service.info();
     let mut headers = answer.headers();
     note_ignored(&mut headers, &ignored);

@@ -3,8 +3,8 @@
 use super::app::App;
 use super::error::{ApiError, short};
 use super::fields::{Fields, kind};
-use super::sampling;
 use super::speech_request::format;
+use super::{sampling, terms};
 use crate::audio::AudioFormat;
 use crate::engine::{ChatMessage, GenerateRequest, Output, SamplingOverrides};
 use crate::ids::Frames;
@@ -91,7 +91,8 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     };
     let output = modalities(&fields)?;
     let audio = audio(app, &fields, stream)?;
-    let mut ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
+    let mut ignored =
+        fields.unknown(&[&FIELDS, &sampling::FIELDS, &terms::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
     ignored.extend(audio.ignored);
     let request = GenerateRequest {
         messages,
@@ -102,6 +103,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
         max_text_tokens: fields.count("max_completion_tokens")?.or(fields.count("max_tokens")?),
         max_frames: audio.max_frames,
         seed: fields.seed()?,
+        terms: terms::read(app, &fields, stream && output == Output::TextAndAudio)?,
     };
     Ok(ChatCall { request, format: audio.format, stream, include_usage, ignored })
 }

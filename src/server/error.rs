@@ -1,7 +1,7 @@
 //! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`, 4xx for what the client did, 5xx for us.
 
 use crate::audio::AudioError;
-use crate::engine::{RequestError, SubmitError, VoiceError};
+use crate::engine::{LaterReason, RequestError, SubmitError, VoiceError};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -46,7 +46,7 @@ impl ApiError {
         ApiError { param: Some(param.into()), ..self }
     }
 
-    fn with_retry_after(self, after: Duration) -> ApiError {
+    pub fn with_retry_after(self, after: Duration) -> ApiError {
         ApiError { retry_after: Some(after), ..self }
     }
 
@@ -117,6 +117,13 @@ impl From<SubmitError> for ApiError {
             SubmitError::Full { retry_after, .. } => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                     .with_retry_after(retry_after)
+            }
+            SubmitError::Later { reason, retry_after } => {
+                let code = match reason {
+                    LaterReason::Streams(_) | LaterReason::FirstSound { .. } | LaterReason::Yields => "overloaded",
+                    LaterReason::Share | LaterReason::OwnPlaces(_) | LaterReason::OwnRate(_) => "rate_limit_exceeded",
+                };
+                ApiError::new(StatusCode::TOO_MANY_REQUESTS, code, message).with_retry_after(retry_after)
             }
             SubmitError::Busy(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                 .with_retry_after(Duration::from_secs(1)),

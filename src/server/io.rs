@@ -1,25 +1,34 @@
 //! A socket that fails when its peer takes nothing for too long, so that a stuck client does not hold its connection.
 
+use super::budget::Intake;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// Wraps a socket; reads pass through.
+/// Wraps a socket. What is read is at most counted.
 pub(super) struct StallGuard<T> {
     inner: T,
     limit: Duration,
     /// Runs while a write waits for the peer.
     deadline: Pin<Box<Sleep>>,
     waiting: bool,
+    /// Of what is read.
+    intake: Option<Arc<Intake>>,
 }
 
 impl<T> StallGuard<T> {
     pub fn new(inner: T, limit: Duration) -> StallGuard<T> {
-        StallGuard { inner, limit, deadline: Box::pin(tokio::time::sleep(limit)), waiting: false }
+        StallGuard { inner, limit, deadline: Box::pin(tokio::time::sleep(limit)), waiting: false, intake: None }
+    }
+
+    /// Counts what is read.
+    pub fn counted(self, intake: Arc<Intake>) -> StallGuard<T> {
+        StallGuard { intake: Some(intake), ..self }
     }
 
     fn watch<R>(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<R>>) -> Poll<io::Result<R>> {
@@ -40,7 +49,15 @@ impl<T> StallGuard<T> {
 
 impl<T: AsyncRead + Unpin> AsyncRead for StallGuard<T> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut self.inner).poll_read(cx, buf))?;
+        let read = buf.filled().len() - before;
+        match &self.intake {
+            Some(intake) if !intake.read(read) => {
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::OutOfMemory, "clients have sent too much together")))
+            }
+            _ => Poll::Ready(Ok(())),
+        }
     }
 }
 

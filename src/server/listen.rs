@@ -1,6 +1,7 @@
 //! Sockets: binding, the limit on connections, timeouts, and the drain at the end.
 
 use super::app::{App, router};
+use super::budget::{Budget, Intake};
 use super::error::ApiError;
 use super::io::StallGuard;
 use crate::config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
@@ -14,7 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use metrics::Gauge;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -52,6 +53,9 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// Strangers could use it.
+    #[error("server.listen: {0} {1}")]
+    TooOpen(SocketAddr, &'static str),
 }
 
 /// A bound socket that does not answer yet: clients that connect wait.
@@ -69,6 +73,9 @@ impl Server {
     ///
     /// Must be called inside a Tokio runtime.
     pub fn bind(config: &ServerConfig) -> Result<Server, ServeError> {
+        if let Some(why) = config.too_open() {
+            return Err(ServeError::TooOpen(config.listen, why));
+        }
         let listen = || {
             let socket = match config.listen {
                 SocketAddr::V4(_) => TcpSocket::new_v4()?,
@@ -127,6 +134,7 @@ impl Server {
             read_timeout: self.config.read_timeout,
             stall_limit: limits.stalled_client_timeout,
             open: app.metrics.connections.clone(),
+            budget: app.budget.clone(),
             stopping: app.stopping.clone(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -160,6 +168,8 @@ pub(super) struct ConnectionGuard {
     _place: Arc<Place>,
     _task: TaskTrackerToken,
     closing: CancellationToken,
+    peer: SocketAddr,
+    intake: Arc<Intake>,
 }
 
 /// One of the connections that may be open. Counted in the metrics while it lives.
@@ -186,6 +196,16 @@ impl ConnectionGuard {
     pub async fn closing(&self) {
         self.closing.cancelled().await;
     }
+
+    /// Where it comes from.
+    pub fn address(&self) -> IpAddr {
+        self.peer.ip()
+    }
+
+    /// What it has read since it became a WebSocket.
+    pub fn intake(&self) -> &Arc<Intake> {
+        &self.intake
+    }
 }
 
 /// The accept loop and what its connections share.
@@ -197,6 +217,7 @@ struct Connections {
     read_timeout: Duration,
     stall_limit: Duration,
     open: Gauge,
+    budget: Arc<Budget>,
     /// Finish what you do, begin nothing new.
     stopping: CancellationToken,
     /// End now.
@@ -222,6 +243,8 @@ impl Connections {
                         _place: Arc::new(Place::new(permit, &self.open)),
                         _task: self.tasks.token(),
                         closing: self.closing.clone(),
+                        peer,
+                        intake: Intake::new(&self.budget),
                     };
                     let connection = self.connection(socket, guard.clone());
                     self.tasks.spawn(async move {
@@ -250,7 +273,7 @@ impl Connections {
     fn connection(&self, socket: TcpStream, guard: ConnectionGuard) -> impl Future<Output = ()> + Send + 'static {
         // Chunks are small and must leave at once. A socket that refuses the option is dead anyway.
         let _ = socket.set_nodelay(true);
-        let io = TokioIo::new(StallGuard::new(socket, self.stall_limit));
+        let io = TokioIo::new(StallGuard::new(socket, self.stall_limit).counted(Arc::clone(&guard.intake)));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
         // While draining, a new connection gets one answer, so that `/ready` can say what is going on. (A graceful

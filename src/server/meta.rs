@@ -2,10 +2,11 @@
 
 use super::app::App;
 use super::error::ApiError;
-use axum::Json;
+use super::gate::Caller;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -25,9 +26,17 @@ pub(super) async fn page() -> Response {
     (headers, PAGE).into_response()
 }
 
-/// `GET /health`: 200 as long as the process turns.
-pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Value> {
+/// `GET /live`: 200 as long as the process turns.
+pub(super) async fn live() -> Json<Value> {
+    Json(json!({ "live": true }))
+}
+
+/// `GET /health`: 200 as long as the process turns. Details are for those who may use the server.
+pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
     let health = app.service.health();
+    if !caller.trusted {
+        return Json(json!({ "status": "alive", "ready": health.ready, "draining": health.draining }));
+    }
     Json(json!({
         "status": "alive",
         "version": env!("CARGO_PKG_VERSION"),
@@ -37,16 +46,20 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Json<Value> {
         "draining": health.draining,
         "requests": health.requests,
         "max_requests": app.limits.max_requests,
+        "admission": health.admission,
         "stages": health.stages,
     }))
 }
 
 /// `GET /ready`: 200 if a request would be taken now.
-pub(super) async fn ready(State(app): State<Arc<App>>) -> Response {
+pub(super) async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let health = app.service.health();
     let draining = health.draining || app.stopping.is_cancelled();
     let ready = health.ready && !draining;
-    let body = json!({ "ready": ready, "draining": draining, "stages": health.stages });
+    let mut body = json!({ "ready": ready, "draining": draining });
+    if caller.trusted {
+        body["stages"] = json!(health.stages);
+    }
     if ready {
         return Json(body).into_response();
     }

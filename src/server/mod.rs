@@ -13,6 +13,9 @@
 //! | `ws`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
 //! | `answer` | a request's events as the routes need them |
+//! | `gate` | keys: who asks |
+//! | `terms` | when an answer has to come |
+//! | `budget` | bytes that clients have sent, together |
 //! | `sse`, `fields`, `body`, `error` | encodings |
 //!
 //! `docs/api.md` describes what a client sees.
@@ -21,12 +24,14 @@ mod answer;
 mod app;
 mod batch;
 mod body;
+mod budget;
 mod chat;
 mod chat_request;
 mod debug;
 mod error;
 mod fetch;
 mod fields;
+mod gate;
 mod io;
 mod listen;
 mod meta;
@@ -35,6 +40,7 @@ mod sampling;
 mod speech;
 mod speech_request;
 mod sse;
+mod terms;
 mod voice_request;
 mod voices;
 mod ws;

@@ -6,6 +6,7 @@ use super::body::read_object;
 use super::debug;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::gate::caller;
 use super::reference::References;
 use super::speech_request::{Delivery, parse};
 use super::sse;
@@ -23,12 +24,15 @@ use std::sync::Arc;
 
 /// The handler.
 pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let body = read_object(&app, request).await?;
-    let call = parse(&app, &body, &mut References::new(&app.references)).await?;
+    let neighbour = caller(&request);
+    let (body, held) = read_object(&app, request).await?;
+    let mut call = parse(&app, &body, &mut References::new(&app.references)).await?;
     let recording = debug::asked(&app, &Fields::top(&body))?;
+    call.request.params.terms.neighbour = neighbour;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?).await?.recorded(recording);
+    drop((body, held));
     let headers = headers(&answer, sample_rate, &call.ignored);
     let response = match call.delivery {
         Delivery::Whole => audio_body(call.sound.format, whole(answer, writer).await?.0.into()),

@@ -5,9 +5,10 @@ use super::error::{ApiError, short};
 use super::fields::Fields;
 use super::reference::References;
 use super::sampling;
+use super::terms;
 use super::voice_request;
 use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
-use crate::engine::{SpeechParams, SpeechRequest, TextSource};
+use crate::engine::{SpeechParams, SpeechRequest, Terms, TextSource};
 use crate::ids::Frames;
 use serde_json::{Map, Value};
 
@@ -71,10 +72,12 @@ pub(super) async fn parse(
     refuse_what_would_change_the_answer(&fields)?;
     let sound = sound(app, &fields, AudioFormat::Wav)?;
     let delivery = delivery(&fields, sound.format)?;
-    let params = params(app, &fields, references).await?;
+    let mut params = params(app, &fields, references).await?;
+    params.terms = terms::read(app, &fields, delivery != Delivery::Whole)?;
     let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params };
     let refused = REFUSED.map(|(field, _)| field);
-    let ignored = fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &refused, &HARMLESS]);
+    let ignored =
+        fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &terms::FIELDS, &refused, &HARMLESS]);
     Ok(SpeechCall { request, sound, delivery, ignored })
 }
 
@@ -110,6 +113,7 @@ pub(super) async fn params(
         ignore_eos,
         initial_chunk_frames: first.and_then(|frames| u32::try_from(frames).ok()).map(Frames),
         seed,
+        terms: Terms::default(),
     })
 }
 

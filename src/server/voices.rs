@@ -49,7 +49,7 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
     check_origin(request.headers())?;
     let boundary = boundary(request.headers())?;
-    let body = read_all(&app, request).await?;
+    let (body, _held) = read_all(&app, request).await?;
     let upload = Upload::read(body, boundary).await?;
     let voice = upload.voice(&app)?;
     let added = app.service.add_voice(voice).await.map_err(|error| {

@@ -4,14 +4,17 @@
 //! read, the queue is full, the engine's stream is not read, and this request pauses; cancel is still heard.
 
 use super::app::App;
+use super::budget::Intake;
 use super::error::ApiError;
+use super::gate::Caller;
 use super::listen::ConnectionGuard;
 use super::voices::voice_names;
 use super::ws_input::{Ended, Input, Next, Refused};
 use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event, session_done};
 use super::ws_utterance::{Outgoing, Text, Utterance, feed, next_outgoing};
 use crate::audio::AudioFormat;
-use crate::engine::{Event, SpeechParams, SpeechRequest, TextSource};
+use crate::config::format_duration;
+use crate::engine::{Event, Neighbour, Promise, SpeechParams, SpeechRequest, Terms, TextSource};
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
@@ -36,13 +39,12 @@ const TEXT_QUEUE: usize = 16;
 const PING_EVERY: Duration = Duration::from_secs(20);
 /// Pings without any sign of life after which the client counts as gone.
 const MAX_UNANSWERED: u32 = 6;
-/// A session that says nothing and is told nothing for this long is closed.
-const IDLE_LIMIT: Duration = Duration::from_secs(300);
 
 /// The handler.
 pub(super) async fn connect(
     State(app): State<Arc<App>>,
     Extension(guard): Extension<ConnectionGuard>,
+    Extension(caller): Extension<Caller>,
     headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
@@ -52,10 +54,12 @@ pub(super) async fn connect(
     })?;
     check_origin(&headers)?;
     let limit = app.max_body_bytes;
-    let upgrade = upgrade.max_message_size(limit).max_frame_size(limit);
+    // Browser clients that say their key as a protocol need another one to be chosen.
+    let upgrade = upgrade.max_message_size(limit).max_frame_size(limit).protocols(["realtime"]);
+    guard.intake().begin();
     Ok(upgrade.on_upgrade(move |socket| async move {
         tokio::select! {
-            () = serve(app, socket) => {}
+            () = serve(app, socket, caller.neighbour, Arc::clone(guard.intake())) => {}
             () = guard.closing() => {}
         }
     }))
@@ -77,11 +81,11 @@ pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-async fn serve(app: Arc<App>, socket: WebSocket) {
+async fn serve(app: Arc<App>, socket: WebSocket, neighbour: Neighbour, intake: Arc<Intake>) {
     let (sink, mut source) = socket.split();
     let (out, queue) = mpsc::channel(OUT_QUEUE);
     let mut writer = std::pin::pin!(write(sink, queue));
-    let mut session = Session::new(app, out);
+    let mut session = Session::new(app, out, neighbour, intake);
     tokio::select! {
         _ = session.run(&mut source) => {}
         // Nobody hears us any more.
@@ -103,12 +107,23 @@ async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receive
     let _ = sink.close().await;
 }
 
+/// Bytes of its payload.
+fn length(message: &Message) -> usize {
+    match message {
+        Message::Text(text) => text.len(),
+        Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
+        Message::Close(frame) => frame.as_ref().map_or(0, |frame| frame.reason.len() + 2),
+    }
+}
+
 /// The session is over: the peer is gone, or everything is said.
 struct Over;
 
 struct Session {
     app: Arc<App>,
     out: mpsc::Sender<Message>,
+    neighbour: Neighbour,
+    intake: Arc<Intake>,
     config: SessionConfig,
     input: Input,
     current: Option<Utterance>,
@@ -118,6 +133,7 @@ struct Session {
     parting: VecDeque<Message>,
     /// Set by `session.close`.
     closing: bool,
+    /// When something was said last, by either side.
     heard: Instant,
     unanswered: u32,
 }
@@ -130,16 +146,34 @@ enum Wake {
     Room(Option<(mpsc::OwnedPermit<Message>, Outgoing)>),
     Ping,
     Idle,
+    /// An utterance waits for text for too long.
+    Unwritten,
     Stopping,
 }
 
 impl Session {
-    fn new(app: Arc<App>, out: mpsc::Sender<Message>) -> Session {
-        let config = SessionConfig { sound: AudioFormat::Pcm.into(), speech: SpeechParams::default() };
+    fn new(app: Arc<App>, out: mpsc::Sender<Message>, neighbour: Neighbour, intake: Arc<Intake>) -> Session {
+        let promise = Promise::Listened(app.limits.first_audio_deadline);
+        let terms = Terms { promise, ..Terms::default() };
+        let speech = SpeechParams { terms, ..SpeechParams::default() };
+        let config = SessionConfig { sound: AudioFormat::Pcm.into(), speech };
         let input = Input::new(app.limits.max_input_chars);
         let heard = Instant::now();
         let parting = VecDeque::new();
-        Session { app, out, config, input, current: None, utterance: 0, parting, closing: false, heard, unanswered: 0 }
+        Session {
+            app,
+            out,
+            neighbour,
+            intake,
+            config,
+            input,
+            current: None,
+            utterance: 0,
+            parting,
+            closing: false,
+            heard,
+            unanswered: 0,
+        }
     }
 
     async fn run(
@@ -166,7 +200,10 @@ impl Session {
                     return self.close(close_code::AWAY, "the server is shutting down").await;
                 }
             }
+            // Whoever has begun to write has a place, which is not for keeping.
+            let writing = self.current.as_ref().is_some_and(|utterance| matches!(utterance.text, Text::Open(_)));
             let silent = self.current.is_none();
+            let patience = if writing { self.app.limits.stalled_client_timeout } else { self.app.idle_timeout };
             let parting = !self.parting.is_empty();
             let (text, stream) = match &mut self.current {
                 Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
@@ -177,7 +214,8 @@ impl Session {
                 taken = feed(text, &self.input) => Wake::Fed(taken),
                 outgoing = next_outgoing(&self.out, parting, stream) => Wake::Room(outgoing),
                 _ = pings.tick() => Wake::Ping,
-                () = sleep_until(self.heard + IDLE_LIMIT), if silent => Wake::Idle,
+                () = sleep_until(self.heard + patience), if silent => Wake::Idle,
+                () = sleep_until(self.heard + patience), if writing => Wake::Unwritten,
                 () = stopping.cancelled(), if !stopping.is_cancelled() => Wake::Stopping,
             };
             match wake {
@@ -192,10 +230,15 @@ impl Session {
                 Wake::Room(None) => return Err(Over),
                 Wake::Ping => self.ping()?,
                 Wake::Idle => {
-                    let message = format!("nothing was said for {} s", IDLE_LIMIT.as_secs());
+                    let message = format!("nothing was said for {}", format_duration(patience));
                     let error = ApiError::new(StatusCode::REQUEST_TIMEOUT, "idle_timeout", message);
                     self.tell(&error_event(None, &error)).await?;
                     return self.close(close_code::NORMAL, "idle").await;
+                }
+                Wake::Unwritten => {
+                    let message = format!("no text came for {}", format_duration(patience));
+                    let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message);
+                    self.finish(&error_event(Some(self.utterance), &error));
                 }
                 Wake::Stopping => {} // looked at above
             }
@@ -208,6 +251,8 @@ impl Session {
             self.utterance += 1;
             let (sender, receiver) = flume::bounded(TEXT_QUEUE);
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
+            let mut request = request;
+            request.params.terms.neighbour = self.neighbour;
             let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
             let begun = match writer {
                 Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),
@@ -259,6 +304,7 @@ impl Session {
             Some(Err(error)) => return self.broken(&error).await,
             None => return Err(Over),
         };
+        self.intake.taken(length(&message));
         if !matches!(message, Message::Ping(_) | Message::Pong(_)) {
             self.heard = Instant::now();
         }
@@ -355,6 +401,7 @@ impl Session {
     /// Sends what an event of the current utterance means to the client.
     fn pass_on(&mut self, permit: mpsc::OwnedPermit<Message>, event: Option<Event>) {
         let Some(utterance) = &mut self.current else { return };
+        self.heard = Instant::now();
         self.unanswered = 0; // the writer took what was there before: somebody reads
         let sample_rate = self.app.service.info().sample_rate;
         let failed = match event {
@@ -440,6 +487,10 @@ impl Session {
     async fn broken(&mut self, error: &axum::Error) -> Result<(), Over> {
         debug!(%error, "websocket reader ended");
         self.current = None;
+        if self.intake.was_full() {
+            self.tell(&error_event(None, &self.app.budget.exhausted())).await?;
+            return self.close(close_code::AGAIN, "too much input").await;
+        }
         if error.to_string().contains("too long") {
             let message = format!("a message was larger than {} bytes", self.app.max_body_bytes);
             let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "message_too_large", message);

@@ -6,6 +6,7 @@ use super::error::{ApiError, short};
 use super::fields::Fields;
 use super::reference::References;
 use super::speech_request::{params, refuse_what_would_change_the_answer, sound};
+use super::terms;
 use crate::audio::{AudioFormat, Sound};
 use crate::engine::{FinishReason, SpeechParams, Usage};
 use serde_json::{Map, Value, json};
@@ -64,7 +65,8 @@ impl SessionConfig {
         app.check_model(fields.string("model")?)?;
         refuse_what_would_change_the_answer(&fields)?;
         let sound = sound(app, &fields, AudioFormat::Pcm)?;
-        let speech = params(app, &fields, &mut References::new(&app.references)).await?;
+        let mut speech = params(app, &fields, &mut References::new(&app.references)).await?;
+        speech.terms = terms::read(app, &fields, true)?;
         if speech.ignore_eos {
             return Err(fields.invalid("ignore_eos", "is for POST /v1/audio/speech, where the text is whole"));
         }

@@ -69,6 +69,10 @@ catalogue! {
     REAL_TIME_FACTOR = Histogram(FACTOR), "omni_real_time_factor", [], "Time a request took per second of its speech; below 1 a listener never waits for the whole.";
     UNDERRUNS = Counter, "omni_underruns_total", [], "Chunks that came more than 20 ms too late for a player that began with the first chunk.";
 
+    ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that admission takes this server to carry in real time, at most limits.max_requests.";
+    REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were told to come later, by why.";
+    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Promises to those who listen, met and missed: the first sound in time, and the rest in real time.";
+
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
     STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
     PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "What of a step's time one phase took, as far as the device measures it.";
@@ -108,6 +112,8 @@ catalogue! {
 
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
+    HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes that clients have sent and that are still held, at most server.max_input_bytes.";
+    HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
 }
 
 #[cfg(test)]

@@ -377,13 +377,21 @@ impl std::fmt::Debug for DeviceMetrics {
 pub struct HttpMetrics {
     /// Connections open.
     pub connections: Gauge,
+    /// Bytes of input that are held.
+    pub input_bytes: Gauge,
+    /// Requests without a key that is known.
+    pub unauthorized: Counter,
 }
 
 impl HttpMetrics {
     /// The server's handles.
     pub fn new() -> HttpMetrics {
         install();
-        HttpMetrics { connections: gauge!(c::HTTP_CONNECTIONS.name) }
+        HttpMetrics {
+            connections: gauge!(c::HTTP_CONNECTIONS.name),
+            input_bytes: gauge!(c::HTTP_INPUT_BYTES.name),
+            unauthorized: counter!(c::HTTP_UNAUTHORIZED.name),
+        }
     }
 
     /// A response began. `route` is the pattern, never the path that the client sent: label values stay few.

@@ -4,6 +4,7 @@
 //! [`CopyMetrics`], [`RequestMetrics`], [`DeviceMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
 //! level info carries what a client said.
 
+mod admission;
 pub mod catalogue;
 pub mod clock;
 mod exposition;
@@ -15,6 +16,7 @@ pub mod playback;
 mod request;
 pub mod trace;
 
+pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
     CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, RepairMetrics,

@@ -48,6 +48,19 @@ impl Playback {
         Arrival { first, gap, underrun }
     }
 
+    /// A chunk came at some time before `now`, when nobody looked: in time, as far as anybody knows.
+    pub fn chunk_in_time(&mut self, now: Duration, length: Duration) {
+        self.first.get_or_insert(now);
+        self.last = now;
+        self.dry_at = self.dry_at.max(now) + length;
+        self.played += length;
+    }
+
+    /// For how long there has been nothing to play at `now`.
+    pub fn dry_for(&self, now: Duration) -> Duration {
+        if self.first.is_some() { now.saturating_sub(self.dry_at) } else { Duration::ZERO }
+    }
+
     /// When the first chunk came.
     pub fn time_to_first(&self) -> Option<Duration> {
         self.first

@@ -5,6 +5,7 @@
 mod bad_requests;
 mod batch;
 mod chat;
+mod guard;
 mod limits;
 mod meta;
 mod scripted;
@@ -12,7 +13,7 @@ mod speech;
 mod voices;
 mod ws;
 
-use omni_actors::config::{LimitsConfig, ServerConfig};
+use omni_actors::config::{Config, LimitsConfig, ServerConfig};
 use omni_actors::server::Server;
 use reqwest::{Client, RequestBuilder, Response};
 use scripted::Scripted;
@@ -42,14 +43,14 @@ impl Site {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             max_connections: 64,
             max_body_bytes: 64 << 10,
-            read_timeout: Duration::from_secs(10),
             drain_grace: Duration::from_secs(5),
+            ..Config::default().server
         };
         let mut limits = LimitsConfig {
             max_requests: 4,
             max_input_chars: 1000,
             request_timeout: Duration::from_secs(60),
-            stalled_client_timeout: Duration::from_secs(30),
+            ..Config::default().limits
         };
         change(&mut config, &mut limits);
         let service = Arc::new(Scripted::new());

@@ -221,9 +221,11 @@ impl Service for Scripted {
         let stages = StageName::ALL.map(|name| StageHealth {
             name,
             state: StageState::Running,
+            since: 1_700_000_000,
             generation: 1,
             restarts: 0,
             last_reason: None,
+            last_recovery_s: None,
             rows: 0,
             pid: None,
         });
@@ -231,6 +233,7 @@ impl Service for Scripted {
             ready: self.ready.load(Ordering::SeqCst),
             draining: self.draining.load(Ordering::SeqCst),
             requests: 0,
+            admission: Standing::default(),
             stages: stages.into(),
         }
     }

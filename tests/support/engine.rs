@@ -4,7 +4,7 @@
 use omni_actors::config::{Config, DeviceKind, Placement, Precision};
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
-    SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, process,
+    SamplingOverrides, Service, SpeechParams, SpeechRequest, Terms, TextSource, Usage, process,
 };
 use omni_actors::ids::Frames;
 use omni_actors::model::checkpoint::Checkpoint;
@@ -65,6 +65,7 @@ pub fn chat(text: &str, output: Output) -> GenerateRequest {
         max_text_tokens: None,
         max_frames: None,
         seed: Some(1),
+        terms: Terms::default(),
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the listeners ask for: a fixed set of requests, each with its own seed, so that each answer has one truth. Pure.
 
 use crate::engine::{
-    ChatMessage, GenerateRequest, Output, SamplingOverrides, SpeechParams, SpeechRequest, TextSource, VoiceChoice,
+    ChatMessage, GenerateRequest, Output, SamplingOverrides, SpeechParams, SpeechRequest, Terms, TextSource,
+    VoiceChoice,
 };
 use crate::ids::{Frames, StageName};
 use crate::model::hf::{Family, Variant};
@@ -107,6 +108,7 @@ impl Load {
             max_text_tokens: Some(self.frames.unwrap_or(CHAT_TOKENS)),
             max_frames: Some(Frames(self.frames.unwrap_or(CHAT_FRAMES))),
             seed: Some(*seed),
+            terms: Terms::default(),
         })
     }
 }

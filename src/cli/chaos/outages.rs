@@ -94,9 +94,11 @@ mod tests {
         [StageHealth {
             name: StageName::Talker,
             state,
+            since: 0,
             generation: restarts,
             restarts,
             last_reason: None,
+            last_recovery_s: None,
             rows: 0,
             pid: None,
         }]

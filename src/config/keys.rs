@@ -1,0 +1,98 @@
+//! `[[keys]]`: who may use the server, and what they may have. The config holds hashes; a key in clear is never kept.
+
+use super::reader::Reader;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+use toml::Value;
+
+/// One of `[[keys]]`.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct KeyConfig {
+    /// Whose it is, for logs and people.
+    pub name: String,
+    /// SHA-256 of the key.
+    pub sha256: [u8; 32],
+    /// Share of the places, against those of other keys.
+    pub weight: u32,
+    /// Requests in flight; `None`: as many as there are places.
+    pub max_requests: Option<usize>,
+    /// Requests accepted in a minute; `None`: no limit.
+    pub requests_per_minute: Option<u32>,
+}
+
+/// What is kept of a key.
+pub fn hash_key(key: &str) -> [u8; 32] {
+    Sha256::digest(key.as_bytes()).into()
+}
+
+pub(super) fn keys(r: &mut Reader, base: &Path) -> Vec<KeyConfig> {
+    r.refuse("keys", "must be written [[keys]], once per key");
+    let keys: Vec<_> = (0..r.repeated("keys")).filter_map(|i| key(r, &format!("keys[{i}]"), base)).collect();
+    for (i, key) in keys.iter().enumerate() {
+        let earlier = &keys[..i];
+        if earlier.iter().any(|other| other.name == key.name) {
+            r.complain(&format!("keys[{i}].name"), format!("{:?} is the name of two keys", key.name));
+        }
+        if earlier.iter().any(|other| other.sha256 == key.sha256) {
+            r.complain(&format!("keys[{i}]"), format!("{:?} has the same key as another one", key.name));
+        }
+    }
+    keys
+}
+
+pub(super) fn key(r: &mut Reader, section: &str, base: &Path) -> Option<KeyConfig> {
+    let field = |field: &str| format!("{section}.{field}");
+    let text =
+        |allowed: fn(&str) -> bool| move |value: &Value| value.as_str().filter(|t| allowed(t)).map(str::to_owned);
+    let plain = |name: &str| {
+        (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b))
+    };
+    let name = r.value(&field("name"), "", "1 to 64 letters, digits, dots, - or _".to_owned(), text(plain));
+    let allowed = "the 64 hexadecimal digits of the key's SHA-256".to_owned();
+    let hash = r.value(&field("sha256"), "", allowed, |value| digits(value.as_str()?));
+    let file = r.value(&field("file"), "", "a file".to_owned(), text(|path| !path.trim().is_empty()));
+    let weight = r.int(&field("weight"), 1, 1..=1000);
+    let max_requests = r.auto_int(&field("max_requests"), 1..=4096);
+    let requests_per_minute = r.auto_int(&field("requests_per_minute"), 1..=1_000_000);
+    let Some(name) = name else {
+        r.complain(section, "needs `name`");
+        return None;
+    };
+    let sha256 = match (hash, file) {
+        (Some(hash), None) => hash,
+        (None, Some(file)) => match read_key(&base.join(&file)) {
+            Ok(key) => hash_key(&key),
+            Err(why) => {
+                r.complain(&field("file"), why);
+                return None;
+            }
+        },
+        _ => {
+            r.complain(section, "needs either `sha256` or `file`");
+            return None;
+        }
+    };
+    Some(KeyConfig { name, sha256, weight, max_requests, requests_per_minute })
+}
+
+/// A key that lies in a file of its own, with or without a line end.
+fn read_key(path: &Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+    let key = text.trim();
+    match key.len() {
+        0..16 => Err(format!("{} must hold a key of at least 16 characters", path.display())),
+        _ if key.bytes().all(|byte| byte.is_ascii_graphic()) => Ok(key.to_owned()),
+        _ => Err(format!("{} must hold one key of printable ASCII without spaces", path.display())),
+    }
+}
+
+fn digits(text: &str) -> Option<[u8; 32]> {
+    let mut bytes = [0; 32];
+    if text.len() != 64 || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..2 * i + 2], 16).ok()?;
+    }
+    Some(bytes)
+}

@@ -1,0 +1,123 @@
+//! How many streams can be carried in real time.
+//!
+//! Optimistic until streams are late. Then what the engine made in that time tells how many it could have carried: with
+//! fewer streams it makes at most as much, so `n` of them are carried only if `n` seconds of speech per second were made.
+//! It goes up again one by one, and the more slowly the more often that was too much.
+
+use std::time::Duration;
+
+/// What is looked at together.
+const WINDOW: Duration = Duration::from_secs(1);
+/// After a change: how long all has to go well at the limit before one stream more is tried, at first and at last.
+const TRIAL: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
+
+/// What is left over when a stream counts as carried: speech per second beyond real time.
+const MARGIN: f64 = 1.1;
+
+/// One in eight: a single hiccup of one stream among many is no overload.
+pub(super) fn many(late: usize, all: usize) -> bool {
+    late > 0 && late * 8 >= all
+}
+
+#[derive(Debug)]
+pub(super) struct Capacity {
+    most: usize,
+    now: usize,
+    /// When the window began.
+    began: Duration,
+    /// In this window: most streams at once, speech made, streams that became late.
+    peak: usize,
+    made: Duration,
+    late: usize,
+    changed: Duration,
+    patience: Duration,
+    /// The last change was one stream more.
+    trying: bool,
+}
+
+impl Capacity {
+    pub fn new(most: usize) -> Capacity {
+        Capacity {
+            most,
+            now: most,
+            began: Duration::ZERO,
+            peak: 0,
+            made: Duration::ZERO,
+            late: 0,
+            changed: Duration::ZERO,
+            patience: TRIAL.0,
+            trying: false,
+        }
+    }
+
+    pub fn now(&self) -> usize {
+        self.now
+    }
+
+    /// So many streams are there at once.
+    pub fn saw(&mut self, streams: usize) {
+        self.peak = self.peak.max(streams);
+    }
+
+    /// So much speech was made.
+    pub fn made(&mut self, length: Duration) {
+        self.made += length;
+    }
+
+    /// One more stream is late.
+    pub fn late(&mut self) {
+        self.late += 1;
+    }
+
+    /// What was seen in this window is void.
+    pub fn forget(&mut self, now: Duration) {
+        (self.began, self.peak, self.made, self.late) = (now, 0, Duration::ZERO, 0);
+    }
+
+    /// Draws the conclusion of a window that is over. `held` streams are there, of which `listened` could be late;
+    /// `ahead` of these are well ahead of their listeners.
+    pub fn look(&mut self, (held, listened, ahead): (usize, usize, usize), now: Duration) {
+        let took = now.saturating_sub(self.began);
+        if took < WINDOW {
+            return;
+        }
+        let all = listened.max(self.late);
+        if many(self.late, all) && self.peak > 0 {
+            self.lower(self.late * 2 >= all, took, now);
+        } else if self.late == 0 && self.peak >= self.now && self.now < self.most {
+            // Streams whose listeners have enough pause, so what was made is not all that could have been.
+            let spare = self.carried(took) > self.now || ahead * 2 > listened;
+            if spare && now.saturating_sub(self.changed) >= self.patience {
+                self.now += 1;
+                (self.changed, self.trying) = (now, true);
+            }
+        } else if self.late == 0 && took > TRIAL.1 {
+            // Nobody came for a long time: whatever was too much may have passed.
+            self.patience = TRIAL.0;
+        }
+        self.forget(now);
+        self.peak = held;
+    }
+
+    /// Streams for which what was made in a window would have been enough.
+    fn carried(&self, took: Duration) -> usize {
+        (self.made.as_secs_f64() / took.as_secs_f64() / MARGIN).floor() as usize
+    }
+
+    fn lower(&mut self, plainly: bool, took: Duration, now: Duration) {
+        let carried = self.carried(took);
+        // Those who came before the last change say nothing against what has been allowed since.
+        let highest = if self.peak > self.now { self.now } else { self.peak.saturating_sub(1) };
+        // Where it is not plain, a window says less than those before it.
+        let lowest = if plainly { 1 } else { highest * 3 / 4 };
+        let lowered = carried.clamp(lowest.min(highest), highest).max(1);
+        if lowered < self.now {
+            self.patience = match self.trying {
+                true if now.saturating_sub(self.changed) < self.patience * 2 => (self.patience * 2).min(TRIAL.1),
+                _ => TRIAL.0.max(self.patience / 2),
+            };
+            self.now = lowered;
+            (self.changed, self.trying) = (now, false);
+        }
+    }
+}

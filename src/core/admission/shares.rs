@@ -1,0 +1,186 @@
+//! What each neighbour may have while places are scarce.
+//!
+//! Free places are for whoever comes. But a neighbour that has its share takes no place that somebody else wants who has
+//! less than theirs: those who were refused a place lately, each as many as they were refused, and one place for all who
+//! were here lately, so that a burst is refused before its neighbours are.
+
+use super::Reason;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+/// Who was here within this time counts as there.
+const AROUND: Duration = Duration::from_secs(10);
+/// Most neighbours that are remembered without a place of theirs: those who were here last.
+const REMEMBERED: usize = 4096;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NeighbourId {
+    /// This process.
+    #[default]
+    Own,
+    /// Whoever has the key of this number.
+    Key(u32),
+    /// Whoever comes from this address (IPv6: from its /64 network).
+    Address(IpAddr),
+}
+
+/// Who asks, and what they may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Neighbour {
+    /// Who.
+    pub id: NeighbourId,
+    /// Share of the places, against the weights of the others.
+    pub weight: u32,
+    /// Places at once.
+    pub max_requests: Option<usize>,
+    /// Requests accepted in a minute.
+    pub requests_per_minute: Option<u32>,
+}
+
+impl Default for Neighbour {
+    fn default() -> Neighbour {
+        Neighbour { id: NeighbourId::Own, weight: 1, max_requests: None, requests_per_minute: None }
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    weight: u32,
+    held: usize,
+    seen: Duration,
+    /// Places that it was refused, and until when it is expected to come for them.
+    wanted: usize,
+    expected: Duration,
+    /// Requests that may be accepted at this moment, at most a minute's.
+    tokens: f64,
+    refilled: Duration,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Shares {
+    neighbours: BTreeMap<NeighbourId, State>,
+    held: usize,
+}
+
+impl Shares {
+    /// Whether a neighbour may have one of `places`; if not, why, and when to come again if that is known.
+    pub fn ask(
+        &mut self,
+        neighbour: &Neighbour,
+        places: usize,
+        now: Duration,
+    ) -> Result<(), (Reason, Option<Duration>)> {
+        self.see(neighbour, now);
+        let Some(own) = self.neighbours.get(&neighbour.id) else { return Ok(()) };
+        if let Some(rate) = neighbour.requests_per_minute
+            && own.tokens < 1.0
+        {
+            let wait = (1.0 - own.tokens) * 60.0 / f64::from(rate.max(1));
+            return Err((Reason::OwnRate(rate), Some(Duration::from_secs_f64(wait))));
+        }
+        if let Some(most) = neighbour.max_requests
+            && own.held >= most
+        {
+            return Err((Reason::OwnPlaces(most), None));
+        }
+        if self.held >= places {
+            return Err((Reason::Places, None));
+        }
+        let total = self.weights(now);
+        if own.held >= share(own.weight, total, places)
+            && places - self.held <= self.kept_for_others(neighbour.id, total, places, now)
+        {
+            return Err((Reason::Share, None));
+        }
+        Ok(())
+    }
+
+    /// It takes a place.
+    pub fn takes(&mut self, neighbour: &Neighbour, now: Duration) {
+        self.see(neighbour, now);
+        if let Some(own) = self.neighbours.get_mut(&neighbour.id) {
+            own.held += 1;
+            own.wanted = own.wanted.saturating_sub(1);
+            own.tokens -= 1.0;
+            self.held += 1;
+        }
+    }
+
+    /// It was refused a place that it will come for until `expected`.
+    pub fn wants(&mut self, neighbour: &Neighbour, places: usize, expected: Duration) {
+        if let Some(own) = self.neighbours.get_mut(&neighbour.id) {
+            own.wanted = (own.wanted + 1).min(places);
+            own.expected = expected;
+        }
+    }
+
+    /// It gives a place back.
+    pub fn leaves(&mut self, id: NeighbourId) {
+        if let Some(own) = self.neighbours.get_mut(&id)
+            && own.held > 0
+        {
+            own.held -= 1;
+            self.held -= 1;
+        }
+    }
+
+    fn see(&mut self, neighbour: &Neighbour, now: Duration) {
+        let rate = f64::from(neighbour.requests_per_minute.unwrap_or(u32::MAX));
+        let own = self.neighbours.entry(neighbour.id).or_insert_with(|| State {
+            weight: neighbour.weight,
+            held: 0,
+            seen: now,
+            wanted: 0,
+            expected: now,
+            tokens: rate,
+            refilled: now,
+        });
+        own.seen = now;
+        own.tokens = (own.tokens + rate / 60.0 * now.saturating_sub(own.refilled).as_secs_f64()).min(rate);
+        own.refilled = now;
+        if own.expected < now {
+            own.wanted = 0;
+        }
+        if self.neighbours.len() > REMEMBERED {
+            let away = self.neighbours.iter().filter(|(id, state)| state.held == 0 && **id != neighbour.id);
+            // Keys are few, and what they have used of their rate must not be forgotten.
+            let away = away.filter(|(id, _)| !matches!(id, NeighbourId::Key(_)));
+            if let Some(oldest) = away.min_by_key(|(_, state)| state.seen).map(|(id, _)| *id) {
+                self.neighbours.remove(&oldest);
+            }
+        }
+    }
+
+    /// Of everybody who is there.
+    fn weights(&self, now: Duration) -> u64 {
+        self.there(now).map(|(_, state)| u64::from(state.weight)).sum()
+    }
+
+    fn there(&self, now: Duration) -> impl Iterator<Item = (&NeighbourId, &State)> {
+        let is_there = move |state: &State| {
+            state.held > 0 || now.saturating_sub(state.seen) < AROUND || (state.wanted > 0 && state.expected >= now)
+        };
+        self.neighbours.iter().filter(move |(_, state)| is_there(state))
+    }
+
+    fn kept_for_others(&self, id: NeighbourId, total: u64, places: usize, now: Duration) -> usize {
+        let mut wanted = 0;
+        let mut around = 0;
+        for (_, state) in self.there(now).filter(|(other, _)| **other != id) {
+            let room = share(state.weight, total, places).saturating_sub(state.held);
+            let wants = if state.expected >= now { state.wanted } else { 0 };
+            wanted += room.min(wants);
+            around = around.max(room.min(1));
+        }
+        wanted.max(around)
+    }
+}
+
+/// At least one place, whatever the weights.
+fn share(weight: u32, total: u64, places: usize) -> usize {
+    let share = places as u64 * u64::from(weight) / total.max(1);
+    (share as usize).max(1)
+}

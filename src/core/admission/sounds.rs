@@ -1,0 +1,85 @@
+//! When a first sound comes, by how many others are being made at that moment: a line through what was seen lately.
+
+use std::time::Duration;
+
+/// What was seen so long ago counts half; after a few times as long without news nothing is known.
+pub(super) const FORGETS: Duration = Duration::from_secs(20);
+/// Each sample leaves so much of the weight of those before it.
+const KEEPS: f64 = 15.0 / 16.0;
+/// Less weight than this is no knowledge.
+const LEAST: f64 = 0.2;
+
+/// Weighted sums of a line: time = rest + slope * ahead.
+#[derive(Debug, Default)]
+pub(super) struct FirstSounds {
+    weight: f64,
+    x: f64,
+    y: f64,
+    xx: f64,
+    xy: f64,
+    at: Duration,
+}
+
+impl FirstSounds {
+    /// A first sound took so long with so many ahead of it.
+    pub fn learn(&mut self, ahead: usize, took: Duration, now: Duration) {
+        let keep = KEEPS * self.remembered(now);
+        let (x, y) = (ahead as f64, took.as_secs_f64());
+        for (sum, new) in
+            [(&mut self.weight, 1.0), (&mut self.x, x), (&mut self.y, y), (&mut self.xx, x * x), (&mut self.xy, x * y)]
+        {
+            *sum = *sum * keep + new;
+        }
+        self.at = now;
+    }
+
+    /// When the next one would come with so many ahead of it; `None` if nothing is known.
+    pub fn expect(&self, ahead: usize, now: Duration) -> Option<Duration> {
+        if self.weight * self.remembered(now) < LEAST {
+            return None;
+        }
+        let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
+        let spread = self.xx / self.weight - mean_x * mean_x;
+        let slope = if spread > 1e-9 { (self.xy / self.weight - mean_x * mean_y) / spread } else { 0.0 };
+        // Nobody is served sooner for others being ahead.
+        let expected = mean_y + slope.max(0.0) * (ahead as f64 - mean_x);
+        Some(Duration::try_from_secs_f64(expected.max(0.0)).unwrap_or(Duration::MAX))
+    }
+
+    fn remembered(&self, now: Duration) -> f64 {
+        (-now.saturating_sub(self.at).as_secs_f64() / FORGETS.as_secs_f64()).exp2()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn a_queue_of_first_sounds_is_learned_and_foretold() {
+        let mut sounds = FirstSounds::default();
+        assert_eq!(sounds.expect(3, NOW), None, "nothing is known yet");
+        for ahead in [0, 1, 2, 3, 0, 1] {
+            sounds.learn(ahead, Duration::from_millis(50 + 30 * ahead as u64), NOW);
+        }
+        let expected = sounds.expect(10, NOW).unwrap().as_secs_f64();
+        assert!((expected - 0.350).abs() < 1e-6, "{expected}");
+    }
+
+    #[test]
+    fn what_is_old_is_forgotten() {
+        let mut sounds = FirstSounds::default();
+        sounds.learn(0, Duration::from_secs(9), NOW);
+        assert!(sounds.expect(0, NOW + FORGETS).is_some());
+        assert_eq!(sounds.expect(0, NOW + 3 * FORGETS), None);
+    }
+
+    #[test]
+    fn one_kind_of_experience_is_no_slope() {
+        let mut sounds = FirstSounds::default();
+        (0..5).for_each(|_| sounds.learn(0, Duration::from_millis(80), NOW));
+        assert_eq!(sounds.expect(100, NOW).unwrap().as_millis(), 80);
+    }
+}
