@@ -6,6 +6,8 @@
 mod http;
 #[path = "support/omni.rs"]
 mod omni;
+#[path = "support/process.rs"]
+mod process;
 #[path = "support/engine.rs"]
 mod support;
 
@@ -17,10 +19,9 @@ use omni_actors::engine::{Engine, Event, Output, Service, StageState, SubmitErro
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::ids::StageName;
 use omni_actors::telemetry::trace::{self, Lane, Record, Session};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use process::Watched;
+use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
-use std::os::fd::OwnedFd;
 use std::time::Duration;
 use support::{chat, collect, engine, frames, idle, say, tiny, voice};
 
@@ -40,24 +41,6 @@ async fn apart(change: impl FnOnce(&mut Config)) -> Engine {
         change(config);
     })
     .await
-}
-
-/// A process that cannot be mistaken for another one of the same number.
-struct Watched(OwnedFd);
-
-impl Watched {
-    fn new(pid: u32) -> Watched {
-        Watched(pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap())
-    }
-    fn kill(&self) {
-        pidfd_send_signal(&self.0, Signal::KILL).unwrap();
-    }
-    /// Fails if it still runs after so long.
-    fn ends_within(&self, patience: Duration) {
-        let limit = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
-        let ended = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&limit)).unwrap();
-        assert_eq!(ended, 1, "a stage process still runs after {patience:?}");
-    }
 }
 
 fn pid(engine: &Engine, stage: StageName) -> u32 {

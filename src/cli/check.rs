@@ -18,7 +18,7 @@ use std::path::PathBuf;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors check configs/example.toml
-  omni-actors check my.toml --set server.listen=0.0.0.0:80")]
+  omni-actors check my.toml --set server.listen=0.0.0.0:8080 --set server.allow_anonymous=true")]
 pub struct CheckArgs {
     /// Config file
     config: PathBuf,
@@ -64,7 +64,16 @@ fn misfit(message: String) -> ConfigError {
 
 fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> String {
     let listen = config.server.listen;
-    let reach = if listen.ip().is_loopback() { "this machine only" } else { "reachable from outside" };
+    let whom = match config.server.keys.len() {
+        0 => ", by anybody".to_owned(),
+        1 => ", with 1 key".to_owned(),
+        keys => format!(", with {keys} keys"),
+    };
+    let reach = match listen.ip().is_loopback() {
+        true if config.server.keys.is_empty() => "this machine only".to_owned(),
+        true => format!("this machine only{whom}"),
+        false => format!("reachable from outside{whom}"),
+    };
     let source = match &config.model.checkpoint {
         CheckpointSource::Embedded => "embedded".to_owned(),
         CheckpointSource::Folder(folder) => folder.display().to_string(),

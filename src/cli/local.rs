@@ -2,7 +2,7 @@
 
 use super::EmbeddedFiles;
 use super::model::{self, ModelArgs};
-use crate::config::Config;
+use crate::config::{AdmissionMode, Config};
 use crate::engine::{Engine, Service};
 use crate::server::Server;
 use crate::telemetry;
@@ -28,7 +28,7 @@ pub(super) struct LocalServer {
 
 impl LocalServer {
     /// Starts it, ready to serve. `at_once` requests are let in together, whatever the config's limits say, so that a
-    /// measurement is not one of refusals.
+    /// measurement is not one of refusals; `None`: as the config says.
     pub async fn start(
         args: &ModelArgs,
         embedded: Option<EmbeddedFiles>,
@@ -37,6 +37,9 @@ impl LocalServer {
         let mut config = args.resolve()?;
         config.server.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         if args.config.is_none() {
+            if at_once.is_some() {
+                config.limits.admission = AdmissionMode::Places;
+            }
             config.limits.max_requests = config.limits.max_requests.max(at_once.unwrap_or(0));
             config.server.max_connections = config.server.max_connections.max(at_once.unwrap_or(0) + 8);
         }

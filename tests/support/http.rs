@@ -57,6 +57,11 @@ impl Ask {
 
     /// The same with a server that may be killed meanwhile.
     pub fn try_send(&self, url: &str) -> Option<Reply> {
+        Reply::read(&self.bytes(url)?)
+    }
+
+    /// All that comes back; `None` if nobody listens.
+    pub fn bytes(&self, url: &str) -> Option<Vec<u8>> {
         let host = url.strip_prefix("http://").unwrap();
         let mut socket = TcpStream::connect(host).ok()?;
         socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -74,19 +79,20 @@ impl Ask {
         let mut bytes = Vec::new();
         // What came before a connection broke may be all.
         let _ = socket.read_to_end(&mut bytes);
-        Reply::read(&bytes)
+        Some(bytes)
     }
 }
 
 /// A response.
 pub struct Reply {
     pub status: u16,
+    head: String,
     pub body: Vec<u8>,
 }
 
 impl Reply {
     /// `None` if it was cut.
-    fn read(bytes: &[u8]) -> Option<Reply> {
+    pub fn read(bytes: &[u8]) -> Option<Reply> {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_ascii_lowercase();
         let status = head.split(' ').nth(1)?.parse().unwrap();
@@ -97,7 +103,12 @@ impl Reply {
             None if header("transfer-encoding: ").is_some() => dechunk(body)?,
             None => body.to_vec(),
         };
-        Some(Reply { status, body })
+        Some(Reply { status, head, body })
+    }
+
+    /// A header, its name in lower case.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
     pub fn json(&self) -> Value {

@@ -10,6 +10,8 @@ pub struct Omni {
     folder: tempfile::TempDir,
     args: Vec<String>,
     stdin: String,
+    variables: Vec<(String, String)>,
+    log: Option<String>,
 }
 
 /// `omni-actors ARGS`
@@ -19,7 +21,13 @@ pub fn omni<const N: usize>(args: [&str; N]) -> Omni {
 
 impl Omni {
     pub fn new() -> Omni {
-        Omni { folder: tempfile::tempdir().unwrap(), args: Vec::new(), stdin: String::new() }
+        Omni {
+            folder: tempfile::tempdir().unwrap(),
+            args: Vec::new(),
+            stdin: String::new(),
+            variables: Vec::new(),
+            log: None,
+        }
     }
 
     pub fn args<const N: usize>(self, args: [&str; N]) -> Omni {
@@ -33,6 +41,18 @@ impl Omni {
 
     pub fn stdin(mut self, text: &str) -> Omni {
         text.clone_into(&mut self.stdin);
+        self
+    }
+
+    /// One of its environment.
+    pub fn variable(mut self, name: &str, value: &str) -> Omni {
+        self.variables.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// The file to which a server writes its log, instead of this test's.
+    pub fn log_to(mut self, path: &str) -> Omni {
+        self.log = Some(path.to_owned());
         self
     }
 
@@ -55,6 +75,7 @@ impl Omni {
     fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_omni-actors"));
         command.args(&self.args).current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("OMNI_LOG");
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -69,7 +90,8 @@ impl Omni {
 
     /// Starts a server on a free port and waits for its first line.
     pub fn serve(self) -> Serving {
-        let mut child = self.command().stderr(Stdio::inherit()).spawn().unwrap();
+        let log = self.log.as_ref().map_or_else(Stdio::inherit, |path| std::fs::File::create(path).unwrap().into());
+        let mut child = self.command().stderr(log).spawn().unwrap();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
@@ -142,7 +164,18 @@ impl Serving {
 
     /// Waits for its end and tells the exit code.
     pub fn exit_code(mut self) -> Option<i32> {
+        self.wait()
+    }
+
+    /// The same, and its folder stays to be looked at.
+    pub fn wait(&mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
+    }
+
+    /// Waits for its end and tells the exit code and what it logged.
+    pub fn log(mut self) -> (Option<i32>, String) {
+        let code = self.wait();
+        (code, std::fs::read_to_string(self._omni.log.as_ref().unwrap()).unwrap())
     }
 }
 

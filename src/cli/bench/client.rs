@@ -51,6 +51,12 @@ impl SpeechClient {
         }
     }
 
+    /// How many requests the server takes at once, if it tells.
+    pub async fn places(&self) -> Option<usize> {
+        let answer = self.http.get(self.url.join("/health").ok()?).send().await.ok()?;
+        answer.json::<Value>().await.ok()?["max_requests"].as_u64().and_then(|places| places.try_into().ok())
+    }
+
     /// What the server counts, if it tells.
     pub async fn metrics(&self) -> Snapshot {
         let fetch = async {

@@ -2,6 +2,7 @@
 
 mod client;
 mod floor;
+mod overload;
 mod plan;
 pub(super) mod report;
 mod server;
@@ -17,6 +18,7 @@ use anyhow::Context;
 use clap::Args;
 use client::SpeechClient;
 use floor::Floor;
+use overload::{Carried, Overload};
 use indicatif::{ProgressBar, ProgressStyle};
 use plan::{Load, Planned};
 use report::{Level, Report};
@@ -40,6 +42,7 @@ use tokio::time::Instant;
   omni-actors bench                                           the embedded voice, one request at a time
   omni-actors bench --concurrency 1,4,8 --requests 32         closed loop, three levels
   omni-actors bench --rate 1,2,4 --duration 30                open loop, Poisson arrivals
+  omni-actors bench --overload 4                              what is too much: who is let in, and how soon others are told
   omni-actors bench --url http://127.0.0.1:8080 --sweep --rates --frames 100 --rate-frames 57
                                                               1 to 128 clients, then 4 to 40 requests per second
   omni-actors bench --url http://127.0.0.1:8091 --extra '{\"max_new_tokens\":100,\"ignore_eos\":true}' --json out.json")]
@@ -52,9 +55,9 @@ pub struct BenchArgs {
     /// Closed loop: clients at once; several levels with commas
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1", conflicts_with = "rate")]
     concurrency: Vec<usize>,
-    /// Closed loop: requests per level, at least one per client
-    #[arg(long, value_name = "N", default_value_t = 16, conflicts_with = "rate")]
-    requests: usize,
+    /// Closed loop: requests per level, at least one per client; 16 unless said
+    #[arg(long, value_name = "N", conflicts_with = "rate")]
+    requests: Option<usize>,
     /// Open loop: mean arrivals per second; several levels with commas
     #[arg(long, value_name = "R,..", value_delimiter = ',')]
     rate: Vec<f64>,
@@ -69,6 +72,13 @@ pub struct BenchArgs {
     /// Open loop: seconds during which requests arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     duration: f64,
+    /// Measure what the server carries, then send --requests (1000 unless said) at so many times that rate, and hold it to
+    /// its deadlines: fails if accepted requests hear too late, or if any is neither answered nor told to come later
+    #[arg(long, value_name = "X", conflicts_with_all = ["rate", "rates", "sweep", "concurrency"])]
+    overload: Option<f64>,
+    /// Overload: when the first sound of an accepted request has to come, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    deadline: f64,
     /// Make every request exactly so many frames of 80 ms long, whatever the model would say
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     frames: Option<u32>,
@@ -133,6 +143,10 @@ pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow
         let Planned { load, frames } = planned;
         levels.push(Level { load, frames, figures: Figures::of(&records), server });
     }
+    let overload = match args.overload {
+        Some(factor) => Some(args.overload(factor, &base, timeout, &texts).await?),
+        None => None,
+    };
     let report = Report {
         target: local.as_ref().map_or(base, |local| format!("{} in this process", local.model())),
         version: env!("CARGO_PKG_VERSION"),
@@ -141,15 +155,22 @@ pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow
         cores: std::thread::available_parallelism().map_or(1, usize::from),
         floor,
         levels,
+        overload,
     };
     if let Some(local) = local {
         local.stop().await;
     }
     println!("{} on {} cores, {} texts, seed {}\n", report.target, report.cores, report.texts, report.seed);
-    print!("{}", report.table());
+    match &report.overload {
+        Some(overload) => print!("{overload}"),
+        None => print!("{}", report.table()),
+    }
     if let Some(path) = &args.json {
         let json = serde_json::to_string_pretty(&report)?;
         std::fs::write(path, json + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(Err(broken)) = report.overload.as_ref().map(Overload::passed) {
+        anyhow::bail!("{broken}");
     }
     let silent = report.levels.iter().any(|level| level.figures.succeeded == 0);
     anyhow::ensure!(!silent, "a level ended without a single successful request");
@@ -158,6 +179,9 @@ pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow
 
 impl BenchArgs {
     fn loads(&self) -> anyhow::Result<Vec<Planned>> {
+        if self.overload.is_some() {
+            return Ok(Vec::new());
+        }
         let sweeping = !self.sweep.is_empty() || !self.rates.is_empty();
         let (levels, rates): (&[usize], _) = match () {
             () if sweeping => (&self.sweep, &self.rates),
@@ -169,7 +193,7 @@ impl BenchArgs {
         let closed = |&concurrency: &usize| {
             // The upper end is more than there are ports.
             let fits = (1..=60_000).contains(&concurrency);
-            let load = Load::Closed { concurrency, requests: self.requests.max(least * concurrency) };
+            let load = Load::Closed { concurrency, requests: self.requests.unwrap_or(16).max(least * concurrency) };
             fits.then_some(Planned { load, frames: self.frames })
                 .ok_or_else(|| Usage("--concurrency: must be at least 1 and at most 60000".to_owned()).into())
         };
@@ -200,6 +224,48 @@ impl BenchArgs {
         // What a server elsewhere computes in is not known here: as its config says, or as a GPU would.
         let dtype = config.device.dtype.unwrap_or(Precision::Bf16);
         Ok(Some(Floor::new(checkpoint.family(), dtype, bandwidth)))
+    }
+
+    /// What the server carries with nobody in a hurry, then more than that from those who are.
+    async fn overload(
+        &self,
+        factor: f64,
+        base: &str,
+        timeout: Duration,
+        texts: &Arc<Vec<String>>,
+    ) -> anyhow::Result<Overload> {
+        /// Requests that measure what is carried, per place.
+        const PER_PLACE: usize = 3;
+        let fits = factor > 0.0 && factor <= 1000.0;
+        if !fits {
+            return Err(Usage("--overload: must be above 0 and at most 1000".to_owned()).into());
+        }
+        let client = async |deadline: Value| {
+            let mut body = self.body()?;
+            body.insert("deadline_ms".to_owned(), deadline);
+            let mut client = SpeechClient::new(base, timeout, body, Some(self.seed))?;
+            client.adopt_model().await;
+            anyhow::Ok(Arc::new(client))
+        };
+        let deadline = positive("--deadline", self.deadline)?;
+        let patient = client("none".into()).await?;
+        let places = patient.places().await.context("--overload: the server's /health does not tell max_requests")?;
+        let records = closed(&patient, texts, self.frames, places, places * PER_PLACE).await;
+        let figures = Figures::of(&records);
+        anyhow::ensure!(figures.succeeded == records.len(), "the server does not carry its own places: {:?}", figures.errors);
+        // As fast as it is made, but nobody is served faster than real time can be listened to in all places.
+        let length = figures.audio_s / figures.succeeded as f64;
+        let carried = Carried {
+            requests_per_s: figures.audio_s_per_s / length,
+            audio_s_per_s: figures.audio_s_per_s,
+        };
+        let rate = carried.requests_per_s * factor;
+        let requests = self.requests.unwrap_or(1000);
+        let mut arrivals = plan::poisson(rate, Duration::from_secs_f64(requests as f64 / rate * 2.0), self.seed);
+        arrivals.truncate(requests);
+        let hurried = client((deadline.as_millis() as u64).into()).await?;
+        let records = open(&hurried, texts, self.frames, arrivals, rate).await;
+        Ok(Overload::of(&records, factor, carried, deadline))
     }
 
     fn body(&self) -> anyhow::Result<Map<String, Value>> {

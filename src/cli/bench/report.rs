@@ -1,6 +1,7 @@
 //! The figures as a table for people and as JSON for programs.
 
 use super::floor::Floor;
+use super::overload::Overload;
 use super::plan::Load;
 use super::server::ServerFigures;
 use super::stats::Figures;
@@ -38,6 +39,8 @@ pub struct Report {
     pub floor: Option<Floor>,
     /// In the order in which they ran.
     pub levels: Vec<Level>,
+    /// What came of more than can be carried, where that was asked for.
+    pub overload: Option<Overload>,
 }
 
 const HEAD: [&str; 11] = [
