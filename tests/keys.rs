@@ -117,6 +117,7 @@ fn a_server_does_not_listen_for_strangers_unasked() {
         done.exits(2).tells("can be reached from other machines").tells("server.allow_anonymous = true");
     }
     omni(["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80"]).run().exits(2).shows("server.listen");
-    let open = ["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80", "--set", "server.allow_anonymous=true"];
+    let open =
+        ["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80", "--set", "server.allow_anonymous=true"];
     omni(open).run().succeeds().shows("reachable from outside, by anybody");
 }

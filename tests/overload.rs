@@ -17,8 +17,17 @@ fn at_four_times_the_load_every_request_is_answered_or_told_to_come_later() {
     let json = omni.path("figures.json");
     let done = omni
         .args([
-            "bench", "--overload", "4", "--requests", "120", "--frames", "30", "--checkpoint", "tests/fixtures/qwen3_omni",
-            "--json", &json,
+            "bench",
+            "--overload",
+            "4",
+            "--requests",
+            "120",
+            "--frames",
+            "30",
+            "--checkpoint",
+            "tests/fixtures/qwen3_omni",
+            "--json",
+            &json,
         ])
         .run();
     done.shows("times that rate");
@@ -34,7 +43,12 @@ fn at_four_times_the_load_every_request_is_answered_or_told_to_come_later() {
 fn whoever_is_refused_is_told_when_to_come_and_those_without_a_deadline_fill_the_machine() {
     let serving = Omni::new()
         .args([
-            "run", "--listen", "127.0.0.1:0", "--set", "limits.max_requests=2", "--set",
+            "run",
+            "--listen",
+            "127.0.0.1:0",
+            "--set",
+            "limits.max_requests=2",
+            "--set",
             "model.checkpoint=tests/fixtures/qwen3_omni",
         ])
         .serve();

@@ -87,7 +87,8 @@ impl Site {
         assert!(TcpStream::connect(address).is_err(), "{placement}: somebody still listens on {address}");
         let files: Vec<_> = std::fs::read_dir(&self.folder).unwrap().map(|file| file.unwrap().path()).collect();
         assert!(files.is_empty(), "{placement}: {files:?} are left");
-        let segments: Vec<_> = shared_memory().difference(&self.shared).filter(|name| name.contains("omni")).cloned().collect();
+        let segments: Vec<_> =
+            shared_memory().difference(&self.shared).filter(|name| name.contains("omni")).cloned().collect();
         assert!(segments.is_empty(), "{placement}: {segments:?} are left in shared memory");
     }
 }

@@ -8,9 +8,9 @@ pub use super::reader::Declared;
 use super::reader::Reader;
 use super::units::parse_bytes;
 use super::{
-    AdmissionMode, CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig, LogFormat, ModelConfig,
-    Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig, SupervisionConfig,
-    TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
+    AdmissionMode, CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig,
+    LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig,
+    SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use crate::ids::{Frames, StageName};
 use std::net::SocketAddr;

@@ -18,8 +18,8 @@ use anyhow::Context;
 use clap::Args;
 use client::SpeechClient;
 use floor::Floor;
-use overload::{Carried, Overload};
 use indicatif::{ProgressBar, ProgressStyle};
+use overload::{Carried, Overload};
 use plan::{Load, Planned};
 use report::{Level, Report};
 use serde_json::{Map, Value};
@@ -252,13 +252,14 @@ impl BenchArgs {
         let places = patient.places().await.context("--overload: the server's /health does not tell max_requests")?;
         let records = closed(&patient, texts, self.frames, places, places * PER_PLACE).await;
         let figures = Figures::of(&records);
-        anyhow::ensure!(figures.succeeded == records.len(), "the server does not carry its own places: {:?}", figures.errors);
+        anyhow::ensure!(
+            figures.succeeded == records.len(),
+            "the server does not carry its own places: {:?}",
+            figures.errors
+        );
         // As fast as it is made, but nobody is served faster than real time can be listened to in all places.
         let length = figures.audio_s / figures.succeeded as f64;
-        let carried = Carried {
-            requests_per_s: figures.audio_s_per_s / length,
-            audio_s_per_s: figures.audio_s_per_s,
-        };
+        let carried = Carried { requests_per_s: figures.audio_s_per_s / length, audio_s_per_s: figures.audio_s_per_s };
         let rate = carried.requests_per_s * factor;
         let requests = self.requests.unwrap_or(1000);
         let mut arrivals = plan::poisson(rate, Duration::from_secs_f64(requests as f64 / rate * 2.0), self.seed);

@@ -132,8 +132,7 @@ mod tests {
 
     fn record(result: Result<(u64, u64), &str>) -> Record {
         let ms = Duration::from_millis;
-        let speech =
-            |(ttfa, silence)| Speech { ttfa: ms(ttfa), length: ms(800), underruns: 0, silence: ms(silence) };
+        let speech = |(ttfa, silence)| Speech { ttfa: ms(ttfa), length: ms(800), underruns: 0, silence: ms(silence) };
         Record { due: ms(0), result: result.map(speech).map_err(str::to_owned), took: ms(7) }
     }
 

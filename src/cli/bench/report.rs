@@ -164,7 +164,16 @@ mod tests {
         figures.errors.insert("429".to_owned(), 1);
         let load = Load::Closed { concurrency: 4, requests: 4 };
         let levels = vec![Level { load, frames: Some(100), figures, server: ServerFigures::default() }];
-        Report { target: "x".to_owned(), version: "0", seed: 1, texts: 2, cores: 2, floor: None, levels }
+        Report {
+            target: "x".to_owned(),
+            version: "0",
+            seed: 1,
+            texts: 2,
+            cores: 2,
+            floor: None,
+            levels,
+            overload: None,
+        }
     }
 
     #[test]
