@@ -15,21 +15,20 @@ use serde_json::{Value, json};
 fn at_four_times_the_load_every_request_is_answered_or_told_to_come_later() {
     let omni = Omni::new();
     let json = omni.path("figures.json");
-    let done = omni
-        .args([
-            "bench",
-            "--overload",
-            "4",
-            "--requests",
-            "120",
-            "--frames",
-            "30",
-            "--checkpoint",
-            "tests/fixtures/qwen3_omni",
-            "--json",
-            &json,
-        ])
-        .run();
+    let omni = omni.args([
+        "bench",
+        "--overload",
+        "4",
+        "--requests",
+        "120",
+        "--frames",
+        "30",
+        "--checkpoint",
+        "tests/fixtures/qwen3_omni",
+        "--json",
+        &json,
+    ]);
+    let done = omni.run();
     done.shows("times that rate");
     let report: Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let overload = &report["overload"];

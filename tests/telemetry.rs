@@ -4,8 +4,8 @@
 use omni_actors::ids::{PayloadKind, RequestId, StageName};
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
-    self, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Outcome, Phase,
-    Phases, Queue, RepairMetrics, RequestKind, RequestMetrics, StageMetrics,
+    self, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse,
+    Outcome, Phase, Phases, Queue, RepairMetrics, RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,12 @@ fn record_one_of_each() {
     let http = HttpMetrics::new();
     http.connections.set(1.0);
     http.response("/v1/audio/speech", 200);
+    http.input_bytes.set(1.0);
+    http.unauthorized.increment(1);
+    let admission = AdmissionMetrics::new();
+    admission.capacity(16);
+    admission.refused("places");
+    admission.deadline("playback", true);
     for name in StageName::ALL {
         let stage = StageMetrics::new(name);
         stage.steps.increment(1);

@@ -322,7 +322,9 @@ impl SupervisorState {
         self.handle.set_remote(None);
         running.listening.abort();
         // What is being delivered at this moment comes before all that its successor says.
-        let _ = running.listening.await;
+        if !running.listening.is_finished() {
+            let _ = running.listening.await;
+        }
         running.speaking.abort();
         running.tracing.abort();
         running.drilling.abort();
