@@ -244,6 +244,50 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     assert_eq!(speak(model.as_mut(), &requests, 7, 17, 2), want);
 }
 
+/// What is left of requests that have said some frames, and go on.
+fn going_on(requests: &[Request], speech: &[Speech], groups: usize) -> (Vec<Request>, Vec<Speech>) {
+    let rest = |(i, (request, (frames, last, _))): (usize, (&Request, &Speech))| {
+        let said = (i * 5 + 1).min(frames.len());
+        let inputs = request.text.len() as u32;
+        let prompt = request.row.prompt.going_on(&frames[..said].concat(), groups, inputs, true).unwrap();
+        let row = TalkerRow { prompt: prompt.into(), said: said as u32, ..request.row.clone() };
+        (Request { row, text: request.text.clone() }, (frames[said..].to_vec(), *last, Vec::new()))
+    };
+    requests.iter().zip(speech).enumerate().map(rest).unzip()
+}
+
+#[test]
+fn rows_that_go_on_say_what_they_would_have_said() {
+    let Some(gpu) = gpu() else { return };
+    for name in ["qwen3_tts/base", "qwen3_tts/custom_voice"] {
+        let checkpoint = fixture(name);
+        let requests = requests(&checkpoint, 24);
+        let whole = speak(on_cpu(&checkpoint).as_mut(), &requests, 1, 1000, 1);
+        let (rests, want) = going_on(&requests, &whole, checkpoint.family().talker().num_code_groups);
+        let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, options());
+        for (together, chunk, ahead) in [(1, 1000, 1), (16, 9, 2)] {
+            let got = speak(model.as_mut(), &rests, together, chunk, ahead);
+            for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                assert_eq!(got, want, "{name}, request {i}, {together} rows, chunks of {chunk}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bf16_rows_that_go_on_say_what_they_would_have_said() {
+    let Some(gpu) = gpu() else { return };
+    let checkpoint = sizeable();
+    let requests = requests_for_named(&checkpoint, 24);
+    let mut model = on_gpu(&gpu, &checkpoint, Precision::Bf16, options());
+    let whole = speak(model.as_mut(), &requests, 8, 1000, 2);
+    let (rests, want) = going_on(&requests, &whole, checkpoint.family().talker().num_code_groups);
+    let got = speak(model.as_mut(), &rests, 5, 16, 2);
+    let alike = got.iter().zip(&want).filter(|(got, want)| got == want).count();
+    eprintln!("{alike} of {} rows go on with the same codes in bf16", want.len());
+    assert_eq!(alike, want.len());
+}
+
 #[test]
 fn rows_that_make_room_go_on_exactly() {
     let Some(gpu) = gpu() else { return };

@@ -205,6 +205,22 @@ fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahea
 }
 
 #[test]
+fn answers_that_go_on_say_what_they_would_have_said() {
+    let Some(mut both) = both(OPTIONS) else { return };
+    for (number, (row, want)) in requests(&mut both, 12).into_iter().enumerate() {
+        for said in (1..want.tokens.len()).step_by(3) {
+            let prompt = [&row.prompt, &want.tokens[..said]].concat();
+            let going_on = ThinkerRow { prompt: prompt.into(), said: said as u32, emit: None, ..row.clone() };
+            for stage in [&mut both.cpu, &mut both.device] {
+                let rest = alone(&mut **stage, &going_on, 7);
+                assert_eq!(rest.tokens, want.tokens[said..], "request {number} after {said} tokens");
+                assert_eq!(rest.finish, want.finish, "request {number} after {said} tokens");
+            }
+        }
+    }
+}
+
+#[test]
 fn text_that_is_given_is_followed_without_the_layers() {
     let Some(mut both) = both(OPTIONS) else { return };
     let row = ThinkerRow { mode: ThinkerMode::Follow, ..request(4, both.vocabulary) };

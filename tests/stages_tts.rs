@@ -312,6 +312,30 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
 }
 
 #[test]
+fn a_row_that_goes_on_says_what_it_would_have_said() {
+    for name in ["cv_streaming_auto_vivian", "cv_nonstreaming_english_ryan_instruct", "base_icl_streaming_english"] {
+        let golden = Golden::read(name);
+        let nets = golden.nets();
+        let prompt = nets.prompter.prompt(&golden.request()).unwrap();
+        let defaults = nets.checkpoint.generation();
+        let sampling = SamplingParams { frequency_penalty: 0.2, presence_penalty: 0.1, ..defaults.talker };
+        let row = TalkerRow { sampling, predictor: defaults.predictor, seed: 7, ..golden.row(prompt.prompt.clone()) };
+        let tokens = || RowInput::Tokens(prompt.tokens.clone());
+        let (whole, finish) = speak(&mut *nets.stage(), 0, &row, tokens(), 1000);
+        let (groups, inputs) = (whole[0].len(), prompt.tokens.len() as u32);
+        let mut stage = nets.stage();
+        for said in 0..=whole.len() {
+            let codes = whole[..said].concat();
+            let going_on = prompt.prompt.going_on(&codes, groups, inputs, true).unwrap();
+            let resumed = TalkerRow { prompt: going_on.into(), said: said as u32, ..row.clone() };
+            let (rest, end) = speak(&mut *stage, 0, &resumed, tokens(), 5);
+            assert_eq!((rest.as_slice(), end), (&whole[said..], finish), "{name} after {said} frames");
+            stage.close(Slot(0));
+        }
+    }
+}
+
+#[test]
 fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     let golden = Golden::read("cv_streaming_auto_vivian");
     let nets = golden.nets();

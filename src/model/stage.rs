@@ -55,6 +55,14 @@ pub trait StageModel {
 
     /// Rows that hold state now.
     fn live_rows(&self) -> usize;
+
+    /// Breaks the device on purpose, for drills: from now on each of its calls fails in this process, whoever makes it.
+    ///
+    /// # Errors
+    /// [`ModelError::Row`] where there is no device that can be broken.
+    fn break_device(&mut self) -> Result<(), ModelError> {
+        refused("a CPU cannot be broken")
+    }
 }
 
 /// What became of a launch.

@@ -3,7 +3,8 @@
 use super::buffer::{Buffer, Element, Pinned};
 use super::error::{CudaError, check};
 use super::images;
-use super::kernel::Kernel;
+use super::kernel::{Kernel, Shape, kernel_args};
+use super::stream::Stream;
 use crate::model::Budget;
 use crate::model::launching;
 use crate::telemetry::{DeviceMetrics, MemoryUse};
@@ -40,6 +41,9 @@ struct Inner {
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
+
+/// An address that no allocation has.
+const NOWHERE: u64 = 8;
 
 /// Which of two streams with ready work goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,6 +131,17 @@ impl Gpu {
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context lives as long as `self`.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
+    }
+
+    /// Has a kernel write where nothing is: the context is of no use from then on, as after any illegal access. For drills.
+    ///
+    /// # Errors
+    /// What the driver says of the launch; what the kernel does shows in later calls.
+    pub fn break_context(&self, stream: &Stream) -> Result<(), CudaError> {
+        tracing::warn!("an illegal access on the GPU, as planned");
+        let kernel = self.kernel("illegal_access")?;
+        // SAFETY: it is not: the address is nobody's, which is what the drill is about. The host's memory is not touched.
+        unsafe { kernel.launch(stream, Shape::new(1, 1), kernel_args![NOWHERE]) }
     }
 
     /// Which one it is, as the driver counts them.
@@ -254,8 +269,8 @@ impl Gpu {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn stream(&self, priority: Priority) -> Result<super::Stream, CudaError> {
-        super::Stream::new(self, priority)
+    pub fn stream(&self, priority: Priority) -> Result<Stream, CudaError> {
+        Stream::new(self, priority)
     }
 
     /// Free and total memory of the device in bytes.

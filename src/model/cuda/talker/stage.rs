@@ -366,6 +366,10 @@ impl StageModel for CudaTalker {
     fn live_rows(&self) -> usize {
         self.rows.len()
     }
+
+    fn break_device(&mut self) -> Result<(), ModelError> {
+        Ok(self.net.gpu.break_context(&self.stream)?)
+    }
 }
 
 impl Drop for CudaTalker {

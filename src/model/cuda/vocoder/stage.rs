@@ -336,6 +336,10 @@ impl StageModel for CudaVocoderStage {
     fn live_rows(&self) -> usize {
         self.rows.len()
     }
+
+    fn break_device(&mut self) -> Result<(), ModelError> {
+        Ok(self.net.gpu.break_context(&self.stream)?)
+    }
 }
 
 impl Drop for CudaVocoderStage {
