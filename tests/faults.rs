@@ -162,6 +162,41 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
     assert!(reason.contains("has not turned"), "{reason}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn an_actor_that_hangs_is_noticed_and_its_stage_goes_on() {
+    let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
+    for (at, point) in POINTS.into_iter().chain([FaultPoint::Outbound, FaultPoint::Completion]).enumerate() {
+        let stage = StageName::ALL[at % 3];
+        let engine = engine(&tiny(), |config| {
+            config.faults = vec![rule(stage, point, FaultKind::Hang, 1, 1)];
+            config.supervision.watchdog = Duration::from_millis(200);
+            config.supervision.backoff = Duration::from_millis(1);
+        })
+        .await;
+        let hung = tokio::time::timeout(BOUND * 2, say(&engine, frames(12, 5))).await;
+        let hung = hung.unwrap_or_else(|_| panic!("{stage} {point:?}: the request hangs with it"));
+        assert!(hung.end == undisturbed.end && hung.samples == undisturbed.samples, "{stage} {point:?}");
+        let reason = engine.health().stages[stage as usize].last_reason.clone().unwrap_or_default();
+        assert!(reason.contains("has not turned"), "{stage} {point:?}: {reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_whose_numbers_are_none_is_tried_once_more_and_then_fails_alone() {
+    let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
+    let nan = |times| broken(vec![rule(StageName::Talker, FaultPoint::Completion, FaultKind::Nan, 5, times)]);
+    let once = nan(1).await;
+    let answer = say(&once, frames(12, 5)).await;
+    assert_eq!(answer.end, undisturbed.end);
+    assert!(answer.samples == undisturbed.samples, "other samples");
+    idle(&once, BOUND).await;
+    let always = nan(u64::MAX).await;
+    let Err(error) = say(&always, frames(12, 5)).await.end.unwrap() else { panic!("it cannot have finished") };
+    assert!(error.to_string().contains("talker"), "{error}");
+    idle(&always, BOUND).await;
+    assert!(always.health().stages.iter().all(|stage| stage.restarts == 0), "no stage dies of it");
+}
+
 async fn on_a_bad_edge(transport: TransportKind, rules: Vec<FaultRule>) -> Engine {
     engine(&tiny(), |config| {
         // Wherever other tests have their stages: the link to a process loses nothing.

@@ -145,6 +145,8 @@ struct Row {
     units: u32,
     wanted: u32,
     tokens: u32,
+    /// A step of it failed.
+    failed: bool,
 }
 
 impl Completion {
@@ -157,7 +159,7 @@ impl Completion {
         match event {
             Event::Opened { slot, wants, from } => {
                 let Resume { attempt, first, wanted, tokens, .. } = from;
-                self.rows.insert(slot, Row { attempt, wants, units: first, wanted, tokens });
+                self.rows.insert(slot, Row { attempt, wants, units: first, wanted, tokens, failed: false });
             }
             Event::RowFailed { request, reason } => self.hand_over(Ticket::RowFailed { request, reason })?,
             Event::Step(step) => self.step(step)?,
@@ -222,15 +224,17 @@ impl Completion {
 
     fn ticket_row(&mut self, step: StepId, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {
         let request = planned.request;
-        let output = match result {
-            Ok(output) => output,
-            Err(error) => return TicketRow::Failed { request, reason: error.to_string() },
-        };
         let idle = TicketRow::Done { done: RowDone { request, emitted: 0, finished: false }, output: None };
         let Some(row) = self.rows.get_mut(&planned.slot) else { return idle };
-        if output.stale {
-            return idle;
-        }
+        let output = match result {
+            // What comes behind a unit that failed would pass for it.
+            Ok(output) if output.stale || row.failed => return idle,
+            Ok(output) => output,
+            Err(error) => {
+                row.failed = true;
+                return TicketRow::Failed { request, reason: error.to_string() };
+            }
+        };
         let made = match &output.emit {
             Emit::None => 0,
             Emit::Rows(rows) => rows.shape().0 as u32,

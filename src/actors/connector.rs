@@ -4,7 +4,7 @@
 
 use super::model_runner::Command;
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED};
+use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED, Role};
 use crate::core::sequence::{Arrival, SequenceCheck};
 use crate::fault::{FaultPoint, FaultSite, Moment};
 use crate::ids::{Attempt, RequestId, Seq};
@@ -53,6 +53,7 @@ impl Actor for Outbound {
         OutboundState { stage, fault }: &mut OutboundState,
     ) -> Result<(), ActorProcessingErr> {
         while let Ok(queued) = stage.payloads.recv.try_recv() {
+            let _at_work = stage.at_work(Role::Outbound);
             match queued {
                 Queued::Item(payload) => {
                     fault.strike_async(|| [moment(&payload.header)]).await?;
@@ -160,6 +161,7 @@ impl Actor for Inbound {
         message: InboundMessage,
         state: &mut InboundState,
     ) -> Result<(), ActorProcessingErr> {
+        let _at_work = state.stage.at_work(Role::Inbound);
         match message {
             InboundMessage::Admit(admission) => {
                 let (request, from) = (admission.request, admission.from);

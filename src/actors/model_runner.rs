@@ -53,7 +53,7 @@ pub(super) struct RunnerPulse {
     gone: tokio::sync::watch::Sender<bool>,
 }
 
-/// Since when a thread has been at one thing: milliseconds after birth, plus one; 0 while it waits for work.
+/// Since when a thread, or an actor, has been at one thing: milliseconds after birth, plus one; 0 while it waits for work.
 #[derive(Default)]
 pub(super) struct Busy(AtomicU64);
 
@@ -68,7 +68,8 @@ impl Busy {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    fn busy_for(&self, now: Duration) -> Duration {
+    /// For how long it has been at it.
+    pub fn busy_for(&self, now: Duration) -> Duration {
         match self.0.load(Ordering::Relaxed) {
             0 => Duration::ZERO,
             since => now.saturating_sub(Duration::from_millis(since - 1)),
@@ -271,7 +272,13 @@ impl Runner {
     fn launch(&mut self, plan: Plan) -> Result<(), RunnerError> {
         let begun = &mut self.begun;
         let moments = || plan.rows.iter().map(|row| begun.moment(row.request, row.prompt, false)).collect::<Vec<_>>();
-        self.fault.strike(moments, || self.stage.pulse.is_stopping()).map_err(harm)?;
+        if let Err(injected) = self.fault.strike(moments, || self.stage.pulse.is_stopping()) {
+            if injected.kind != FaultKind::Device {
+                return Err(harm(injected));
+            }
+            // What comes of it is seen as it would be by accident: in this launch, or when a step is waited for.
+            self.model.break_device()?;
+        }
         let metrics = &self.stage.setup.metrics;
         let ahead = plan.step.0.saturating_sub(self.stage.gauges.seen.load(Ordering::Relaxed));
         metrics.run_ahead.record(ahead as f64);

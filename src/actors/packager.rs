@@ -3,7 +3,7 @@
 
 use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Incarnation, Queued, Wants};
+use super::stage::{ActorFailure, Incarnation, Queued, Role, Wants};
 use crate::fault::{FaultPoint, FaultSite, Moment};
 use crate::ids::{Attempt, RequestId, Seq, StageName, StepId};
 use crate::model::ModelError;
@@ -72,6 +72,7 @@ impl Actor for Packager {
         state: &mut PackagerState,
     ) -> Result<(), ActorProcessingErr> {
         while let Some(Batch { outputs, news }) = state.take() {
+            let _at_work = state.stage.at_work(Role::Packager);
             if !outputs.is_empty() {
                 let (began, requests) = (trace::now(), outputs.len() as u32);
                 state.fault.strike_async(|| moments(&outputs)).await?;

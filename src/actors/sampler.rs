@@ -5,7 +5,7 @@
 
 use super::packager::{Output, PackagerMessage};
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Incarnation, Queued};
+use super::stage::{ActorFailure, Incarnation, Queued, Role};
 use crate::core::scheduler::{RowDone, StepDone};
 use crate::fault::{FaultPoint, FaultSite, Moment};
 use crate::ids::{RequestId, StepId};
@@ -87,6 +87,7 @@ impl Actor for Sampler {
         state: &mut SamplerState,
     ) -> Result<(), ActorProcessingErr> {
         while let Ok(ticket) = state.stage.tickets.recv.try_recv() {
+            let _at_work = state.stage.at_work(Role::Sampler);
             let (began, step) = (trace::now(), ticket.step());
             state.fault.strike_async(|| ticket.moments()).await?;
             state.pass_on(ticket)?;

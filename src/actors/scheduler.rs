@@ -3,7 +3,7 @@
 
 use super::connector::InboundMessage;
 use super::model_runner::Command;
-use super::stage::{ActorFailure, Admission, Incarnation, Resume, Wants};
+use super::stage::{ActorFailure, Admission, Incarnation, Resume, Role, Wants};
 use crate::core::arbiter::Turn;
 use crate::core::scheduler::{Effect, Event, RowDone, SchedulerCore, StepDone};
 use crate::fault::{Begun, FaultPoint, FaultSite, Moment};
@@ -109,6 +109,7 @@ impl Actor for Scheduler {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
+        let _at_work = state.stage.at_work(Role::Scheduler);
         state.fault.strike_async(|| message.moments(&mut state.begun)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {

@@ -2,7 +2,7 @@
 
 use super::arbiter::Arbiter;
 use super::connector::{InboundMessage, OutboundMessage};
-use super::model_runner::{Command, RunnerMessage, RunnerPulse};
+use super::model_runner::{Busy, Command, RunnerMessage, RunnerPulse};
 use super::packager::{Output, PackagerMessage};
 use super::process::RemoteStage;
 use super::sampler::{SamplerMessage, Ticket};
@@ -326,6 +326,7 @@ pub(super) struct Incarnation {
     pub outputs: Channel<Queued<Output>>,
     pub payloads: Channel<Queued<Payload>>,
     pub pulse: RunnerPulse,
+    busy: [Busy; Role::ALL.len()],
     pub gauges: Gauges,
     pub scheduler: OnceLock<ActorRef<SchedulerMessage>>,
     pub sampler: OnceLock<ActorRef<SamplerMessage>>,
@@ -342,6 +343,39 @@ pub(super) enum Queued<T> {
     Item(T),
     /// Without early hand-off: news of a step for the scheduler, which follow all that the step left behind.
     News(SchedulerMessage),
+}
+
+/// The actors that are tasks and not threads.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role {
+    Scheduler,
+    Sampler,
+    Packager,
+    Inbound,
+    Outbound,
+}
+
+impl Role {
+    const ALL: [Role; 5] = [Role::Scheduler, Role::Sampler, Role::Packager, Role::Inbound, Role::Outbound];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            Role::Scheduler => "scheduler",
+            Role::Sampler => "sampler",
+            Role::Packager => "packager",
+            Role::Inbound => "inbound connector",
+            Role::Outbound => "outbound connector",
+        }
+    }
+}
+
+/// An actor is at work for as long as this lives.
+pub(super) struct AtWork(Arc<Incarnation>, Role);
+
+impl Drop for AtWork {
+    fn drop(&mut self) {
+        self.0.busy[self.1 as usize].rest();
+    }
 }
 
 /// Both ends of a bounded queue.
@@ -382,6 +416,7 @@ impl Incarnation {
             outputs: Channel::new(units),
             payloads: Channel::new(units),
             pulse: RunnerPulse::default(),
+            busy: Default::default(),
             gauges: Gauges::default(),
             scheduler: OnceLock::new(),
             sampler: OnceLock::new(),
@@ -392,6 +427,19 @@ impl Incarnation {
             supervisor,
             setup,
         }
+    }
+
+    /// An actor takes something up, and is done with it when it drops what it gets.
+    pub fn at_work(self: &Arc<Self>, role: Role) -> AtWork {
+        self.busy[role as usize].take(self.now());
+        AtWork(Arc::clone(self), role)
+    }
+
+    /// Who of those that are tasks has been at one thing for longer than the others, and for how long.
+    pub fn busiest(&self) -> (&'static str, Duration) {
+        let now = self.now();
+        let busy = Role::ALL.map(|role| (role.as_str(), self.busy[role as usize].busy_for(now)));
+        busy.into_iter().max_by_key(|(_, busy)| *busy).unwrap_or_default()
     }
 
     /// Where a trace shows what a part of this generation does.

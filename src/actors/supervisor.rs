@@ -88,10 +88,13 @@ impl Actor for StageSupervisor {
             SupervisorMessage::Ready(generation) => state.ready(generation),
             SupervisorMessage::Watch => {
                 let limit = state.setup.watchdog;
-                let busy = state.current.as_ref().map_or(Duration::ZERO, |stage| stage.pulse.busy_for(stage.now()));
-                if busy > limit {
-                    let reason = format!("the runner has not turned for {:.1} s", busy.as_secs_f32());
-                    state.failed(&myself, reason, true).await;
+                let Some(stage) = state.current.as_ref() else { return Ok(()) };
+                let (runner, (actor, busy)) = (stage.pulse.busy_for(stage.now()), stage.busiest());
+                let told = |who, busy: Duration| format!("the {who} has not turned for {:.1} s", busy.as_secs_f32());
+                if runner > limit {
+                    state.failed(&myself, told("runner", runner), true).await;
+                } else if busy > limit {
+                    state.failed(&myself, told(actor, busy), false).await;
                 }
             }
         }

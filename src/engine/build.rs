@@ -39,7 +39,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here)?;
-    let settled = maker.faults.settle(ground(family, config));
+    let settled = maker.faults.settle(ground(family, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
     if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
         tracing::warn!(
@@ -225,7 +225,7 @@ fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
 }
 
 /// What can break on purpose.
-fn ground(family: &Family, config: &Config) -> Ground {
+fn ground(family: &Family, config: &Config, device: DeviceKind) -> Ground {
     let stages = family.stages();
     let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
     let apart = stages.iter().filter(|stage| config.stage(**stage).placement == Placement::Process);
@@ -233,6 +233,7 @@ fn ground(family: &Family, config: &Config) -> Ground {
         stages: stages.to_vec(),
         apart: apart.copied().collect(),
         framed: framed.map(|pair| pair[0]).collect(),
+        gpu: device == DeviceKind::Cuda,
         voices: clones(family),
     }
 }

@@ -12,6 +12,8 @@ pub struct Ground {
     pub apart: Vec<StageName>,
     /// Those with an edge behind them that carries frames.
     pub framed: Vec<StageName>,
+    /// Whether stages compute on a GPU.
+    pub gpu: bool,
     /// Whether clients may upload voices.
     pub voices: bool,
 }
@@ -68,6 +70,12 @@ impl Ground {
             let names = one_of(self.stages.iter().map(|stage| stage.as_str()));
             return Err(("stage", format!("this model has no {stage}: must be {names}")));
         }
+        if rule.kind == FaultKind::Device && !(self.gpu && self.apart.contains(&stage)) {
+            let why = format!(
+                "needs a GPU and stages.{stage}.placement = \"process\": in a thread it would break the device for the whole server"
+            );
+            return Err(("kind", why));
+        }
         if rule.kind == FaultKind::Kill && !self.apart.contains(&stage) {
             let why =
                 format!("needs stages.{stage}.placement = \"process\": in a thread it would end the whole server");
@@ -98,7 +106,7 @@ mod tests {
 
     fn ground() -> Ground {
         let stages = vec![StageName::Talker, StageName::Code2wav];
-        Ground { stages, apart: vec![StageName::Talker], framed: vec![StageName::Talker], voices: false }
+        Ground { stages, apart: vec![StageName::Talker], framed: vec![StageName::Talker], gpu: false, voices: false }
     }
 
     fn told(rule: &FaultRule) -> String {
@@ -133,6 +141,7 @@ mod tests {
             (rule(None, FaultPoint::Voices, FaultKind::Panic), "kind: with point = \"voices\" must be \"full\""),
             (rule(None, FaultPoint::Voices, FaultKind::Full), "point: this model takes no uploaded voices"),
             (rule(vocoder, FaultPoint::Runner, FaultKind::Kill), "kind: needs stages.code2wav.placement = \"process\""),
+            (rule(talker, FaultPoint::Runner, FaultKind::Device), "kind: needs a GPU"),
             (rule(vocoder, FaultPoint::Edge, FaultKind::Cut), "point: no frame of the edge behind code2wav"),
             (
                 rule(Some(StageName::Thinker), FaultPoint::Runner, FaultKind::Panic),

@@ -168,6 +168,8 @@ pub enum FaultKind {
     Hang,
     /// The device has no memory left.
     Oom,
+    /// The device breaks: after an illegal access each of its calls fails, until the process is another one.
+    Device,
     /// Logits of a row that are not numbers.
     Nan,
     /// The stage's own process is killed, as `kill -9` does.
@@ -190,11 +192,11 @@ pub enum FaultKind {
 
 impl FaultKind {
     /// All of them, in the order of the documentation; those that take a time with this one.
-    pub fn all(delay: Duration) -> [FaultKind; 14] {
+    pub fn all(delay: Duration) -> [FaultKind; 15] {
         use FaultKind::*;
-        let timed = [Panic, Error, Delay(delay), Hang, Oom, Nan, Kill];
+        let timed = [Panic, Error, Delay(delay), Hang, Oom, Device, Nan, Kill];
         let others = [Drop, Duplicate, Reorder, Corrupt, Cut, Full, Slow(delay)];
-        std::array::from_fn(|at| if at < 7 { timed[at] } else { others[at - 7] })
+        std::array::from_fn(|at| if at < timed.len() { timed[at] } else { others[at - timed.len()] })
     }
 
     /// As files write it.
@@ -205,6 +207,7 @@ impl FaultKind {
             FaultKind::Delay(_) => "delay",
             FaultKind::Hang => "hang",
             FaultKind::Oom => "oom",
+            FaultKind::Device => "device",
             FaultKind::Nan => "nan",
             FaultKind::Kill => "kill",
             FaultKind::Drop => "drop",
@@ -236,6 +239,7 @@ impl FaultKind {
             // While a stage comes up nobody can tell a hang from a slow disk.
             FaultKind::Hang | FaultKind::Kill => in_stage && point != Build,
             FaultKind::Oom => matches!(point, Build | Open | Runner),
+            FaultKind::Device => point == Runner,
             FaultKind::Nan => point == Completion,
             FaultKind::Drop | FaultKind::Duplicate | FaultKind::Reorder | FaultKind::Corrupt | FaultKind::Cut => {
                 point == Edge

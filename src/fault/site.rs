@@ -137,7 +137,7 @@ impl FaultSite {
         match hit.kind {
             // The plan asks for a panic: this is the one place that panics on purpose.
             FaultKind::Panic => panic!("{}", hit.injected),
-            FaultKind::Error | FaultKind::Oom => Err(hit.injected),
+            FaultKind::Error | FaultKind::Oom | FaultKind::Device => Err(hit.injected),
             FaultKind::Delay(pause) | FaultKind::Slow(pause) => Ok(pause),
             FaultKind::Hang => Ok(HANG),
             FaultKind::Kill => {
