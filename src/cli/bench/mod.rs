@@ -72,8 +72,8 @@ pub struct BenchArgs {
     /// Open loop: seconds during which requests arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     duration: f64,
-    /// Measure what the server carries, then send --requests (1000 unless said) at so many times that rate, and hold it to
-    /// its deadlines: fails if accepted requests hear too late, or if any is neither answered nor told to come later
+    /// Measure what the server carries, then send --requests (1000 unless said) at so many times that rate, a tenth more
+    /// before them from which it learns, and hold it to its deadlines: fails if accepted requests hear too late, or if any is neither answered nor told to come later
     #[arg(long, value_name = "X", conflicts_with_all = ["rate", "rates", "sweep", "concurrency"])]
     overload: Option<f64>,
     /// Overload: when the first sound of an accepted request has to come, in seconds
@@ -262,11 +262,14 @@ impl BenchArgs {
         let carried = Carried { requests_per_s: figures.audio_s_per_s / length, audio_s_per_s: figures.audio_s_per_s };
         let rate = carried.requests_per_s * factor;
         let requests = self.requests.unwrap_or(1000);
-        let mut arrivals = plan::poisson(rate, Duration::from_secs_f64(requests as f64 / rate * 2.0), self.seed);
-        arrivals.truncate(requests);
+        let learning = requests / 10;
+        let all = requests + learning;
+        let mut arrivals = plan::poisson(rate, Duration::from_secs_f64(all as f64 / rate * 2.0), self.seed);
+        arrivals.truncate(all);
+        let learned = arrivals.get(learning).copied().unwrap_or_default();
         let hurried = client((deadline.as_millis() as u64).into()).await?;
         let records = open(&hurried, texts, self.frames, arrivals, rate).await;
-        Ok(Overload::of(&records, factor, carried, deadline))
+        Ok(Overload::of(&records, learned, factor, carried, deadline))
     }
 
     fn body(&self) -> anyhow::Result<Map<String, Value>> {

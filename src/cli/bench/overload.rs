@@ -25,6 +25,8 @@ pub struct Overload {
     pub factor: f64,
     /// What can be.
     pub carried: Carried,
+    /// Before these, while the server learned what it can carry: requests accepted, and heard in time.
+    pub learning: (usize, usize),
     /// Requests sent.
     pub requests: usize,
     /// Requests that were answered in full.
@@ -48,13 +50,14 @@ pub struct Overload {
 }
 
 impl Overload {
-    /// Sums a run up. `deadline` is that of the first sound.
-    pub fn of(records: &[Record], factor: f64, carried: Carried, deadline: Duration) -> Overload {
+    /// Sums a run up, of which what was due before `learned` does not count. `deadline` is that of the first sound.
+    pub fn of(records: &[Record], learned: Duration, factor: f64, carried: Carried, deadline: Duration) -> Overload {
+        let (early, records): (Vec<_>, Vec<_>) = records.iter().partition(|record| record.due < learned);
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
         let spoken: Vec<_> = records.iter().filter_map(|record| record.result.as_ref().ok()).collect();
         let mut others = BTreeMap::new();
         let mut refused = Vec::new();
-        for record in records {
+        for record in &records {
             match &record.result {
                 Ok(_) => {}
                 Err(error) if error.starts_with("429") => refused.push(ms(record.took)),
@@ -63,9 +66,12 @@ impl Overload {
         }
         let soon = |speech: &&&super::stats::Speech| speech.ttfa <= deadline;
         let smooth = |speech: &&&super::stats::Speech| speech.silence <= BUFFERED;
+        let early: Vec<_> = early.iter().filter_map(|record| record.result.as_ref().ok()).collect();
+        let learning = (early.len(), early.iter().filter(soon).filter(smooth).count());
         Overload {
             factor,
             carried,
+            learning,
             requests: records.len(),
             accepted: spoken.len(),
             first_sound_in_time: spoken.iter().filter(soon).count(),
@@ -103,6 +109,7 @@ impl std::fmt::Display for Overload {
             "carried: {:.2} requests/s, {:.1} seconds of speech/s; sent: {} requests at {} times that rate",
             self.carried.requests_per_s, self.carried.audio_s_per_s, self.requests, self.factor
         )?;
+        writeln!(f, "while it learned: accepted {}, {} in time", self.learning.0, self.learning.1)?;
         writeln!(
             f,
             "accepted {}: {} in time ({} first sounds, {} without a gap); TTFA p50/p95/p99/max {:.0}/{:.0}/{:.0}/{:.0} ms, worst silence {:.0} ms",
@@ -139,7 +146,7 @@ mod tests {
     #[test]
     fn the_accepted_are_held_to_both_deadlines_and_nothing_else_may_happen() {
         let carried = Carried { requests_per_s: 1.0, audio_s_per_s: 2.0 };
-        let of = |records: &[Record]| Overload::of(records, 4.0, carried, Duration::from_secs(1));
+        let of = |records: &[Record]| Overload::of(records, Duration::ZERO, 4.0, carried, Duration::from_secs(1));
         let kept = of(&[record(Ok((900, 150))), record(Err("429 full")), record(Ok((10, 0)))]);
         assert_eq!((kept.accepted, kept.in_time, kept.refused, kept.refused_ms.p99), (2, 2, 1, 7.0));
         assert_eq!(kept.passed(), Ok(()));
