@@ -11,11 +11,22 @@ const TEXTS: &str = "one two three\nfour five six\nseven eight nine\nten\n";
 
 /// A drill of the tiny checkpoint: four texts of eight frames, twelve requests by three listeners.
 fn chaos(plan: &str, more: &[&str]) -> (Done, Value, Omni) {
+    drill(Some(plan), more)
+}
+
+/// The same with faults that are drawn.
+fn drawn_chaos(more: &[&str]) -> (Done, Value, Omni) {
+    drill(None, more)
+}
+
+fn drill(plan: Option<&str>, more: &[&str]) -> (Done, Value, Omni) {
     let omni = Omni::new();
-    let (texts, plan) = (omni.file("texts.txt", TEXTS), omni.file("plan.toml", plan));
+    let texts = omni.file("texts.txt", TEXTS);
+    let plan = plan.map(|plan| omni.file("plan.toml", plan));
     let (report, out) = (omni.path("report.json"), omni.folder().display().to_string());
     let checkpoint = "model.checkpoint=tests/fixtures/qwen3_omni";
-    let mut args = vec!["chaos", "--set", checkpoint, "--set", "device.kind=cpu", "--texts", &texts, "--plan", &plan];
+    let mut args = vec!["chaos", "--set", checkpoint, "--set", "device.kind=cpu", "--texts", &texts];
+    args.extend(plan.iter().flat_map(|plan| ["--plan", plan]));
     args.extend(["--frames", "8", "--streams", "3", "--report", &report, "--out", &out]);
     if !more.contains(&"--duration") {
         args.extend(["--requests", "12"]);
@@ -85,12 +96,48 @@ fn the_one_fault_of_many_that_is_to_blame_is_found_and_can_be_run_again() {
 }
 
 #[test]
+fn actors_that_die_are_heard_by_nobody() {
+    let mut plan = String::new();
+    let deaths =
+        [("runner", "panic"), ("open", "oom"), ("sampler", "error"), ("packager", "panic"), ("connector", "error")];
+    let everywhere = deaths.iter().flat_map(|death| ["thinker", "talker", "code2wav"].map(|stage| (stage, *death)));
+    for ((stage, (point, kind)), number) in everywhere.zip(1..) {
+        plan += &rule(stage, point, kind, &format!("after = \"{}ms\"", 100 * number));
+    }
+    let (done, report, _) = chaos(&plan, &["--duration", "3s"]);
+    done.succeeds();
+    assert_eq!(report["faults"]["injected"], 15);
+    assert_eq!(report["streams"]["identical"], report["streams"]["started"]);
+    assert!(report["streams"]["recovered"].as_u64().unwrap() > 0, "{report}");
+    let outages = |stage: &str| report["stages"][stage]["outages"].as_u64().unwrap();
+    assert!(outages("thinker") > 0 && outages("talker") > 0 && outages("code2wav") > 0, "{report}");
+}
+
+#[test]
+fn whatever_is_drawn_strikes_and_no_listener_hears_it() {
+    let drawn = ["--duration", "4s", "--every", "100ms", "--set", "transfer.transport=wire"];
+    let (done, report, _) = drawn_chaos(&drawn);
+    let kinds = report["faults_by_kind"].as_object().unwrap();
+    let drawn =
+        ["panic", "error", "delay", "hang", "oom", "nan", "drop", "duplicate", "reorder", "corrupt", "cut", "slow"];
+    assert!(drawn.iter().all(|kind| kinds.contains_key(*kind)) && kinds.len() == drawn.len(), "{report}");
+    assert_eq!(report["faults"]["injected"], 39);
+    assert!(report["faults"]["hit"].as_u64().unwrap() > 0, "{report}");
+    done.succeeds();
+    assert_eq!(report["streams"]["identical"], report["streams"]["started"]);
+    assert!(report["streams"]["recovered"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_before_anything_runs() {
     let fine = rule("talker", "runner", "panic", "");
     let (done, ..) = chaos(&fine, &["--set", "limits.max_requests=2"]);
     done.exits(2).tells("limits.max_requests lets in no more than 2");
     let (done, ..) = chaos("[[faults]]\nstage = \"talker\"\n", &[]);
     done.exits(2).tells("faults[0]");
+    let kill = rule("talker", "runner", "kill", "");
+    let (done, ..) = chaos(&kill, &["--placement", "thread"]);
+    done.exits(2).tells("placement = \"process\"");
     let (done, ..) = chaos(&fine, &["--duration", "0s"]);
     done.exits(2).tells("write a duration above 0");
 }

@@ -158,11 +158,26 @@ impl FaultPlan {
         if !self.shared.open {
             return Err(PlanError::Closed);
         }
-        if let Some(ground) = self.shared.ground.get() {
-            suited(ground, rules)?;
-        }
+        self.check(rules)?;
         self.shared.append(rules);
         Ok(())
+    }
+
+    /// Whether it would take these rules, if it were open.
+    ///
+    /// # Errors
+    /// [`PlanError::Unsuited`] for the first rule that cannot happen here.
+    pub fn check(&self, rules: &[FaultRule]) -> Result<(), PlanError> {
+        self.shared.ground.get().map_or(Ok(()), |ground| suited(ground, rules))
+    }
+
+    /// Forgets those rules that will never hit again.
+    pub fn forget_spent(&self) {
+        let spent = |planned: &Planned| {
+            let last = planned.rule.nth.saturating_add(planned.rule.times.saturating_sub(1));
+            planned.seen.load(Ordering::Relaxed) >= last
+        };
+        self.shared.change(|rules| rules.list.retain(|planned| !spent(planned)));
     }
 
     /// Forgets all rules. Whoever hangs goes on hanging.

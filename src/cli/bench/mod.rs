@@ -3,7 +3,7 @@
 mod client;
 mod floor;
 mod overload;
-mod plan;
+pub(super) mod plan;
 pub(super) mod report;
 mod server;
 pub(super) mod stats;

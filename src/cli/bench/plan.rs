@@ -55,7 +55,7 @@ fn exponential(uniform: f64, rate: f64) -> f64 {
 }
 
 /// The `i`-th number of a counter-based generator (SplitMix64's finalizer), in [0, 1).
-fn uniform(seed: u64, i: u64) -> f64 {
+pub fn uniform(seed: u64, i: u64) -> f64 {
     let mut z = seed.wrapping_add(i.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

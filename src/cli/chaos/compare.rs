@@ -12,6 +12,7 @@ pub struct Difference {
     /// The first sample that differs, or that one of the streams does not have.
     pub at: usize,
     /// What it looks like.
+    #[serde(flatten)]
     pub looks: Looks,
 }
 

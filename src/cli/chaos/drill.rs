@@ -1,5 +1,6 @@
 //! One run: listeners in a closed loop against an engine of this process, looked at while they listen.
 
+use super::inject::{Fault, Injector};
 use super::listen::{Timing, given_up, listen};
 use super::load::Load;
 use super::outages::{Outage, Outages};
@@ -82,6 +83,8 @@ pub struct Run {
     pub outages: Vec<Outage>,
     /// In the order of time.
     pub resources: Vec<Resources>,
+    /// All that were planned, those that were not given to the engine included.
+    pub faults: Vec<Fault>,
     /// From its beginning to its end.
     pub took: Duration,
     /// A stage that stayed down, and why.
@@ -91,10 +94,15 @@ pub struct Run {
 }
 
 impl Run {
+    /// When the first stream ended that is not good.
+    pub fn first_bad(&self) -> Option<Duration> {
+        let bad = self.streams.iter().filter(|stream| !stream.verdict.is_good());
+        bad.map(|bad| bad.timing.ended).min()
+    }
+
     /// How many requests a replay needs until what happened first can happen again.
     pub fn needed(&self) -> usize {
-        let bad = self.streams.iter().filter(|stream| !stream.verdict.is_good());
-        let Some(first) = bad.map(|bad| bad.timing.ended).min() else { return self.numbers };
+        let Some(first) = self.first_bad() else { return self.numbers };
         let before = self.streams.iter().filter(|stream| stream.timing.began <= first);
         before.map(|stream| stream.number + 1).max().unwrap_or(self.numbers)
     }
@@ -126,8 +134,8 @@ pub async fn run(
     drill: Drill,
     judge: impl Fn(usize, Heard) -> Verdict + Send + Sync + 'static,
     interrupted: &CancellationToken,
-    faults: &dyn Fn() -> String,
-) -> Run {
+    mut injector: Injector,
+) -> anyhow::Result<Run> {
     let shared = Arc::new(Shared {
         engine: engine.clone(),
         load: Arc::clone(load),
@@ -169,14 +177,18 @@ pub async fn run(
         }
         let (now, health) = (shared.began.elapsed(), engine.health());
         outages.look(now, &health.stages);
+        if shared.wants_more(now) {
+            injector.inject(now)?;
+        }
         if now >= count_at {
+            injector.count();
             run.resources.push(resources::look(now, health.stages.iter().filter_map(|stage| stage.pid)));
             count_at = now + COUNT;
         }
         if let Some(name) = shared.drill.name
             && now >= tell_at
         {
-            eprintln!("{name}: {}", shared.progress(now, &faults()));
+            eprintln!("{name}: {}", shared.progress(now, injector.faults()));
             tell_at = now + TELL;
         }
         if run.given_up.is_none() && given_up(engine) {
@@ -200,7 +212,9 @@ pub async fn run(
     run.streams = std::mem::take(&mut *shared.streams.lock().unwrap_or_else(PoisonError::into_inner));
     run.streams.sort_by_key(|stream| stream.number);
     run.outages = outages.seen().to_vec();
-    run
+    injector.count();
+    run.faults = injector.faults().to_vec();
+    Ok(run)
 }
 
 /// Which stages do, and why.
@@ -214,11 +228,8 @@ impl Shared {
     async fn listener(&self, listener: usize, judge: &(impl Fn(usize, Heard) -> Verdict + Sync)) {
         // Who asks for what does not depend on who is faster.
         for number in (listener..).step_by(self.drill.listeners) {
-            let enough = match self.drill.until {
-                Until::Time(limit) => self.began.elapsed() >= limit,
-                Until::Requests(limit) => number >= limit,
-            };
-            if enough || self.stopping.load(Ordering::Relaxed) {
+            let enough = matches!(self.drill.until, Until::Requests(limit) if number >= limit);
+            if enough || !self.wants_more(self.began.elapsed()) {
                 break;
             }
             let case = self.load.case(number);
@@ -241,7 +252,13 @@ impl Shared {
         }
     }
 
-    fn progress(&self, now: Duration, faults: &str) -> String {
+    /// Whether somebody may still ask.
+    fn wants_more(&self, now: Duration) -> bool {
+        let time_is_up = matches!(self.drill.until, Until::Time(limit) if now >= limit);
+        !time_is_up && !self.stopping.load(Ordering::Relaxed)
+    }
+
+    fn progress(&self, now: Duration, faults: &[Fault]) -> String {
         let (begun, done) = (self.begun.load(Ordering::Relaxed), self.done.load(Ordering::Relaxed));
         let of = match self.drill.until {
             Until::Time(limit) => {
@@ -253,6 +270,9 @@ impl Shared {
         let down = health.stages.iter().filter(|stage| stage.state != StageState::Running);
         let down: Vec<&str> = down.map(|stage| stage.name.as_str()).collect();
         let down = if down.is_empty() { String::new() } else { format!(", down: {}", down.join(" ")) };
+        let injected = faults.iter().filter(|fault| fault.injected.is_some()).count();
+        let hit = faults.iter().filter(|fault| fault.hits > 0).count();
+        let faults = if faults.is_empty() { String::new() } else { format!(", {injected} faults ({hit} hit)") };
         format!("{of} streams done, {bad} bad{faults}{down}")
     }
 }

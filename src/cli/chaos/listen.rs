@@ -70,7 +70,7 @@ pub async fn listen(
                 continue;
             }
             Ok(Some(Event::Finished { reason, usage })) => heard.end = End::Finished(reason, usage),
-            Ok(Some(Event::Failed(error))) => heard.end = End::Failed(error.to_string()),
+            Ok(Some(Event::Failed(error))) => heard.end = End::Failed(first_line(&error)),
         }
         return (name, heard, timing);
     }
@@ -95,9 +95,14 @@ async fn accepted(
             {
                 tokio::time::sleep(AGAIN).await;
             }
-            Err(error) => return Err(End::Refused(error.to_string())),
+            Err(error) => return Err(End::Refused(first_line(&error))),
         }
     }
+}
+
+/// Some errors carry where they were made, line by line.
+fn first_line(error: &impl std::fmt::Display) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 /// Whether a stage stays down for good.

@@ -112,3 +112,45 @@ impl Load {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Checkpoint;
+    use std::path::Path;
+
+    fn load(fixture: &str) -> Load {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(fixture);
+        let texts = (0..24).map(|i| format!("text {i}")).collect();
+        Load::new(texts, Checkpoint::open(&folder).unwrap().family(), 100, None, Some(8))
+    }
+
+    fn count(load: &Load, kind: Kind) -> usize {
+        load.cases.iter().filter(|case| case.kind == kind).count()
+    }
+
+    #[test]
+    fn a_third_are_chat_turns_where_there_is_a_thinker() {
+        let load = load("qwen3_omni");
+        assert_eq!((count(&load, Kind::Speech), count(&load, Kind::Chat), count(&load, Kind::Text)), (16, 6, 2));
+        assert_eq!(load.stages_of(Kind::Text), [StageName::Thinker]);
+        assert_eq!(load.stages_of(Kind::Chat), StageName::ALL);
+    }
+
+    #[test]
+    fn a_model_that_only_speaks_is_only_asked_to() {
+        let load = load("qwen3_tts/custom_voice");
+        assert_eq!(count(&load, Kind::Speech), 24);
+        assert_eq!(load.stages_of(Kind::Speech), [StageName::Talker, StageName::Code2wav]);
+    }
+
+    #[test]
+    fn the_same_request_of_the_set_is_always_asked_in_the_same_words() {
+        let load = load("qwen3_omni");
+        assert_eq!(load.case(3), load.case(27));
+        let Asked::Speech(request) = load.asked(3) else { panic!("{:?}", load.cases[3]) };
+        assert_eq!((request.params.seed, request.params.ignore_eos), (Some(103), true));
+        let Asked::Chat(request) = load.asked(10) else { panic!("{:?}", load.cases[10]) };
+        assert_eq!((request.seed, request.output), (Some(110), Output::Text));
+    }
+}

@@ -5,6 +5,7 @@
 //! | `settings` | what a drill changes in a config |
 //! | `load`, `listen` | the requests, and one listener of one of them |
 //! | `drill` | one run of many listeners, looked at meanwhile |
+//! | `generate`, `inject` | which fault when: pure; and giving them to the engine |
 //! | `compare`, `verdict` | what was heard against what should have been: pure |
 //! | `outages`, `resources` | when stages were down; memory and file descriptors |
 //! | `shrink` | which few of many faults are enough: pure |
@@ -12,6 +13,8 @@
 
 mod compare;
 mod drill;
+mod generate;
+mod inject;
 mod listen;
 mod load;
 mod outages;
@@ -23,10 +26,10 @@ mod verdict;
 
 use super::EmbeddedFiles;
 use super::bench::texts::texts;
-use super::exit::Interrupted;
+use super::exit::{Interrupted, Usage};
 use super::model;
 use super::signals::Signals;
-use crate::config::{self, Config, DeviceKind, FaultFile, Override, Placement, format_duration};
+use crate::config::{self, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
 use crate::engine::{Engine, Service};
 use crate::fault::FaultRule;
 use crate::model::Checkpoint;
@@ -34,8 +37,9 @@ use crate::telemetry;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use drill::{Drill, Run, Until};
+use inject::Injector;
 use load::Load;
-use report::{About, Planned, Report};
+use report::{About, Report};
 use settings::Where;
 use shrink::Shrinker;
 use std::path::{Path, PathBuf};
@@ -55,10 +59,13 @@ const STOPPING: Duration = Duration::from_secs(10);
 /// streams went and how fast stages recovered; fails if anything was lost, repeated, reordered, failed or hung.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  omni-actors chaos --plan drill.toml                       the embedded voice and these faults, for a minute
-  omni-actors chaos my.toml --streams 16 --duration 10m --plan drill.toml --report chaos.json
-  omni-actors chaos --placement process --plan drill.toml --shrink
+  omni-actors chaos                                         the embedded voice, a fault every 200 ms for a minute
+  omni-actors chaos my.toml --streams 16 --duration 10m --report chaos.json
+  omni-actors chaos --placement process --every 1s --shrink
                                                             every stage in a process; if it fails, which fault is enough?
+  omni-actors chaos --set transfer.transport=wire           edges with frames, which get lost and damaged, too
+  omni-actors chaos --plan chaos-smallest.toml --requests 12
+                                                            exactly the faults of a file
 docs/chaos.md explains the report.")]
 pub struct ChaosArgs {
     /// Config file; without one the embedded voice with default settings
@@ -78,9 +85,12 @@ pub struct ChaosArgs {
     /// Where stages run
     #[arg(long, value_enum, default_value_t = Where::AsConfig)]
     placement: Where,
-    /// A file with `[[faults]]`: exactly these
-    #[arg(long, value_name = "FILE")]
-    plan: PathBuf,
+    /// How often a fault strikes, drawn evenly from all kinds and places that suit the config
+    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = duration)]
+    every: Duration,
+    /// A file with `[[faults]]`: exactly these, and none that are drawn
+    #[arg(long, value_name = "FILE", conflicts_with = "every")]
+    plan: Option<PathBuf>,
     /// If a stream is not what it should be: find the fewest faults that are enough for that
     #[arg(long)]
     shrink: bool,
@@ -129,8 +139,11 @@ pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow
         asked_to_end.cancel();
         signals.first_asks_second_ends().await;
     });
-    let FaultFile { seed, rules: faults } = config::load_faults(&args.plan)?;
-    config.drill.seed = seed.unwrap_or(config.drill.seed);
+    let given = args.plan.as_deref().map(config::load_faults).transpose()?;
+    if let Some(seed) = given.as_ref().and_then(|file| file.seed) {
+        config.drill.seed = seed;
+    }
+    mute_injected_panics();
     let checkpoint = model::open(&config, embedded)?;
     let load =
         Load::new(texts(args.texts.as_deref())?, checkpoint.family(), args.seed, args.voice.clone(), args.frames);
@@ -152,9 +165,9 @@ pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow
 
     let (truth, undisturbed) = field.undisturbed().await?;
     let until = field.args.requests.map_or(Until::Time(field.args.duration), Until::Requests);
+    let faults = given.map_or(Faults::Generated, |file| Faults::Given(file.rules));
     let disturbed = field.disturbed(&truth, until, &faults, false, Some("disturbed")).await?;
-    let planned: Vec<Planned> = faults.iter().map(planned).collect();
-    let report = Report::new(about, &field.load, &undisturbed, &disturbed, &planned);
+    let report = Report::new(about, &field.load, &undisturbed, &disturbed);
     println!(
         "{} for {}, {} listeners, stages in {}, seed {}\n",
         report.target,
@@ -168,14 +181,25 @@ pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow
         write(path, &(serde_json::to_string_pretty(&report)? + "\n"))?;
     }
     let failure = report.failure();
+    if failure.is_some() {
+        field.keep("chaos-executed.toml", &executed(&disturbed, Duration::MAX), until)?;
+    }
     if failure.is_some() && field.args.shrink && !field.interrupted.is_cancelled() {
-        field.shrink(&truth, &disturbed, faults).await?;
+        field.shrink(&truth, &disturbed).await?;
     }
     match failure {
         Some(failure) => Err(anyhow::anyhow!(failure)),
         None if report.interrupted => Err(Interrupted.into()),
         None => Ok(()),
     }
+}
+
+/// Which faults a run has.
+enum Faults {
+    /// Drawn for the engine.
+    Generated,
+    /// Exactly these.
+    Given(Vec<FaultRule>),
 }
 
 /// What all runs of a drill have in common.
@@ -209,7 +233,7 @@ impl Field {
             }
         };
         let drill = self.drill(Until::Requests(self.load.cases.len()), true, Some("undisturbed"));
-        let run = self.run(&config, drill, keep).await?;
+        let run = self.run(&config, drill, keep, &Faults::Given(Vec::new())).await?;
         if run.interrupted {
             return Err(Interrupted.into());
         }
@@ -229,15 +253,14 @@ impl Field {
         &self,
         truth: &Arc<Vec<Heard>>,
         until: Until,
-        faults: &[FaultRule],
+        faults: &Faults,
         first_ends: bool,
         name: Option<&'static str>,
     ) -> anyhow::Result<Run> {
-        let mut config = self.config.clone();
-        config.faults.extend_from_slice(faults);
+        let config = Config { drill: DrillConfig { enabled: true, ..self.config.drill }, ..self.config.clone() };
         let (truth, exactness) = (Arc::clone(truth), self.exactness);
         let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard, exactness);
-        self.run(&config, self.drill(until, first_ends, name), judge).await
+        self.run(&config, self.drill(until, first_ends, name), judge, faults).await
     }
 
     async fn run(
@@ -245,18 +268,32 @@ impl Field {
         config: &Config,
         drill: Drill,
         judge: impl Fn(usize, Heard) -> Verdict + Send + Sync + 'static,
+        faults: &Faults,
     ) -> anyhow::Result<Run> {
         let engine = Engine::start(&self.checkpoint, config).await?;
-        let run = drill::run(&engine, &self.load, drill, judge, &self.interrupted, &String::new).await;
+        let rules = match faults {
+            Faults::Given(rules) => {
+                engine.faults().check(rules).map_err(|error| Usage(error.to_string()))?;
+                rules.clone()
+            }
+            Faults::Generated => {
+                let decks = generate::decks(|rule| engine.faults().check(std::slice::from_ref(rule)).is_ok());
+                generate::plan(&decks, self.args.seed, self.args.every, self.args.duration)
+            }
+        };
+        let injector = Injector::new(&engine, &rules);
+        let run = drill::run(&engine, &self.load, drill, judge, &self.interrupted, injector).await;
         engine.drain(STOPPING).await;
-        Ok(run)
+        run
     }
 
     /// Looks for the fewest faults that are enough, and writes them to a file.
-    async fn shrink(&self, truth: &Arc<Vec<Heard>>, failed: &Run, faults: Vec<FaultRule>) -> anyhow::Result<()> {
+    async fn shrink(&self, truth: &Arc<Vec<Heard>>, failed: &Run) -> anyhow::Result<()> {
+        // What came after the first bad stream had ended did not spoil it.
+        let faults = executed(failed, failed.first_bad().unwrap_or(Duration::MAX));
         let until = Until::Requests(self.args.requests.unwrap_or_else(|| failed.needed()));
         let fails = async |faults: &[FaultRule]| {
-            let run = self.disturbed(truth, until, faults, true, None).await?;
+            let run = self.disturbed(truth, until, &Faults::Given(faults.to_vec()), true, None).await?;
             if run.interrupted {
                 return Err(Interrupted.into());
             }
@@ -264,11 +301,11 @@ impl Field {
         };
         eprintln!("shrink: {} faults, {until}", faults.len());
         if !fails(&faults).await? {
-            eprintln!("shrink: the same faults did no harm when they came again; nothing is left out");
-            return self.keep("chaos-executed.toml", &faults, until);
+            println!("\nthe same faults did no harm when they came again: there is nothing to shrink");
+            return Ok(());
         }
         if fails(&[]).await? {
-            eprintln!("shrink: it fails without any fault");
+            println!("\nit fails without any fault, too");
             return self.keep("chaos-smallest.toml", &[], until);
         }
         let mut shrinker = Shrinker::new(faults.len(), self.args.shrink_runs);
@@ -286,9 +323,8 @@ impl Field {
     fn keep(&self, name: &str, faults: &[FaultRule], until: Until) -> anyhow::Result<()> {
         let path = self.args.out.join(name);
         let command = self.args.replay(&path, until);
-        let mut text = format!("# {} faults. To run exactly these:\n#   {command}\n", faults.len());
         let file = FaultFile { seed: Some(self.config.drill.seed), rules: faults.to_vec() };
-        text.push_str(&file.to_string());
+        let text = format!("# {} faults. To run exactly these:\n#   {command}\n{file}", faults.len());
         write(&path, &text)?;
         println!("\n{} faults are in {}; to run them:\n  {command}", faults.len(), path.display());
         Ok(())
@@ -330,9 +366,22 @@ fn quoted(word: &str) -> String {
     }
 }
 
-fn planned(rule: &FaultRule) -> Planned {
-    let stage = rule.stage.map(|stage| format!("{stage} ")).unwrap_or_default();
-    Planned { kind: rule.kind.as_str().to_owned(), place: format!("{stage}{}", rule.point.as_str()), hits: 0 }
+/// The faults that struck, of those that were given to the engine by a time.
+fn executed(run: &Run, by: Duration) -> Vec<FaultRule> {
+    let faults = run.faults.iter().filter(|fault| fault.hits > 0 && fault.injected.is_some_and(|at| at <= by));
+    faults.map(|fault| fault.rule.clone()).collect()
+}
+
+/// What the user breaks on purpose need not be explained to them; any other panic is.
+fn mute_injected_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let injected =
+            panic.payload().downcast_ref::<String>().is_some_and(|message| message.starts_with("injected fault"));
+        if !injected {
+            usual(panic);
+        }
+    }));
 }
 
 fn placement(config: &Config) -> String {

@@ -1,6 +1,7 @@
 //! What a drill found, as tables for people and as JSON for programs.
 
 use super::drill::{Run, Stream};
+use super::inject::Fault;
 use super::load::Load;
 use super::outages::Outage;
 use super::resources::Use;
@@ -14,17 +15,6 @@ use std::time::Duration;
 
 /// Bad streams that are shown; the file has all of them.
 const SHOWN: usize = 20;
-
-/// One fault that was planned.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Planned {
-    /// As plans write it.
-    pub kind: String,
-    /// Actor and stage, or edge.
-    pub place: String,
-    /// How often it happened.
-    pub hits: u64,
-}
 
 /// How many faults of a sort there were.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -167,8 +157,9 @@ pub struct About {
 
 impl Report {
     /// Sums both runs up.
-    pub fn new(about: About, load: &Load, undisturbed: &Run, disturbed: &Run, faults: &[Planned]) -> Report {
+    pub fn new(about: About, load: &Load, undisturbed: &Run, disturbed: &Run) -> Report {
         let About { target, seed, listeners, placement, compared, set } = about;
+        let faults: Vec<&Fault> = disturbed.faults.iter().filter(|fault| fault.injected.is_some()).collect();
         let ends: Vec<f64> = disturbed.outages.iter().filter_map(Outage::lasted).map(ms).collect();
         let mut stages: BTreeMap<String, (usize, Vec<f64>)> =
             load.stages.iter().map(|stage| (stage.to_string(), Default::default())).collect();
@@ -193,8 +184,8 @@ impl Report {
             compared,
             set,
             took_s: disturbed.took.as_secs_f64(),
-            faults_by_kind: count(faults, |fault| &fault.kind),
-            faults_by_place: count(faults, |fault| &fault.place),
+            faults_by_kind: count(&faults, |fault| fault.rule.kind.as_str().to_owned()),
+            faults_by_place: count(&faults, place),
             faults: Count { injected: faults.len(), hit: faults.iter().filter(|fault| fault.hits > 0).count() },
             streams,
             stages: stages.into_iter().map(|(stage, seen)| (stage, recovery(seen))).collect(),
@@ -384,14 +375,19 @@ fn complaint(stream: &Stream, load: &Load) -> Bad {
     }
 }
 
-fn count<'a>(faults: &'a [Planned], by: impl Fn(&'a Planned) -> &'a String) -> BTreeMap<String, Count> {
+fn count(faults: &[&Fault], by: impl Fn(&Fault) -> String) -> BTreeMap<String, Count> {
     let mut counts = BTreeMap::<String, Count>::new();
     for fault in faults {
-        let count = counts.entry(by(fault).clone()).or_default();
+        let count = counts.entry(by(fault)).or_default();
         count.injected += 1;
         count.hit += usize::from(fault.hits > 0);
     }
     counts
+}
+
+fn place(fault: &Fault) -> String {
+    let stage = fault.rule.stage.map(|stage| format!("{stage} ")).unwrap_or_default();
+    stage + fault.rule.point.as_str()
 }
 
 fn three(of: &Distribution) -> String {
@@ -400,4 +396,80 @@ fn three(of: &Distribution) -> String {
 
 fn ms(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compare::{Difference, Looks};
+    use super::super::listen::Timing;
+    use super::*;
+    use crate::ids::StageName;
+    use crate::model::Checkpoint;
+    use std::path::Path;
+
+    const fn ms(n: u64) -> Duration {
+        Duration::from_millis(n)
+    }
+
+    /// Twelve requests, of which the first is spoken and the eleventh answered with text alone.
+    fn load() -> Load {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni");
+        let texts = (0..12).map(|i| format!("text {i}")).collect();
+        Load::new(texts, Checkpoint::open(&folder).unwrap().family(), 1, None, None)
+    }
+
+    fn stream(case: usize, verdict: Verdict, pauses: &[(u64, u64)]) -> Stream {
+        let pauses = pauses.iter().map(|(from, to)| (ms(*from), ms(*to))).collect();
+        let timing = Timing { began: ms(100), ended: ms(900), pauses, ..Timing::default() };
+        Stream { number: case, case, request: None, verdict, timing }
+    }
+
+    fn report(streams: Vec<Stream>) -> Report {
+        let about = About {
+            target: "x".to_owned(),
+            seed: 1,
+            listeners: 2,
+            placement: "threads".to_owned(),
+            compared: Exactness::Samples,
+            set: Vec::new(),
+        };
+        let outage = Outage { stage: StageName::Talker, from: ms(400), to: Some(ms(430)) };
+        let run = Run { begun: streams.len(), streams, outages: vec![outage], ..Run::default() };
+        Report::new(about, &load(), &Run::default(), &run)
+    }
+
+    #[test]
+    fn a_stream_has_recovered_if_a_stage_of_its_own_was_down_meanwhile() {
+        let spoken = stream(0, Verdict::Identical, &[(200, 300), (390, 520), (600, 890)]);
+        let report = report(vec![spoken, stream(10, Verdict::Identical, &[])]);
+        assert_eq!((report.streams.identical, report.streams.recovered), (2, 1));
+        assert_eq!(report.pause_ms.max, 130.0);
+        assert_eq!((report.stages["talker"].outages, report.stages["thinker"].outages), (1, 0));
+        assert_eq!(report.recovery_ms.p99, 30.0);
+        assert_eq!(report.failure(), None);
+    }
+
+    #[test]
+    fn what_is_wrong_is_counted_as_what_it_is_and_named() {
+        let lost = Difference { at: 5, looks: Looks::Lost { samples: 7 } };
+        let lost = Verdict::Wrong { samples: Some(lost), text_at: None, end: None };
+        let failed = Verdict::Failed { error: "the talker stage failed".to_owned() };
+        let report = report(vec![stream(0, lost, &[]), stream(1, failed, &[]), stream(2, Verdict::Equal, &[])]);
+        let s = &report.streams;
+        assert_eq!((s.finished, s.identical, s.recovered, s.lost, s.failed), (2, 0, 1, 1, 1));
+        assert_eq!(report.failure().unwrap(), "of 3 streams 1 lost something, 1 failed");
+        let tables = report.tables();
+        assert!(tables.contains("sample 5: 7 lost; \"text 0\"") && tables.contains("failed: the talker"), "{tables}");
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["bad"][0]["verdict"], "wrong");
+        assert_eq!((&json["bad"][0]["at"], &json["bad"][0]["seed"]), (&5.into(), &1.into()));
+        assert_eq!(json["bad"][1]["error"], "the talker stage failed");
+    }
+
+    #[test]
+    fn a_stage_that_stays_down_is_a_failure_even_if_nobody_listened() {
+        let mut report = report(Vec::new());
+        report.given_up = Some("talker: no memory".to_owned());
+        assert_eq!(report.failure().unwrap(), "a stage stayed down: talker: no memory");
+    }
 }
