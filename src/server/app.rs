@@ -3,7 +3,7 @@
 use super::budget::Budget;
 use super::error::{ApiError, short};
 use super::gate::{Keys, gate};
-use super::{batch, chat, debug, meta, speech, voices, ws};
+use super::{batch, chat, debug, faults, meta, speech, voices, ws};
 use crate::config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
 use crate::engine::{Service, TaskType};
 use crate::telemetry::HttpMetrics;
@@ -139,6 +139,7 @@ fn route_label(path: &str) -> &'static str {
         "/v1/audio/speech/stream",
         "/v1/chat/completions",
         "/debug/trace",
+        "/debug/faults",
     ];
     match ROUTES.iter().find(|route| **route == path) {
         Some(route) => route,
@@ -158,8 +159,13 @@ pub(super) fn router(app: Arc<App>) -> Router {
         }
         None => Router::new(),
     };
+    let drill = match app.service.faults() {
+        Some(_) => Router::new().route("/debug/faults", get(faults::list).post(faults::add).delete(faults::clear)),
+        None => Router::new(),
+    };
     Router::new()
         .merge(traces)
+        .merge(drill)
         .route("/", get(meta::page))
         .route("/health", get(meta::health))
         .route("/live", get(meta::live))

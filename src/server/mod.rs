@@ -12,6 +12,7 @@
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
 //! | `ws`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
+//! | `debug`, `faults` | traces and drills, where the config lets clients have them |
 //! | `answer` | a request's events as the routes need them |
 //! | `gate` | keys: who asks |
 //! | `terms` | when an answer has to come |
@@ -29,6 +30,7 @@ mod chat;
 mod chat_request;
 mod debug;
 mod error;
+mod faults;
 mod fetch;
 mod fields;
 mod gate;
