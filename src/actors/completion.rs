@@ -216,7 +216,7 @@ impl Completion {
             }
             Ok(output) if !output.stale => {
                 let first = self.rows.get(&planned.slot).is_some_and(|row| row.units == 0 && row.tokens == 0);
-                Moment::output(planned.request, first, output.finish.is_some())
+                Moment::output(planned.request, first, output.finish.is_some()).in_prompt(planned.prompt)
             }
             _ => Moment::of(planned.request),
         }
@@ -230,6 +230,8 @@ impl Completion {
             // What comes behind a unit that failed would pass for it.
             Ok(output) if output.stale || row.failed => return idle,
             Ok(output) => output,
+            // One failure is one: the steps behind it fail for the same reason.
+            Err(_) if row.failed => return idle,
             Err(error) => {
                 row.failed = true;
                 return TicketRow::Failed { request, reason: error.to_string() };

@@ -48,7 +48,7 @@ pub fn faults_of_json(json: &serde_json::Value) -> Result<FaultFile, ConfigError
     // What TOML cannot say, such as null, no key takes.
     let mut table = toml::Table::try_from(json).map_err(|error| not_toml(format!("must be an object: {error}")))?;
     // A file without rules has no list of them.
-    table.retain(|_, value| value.as_array().is_none_or(|list| !list.is_empty()));
+    table.retain(|key, value| key != "faults" || value.as_array().is_none_or(|list| !list.is_empty()));
     let text = toml::to_string(&table).map_err(|error| not_toml(error.to_string()))?;
     parse_faults(&text).map_err(|error| match error {
         ConfigError::Problems(problems) => {

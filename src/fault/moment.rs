@@ -9,34 +9,31 @@ use std::collections::HashSet;
 pub struct Moment {
     /// Whose work it is.
     pub request: RequestId,
-    at: At,
+    prompt: bool,
+    output: Option<Output>,
 }
 
+/// Where in a request's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum At {
-    /// Nobody can tell.
-    Some,
-    Prompt,
-    Output {
-        first: bool,
-        last: bool,
-    },
+struct Output {
+    first: bool,
+    last: bool,
 }
 
 impl Moment {
     /// Something of a request.
     pub fn of(request: RequestId) -> Moment {
-        Moment { request, at: At::Some }
+        Moment { request, prompt: false, output: None }
     }
 
     /// Before or inside the prompt of a request.
     pub fn prompt(request: RequestId) -> Moment {
-        Moment { request, at: At::Prompt }
+        Moment { request, prompt: true, output: None }
     }
 
     /// Output of a request. A request of one unit is at its first and its last with it.
     pub fn output(request: RequestId, first: bool, last: bool) -> Moment {
-        Moment { request, at: At::Output { first, last } }
+        Moment { request, prompt: false, output: Some(Output { first, last }) }
     }
 
     /// Units on their way, from `seq` on.
@@ -44,13 +41,19 @@ impl Moment {
         Moment::output(request, seq.0 == 0, last)
     }
 
+    /// The same, at the end of the prompt if `prompt`: the step that computes it makes the first output.
+    #[must_use]
+    pub fn in_prompt(self, prompt: bool) -> Moment {
+        Moment { prompt: self.prompt || prompt, ..self }
+    }
+
     /// Whether this is the phase. That the engine drains is not seen here.
     pub fn is_at(&self, phase: Phase) -> bool {
-        match (phase, self.at) {
-            (Phase::Prefill, At::Prompt) => true,
-            (Phase::First, At::Output { first, .. }) => first,
-            (Phase::Last, At::Output { last, .. }) => last,
-            (Phase::Stream, At::Output { first, last }) => !first && !last,
+        match (phase, self.output) {
+            (Phase::Prefill, _) => self.prompt,
+            (Phase::First, Some(output)) => output.first,
+            (Phase::Last, Some(output)) => output.last,
+            (Phase::Stream, Some(output)) => !output.first && !output.last,
             _ => false,
         }
     }
