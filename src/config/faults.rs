@@ -167,7 +167,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_rule() -> impl Strategy<Value = FaultRule> {
-        let place = (0..4usize, 0..FaultPoint::ALL.len(), 0..14usize, 1..600_000u64);
+        let place = (0..4usize, 0..FaultPoint::ALL.len(), 0..15usize, 1..600_000u64);
         let when = (1..1_000_000_000u64, prop_oneof![1..=i64::MAX as u64, Just(u64::MAX)]);
         let who = (proptest::option::of(1..=i64::MAX as u64), proptest::option::of(0..Phase::ALL.len()));
         let rest = (0..86_400_000u64, prop_oneof![Just(1.0), 1e-12..1.0f64]);

@@ -126,7 +126,7 @@ pub(super) fn unix_seconds() -> u64 {
 
 /// The route of a path as metrics name it: a fixed set, whatever clients ask for.
 fn route_label(path: &str) -> &'static str {
-    const ROUTES: [&str; 12] = [
+    const ROUTES: [&str; 13] = [
         "/",
         "/health",
         "/live",

@@ -19,7 +19,7 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, Api
 
 /// `POST /debug/faults`: all of the rules or none.
 pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let object = read_object(&app, request).await?;
+    let (object, _held) = read_object(&app, request).await?;
     let plan = plan(&app)?;
     let FaultFile { seed, rules } = faults_of_json(&Value::Object(object)).map_err(|error| refused(&error))?;
     if seed.is_some() {
