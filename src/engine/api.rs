@@ -214,10 +214,8 @@ pub struct Usage {
 /// A request that was accepted and could not be finished.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// A stage died under it and was restarted.
-    #[error(
-        "the {stage} stage failed while it served this request ({reason}); it has been restarted, please try again"
-    )]
+    /// A stage that it needs failed too often and was given up.
+    #[error("the {stage} stage failed while it served this request, and was given up: {reason}")]
     StageFailed {
         /// Which stage.
         stage: StageName,

@@ -41,7 +41,7 @@ pub use api::{
 };
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
-use crate::actors::{StageHandle, State};
+use crate::actors::{StageHandle, StageStatus, State};
 use crate::config::{Config, SpeechConfig};
 use crate::fault::FaultPlan;
 use crate::ids::StageName;
@@ -60,7 +60,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use voices::Voices;
 
-/// How long a request waits for a stage that is being restarted before it is refused.
+/// How long a request waits for a stage that starts for the first time before it is refused.
 const READY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// How long a scrape waits for the process of a stage: one that does not answer is left out.
@@ -137,9 +137,16 @@ impl Engine {
     /// # Errors
     /// [`StartError::Stage`] with the reason when one of them cannot.
     pub async fn settled(&self) -> Result<(), StartError> {
+        self.all_stages(|status| matches!(status.state, State::Running | State::Failed)).await?;
+        telemetry::set_ready(true);
+        Ok(())
+    }
+
+    /// Waits until every stage is as wanted; an error if one has failed for good.
+    async fn all_stages(&self, wanted: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
         for stage in self.shared.stages.iter() {
             let mut status = stage.status();
-            let settled = status.wait_for(|status| matches!(status.state, State::Running | State::Failed)).await;
+            let settled = status.wait_for(&wanted).await;
             if let Ok(status) = settled
                 && status.state == State::Failed
             {
@@ -147,7 +154,6 @@ impl Engine {
                 return Err(StartError::Stage(stage.name(), reason));
             }
         }
-        telemetry::set_ready(true);
         Ok(())
     }
 
@@ -181,7 +187,9 @@ impl Engine {
         if self.shared.draining.load(Ordering::Relaxed) {
             return Err(SubmitError::ShuttingDown);
         }
-        match tokio::time::timeout(READY_PATIENCE, self.settled()).await {
+        // A stage that is being restarted is waited for by the ledger, which has what the request needs of it.
+        let came_up = |status: &StageStatus| status.state != State::Starting;
+        match tokio::time::timeout(READY_PATIENCE, self.all_stages(came_up)).await {
             Ok(outcome) => outcome.map_err(|error| SubmitError::NotReady(error.to_string())),
             Err(_) => Err(SubmitError::NotReady("a stage is starting".into())),
         }
