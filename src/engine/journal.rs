@@ -5,6 +5,9 @@
 //! next stage, or the client, can have it: a row that begins again makes what follows. What a stage was given is on the
 //! track before it, from its first unit. Both ends may come and go; the track decides what is new.
 
+#[cfg(test)]
+mod tests;
+
 use super::plan::RowPlan;
 use crate::actors::{Admission, Wants};
 use crate::core::scheduler::Pace;
@@ -144,7 +147,7 @@ impl Journal {
     /// Whether a stage has given everything, or has no part in the request.
     pub fn is_done(&self, stage: StageName) -> bool {
         self.row(stage)
-            .is_none_or(|row| Edge::out_of(stage, row.plan.wants()).all(|edge| self.track(edge).ended.is_some()))
+            .is_none_or(|row| Edge::out_of(stage, row.plan.wants).all(|edge| self.track(edge).ended.is_some()))
     }
 
     /// Which admission of the consumer's row a payload on this edge is for now; `None` if nobody waits for it.
@@ -391,7 +394,7 @@ impl Journal {
     }
 
     fn outputs(&self, stage: StageName) -> impl Iterator<Item = Edge> {
-        self.row(stage).map(|row| Edge::out_of(stage, row.plan.wants())).into_iter().flatten()
+        self.row(stage).map(|row| Edge::out_of(stage, row.plan.wants)).into_iter().flatten()
     }
 
     fn row(&self, stage: StageName) -> Option<&RowEntry> {

@@ -70,9 +70,9 @@ pub(super) type CodeLog = Arc<Mutex<Vec<u32>>>;
 
 /// One row, before the request has a name.
 pub(super) struct RowPlan {
-    params: RowParams,
-    spec: RowSpec,
-    wants: Wants,
+    pub params: RowParams,
+    pub spec: RowSpec,
+    pub wants: Wants,
 }
 
 impl RequestPlan {
@@ -89,10 +89,6 @@ impl RowPlan {
     pub fn named(&self, request: RequestId) -> Admission {
         let (params, spec) = (self.params.clone(), self.spec.clone());
         Admission { request, params, spec, wants: self.wants, from: Resume::default() }
-    }
-
-    pub fn wants(&self) -> Wants {
-        self.wants
     }
 
     /// Whether it makes up what it says.

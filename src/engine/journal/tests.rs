@@ -1,0 +1,209 @@
+use super::*;
+use crate::actors::Resume;
+use crate::core::scheduler::RowParams;
+use crate::model::hf::CodecTokens;
+use crate::model::sampling::SamplingParams;
+use crate::model::talker::TalkerPrompt;
+use proptest::prelude::*;
+
+const REQUEST: RequestId = RequestId(7);
+const GROUPS: usize = 4;
+const UNIT: Duration = Duration::from_millis(80);
+const TOKENS: CodecTokens = CodecTokens { pad: 1, bos: 2, eos: 3, think: None, nothink: 4, think_bos: 5, think_eos: 6 };
+
+fn params(prompt: u32, pace: Pace) -> RowParams {
+    RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO }
+}
+
+fn speech() -> Wants {
+    Wants { tokens: false, speech: true }
+}
+
+fn talker() -> (StageName, RowPlan) {
+    let prompt = TalkerPrompt::omni(0, 9, &TOKENS);
+    let params = RowParams { prompt_input: prompt.inputs(), ..params(prompt.positions(), Pace::OnePerStep) };
+    let row = TalkerRow {
+        prompt: prompt.into(),
+        said: 0,
+        sampling: SamplingParams::GREEDY,
+        predictor: SamplingParams::GREEDY,
+        max_tokens: 100,
+        min_tokens: 0,
+        ignore_eos: false,
+        seed: 1,
+        forced: None,
+    };
+    (StageName::Talker, RowPlan { params, spec: RowSpec::Talker(row), wants: speech() })
+}
+
+fn vocoder() -> (StageName, RowPlan) {
+    let spec = RowSpec::Vocoder(VocoderRow::default());
+    (StageName::Code2wav, RowPlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, wants: speech() })
+}
+
+fn thinker(wants: Wants) -> (StageName, RowPlan) {
+    let row = ThinkerRow {
+        prompt: vec![10, 11, 12].into(),
+        said: 0,
+        mode: ThinkerMode::Sample,
+        emit: wants.speech.then(|| std::iter::once(0..3).collect()),
+        sampling: SamplingParams::GREEDY,
+        eos: vec![0].into(),
+        max_tokens: 50,
+        seed: 1,
+    };
+    (StageName::Thinker, RowPlan { params: params(3, Pace::Free), spec: RowSpec::Thinker(row), wants })
+}
+
+/// A text of two stages, as Qwen3-TTS has.
+fn spoken() -> Journal {
+    Journal::new(REQUEST, vec![talker(), vocoder()], GROUPS)
+}
+
+fn payload(edge: Edge, seq: u32, values: Vec<u32>, width: usize, end: bool) -> Payload {
+    let header = Header {
+        request: REQUEST,
+        generation: Generation(1),
+        attempt: Attempt(0),
+        seq: Seq(seq),
+        kind: edge.kind(),
+        units: (values.len() / width) as u32,
+        end: end.then_some(End::Stop),
+        sent: 0,
+    };
+    Payload { header, parts: vec![Part::U32(values)], leases: Vec::new() }
+}
+
+/// Codes of frame after frame: those of frame `n` are `4n, 4n + 1, ...`.
+fn codes(from: u32, frames: u32, end: bool) -> Payload {
+    let groups = GROUPS as u32;
+    payload(Edge::Codes, from, (from * groups..(from + frames) * groups).collect(), GROUPS, end)
+}
+
+fn values(payload: &Payload) -> &[u32] {
+    match payload.parts.first() {
+        Some(Part::U32(values)) => values,
+        _ => &[],
+    }
+}
+
+#[test]
+fn what_comes_once_more_is_dropped_and_what_is_new_of_it_goes_on() {
+    let mut journal = spoken();
+    let mut record = |payload| journal.record(Edge::Codes, payload).unwrap();
+    assert_eq!(values(&record(codes(0, 3, false)).unwrap()), (0..12).collect::<Vec<_>>());
+    assert!(record(codes(1, 2, false)).is_none(), "known");
+    assert!(record(codes(5, 1, false)).is_none(), "not what follows");
+    let rest = record(codes(2, 3, false)).unwrap();
+    assert_eq!((rest.header.seq, rest.header.units), (Seq(3), 2));
+    assert_eq!(values(&rest), (12..20).collect::<Vec<_>>());
+    let end = record(codes(4, 1, true)).unwrap();
+    assert_eq!((end.header.seq, end.header.units, values(&end)), (Seq(5), 0, &[][..]), "the end alone is new");
+    assert!(record(codes(5, 1, true)).is_none(), "nothing comes behind the end");
+}
+
+#[test]
+fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
+    let mut journal = spoken();
+    let first = journal.admit(StageName::Talker, UNIT).unwrap();
+    assert_eq!(first.admission.from, Resume { attempt: Attempt(1), ..Resume::default() });
+    journal.record(Edge::Text, payload(Edge::Text, 0, (0..9).collect(), 1, true)).unwrap();
+    journal.record(Edge::Codes, codes(0, 4, false)).unwrap();
+    journal.acked(Edge::Codes, 3);
+    let Again { admission, input } = journal.admit(StageName::Talker, UNIT).unwrap();
+    let RowSpec::Talker(row) = &admission.spec else { panic!("{admission:?}") };
+    assert_eq!(row.said, 4);
+    assert_eq!(row.prompt.reference().unwrap()[..], (0..16).collect::<Vec<_>>());
+    assert_eq!((admission.params.prompt, admission.params.prompt_input), (9 + 4, 4 + 4));
+    let from = admission.from;
+    assert_eq!((from.attempt, from.first, from.wanted, from.start.emitted, from.start.acked), (Attempt(2), 4, 4, 4, 3));
+    assert_eq!(input.len(), 1);
+    assert_eq!((values(&input[0]), input[0].header.end), (&(0..9).collect::<Vec<_>>()[..], Some(End::Stop)));
+    assert_eq!(input[0].header.attempt, Attempt(2));
+}
+
+#[test]
+fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
+    let mut journal = spoken();
+    journal.admit(StageName::Code2wav, UNIT).unwrap();
+    journal.record(Edge::Codes, codes(0, 5, true)).unwrap();
+    let header = Header { kind: Kind::Audio, units: 2, end: None, ..codes(0, 0, false).header };
+    journal.record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.5; 20])], leases: Vec::new() }).unwrap();
+    let Again { admission, input } = journal.admit(StageName::Code2wav, UNIT).unwrap();
+    let RowSpec::Vocoder(row) = &admission.spec else { panic!("{admission:?}") };
+    assert_eq!((row.context.as_deref(), row.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
+    assert_eq!((admission.params.prompt, admission.from.start.input, admission.from.first), (2, 2, 2));
+    assert_eq!((input[0].header.seq, input[0].header.units, input[0].header.end), (Seq(2), 3, Some(End::Stop)));
+    assert_eq!(values(&input[0]), (8..20).collect::<Vec<_>>());
+    assert!(journal.admit(StageName::Talker, UNIT).is_none(), "the talker has given everything");
+}
+
+#[test]
+fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
+    let both = Wants { tokens: true, speech: true };
+    let mut journal = Journal::new(REQUEST, vec![thinker(both), talker(), vocoder()], GROUPS);
+    journal.admit(StageName::Thinker, UNIT).unwrap();
+    journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![20, 21], 1, false)).unwrap();
+    let again = journal.admit(StageName::Thinker, UNIT).unwrap();
+    let RowSpec::Thinker(row) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!((row.prompt.as_ref(), row.said, again.admission.params.prompt), (&[10, 11, 12, 20, 21][..], 2, 5));
+    assert_eq!(row.emit.as_deref(), Some(&[0..3, 3..5][..]));
+    assert_eq!((again.admission.from.tokens, again.admission.from.wanted, again.input.len()), (2, 0, 0));
+
+    journal.record(Edge::Tokens, payload(Edge::Tokens, 2, vec![22, 0], 1, true)).unwrap();
+    let again = journal.admit(StageName::Thinker, UNIT).unwrap();
+    let RowSpec::Thinker(row) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!((row.mode, row.prompt.len(), again.admission.wants.tokens), (ThinkerMode::Follow, 3, false));
+    assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(End::Stop)));
+}
+
+#[test]
+fn nothing_is_kept_that_nobody_needs() {
+    let mut journal = spoken();
+    journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 100], 1, true)).unwrap();
+    assert_eq!(journal.bytes(), 400);
+    journal.record(Edge::Codes, codes(0, 10, true)).unwrap();
+    assert_eq!(journal.bytes(), 10 * GROUPS * 4, "the talker is done with its text");
+    let header = Header { kind: Kind::Audio, units: 10, end: Some(End::Stop), ..codes(0, 0, false).header };
+    journal
+        .record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.0; 100])], leases: Vec::new() })
+        .unwrap();
+    assert_eq!((journal.bytes(), journal.unfinished().count()), (0, 0));
+}
+
+#[test]
+fn a_row_that_fails_where_it_failed_before_is_not_tried_again() {
+    let mut journal = spoken();
+    assert!(journal.may_try_again(StageName::Talker));
+    journal.record(Edge::Codes, codes(0, 1, false)).unwrap();
+    assert!(journal.may_try_again(StageName::Talker), "it came further");
+    assert!(!journal.may_try_again(StageName::Talker));
+}
+
+proptest! {
+    /// Producers that die at any moment and begin again where the journal says, or go on for a while although others have
+    /// taken their place: the consumer's track has each unit once and in order.
+    #[test]
+    fn whatever_attempts_there_are_each_unit_is_taken_once(moves in proptest::collection::vec((0..3u8, 0..4usize, 1..5u32), 1..60)) {
+        let mut journal = spoken();
+        let mut attempts: Vec<u32> = vec![0];
+        let mut taken = Vec::new();
+        for (kind, who, frames) in moves {
+            if kind == 0 {
+                journal.record(Edge::Text, payload(Edge::Text, journal.track(Edge::Text).units, vec![1; 9], 1, false)).unwrap();
+                let again = journal.admit(StageName::Talker, UNIT).unwrap();
+                prop_assert_eq!(again.admission.from.first, (taken.len() / GROUPS) as u32);
+                attempts.push(again.admission.from.first);
+            } else {
+                let at = who % attempts.len();
+                if let Some(new) = journal.record(Edge::Codes, codes(attempts[at], frames, false)).unwrap() {
+                    prop_assert_eq!(new.header.seq.0 as usize * GROUPS, taken.len());
+                    taken.extend_from_slice(values(&new));
+                }
+                attempts[at] += frames;
+            }
+        }
+        prop_assert_eq!(&taken, &(0..taken.len() as u32).collect::<Vec<_>>());
+        prop_assert_eq!(journal.codes(), &taken[..]);
+    }
+}
