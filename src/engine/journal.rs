@@ -18,6 +18,8 @@ use crate::telemetry::clock;
 use crate::transfer::payload::{End, Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
 
+/// How often a row may fail at one place.
+const TRIES: u32 = 4;
 /// Integers in one payload of those that are given again.
 const PIECE: usize = 1 << 16;
 
@@ -109,8 +111,8 @@ struct RowEntry {
     plan: RowPlan,
     /// The admission that counts; 0 before the first.
     attempt: Attempt,
-    /// What was on its tracks when it failed last, if it did: failing there again is no accident.
-    failed_at: Option<u32>,
+    /// What was on its tracks when it failed last, and how often it failed there: again and again is no accident.
+    failed_at: (u32, u32),
 }
 
 /// See the module.
@@ -133,7 +135,7 @@ pub(super) struct Again {
 impl Journal {
     /// Of a request that needs these rows, upstream first; a frame has `groups` codes.
     pub fn new(request: RequestId, rows: Vec<(StageName, RowPlan)>, groups: usize) -> Journal {
-        let entry = |(stage, plan)| RowEntry { stage, plan, attempt: Attempt(0), failed_at: None };
+        let entry = |(stage, plan)| RowEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
         let rows = rows.into_iter().map(entry).collect();
         Journal { request, rows, tracks: Default::default(), attempts: 0, groups }
     }
@@ -215,11 +217,13 @@ impl Journal {
         self.tracks.iter().map(Track::bytes).sum()
     }
 
-    /// Whether a row that failed alone gets another attempt: not if it failed at this very place before.
+    /// Whether a row that failed alone gets another attempt: not if it failed [`TRIES`] times at this very place.
     pub fn may_try_again(&mut self, stage: StageName) -> bool {
         let at: u32 = self.outputs(stage).map(|edge| self.track(edge).units).sum();
         let Some(row) = self.rows.iter_mut().find(|row| row.stage == stage) else { return false };
-        row.failed_at.replace(at) != Some(at)
+        let times = if row.failed_at.0 == at { row.failed_at.1 + 1 } else { 1 };
+        row.failed_at = (at, times);
+        times < TRIES
     }
 
     /// A row of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit

@@ -240,11 +240,11 @@ impl Ledger {
         edge.map_or(Ok(()), |edge| edge.put(payload))
     }
 
-    /// A row could not go on. It gets another attempt, unless it has failed at the same place before.
+    /// A row could not go on. It gets another attempt, unless it has failed at the same place too often.
     fn row_lost(&self, books: &mut Books, request: RequestId, stage: StageName, reason: String) {
         let Some(open) = books.open.get_mut(&request) else { return };
         if open.journal.may_try_again(stage) {
-            tracing::warn!(%request, %stage, reason, "row failed; it is tried once more");
+            tracing::warn!(%request, %stage, reason, "row failed; it is tried again");
             self.admit(books, request, stage);
             return;
         }

@@ -172,12 +172,12 @@ fn nothing_is_kept_that_nobody_needs() {
 }
 
 #[test]
-fn a_row_that_fails_where_it_failed_before_is_not_tried_again() {
+fn a_row_that_fails_again_and_again_at_one_place_is_not_tried_for_ever() {
     let mut journal = spoken();
-    assert!(journal.may_try_again(StageName::Talker));
+    let tries = |journal: &mut Journal| (0..).take_while(|_| journal.may_try_again(StageName::Talker)).count();
+    assert_eq!(tries(&mut journal), 3);
     journal.record(Edge::Codes, codes(0, 1, false)).unwrap();
-    assert!(journal.may_try_again(StageName::Talker), "it came further");
-    assert!(!journal.may_try_again(StageName::Talker));
+    assert_eq!(tries(&mut journal), 3, "it came further");
 }
 
 proptest! {
