@@ -197,6 +197,16 @@ async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_a
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_process_whose_stage_does_not_come_up_is_replaced_and_what_broke_is_not_broken_again() {
+    let oom = FaultRule::new(StageName::Code2wav, FaultPoint::Build, FaultKind::Oom);
+    let engine = apart(|config| config.faults = vec![oom]).await;
+    let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the fault came again");
+    assert!(answer.end.unwrap().is_ok());
+    let health = engine.health().stages[StageName::Code2wav as usize].clone();
+    assert_eq!((health.state, health.restarts), (StageState::Running, 1), "{health:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_fails_again_and_again_is_given_up_and_says_why() {
     let always = rule(StageName::Talker, FaultPoint::Runner, FaultKind::Error, 1, u64::MAX);
     let engine = apart(|config| config.faults = vec![always]).await;

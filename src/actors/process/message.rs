@@ -57,8 +57,8 @@ pub enum ToStage {
 pub enum FromStage {
     /// The stage's state changed.
     Status(StageStatus),
-    /// All rows of a generation are lost.
-    StageDown(Generation, String),
+    /// All rows of a generation are lost, and why; what the fault plan had counted by then, for the process may end with it.
+    StageDown(Generation, String, Vec<RuleCount>),
     /// Input was taken over.
     Acked(RequestId, u32),
     /// One row cannot go on.

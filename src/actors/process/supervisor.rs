@@ -237,7 +237,7 @@ impl SupervisorState {
 
     async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
         match word {
-            FromStage::StageDown(generation, reason) => {
+            FromStage::StageDown(generation, reason, _) => {
                 let verdict = self.failed(generation, &reason);
                 if verdict == Verdict::GiveUp {
                     self.take_down().await;
@@ -372,7 +372,11 @@ async fn listen_to(
                             parent.faults.resume(&counts);
                             supervisor(FromStage::Doomed(counts));
                         }
-                        word @ (FromStage::Status(_) | FromStage::StageDown(..)) => supervisor(word),
+                        FromStage::StageDown(generation, reason, counts) => {
+                            parent.faults.resume(&counts);
+                            supervisor(FromStage::StageDown(generation, reason, Vec::new()));
+                        }
+                        word @ FromStage::Status(_) => supervisor(word),
                     }
                 }
             }

@@ -125,7 +125,8 @@ async fn run(
     maker.faults.doomed_by(move |counts| _ = told.tell(FromStage::Doomed(counts)));
     let handle = StageHandle::after(name, setup.generation);
     let (inbox, arrived) = flume::bounded(edge_capacity(&setup.config, name).max(1 << 16));
-    let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle) });
+    let faults = maker.faults.clone();
+    let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle), faults });
     let edge = |kind| (kind, Arc::clone(&parent) as Arc<dyn PayloadSender>);
     let wiring = Wiring {
         inbound: Arc::new(Inbox { arrived, _open: inbox.clone() }),
@@ -283,6 +284,7 @@ impl Child {
 struct Parent {
     out: Outbox<FromStage>,
     stage: Arc<StageHandle>,
+    faults: FaultPlan,
 }
 
 impl PayloadSender for Parent {
@@ -311,7 +313,7 @@ impl StageReports for Parent {
 
     fn stage_down(&self, _: StageName, reason: &str, _: bool) {
         let generation: Generation = self.stage.status().borrow().generation;
-        self.out.tell(FromStage::StageDown(generation, reason.to_owned()));
+        self.out.tell(FromStage::StageDown(generation, reason.to_owned(), self.faults.counts()));
     }
 }
 
