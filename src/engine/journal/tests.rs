@@ -186,11 +186,11 @@ proptest! {
     #[test]
     fn whatever_attempts_there_are_each_unit_is_taken_once(moves in proptest::collection::vec((0..3u8, 0..4usize, 1..5u32), 1..60)) {
         let mut journal = spoken();
+        journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 9], 1, true)).unwrap();
         let mut attempts: Vec<u32> = vec![0];
         let mut taken = Vec::new();
         for (kind, who, frames) in moves {
             if kind == 0 {
-                journal.record(Edge::Text, payload(Edge::Text, journal.track(Edge::Text).units, vec![1; 9], 1, false)).unwrap();
                 let again = journal.admit(StageName::Talker, UNIT).unwrap();
                 prop_assert_eq!(again.admission.from.first, (taken.len() / GROUPS) as u32);
                 attempts.push(again.admission.from.first);

@@ -1,0 +1,265 @@
+//! Everything that comes in from outside, damaged: bodies and messages of clients, frames of an edge, configs, fault plans
+//! and the files of a checkpoint. Whatever it is, it is taken or refused with words; nothing panics, nothing is left behind.
+//!
+//! A few seconds in all; `OMNI_FUZZ_SECONDS=3600 cargo test --test fuzz_entries -- --nocapture` goes on for an hour, and
+//! `OMNI_FUZZ_SEED` begins elsewhere. A failure names the seed that shows it at once.
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/omni.rs"]
+mod omni;
+#[path = "support/tts.rs"]
+mod tts;
+
+use bytes::Bytes;
+use http::{Ask, PATIENCE};
+use omni_actors::config;
+use omni_actors::ids::{Attempt, Generation, RequestId, Seq};
+use omni_actors::model::Checkpoint;
+use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
+use omni_actors::transfer::wire;
+use serde_json::json;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio_tungstenite::tungstenite::{Message, client};
+
+/// Growth of a process that is no leak: caches that fill, memory that the allocator keeps.
+const GROWTH: u64 = 128 << 20;
+
+/// SplitMix64.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % below.max(1) as u64) as usize
+    }
+
+    /// What somebody meant well, damaged in one to four places.
+    fn damaged(&mut self, good: &[u8]) -> Vec<u8> {
+        const WORDS: [&[u8]; 16] = [
+            b"-1",
+            b"1e999",
+            b"18446744073709551616",
+            b"null",
+            b"[]",
+            b"{}",
+            b"\"\"",
+            b"NaN",
+            b"\xff\xfe",
+            b"\0",
+            b"\\ud800",
+            b"=",
+            b"[[",
+            b"\n",
+            b"../../etc/passwd",
+            b"true",
+        ];
+        let mut bytes = good.to_vec();
+        for _ in 0..=self.roll(4) {
+            let at = self.roll(bytes.len() + 1);
+            match self.roll(6) {
+                0 if at < bytes.len() => bytes[at] ^= 1 << self.roll(8),
+                1 => bytes.truncate(at),
+                2 => _ = bytes.splice(at..at, WORDS[self.roll(WORDS.len())].iter().copied()),
+                3 => {
+                    let to = (at + self.roll(40)).min(bytes.len());
+                    bytes.drain(at..to);
+                }
+                4 => {
+                    let to = (at + self.roll(40)).min(bytes.len());
+                    let again = bytes[at..to].repeat(1 + self.roll(20));
+                    bytes.splice(at..at, again);
+                }
+                _ => {
+                    // A number becomes another one.
+                    let digits: Vec<usize> = (0..bytes.len()).filter(|i| bytes[*i].is_ascii_digit()).collect();
+                    if let Some(i) = digits.get(self.roll(digits.len())) {
+                        bytes.splice(*i..=*i, WORDS[self.roll(3)].iter().copied());
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Has `one` done with one seed after the other, for a share of the time there is.
+fn fuzz(name: &str, share: f64, mut one: impl FnMut(&mut Dice)) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let time = Duration::from_secs_f64(number("OMNI_FUZZ_SECONDS").unwrap_or(6) as f64 * share);
+    let (first, begun) = (number("OMNI_FUZZ_SEED").unwrap_or(1), Instant::now());
+    let mut seed = first;
+    while begun.elapsed() < time {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| one(&mut Dice(seed))));
+        assert!(outcome.is_ok(), "{name}: OMNI_FUZZ_SEED={seed} shows it");
+        seed += 1;
+    }
+    println!("{name}: {} cases", seed - first);
+}
+
+/// Memory of a process in bytes.
+fn memory(process: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024
+}
+
+fn root(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+#[test]
+fn configs_and_plans_are_taken_or_refused_with_words() {
+    let files = ["configs/example.toml", "configs/qwen3-tts.toml", "configs/random-tts-1.7b.toml"];
+    let good: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(root(file)).unwrap()).collect();
+    // The commented rules of the example are a plan.
+    let plan = b"seed = 7\n[[faults]]\nstage = \"talker\"\npoint = \"runner\"\nkind = \"delay\"\ndelay = \"50ms\"\nnth = 3\ntimes = \"all\"\nphase = \"first\"\nafter = \"2s\"\nchance = 0.5\n";
+    let before = memory("self");
+    fuzz("configs and plans", 0.15, |dice| {
+        let text = dice.damaged(&good[dice.0 as usize % good.len()]);
+        if let Err(error) = config::parse(&String::from_utf8_lossy(&text), &root("configs"), &[]) {
+            assert!(!error.to_string().is_empty());
+        }
+        let text = dice.damaged(plan);
+        match config::parse_faults(&String::from_utf8_lossy(&text)) {
+            // What was taken can be written and read again.
+            Ok(file) => assert!(config::parse_faults(&file.to_string()).is_ok(), "{file}"),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    });
+    assert!(memory("self") < before + GROWTH, "it grows");
+}
+
+#[test]
+fn frames_are_taken_or_refused_with_words() {
+    let header = Header {
+        request: RequestId(300),
+        generation: Generation(2),
+        attempt: Attempt(5),
+        seq: Seq(7),
+        kind: Kind::Codes,
+        units: 3,
+        end: None,
+        sent: 0,
+    };
+    let payload = Payload { header, parts: vec![Part::U32(vec![7; 48]), Part::F32(vec![0.5; 9])], leases: Vec::new() };
+    let good = wire::encode(&payload).unwrap();
+    fuzz("frames", 0.1, |dice| {
+        let frame = Bytes::from(dice.damaged(&good));
+        for zero_copy in [true, false] {
+            if let Err(error) = wire::decode(&frame, zero_copy) {
+                assert!(!error.to_string().is_empty());
+            }
+        }
+    });
+}
+
+#[test]
+fn checkpoints_are_opened_or_refused_with_words() {
+    let from = root("tests/fixtures/qwen3_tts/custom_voice");
+    let folder = tempfile::tempdir().unwrap();
+    copy(&from, folder.path());
+    let files: Vec<PathBuf> =
+        files(&from).into_iter().filter(|file| file.file_name() != Some("README.md".as_ref())).collect();
+    fuzz("checkpoint files", 0.3, |dice| {
+        let file = &files[dice.roll(files.len())];
+        let good = std::fs::read(from.join(file)).unwrap();
+        // The header is what a safetensors file can lie with.
+        let head = good.len().min(if file.extension() == Some("safetensors".as_ref()) { 6000 } else { usize::MAX });
+        let bad = [dice.damaged(&good[..head]), good[head..].to_vec()].concat();
+        std::fs::write(folder.path().join(file), bad).unwrap();
+        let loaded = Checkpoint::open(folder.path()).and_then(|checkpoint| {
+            let loader = checkpoint.loader(&["talker"], &candle_core::Device::Cpu);
+            omni_actors::model::talker::Talker::load(&loader, checkpoint.family())?;
+            loader.finish()?;
+            checkpoint.tts_prompter().map(drop)
+        });
+        if let Err(error) = loaded {
+            assert!(!error.to_string().is_empty());
+        }
+        std::fs::write(folder.path().join(file), good).unwrap();
+    });
+}
+
+/// Files of a folder and those below it.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = PathBuf::from(path.file_name().unwrap());
+        if path.is_dir() {
+            found.extend(files(&path).into_iter().map(|file| name.join(file)));
+        } else {
+            found.push(name);
+        }
+    }
+    found.sort();
+    found
+}
+
+fn copy(from: &Path, to: &Path) {
+    for file in files(from) {
+        std::fs::create_dir_all(to.join(&file).parent().unwrap()).unwrap();
+        std::fs::copy(from.join(&file), to.join(&file)).unwrap();
+    }
+}
+
+#[test]
+fn clients_are_answered_whatever_they_send() {
+    let voices = tempfile::tempdir().unwrap();
+    let more = "[limits]\nadmission = \"places\"\nmax_requests = 4\n[reference_audio]\nmin_length = \"100ms\"\n";
+    let server = tts::serve(&tts::fixture("base"), voices.path(), more);
+    let vector: Vec<f64> = vec![0.1; 64];
+    let speech = json!({"input": "Hello there.", "max_new_tokens": 2, "ignore_eos": true, "speaker_embedding": vector,
+        "language": "English", "response_format": "wav", "speed": 1.0, "stream": false, "seed": 3});
+    let chat = json!({"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2, "stream": false});
+    let start =
+        json!({"type": "session.config", "speaker_embedding": vector, "max_new_tokens": 2, "language": "English"});
+    let text = json!({"type": "input.text", "text": "Hello there. "});
+    let done = json!({"type": "input.done"});
+    let before = memory(&server.pid().to_string());
+    fuzz("HTTP bodies", 0.25, |dice| {
+        let (path, good) =
+            [(tts::SPEECH, &speech), ("/v1/chat/completions", &chat), ("/v1/audio/speech/batch", &speech)]
+                [dice.roll(3)];
+        let reply = Ask::text(path, dice.damaged(good.to_string().as_bytes())).send(&server.url);
+        assert!(reply.status != 500, "{}", String::from_utf8_lossy(&reply.body));
+        if reply.status >= 400 {
+            assert!(reply.json()["error"]["message"].is_string());
+        }
+    });
+    fuzz("WebSocket messages", 0.2, |dice| {
+        let host = server.url.strip_prefix("http://").unwrap();
+        let socket = TcpStream::connect(host).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        let (mut talk, _) = client(format!("ws://{host}/v1/audio/speech/stream"), socket).unwrap();
+        for good in [&start, &text, &text, &done] {
+            let bytes = if dice.roll(2) == 0 {
+                good.to_string().into_bytes()
+            } else {
+                dice.damaged(good.to_string().as_bytes())
+            };
+            let message = match String::from_utf8(bytes) {
+                Ok(text) => Message::text(text),
+                Err(bytes) => Message::binary(bytes.into_bytes()),
+            };
+            // A server that has had enough may have closed.
+            if talk.send(message).is_err() {
+                return;
+            }
+        }
+        let _ = talk.close(None);
+        while talk.read().is_ok() {}
+    });
+    assert!(memory(&server.pid().to_string()) < before + GROWTH, "it grows");
+    tts::speaks(&server.url, &speech);
+    let metrics = Ask::new("GET", "/metrics", &[], "").send(&server.url);
+    let text = String::from_utf8(metrics.body).unwrap();
+    let restarts = |line: &str| line.starts_with("omni_stage_restarts_total") && !line.ends_with(" 0");
+    assert!(!text.lines().any(restarts), "a stage died of it");
+}
