@@ -32,8 +32,10 @@ async fn traced() -> Trace {
     assert!(answers.0.end.unwrap().is_ok() && answers.1.end.unwrap().is_ok());
     idle(&engine, Duration::from_secs(20)).await;
     let trace = session.end();
-    // Nothing of it is recorded by the next session.
+    // Nothing of it is recorded by the next session: neither by actors that go on, nor what one of them that knew of this
+    // session put down behind its end.
     engine.drain(Duration::ZERO).await;
+    trace::drain();
     trace
 }
 
@@ -293,6 +295,7 @@ impl Site {
     async fn close(self) {
         self.serving.abort();
         self.engine.drain(Duration::ZERO).await;
+        trace::drain();
     }
 
     async fn post(&self, path: &str, body: &Value) -> reqwest::Response {
