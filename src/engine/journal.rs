@@ -288,6 +288,10 @@ impl Journal {
     fn resume_talker(&self, admission: &mut Admission) -> Option<()> {
         let RowSpec::Talker(row) = &mut admission.spec else { return Some(()) };
         let said = self.codes();
+        if said.is_empty() {
+            // It begins: its prompt is as it was planned.
+            return Some(());
+        }
         let text = self.track(self.input_of(StageName::Talker));
         let prompt = row.prompt.going_on(said, self.groups, text.units, text.ended.is_some())?;
         let frames = (said.len() / self.groups.max(1)) as u32;
