@@ -15,6 +15,7 @@
 
 use super::payload::Payload;
 use super::wire::WireError;
+use flume::TrySendError;
 use futures::future::BoxFuture;
 
 /// The sending half of an edge.
@@ -71,7 +72,10 @@ struct Inproc<T>(T);
 
 impl PayloadSender for Inproc<flume::Sender<Payload>> {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
-        self.0.try_send(payload).map_err(|error| refused(&error, self.0.len()))
+        self.0.try_send(payload).map_err(|error| match error {
+            TrySendError::Full(_) => TransportError::Full(self.0.len()),
+            TrySendError::Disconnected(_) => TransportError::Closed,
+        })
     }
 
     fn queued(&self) -> usize {
@@ -82,13 +86,5 @@ impl PayloadSender for Inproc<flume::Sender<Payload>> {
 impl PayloadReceiver for Inproc<flume::Receiver<Payload>> {
     fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>> {
         Box::pin(async { self.0.recv_async().await.map_err(|_| TransportError::Closed) })
-    }
-}
-
-/// Why a bounded queue did not take something.
-pub(super) fn refused<T>(error: &flume::TrySendError<T>, queued: usize) -> TransportError {
-    match error {
-        flume::TrySendError::Full(_) => TransportError::Full(queued),
-        flume::TrySendError::Disconnected(_) => TransportError::Closed,
     }
 }

@@ -6,12 +6,12 @@ use crate::fault::{FaultKind, Moment};
 use crate::model::rows::Rows;
 use crate::transfer::payload::{Part, Payload};
 use crate::transfer::reliable::{Action, LIMITS, Sender};
-use crate::transfer::transport::{PayloadSender, TransportError, refused};
+use crate::transfer::transport::{PayloadSender, TransportError};
 use crate::transfer::wire::{Frame, WireError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// How often the sender looks whether what it sent last has arrived, while nothing else makes it look.
 const LOOK: Duration = Duration::from_millis(10);
@@ -20,7 +20,8 @@ const LOOK: Duration = Duration::from_millis(10);
 const AROUND: usize = 4096;
 
 pub(super) struct LinkSender {
-    queue: flume::Sender<Payload>,
+    /// Not flume: this one can be closed by who reads it, who then gets all that was put before.
+    queue: mpsc::Sender<Payload>,
     /// Taken off the queue and not acknowledged.
     kept: Arc<AtomicUsize>,
     limit: usize,
@@ -37,13 +38,15 @@ pub(super) fn channels(
     let (send, sources) = mpsc::unbounded_channel();
     let connect = Box::new(move || {
         let (sink, source) = make()?;
-        send.send(source).ok().map(|()| sink)
+        send.send(source).ok()?;
+        // If the receiver goes in just that moment, the queue may keep a source that nobody drops.
+        (!send.is_closed()).then_some(sink)
     });
     (connect, sources)
 }
 
 pub(super) fn start(sink: Sink, connect: Connect, options: LinkOptions) -> LinkSender {
-    let (send, recv) = flume::bounded(options.capacity);
+    let (send, recv) = mpsc::channel(options.capacity);
     let (kept, limit) = (Arc::new(AtomicUsize::new(0)), sink.limit());
     let outgoing = Outgoing { sink, connect, next: 0, put: 0, asked: 0, held_back: None, options };
     tokio::spawn(pump(recv, Sender::new(LIMITS), outgoing, Arc::clone(&kept)));
@@ -56,23 +59,33 @@ impl PayloadSender for LinkSender {
         if got > self.limit {
             return Err(TransportError::TooLarge { got, limit: self.limit });
         }
-        self.queue.try_send(payload).map_err(|error| refused(&error, self.queue.len()))
+        self.queue.try_send(payload).map_err(|error| match error {
+            TrySendError::Full(_) => TransportError::Full(self.waiting()),
+            TrySendError::Closed(_) => TransportError::Closed,
+        })
     }
 
     fn queued(&self) -> usize {
-        self.queue.len() + self.kept.load(Ordering::Relaxed)
+        self.waiting() + self.kept.load(Ordering::Relaxed)
+    }
+}
+
+impl LinkSender {
+    /// Payloads that nobody has taken off the queue.
+    fn waiting(&self) -> usize {
+        self.queue.max_capacity() - self.queue.capacity()
     }
 }
 
 /// Runs until nobody can put any more and all is acknowledged, or the channel breaks and there is no other.
 async fn pump(
-    queue: flume::Receiver<Payload>,
+    mut queue: mpsc::Receiver<Payload>,
     mut sender: Sender<Payload>,
     mut outgoing: Outgoing,
     kept: Arc<AtomicUsize>,
 ) {
     let broken = loop {
-        match turn(&queue, &mut sender, &mut outgoing, &kept).await {
+        match turn(&mut queue, &mut sender, &mut outgoing, &kept).await {
             Ok(true) => {}
             Ok(false) => return,
             Err(error) if outgoing.reconnected() => {
@@ -85,7 +98,12 @@ async fn pump(
             Err(error) => break error,
         }
     };
-    let waiting: Vec<Payload> = sender.abandon().chain(queue.drain()).collect();
+    // From here on nothing is taken on: each payload is either refused or among those that are reported.
+    queue.close();
+    let mut waiting: Vec<Payload> = sender.abandon().collect();
+    while let Some(payload) = queue.recv().await {
+        waiting.push(payload);
+    }
     kept.store(0, Ordering::Relaxed);
     if !waiting.is_empty() {
         tracing::warn!(payloads = waiting.len(), error = %broken, "an edge broke");
@@ -97,7 +115,7 @@ async fn pump(
 
 /// Sends what is there to be sent and waits for news; `false` when there can be none.
 async fn turn(
-    queue: &flume::Receiver<Payload>,
+    queue: &mut mpsc::Receiver<Payload>,
     sender: &mut Sender<Payload>,
     outgoing: &mut Outgoing,
     kept: &AtomicUsize,
@@ -124,13 +142,13 @@ async fn turn(
             None => break,
         }
     }
-    let (idle, ended) = (sender.unacknowledged() == 0, queue.is_disconnected() && queue.is_empty());
+    let (idle, ended) = (sender.unacknowledged() == 0, queue.is_closed() && queue.is_empty());
     if idle && ended {
         return Ok(false);
     }
     tokio::select! {
-        payload = queue.recv_async(), if sender.has_room() && !ended => {
-            if let Ok(payload) = payload {
+        payload = queue.recv(), if sender.has_room() && !ended => {
+            if let Some(payload) = payload {
                 outgoing.take(payload, sender).await;
             }
         }

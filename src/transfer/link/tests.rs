@@ -84,6 +84,11 @@ async fn get(receiver: &Arc<dyn PayloadReceiver>) -> Result<Payload, TransportEr
     tokio::time::timeout(PATIENCE, receiver.get()).await.expect("nothing comes")
 }
 
+/// The next payload that was reported as lost; `None` when the edge has ended and told of all.
+async fn told(lost: &flume::Receiver<(RequestId, String)>) -> Option<(RequestId, String)> {
+    tokio::time::timeout(PATIENCE, lost.recv_async()).await.expect("nothing is reported").ok()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn payloads_arrive_once_and_in_order_whatever_happens_to_their_frames() {
     let every = |kind| (1..500).map(|i| (kind, i * 3, 1)).collect::<Vec<_>>();
@@ -113,7 +118,7 @@ async fn what_cannot_be_delivered_is_reported_and_the_rest_goes_on() {
         for n in 0..3 {
             sender.put(payload(n)).unwrap();
         }
-        let (request, reason) = tokio::time::timeout(PATIENCE, lost.recv_async()).await.unwrap().unwrap();
+        let (request, reason) = told(&lost).await.unwrap();
         assert_eq!(request, RequestId(0));
         assert!(reason.contains("did not get through"), "{reason}");
         for n in [1, 2] {
@@ -144,17 +149,50 @@ async fn when_the_receiver_goes_everything_on_its_way_is_reported() {
         let _ = get(&receiver).await.unwrap();
         drop(receiver);
         // All but those that were acknowledged before.
-        let (last, reason) = loop {
-            let told = tokio::time::timeout(PATIENCE, lost.recv_async()).await.unwrap().unwrap();
-            if told.0 == RequestId(199) {
-                break told;
-            }
-        };
+        let (mut last, reason) = told(&lost).await.expect("the last payload was not acknowledged");
         assert!(reason.contains("closed"), "{last} {reason}");
-        while sender.put(payload(200)).is_ok() {
-            tokio::task::yield_now().await;
-        }
+        // Once the first was given up, no other is taken on.
         assert!(matches!(sender.put(payload(200)), Err(TransportError::Closed)));
+        while let Some((next, _)) = told(&lost).await {
+            assert_eq!(next, RequestId(last.0 + 1), "in order, each once");
+            last = next;
+        }
+        assert_eq!(last, RequestId(199));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_put_while_the_receiver_goes_is_refused_or_reported() {
+    for turn in 0..200 {
+        for Edge { ends: (sender, receiver), lost } in edges(&[]) {
+            // Never waits, as those who put payloads do not: it is in the middle of it when the edge closes.
+            let putting = std::thread::spawn(move || {
+                let mut taken = 0;
+                loop {
+                    match sender.put(payload(taken)) {
+                        Ok(()) => taken += 1,
+                        Err(TransportError::Full(_)) => std::thread::yield_now(),
+                        Err(error) => break (taken, error),
+                    }
+                }
+            });
+            let mut got = 0;
+            while got <= turn % 8 {
+                assert!(same(&get(&receiver).await.unwrap(), &payload(got)));
+                got += 1;
+            }
+            drop(receiver);
+            let mut reported = Vec::new();
+            while let Some((request, _)) = told(&lost).await {
+                reported.push(request.0);
+            }
+            let (taken, error) = putting.join().unwrap();
+            assert!(matches!(error, TransportError::Closed), "{error}");
+            // What is acknowledged is reported no more, and what was handed out may be reported nevertheless.
+            let first = reported.first().map_or(u64::from(taken), |first| *first);
+            assert!(first <= u64::from(got), "{got} came, {first} is the first that was reported");
+            assert_eq!(reported, (first..u64::from(taken)).collect::<Vec<_>>(), "{taken} were taken on");
+        }
     }
 }
 
