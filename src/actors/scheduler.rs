@@ -41,15 +41,17 @@ pub(super) enum SchedulerMessage {
 
 impl SchedulerMessage {
     /// What it is about.
-    fn moments(&self, begun: &mut Begun) -> Vec<Moment> {
+    fn moments(&self, begun: &mut Begun, core: &SchedulerCore) -> Vec<Moment> {
         match self {
-            SchedulerMessage::Admit(admission) => {
-                begun.forget(admission.request);
-                vec![Moment::prompt(admission.request)]
-            }
+            SchedulerMessage::Admit(admission) => vec![Moment::prompt(admission.request)],
             SchedulerMessage::Done { done, .. } => {
                 let in_prompt = |row: &RowDone| row.emitted == 0 && !row.finished;
-                done.rows.iter().map(|row| begun.moment(row.request, in_prompt(row), row.finished)).collect()
+                // What late steps say of a row that is gone is no output.
+                let moment = |row: &RowDone| match core.knows(row.request) {
+                    true => begun.moment(row.request, in_prompt(row), row.finished),
+                    false => Moment::of(row.request),
+                };
+                done.rows.iter().map(moment).collect()
             }
             SchedulerMessage::Input { request, .. }
             | SchedulerMessage::Acked { request, .. }
@@ -110,7 +112,7 @@ impl Actor for Scheduler {
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
         let _at_work = state.stage.at_work(Role::Scheduler);
-        state.fault.strike_async(|| message.moments(&mut state.begun)).await?;
+        state.fault.strike_async(|| message.moments(&mut state.begun, &state.core)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {
                 let Admission { request, params, spec, wants, from } = *admission;
@@ -143,6 +145,7 @@ impl Actor for Scheduler {
             SchedulerMessage::Abort(request) => {
                 state.specs.remove(&request);
                 state.attempts.remove(&request);
+                state.begun.forget(request);
                 state.apply(Event::Abort(request))?;
             }
             SchedulerMessage::Poke => state.apply(Event::Poke)?,
@@ -155,6 +158,7 @@ impl Actor for Scheduler {
 impl SchedulerState {
     fn fail(&mut self, request: RequestId, reason: String) -> Result<(), ActorFailure> {
         self.specs.remove(&request);
+        self.begun.forget(request);
         self.apply(Event::Abort(request))?;
         if let Some(attempt) = self.attempts.remove(&request) {
             self.tell_inbound(InboundMessage::Lost(request, attempt));
@@ -182,6 +186,7 @@ impl SchedulerState {
                 Effect::Close(slot) => self.command(Command::Close(slot))?,
                 Effect::Consumed { request, units } => self.stage.setup.acks.acked(request, units),
                 Effect::Finished(request) => {
+                    self.begun.forget(request);
                     if let Some(attempt) = self.attempts.remove(&request) {
                         self.tell_inbound(InboundMessage::Closed(request, attempt));
                     }
@@ -218,5 +223,42 @@ impl SchedulerState {
         let stale = self.core.stale();
         metrics.stale_rows.increment(stale - self.stale);
         self.stale = stale;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::deadline::Ears;
+    use crate::core::scheduler::{Pace, RowParams, SchedulerConfig, Start};
+    use std::time::Duration;
+
+    #[test]
+    fn what_a_late_step_says_of_a_row_that_is_gone_is_no_output() {
+        let mut core = SchedulerCore::new(SchedulerConfig {
+            slots: 1,
+            max_batch: 1,
+            prefill_chunk: 1,
+            run_ahead: 3,
+            window: 8,
+            max_step_units: None,
+            buckets: Vec::new(),
+            ears: Ears { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
+        });
+        let request = RequestId(1);
+        let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
+        let done =
+            |step, finished| StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] };
+        let mut begun = Begun::default();
+        core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
+        for (step, finished, moment) in [
+            (0, false, Moment::output(request, true, false)),
+            (1, true, Moment::output(request, false, true)),
+            (2, false, Moment::of(request)),
+        ] {
+            let message = SchedulerMessage::Done { done: done(step, finished), failed: Vec::new() };
+            assert_eq!(message.moments(&mut begun, &core), [moment], "step {step}");
+            core.handle(Event::StepDone(done(step, finished)), Duration::ZERO);
+        }
     }
 }
