@@ -68,13 +68,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
     for (handle, inbound) in stages.iter().zip(inbound) {
-        let before = stages.before(handle.name());
         let outbound = edges_from(handle.name(), &ledger);
-        let edge = match (before, handle.name()) {
-            (None, _) | (_, StageName::Thinker) => Edge::Text,
-            (_, StageName::Talker) => Edge::Rows,
-            (_, StageName::Code2wav) => Edge::Codes,
-        };
+        let edge = Edge::into_stage(handle.name(), stages.before(handle.name()).is_none());
         let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), edge });
         let reports = Arc::clone(&ledger) as Arc<dyn StageReports>;
         let started = match inbound {
@@ -302,12 +297,8 @@ fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
 
 /// Where the output of a stage goes: past the books, to the next stage or to the client.
 fn edges_from(stage: StageName, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
-    let kinds: &[Kind] = match stage {
-        StageName::Thinker => &[Kind::Rows, Kind::Tokens],
-        StageName::Talker => &[Kind::Codes],
-        StageName::Code2wav => &[Kind::Audio],
-    };
-    kinds.iter().map(|kind| (*kind, Arc::new(Tap(Arc::clone(ledger))) as Sender)).collect()
+    let tap = |edge: Edge| (edge.kind(), Arc::new(Tap(Arc::clone(ledger))) as Sender);
+    Edge::from_stage(stage).map(tap).collect()
 }
 
 fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> (Sender, Receiver) {

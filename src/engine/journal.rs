@@ -39,7 +39,31 @@ pub(super) enum Edge {
 }
 
 impl Edge {
-    /// The one on which a stage sends what is of this kind.
+    const ALL: [Edge; 5] = [Edge::Text, Edge::Rows, Edge::Codes, Edge::Tokens, Edge::Audio];
+
+    /// Who sends on it, who is fed over it, and what. `None` is the client; text is for the first stage, whichever it is.
+    fn ends(self) -> (Option<StageName>, Option<StageName>, Kind) {
+        match self {
+            Edge::Text => (None, Some(StageName::Thinker), Kind::Tokens),
+            Edge::Rows => (Some(StageName::Thinker), Some(StageName::Talker), Kind::Rows),
+            Edge::Codes => (Some(StageName::Talker), Some(StageName::Code2wav), Kind::Codes),
+            Edge::Tokens => (Some(StageName::Thinker), None, Kind::Tokens),
+            Edge::Audio => (Some(StageName::Code2wav), None, Kind::Audio),
+        }
+    }
+
+    /// Those on which a stage sends.
+    pub fn from_stage(stage: StageName) -> impl Iterator<Item = Edge> {
+        Edge::ALL.into_iter().filter(move |edge| edge.producer() == Some(stage))
+    }
+
+    /// The one over which a stage is fed.
+    pub fn into_stage(stage: StageName, is_first: bool) -> Edge {
+        let fed = |edge: &Edge| !is_first && edge.ends().1 == Some(stage);
+        Edge::ALL.into_iter().find(fed).unwrap_or(Edge::Text)
+    }
+
+    /// The one on which stages send what is of this kind.
     pub fn of(kind: Kind) -> Edge {
         match kind {
             Kind::Rows => Edge::Rows,
@@ -51,31 +75,17 @@ impl Edge {
 
     /// Who sends on it; `None` for the client.
     pub fn producer(self) -> Option<StageName> {
-        match self {
-            Edge::Text => None,
-            Edge::Rows | Edge::Tokens => Some(StageName::Thinker),
-            Edge::Codes => Some(StageName::Talker),
-            Edge::Audio => Some(StageName::Code2wav),
-        }
+        self.ends().0
     }
 
-    fn kind(self) -> Kind {
-        match self {
-            Edge::Text | Edge::Tokens => Kind::Tokens,
-            Edge::Rows => Kind::Rows,
-            Edge::Codes => Kind::Codes,
-            Edge::Audio => Kind::Audio,
-        }
+    /// What is sent on it.
+    pub fn kind(self) -> Kind {
+        self.ends().2
     }
 
     /// What a stage with these wants sends on.
     fn out_of(stage: StageName, wants: Wants) -> impl Iterator<Item = Edge> {
-        let speech = match stage {
-            StageName::Thinker => Edge::Rows,
-            StageName::Talker => Edge::Codes,
-            StageName::Code2wav => Edge::Audio,
-        };
-        [wants.speech.then_some(speech), wants.tokens.then_some(Edge::Tokens)].into_iter().flatten()
+        Edge::from_stage(stage).filter(move |edge| if *edge == Edge::Tokens { wants.tokens } else { wants.speech })
     }
 }
 
@@ -156,9 +166,7 @@ impl Journal {
     pub fn consumer(&self, edge: Edge) -> Option<(StageName, Attempt)> {
         let stage = match edge {
             Edge::Text => self.rows.first()?.stage,
-            Edge::Rows => StageName::Talker,
-            Edge::Codes => StageName::Code2wav,
-            Edge::Tokens | Edge::Audio => return None,
+            between => between.ends().1?,
         };
         self.row(stage).map(|row| (stage, row.attempt))
     }
@@ -393,12 +401,7 @@ impl Journal {
     }
 
     fn input_of(&self, stage: StageName) -> Edge {
-        match stage {
-            _ if self.rows.first().is_some_and(|row| row.stage == stage) => Edge::Text,
-            StageName::Thinker => Edge::Text,
-            StageName::Talker => Edge::Rows,
-            StageName::Code2wav => Edge::Codes,
-        }
+        Edge::into_stage(stage, self.rows.first().is_some_and(|row| row.stage == stage))
     }
 
     fn outputs(&self, stage: StageName) -> impl Iterator<Item = Edge> {

@@ -4,6 +4,7 @@
 //! the parent is killed. Signals that ask a program to end are the parent's to answer, who may have streams to finish.
 
 use super::super::StartError;
+use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use crate::actors::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
 use crate::actors::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
@@ -14,7 +15,7 @@ use crate::model::checkpoint::{Checkpoint, EmbeddedFiles};
 use crate::telemetry::trace::{self, Session};
 use crate::telemetry::{self, LogError};
 use crate::transfer::lease::LeaseBook;
-use crate::transfer::payload::{Kind, Payload};
+use crate::transfer::payload::Payload;
 use crate::transfer::shm::{RingError, RingHandle};
 use crate::transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
 use futures::future::BoxFuture;
@@ -127,10 +128,10 @@ async fn run(
     let (inbox, arrived) = flume::bounded(edge_capacity(&setup.config, name).max(1 << 16));
     let faults = maker.faults.clone();
     let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle), faults });
-    let edge = |kind| (kind, Arc::clone(&parent) as Arc<dyn PayloadSender>);
+    let edge = |edge: Edge| (edge.kind(), Arc::clone(&parent) as Arc<dyn PayloadSender>);
     let wiring = Wiring {
         inbound: Arc::new(Inbox { arrived, _open: inbox.clone() }),
-        outbound: kinds(name).iter().copied().map(edge).collect(),
+        outbound: Edge::from_stage(name).map(edge).collect(),
         handles: false,
         acks: Arc::clone(&parent) as Arc<dyn AckSink>,
         reports: Arc::clone(&parent) as Arc<dyn StageReports>,
@@ -157,15 +158,6 @@ async fn run(
     }
     child.handle.stop().await;
     Ok(())
-}
-
-/// What a stage makes.
-fn kinds(stage: StageName) -> &'static [Kind] {
-    match stage {
-        StageName::Thinker => &[Kind::Rows, Kind::Tokens],
-        StageName::Talker => &[Kind::Codes],
-        StageName::Code2wav => &[Kind::Audio],
-    }
 }
 
 /// What the tasks of a child share.
