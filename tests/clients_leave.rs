@@ -4,8 +4,10 @@
 #[path = "support/engine.rs"]
 mod support;
 
-use omni_actors::engine::{Engine, Event, Output, RequestError, ResponseStream, Service, SubmitError};
+use omni_actors::engine::{Engine, Event, Output, RequestError, ResponseStream, Service, SubmitError, TextSource};
 use omni_actors::model::sampling::{Domain, uniform};
+use omni_actors::telemetry::Outcome;
+use omni_actors::telemetry::trace::{Lane, Session, What};
 use std::time::Duration;
 use support::{chat, collect, engine, frames, idle, say, tiny};
 
@@ -127,6 +129,44 @@ async fn a_request_that_lives_too_long_is_ended() {
     let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(60_000, 1))).await.unwrap();
     assert!(matches!(answer.end.unwrap(), Err(RequestError::TimedOut(_))));
     idle(&engine, PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_lives_longer_than_it_said_has_timed_out_and_did_not_leave() {
+    let engine = engine(&tiny(), |_| {}).await;
+    let session = Session::begin();
+    let life = Duration::from_millis(100);
+    // Alone, and as a text of pieces, which others put together.
+    let (whole, mut pieces) = (frames(60_000, 1), frames(60_000, 1));
+    let (send, text) = flume::unbounded();
+    send.send("one two three".to_owned()).unwrap();
+    drop(send);
+    pieces.text = TextSource::Streamed(text);
+    let mut requests = Vec::new();
+    for mut request in [whole, pieces] {
+        request.params.terms.life = Some(life);
+        let mut stream = engine.speak(request).await.unwrap();
+        let Some(Event::Started { id, .. }) = stream.next().await else { panic!("the first event comes first") };
+        let last = last_of(stream).await.unwrap();
+        assert!(matches!(&last, Event::Failed(RequestError::TimedOut(after)) if *after == life), "{last:?}");
+        requests.push(id);
+    }
+    idle(&engine, PATIENCE).await;
+    let trace = session.end();
+    for request in requests {
+        let own = trace.records.iter().filter(|record| record.lane == Lane::Request(request));
+        let ends: Vec<_> =
+            own.filter_map(|record| if let What::Ended(how) = record.what { Some(how) } else { None }).collect();
+        assert_eq!(ends, [Outcome::TimedOut], "{request}");
+    }
+}
+
+async fn last_of(mut stream: ResponseStream) -> Option<Event> {
+    let mut last = None;
+    while let Some(event) = stream.next().await {
+        last = Some(event);
+    }
+    last
 }
 
 #[tokio::test(flavor = "multi_thread")]

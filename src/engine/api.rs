@@ -7,7 +7,7 @@ use crate::fault::FaultPlan;
 use crate::ids::{Frames, RequestId, StageName};
 use futures::future::BoxFuture;
 use serde::Serialize;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -386,7 +386,11 @@ pub struct ResponseStream {
     watch: Option<Watch>,
     /// When it is over, and how long that is after it began.
     life: Option<(Instant, Duration)>,
+    expired: Expired,
 }
+
+/// Whether a stream ended itself, and after how long: whoever works for it sees that from its client leaving.
+pub(super) type Expired = Arc<OnceLock<Duration>>;
 
 /// The engine's view of whoever reads a [`ResponseStream`]. Dropped with the stream.
 pub trait Listener: Send + Sync {
@@ -413,7 +417,8 @@ impl ResponseStream {
 
     /// A stream of `events` whose producer follows the reading of it.
     pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
-        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None }
+        let expired = Expired::default();
+        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None, expired }
     }
 
     /// Tells admission what is heard.
@@ -421,10 +426,10 @@ impl ResponseStream {
         ResponseStream { watch: Some(watch), ..self }
     }
 
-    /// Ends it after so long from now with [`RequestError::TimedOut`].
-    pub(super) fn lasting(self, life: Option<Duration>) -> ResponseStream {
+    /// Ends it after so long from now with [`RequestError::TimedOut`], and says so in `expired`.
+    pub(super) fn lasting(self, life: Option<Duration>, expired: Expired) -> ResponseStream {
         let life = life.and_then(|life| Some((Instant::now().checked_add(life)?, life)));
-        ResponseStream { life, ..self }
+        ResponseStream { life, expired, ..self }
     }
 
     /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
@@ -471,6 +476,7 @@ impl ResponseStream {
 
     /// Frees all it held.
     fn time_out(&mut self, life: Duration) -> Event {
+        let _ = self.expired.set(life);
         self.events = flume::bounded(0).1;
         self.listener = Box::new(Alive(()));
         self.watch = None;

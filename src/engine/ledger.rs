@@ -10,7 +10,7 @@
 //! nothing can come between a row that is given again and its input.
 
 use super::admission::Place;
-use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
+use super::api::{Event, Expired, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
 use super::journal::{Again, Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
@@ -82,6 +82,7 @@ impl Ledger {
         plan: RequestPlan,
         kind: RequestKind,
         place: Option<Place>,
+        expired: Expired,
     ) -> ResponseStream {
         let mut books = self.lock();
         let stages = plan.rows.iter().map(|(stage, _)| *stage).collect();
@@ -112,7 +113,8 @@ impl Ledger {
         }
         drop(books);
         let pace = self.faults.site(None, FaultPoint::Client);
-        let listener = Reader { ledger: Arc::clone(self), request, pace, heard: AtomicBool::new(false), _place: place };
+        let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
+        let listener = Reader { ledger, request, pace, heard, expired, _place: place };
         ResponseStream::heard_by(events, listener)
     }
 
@@ -366,6 +368,8 @@ struct Reader {
     /// Where its client can be slow on purpose, and whether it has heard anything.
     pace: FaultSite,
     heard: AtomicBool,
+    /// Whether it is dropped because its time is over.
+    expired: Expired,
     _place: Option<Place>,
 }
 
@@ -392,7 +396,10 @@ impl Listener for Reader {
 impl Drop for Reader {
     fn drop(&mut self) {
         let mut books = self.ledger.lock();
-        let effect = books.core.client_gone(self.request);
+        let effect = match self.expired.get() {
+            Some(life) => books.core.fail(self.request, Failure::TimedOut(*life)),
+            None => books.core.client_gone(self.request),
+        };
         self.ledger.carry_out(&mut books, effect.into_iter().collect());
     }
 }

@@ -50,6 +50,7 @@ use crate::model::checkpoint::Checkpoint;
 use crate::telemetry::{self, RequestKind, RequestMetrics};
 use crate::transfer::lease::LeaseBook;
 use admission::Admissions;
+use api::Expired;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use plan::Planner;
@@ -201,8 +202,9 @@ impl Engine {
         let terms = request.terms;
         let place = self.shared.enter(&terms, true, true)?;
         let watch = place.watch();
-        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place));
-        Ok(stream.watched(watch).lasting(terms.life))
+        let expired = Expired::default();
+        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place), Arc::clone(&expired));
+        Ok(stream.watched(watch).lasting(terms.life, expired))
     }
 }
 

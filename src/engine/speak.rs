@@ -4,7 +4,7 @@
 
 use super::admission::Place;
 use super::api::{
-    AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
+    AudioChunk, Event, Expired, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
     TextSource, Usage,
 };
 use super::live;
@@ -44,6 +44,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let watch = place.watch();
     let print = voiceprint(shared, &request.params).await?;
     let options = shared.planner.speech_options(&request.params, print.as_deref())?;
+    let expired = Expired::default();
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
     let source = match request.text {
         TextSource::Whole(text) => {
@@ -56,8 +57,9 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
                 // One sentence needs nobody to put it together.
                 let text = waiting.front().map_or("", String::as_str);
                 let plan = shared.planner.speech(text, &options)?;
-                let stream = shared.ledger.open_request(plan, RequestKind::Speech, Some(place));
-                return Ok(stream.watched(watch).lasting(terms.life));
+                let kind = RequestKind::Speech;
+                let stream = shared.ledger.open_request(plan, kind, Some(place), Arc::clone(&expired));
+                return Ok(stream.watched(watch).lasting(terms.life, expired));
             }
             Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
@@ -71,7 +73,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     };
     let (send, events) = flume::bounded(RELAY);
     let gone = CancellationToken::new();
-    let relay = Relay::new(Arc::clone(shared), options, send);
+    let relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired));
     let listening = gone.clone().drop_guard();
     tokio::spawn(async move {
         tokio::select! {
@@ -79,7 +81,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             () = relay.run(source, place) => {}
         }
     });
-    Ok(ResponseStream::new(events, listening).watched(watch).lasting(terms.life))
+    Ok(ResponseStream::new(events, listening).watched(watch).lasting(terms.life, expired))
 }
 
 /// The voice that the client brought or uploaded before, encoded; `None` for those that the checkpoint knows itself.
@@ -132,6 +134,7 @@ pub(super) struct Relay {
     between: bool,
     /// Of the current piece, if the voice is to be kept.
     codes: Option<CodeLog>,
+    expired: Expired,
 }
 
 /// Why a relay stops early.
@@ -149,7 +152,7 @@ impl From<RequestError> for Stop {
 }
 
 impl Relay {
-    fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>) -> Relay {
+    fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>, expired: Expired) -> Relay {
         let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Joint::default());
         let (playback, born) = (Playback::default(), Instant::now());
         Relay {
@@ -164,6 +167,7 @@ impl Relay {
             born,
             between: false,
             codes: None,
+            expired,
         }
     }
 
@@ -202,7 +206,7 @@ impl Relay {
         self.codes = may_change.then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
         plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
-        self.shared.ledger.open_request(plan, RequestKind::Speech, None)
+        self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
     }
 
     /// After a piece has been made: those that follow are spoken by whoever spoke it.
