@@ -166,14 +166,18 @@ impl SupervisorState {
 
     fn ready(&mut self, generation: Generation) {
         let Some(stage) = self.current.clone().filter(|stage| stage.generation == generation) else { return };
-        if let Some(failed) = self.failed_at.take() {
+        let recovered = self.failed_at.take();
+        if let Some(failed) = recovered {
             self.setup.metrics.restarts.increment(1);
             self.setup.metrics.recovery_seconds.record(failed.elapsed());
-            self.handle.update(|status| status.restarts += 1);
         }
         self.up = true;
         self.handle.set_current(Some(stage));
-        self.handle.update(|status| status.state = State::Running);
+        // At once: who sees that it was restarted sees it running.
+        self.handle.update(|status| {
+            status.restarts += u32::from(recovered.is_some());
+            status.state = State::Running;
+        });
         self.setup.reports.stage_up(self.setup.name);
         tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
     }
