@@ -9,9 +9,7 @@ use omni_actors::model::sampling::{Domain, uniform};
 use omni_actors::telemetry::Outcome;
 use omni_actors::telemetry::trace::{Lane, Session, What};
 use std::time::Duration;
-use support::{chat, collect, engine, frames, idle, say, tiny};
-
-const PATIENCE: Duration = Duration::from_secs(20);
+use support::{PATIENCE, chat, collect, engine, frames, idle, say, tiny};
 
 /// Reads this many events and leaves.
 async fn leave_after(engine: &Engine, kind: usize, events: usize) {
@@ -38,7 +36,7 @@ async fn after_200_requests_aborted_at_random_moments_nothing_is_left() {
         });
         futures::future::join_all(clients).await;
     }
-    idle(&engine, PATIENCE).await;
+    idle(&engine).await;
     assert!(say(&engine, frames(5, 1)).await.end.unwrap().is_ok(), "and the engine serves on");
 }
 
@@ -73,7 +71,7 @@ async fn a_client_that_stops_reading_pauses_its_own_request_only() {
         }
         assert!(ended && samples == undisturbed.samples, "a pause changes nothing");
     }
-    idle(&engine, PATIENCE).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,7 +97,7 @@ async fn what_waits_for_a_client_is_bounded_by_the_window() {
     let load = tokio::time::timeout(PATIENCE, rested).await.expect("the stages never rest");
     assert!(load.leases <= 8 + 16 + 16, "{load:?}");
     drop(sleeper);
-    idle(&engine, PATIENCE).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -120,7 +118,7 @@ async fn a_client_that_sleeps_too_long_is_let_go() {
 }
 
 async fn idle_but_for_the_client(engine: &Engine) {
-    idle(engine, PATIENCE).await;
+    idle(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -128,7 +126,7 @@ async fn a_request_that_lives_too_long_is_ended() {
     let engine = engine(&tiny(), |config| config.limits.request_timeout = Duration::from_millis(600)).await;
     let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(60_000, 1))).await.unwrap();
     assert!(matches!(answer.end.unwrap(), Err(RequestError::TimedOut(_))));
-    idle(&engine, PATIENCE).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,7 +149,7 @@ async fn a_request_that_lives_longer_than_it_said_has_timed_out_and_did_not_leav
         assert!(matches!(&last, Event::Failed(RequestError::TimedOut(after)) if *after == life), "{last:?}");
         requests.push(id);
     }
-    idle(&engine, PATIENCE).await;
+    idle(&engine).await;
     let trace = session.end();
     for request in requests {
         let own = trace.records.iter().filter(|record| record.lane == Lane::Request(request));

@@ -26,7 +26,6 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 const SPEECH: &str = "/v1/audio/speech";
 const CHAT: &str = "/v1/chat/completions";
 const WAV_HEADER: usize = 44;
-const PATIENCE: Duration = Duration::from_secs(10);
 
 struct Site {
     engine: Engine,
@@ -137,7 +136,7 @@ async fn speech_is_the_same_however_it_is_sent() {
         ["session.created", "session.updated", "audio.start", "audio.done", "session.done", "session.closed"];
     assert_eq!(kinds, expected);
     assert_eq!(audio, raw);
-    idle(&site.engine, PATIENCE).await;
+    idle(&site.engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -163,7 +162,7 @@ async fn a_spoken_answer_is_the_same_whole_and_streamed() {
     silent["modalities"] = json!(["text"]);
     let silent: Value = serde_json::from_slice(&site.bytes(CHAT, &silent).await).unwrap();
     assert_eq!(silent["choices"][0]["message"]["content"], message["content"]);
-    idle(&site.engine, PATIENCE).await;
+    idle(&site.engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -176,7 +175,7 @@ async fn one_request_too_many_is_429_until_the_first_client_leaves() {
     assert_eq!(refused.status(), 429);
     assert!(refused.headers().contains_key("retry-after"));
     drop(running);
-    idle(&site.engine, PATIENCE).await;
+    idle(&site.engine).await;
     assert_eq!(site.post(SPEECH, &speech(&json!({}))).await.status(), 200);
 }
 
@@ -198,7 +197,7 @@ async fn cancel_and_disconnect_free_everything() {
         } else {
             socket.close(None).await.unwrap();
         }
-        idle(&site.engine, PATIENCE).await;
+        idle(&site.engine).await;
     }
 }
 

@@ -14,10 +14,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{Answer, collect, engine, frames, idle, root, say, tiny};
-
-/// How long a stream may take, whatever happens to it.
-const BOUND: Duration = Duration::from_secs(30);
+use support::{Answer, PATIENCE, collect, engine, frames, idle, root, say, tiny};
 
 /// The tiny pipeline, which takes rules while it runs and never gives up.
 async fn drill(change: impl FnOnce(&mut Config)) -> Engine {
@@ -32,7 +29,7 @@ async fn drill(change: impl FnOnce(&mut Config)) -> Engine {
 }
 
 async fn heard(engine: &Engine, case: &str) -> Answer {
-    let said = tokio::time::timeout(BOUND, say(engine, frames(12, 5))).await;
+    let said = tokio::time::timeout(PATIENCE, say(engine, frames(12, 5))).await;
     said.unwrap_or_else(|_| panic!("{case}: the stream hangs; {:?}", engine.health()))
 }
 
@@ -81,7 +78,7 @@ async fn whatever_a_stage_meets_at_whatever_point_every_stream_is_as_it_would_ha
             }
         }
     }
-    idle(&engine, BOUND).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +118,7 @@ async fn a_phase_is_when_a_row_is_at_it() {
         engine.faults().clear();
         engine.faults().add(&[all.phase(phase)]).unwrap();
         heard(&engine, "counted").await;
-        idle(&engine, BOUND).await;
+        idle(&engine).await;
         hits(&engine)
     };
     assert_eq!((count(Phase::First).await, count(Phase::Last).await), (1, 1), "one row has one of each");
@@ -149,7 +146,7 @@ async fn what_strikes_while_the_engine_drains_strikes_nobody_before() {
     assert_eq!(hits(&engine), 0);
     let mut stream = engine.speak(frames(200, 5)).await.unwrap();
     stream.next().await.unwrap();
-    let (answer, ()) = tokio::join!(rest(stream), engine.drain(BOUND));
+    let (answer, ()) = tokio::join!(rest(stream), engine.drain(PATIENCE));
     assert!(answer == undisturbed.samples && hits(&engine) > 0);
 }
 
@@ -171,7 +168,7 @@ async fn an_edge_that_is_cut_is_made_anew() {
         }
         let restarts: Vec<_> = engine.health().stages.iter().map(|stage| stage.restarts).collect();
         assert_eq!(restarts, [0, 1, 3], "who reads goes down, and nobody else");
-        idle(&engine, BOUND).await;
+        idle(&engine).await;
     }
 }
 
@@ -230,7 +227,7 @@ async fn a_slow_client_is_alone_with_that() {
     engine.faults().add(&[slow(Duration::from_millis(5))]).unwrap();
     assert!(heard(&engine, "slow").await.samples == undisturbed.samples);
     assert!(hits(&engine) > 3);
-    idle(&engine, BOUND).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,13 +15,9 @@ use omni_actors::ids::{Frames, StageName};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use support::{Answer, chat, collect, engine, frames, idle, tiny};
+use support::{Answer, PATIENCE, chat, collect, engine, frames, idle, tiny};
 use tokio::task::JoinSet;
 
-/// After this a case hangs: many times what the slowest needs on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// For what is left of a request that has ended, and for counts that processes tell now and then.
-const SOON: Duration = Duration::from_secs(10);
 /// Cases at once: those that wait for a watchdog need no core.
 const AT_ONCE: usize = 4;
 /// How many cases of each placement a plain `cargo test` runs: what two busy cores do in about 20 s.
@@ -239,9 +235,9 @@ async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<(), String> {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(SOON, struck).await.map_err(|_| "the fault never struck".to_owned())?;
+        tokio::time::timeout(PATIENCE, struck).await.map_err(|_| "the fault never struck".to_owned())?;
     }
-    let left = tokio::spawn(async move { idle(&engine, SOON).await }).await;
+    let left = tokio::spawn(async move { idle(&engine).await }).await;
     left.map_err(|_| "something is left of the requests".to_owned())
 }
 

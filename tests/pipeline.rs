@@ -38,7 +38,7 @@ async fn an_answer_through_all_actors_is_the_references_token_for_token_and_samp
         assert_eq!(usage.frames.0 as usize, tensors["codes"].dims()[2], "{case}");
         assert_eq!(answer.chunks[0], 1, "the first chunk is one frame");
     }
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,7 +86,7 @@ async fn run_ahead_and_transport_change_nothing_that_is_heard() {
         })
         .await;
         answers.push(say(&engine, speech("Please bring two cups of coffee.", 5)).await);
-        idle(&engine, Duration::from_secs(5)).await;
+        idle(&engine).await;
     }
     assert!(answers.iter().all(|answer| answer == &answers[0]));
     assert!(answers[0].end.as_ref().is_some_and(Result::is_ok));
@@ -113,7 +113,7 @@ async fn a_long_text_is_read_sentence_after_sentence_as_one_stream() {
     let (border, fade) = (one.samples.len(), 120);
     assert!(both.samples[..border - fade] == one.samples[..border - fade]);
     assert!(both.samples[border + fade..] == two.samples[fade..]);
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

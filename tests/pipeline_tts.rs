@@ -112,7 +112,7 @@ async fn speaks_golden(case: &str) {
     assert_eq!(answer.samples.len(), wav.len(), "{case}");
     let worst = answer.samples.iter().zip(&wav).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
     assert!(worst < 2e-4, "{case}: differs by {worst}");
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -160,7 +160,7 @@ async fn a_hundred_requests_with_twenty_voices_are_each_as_if_alone() {
     for (number, (alone, together)) in alone.iter().zip(&together).enumerate() {
         assert!(alone.samples == together.samples, "request {number} sounds different in company");
     }
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -299,7 +299,7 @@ async fn text_is_spoken_while_it_is_being_written() {
     let (_, usage) = rest.end.unwrap().unwrap();
     assert_eq!((heard + rest.samples.len()) / 1920, usage.frames.0 as usize);
     assert!(usage.frames.0 > 6, "both sentences were spoken");
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -326,7 +326,7 @@ async fn a_chapter_is_one_stream() {
     assert!(usage.frames.0 >= 150, "{usage:?}");
     let steepest = answer.samples.chunks(1920).collect::<Vec<_>>();
     assert!(steepest.len() as u32 == usage.frames.0);
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -351,7 +351,7 @@ async fn a_described_voice_stays_the_same_over_a_long_text() {
     })
     .await;
     assert!(fresh.samples[120..] != both.samples[piece + 120..], "the second goes on from the first");
-    idle(&engine, Duration::from_secs(5)).await;
+    idle(&engine).await;
 }
 
 fn new_voice(name: &str, audio: Arc<[u8]>, text: Option<&str>) -> NewVoice {

@@ -54,7 +54,7 @@ async fn a_text_only_request_takes_none_of_the_ways_of_speech() {
             let answer = collect(engine.submit(request).await.unwrap()).await;
             assert!(!answer.text.is_empty() && answer.end.unwrap().is_ok());
         }
-        idle(&engine, Duration::from_secs(20)).await;
+        idle(&engine).await;
         let after = counted(&engine).await;
         assert_eq!(grown(&before, &after), Vec::<String>::new(), "{placement:?}");
         let thinks = "omni_stage_steps_total{stage=\"thinker\"}";

@@ -30,7 +30,7 @@ async fn traced() -> Trace {
     let (first, second) = (engine.speak(frames(12, 1)).await.unwrap(), engine.speak(frames(7, 2)).await.unwrap());
     let answers = tokio::join!(collect(first), collect(second));
     assert!(answers.0.end.unwrap().is_ok() && answers.1.end.unwrap().is_ok());
-    idle(&engine, Duration::from_secs(20)).await;
+    idle(&engine).await;
     let trace = session.end();
     // Nothing of it is recorded by the next session: neither by actors that go on, nor what one of them that knew of this
     // session put down behind its end.

@@ -21,6 +21,11 @@ pub const GREEDY: SamplingOverrides = SamplingOverrides {
     presence_penalty: None,
 };
 
+/// For whatever has to happen at last. Far beyond what it takes: who waits longer hangs, on the slowest machine too.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// For limits on time that a test is not about.
+const AN_HOUR: Duration = Duration::from_secs(3600);
+
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
@@ -46,6 +51,8 @@ pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -
         _ => DeviceKind::Cpu,
     });
     config.device.dtype = Some(Precision::F32);
+    // However slow the machine is, nobody is let go.
+    (config.limits.request_timeout, config.limits.stalled_client_timeout) = (AN_HOUR, AN_HOUR);
     // Stages in processes, for whoever runs a test so, or asks for it.
     process::set_binary(env!("CARGO_BIN_EXE_omni-actors"));
     if std::env::var("OMNI_TEST_PLACEMENT").as_deref() == Ok("process") {
@@ -115,15 +122,15 @@ pub async fn say(engine: &Engine, request: SpeechRequest) -> Answer {
     collect(engine.speak(request).await.unwrap()).await
 }
 
-/// Waits until nothing of any request is left, and fails when that takes longer than `patience`.
-pub async fn idle(engine: &Engine, patience: Duration) {
+/// Waits until nothing of any request is left.
+pub async fn idle(engine: &Engine) {
     let empty = EngineLoad { requests: 0, leases: 0, rows: 0, queued: 0 };
     let waiting = async {
         while engine.load() != empty {
             tokio::task::yield_now().await;
         }
     };
-    if tokio::time::timeout(patience, waiting).await.is_err() {
+    if tokio::time::timeout(PATIENCE, waiting).await.is_err() {
         panic!("the engine still holds {:?}", engine.load());
     }
 }
