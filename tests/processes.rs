@@ -250,7 +250,7 @@ async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
 /// The real server, its stages in processes.
 fn server(checkpoint: &str) -> Serving {
     let mut args = vec!["run", "--listen", "127.0.0.1:0", "--set", "supervision.backoff=1ms"];
-    args.extend(["--set", "supervision.max_restarts=1000"]);
+    args.extend(["--set", "supervision.max_restarts=1000", "--set", "server.drain_grace=10m"]);
     let placements = StageName::ALL.map(|stage| format!("stages.{stage}.placement=process"));
     placements.iter().for_each(|placement| args.extend(["--set", placement]));
     let place = format!("model.checkpoint={checkpoint}");
