@@ -19,7 +19,6 @@ import numpy as np
 SR, RMS, FRAME = 24000, 0.085, 1920
 LEAD, TRAIL = 0.20, 0.14  # seconds of near-silence kept around the speech
 SPEED, UP, DOWN = 1.2, 6, 5  # the alto
-TEACHER_HOP = 300  # samples of a frame of the teacher
 
 
 def resample(w, up, down):
@@ -80,7 +79,9 @@ class Teacher:
         for ids, (lh, th, ln, lr, phi, f0, which) in outs:
             w = self.dsp.synth(lh, th, ln, lr, phi, f0, rng)
             lab = np.asarray(ids, np.int16)[np.clip(which, 0, len(ids) - 1)]
-            hop = TEACHER_HOP
+            hop = len(w) // len(lab)  # the alignment counts frames of 600 samples, the spectrum has two for each
+            if hop * len(lab) != len(w):
+                raise ValueError(f"{len(w)} samples for an alignment of {len(lab)} frames")
             if name != "heart":
                 w = resample(w, UP, DOWN)
                 hop = hop * UP // DOWN
