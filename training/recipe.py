@@ -89,9 +89,10 @@ def main():
     tokenizer = ["--tokenizer", args.tokenizer] if args.tokenizer else []
     run.start("texts", "texts.py", w / "text", "--wordnet", args.wordnet, *tokenizer, *limit, done="text/DONE")
     run.wait("texts")
+    run.start("words", "words.py", w / "text", *hibari, done="text/words.txt")
 
     workers = 1 if tiny else max(2, cores * 2 // 3)
-    small = ["--part", 30] if tiny else ["--part", 100, "--dual", 0.8]
+    small = ["--part", 30] if tiny else ["--part", 100, "--dual", 0.5]
     run.start(
         "synth", "synth.py", w / "text/texts.txt", w / "pool", "--workers", workers, *hibari, *small, done="pool/DONE"
     )
@@ -128,7 +129,8 @@ def main():
     run.start("encode", "encode.py", w / "pool", w / "codec", w / "codes", *device, done="codes/DONE")
     if tiny:
         run.wait("encode")
-    scale = ["--rows", 800, "--cp_max", 100, "--workers", 0, "--hours", 0.01] if tiny else ["--compile", 1]
+    run.wait("words")
+    scale = ["--rows", 3840, "--predict", 100, "--workers", 0, "--hours", 0.01] if tiny else ["--compile", 1]
     run.start(
         "talker",
         "train_talker.py",
