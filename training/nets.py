@@ -83,20 +83,24 @@ class Attention(nn.Module):
         )
         self.q_norm, self.k_norm = RMSNorm(c["hd"], c["eps"]), RMSNorm(c["hd"], c["eps"])
 
-    def forward(self, x, cos, sin, cache=None):
-        B, L, _ = x.shape
-        c = self.c
-        q = self.q_norm(self.q_proj(x).view(B, L, c["heads"], c["hd"])).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(B, L, c["kv"], c["hd"])).transpose(1, 2)
-        v = self.v_proj(x).view(B, L, c["kv"], c["hd"]).transpose(1, 2)
-        q, k = rope(q, cos, sin), rope(k, cos, sin)
+    def qkv(self, x, cos, sin):
+        """x [..., L, H]; cos, sin [..., L, hd] -> q, k, v [..., L, heads, hd]"""
+        heads = lambda y: y.unflatten(-1, (-1, self.c["hd"]))
+        cos, sin = cos[..., None, :], sin[..., None, :]
+        q, k = self.q_norm(heads(self.q_proj(x))), self.k_norm(heads(self.k_proj(x)))
+        return rope(q, cos, sin), rope(k, cos, sin), heads(self.v_proj(x))
+
+    def attend(self, q, k, v, cache=None):
+        """[B, L, heads, hd] -> [B, L, heads * hd]"""
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             if "k" in cache:
                 k, v = torch.cat([cache["k"], k], 2), torch.cat([cache["v"], v], 2)
             cache["k"], cache["v"] = k, v
-        r = c["heads"] // c["kv"]
-        o = F.scaled_dot_product_attention(q, k.repeat_interleave(r, 1), v.repeat_interleave(r, 1), is_causal=L > 1)
-        return self.o_proj(o.transpose(1, 2).reshape(B, L, -1))
+        r = self.c["heads"] // self.c["kv"]
+        causal = q.shape[2] > 1
+        o = F.scaled_dot_product_attention(q, k.repeat_interleave(r, 1), v.repeat_interleave(r, 1), is_causal=causal)
+        return o.transpose(1, 2).flatten(2)
 
 
 class MLP(nn.Module):
@@ -155,41 +159,49 @@ class Layer(nn.Module):
             RMSNorm(c["hidden"], c["eps"]),
         )
 
-    def forward(self, x, cos, sin, cache=None):
-        x = x + F.dropout(self.self_attn(self.input_layernorm(x), cos, sin, cache), self.p, self.training)
-        return x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.p, self.training)
+    def before(self, x, cos, sin):
+        return self.self_attn.qkv(self.input_layernorm(x), cos, sin)
 
-    def step(self, x, cos, sin):  # training: also the load-balance term
-        y = self(x, cos, sin)
-        return y, (self.mlp.aux if isinstance(self.mlp, MoE) else None)
+    def after(self, x, o):
+        """o: what attention found. -> rows, load-balance term (None without experts)"""
+        x = x + F.dropout(self.self_attn.o_proj(o), self.p, self.training)
+        x = x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.p, self.training)
+        return x, (self.mlp.aux if isinstance(self.mlp, MoE) else None)
+
+    def forward(self, x, cos, sin, cache=None):
+        return self.after(x, self.self_attn.attend(*self.before(x, cos, sin), cache))[0]
 
 
 class Stack(nn.Module):
     def __init__(self, c):
         super().__init__()
         self.c = c
-        self.fast = None  # fast: compiled Layer.step for training
         self.layers = nn.ModuleList(Layer(c) for _ in range(c["layers"]))
         self.norm = RMSNorm(c["hidden"], c["eps"])
 
     def forward(self, x, pos0=0, caches=None):
         cos, sin = rope_tables(pos0 + x.shape[1], self.c["hd"], self.c["theta"], x.device)
-        if self.training and self.fast is not None:
-            self._aux = 0.0
-            for l in self.layers:
-                x, a = self.fast(l, x, cos, sin)
-                self._aux = self._aux + (a if a is not None else 0.0)
-            return self.norm(x)
         for i, l in enumerate(self.layers):
             x = l(x, cos[pos0:], sin[pos0:], None if caches is None else caches[i])
         return self.norm(x)
 
     def aux(self):
-        return (
-            self._aux
-            if self.training and self.fast is not None
-            else sum(l.mlp.aux for l in self.layers if isinstance(l.mlp, MoE))
-        )
+        return sum(l.mlp.aux for l in self.layers if isinstance(l.mlp, MoE))
+
+    def train_rows(self, x, fast=None, tap=0):
+        """x [B, L, H] -> the same as forward, the rows after `tap` layers, the load-balance term. fast: compiled (before,
+        after); they see B * L rows at once, so that batches of any shape with as many rows need no other kernel."""
+        B, L, _ = x.shape
+        before, after = fast or (Layer.before, Layer.after)
+        cos, sin = rope_tables(L, self.c["hd"], self.c["theta"], x.device)
+        cos, sin = cos.repeat(B, 1), sin.repeat(B, 1)
+        x, mid, aux = x.flatten(0, 1), None, 0.0
+        for i, l in enumerate(self.layers):
+            q, k, v = (y.view(B, L, *y.shape[1:]) for y in before(l, x, cos, sin))
+            x, a = after(l, x, l.self_attn.attend(q, k, v).flatten(0, 1))
+            aux = aux + (a if a is not None else 0.0)
+            mid = x if i + 1 == tap else mid
+        return self.norm(x).view(B, L, -1), mid, aux / len(self.layers)
 
 
 def init(m, std=0.02):
@@ -296,21 +308,18 @@ class Talker(nn.Module):
             x = x + self.cp_embedding[g - 1](codes[..., g])
         return x
 
-    def hidden(self, text_ids, codec_ids, codes, is_frame, codec_on):
-        """text_ids [B,L]; codec_ids [B,L] special codec id of the row (where codec_on); codes [B,L,G] of frame rows (where is_frame)."""
-        x = (
-            self.text(text_ids)
-            + self.codec_embedding(codec_ids) * codec_on[..., None].float()
-            + self.code_rows(codes) * is_frame[..., None].float()
-        )
-        return self.stack(x)
+    def rows(self, text_ids, codec_ids, codes, is_frame):
+        """text_ids, codec_ids [B, L] (special codec id of the row, negative for none); codes [B, L, G] of frame rows (where
+        is_frame) -> [B, L, H]"""
+        x = self.text(text_ids) + self.codec_embedding(codec_ids.clamp(min=0)) * (codec_ids >= 0)[..., None]
+        return x + self.code_rows(codes) * is_frame[..., None]
 
-    def cp_logits(
-        self, h, codes
-    ):  # h [N,H] talker hidden that predicted c0; codes [N,G] -> list of [N,CB] for groups 1..G-1
+    def cp_logits(self, h, codes, fast=None):
+        """h [N, H] talker output that predicted group 0; codes [N, G] -> [N, G - 1, CB]"""
         rows = [h, self.codec_embedding(codes[:, 0])] + [self.cp_embedding[g - 1](codes[:, g]) for g in range(1, G - 1)]
-        y = self.cp(torch.stack(rows, 1))
-        return [self.cp_head[g](y[:, g + 1]) for g in range(G - 1)]
+        x = torch.stack(rows, 1)
+        y = self.cp.train_rows(x, fast)[0] if self.training else self.cp(x)
+        return torch.stack([head(y[:, g + 1]) for g, head in enumerate(self.cp_head)], 1)
 
     def to_hf(self):
         sd = {
@@ -370,24 +379,28 @@ class World:
             for p in list(m.parameters()) + list(m.buffers()):
                 self.dist.broadcast(p.data, 0)
 
-    def average(self, params, number):
-        """Averages the gradients in place; returns rank 0's number, the same everywhere."""
+    def agree(self, number):
+        """Rank 0's number, in every process."""
         if self.size == 1:
             return number
-        flat = torch.cat(
-            [torch.zeros_like(p).reshape(-1) if p.grad is None else p.grad.reshape(-1) for p in params]
-            + [torch.tensor([number * self.size if self.rank == 0 else 0.0], device=self.dev)]
-        )
+        x = torch.tensor([number], dtype=torch.float64, device=self.dev)
+        self.dist.broadcast(x, 0)
+        return float(x)
+
+    def average(self, params):
+        """Averages the gradients in place."""
+        if self.size == 1:
+            return
+        for p in params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        flat = torch.cat([p.grad.reshape(-1) for p in params])
+        flat = flat.bfloat16() if flat.is_cuda else flat  # half as much to send
         self.dist.all_reduce(flat)
         flat /= self.size
-        i = 0
-        for p in params:
-            n = p.numel()
-            if p.grad is None:
-                p.grad = torch.empty_like(p)
-            p.grad.copy_(flat[i : i + n].view_as(p))
-            i += n
-        return float(flat[-1])
+        torch._foreach_copy_(
+            [p.grad for p in params], [x.view_as(p) for x, p in zip(flat.split([p.numel() for p in params]), params)]
+        )
 
 
 # ------------------------------------------------------------------------------------------------ prompt layout

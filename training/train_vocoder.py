@@ -247,7 +247,7 @@ if __name__ == "__main__":
             )
             od.zero_grad(set_to_none=True)
             ld.backward()
-            W.average(PD, 0)
+            W.average(PD)
             torch.nn.utils.clip_grad_norm_(PD, 10.0)
             od.step()
         lm = ml(y.squeeze(1).float(), x.squeeze(1))
@@ -267,7 +267,8 @@ if __name__ == "__main__":
             D.requires_grad_(True)
         og.zero_grad(set_to_none=True)
         loss.backward()
-        fr = W.average(PG, (time.time() - t0) / total)
+        W.average(PG)
+        fr = W.agree((time.time() - t0) / total)
         gn = torch.nn.utils.clip_grad_norm_(PG, 10.0)
         og.step()
         step += 1
