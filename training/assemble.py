@@ -14,6 +14,10 @@ from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneratio
 from nets import *
 
 text, th_d, tk_d, c2w_d, OUT = sys.argv[1:6]
+# How freely the voice is sampled. The reference samples groups 1..7 at temperature 1 whatever a checkpoint says, which a
+# predictor of this size does not bear; so its logits are made larger. 200 unseen sentences: 6.1 % word errors greedy, 7.2 %
+# so (fifty of them with the predictor and talker of the large models' defaults, 1 and 0.9: 11.3 %).
+PREDICTOR_TEMPERATURE, TALKER_TEMPERATURE = 0.5, 0.3
 os.makedirs(OUT, exist_ok=True)
 I = Ids(text)
 t = I.tok.token_to_id
@@ -185,6 +189,9 @@ sd.update(
         if "inv_freq" not in k and "code_offset" not in k
     }
 )
+for k in sd:
+    if k.startswith("talker.code_predictor.lm_head."):
+        sd[k] = sd[k].float() / PREDICTOR_TEMPERATURE
 for k, v in hf.state_dict().items():  # towers: random but finite
     k = k.replace("thinker.model.audio_tower", "thinker.audio_tower").replace(
         "thinker.model.visual", "thinker.visual"
@@ -207,7 +214,7 @@ json.dump(
         "talker_do_sample": True,
         "talker_top_k": 50,
         "talker_top_p": 1.0,
-        "talker_temperature": 0.9,
+        "talker_temperature": TALKER_TEMPERATURE,
         "talker_repetition_penalty": 1.05,
         "talker_max_new_tokens": 600,
         "pad_token_id": I.eot,

@@ -12,8 +12,8 @@ CURVES = {
     "codec: L1 of the log mel": (r"\[codec\] step \d+ (\d+)s l1 ([\d.]+)", {}),
     "codec: phonemes from group 0": (r"\[codec\] step \d+ (\d+)s .*phonemes ([\d.]+)", {}),
     "thinker: loss": (r"\[thinker\] step \d+ (\d+)s loss ([\d.]+)", {"log": True}),
-    "talker, unseen texts: group 0": (r"\[talker\] step \d+ (\d+)s EMA val c0 ([\d.]+)", {}),
-    "talker, unseen texts: group 1": (r"\[talker\] step \d+ (\d+)s EMA val .*groups \[([\d.]+)", {}),
+    "talker, unseen texts: group 0": (r"\[talker\] step \d+ (\d+)s EMA c0 ([\d.]+)", {}),
+    "talker, unseen texts: phonemes of words": (r"\[talker\] step \d+ (\d+)s EMA .*words ([\d.]+)", {"log": True}),
     "vocoder: mel distance": (r"\[vocoder\] step \d+ (\d+)s mel ([\d.]+)", {}),
 }
 

@@ -1,0 +1,130 @@
+"""The figures of the voice's model card, all by one command.
+
+    python card.py CHECKPOINT TEXT_DIR OUT_DIR --binary target/release/omni-actors [--codec DIR --vocoder DIR] [--hibari FOLDER]
+                   [--judge-python PYTHON] [--mos-python PYTHON] [--only heldout,hard,random,teacher] [--n 200]
+
+Speaks the sentences that were kept out of training through the runtime, with the checkpoint's own sampling: 200 plain ones
+and 40 with numbers, dates and names by each voice, 500 random ones by heart. Judges: word errors by tools/wer.py (whisper
+base), lengths against the teacher's, DNSMOS by mos.py in a Python that has speechmos. With --codec and --vocoder the
+teacher and its resynthesis are judged the same way. Writes OUT_DIR/card.json and card.md; a folder that is complete is not
+spoken or judged again.
+"""
+
+import argparse, json, os, subprocess, sys, wave
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TOOLS = os.path.join(HERE, "..", "tools")
+
+
+def lines(path, n):
+    return [x for x in open(path).read().split("\n") if x and not x.startswith("#")][:n]
+
+
+def run(*command):
+    done = subprocess.run([str(x) for x in command], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def seconds(folder, i):
+    with wave.open(f"{folder}/{i:02d}.wav") as f:
+        return f.getnframes() / f.getframerate()
+
+
+class Card:
+    def __init__(self, a):
+        self.a, self.out = a, {}
+        os.makedirs(a.out, exist_ok=True)
+
+    def sentences(self, name, texts):
+        path = f"{self.a.out}/{name}.txt"
+        open(path, "w").write("\n".join(texts) + "\n")
+        return path
+
+    def speak(self, name, texts, voice, greedy=False):
+        folder = f"{self.a.out}/{name}"
+        if not os.path.exists(f"{folder}/{len(texts):02d}.wav"):
+            more = ["--greedy"] if greedy else []
+            path = self.sentences(name, texts)
+            say = [sys.executable, f"{TOOLS}/say_all.py", "--sentences", path, "--out", folder, "--binary", self.a.binary]
+            run(*say, "--voice", voice, *more, "--", "--checkpoint", self.a.checkpoint)
+        return folder
+
+    def judge(self, name, folder, texts):
+        heard = f"{folder}.json"
+        if not os.path.exists(heard):
+            wer = [self.a.judge_python, f"{TOOLS}/wer.py", "--sentences", self.sentences(name, texts), "--wavs", folder]
+            run(*wer, "--json", heard)
+        got = json.load(open(heard))["results"][0]
+        figures = {k: got[k] for k in ("wer", "cer", "exact", "sentences", "words")}
+        if self.a.mos_python:
+            figures["dnsmos"] = json.loads(run(self.a.mos_python, f"{HERE}/mos.py", folder).splitlines()[-1])[folder]
+        self.put(name, figures)
+
+    def put(self, name, figures):
+        self.out[name] = figures
+        print(name, figures, flush=True)
+        json.dump(self.out, open(f"{self.a.out}/card.json", "w"), indent=1)
+
+    def lengths(self, name, folder, texts):
+        """How many are 30 % longer or shorter than the teacher says them, and which."""
+        import numpy as np
+        from synth import Teacher
+
+        teacher, rng, odd = Teacher(self.a.hibari), np.random.default_rng(0), []
+        for i, text in enumerate(texts, 1):
+            said = teacher.voice(teacher.nets(teacher.ids(text)), "heart", rng)
+            ratio = seconds(folder, i) / (len(said[0]) / 24000)
+            if not 0.7 <= ratio <= 1.3:
+                odd.append([text, round(ratio, 2)])
+        self.put(name, {"sentences": len(texts), "off by more than 30 %": len(odd), "which": odd[:20]})
+
+    def page(self):
+        rows = ["| sentences | word errors | character errors | word for word | DNSMOS |", "| --- | --- | --- | --- | --- |"]
+        for name, f in self.out.items():
+            if "wer" in f:
+                rows.append(
+                    f"| {name} ({f['sentences']}, {f['words']} words) | {f['wer']:.1f} % | {f['cer']:.1f} % | {f['exact']} | {f.get('dnsmos', '')} |"
+                )
+        rows += [f"\n{name}: {f}" for name, f in self.out.items() if "wer" not in f]
+        open(f"{self.a.out}/card.md", "w").write("\n".join(rows) + "\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for x in ("checkpoint", "text", "out"):
+        parser.add_argument(x)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--codec")
+    parser.add_argument("--vocoder")
+    parser.add_argument("--hibari", help="folder with the teacher's package, if it is not installed")
+    parser.add_argument("--judge-python", default=sys.executable, help="a Python with tools/requirements.txt")
+    parser.add_argument("--mos-python", help="a Python with speechmos and librosa; no DNSMOS without")
+    parser.add_argument("--only", default="heldout,hard,random,teacher")
+    parser.add_argument("--n", type=int, default=500, help="at most so many sentences of each list")
+    a = parser.parse_args()
+    card, parts = Card(a), a.only.split(",")
+    held, hard = lines(f"{HERE}/heldout.txt", a.n), lines(f"{HERE}/hard.txt", a.n)
+    for voice in ("heart", "alto"):
+        for name, texts in (("heldout", held), ("hard", hard)):
+            if name in parts:
+                label = f"{voice} {'plain' if name == 'heldout' else 'numbers, dates, names'}"
+                card.judge(label, card.speak(f"{voice}-{name}", texts, voice), texts)
+    if "heldout" in parts:
+        card.judge("heart plain, greedy", card.speak("heart-greedy", held, "heart", greedy=True), held)
+    if "teacher" in parts and a.codec and a.vocoder:
+        plain = card.sentences("plain", held)
+        hibari = ["--hibari", a.hibari] if a.hibari else []
+        resynth = [sys.executable, f"{HERE}/resynth.py", "--sentences", plain, "--codec", a.codec, "--vocoder", a.vocoder]
+        run(*resynth, "--out", f"{a.out}/resynth", *hibari)
+        for who in ("teacher", "codec"):
+            card.judge(f"{who} plain", f"{a.out}/resynth/{who}", held)
+    if "random" in parts:
+        some = lines(f"{a.text}/random.txt", a.n)
+        card.lengths("lengths of random sentences", card.speak("heart-random", some, "heart"), some)
+    card.page()
+
+
+if __name__ == "__main__":
+    main()
