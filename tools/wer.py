@@ -8,11 +8,13 @@ Each DIR holds 01.wav, 02.wav, ... (16-bit PCM, mono, any rate), one for each se
 The first DIR is the reference of the others: for each of them the difference in WER is printed with a 95 % interval
 (bootstrap over the sentences), because fifty short sentences leave a point or two of chance.
 
-Before they are compared, both texts lose case, punctuation and apostrophes; hyphens become spaces, numerals words.
+Before they are compared, both texts lose case, punctuation and apostrophes; hyphens become spaces, numerals words. How a
+numeral was said its spelling does not tell (1979, 14, $3.50), so what was heard counts with the reading that fits best.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -50,21 +52,49 @@ def number_words(n):
     return f"{number_words(n // unit)} {name}" + (f" {number_words(n % unit)}" if n % unit else "")
 
 
-def spell_numeral(match):
-    """Words for a run of digits; long runs and those with a leading zero are read digit by digit."""
-    digits = match[0]
+def ordinal_words(n):
+    """A whole number below a hundred as an ordinal."""
+    *before, last = number_words(n).split()
+    irregular = {"one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth"}
+    irregular["twelve"] = "twelfth"
+    end = irregular.get(last) or (last[:-1] + "ieth" if last.endswith("y") else last + "th")
+    return " ".join([*before, end])
+
+
+def readings(numeral):
+    """The ways in which a numeral may be said, the usual one first."""
+    digits = numeral.rstrip("stndrh")
+    n, each = int(digits), " ".join(ONES[int(d)] for d in digits)
+    if digits != numeral:
+        return [ordinal_words(n)] if n < 100 else [number_words(n) + "th"]
     if len(digits) > 6 or (len(digits) > 1 and digits[0] == "0"):
-        return " ".join(ONES[int(d)] for d in digits)
-    return number_words(int(digits))
+        return [each]
+    ways = [number_words(n)]
+    if n > 100:
+        ways.append(re.sub(r"(hundred) (?!thousand)", r"\1 and ", ways[0]))
+    if len(digits) == 4:
+        high, low = divmod(n, 100)
+        rest = "hundred" if low == 0 else f"oh {ONES[low]}" if low < 10 else number_words(low)
+        ways.append(f"{number_words(high)} {rest}")
+    if 0 < n < 32:
+        ways.append(ordinal_words(n))
+    if len(digits) > 1:
+        ways.append(each)
+    return ways
 
 
-def normalize(text):
-    """The words of a text, as both sides of the comparison see them."""
+def spellings(text):
+    """The words of a text as the comparison sees them, once for each way to say its numerals (at most 256)."""
     text = text.lower().replace("\u2019", "'").replace("'", "").replace("&", " and ").replace("%", " percent ")
     text = re.sub(r"\bmr\.", "mister", re.sub(r"\bdr\.", "doctor", text))
     text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
-    text = re.sub(r"\d+", lambda m: f" {spell_numeral(m)} ", text)
-    return " ".join(re.sub(r"[^a-z ]", " ", text).split())
+    text = re.sub(r"\$(\d+)\.(\d\d)\b", r"\1 dollars and \2 cents", text)
+    text = re.sub(r"\$(\d+)", r"\1 dollars", text)
+    text = re.sub(r"(?<=\d)\.(?=\d)", " point ", text)
+    parts = re.split(r"(\d+(?:st|nd|rd|th)?)", text)
+    ways = [readings(part) if part[:1].isdigit() else [part] for part in parts]
+    for chosen in itertools.islice(itertools.product(*ways), 256):
+        yield " ".join(re.sub(r"[^a-z ]", " ", " ".join(chosen)).split())
 
 
 def read_wav(path):
@@ -148,8 +178,9 @@ def judge_folder(transcribe, texts, folder):
     for number, text in enumerate(texts, 1):
         samples, seconds = read_wav(Path(folder) / sentences.wav_name(number))
         heard = transcribe(samples)
-        meant_words, heard_words = normalize(text), normalize(heard)
-        words = jiwer.process_words(meant_words, heard_words)
+        meant_words = next(spellings(text))
+        pairs = ((jiwer.process_words(meant_words, way), way) for way in spellings(heard))
+        words, heard_words = min(pairs, key=lambda pair: pair[0].substitutions + pair[0].deletions + pair[0].insertions)
         characters = jiwer.process_characters(meant_words, heard_words)
         records.append(
             {
