@@ -236,7 +236,9 @@ def main():
     parser.add_argument("--judge", choices=("whisper", "moonshine"), default="whisper")
     parser.add_argument("--limit", type=int, help="only the first so many sentences")
     parser.add_argument("--threads", type=int, default=1, help="of the recognizer (whisper only)")
-    parser.add_argument("--max-gap", type=float, metavar="POINTS", help="fail (exit 1) if a later DIR is worse than the first by more")
+    parser.add_argument(
+        "--max-gap", type=float, metavar="POINTS", help="fail (exit 1) if a later DIR is worse than the first by more"
+    )
     parser.add_argument("--verbose", action="store_true", help="every sentence as it was heard")
     parser.add_argument("--json", metavar="FILE", help="write everything here as well ('-': only this, to stdout)")
     args = parser.parse_args()
@@ -257,7 +259,10 @@ def main():
         print(line, file=table, flush=True)
         if args.verbose:
             for r in records:
-                print(f"  {r['number']:3d} {r['word_errors']:2d}/{r['words']:<2d} {r['text']}  ->  {r['heard']}", file=table)
+                print(
+                    f"  {r['number']:3d} {r['word_errors']:2d}/{r['words']:<2d} {r['text']}  ->  {r['heard']}",
+                    file=table,
+                )
         results.append(result)
     if args.json:
         report = json.dumps({"judge": args.judge, "sentences": str(args.sentences), "results": results}, indent=1)

@@ -47,7 +47,16 @@ class Card:
         if not os.path.exists(f"{folder}/{len(texts):02d}.wav"):
             more = ["--greedy"] if greedy else []
             path = self.sentences(name, texts)
-            say = [sys.executable, f"{TOOLS}/say_all.py", "--sentences", path, "--out", folder, "--binary", self.a.binary]
+            say = [
+                sys.executable,
+                f"{TOOLS}/say_all.py",
+                "--sentences",
+                path,
+                "--out",
+                folder,
+                "--binary",
+                self.a.binary,
+            ]
             run(*say, "--voice", voice, *more, "--", "--checkpoint", self.a.checkpoint)
         return folder
 
@@ -81,7 +90,10 @@ class Card:
         self.put(name, {"sentences": len(texts), "off by more than 30 %": len(odd), "which": odd[:20]})
 
     def page(self):
-        rows = ["| sentences | word errors | character errors | word for word | DNSMOS |", "| --- | --- | --- | --- | --- |"]
+        rows = [
+            "| sentences | word errors | character errors | word for word | DNSMOS |",
+            "| --- | --- | --- | --- | --- |",
+        ]
         for name, f in self.out.items():
             if "wer" in f:
                 rows.append(
@@ -116,7 +128,16 @@ def main():
     if "teacher" in parts and a.codec and a.vocoder:
         plain = card.sentences("plain", held)
         hibari = ["--hibari", a.hibari] if a.hibari else []
-        resynth = [sys.executable, f"{HERE}/resynth.py", "--sentences", plain, "--codec", a.codec, "--vocoder", a.vocoder]
+        resynth = [
+            sys.executable,
+            f"{HERE}/resynth.py",
+            "--sentences",
+            plain,
+            "--codec",
+            a.codec,
+            "--vocoder",
+            a.vocoder,
+        ]
         run(*resynth, "--out", f"{a.out}/resynth", *hibari)
         for who in ("teacher", "codec"):
             card.judge(f"{who} plain", f"{a.out}/resynth/{who}", held)

@@ -70,7 +70,9 @@ class Speech:
     def __init__(self, folder, corpus, device, hours=420):
         self.folder, self.corpus, self.seen, self.frames = folder, corpus, set(), 0
         self.codes = torch.zeros(int(hours * 3600 * 12.5), 8 + 3, dtype=torch.int16, device=device)
-        self.rows = torch.zeros(int(hours * 3600), 4, dtype=torch.int32).share_memory_()  # text, voice, first frame, frames
+        self.rows = torch.zeros(
+            int(hours * 3600), 4, dtype=torch.int32
+        ).share_memory_()  # text, voice, first frame, frames
         self.count = torch.zeros(1, dtype=torch.int64).share_memory_()
         self.held = []  # utterances of every 199th text, which nobody trains on
 

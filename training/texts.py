@@ -313,9 +313,7 @@ MORE = [
     ),
     lambda: f"{c(['Mr.', 'Mrs.', 'Dr.', 'Prof.', 'Ms.'])} {c(surnames)} lives in {c(cities)}.",
     lambda: f"It is {R.randint(1, 99)}.{R.randint(1, 99)} {c(unit)} long.",
-    lambda: (
-        f"Room {R.randint(1, 999)}, {c(['floor', 'gate', 'platform'])} {R.randint(1, 40)}."
-    ),
+    lambda: f"Room {R.randint(1, 999)}, {c(['floor', 'gate', 'platform'])} {R.randint(1, 40)}.",
     lambda: f"Call {R.randint(100, 999)}-{R.randint(1000, 9999)}.",
     lambda: f"{R.randint(1, 99)} + {R.randint(1, 99)}.",
     lambda: (

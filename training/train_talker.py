@@ -10,11 +10,11 @@ come. Writes OUT_DIR/talker.pt (averaged weights).
 """
 
 import argparse, copy, math, os, random, time
-import numpy as np, torch, torch.nn as nn, torch.nn.functional as F
+import torch, torch.nn as nn, torch.nn.functional as F
 from torch.utils.data import DataLoader
 from nets import *
 from muon import Muon
-from talker_data import Batches, Corpus, END, Plan, Speech, SPELL
+from talker_data import Batches, Corpus, Plan, Speech, SPELL
 from train_codec import N_PH
 
 CPW = torch.tensor([1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.5])
@@ -59,11 +59,17 @@ def losses(m, guides, speech, words, batch, predict=0, fast=None):
     if predict:
         i = torch.randint(n, (predict,), device=h.device)
         h, said = h[i], said[i]
-    ce = F.cross_entropy(m.cp_logits(h, said[:, :G], fast).float().transpose(1, 2), said[:, 1:G], reduction="none").mean(0)
+    ce = F.cross_entropy(
+        m.cp_logits(h, said[:, :G], fast).float().transpose(1, 2), said[:, 1:G], reduction="none"
+    ).mean(0)
     out["groups"], out["balance"] = ce, aux
     weights = CPW.to(ce.device)
     out["loss"] = (
-        1.5 * out["c0"] + 2.0 * (ce * weights).sum() / weights.sum() + 0.5 * out["phonemes"] + 0.5 * out["words"] + 0.01 * aux
+        1.5 * out["c0"]
+        + 2.0 * (ce * weights).sum() / weights.sum()
+        + 0.5 * out["phonemes"]
+        + 0.5 * out["words"]
+        + 0.01 * aux
     )
     return out
 
@@ -99,7 +105,9 @@ if __name__ == "__main__":
     ap = argparse.ArgumentParser()
     [ap.add_argument(x) for x in ("text", "codes", "thinker", "out")]
     ap.add_argument("--minutes", type=float, default=20)
-    ap.add_argument("--done_by", help="file with the unix time to be done by, instead of --minutes; may change meanwhile")
+    ap.add_argument(
+        "--done_by", help="file with the unix time to be done by, instead of --minutes; may change meanwhile"
+    )
     ap.add_argument("--device", default="cuda")
     ap.add_argument("--hours", type=float, default=10, help="begin when so much speech is there")
     ap.add_argument("--rows", type=int, default=61440, help="rows per batch and process")
@@ -172,7 +180,12 @@ if __name__ == "__main__":
             return "no validation rows"
         with amp():
             outs = [losses(ema, guides, speech, words, b) for b in val]
-        return show({k: torch.stack([o[k] if torch.is_tensor(o[k]) else torch.tensor(o[k]) for o in outs]).mean(0) for k in outs[0]})
+        return show(
+            {
+                k: torch.stack([o[k] if torch.is_tensor(o[k]) else torch.tensor(o[k]) for o in outs]).mean(0)
+                for k in outs[0]
+            }
+        )
 
     def save():
         torch.save({k: v.detach().cpu() for k, v in ema.state_dict().items()}, f"{a.out}/talker.tmp")
@@ -216,7 +229,9 @@ if __name__ == "__main__":
         if step in (1, 3, 10, 30) or step % 200 == 0:
             pace = (step - since[1]) / (now - since[0])
             since = (now, step)
-            log(f"step {step} {now - begun:.0f}s {pace:.1f}/s {show(out)} norm {float(norm):.2f} shape {tuple(b[0].shape)} Mframes {frames / 1e6:.1f} of {speech.frames / 45000:.0f} h")
+            log(
+                f"step {step} {now - begun:.0f}s {pace:.1f}/s {show(out)} norm {float(norm):.2f} shape {tuple(b[0].shape)} Mframes {frames / 1e6:.1f} of {speech.frames / 45000:.0f} h"
+            )
         if now - saved > a.save_every:
             saved = now
             if W.rank == 0:
