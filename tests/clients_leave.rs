@@ -108,17 +108,13 @@ async fn a_client_that_sleeps_too_long_is_let_go() {
     })
     .await;
     let sleeper = engine.speak(frames(500, 5)).await.unwrap();
-    idle_but_for_the_client(&engine).await;
+    idle(&engine).await;
     let answer = collect(sleeper).await;
     assert!(
         matches!(answer.end.unwrap(), Err(RequestError::TimedOut(_))),
         "what was made is still there, then the reason"
     );
     assert!(!answer.samples.is_empty());
-}
-
-async fn idle_but_for_the_client(engine: &Engine) {
-    idle(engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

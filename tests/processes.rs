@@ -25,6 +25,9 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use support::{PATIENCE, chat, collect, engine, frames, idle, say, tiny, voice};
 
+/// How long a process may outlive its server, or its stage's generation.
+const OUTLIVES: Duration = Duration::from_secs(2);
+
 fn in_processes(config: &mut Config) {
     config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
     config.supervision.backoff = Duration::from_millis(1);
@@ -189,7 +192,7 @@ async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_a
     assert!(hung.end.unwrap().is_ok());
     let reason = engine.health().stages[StageName::Code2wav as usize].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
-    process.ends_within(PATIENCE);
+    process.ends_within(OUTLIVES);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -219,7 +222,7 @@ async fn a_process_that_fails_again_and_again_is_given_up_and_says_why() {
     }
     let refused = refused.expect("a stage that never works is not offered for ever").to_string();
     assert!(refused.contains("talker") && refused.contains("injected fault"), "{refused}");
-    process.ends_within(PATIENCE);
+    process.ends_within(OUTLIVES);
     let health = engine.health();
     assert_eq!(health.stages[StageName::Talker as usize].state, StageState::Failed);
     assert_eq!(health.stages[StageName::Thinker as usize].state, StageState::Running);
@@ -291,7 +294,7 @@ fn a_server_that_is_killed_takes_its_processes_along() {
     let serving = server("tests/fixtures/qwen3_omni");
     let processes = processes(&health(&serving));
     serving.signal("KILL");
-    processes.iter().for_each(|process| process.ends_within(PATIENCE));
+    processes.iter().for_each(|process| process.ends_within(OUTLIVES));
 }
 
 #[test]
@@ -312,7 +315,7 @@ fn a_server_that_is_asked_to_stop_finishes_its_streams_and_leaves_nobody_behind(
     assert_eq!((cut.status, cut.body.len()), (200, whole.body.len()), "a stream was cut by the shutdown");
     assert!(cut.body == whole.body);
     assert_eq!(serving.exit_code(), Some(0));
-    processes.iter().for_each(|process| process.ends_within(PATIENCE));
+    processes.iter().for_each(|process| process.ends_within(OUTLIVES));
 }
 
 #[test]

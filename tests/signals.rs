@@ -18,6 +18,8 @@ use std::collections::BTreeSet;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+/// How long a process may outlive its server.
+const OUTLIVES: Duration = Duration::from_secs(2);
 /// For whatever has to happen at last: who waits longer hangs.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Clients at once.
@@ -71,14 +73,14 @@ impl Site {
 
     /// Nothing of it is there any more.
     fn has_left_nothing(&self, placement: &str) {
-        self.processes.iter().for_each(|process| process.ends_within(PATIENCE));
+        self.processes.iter().for_each(|process| process.ends_within(OUTLIVES));
         let begun = Instant::now();
         loop {
             let left = marked(&self.mark);
             if left.is_empty() {
                 break;
             }
-            assert!(begun.elapsed() < PATIENCE, "{placement}: processes {left:?} are left");
+            assert!(begun.elapsed() < OUTLIVES, "{placement}: processes {left:?} are left");
             std::thread::yield_now();
         }
         let address = self.serving.url.strip_prefix("http://").unwrap();
