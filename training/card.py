@@ -1,7 +1,7 @@
 """The figures of the voice's model card, all by one command.
 
     python card.py CHECKPOINT TEXT_DIR OUT_DIR --binary target/release/omni-actors [--codec DIR --vocoder DIR] [--hibari FOLDER]
-                   [--judge-python PYTHON] [--mos-python PYTHON] [--only heldout,hard,random,teacher] [--n 200]
+                   [--judge-python PYTHON] [--mos-python PYTHON] [--only heldout,hard,random,teacher] [--n 500]
 
 Speaks the sentences that were kept out of training through the runtime, with the checkpoint's own sampling: 200 plain ones
 and 40 with numbers, dates and names by each voice, 500 random ones by heart. Judges: word errors by tools/wer.py (whisper
@@ -14,10 +14,8 @@ import argparse, json, os, subprocess, sys, wave
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOOLS = os.path.join(HERE, "..", "tools")
-
-
-def lines(path, n):
-    return [x for x in open(path).read().split("\n") if x and not x.startswith("#")][:n]
+sys.path.insert(0, TOOLS)
+import sentences
 
 
 def run(*command):
@@ -28,7 +26,7 @@ def run(*command):
 
 
 def seconds(folder, i):
-    with wave.open(f"{folder}/{i:02d}.wav") as f:
+    with wave.open(os.path.join(folder, sentences.wav_name(i))) as f:
         return f.getnframes() / f.getframerate()
 
 
@@ -44,7 +42,7 @@ class Card:
 
     def speak(self, name, texts, voice, greedy=False):
         folder = f"{self.a.out}/{name}"
-        if not os.path.exists(f"{folder}/{len(texts):02d}.wav"):
+        if not os.path.exists(f"{folder}/{sentences.wav_name(len(texts))}"):
             more = ["--greedy"] if greedy else []
             path = self.sentences(name, texts)
             say = [
@@ -117,7 +115,7 @@ def main():
     parser.add_argument("--n", type=int, default=500, help="at most so many sentences of each list")
     a = parser.parse_args()
     card, parts = Card(a), a.only.split(",")
-    held, hard = lines(f"{HERE}/heldout.txt", a.n), lines(f"{HERE}/hard.txt", a.n)
+    held, hard = sentences.read(f"{HERE}/heldout.txt")[: a.n], sentences.read(f"{HERE}/hard.txt")[: a.n]
     for voice in ("heart", "alto"):
         for name, texts in (("heldout", held), ("hard", hard)):
             if name in parts:
@@ -142,7 +140,7 @@ def main():
         for who in ("teacher", "codec"):
             card.judge(f"{who} plain", f"{a.out}/resynth/{who}", held)
     if "random" in parts:
-        some = lines(f"{a.text}/random.txt", a.n)
+        some = sentences.read(f"{a.text}/random.txt")[: a.n]
         card.lengths("lengths of random sentences", card.speak("heart-random", some, "heart"), some)
     card.page()
 
