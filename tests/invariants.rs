@@ -12,7 +12,7 @@ use omni_actors::ids::{RequestId, StageName};
 use omni_actors::model::stage::{RowSpec, RowWork, VocoderRow};
 use omni_actors::transfer::payload::{Kind, Part, Payload};
 use std::time::Duration;
-use support::{Rig, Script, rig, scheduler, serialized};
+use support::{Rig, Script, next, rig, scheduler, serialized, until};
 
 const A_DAY: Duration = Duration::from_secs(86_400);
 const REQUEST: RequestId = RequestId(1);
@@ -36,7 +36,7 @@ async fn stage(stop: u32, config: SchedulerConfig, faults: &[FaultRule]) -> (Rig
 async fn until_end(rig: &Rig) -> Vec<Payload> {
     let mut payloads = Vec::new();
     loop {
-        let payload = rig.output.recv_async().await.unwrap();
+        let payload = next(&rig.output).await;
         let end = payload.header.end.is_some();
         payloads.push(payload);
         if end {
@@ -56,7 +56,7 @@ async fn the_runner_never_waits_for_a_packager() {
     let (rig, steps) = stage(100, scheduler(), &[asleep(FaultPoint::Packager)]).await;
     rig.admit(row(REQUEST, Pace::Free, SPEECH));
     for _ in 0..100 {
-        steps.recv_async().await.unwrap();
+        next(&steps).await;
     }
     assert!(rig.output.is_empty(), "the packager has not packed anything");
 }
@@ -71,14 +71,10 @@ async fn without_early_hand_off_no_launch_follows_a_step_that_is_not_packaged() 
         rig.admit(row(REQUEST, Pace::Free, SPEECH));
         // The packager sleeps over the first step; of each other one that is out, output and news wait for it.
         let waiting = 2 * (run_ahead as usize - 1);
-        while steps.len() < run_ahead as usize || rig.stage.load().queued != waiting {
-            tokio::task::yield_now().await;
-        }
+        until(|| steps.len() >= run_ahead as usize && rig.stage.load().queued == waiting).await;
         // Whatever else the scheduler hears of, it launches nothing.
         rig.admit(row(RequestId(2), Pace::Free, SPEECH));
-        while rig.stage.load().rows < 2 {
-            tokio::task::yield_now().await;
-        }
+        until(|| rig.stage.load().rows == 2).await;
         assert_eq!(steps.len(), run_ahead as usize);
         assert!(rig.output.is_empty());
     }
@@ -104,7 +100,7 @@ async fn the_next_steps_are_launched_before_the_host_has_seen_a_token() {
     let (rig, steps) = stage(100, config, &[asleep(FaultPoint::Sampler)]).await;
     rig.admit(row(REQUEST, Pace::Free, SPEECH));
     for _ in 0..4 {
-        steps.recv_async().await.unwrap();
+        next(&steps).await;
     }
     assert!(rig.output.is_empty());
 }
@@ -116,9 +112,7 @@ async fn a_late_stop_wastes_rows_and_repeats_nothing() {
     let (rig, steps) = stage(10, config, &[]).await;
     rig.admit(row(REQUEST, Pace::Free, SPEECH));
     assert_eq!(codes(&until_end(&rig).await), (1..=10).collect::<Vec<_>>());
-    while rig.stage.load().rows > 0 || rig.stage.load().slots > 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| rig.stage.load().rows == 0 && rig.stage.load().slots == 0).await;
     let wasted = steps.len() - 10;
     assert!(wasted <= 3, "{wasted} steps were launched for a row that had stopped; run-ahead allows 3");
 }
@@ -139,18 +133,18 @@ async fn a_row_pauses_when_its_output_is_not_taken_over() {
     let (rig, steps) = stage(100, SchedulerConfig { window: 5, run_ahead: 1, ..scheduler() }, &[]).await;
     rig.admit(row(REQUEST, Pace::Free, SPEECH));
     for _ in 0..5 {
-        steps.recv_async().await.unwrap();
+        next(&steps).await;
     }
     // The second row shares every step that the first one takes part in.
     let other = RequestId(2);
     rig.admit(row(other, Pace::Free, SPEECH));
     for _ in 0..5 {
-        let step = steps.recv_async().await.unwrap();
+        let step = next(&steps).await;
         assert_eq!(step.len(), 1, "the first row has used up its window");
     }
     omni_actors::actors::AckSink::acked(rig.stage.as_ref(), REQUEST, RELEASED);
     for _ in 0..95 {
-        steps.recv_async().await.unwrap();
+        next(&steps).await;
     }
 }
 
@@ -178,9 +172,7 @@ async fn a_unit_that_is_missing_fails_its_request_clearly_and_no_other() {
     rig.feed(other, 0, Part::U32(vec![0]), 1, true);
     let payloads = until_end(&rig).await;
     assert!(payloads.iter().all(|payload| payload.header.request == other));
-    while rig.world.failed.lock().unwrap().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    until(|| !rig.world.failed.lock().unwrap().is_empty()).await;
     let failed = rig.world.failed.lock().unwrap().clone();
     assert_eq!(failed[0].0, REQUEST);
     assert!(failed[0].1.contains("#1") && failed[0].1.contains("#0"), "{failed:?}");

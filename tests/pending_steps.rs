@@ -12,7 +12,7 @@ use omni_actors::model::stage::{RowSpec, VocoderRow};
 use omni_actors::transfer::payload::{Part, Payload};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use support::{Beside, Launch, Rig, rig, scheduler, watched};
+use support::{Beside, Launch, Rig, next, rig, scheduler, soon, until, watched};
 
 const ONE: RequestId = RequestId(1);
 const TWO: RequestId = RequestId(2);
@@ -35,7 +35,7 @@ async fn stage(stop: u32, config: SchedulerConfig, faults: &[FaultRule]) -> (Rig
 async fn some(launches: &flume::Receiver<Launch>, count: usize) -> Vec<Launch> {
     let mut held = Vec::new();
     for _ in 0..count {
-        held.push(launches.recv_async().await.unwrap());
+        held.push(next(launches).await);
     }
     held
 }
@@ -49,7 +49,7 @@ fn codes(payload: &Payload) -> Vec<u32> {
 async fn heard(rig: &Rig, request: RequestId, count: usize) -> Vec<u32> {
     let mut all = Vec::new();
     while all.len() < count {
-        let payload = rig.output.recv_async().await.unwrap();
+        let payload = next(&rig.output).await;
         if payload.header.request == request {
             let codes = codes(&payload);
             assert_eq!(Some(payload.header.seq.0 + 1), codes.first().copied(), "units come once and in order");
@@ -60,25 +60,23 @@ async fn heard(rig: &Rig, request: RequestId, count: usize) -> Vec<u32> {
 }
 
 async fn idle(rig: &Rig) {
-    while rig.stage.load() != Default::default() {
-        tokio::task::yield_now().await;
-    }
+    until(|| rig.stage.load() == Default::default()).await;
+}
+
+fn dead(rig: &Rig) -> bool {
+    !rig.world.deaths.lock().unwrap().is_empty()
 }
 
 async fn death(rig: &Rig) -> String {
-    loop {
-        if let Some(reason) = rig.world.deaths.lock().unwrap().first() {
-            return reason.clone();
-        }
-        tokio::task::yield_now().await;
-    }
+    until(|| dead(rig)).await;
+    rig.world.deaths.lock().unwrap()[0].clone()
 }
 
 async fn second_life(rig: &Rig) {
     let second = |status: &omni_actors::actors::StageStatus| {
         status.state == State::Running && status.generation == Generation(2)
     };
-    rig.stage.status().wait_for(second).await.unwrap();
+    soon(rig.stage.status().wait_for(second)).await.unwrap();
 }
 
 /// Invariants 2 and 3.
@@ -124,8 +122,11 @@ async fn a_slot_closed_and_given_away_while_its_step_is_out_confuses_nobody() {
     let (rig, launches) = stage(3, SchedulerConfig { slots: 1, ..ahead(2) }, &[]).await;
     rig.admit(row(ONE));
     let held = some(&launches, 2).await;
+    // An admission, an abort and the end of a step take different ways to the scheduler.
     rig.stage.abort(ONE);
+    until(|| rig.stage.load().rows == 0).await;
     rig.admit(row(TWO));
+    until(|| rig.stage.load().rows == 1).await;
     held.into_iter().for_each(Launch::end);
     for _ in 0..3 {
         some(&launches, 1).await.remove(0).end();
@@ -140,9 +141,7 @@ async fn rows_join_a_step_while_others_are_out() {
     let mut held = some(&launches, 2).await;
     rig.admit(row(TWO));
     // Its admission and the end of a step take different ways to the scheduler.
-    while rig.stage.load().rows < 2 {
-        tokio::task::yield_now().await;
-    }
+    until(|| rig.stage.load().rows == 2).await;
     held.remove(0).end();
     let joined = some(&launches, 1).await;
     assert_eq!(joined[0].rows.len(), 2);
@@ -243,7 +242,7 @@ mod on_a_shared_device {
     /// Waits until a request's unit of this number has been sent on.
     async fn sent(rig: &Rig, request: RequestId, number: u32) {
         let header = loop {
-            let header = rig.output.recv_async().await.unwrap().header;
+            let header = next(&rig.output).await.header;
             if header.request == request {
                 break header;
             }
@@ -402,23 +401,10 @@ mod in_a_launch {
             from: Resume::default(),
         });
         rig.feed(ONE, 0, Part::U32(vec![1]), 1, true);
-        loop {
-            if let Some(reason) = rig.world.deaths.lock().unwrap().first() {
-                return Some(reason.clone());
-            }
-            let over = rig.output.drain().any(|payload| payload.header.end.is_some());
-            if over {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        while rig.stage.load().slots > 0 && rig.world.deaths.lock().unwrap().is_empty() {
-            tokio::task::yield_now().await;
-        }
+        until(|| dead(&rig) || rig.output.drain().any(|payload| payload.header.end.is_some())).await;
+        until(|| dead(&rig) || rig.stage.load().slots == 0).await;
         // A stage that dies while it closes its last row is told of as dead a little later.
-        while place == Place::Close && cfg!(debug_assertions) && rig.world.deaths.lock().unwrap().is_empty() {
-            tokio::task::yield_now().await;
-        }
+        until(|| dead(&rig) || place != Place::Close || !cfg!(debug_assertions)).await;
         rig.stage.stop().await;
         rig.world.deaths.lock().unwrap().first().cloned()
     }

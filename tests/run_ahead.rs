@@ -618,7 +618,7 @@ async fn a_talker_says_the_same_through_its_actors() {
         let mut got = vec![Said::default(); asks.len()];
         let mut open = asks.len() * 2;
         while open > 0 {
-            let payload = rig.output.recv_async().await.unwrap();
+            let payload = support::next(&rig.output).await;
             let said = &mut got[payload.header.request.0 as usize];
             for part in payload.parts {
                 match (payload.header.kind, part) {

@@ -16,9 +16,37 @@ use omni_actors::transfer::lease::LeaseBook;
 use omni_actors::transfer::payload::{End, Header, Kind, Part, Payload};
 use omni_actors::transfer::transport::{PayloadSender, TransportError, inproc};
 use std::collections::HashMap;
+use std::panic::Location;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
+
+/// For whatever has to happen at last. Far beyond what it takes: who waits longer hangs, on the slowest machine too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What happens soon. Panics where it does not, with the place of the call.
+#[track_caller]
+pub fn soon<T>(what: impl Future<Output = T>) -> impl Future<Output = T> {
+    let place = Location::caller();
+    async move { tokio::time::timeout(PATIENCE, what).await.unwrap_or_else(|_| panic!("waited in vain at {place}")) }
+}
+
+/// Returns once it is so. Panics where it does not become so, with the place of the call.
+#[track_caller]
+pub fn until(is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
+    soon(async move {
+        while !is_so() {
+            tokio::task::yield_now().await;
+        }
+    })
+}
+
+/// The next one. Panics where none comes, with the place of the call.
+#[track_caller]
+pub fn next<T>(queue: &flume::Receiver<T>) -> impl Future<Output = T> {
+    let next = soon(queue.recv_async());
+    async move { next.await.expect("its sender lives") }
+}
 
 /// A stage and everything around it.
 pub struct Rig {
