@@ -1,15 +1,14 @@
 //! What a client of the engine says and hears. Server and commands know nothing else of it.
 
-use super::admission::Watch;
+pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
 pub use crate::core::admission::{Neighbour, NeighbourId, Promise, Standing};
 use crate::fault::FaultPlan;
 use crate::ids::{Frames, RequestId, StageName};
 use futures::future::BoxFuture;
 use serde::Serialize;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::Instant;
 
 /// What is served: for `/v1/models`, `/v1/audio/voices` and validation messages.
 #[derive(Clone, Debug)]
@@ -373,121 +372,6 @@ pub enum StageState {
     Restarting,
     /// It failed too often; a person must look.
     Failed,
-}
-
-/// The answer to a request, event by event. Dropping it aborts the request and frees all it held. Not reading it pauses
-/// this request alone.
-pub struct ResponseStream {
-    events: flume::Receiver<Event>,
-    listener: Box<dyn Listener>,
-    /// What a slow client has been given, and when it takes it.
-    hesitating: Option<(Event, Instant)>,
-    /// Of a request that was admitted.
-    watch: Option<Watch>,
-    /// When it is over, and how long that is after it began.
-    life: Option<(Instant, Duration)>,
-    expired: Expired,
-}
-
-/// Whether a stream ended itself, and after how long: whoever works for it sees that from its client leaving.
-pub(super) type Expired = Arc<OnceLock<Duration>>;
-
-/// The engine's view of whoever reads a [`ResponseStream`]. Dropped with the stream.
-pub trait Listener: Send + Sync {
-    /// An event was taken out of the stream.
-    fn read(&self, event: &Event);
-
-    /// For how long the reader looks at the next event before it takes it: a slow client, on purpose.
-    fn hesitates(&self, _: &Event) -> Option<Duration> {
-        None
-    }
-}
-
-impl std::fmt::Debug for ResponseStream {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ResponseStream").field("waiting", &self.events.len()).finish()
-    }
-}
-
-impl ResponseStream {
-    /// A stream of `events` whose producer needs to know no more than that the stream was dropped: then `alive` is.
-    pub fn new(events: flume::Receiver<Event>, alive: impl Send + Sync + 'static) -> ResponseStream {
-        ResponseStream::heard_by(events, Alive(alive))
-    }
-
-    /// A stream of `events` whose producer follows the reading of it.
-    pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
-        let expired = Expired::default();
-        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None, expired }
-    }
-
-    /// Tells admission what is heard.
-    pub(super) fn watched(self, watch: Watch) -> ResponseStream {
-        ResponseStream { watch: Some(watch), ..self }
-    }
-
-    /// Ends it after so long from now with [`RequestError::TimedOut`], and says so in `expired`.
-    pub(super) fn lasting(self, life: Option<Duration>, expired: Expired) -> ResponseStream {
-        let life = life.and_then(|life| Some((Instant::now().checked_add(life)?, life)));
-        ResponseStream { life, expired, ..self }
-    }
-
-    /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
-    pub async fn next(&mut self) -> Option<Event> {
-        // Whoever gives up waiting and comes back finds what was there before.
-        if self.hesitating.is_none() {
-            let event = self.arrival().await?;
-            let Some(pause) = self.listener.hesitates(&event) else { return Some(self.read(event)) };
-            self.hesitating = Some((event, Instant::now() + pause));
-        }
-        if let Some((_, until)) = &self.hesitating {
-            tokio::time::sleep_until(*until).await;
-        }
-        let (event, _) = self.hesitating.take()?;
-        Some(self.read(event))
-    }
-
-    /// The next event, as soon as it is there.
-    async fn arrival(&mut self) -> Option<Event> {
-        match self.events.try_recv() {
-            Ok(event) => return Some(event),
-            Err(flume::TryRecvError::Disconnected) => return None,
-            Err(flume::TryRecvError::Empty) => {}
-        }
-        if let Some(watch) = &self.watch {
-            watch.waits();
-        }
-        match self.life {
-            None => self.events.recv_async().await.ok(),
-            Some((over, life)) => match tokio::time::timeout_at(over, self.events.recv_async()).await {
-                Ok(event) => event.ok(),
-                Err(_) => Some(self.time_out(life)),
-            },
-        }
-    }
-
-    fn read(&self, event: Event) -> Event {
-        self.listener.read(&event);
-        if let Some(watch) = &self.watch {
-            watch.heard(&event);
-        }
-        event
-    }
-
-    /// Frees all it held.
-    fn time_out(&mut self, life: Duration) -> Event {
-        let _ = self.expired.set(life);
-        self.events = flume::bounded(0).1;
-        self.listener = Box::new(Alive(()));
-        self.watch = None;
-        Event::Failed(RequestError::TimedOut(life))
-    }
-}
-
-struct Alive<T>(#[allow(dead_code, reason = "held for its Drop")] T);
-
-impl<T: Send + Sync> Listener for Alive<T> {
-    fn read(&self, _: &Event) {}
 }
 
 /// The engine as server and commands see it. Implemented by [`Engine`](crate::engine); a trait so that the HTTP surface

@@ -10,11 +10,12 @@
 //! nothing can come between a row that is given again and its input.
 
 use super::admission::Place;
-use super::api::{Event, Expired, FinishReason, Listener, RequestError, ResponseStream};
+use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
 use super::journal::{Again, Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
+use super::stream::Expired;
 use crate::actors::{AckSink, StageReports};
 use crate::core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use crate::fault::{FaultPlan, FaultPoint, FaultSite, Moment};

@@ -11,6 +11,7 @@
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the rows that it needs in each stage |
 //! | `admission` | who is let in |
+//! | `stream` | the answer to a request, as its client reads it |
 //! | `since` | since when each stage is in its state |
 //! | `speak` | a text, sentence after sentence, as one stream |
 //! | `live` | the same for a text that is still being written |
@@ -31,6 +32,7 @@ mod setup;
 mod since;
 mod speak;
 mod stages;
+mod stream;
 pub mod voice;
 mod voices;
 
@@ -50,7 +52,6 @@ use crate::model::checkpoint::Checkpoint;
 use crate::telemetry::{self, RequestKind, RequestMetrics};
 use crate::transfer::lease::LeaseBook;
 use admission::Admissions;
-use api::Expired;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use plan::Planner;
@@ -59,6 +60,7 @@ use stages::Stages;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use stream::Expired;
 use voices::Voices;
 
 /// How long a request waits for a stage that starts for the first time before it is refused.

@@ -4,11 +4,12 @@
 
 use super::admission::Place;
 use super::api::{
-    AudioChunk, Event, Expired, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
+    AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
     TextSource, Usage,
 };
 use super::live;
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
+use super::stream::Expired;
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
 use super::{Engine, Shared};
