@@ -10,7 +10,7 @@
 //! | `voices` | `/v1/audio/voices` |
 //! | `reference`, `fetch` | recordings of voices: from the request, an address, a file |
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
-//! | `ws`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
+//! | `ws`, `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
 //! | `debug`, `faults` | traces and drills, where the config lets clients have them |
 //! | `answer` | a request's events as the routes need them |
@@ -48,6 +48,7 @@ mod voices;
 mod ws;
 mod ws_input;
 mod ws_protocol;
+mod ws_session;
 mod ws_utterance;
 
 pub use listen::{ServeError, Server};
