@@ -1,0 +1,442 @@
+//! A WebSocket session: what its client says, what it is told, and the utterance that is being spoken between them.
+
+use super::app::App;
+use super::budget::Intake;
+use super::error::ApiError;
+use super::voices::voice_names;
+use super::ws_input::{Ended, Input, Next, Refused};
+use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event, session_done};
+use super::ws_utterance::{Outgoing, Text, Utterance, feed, next_outgoing};
+use crate::audio::AudioFormat;
+use crate::config::format_duration;
+use crate::engine::{Event, Neighbour, Promise, SpeechParams, SpeechRequest, Terms, TextSource};
+use axum::extract::ws::{CloseFrame, Message, close_code};
+use axum::http::StatusCode;
+use futures::{Stream, StreamExt};
+use serde_json::{Map, Value, json};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::debug;
+
+/// Pieces of text on their way to the engine.
+const TEXT_QUEUE: usize = 16;
+/// Keeps proxies from closing a quiet connection.
+const PING_EVERY: Duration = Duration::from_secs(20);
+/// Pings without any sign of life after which the client counts as gone.
+const MAX_UNANSWERED: u32 = 6;
+
+/// Bytes of its payload.
+fn length(message: &Message) -> usize {
+    match message {
+        Message::Text(text) => text.len(),
+        Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
+        Message::Close(frame) => frame.as_ref().map_or(0, |frame| frame.reason.len() + 2),
+    }
+}
+
+/// The session is over: the peer is gone, or everything is said.
+pub(super) struct Over;
+
+/// One connection's state.
+pub(super) struct Session {
+    app: Arc<App>,
+    out: mpsc::Sender<Message>,
+    neighbour: Neighbour,
+    intake: Arc<Intake>,
+    config: SessionConfig,
+    input: Input,
+    current: Option<Utterance>,
+    /// Number of the current utterance, or of the last one; 0 before the first.
+    utterance: u64,
+    /// What the end of an utterance has left to say, before anything else is said.
+    parting: VecDeque<Message>,
+    /// Set by `session.close`.
+    closing: bool,
+    /// When something was said last, by either side.
+    heard: Instant,
+    unanswered: u32,
+}
+
+/// What the session waits for.
+enum Wake {
+    Incoming(Option<Result<Message, axum::Error>>),
+    /// The engine took a piece of text, or will take none.
+    Fed(bool),
+    Room(Option<(mpsc::OwnedPermit<Message>, Outgoing)>),
+    Ping,
+    Idle,
+    /// An utterance waits for text for too long.
+    Unwritten,
+    Stopping,
+}
+
+impl Session {
+    /// A session that writes to `out`.
+    pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, neighbour: Neighbour, intake: Arc<Intake>) -> Session {
+        let promise = Promise::Listened(app.limits.first_audio_deadline);
+        let terms = Terms { promise, ..Terms::default() };
+        let speech = SpeechParams { terms, ..SpeechParams::default() };
+        let config = SessionConfig { sound: AudioFormat::Pcm.into(), speech };
+        let input = Input::new(app.limits.max_input_chars);
+        let heard = Instant::now();
+        let parting = VecDeque::new();
+        Session {
+            app,
+            out,
+            neighbour,
+            intake,
+            config,
+            input,
+            current: None,
+            utterance: 0,
+            parting,
+            closing: false,
+            heard,
+            unanswered: 0,
+        }
+    }
+
+    /// Serves whoever is at the other end of `source`, until one of them ends it.
+    pub(super) async fn run(
+        &mut self,
+        source: &mut (impl Stream<Item = Result<Message, axum::Error>> + Unpin),
+    ) -> Result<(), Over> {
+        let mut created = self.config.object(&self.app);
+        created["type"] = json!("session.created");
+        created["voices"] = json!(voice_names(&self.app));
+        self.tell(&created).await?;
+        let mut pings = interval(PING_EVERY);
+        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        pings.reset(); // the first tick of an interval is immediate
+        let stopping = self.app.stopping.clone();
+        loop {
+            self.begin().await?;
+            self.end_text();
+            if self.current.is_none() && self.input.next().is_none() && self.parting.is_empty() {
+                if self.closing {
+                    self.tell(&json!({ "type": "session.closed", "utterances": self.utterance })).await?;
+                    return self.close(close_code::NORMAL, "closed by the client").await;
+                }
+                if stopping.is_cancelled() {
+                    return self.close(close_code::AWAY, "the server is shutting down").await;
+                }
+            }
+            // Whoever has begun to write has a place, which is not for keeping.
+            let writing = self.current.as_ref().is_some_and(|utterance| matches!(utterance.text, Text::Open(_)));
+            let silent = self.current.is_none();
+            let patience = if writing { self.app.limits.stalled_client_timeout } else { self.app.idle_timeout };
+            let parting = !self.parting.is_empty();
+            let (text, stream) = match &mut self.current {
+                Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
+                None => (None, None),
+            };
+            let wake = tokio::select! {
+                incoming = source.next() => Wake::Incoming(incoming),
+                taken = feed(text, &self.input) => Wake::Fed(taken),
+                outgoing = next_outgoing(&self.out, parting, stream) => Wake::Room(outgoing),
+                _ = pings.tick() => Wake::Ping,
+                () = sleep_until(self.heard + patience), if silent => Wake::Idle,
+                () = sleep_until(self.heard + patience), if writing => Wake::Unwritten,
+                () = stopping.cancelled(), if !stopping.is_cancelled() => Wake::Stopping,
+            };
+            match wake {
+                Wake::Incoming(incoming) => self.hear(incoming).await?,
+                Wake::Fed(taken) => self.fed(taken),
+                Wake::Room(Some((permit, Outgoing::Parting))) => {
+                    if let Some(message) = self.parting.pop_front() {
+                        permit.send(message);
+                    }
+                }
+                Wake::Room(Some((permit, Outgoing::Event(event)))) => self.pass_on(permit, event),
+                Wake::Room(None) => return Err(Over),
+                Wake::Ping => self.ping()?,
+                Wake::Idle => {
+                    let message = format!("nothing was said for {}", format_duration(patience));
+                    let error = ApiError::new(StatusCode::REQUEST_TIMEOUT, "idle_timeout", message);
+                    self.tell(&error_event(None, &error)).await?;
+                    return self.close(close_code::NORMAL, "idle").await;
+                }
+                Wake::Unwritten => {
+                    let message = format!("no text came for {}", format_duration(patience));
+                    let error = ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message);
+                    self.finish(&error_event(Some(self.utterance), &error));
+                }
+                Wake::Stopping => {} // looked at above
+            }
+        }
+    }
+
+    /// Begins the next utterance if nothing is being spoken and there is text.
+    async fn begin(&mut self) -> Result<(), Over> {
+        while self.current.is_none() && matches!(self.input.next(), Some(Next::Text(_))) {
+            self.utterance += 1;
+            let (sender, receiver) = flume::bounded(TEXT_QUEUE);
+            let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
+            let mut request = request;
+            request.params.terms.neighbour = self.neighbour;
+            let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
+            let begun = match writer {
+                Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),
+                Err(error) => Err(error),
+            };
+            match begun {
+                Ok((writer, stream)) => {
+                    self.current = Some(Utterance::new(Text::Open(sender), self.config.sound.format, writer, stream));
+                }
+                Err(error) => {
+                    self.tell(&error_event(Some(self.utterance), &error)).await?;
+                    if self.input.skip_utterance() {
+                        self.tell(&session_done(Some(self.utterance), 0)).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the engine that the text is complete, if it is.
+    fn end_text(&mut self) {
+        if let Some(utterance) = &mut self.current
+            && matches!(utterance.text, Text::Open(_))
+            && self.input.next() == Some(Next::End)
+        {
+            utterance.text = Text::Ended;
+            self.input.advance();
+        }
+    }
+
+    fn fed(&mut self, taken: bool) {
+        if taken {
+            if let (Some(utterance), Some(Next::Text(text))) = (&mut self.current, self.input.next())
+                && !utterance.started
+            {
+                utterance.said.push_str(text);
+            }
+            self.input.advance();
+        } else if let Some(utterance) = &mut self.current {
+            utterance.text = Text::Refused;
+        }
+    }
+
+    async fn hear(&mut self, incoming: Option<Result<Message, axum::Error>>) -> Result<(), Over> {
+        self.unanswered = 0;
+        let message = match incoming {
+            Some(Ok(message)) => message,
+            Some(Err(error)) => return self.broken(&error).await,
+            None => return Err(Over),
+        };
+        self.intake.taken(length(&message));
+        if !matches!(message, Message::Ping(_) | Message::Pong(_)) {
+            self.heard = Instant::now();
+        }
+        let text = match message {
+            Message::Text(text) => text,
+            Message::Binary(_) => {
+                let error = ApiError::invalid("type", "messages are JSON in text frames; a binary frame was ignored");
+                return self.tell(&error_event(None, &error)).await;
+            }
+            Message::Ping(_) | Message::Pong(_) => return Ok(()), // answered below us
+            Message::Close(_) => return Err(Over),
+        };
+        match ClientMessage::parse(&text) {
+            Err(error) => self.tell(&error_event(None, &error)).await,
+            Ok(ClientMessage::Cancel) => self.cancel().await,
+            Ok(_) if self.closing => Ok(()),
+            Ok(ClientMessage::Config(map)) => self.configure(&map).await,
+            Ok(ClientMessage::Text(text)) => match self.input.push_text(text) {
+                Ok(()) => Ok(()),
+                Err(refused) => self.refuse(&refused).await,
+            },
+            Ok(ClientMessage::Commit(id)) => self.commit(id).await,
+            Ok(ClientMessage::Done) => match self.input.push_end() {
+                Ok(Ended::Queued | Ended::Cancelled) => Ok(()),
+                Ok(Ended::Dropped) => self.tell(&session_done(None, 0)).await,
+                Err(refused) => {
+                    self.refuse(&refused).await?;
+                    self.tell(&session_done(None, 0)).await
+                }
+            },
+            Ok(ClientMessage::Close) => {
+                self.closing = true;
+                if self.input.is_open() {
+                    // It is open, so there is text.
+                    let _ = self.input.push_end();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn configure(&mut self, map: &Map<String, Value>) -> Result<(), Over> {
+        match SessionConfig::parse(&self.app, map).await {
+            Ok(config) => {
+                self.config = config;
+                let mut updated = self.config.object(&self.app);
+                updated["type"] = json!("session.updated");
+                self.tell(&updated).await
+            }
+            Err(error) => self.tell(&error_event(None, &error)).await,
+        }
+    }
+
+    /// Peers begin to speak at a commit. Here speech has begun already, so it only says where a sentence ends.
+    async fn commit(&mut self, id: Option<String>) -> Result<(), Over> {
+        match self.input.commit() {
+            Some(sentence) => {
+                let event = json!({ "type": "input.committed", "commit_id": id, "sentence_index": sentence });
+                self.tell(&event).await
+            }
+            None => {
+                let error = ApiError::invalid("type", "input.commit came without any input.text before it");
+                self.tell(&error_event(None, &error)).await
+            }
+        }
+    }
+
+    async fn refuse(&mut self, refused: &Refused) -> Result<(), Over> {
+        let error = match refused {
+            Refused::NoText => ApiError::invalid("type", "input.done came without any input.text before it"),
+            Refused::TooLong => {
+                let limit = self.app.limits.max_input_chars;
+                let message = format!("more than {limit} characters in one utterance or waiting; it was dropped");
+                ApiError { code: "text_too_long", ..ApiError::invalid("text", message) }
+            }
+        };
+        // Too long a text may be that of the utterance that is being spoken, or of one behind it.
+        let speaking = self.current.as_ref().is_some_and(|utterance| !matches!(utterance.text, Text::Ended));
+        let concerns_current = *refused == Refused::TooLong && speaking && self.input.next().is_none();
+        if concerns_current {
+            self.current = None;
+        }
+        self.tell(&error_event(concerns_current.then_some(self.utterance), &error)).await
+    }
+
+    async fn cancel(&mut self) -> Result<(), Over> {
+        let stopped = self.current.take();
+        self.input.cancel();
+        let utterance = stopped.as_ref().map(|_| self.utterance);
+        let samples = stopped.map_or(0, |utterance| utterance.writer.samples());
+        self.tell(&json!({ "type": "audio.cancelled", "utterance": utterance, "samples": samples })).await
+    }
+
+    /// Sends what an event of the current utterance means to the client.
+    fn pass_on(&mut self, permit: mpsc::OwnedPermit<Message>, event: Option<Event>) {
+        let Some(utterance) = &mut self.current else { return };
+        self.heard = Instant::now();
+        self.unanswered = 0; // the writer took what was there before: somebody reads
+        let sample_rate = self.app.service.info().sample_rate;
+        let failed = match event {
+            Some(Event::Started { id, seed }) => {
+                utterance.started = true;
+                let start = json!({
+                    "type": "audio.start",
+                    "utterance": self.utterance,
+                    "utterance_index": self.utterance - 1,
+                    "sentence_index": 0,
+                    "sentence_text": std::mem::take(&mut utterance.said),
+                    "request_id": id.to_string(),
+                    "seed": seed,
+                    "sample_rate": sample_rate,
+                    "channels": 1,
+                    "format": utterance.format.as_str(),
+                });
+                permit.send(Message::text(start.to_string()));
+                return;
+            }
+            Some(Event::Audio(chunk)) => match utterance.writer.push(&chunk.samples) {
+                // Not every piece completes something.
+                Ok(bytes) if bytes.is_empty() => return,
+                Ok(bytes) => {
+                    utterance.first_audio.get_or_insert_with(|| utterance.begun.elapsed());
+                    utterance.bytes += bytes.len() as u64;
+                    permit.send(Message::Binary(bytes.into()));
+                    return;
+                }
+                Err(error) => error.into(),
+            },
+            Some(Event::Text(_)) => return,
+            Some(Event::Finished { reason, usage }) => match utterance.writer.finish() {
+                Ok(rest) => {
+                    let bytes = utterance.bytes + rest.len() as u64;
+                    if !rest.is_empty() {
+                        self.parting.push_back(Message::Binary(rest.into()));
+                    }
+                    let summary = Summary {
+                        reason,
+                        usage,
+                        sample_rate,
+                        samples: utterance.writer.samples(),
+                        bytes,
+                        first_audio: utterance.first_audio,
+                        total: utterance.begun.elapsed(),
+                    };
+                    return self.finish(&done_event(self.utterance, &summary));
+                }
+                Err(error) => error.into(),
+            },
+            Some(Event::Failed(error)) => error.into(),
+            None => ApiError::internal("the answer ended before it was complete"),
+        };
+        self.finish(&error_event(Some(self.utterance), &failed));
+    }
+
+    /// The current utterance is over, whatever text of it is still to come; `last` says how.
+    fn finish(&mut self, last: &Value) {
+        self.heard = Instant::now(); // a client that has listened has not been idle
+        self.parting.push_back(Message::text(last.to_string()));
+        let Some(utterance) = self.current.take() else { return };
+        // Otherwise its `input.done` will be answered when it comes.
+        if matches!(utterance.text, Text::Ended) || self.input.skip_utterance() {
+            let done = session_done(Some(self.utterance), u32::from(utterance.started));
+            self.parting.push_back(Message::text(done.to_string()));
+        }
+    }
+
+    fn ping(&mut self) -> Result<(), Over> {
+        if self.unanswered >= MAX_UNANSWERED {
+            debug!("the client does not answer pings");
+            return Err(Over);
+        }
+        // With a full queue something else keeps the connection busy.
+        if self.out.try_send(Message::Ping(Default::default())).is_ok() {
+            self.unanswered += 1;
+        }
+        Ok(())
+    }
+
+    /// The connection cannot go on; says why if it was the size of a message.
+    async fn broken(&mut self, error: &axum::Error) -> Result<(), Over> {
+        debug!(%error, "websocket reader ended");
+        self.current = None;
+        if self.intake.was_full() {
+            self.tell(&error_event(None, &self.app.budget.exhausted())).await?;
+            return self.close(close_code::AGAIN, "too much input").await;
+        }
+        if error.to_string().contains("too long") {
+            let message = format!("a message was larger than {} bytes", self.app.max_body_bytes);
+            let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "message_too_large", message);
+            self.tell(&error_event(None, &error)).await?;
+            return self.close(close_code::SIZE, "message too large").await;
+        }
+        Err(Over)
+    }
+
+    /// Says something, behind what is still to be said.
+    async fn tell(&mut self, event: &Value) -> Result<(), Over> {
+        self.parting.push_back(Message::text(event.to_string()));
+        while let Some(message) = self.parting.pop_front() {
+            self.out.send(message).await.map_err(|_| Over)?;
+        }
+        Ok(())
+    }
+
+    async fn close(&self, code: u16, reason: &'static str) -> Result<(), Over> {
+        let frame = CloseFrame { code, reason: reason.into() };
+        // Over either way.
+        let _ = self.out.send(Message::Close(Some(frame))).await;
+        Err(Over)
+    }
+}

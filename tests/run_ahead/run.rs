@@ -1,0 +1,223 @@
+//! What is said: rows, and a run of them whose outcomes come late.
+
+use super::asks::{Ask, Dice};
+use omni_actors::core::scheduler::{Effect, Event, Plan, RowDone, SchedulerConfig, SchedulerCore, Start, StepDone};
+use omni_actors::ids::{RequestId, Slot};
+use omni_actors::model::stage::{Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageModel};
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
+/// What a row says.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Said {
+    pub tokens: Vec<u32>,
+    pub frames: Vec<Vec<u32>>,
+    pub picked: Vec<Box<[u32]>>,
+    /// Embedding rows, bit by bit.
+    pub rows: Vec<u32>,
+    pub finish: Option<Finish>,
+}
+
+impl Said {
+    pub fn take(&mut self, output: RowOutput) {
+        assert_eq!(self.finish, None, "a row that has ended says no more");
+        self.tokens.extend(output.sampled);
+        self.picked.extend(output.picked);
+        match output.emit {
+            Emit::Codes(codes) => self.frames.push(codes),
+            Emit::Rows(rows) => {
+                let waiting = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                let rows = waiting.block_on(rows.fetched()).unwrap().tensor().unwrap();
+                self.rows.extend(rows.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()));
+            }
+            _ => {}
+        }
+        self.finish = output.finish;
+    }
+}
+
+/// The synchronous mode: one row, its whole prompt at once, each step known before the next.
+pub fn alone(model: &mut dyn StageModel, ask: &Ask) -> Said {
+    let slot = Slot(0);
+    model.open(slot, ask.spec.clone()).unwrap();
+    if matches!(ask.spec, RowSpec::Talker(_)) {
+        model.feed(slot, RowInput::Tokens(ask.text.clone()), true).unwrap();
+    }
+    let starved = (ask.text.len() as u32) < ask.params.prompt_input;
+    let mut advance = if starved { 0 } else { ask.params.prompt };
+    let mut said = Said::default();
+    while said.finish.is_none() {
+        said.take(model.step(&[RowWork { slot, advance }]).unwrap().remove(0).unwrap());
+        advance = 1;
+    }
+    model.close(slot);
+    said
+}
+
+/// What a run went through.
+#[derive(Default)]
+pub struct Seen {
+    /// Steps that were out at once, at most.
+    pub deepest: usize,
+    pub stale: u64,
+    pub together: usize,
+}
+
+/// One scheduler and one model, and requests between them and the die.
+pub struct Run<'a> {
+    model: &'a mut dyn StageModel,
+    core: SchedulerCore,
+    asks: &'a [Ask],
+    said: Vec<Said>,
+    /// Text that has not arrived, in pieces; nothing arrives before a row is open.
+    pieces: Vec<VecDeque<Vec<u32>>>,
+    slots: HashMap<usize, Slot>,
+    flying: VecDeque<(Plan, Launched)>,
+    /// Units that the next stage has not taken over.
+    unheard: Vec<u32>,
+    left: Vec<bool>,
+    now: Duration,
+    seen: Seen,
+}
+
+impl<'a> Run<'a> {
+    pub fn new(model: &'a mut dyn StageModel, asks: &'a [Ask], config: SchedulerConfig, dice: &mut Dice) -> Run<'a> {
+        let pieces = asks.iter().map(|ask| {
+            let mut text = ask.text.as_slice();
+            let mut pieces = VecDeque::new();
+            while !text.is_empty() {
+                let (piece, rest) = text.split_at(dice.int(1, text.len() as u32) as usize);
+                pieces.push_back(piece.to_vec());
+                text = rest;
+            }
+            if pieces.is_empty() && matches!(ask.spec, RowSpec::Talker(_)) {
+                pieces.push_back(Vec::new());
+            }
+            pieces
+        });
+        Run {
+            model,
+            core: SchedulerCore::new(config),
+            asks,
+            said: vec![Said::default(); asks.len()],
+            pieces: pieces.collect(),
+            slots: HashMap::new(),
+            flying: VecDeque::new(),
+            unheard: vec![0; asks.len()],
+            left: vec![false; asks.len()],
+            now: Duration::ZERO,
+            seen: Seen::default(),
+        }
+    }
+
+    fn is_over(&self, row: usize) -> bool {
+        self.left[row] || self.said[row].finish.is_some()
+    }
+
+    fn tell(&mut self, event: Event) {
+        self.now += Duration::from_millis(1);
+        for effect in self.core.handle(event, self.now) {
+            match effect {
+                Effect::Open(request, slot) => {
+                    let row = request.0 as usize;
+                    self.model.open(slot, self.asks[row].spec.clone()).unwrap();
+                    self.slots.insert(row, slot);
+                }
+                Effect::Launch(plan) => {
+                    let work = plan.rows.iter().map(|row| RowWork { slot: row.slot, advance: row.advance });
+                    let launched = self.model.launch(&work.collect::<Vec<_>>()).unwrap();
+                    self.seen.together = self.seen.together.max(plan.rows.len());
+                    self.flying.push_back((plan, launched));
+                    self.seen.deepest = self.seen.deepest.max(self.flying.len());
+                }
+                Effect::Close(slot) => {
+                    self.model.close(slot);
+                    self.slots.retain(|_, of| *of != slot);
+                }
+                Effect::Consumed { .. } | Effect::Finished(_) => {}
+            }
+        }
+    }
+
+    /// The next piece of a row's text arrives.
+    fn feed(&mut self, row: usize) {
+        let Some(piece) = self.pieces[row].pop_front() else { return };
+        let (units, end) = (piece.len() as u32, self.pieces[row].is_empty());
+        let input = if units == 0 { RowInput::Nothing } else { RowInput::Tokens(piece) };
+        self.model.feed(self.slots[&row], input, end).unwrap();
+        self.tell(Event::Input { request: RequestId(row as u64), units, end });
+    }
+
+    /// The host hears of the oldest step.
+    fn hear(&mut self) {
+        let Some((plan, launched)) = self.flying.pop_front() else { return };
+        let mut rows = Vec::new();
+        for (planned, output) in plan.rows.iter().zip(launched.wait().unwrap().rows) {
+            let (request, row) = (planned.request, planned.request.0 as usize);
+            // Who is over has no slot any more, or somebody else has it: nobody listens.
+            if self.is_over(row) {
+                rows.push(RowDone { request, emitted: 0, finished: false });
+                continue;
+            }
+            let output = output.unwrap();
+            assert!(!output.stale, "a row that nobody knows the end of has ended");
+            let before = (self.said[row].frames.len(), self.said[row].tokens.len());
+            self.said[row].take(output);
+            let said = &self.said[row];
+            let emitted = (said.frames.len() - before.0).max(said.tokens.len() - before.1) as u32;
+            self.unheard[row] += emitted;
+            rows.push(RowDone { request, emitted, finished: said.finish.is_some() });
+        }
+        self.tell(Event::StepDone(StepDone { step: plan.step, rows }));
+    }
+
+    /// To the end of all requests, of which `leavers` leave before theirs.
+    pub fn run(mut self, dice: &mut Dice, room: usize, leavers: &[usize]) -> (Vec<Said>, Seen) {
+        let mut admitted = 0;
+        loop {
+            let open: Vec<usize> = (0..admitted).filter(|row| !self.is_over(*row)).collect();
+            if open.is_empty() && admitted == self.asks.len() && self.flying.is_empty() {
+                break;
+            }
+            // What may happen now; twice what shall happen more often.
+            let hungry: Vec<usize> = open
+                .iter()
+                .copied()
+                .filter(|row| self.slots.contains_key(row) && !self.pieces[*row].is_empty())
+                .collect();
+            let behind: Vec<usize> = open.iter().copied().filter(|row| self.unheard[*row] > 0).collect();
+            let leaving: Vec<usize> = leavers.iter().copied().filter(|row| open.contains(row)).collect();
+            let mut may = Vec::new();
+            may.extend((admitted < self.asks.len() && open.len() < room).then_some('a'));
+            may.extend((!hungry.is_empty()).then_some(['f', 'f']).into_iter().flatten());
+            may.extend((!self.flying.is_empty()).then_some(['h', 'h']).into_iter().flatten());
+            may.extend((!behind.is_empty()).then_some('k'));
+            may.extend((!leaving.is_empty() && dice.one_in(8)).then_some('l'));
+            assert!(!may.is_empty(), "nothing can happen any more");
+            match dice.pick(&may) {
+                'a' => {
+                    self.tell(Event::Admit(
+                        RequestId(admitted as u64),
+                        self.asks[admitted].params.clone(),
+                        Start::default(),
+                    ));
+                    admitted += 1;
+                }
+                'f' => self.feed(dice.pick(&hungry)),
+                'h' => self.hear(),
+                'k' => {
+                    let row = dice.pick(&behind);
+                    let units = std::mem::take(&mut self.unheard[row]);
+                    self.tell(Event::Acked { request: RequestId(row as u64), units });
+                }
+                _ => {
+                    let row = dice.pick(&leaving);
+                    self.left[row] = true;
+                    self.tell(Event::Abort(RequestId(row as u64)));
+                }
+            }
+        }
+        assert_eq!(self.model.live_rows(), 0);
+        self.seen.stale = self.core.stale();
+        (self.said, self.seen)
+    }
+}
