@@ -105,7 +105,7 @@ fn thinker_factory(checkpoint: &Checkpoint) -> Box<dyn StageFactory> {
 
 #[cfg(feature = "cuda")]
 mod cuda {
-    use super::run::alone;
+    use crate::{CHUNK, RUN_AHEAD, SLOTS};
     use omni_actors::config::Precision;
     use omni_actors::model::Checkpoint;
     use omni_actors::model::checkpoint::Loader;
