@@ -1,11 +1,12 @@
 """The figures of the voice's model card, all by one command.
 
     python card.py CHECKPOINT TEXT_DIR OUT_DIR --binary target/release/omni-actors [--codec DIR --vocoder DIR] [--hibari FOLDER]
-                   [--judge-python PYTHON] [--mos-python PYTHON] [--only heldout,hard,random,teacher] [--n 500]
+                   [--judge-python PYTHON] [--mos-python PYTHON] [--only heldout,hard,long,random,teacher] [--n 500]
 
 Speaks the sentences that were kept out of training through the runtime, with the checkpoint's own sampling: 200 plain ones
 and 40 with numbers, dates and names by each voice, 500 random ones by heart. Judges: word errors by tools/wer.py (whisper
-base), lengths against the teacher's, DNSMOS by mos.py in a Python that has speechmos. With --codec and --vocoder the
+base), lengths against the teacher's, DNSMOS by mos.py in a Python that has speechmos. Long ones are spoken in one go: their
+first third against their last one tells whether pace and pitch (drift.py) wander. With --codec and --vocoder the
 teacher and its resynthesis are judged the same way. Writes OUT_DIR/card.json and card.md; a folder that is complete is not
 spoken or judged again.
 """
@@ -40,10 +41,10 @@ class Card:
         open(path, "w").write("\n".join(texts) + "\n")
         return path
 
-    def speak(self, name, texts, voice, greedy=False):
+    def speak(self, name, texts, voice, greedy=False, config=None):
         folder = f"{self.a.out}/{name}"
         if not os.path.exists(f"{folder}/{sentences.wav_name(len(texts))}"):
-            more = ["--greedy"] if greedy else []
+            how = ["--greedy"] if greedy else []
             path = self.sentences(name, texts)
             say = [
                 sys.executable,
@@ -55,15 +56,26 @@ class Card:
                 "--binary",
                 self.a.binary,
             ]
-            run(*say, "--voice", voice, *more, "--", "--checkpoint", self.a.checkpoint)
+            run(
+                *say,
+                "--voice",
+                voice,
+                *how,
+                "--",
+                *(["--config", config] if config else ["--checkpoint", self.a.checkpoint]),
+            )
         return folder
 
-    def judge(self, name, folder, texts):
+    def heard(self, name, folder, texts):
+        """What the judge says of a folder: tools/wer.py's results."""
         heard = f"{folder}.json"
         if not os.path.exists(heard):
             wer = [self.a.judge_python, f"{TOOLS}/wer.py", "--sentences", self.sentences(name, texts), "--wavs", folder]
             run(*wer, "--json", heard)
-        got = json.load(open(heard))["results"][0]
+        return json.load(open(heard))["results"][0]
+
+    def judge(self, name, folder, texts):
+        got = self.heard(name, folder, texts)
         figures = {k: got[k] for k in ("wer", "cer", "exact", "sentences", "words")}
         if self.a.mos_python:
             figures["dnsmos"] = json.loads(run(self.a.mos_python, f"{HERE}/mos.py", folder).splitlines()[-1])[folder]
@@ -87,17 +99,53 @@ class Card:
                 odd.append([text, round(ratio, 2)])
         self.put(name, {"sentences": len(texts), "off by more than 30 %": len(odd), "which": odd[:20]})
 
+    def long(self, voice, held):
+        """Runs of sentences of some 25 s, each in one go, and the same sentences in the opposite order, so that the first
+        thirds say on the whole what the last ones say."""
+        runs = [[]]
+        for text in held:
+            if sum(map(len, runs[-1])) > 360:
+                runs.append([])
+            runs[-1].append(text)
+        runs = [order for some in runs[:10] if sum(map(len, some)) > 360 for order in (some, some[::-1])]
+        texts, name = [" ".join(some) for some in runs], f"{voice}-long"
+        config = f"{self.a.out}/long.toml"
+        checkpoint = json.dumps(os.path.abspath(self.a.checkpoint))
+        open(config, "w").write(f"[model]\ncheckpoint = {checkpoint}\n[speech]\nmax_segment_chars = 1000\n")
+        folder = self.speak(name, texts, voice, config=config)
+        thirds, words = {"first": f"{folder}-first", "last": f"{folder}-last"}, {}
+        for third, to in thirds.items():
+            os.makedirs(to, exist_ok=True)
+            for i in range(1, len(texts) + 1):
+                with wave.open(f"{folder}/{sentences.wav_name(i)}") as f:
+                    n, head = f.getnframes() // 3, f.getparams()
+                    f.setpos(0 if third == "first" else f.getnframes() - n)
+                    part = f.readframes(n)
+                with wave.open(f"{to}/{sentences.wav_name(i)}", "wb") as f:
+                    f.setparams(head)
+                    f.writeframes(part)
+            length = sum(seconds(to, i) for i in range(1, len(texts) + 1))
+            records = self.heard(name, to, texts)["records"]
+            words[third] = sum(len(x["heard"].split()) for x in records) / length
+        got = self.heard(name, folder, texts)
+        figures = {"texts": len(texts), "seconds each": round(got["seconds"] / len(texts), 1), "wer": got["wer"]}
+        figures |= {f"words a second, {third} third": round(rate, 3) for third, rate in words.items()}
+        if self.a.mos_python:
+            hertz = json.loads(run(self.a.mos_python, f"{HERE}/drift.py", *thirds.values()).splitlines()[-1])
+            figures |= {f"pitch in Hz, {third} third": hertz[to] for third, to in thirds.items()}
+        self.put(f"{voice} in one go", figures)
+
     def page(self):
         rows = [
             "| sentences | word errors | character errors | word for word | DNSMOS |",
             "| --- | --- | --- | --- | --- |",
         ]
         for name, f in self.out.items():
-            if "wer" in f:
+            if "cer" in f:
                 rows.append(
                     f"| {name} ({f['sentences']}, {f['words']} words) | {f['wer']:.1f} % | {f['cer']:.1f} % | {f['exact']} | {f.get('dnsmos', '')} |"
                 )
-        rows += [f"\n{name}: {f}" for name, f in self.out.items() if "wer" not in f]
+        rows += [f"\n{name}: {f}" for name, f in self.out.items() if "cer" not in f]
         open(f"{self.a.out}/card.md", "w").write("\n".join(rows) + "\n")
 
 
@@ -111,7 +159,7 @@ def main():
     parser.add_argument("--hibari", help="folder with the teacher's package, if it is not installed")
     parser.add_argument("--judge-python", default=sys.executable, help="a Python with tools/requirements.txt")
     parser.add_argument("--mos-python", help="a Python with speechmos and librosa; no DNSMOS without")
-    parser.add_argument("--only", default="heldout,hard,random,teacher")
+    parser.add_argument("--only", default="heldout,hard,long,random,teacher")
     parser.add_argument("--n", type=int, default=500, help="at most so many sentences of each list")
     a = parser.parse_args()
     card, parts = Card(a), a.only.split(",")
@@ -123,6 +171,9 @@ def main():
                 card.judge(label, card.speak(f"{voice}-{name}", texts, voice), texts)
     if "heldout" in parts:
         card.judge("heart plain, greedy", card.speak("heart-greedy", held, "heart", greedy=True), held)
+    if "long" in parts:
+        for voice in ("heart", "alto"):
+            card.long(voice, held)
     if "teacher" in parts and a.codec and a.vocoder:
         plain = card.sentences("plain", held)
         hibari = ["--hibari", a.hibari] if a.hibari else []

@@ -1,5 +1,9 @@
-"""The curves of a run's logs as one picture: python plot.py OUT.png LOG..."""
+"""The curves of a run's logs as one picture: python plot.py OUT.png LOG...
 
+A stage that went on from earlier weights (`--init`) is drawn behind its run before; give the logs in that order.
+"""
+
+import math
 import re
 import sys
 
@@ -18,14 +22,26 @@ CURVES = {
 }
 
 
+def in_a_row(points):
+    """[(seconds, value)] of runs one after the other, each from 0 -> minutes, values; a gap where the next run begins"""
+    minutes, values, begun, last = [], [], 0.0, 0.0
+    for second, value in points:
+        if second < last:
+            begun += last
+            minutes.append(math.nan)
+            values.append(math.nan)
+        last = second
+        minutes.append((begun + second) / 60)
+        values.append(value)
+    return minutes, values
+
+
 def main():
     text = "\n".join(open(path, errors="replace").read() for path in sys.argv[2:])
     figure, axes = plt.subplots(2, 3, figsize=(12, 6))
     for axis, (title, (pattern, options)) in zip(axes.flat, CURVES.items()):
-        points = [(float(a) / 60, float(b)) for a, b in re.findall(pattern, text)]
-        points = [p for p in points if p[0] > 0.05]
-        if points:
-            axis.plot(*zip(*points), lw=1.2)
+        points = [(float(a), float(b)) for a, b in re.findall(pattern, text)]
+        axis.plot(*in_a_row([p for p in points if p[0] > 3]), lw=1.2)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("minutes")
         axis.grid(alpha=0.3)
