@@ -31,6 +31,17 @@ def seconds(folder, i):
         return f.getnframes() / f.getframerate()
 
 
+def third(source, target, last):
+    """The first third of a wav file, or the last one."""
+    with wave.open(source) as f:
+        n, head = f.getnframes() // 3, f.getparams()
+        f.setpos(f.getnframes() - n if last else 0)
+        part = f.readframes(n)
+    with wave.open(target, "wb") as f:
+        f.setparams(head)
+        f.writeframes(part)
+
+
 class Card:
     def __init__(self, a):
         self.a, self.out = a, {}
@@ -46,24 +57,9 @@ class Card:
         if not os.path.exists(f"{folder}/{sentences.wav_name(len(texts))}"):
             how = ["--greedy"] if greedy else []
             path = self.sentences(name, texts)
-            say = [
-                sys.executable,
-                f"{TOOLS}/say_all.py",
-                "--sentences",
-                path,
-                "--out",
-                folder,
-                "--binary",
-                self.a.binary,
-            ]
-            run(
-                *say,
-                "--voice",
-                voice,
-                *how,
-                "--",
-                *(["--config", config] if config else ["--checkpoint", self.a.checkpoint]),
-            )
+            say = [sys.executable, f"{TOOLS}/say_all.py", "--sentences", path, "--out", folder]
+            source = ["--config", config] if config else ["--checkpoint", self.a.checkpoint]
+            run(*say, "--binary", self.a.binary, "--voice", voice, *how, "--", *source)
         return folder
 
     def heard(self, name, folder, texts):
@@ -108,31 +104,28 @@ class Card:
                 runs.append([])
             runs[-1].append(text)
         runs = [order for some in runs[:10] if sum(map(len, some)) > 360 for order in (some, some[::-1])]
+        if not runs:
+            return
         texts, name = [" ".join(some) for some in runs], f"{voice}-long"
         config = f"{self.a.out}/long.toml"
         checkpoint = json.dumps(os.path.abspath(self.a.checkpoint))
         open(config, "w").write(f"[model]\ncheckpoint = {checkpoint}\n[speech]\nmax_segment_chars = 1000\n")
         folder = self.speak(name, texts, voice, config=config)
         thirds, words = {"first": f"{folder}-first", "last": f"{folder}-last"}, {}
-        for third, to in thirds.items():
+        for which, to in thirds.items():
             os.makedirs(to, exist_ok=True)
             for i in range(1, len(texts) + 1):
-                with wave.open(f"{folder}/{sentences.wav_name(i)}") as f:
-                    n, head = f.getnframes() // 3, f.getparams()
-                    f.setpos(0 if third == "first" else f.getnframes() - n)
-                    part = f.readframes(n)
-                with wave.open(f"{to}/{sentences.wav_name(i)}", "wb") as f:
-                    f.setparams(head)
-                    f.writeframes(part)
+                file = sentences.wav_name(i)
+                third(f"{folder}/{file}", f"{to}/{file}", which == "last")
             length = sum(seconds(to, i) for i in range(1, len(texts) + 1))
             records = self.heard(name, to, texts)["records"]
-            words[third] = sum(len(x["heard"].split()) for x in records) / length
+            words[which] = sum(len(x["heard"].split()) for x in records) / length
         got = self.heard(name, folder, texts)
         figures = {"texts": len(texts), "seconds each": round(got["seconds"] / len(texts), 1), "wer": got["wer"]}
-        figures |= {f"words a second, {third} third": round(rate, 3) for third, rate in words.items()}
+        figures |= {f"words a second, {which} third": round(rate, 3) for which, rate in words.items()}
         if self.a.mos_python:
             hertz = json.loads(run(self.a.mos_python, f"{HERE}/drift.py", *thirds.values()).splitlines()[-1])
-            figures |= {f"pitch in Hz, {third} third": hertz[to] for third, to in thirds.items()}
+            figures |= {f"pitch in Hz, {which} third": hertz[to] for which, to in thirds.items()}
         self.put(f"{voice} in one go", figures)
 
     def page(self):
