@@ -67,8 +67,8 @@ impl ResponseStream {
     /// Ends it after so long from now with [`RequestError::TimedOut`], and says so in `expired`. What had come by then is
     /// heard before.
     pub(super) fn lasting(self, lasts: Option<Duration>, expired: Expired) -> ResponseStream {
-        let over = lasts.and_then(|lasts| Some((lasts, Instant::now().checked_add(lasts)?)));
-        ResponseStream { life: over.map(|(lasts, over)| Life { lasts, over, left: None }), expired, ..self }
+        let life = lasts.and_then(|lasts| Some(Life { lasts, over: Instant::now().checked_add(lasts)?, left: None }));
+        ResponseStream { life, expired, ..self }
     }
 
     /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
