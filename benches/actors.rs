@@ -9,8 +9,8 @@
 mod support;
 
 use omni_actors::actors::{Admission, Resume, Wants};
+use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
-use omni_actors::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::model::stage::{RowSpec, VocoderRow};
 use omni_actors::telemetry::trace::{self, Lane, Session, Track, What};
 use std::time::{Duration, Instant};

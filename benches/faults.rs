@@ -5,9 +5,9 @@
 #![allow(clippy::unwrap_used)]
 
 use omni_actors::config::Config;
+use omni_actors::core::ids::{Frames, RequestId, StageName};
 use omni_actors::engine::{Engine, Event, Service, SpeechParams, SpeechRequest, TextSource};
 use omni_actors::fault::{FaultKind, FaultPlan, FaultPoint, FaultRule, FaultSite, Moment};
-use omni_actors::ids::{Frames, RequestId, StageName};
 use omni_actors::model::checkpoint::Checkpoint;
 use std::hint::black_box;
 use std::path::Path;

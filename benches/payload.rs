@@ -9,11 +9,11 @@
 #![allow(clippy::unwrap_used)]
 
 use omni_actors::config::{self, Precision};
-use omni_actors::ids::{Slot, StageName};
+use omni_actors::core::ids::{Slot, StageName};
+use omni_actors::cuda::copies::{HostCopies, RowArena};
+use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
+use omni_actors::cuda::{Event, Gpu, Priority};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::cuda::copies::{HostCopies, RowArena};
-use omni_actors::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
-use omni_actors::model::cuda::{Event, Gpu, Priority};
 use omni_actors::model::rows::{DeviceBuffer, Rows};
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{

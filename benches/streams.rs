@@ -8,8 +8,8 @@
 #[path = "../tests/support/engine.rs"]
 mod support;
 
+use omni_actors::core::playback::Playback;
 use omni_actors::engine::{Engine, Event, Service};
-use omni_actors::telemetry::playback::Playback;
 use std::time::{Duration, Instant};
 use support::{engine, frames, voice};
 

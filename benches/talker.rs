@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{Device, Tensor};
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::stage::{
     Emit, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device};
-use omni_actors::ids::StageName;
+use omni_actors::core::ids::StageName;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::hf::{Family, TtsConfig, Variant};
 use serde_json::{Map, Value, json};

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use omni_actors::config::{self, CheckpointSource, Config, ConfigError, DeviceKind, LogFormat, Override, WeightsKind};
+use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::{Frames, StageName};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -143,7 +143,7 @@ fn values_mean_what_they_say() {
 model = { name = \"bob\", default_voice = \"Alto\" }
 stages.code2wav.chunk_ramp = [1, 12]
 limits.request_timeout = \"1.5s\"
-telemetry = { log = \"warn,omni_actors=debug\", log_format = \"json\" }
+telemetry = { log = \"warn,omni_engine=debug\", log_format = \"json\" }
 ";
     let config = parse(text).unwrap();
     assert_eq!(config.model.name, "bob");

@@ -5,11 +5,11 @@
 
 use candle_core::Device;
 use omni_actors::config::Precision;
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
+use omni_actors::cuda::Gpu;
+use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::cuda::Gpu;
-use omni_actors::model::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
-use omni_actors::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::rows::Rows;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{

@@ -5,9 +5,9 @@
 
 use candle_core::{Device, Tensor};
 use omni_actors::config::Precision;
-use omni_actors::model::cuda::linear::{Input, Linear, Mode, Norm, Products};
-use omni_actors::model::cuda::weights::{Uploader, Weight};
-use omni_actors::model::cuda::{Buffer, Gpu, Priority, Shape, Stream};
+use omni_actors::cuda::linear::{Input, Linear, Mode, Norm, Products};
+use omni_actors::cuda::weights::{Uploader, Weight};
+use omni_actors::cuda::{Buffer, Gpu, Priority, Shape, Stream};
 use omni_actors::model::sampling::{Domain, History, Sampler, SamplingParams, Suppress, uniform};
 use std::ffi::c_void;
 

@@ -5,11 +5,11 @@
 
 use candle_core::{Device, Tensor};
 use omni_actors::config::{Precision, WeightsKind};
+use omni_actors::cuda::decoder::{Engine, Rows, Stack};
+use omni_actors::cuda::weights::Uploader;
+use omni_actors::cuda::{Gpu, Priority};
 use omni_actors::model::Checkpoint;
 use omni_actors::model::checkpoint::Scope;
-use omni_actors::model::cuda::decoder::{Engine, Rows, Stack};
-use omni_actors::model::cuda::weights::Uploader;
-use omni_actors::model::cuda::{Gpu, Priority};
 use omni_actors::model::hf::DecoderConfig;
 use omni_actors::model::transformer::{DecoderStack, Segment};
 use std::path::{Path, PathBuf};

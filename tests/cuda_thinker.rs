@@ -4,10 +4,10 @@
 
 use candle_core::Device;
 use omni_actors::config::Precision;
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
+use omni_actors::cuda::Gpu;
+use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::cuda::Gpu;
-use omni_actors::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
     Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
-use omni_actors::ids::Slot;
-use omni_actors::model::cuda::Gpu;
-use omni_actors::model::cuda::vocoder::{CudaVocoder, CudaVocoderFactory, Limits, Precision};
+use omni_actors::core::ids::Slot;
+use omni_actors::cuda::Gpu;
+use omni_actors::cuda::vocoder::{CudaVocoder, CudaVocoderFactory, Limits, Precision};
 use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, VocoderRow};
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, ModelError};

@@ -5,9 +5,9 @@
 mod support;
 
 use omni_actors::config::{Config, Placement, TransportKind};
+use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Service, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::{Frames, StageName};
 use std::time::Duration;
 use support::{PATIENCE, engine, frames, idle, say, tiny};
 

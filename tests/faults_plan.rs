@@ -5,9 +5,9 @@
 mod support;
 
 use omni_actors::config::{self, Config, Placement, TransportKind};
+use omni_actors::core::ids::StageName::{self, Code2wav, Talker, Thinker};
 use omni_actors::engine::{Engine, NewVoice, Service, StageState, VoiceSource};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Phase, PlanError};
-use omni_actors::ids::StageName::{self, Code2wav, Talker, Thinker};
 use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::server::Server;
 use serde_json::{Value, json};

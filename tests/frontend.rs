@@ -5,7 +5,7 @@
 use candle_core::Device;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::frontend::{AudioLimits, Clip, VoiceEncoder, decode_audio};
-use omni_actors::model::verify::{Verdict, verify};
+use omni_actors::tools::verify::{Verdict, verify};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

@@ -15,7 +15,7 @@ mod tts;
 use bytes::Bytes;
 use http::{Ask, PATIENCE};
 use omni_actors::config;
-use omni_actors::ids::{Attempt, Generation, RequestId, Seq};
+use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
 use omni_actors::model::Checkpoint;
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::wire;

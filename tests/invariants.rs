@@ -6,9 +6,9 @@
 mod support;
 
 use omni_actors::actors::{Admission, RELEASED, Resume, Wants};
+use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::{RequestId, StageName};
 use omni_actors::model::stage::{RowSpec, RowWork, VocoderRow};
 use omni_actors::transfer::payload::{Kind, Part, Payload};
 use std::time::Duration;

@@ -9,9 +9,9 @@
 mod support;
 
 use omni_actors::config::{Config, Placement, TransportKind};
+use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Output, Service};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Ground, Phase};
-use omni_actors::ids::{Frames, StageName};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

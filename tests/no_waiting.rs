@@ -1,7 +1,7 @@
 //! Nothing on a launch thread waits: neither for a device nor for anybody else. What is found in the text of the program,
 //! without a GPU:
 //!
-//! - in `src/model/cuda`: every call of the driver that is not known to only queue stands in a function that says so to the
+//! - in `src/cuda`: every call of the driver that is not known to only queue stands in a function that says so to the
 //!   launch section ([`omni_actors::model::launching`]), and every use of such a function has a place and a reason here;
 //! - on the actors' launch path: every construct that can wait has a place and a reason here.
 //!
@@ -116,14 +116,14 @@ const QUEUES: [&str; 21] = [
 
 /// Functions that call what may wait and need not say so, and why.
 const BEFORE_OR_AFTER: [(&str, &str, &str); 8] = [
-    ("model/cuda/buffer.rs", "drop", "what a launch frees it has allocated, and that says so"),
-    ("model/cuda/device.rs", "open", "opens the device, before any stage is built"),
-    ("model/cuda/device.rs", "count", "looks for devices, before any is opened"),
-    ("model/cuda/device.rs", "load", "loads kernels while the device is opened"),
-    ("model/cuda/device.rs", "befriend", "lets devices see each other while their stages are loaded"),
-    ("model/cuda/device.rs", "drop", "the last user of the device has gone"),
-    ("model/cuda/stream.rs", "new", "a stream is made with the stage that it belongs to"),
-    ("model/cuda/stream.rs", "drop", "a stream goes with its stage; graphs and events beside it never wait"),
+    ("cuda/buffer.rs", "drop", "what a launch frees it has allocated, and that says so"),
+    ("cuda/device.rs", "open", "opens the device, before any stage is built"),
+    ("cuda/device.rs", "count", "looks for devices, before any is opened"),
+    ("cuda/device.rs", "load", "loads kernels while the device is opened"),
+    ("cuda/device.rs", "befriend", "lets devices see each other while their stages are loaded"),
+    ("cuda/device.rs", "drop", "the last user of the device has gone"),
+    ("cuda/stream.rs", "new", "a stream is made with the stage that it belongs to"),
+    ("cuda/stream.rs", "drop", "a stream goes with its stage; graphs and events beside it never wait"),
 ];
 
 fn only_queues(call: &str) -> bool {
@@ -194,42 +194,42 @@ const WAITING: [&str; 12] = [
 /// Where the wrappers of calls that may wait are used, how often (any number, where nothing but loading is done), and why
 /// no launch waits there.
 const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
-    ("model/cuda/buffer.rs", "read", Some(1), "for tests and loading; told to the section by the call inside"),
-    ("model/cuda/buffer.rs", "write", Some(1), "for loading; told to the section by the call inside"),
-    ("model/cuda/copies/arena.rs", "new", None, "while a stage is built"),
-    ("model/cuda/copies/arena.rs", "take", Some(1), "excused: rows wait for so long that the arena is full"),
-    ("model/cuda/copies/fetch.rs", "new", None, "while a stage is built; where the ring grows, that is excused"),
-    ("model/cuda/copies/fetch.rs", "run", Some(1), "the copying thread, which is there to wait"),
-    ("model/cuda/copies/prefetch.rs", "new", None, "while a stage is built"),
-    ("model/cuda/device.rs", "upload", Some(1), "for loading; told to the section by the call inside"),
-    ("model/cuda/device.rs", "zeros", Some(1), "for loading; told to the section by the call inside"),
-    ("model/cuda/decoder.rs", "load", None, "loading"),
-    ("model/cuda/decoder.rs", "cache", None, "while a stage is built"),
-    ("model/cuda/decoder.rs", "new", None, "while a stage is built"),
-    ("model/cuda/linear.rs", "new", None, "while a stage is built"),
-    ("model/cuda/moe.rs", "new", None, "while a stage is built"),
-    ("model/cuda/talker/frame.rs", "new", None, "while a stage is built: graphs are captured here"),
-    ("model/cuda/talker/net.rs", "load", None, "loading"),
-    ("model/cuda/talker/pending.rs", "wait", Some(1), "the completion thread"),
-    ("model/cuda/talker/arrivals.rs", "new", None, "while a stage is built"),
-    ("model/cuda/talker/ring.rs", "make", Some(2), "excused: the ring grows to what is needed"),
-    ("model/cuda/talker/stage.rs", "drop", Some(1), "the stage has ended"),
-    ("model/cuda/talker/swap.rs", "save", Some(2), "excused: a row makes room when the pages have run out"),
-    ("model/cuda/thinker/stage.rs", "drop", Some(1), "the stage has ended"),
-    ("model/cuda/thinker/stage.rs", "wait", Some(1), "the completion thread"),
-    ("model/cuda/thinker/steps.rs", "new", None, "while a stage is built: graphs are captured here"),
-    ("model/cuda/vocoder/lease.rs", "make", Some(2), "excused: the pool grows to what is needed"),
-    ("model/cuda/vocoder/stage.rs", "drop", Some(2), "the stage has ended; a step that nobody waited for is dropped"),
-    ("model/cuda/vocoder/stage.rs", "new", None, "while a stage is built: graphs are captured here"),
-    ("model/cuda/vocoder/stage.rs", "wait", Some(1), "the completion thread"),
-    ("model/cuda/vocoder/weights.rs", "upload", None, "loading"),
-    ("model/cuda/vocoder/workspace.rs", "new", None, "while a stage is built"),
-    ("model/cuda/weights.rs", "new", None, "loading"),
-    ("model/cuda/weights.rs", "put_gate_up", None, "loading"),
-    ("model/cuda/weights.rs", "room", None, "loading"),
-    ("model/cuda/weights.rs", "finish", None, "loading"),
-    ("model/cuda/weights.rs", "stream_in", None, "loading"),
-    ("model/cuda/weights.rs", "drop", None, "loading has ended"),
+    ("cuda/buffer.rs", "read", Some(1), "for tests and loading; told to the section by the call inside"),
+    ("cuda/buffer.rs", "write", Some(1), "for loading; told to the section by the call inside"),
+    ("cuda/copies/arena.rs", "new", None, "while a stage is built"),
+    ("cuda/copies/arena.rs", "take", Some(1), "excused: rows wait for so long that the arena is full"),
+    ("cuda/copies/fetch.rs", "new", None, "while a stage is built; where the ring grows, that is excused"),
+    ("cuda/copies/fetch.rs", "run", Some(1), "the copying thread, which is there to wait"),
+    ("cuda/copies/prefetch.rs", "new", None, "while a stage is built"),
+    ("cuda/device.rs", "upload", Some(1), "for loading; told to the section by the call inside"),
+    ("cuda/device.rs", "zeros", Some(1), "for loading; told to the section by the call inside"),
+    ("cuda/decoder.rs", "load", None, "loading"),
+    ("cuda/decoder.rs", "cache", None, "while a stage is built"),
+    ("cuda/decoder.rs", "new", None, "while a stage is built"),
+    ("cuda/linear.rs", "new", None, "while a stage is built"),
+    ("cuda/moe.rs", "new", None, "while a stage is built"),
+    ("cuda/talker/frame.rs", "new", None, "while a stage is built: graphs are captured here"),
+    ("cuda/talker/net.rs", "load", None, "loading"),
+    ("cuda/talker/pending.rs", "wait", Some(1), "the completion thread"),
+    ("cuda/talker/arrivals.rs", "new", None, "while a stage is built"),
+    ("cuda/talker/ring.rs", "make", Some(2), "excused: the ring grows to what is needed"),
+    ("cuda/talker/stage.rs", "drop", Some(1), "the stage has ended"),
+    ("cuda/talker/swap.rs", "save", Some(2), "excused: a row makes room when the pages have run out"),
+    ("cuda/thinker/stage.rs", "drop", Some(1), "the stage has ended"),
+    ("cuda/thinker/stage.rs", "wait", Some(1), "the completion thread"),
+    ("cuda/thinker/steps.rs", "new", None, "while a stage is built: graphs are captured here"),
+    ("cuda/vocoder/lease.rs", "make", Some(2), "excused: the pool grows to what is needed"),
+    ("cuda/vocoder/stage.rs", "drop", Some(2), "the stage has ended; a step that nobody waited for is dropped"),
+    ("cuda/vocoder/stage.rs", "new", None, "while a stage is built: graphs are captured here"),
+    ("cuda/vocoder/stage.rs", "wait", Some(1), "the completion thread"),
+    ("cuda/vocoder/weights.rs", "upload", None, "loading"),
+    ("cuda/vocoder/workspace.rs", "new", None, "while a stage is built"),
+    ("cuda/weights.rs", "new", None, "loading"),
+    ("cuda/weights.rs", "put_gate_up", None, "loading"),
+    ("cuda/weights.rs", "room", None, "loading"),
+    ("cuda/weights.rs", "finish", None, "loading"),
+    ("cuda/weights.rs", "stream_in", None, "loading"),
+    ("cuda/weights.rs", "drop", None, "loading has ended"),
 ];
 
 /// Constructs that can wait for another thread.
@@ -316,7 +316,7 @@ fn counted<'a>(
 #[test]
 fn whoever_waits_for_a_device_is_known() {
     let mut found = BTreeMap::new();
-    for ((file, function, _), count) in counted(&Source::folder("model/cuda"), &WAITING) {
+    for ((file, function, _), count) in counted(&Source::folder("cuda"), &WAITING) {
         *found.entry((file, function, "a call that waits".to_owned())).or_default() += count;
     }
     let allowed = WAITS_ON_A_DEVICE.iter().map(|(file, function, count, _)| {

@@ -1,7 +1,7 @@
 //! Parity with the reference: every tensor of the text cases, every token and code of the default voice's cases.
 #![allow(clippy::unwrap_used)]
 
-use omni_actors::model::verify::{Comparison, Verdict, verify};
+use omni_actors::tools::verify::{Comparison, Verdict, verify};
 use std::collections::BTreeMap;
 use std::path::Path;
 

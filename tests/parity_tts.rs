@@ -1,7 +1,7 @@
 //! Parity of Qwen3-TTS with the reference, from text to waveform.
 #![allow(clippy::unwrap_used)]
 
-use omni_actors::model::verify::{Verdict, verify};
+use omni_actors::tools::verify::{Verdict, verify};
 use std::path::Path;
 
 /// Requests of a golden folder and how many tensors of each were compared: all that there are.

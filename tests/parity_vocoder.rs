@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
 use omni_actors::model::ModelError;
 use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, VocoderRow};

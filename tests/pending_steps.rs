@@ -5,9 +5,9 @@
 mod support;
 
 use omni_actors::actors::{Admission, Resume, State, Wants};
+use omni_actors::core::ids::{Generation, RequestId, StageName};
 use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::{Generation, RequestId, StageName};
 use omni_actors::model::stage::{RowSpec, VocoderRow};
 use omni_actors::transfer::payload::{Part, Payload};
 use std::sync::atomic::Ordering;
@@ -307,7 +307,7 @@ mod on_a_shared_device {
 /// Nothing in a launch waits for the device: whoever calls what may wait says so to the launch section.
 mod in_a_launch {
     use super::*;
-    use omni_actors::ids::Slot;
+    use omni_actors::core::ids::Slot;
     use omni_actors::model::stage::{Launched, PendingStep, RowInput, RowWork, StageFactory, StageModel, StepOutcome};
     use omni_actors::model::{LoadError, ModelError, launching};
     use omni_actors::telemetry;

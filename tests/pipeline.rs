@@ -6,9 +6,9 @@ mod support;
 
 use candle_core::Device;
 use omni_actors::config::TransportKind;
+use omni_actors::core::ids::StageName;
 use omni_actors::engine::{Event, FinishReason, Output, Service, SpeechRequest, TextSource};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::StageName;
 use std::time::Duration;
 use support::{Answer, chat, collect, engine, frames, idle, say, speech, voice};
 

@@ -6,11 +6,11 @@ mod support;
 
 use candle_core::Device;
 use omni_actors::config::{Config, TransportKind, VoicesDirectory};
+use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
     Engine, NewVoice, Recording, Service, SpeechParams, SpeechRequest, SubmitError, TaskType, TextSource, VoiceChoice,
     VoiceError, VoiceSource,
 };
-use omni_actors::ids::Frames;
 use omni_actors::model::Checkpoint;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 mod rows;
 
 use candle_core::{Device, Tensor};
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
 use omni_actors::model::prompt::ChatPrompt;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
@@ -16,8 +16,8 @@ use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
 use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::model::thinker::Thinker;
-use omni_actors::model::verify::{Values, read_values};
 use omni_actors::model::{Checkpoint, ModelError};
+use omni_actors::tools::verify::{Values, read_values};
 use rows::{step, step_row};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

@@ -6,14 +6,14 @@
 mod rows;
 
 use candle_core::{DType, Device, Tensor};
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
 use omni_actors::model::prompt::{Reference, Speaker, TtsPrompter, TtsRequest};
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
-use omni_actors::model::verify::{Data, Values, read_values};
 use omni_actors::model::{Checkpoint, ModelError};
+use omni_actors::tools::verify::{Data, Values, read_values};
 use rows::{speak, step, step_row};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};

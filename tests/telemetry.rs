@@ -1,7 +1,7 @@
 //! The metrics that `/metrics` shows, and that their documentation is complete.
 #![allow(clippy::unwrap_used)]
 
-use omni_actors::ids::{PayloadKind, RequestId, StageName};
+use omni_actors::core::ids::{PayloadKind, RequestId, StageName};
 use omni_actors::telemetry::catalogue::{self, Kind};
 use omni_actors::telemetry::{
     self, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse,

@@ -6,8 +6,8 @@
 mod support;
 
 use omni_actors::config::Placement;
+use omni_actors::core::ids::Frames;
 use omni_actors::engine::{Engine, Output, Service};
-use omni_actors::ids::Frames;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use support::{chat, collect, engine, idle, tiny};

@@ -5,8 +5,8 @@
 mod support;
 
 use omni_actors::config::Config;
+use omni_actors::core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use omni_actors::engine::{Engine, Service};
-use omni_actors::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use omni_actors::server::Server;
 use omni_actors::telemetry::trace::{self, Chunk, Lane, Session, StepTimes, Summary, Trace, Track, What};
 use serde_json::{Value, json};

@@ -4,16 +4,16 @@
 
 use candle_core::Device;
 use omni_actors::config::Precision;
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
 use omni_actors::model::stage::{
     Emit, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::talker::Talker;
-use omni_actors::model::verify::{StageSource, Summary, verify_on};
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, LoadError, ModelError};
+use omni_actors::tools::verify::{StageSource, Summary, verify_on};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -144,7 +144,7 @@ fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their
 #[test]
 fn a_gpu_says_what_the_reference_says_in_f32_and_nearly_so_in_bf16() {
     for precision in [Precision::F32, Precision::Bf16] {
-        match omni_actors::model::verify::gpu(0, precision) {
+        match omni_actors::tools::verify::gpu(0, precision) {
             Ok(gpu) => passes(gpu.as_ref()),
             Err(error) => println!("SKIPPED: {error}"),
         }

@@ -1,7 +1,7 @@
 //! What is slow, broken or switched off.
 
+use omni_actors::core::ids::StageName;
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::ids::StageName;
 use std::time::Duration;
 
 /// One way to run the engine.

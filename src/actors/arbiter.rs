@@ -2,8 +2,8 @@
 //! the answer before its next launch; it is held for as long as a scheduler plans.
 
 use super::scheduler::SchedulerMessage;
-use crate::core::arbiter::{ArbiterCore, Turn};
-use crate::ids::StageName;
+use omni_core::arbiter::{ArbiterCore, Turn};
+use omni_core::ids::StageName;
 use ractor::ActorRef;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

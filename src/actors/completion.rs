@@ -2,20 +2,20 @@
 //! long it took. The launch thread hands everything over here and goes on.
 //!
 //! A model that computes inside its launch is completed on the launch thread, where the outcome is. With the first step
-//! that is [pending](crate::model::stage::PendingStep) a thread begins that waits for the device and does nothing else;
+//! that is [pending](omni_model::stage::PendingStep) a thread begins that waits for the device and does nothing else;
 //! from then on the launch thread is steps ahead of it.
 
 use super::model_runner::{RunnerMessage, failure};
 use super::packager::Output;
 use super::sampler::{SamplerMessage, Ticket, TicketRow};
 use super::stage::{ActorFailure, Incarnation, Resume, Wants};
-use crate::core::scheduler::{Plan, PlannedRow, RowDone};
-use crate::fault::{FaultKind, FaultPoint, FaultSite, Moment};
-use crate::ids::{Attempt, RequestId, Seq, Slot, StepId};
-use crate::model::ModelError;
-use crate::model::stage::{DeviceTimes, Emit, Finish, Launched, RowOutput};
-use crate::telemetry::trace::{self, Ran, RowShare, Track, What};
-use crate::transfer::payload::End;
+use omni_core::ids::{Attempt, RequestId, Seq, Slot, StepId};
+use omni_core::scheduler::{Plan, PlannedRow, RowDone};
+use omni_fault::{FaultKind, FaultPoint, FaultSite, Moment};
+use omni_model::ModelError;
+use omni_model::stage::{DeviceTimes, Emit, Finish, Launched, RowOutput};
+use omni_telemetry::trace::{self, Ran, RowShare, Track, What};
+use omni_transfer::payload::End;
 use ractor::ActorRef;
 use std::collections::HashMap;
 use std::sync::Arc;

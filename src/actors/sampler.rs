@@ -6,11 +6,11 @@
 use super::packager::{Output, PackagerMessage};
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued, Role};
-use crate::core::scheduler::{RowDone, StepDone};
-use crate::fault::{FaultPoint, FaultSite, Moment};
-use crate::ids::{RequestId, StepId};
-use crate::telemetry::Queue;
-use crate::telemetry::trace::{self, Track, What};
+use omni_core::ids::{RequestId, StepId};
+use omni_core::scheduler::{RowDone, StepDone};
+use omni_fault::{FaultPoint, FaultSite, Moment};
+use omni_telemetry::Queue;
+use omni_telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::sync::Arc;
 use std::time::Instant;

@@ -4,12 +4,12 @@
 use super::connector::InboundMessage;
 use super::model_runner::Command;
 use super::stage::{ActorFailure, Admission, Incarnation, Resume, Role, Wants};
-use crate::core::arbiter::Turn;
-use crate::core::scheduler::{Effect, Event, RowDone, SchedulerCore, StepDone};
-use crate::fault::{Begun, FaultPoint, FaultSite, Moment};
-use crate::ids::{Attempt, RequestId, StepId};
-use crate::model::stage::RowSpec;
-use crate::telemetry::trace::{self, Track, What};
+use omni_core::arbiter::Turn;
+use omni_core::ids::{Attempt, RequestId, StepId};
+use omni_core::scheduler::{Effect, Event, RowDone, SchedulerCore, StepDone};
+use omni_fault::{Begun, FaultPoint, FaultSite, Moment};
+use omni_model::stage::RowSpec;
+use omni_telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -229,8 +229,8 @@ impl SchedulerState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::core::deadline::Ears;
-    use crate::core::scheduler::{Pace, RowParams, SchedulerConfig, Start};
+    use omni_core::deadline::Ears;
+    use omni_core::scheduler::{Pace, RowParams, SchedulerConfig, Start};
     use std::time::Duration;
 
     #[test]

@@ -8,16 +8,16 @@ use super::process::RemoteStage;
 use super::sampler::{SamplerMessage, Ticket};
 use super::scheduler::SchedulerMessage;
 use super::supervisor::SupervisorMessage;
-use crate::core::restart::RestartLimits;
-use crate::core::scheduler::{RowParams, SchedulerConfig, Start};
-use crate::fault::FaultPlan;
-use crate::ids::{Attempt, Generation, RequestId, StageName};
-use crate::model::stage::{RowSpec, StageFactory};
-use crate::telemetry::trace::{Lane, Track};
-use crate::telemetry::{EdgeMetrics, StageMetrics};
-use crate::transfer::lease::LeaseBook;
-use crate::transfer::payload::{Kind, Payload};
-use crate::transfer::transport::{PayloadReceiver, PayloadSender};
+use omni_core::ids::{Attempt, Generation, RequestId, StageName};
+use omni_core::restart::RestartLimits;
+use omni_core::scheduler::{RowParams, SchedulerConfig, Start};
+use omni_fault::FaultPlan;
+use omni_model::stage::{RowSpec, StageFactory};
+use omni_telemetry::trace::{Lane, Track};
+use omni_telemetry::{EdgeMetrics, StageMetrics};
+use omni_transfer::lease::LeaseBook;
+use omni_transfer::payload::{Kind, Payload};
+use omni_transfer::transport::{PayloadReceiver, PayloadSender};
 use ractor::{ActorCell, ActorRef};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -486,10 +486,10 @@ pub(super) enum ActorFailure {
     Queue(&'static str),
     /// A fault plan says so.
     #[error(transparent)]
-    Injected(#[from] crate::fault::Injected),
+    Injected(#[from] omni_fault::Injected),
     /// An edge broke.
     #[error("edge: {0}")]
-    Edge(#[from] crate::transfer::transport::TransportError),
+    Edge(#[from] omni_transfer::transport::TransportError),
     /// The runner's thread ended.
     #[error("{0}")]
     Runner(String),

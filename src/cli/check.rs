@@ -1,14 +1,13 @@
 //! `omni-actors check`: is this config right, and what does it mean?
 
 use super::EmbeddedFiles;
-use super::model::{device, open, read};
-use crate::config::{
-    CheckpointSource, Config, ConfigError, Override, Placement, Problem, WeightsKind, format_duration,
-};
-use crate::model::hf::{Family, Variant};
-use crate::model::{Checkpoint, DeviceChoice};
 use anyhow::Context;
 use clap::Args;
+use omni_config::{CheckpointSource, Config, ConfigError, Override, Placement, Problem, WeightsKind, format_duration};
+use omni_engine::device::DeviceChoice;
+use omni_model::Checkpoint;
+use omni_model::hf::{Family, Variant};
+use omni_tools::model::{device, open, read};
 use std::path::PathBuf;
 
 /// Check a config and tell everything that is wrong with it at once
@@ -49,7 +48,7 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
             match error {
                 ConfigError::Io { .. } => Err(error.into()),
                 ConfigError::Problems(_) => {
-                    Err(super::Usage(format!("{count} problem{}", if count == 1 { "" } else { "s" })))
+                    Err(omni_tools::exit::Usage(format!("{count} problem{}", if count == 1 { "" } else { "s" })))
                         .with_context(|| place)
                 }
             }

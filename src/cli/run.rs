@@ -1,15 +1,16 @@
 //! `omni-actors run`: the server.
 
-use super::model::read;
-use super::signals::Signals;
-use super::{EmbeddedFiles, model};
-use crate::config::{self, Config, Override};
-use crate::engine::{Engine, Service};
-use crate::model::hf::{Family, Variant};
-use crate::model::ops::give_large_blocks_back;
-use crate::server::Server;
-use crate::telemetry;
 use clap::Args;
+use omni_config::{self as config, Config, Override};
+use omni_engine::{Engine, Service};
+use omni_model::checkpoint::EmbeddedFiles;
+use omni_model::hf::{Family, Variant};
+use omni_model::ops::give_large_blocks_back;
+use omni_server::Server;
+use omni_telemetry as telemetry;
+use omni_tools::model;
+use omni_tools::model::read;
+use omni_tools::signals::Signals;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     let signals = Signals::catch()?;
     let config = args.resolve()?;
     give_large_blocks_back();
-    telemetry::init_logging(&config.telemetry)?;
+    telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
     let server = Server::bind(&config.server)?.with_references(&config.reference_audio).with_traces(&config.telemetry);

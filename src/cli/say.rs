@@ -1,20 +1,21 @@
 //! `omni-actors say`: one text, one file of sound.
 
-use super::exit::Interrupted;
-use super::local;
-use super::model::ModelArgs;
-use super::signals::Signals;
 use super::sink::SpeechSink;
-use super::{EmbeddedFiles, Usage};
-use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
-use crate::engine::{
-    ChatMessage, Event, GenerateRequest, Output, Recording, ResponseStream, SamplingOverrides, Service, SpeechParams,
-    SpeechRequest, Terms, TextSource, VoiceChoice,
-};
-use crate::ids::Frames;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
+use omni_core::ids::Frames;
+use omni_engine::{
+    ChatMessage, Event, GenerateRequest, Output, Recording, ResponseStream, SamplingOverrides, Service, SpeechParams,
+    SpeechRequest, Terms, TextSource, VoiceChoice,
+};
+use omni_model::checkpoint::EmbeddedFiles;
+use omni_tools::exit::Interrupted;
+use omni_tools::exit::Usage;
+use omni_tools::local;
+use omni_tools::model::ModelArgs;
+use omni_tools::signals::Signals;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,7 +1,7 @@
 //! Where the speech of `say` goes: a file that appears whole or not at all, or standard output while it is made.
 
-use crate::audio::{AudioWriter, Sound};
 use anyhow::Context;
+use omni_audio::{AudioWriter, Sound};
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Stdout, Write};
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ impl Drop for PartialFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::audio::AudioFormat;
+    use omni_audio::AudioFormat;
 
     fn files(folder: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(folder).unwrap();

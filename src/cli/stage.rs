@@ -1,9 +1,9 @@
 //! `omni-actors stage`: one stage of a server that has it in a process of its own. Started by that server alone.
 
 use super::EmbeddedFiles;
-use crate::engine::process;
-use crate::model::ops::give_large_blocks_back;
 use clap::Args;
+use omni_engine::process;
+use omni_model::ops::give_large_blocks_back;
 
 /// Serve one stage for the server that started this process
 #[derive(Args, Debug)]

@@ -1,7 +1,7 @@
 //! `[device]`: what computes, and how what a user did not say depends on it.
 
 use super::{Config, StageConfig};
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 
 /// What computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]

@@ -12,7 +12,7 @@ use super::{
     LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig,
     SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
-use crate::ids::{Frames, StageName};
+use omni_core::ids::{Frames, StageName};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;

@@ -28,9 +28,9 @@ struct Seat {
 pub struct Turn {
     /// One of its steps had returned.
     pub returned: bool,
-    /// [`SchedulerCore::is_awaited`](crate::core::scheduler::SchedulerCore::is_awaited).
+    /// [`SchedulerCore::is_awaited`](crate::scheduler::SchedulerCore::is_awaited).
     pub awaited: bool,
-    /// [`SchedulerCore::is_held`](crate::core::scheduler::SchedulerCore::is_held).
+    /// [`SchedulerCore::is_held`](crate::scheduler::SchedulerCore::is_held).
     pub held: bool,
 }
 

@@ -2,9 +2,9 @@
 //! every stage, so that nobody who is slow can keep the others waiting for one.
 
 use super::api::{Event, LaterReason, SubmitError, Terms};
-use crate::config::{AdmissionMode, LimitsConfig};
-use crate::core::admission::{AdmissionCore, Asked, Reason, Refusal, Standing, Ticket};
-use crate::telemetry::AdmissionMetrics;
+use omni_config::{AdmissionMode, LimitsConfig};
+use omni_core::admission::{AdmissionCore, Asked, Reason, Refusal, Standing, Ticket};
+use omni_telemetry::AdmissionMetrics;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -168,7 +168,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Config;
+    use omni_config::Config;
 
     #[tokio::test]
     async fn a_full_house_says_so_and_when_to_come_again() {

@@ -2,10 +2,10 @@
 
 pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
-pub use crate::core::admission::{Neighbour, NeighbourId, Promise, Standing};
-use crate::fault::FaultPlan;
-use crate::ids::{Frames, RequestId, StageName};
 use futures::future::BoxFuture;
+pub use omni_core::admission::{Neighbour, NeighbourId, Promise, Standing};
+use omni_core::ids::{Frames, RequestId, StageName};
+use omni_fault::FaultPlan;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -230,7 +230,7 @@ pub enum RequestError {
         reason: String,
     },
     /// The request's time was up, or its client stopped reading for too long.
-    #[error("the request took longer than {}", crate::engine::api::seconds(.0))]
+    #[error("the request took longer than {}", crate::api::seconds(.0))]
     TimedOut(Duration),
     /// The server is stopping and the grace time is over.
     #[error("the server is shutting down")]
@@ -374,7 +374,7 @@ pub enum StageState {
     Failed,
 }
 
-/// The engine as server and commands see it. Implemented by [`Engine`](crate::engine); a trait so that the HTTP surface
+/// The engine as server and commands see it. Implemented by [`Engine`](crate); a trait so that the HTTP surface
 /// can be tested with scripted answers where a real model cannot be made to misbehave.
 pub trait Service: Send + Sync {
     /// What is served.
@@ -400,7 +400,7 @@ pub trait Service: Send + Sync {
 
     /// All metrics in Prometheus' text format, those of stages in processes of their own included.
     fn metrics(&self) -> BoxFuture<'_, String> {
-        Box::pin(std::future::ready(crate::telemetry::render()))
+        Box::pin(std::future::ready(omni_telemetry::render()))
     }
 
     /// The faults that can be planned while it runs; `None` where that was not asked for.

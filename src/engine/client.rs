@@ -1,10 +1,10 @@
 //! One client: turns tokens into text and samples into chunks, and counts what was used.
 
 use super::api::{AudioChunk, Event, FinishReason, Usage};
-use crate::ids::Frames;
-use crate::model::tokenizer::{Detokenizer, Tokenizer};
-use crate::telemetry::{Outcome, RequestMeter};
-use crate::transfer::payload::{Kind, Part, Payload};
+use omni_core::ids::Frames;
+use omni_model::tokenizer::{Detokenizer, Tokenizer};
+use omni_telemetry::{Outcome, RequestMeter};
+use omni_transfer::payload::{Kind, Part, Payload};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,11 +105,11 @@ impl Client {
     }
 }
 
-impl From<crate::transfer::payload::End> for FinishReason {
-    fn from(end: crate::transfer::payload::End) -> FinishReason {
+impl From<omni_transfer::payload::End> for FinishReason {
+    fn from(end: omni_transfer::payload::End) -> FinishReason {
         match end {
-            crate::transfer::payload::End::Stop => FinishReason::Stop,
-            crate::transfer::payload::End::Length => FinishReason::Length,
+            omni_transfer::payload::End::Stop => FinishReason::Stop,
+            omni_transfer::payload::End::Length => FinishReason::Length,
         }
     }
 }

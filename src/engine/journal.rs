@@ -9,13 +9,13 @@
 mod tests;
 
 use super::plan::RowPlan;
-use crate::actors::{Admission, Wants};
-use crate::core::scheduler::Pace;
-use crate::ids::{Attempt, Generation, RequestId, Seq, StageName};
-use crate::model::ModelError;
-use crate::model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow, VocoderRow};
-use crate::telemetry::clock;
-use crate::transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
+use omni_core::scheduler::Pace;
+use omni_model::ModelError;
+use omni_model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow, VocoderRow};
+use omni_stage::{Admission, Wants};
+use omni_telemetry::clock;
+use omni_transfer::payload::{End, Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
 
 /// How often a row may fail at one place.

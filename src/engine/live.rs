@@ -4,9 +4,9 @@
 use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
 use super::speak::{Relay, Stop, refused};
-use crate::core::live::{Live, LiveText};
-use crate::ids::RequestId;
-use crate::model::prompt::{TtsPromptError, TtsStream};
+use omni_core::ids::RequestId;
+use omni_core::live::{Live, LiveText};
+use omni_model::prompt::{TtsPromptError, TtsStream};
 use std::collections::VecDeque;
 
 /// Reads a text aloud as it comes.

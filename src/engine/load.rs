@@ -1,19 +1,20 @@
 //! Weights of a stage, read where they are used.
 
-#[cfg(feature = "cuda")]
-use crate::config::Precision;
-use crate::config::{Config, DeviceKind};
-use crate::ids::StageName;
-#[cfg(feature = "cuda")]
-use crate::model::Budget;
-use crate::model::checkpoint::Checkpoint;
-use crate::model::stage::{StageFactory, StageModel};
-use crate::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
-use crate::model::talker::Talker;
-use crate::model::thinker::Thinker;
-use crate::model::vocoder::Vocoder;
-use crate::model::{DeviceChoice, LoadError};
+use crate::device::DeviceChoice;
 use candle_core::Device;
+#[cfg(feature = "cuda")]
+use omni_config::Precision;
+use omni_config::{Config, DeviceKind};
+use omni_core::ids::StageName;
+#[cfg(feature = "cuda")]
+use omni_model::Budget;
+use omni_model::LoadError;
+use omni_model::checkpoint::Checkpoint;
+use omni_model::stage::{StageFactory, StageModel};
+use omni_model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
+use omni_model::talker::Talker;
+use omni_model::thinker::Thinker;
+use omni_model::vocoder::Vocoder;
 use std::sync::{Arc, OnceLock};
 
 /// What the stages of one pipeline load from and run on.
@@ -27,7 +28,7 @@ pub(super) struct Loading {
     here: Vec<StageName>,
     /// Each opened by the first stage that loads on it, one for all.
     #[cfg(feature = "cuda")]
-    gpus: std::sync::Mutex<std::collections::BTreeMap<usize, crate::model::cuda::Gpu>>,
+    gpus: std::sync::Mutex<std::collections::BTreeMap<usize, omni_cuda::Gpu>>,
 }
 
 impl Loading {
@@ -63,9 +64,9 @@ impl Loading {
     /// The same on a GPU.
     #[cfg(feature = "cuda")]
     fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
-        use crate::model::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
-        use crate::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
-        use crate::model::cuda::vocoder;
+        use omni_cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+        use omni_cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
+        use omni_cuda::vocoder;
         let gpu = self.gpu(stage)?;
         gpu.bind()?;
         let slots = self.config.limits.max_requests;
@@ -122,8 +123,8 @@ impl Loading {
     }
 
     #[cfg(feature = "cuda")]
-    fn gpu(&self, stage: StageName) -> Result<crate::model::cuda::Gpu, LoadError> {
-        use crate::model::cuda::Gpu;
+    fn gpu(&self, stage: StageName) -> Result<omni_cuda::Gpu, LoadError> {
+        use omni_cuda::Gpu;
         let mut gpus = self.gpus.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let index = self.config.device_index(stage);
         if let Some(gpu) = gpus.get(&index) {

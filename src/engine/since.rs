@@ -1,6 +1,6 @@
 //! Since when each stage is in its state, and how long it took to recover last.
 
-use crate::actors::{StageHandle, State};
+use omni_stage::{StageHandle, State};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinHandle;
@@ -28,7 +28,7 @@ impl Follower {
         let task = tokio::spawn({
             let known = Arc::clone(&known);
             async move {
-                let now = |status: &crate::actors::StageStatus| (status.state, status.generation);
+                let now = |status: &omni_stage::StageStatus| (status.state, status.generation);
                 let mut last = now(&status.borrow_and_update());
                 let mut failed = None;
                 while status.changed().await.is_ok() {

@@ -1,7 +1,7 @@
 //! The stages of one pipeline.
 
-use crate::actors::StageHandle;
-use crate::ids::StageName;
+use omni_core::ids::StageName;
+use omni_stage::StageHandle;
 use std::sync::Arc;
 
 /// Handles of the stages that a checkpoint has, upstream first.

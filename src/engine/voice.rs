@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::sync::Arc;
 
-pub use crate::model::hf::Variant as TaskType;
+pub use omni_model::hf::Variant as TaskType;
 
 /// Who speaks.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -1,7 +1,7 @@
 //! What can break in one engine, and what a rule asks for in vain.
 
 use super::rule::{FaultKind, FaultPoint, FaultRule, Phase};
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 
 /// What an engine is made of, as far as rules need it.
 #[derive(Clone, Debug)]

@@ -55,8 +55,8 @@ fn mix(x: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::{FaultKind, FaultPoint};
-    use crate::ids::{RequestId, Seq, StageName};
+    use crate::{FaultKind, FaultPoint};
+    use omni_core::ids::{RequestId, Seq, StageName};
     use proptest::prelude::*;
 
     fn rule() -> FaultRule {

@@ -1,7 +1,7 @@
 //! What a stage is at when a fault may strike.
 
 use super::rule::Phase;
-use crate::ids::{RequestId, Seq};
+use omni_core::ids::{RequestId, Seq};
 use std::collections::HashSet;
 
 /// One request that is worked on, and what it is at. A step of several rows is at several moments.

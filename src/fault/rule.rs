@@ -1,6 +1,6 @@
 //! What a fault plan is made of: where something goes wrong, what, and when.
 
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 use std::time::Duration;
 
 /// How long a hang lasts that nobody ends: longer than anybody waits.

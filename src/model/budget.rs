@@ -3,8 +3,8 @@
 //! Processes that share a device know nothing of each other's allocations, so each gets a part that is written down, and a
 //! config whose parts do not fit together is refused before anything is started.
 
-use crate::config::{Config, Placement, format_bytes};
-use crate::ids::StageName;
+use omni_config::{Config, Placement, format_bytes};
+use omni_core::ids::StageName;
 use std::collections::BTreeSet;
 
 const MIB: u64 = 1 << 20;

@@ -1,5 +1,6 @@
 //! What can go wrong with a checkpoint or in a net.
 
+use omni_core::ids::Slot;
 use std::path::PathBuf;
 
 /// A checkpoint that cannot be served. The text tells what to change.
@@ -38,4 +39,28 @@ pub enum ModelError {
     /// This row cannot go on (input out of range, context full); others are untouched.
     #[error("{0}")]
     Row(String),
+}
+
+/// The answer to work for a row that is not there.
+pub fn not_open(slot: Slot) -> ModelError {
+    ModelError::Row(format!("{slot} is not open"))
+}
+
+/// A refusal of what one row asks for.
+///
+/// # Errors
+/// Always: [`ModelError::Row`] with this text.
+pub fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
+    Err(ModelError::Row(text.into()))
+}
+
+/// Whether all tokens have an embedding.
+///
+/// # Errors
+/// [`ModelError::Row`] that names the first token outside the vocabulary.
+pub fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
+    match tokens.iter().find(|token| **token >= vocabulary) {
+        Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),
+        None => Ok(()),
+    }
 }

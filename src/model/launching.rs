@@ -3,7 +3,7 @@
 //! builds with debug assertions it ends the stage with the name of the call: a wait that somebody adds to a step does not
 //! get through the tests.
 
-use crate::telemetry;
+use omni_telemetry as telemetry;
 use std::cell::Cell;
 use std::marker::PhantomData;
 

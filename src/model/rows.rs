@@ -2,10 +2,10 @@
 //! only where a consumer needs them.
 
 use super::ModelError;
-use crate::config::Precision;
 use bytes::Bytes;
 use candle_core::{DType, Device, Tensor};
 use futures::future::BoxFuture;
+use omni_config::Precision;
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;

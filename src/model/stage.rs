@@ -1,4 +1,4 @@
-//! The seam between a [`ModelRunner`](crate::actors) thread and the nets: one trait, whatever the stage and the device.
+//! The seam between a [`ModelRunner`](omni_stage) thread and the nets: one trait, whatever the stage and the device.
 //!
 //! A stage model holds rows, one per request, in slots. Work is measured in *units*: positions for the language models
 //! (thinker, talker), codec frames for the vocoder. The scheduler says how many units each row advances in a step; it
@@ -8,14 +8,14 @@
 //! A step is *launched* on the runner's thread. A device that works beside the host answers with a [`PendingStep`], which
 //! another thread waits for; a CPU computes the step at once and answers with its outcome.
 
-use super::stages::{in_vocabulary, refused};
+use super::error::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
-use crate::ids::Slot;
-use crate::model::hf::{TalkerConfig, VocoderConfig};
-use crate::model::rows::Rows;
-use crate::model::sampling::SamplingParams;
-use crate::model::talker::TalkerPrompt;
-use crate::telemetry::Phases;
+use crate::hf::{TalkerConfig, VocoderConfig};
+use crate::rows::Rows;
+use crate::sampling::SamplingParams;
+use crate::talker::TalkerPrompt;
+use omni_core::ids::Slot;
+use omni_telemetry::Phases;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -341,7 +341,7 @@ impl RowInput {
     ///
     /// # Errors
     /// [`ModelError::Row`] for anything else.
-    pub(in crate::model) fn into_tokens(self, slot: Slot, vocabulary: u32) -> Result<Vec<u32>, ModelError> {
+    pub fn into_tokens(self, slot: Slot, vocabulary: u32) -> Result<Vec<u32>, ModelError> {
         match self {
             RowInput::Tokens(tokens) => in_vocabulary(&tokens, vocabulary).map(|()| tokens),
             RowInput::Nothing => Ok(Vec::new()),
@@ -353,7 +353,7 @@ impl RowInput {
     ///
     /// # Errors
     /// [`ModelError::Row`] for anything else.
-    pub(in crate::model) fn into_codes(self, slot: Slot, config: &VocoderConfig) -> Result<Vec<u32>, ModelError> {
+    pub fn into_codes(self, slot: Slot, config: &VocoderConfig) -> Result<Vec<u32>, ModelError> {
         match self {
             RowInput::Codes(codes) => match config.check_codes(&codes) {
                 Ok(()) => Ok(codes),

@@ -1,10 +1,10 @@
 //! The thinker: text in, text out (spec section 4).
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Loader;
-use crate::model::hf::ThinkerConfig;
-use crate::model::ops::Linear;
-use crate::model::transformer::{DecoderStack, output_head};
+use crate::LoadError;
+use crate::checkpoint::Loader;
+use crate::hf::ThinkerConfig;
+use crate::ops::Linear;
+use crate::transformer::{DecoderStack, output_head};
 use candle_core::{Result, Tensor};
 
 /// Embedding table, decoder stack, head.

@@ -3,9 +3,9 @@
 
 use super::debug::Recording;
 use super::error::ApiError;
-use crate::engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
-use crate::ids::RequestId;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use omni_core::ids::RequestId;
+use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
 
 /// What a route sends on.
 #[derive(Debug)]

@@ -9,8 +9,6 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::gate::caller;
 use super::sse;
-use crate::audio::{AudioWriter, Sound};
-use crate::engine::{FinishReason, Output, Usage};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
@@ -18,6 +16,8 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
+use omni_audio::{AudioWriter, Sound};
+use omni_engine::{FinishReason, Output, Usage};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

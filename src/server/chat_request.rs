@@ -5,9 +5,9 @@ use super::error::{ApiError, short};
 use super::fields::{Fields, kind};
 use super::speech_request::format;
 use super::{sampling, terms};
-use crate::audio::AudioFormat;
-use crate::engine::{ChatMessage, GenerateRequest, Output, SamplingOverrides};
-use crate::ids::Frames;
+use omni_audio::AudioFormat;
+use omni_core::ids::Frames;
+use omni_engine::{ChatMessage, GenerateRequest, Output, SamplingOverrides};
 use serde_json::{Map, Value};
 
 /// A request, understood.

@@ -4,11 +4,11 @@
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::telemetry::trace::{self, Session, Trace};
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use omni_telemetry::trace::{self, Session, Trace};
 use serde::Deserialize;
 use std::collections::VecDeque;
 use std::io::{self, Write};

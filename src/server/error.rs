@@ -1,10 +1,10 @@
 //! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`, 4xx for what the client did, 5xx for us.
 
-use crate::audio::AudioError;
-use crate::engine::{LaterReason, RequestError, SubmitError, VoiceError};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use omni_audio::AudioError;
+use omni_engine::{LaterReason, RequestError, SubmitError, VoiceError};
 use serde_json::{Value, json};
 use std::time::Duration;
 

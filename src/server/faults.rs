@@ -4,11 +4,11 @@
 use super::app::App;
 use super::body::read_object;
 use super::error::ApiError;
-use crate::config::{ConfigError, FaultFile, fault_fields, faults_of_json};
-use crate::fault::{FaultPlan, PlanError};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use omni_config::{ConfigError, FaultFile, fault_fields, faults_of_json};
+use omni_fault::{FaultPlan, PlanError};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 

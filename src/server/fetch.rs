@@ -1,12 +1,12 @@
 //! Fetches a recording from an address, for strangers: from listed hosts only, never from inside our own network, within
 //! limits on time and size, and without ever looking a name up twice: the address that is checked is the one that is connected to.
 
-use crate::config::ReferenceAudioConfig;
 use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode, header};
 use futures::StreamExt;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use omni_config::ReferenceAudioConfig;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use tokio::io::{AsyncRead, AsyncWrite};

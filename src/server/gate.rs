@@ -3,12 +3,12 @@
 use super::app::App;
 use super::error::ApiError;
 use super::listen::ConnectionGuard;
-use crate::config::{KeyConfig, ServerConfig, hash_key};
-use crate::engine::{Neighbour, NeighbourId};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use omni_config::{KeyConfig, ServerConfig, hash_key};
+use omni_engine::{Neighbour, NeighbourId};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 

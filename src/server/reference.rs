@@ -3,10 +3,10 @@
 
 use super::error::ApiError;
 use super::fetch;
-use crate::config::ReferenceAudioConfig;
 use base64::Engine;
 use base64::alphabet::{STANDARD, URL_SAFE};
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use omni_config::ReferenceAudioConfig;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::io::AsyncReadExt;

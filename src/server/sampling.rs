@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::engine::SamplingOverrides;
+use omni_engine::SamplingOverrides;
 
 /// Their names.
 pub(super) const FIELDS: [&str; 7] =

@@ -10,8 +10,6 @@ use super::gate::caller;
 use super::reference::References;
 use super::speech_request::{Delivery, parse};
 use super::sse;
-use crate::audio::{AudioFormat, AudioWriter};
-use crate::engine::{FinishReason, Usage};
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -19,6 +17,8 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::stream;
+use omni_audio::{AudioFormat, AudioWriter};
+use omni_engine::{FinishReason, Usage};
 use serde_json::{Value, json};
 use std::sync::Arc;
 

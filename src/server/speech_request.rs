@@ -7,9 +7,9 @@ use super::reference::References;
 use super::sampling;
 use super::terms;
 use super::voice_request;
-use crate::audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
-use crate::engine::{SpeechParams, SpeechRequest, Terms, TextSource};
-use crate::ids::Frames;
+use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
+use omni_core::ids::Frames;
+use omni_engine::{SpeechParams, SpeechRequest, Terms, TextSource};
 use serde_json::{Map, Value};
 
 /// How the audio is sent.

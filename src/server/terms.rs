@@ -3,7 +3,7 @@
 use super::app::App;
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::engine::{Promise, Terms};
+use omni_engine::{Promise, Terms};
 use serde_json::Value;
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use super::app::App;
 use super::error::{ApiError, short};
 use super::fields::{Fields, kind};
 use super::reference::References;
-use crate::engine::{Recording, TaskType, VoiceChoice};
+use omni_engine::{Recording, TaskType, VoiceChoice};
 use serde_json::Value;
 use std::sync::Arc;
 

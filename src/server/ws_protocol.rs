@@ -7,8 +7,8 @@ use super::fields::Fields;
 use super::reference::References;
 use super::speech_request::{params, refuse_what_would_change_the_answer, sound};
 use super::terms;
-use crate::audio::{AudioFormat, Sound};
-use crate::engine::{FinishReason, SpeechParams, Usage};
+use omni_audio::{AudioFormat, Sound};
+use omni_engine::{FinishReason, SpeechParams, Usage};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 //! One utterance of a WebSocket session, and what the session waits for on its behalf.
 
 use super::ws_input::{Input, Next};
-use crate::audio::{AudioFormat, AudioWriter};
-use crate::engine::{Event, ResponseStream};
 use axum::extract::ws::Message;
+use omni_audio::{AudioFormat, AudioWriter};
+use omni_engine::{Event, ResponseStream};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;

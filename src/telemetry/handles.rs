@@ -4,8 +4,8 @@ use super::catalogue::{self as c, Metric};
 use super::exposition::install;
 use super::phase::{Phase, Phases};
 use super::trace;
-use crate::ids::{PayloadKind, StageName};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use omni_core::ids::{PayloadKind, StageName};
 use std::time::Duration;
 
 /// A bounded queue inside a stage.

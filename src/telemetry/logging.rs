@@ -1,7 +1,6 @@
 //! Log lines, to stderr.
 
-use crate::config::{LogFormat, TelemetryConfig};
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 
@@ -12,7 +11,7 @@ const VARIABLE: &str = "OMNI_LOG";
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     /// The filter is not one.
-    #[error("{VARIABLE}={value}: {reason}; try `info` or `omni_actors=debug`")]
+    #[error("{VARIABLE}={value}: {reason}; try `info` or `omni_engine=debug`")]
     Filter {
         /// What it was.
         value: String,
@@ -27,38 +26,47 @@ pub enum LogError {
 /// What the decoder of recordings finds remarkable in the files of strangers is not.
 const QUIETER: &str = "symphonia=warn";
 
-/// Starts logging for the whole process.
+/// How a log line is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Starts logging for the whole process: `filter` says what is logged unless the environment says otherwise.
 ///
 /// # Errors
 /// A filter in the environment that cannot be read, or a second call.
-pub fn init_logging(config: &TelemetryConfig) -> Result<(), LogError> {
-    init(config, None)
+pub fn init_logging(filter: &str, format: LogFormat) -> Result<(), LogError> {
+    init(filter, format, None)
 }
 
 /// The same for the process of a stage: each line tells which.
 ///
 /// # Errors
 /// Those of [`init_logging`].
-pub fn init_stage_logging(config: &TelemetryConfig, stage: StageName) -> Result<(), LogError> {
-    init(config, Some(stage))
+pub fn init_stage_logging(filter: &str, format: LogFormat, stage: StageName) -> Result<(), LogError> {
+    init(filter, format, Some(stage))
 }
 
-fn init(config: &TelemetryConfig, stage: Option<StageName>) -> Result<(), LogError> {
+fn init(filter: &str, format: LogFormat, stage: Option<StageName>) -> Result<(), LogError> {
     let filter = match std::env::var(VARIABLE) {
         Ok(value) if !value.is_empty() => EnvFilter::try_new(&value)
             .map_err(|error| LogError::Filter { value: value.clone(), reason: error.to_string() })?,
-        _ => EnvFilter::new(format!("{QUIETER},{}", config.log)),
+        _ => EnvFilter::new(format!("{QUIETER},{filter}")),
     };
-    let mark = match (stage, config.log_format) {
+    let mark = match (stage, format) {
         (None, _) => String::new(),
         (Some(stage), LogFormat::Text) => format!("[{stage}] "),
         // Of an object that has at least a time.
         (Some(stage), LogFormat::Json) => format!("{{\"process\":\"{stage}\","),
     };
-    let skip = usize::from(!mark.is_empty() && config.log_format == LogFormat::Json);
+    let skip = usize::from(!mark.is_empty() && format == LogFormat::Json);
     let writer = move || Marked { mark: mark.clone(), skip };
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
-    match config.log_format {
+    match format {
         LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     }

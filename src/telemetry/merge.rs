@@ -1,6 +1,6 @@
 //! One exposition out of those of several processes: each family once, with its `# HELP` and `# TYPE`, and no series twice.
 
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
 

@@ -2,10 +2,10 @@
 
 use super::catalogue as c;
 use super::exposition::install;
-use super::playback::Playback;
 use super::trace::{self, What};
-use crate::ids::RequestId;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use omni_core::ids::RequestId;
+use omni_core::playback::Playback;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 

@@ -1,12 +1,12 @@
 //! What one stage hands the next about one request.
 
-pub use crate::ids::PayloadKind as Kind;
+pub use omni_core::ids::PayloadKind as Kind;
 
 use super::lease::Lease;
-use crate::ids::{Attempt, Generation, RequestId, Seq, StepId};
-use crate::model::ModelError;
-use crate::model::rows::Rows;
-use crate::telemetry::trace::Chunk;
+use omni_core::ids::{Attempt, Generation, RequestId, Seq, StepId};
+use omni_model::ModelError;
+use omni_model::rows::Rows;
+use omni_telemetry::trace::Chunk;
 
 /// A chunk of a request's stream on one edge.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use super::run::alone;
 use candle_core::Device;
+use omni_actors::core::ids::StageName;
 use omni_actors::core::scheduler::{Pace, RowParams};
-use omni_actors::ids::StageName;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::sampling::{SamplingParams, philox};
 use omni_actors::model::stage::{RowSpec, StageFactory, TalkerRow, ThinkerMode, ThinkerRow};
@@ -107,11 +107,11 @@ fn thinker_factory(checkpoint: &Checkpoint) -> Box<dyn StageFactory> {
 mod cuda {
     use crate::{CHUNK, RUN_AHEAD, SLOTS};
     use omni_actors::config::Precision;
+    use omni_actors::cuda::Gpu;
+    use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+    use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
     use omni_actors::model::Checkpoint;
     use omni_actors::model::checkpoint::Loader;
-    use omni_actors::model::cuda::Gpu;
-    use omni_actors::model::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
-    use omni_actors::model::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
     use omni_actors::model::hf::ThinkerConfig;
     use omni_actors::model::stage::StageFactory;
     use std::sync::Arc;

@@ -20,8 +20,8 @@ mod support;
 
 use asks::{Ask, Dice, Stage, on_cuda, talker, thinker};
 use omni_actors::actors::{Admission, Resume, Wants};
+use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
 use omni_actors::core::scheduler::SchedulerConfig;
-use omni_actors::ids::{Attempt, Generation, RequestId, Seq};
 use omni_actors::model::stage::{Finish, StageFactory, StageModel};
 use omni_actors::transfer::payload::{End, Header, Kind, Part, Payload};
 use run::{Run, Said, Seen, alone};

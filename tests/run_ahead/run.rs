@@ -1,8 +1,8 @@
 //! What is said: rows, and a run of them whose outcomes come late.
 
 use super::asks::{Ask, Dice};
+use omni_actors::core::ids::{RequestId, Slot};
 use omni_actors::core::scheduler::{Effect, Event, Plan, RowDone, SchedulerConfig, SchedulerCore, Start, StepDone};
-use omni_actors::ids::{RequestId, Slot};
 use omni_actors::model::stage::{Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageModel};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;

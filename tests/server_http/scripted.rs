@@ -2,8 +2,8 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use omni_actors::core::ids::{Frames, RequestId, StageName};
 use omni_actors::engine::*;
-use omni_actors::ids::{Frames, RequestId, StageName};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -199,8 +199,10 @@ async fn a_client_that_stops_reading_pauses_its_request() {
     call.audio(1).await;
     let response = response.await.unwrap();
     // A minute of audio per chunk fills every buffer between us and the client long before the 100th.
-    let chunk =
-        omni_actors::engine::AudioChunk { samples: vec![0.0; 1_440_000].into(), frames: omni_actors::ids::Frames(750) };
+    let chunk = omni_actors::engine::AudioChunk {
+        samples: vec![0.0; 1_440_000].into(),
+        frames: omni_actors::core::ids::Frames(750),
+    };
     let event = omni_actors::engine::Event::Audio(chunk);
     let mut taken = 0;
     let pause = std::time::Duration::from_secs(2);

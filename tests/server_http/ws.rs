@@ -3,8 +3,8 @@
 use crate::scripted::Call;
 use crate::{Site, json};
 use futures::{SinkExt, StreamExt};
+use omni_actors::core::ids::Frames;
 use omni_actors::engine::{AudioChunk, Event, SubmitError, TextSource};
-use omni_actors::ids::Frames;
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::net::TcpStream;

@@ -2,11 +2,11 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "every test binary uses a part of this")]
 
 use omni_actors::config::{Config, DeviceKind, Placement, Precision};
+use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
     SamplingOverrides, Service, SpeechParams, SpeechRequest, Terms, TextSource, Usage, process,
 };
-use omni_actors::ids::Frames;
 use omni_actors::model::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -4,10 +4,10 @@
 
 use omni_actors::core::arbiter::{ArbiterCore, Turn};
 use omni_actors::core::deadline::Ears;
+use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{
     Effect, Event, Pace, Plan, RowDone, RowParams, SchedulerConfig, SchedulerCore, Start, StepDone,
 };
-use omni_actors::ids::{RequestId, StageName};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
@@ -368,7 +368,7 @@ impl Sim {
             Message::Arrive => self.arrive(),
             Message::Done(which, step, rows) => {
                 let rows = rows.into_iter().map(|(request, emitted, finished)| RowDone { request, emitted, finished });
-                let done = StepDone { step: omni_actors::ids::StepId(step), rows: rows.collect() };
+                let done = StepDone { step: omni_actors::core::ids::StepId(step), rows: rows.collect() };
                 self.tell(which, Event::StepDone(done));
             }
             Message::Codes(request, units, end) => {

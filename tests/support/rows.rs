@@ -1,7 +1,7 @@
 //! Rows driven through the stage trait, one step at a time.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
-use omni_actors::ids::Slot;
+use omni_actors::core::ids::Slot;
 use omni_actors::model::ModelError;
 use omni_actors::model::stage::{Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageModel, TalkerRow};
 

@@ -3,10 +3,10 @@
 
 use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, State};
 use omni_actors::core::deadline::Ears;
+use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::fault::{FaultPlan, FaultRule};
-use omni_actors::ids::{Attempt, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::model::stage::{
     Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
 };

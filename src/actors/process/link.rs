@@ -3,13 +3,13 @@
 //! a [wire frame](wire).
 
 use super::message::{self, Control, Malformed};
-use crate::ids::RequestId;
-use crate::telemetry::LinkMetrics;
-use crate::transfer::payload::Payload;
-use crate::transfer::shm::{Consumer, Producer, PushError, RingError};
-use crate::transfer::transport::TransportError;
-use crate::transfer::wire::{self, WireError};
 use bytes::Bytes;
+use omni_core::ids::RequestId;
+use omni_telemetry::LinkMetrics;
+use omni_transfer::payload::Payload;
+use omni_transfer::shm::{Consumer, Producer, PushError, RingError};
+use omni_transfer::transport::TransportError;
+use omni_transfer::wire::{self, WireError};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -271,12 +271,12 @@ impl FrameReader {
 mod tests {
     use super::super::message::ToStage;
     use super::*;
-    use crate::actors::{Admission, Resume, Wants};
-    use crate::core::scheduler::{Pace, RowParams};
-    use crate::ids::{Attempt, Generation, Seq};
-    use crate::model::stage::{RowSpec, VocoderRow};
-    use crate::transfer::payload::{Header, Kind, Part};
-    use crate::transfer::shm::ring;
+    use crate::{Admission, Resume, Wants};
+    use omni_core::ids::{Attempt, Generation, Seq};
+    use omni_core::scheduler::{Pace, RowParams};
+    use omni_model::stage::{RowSpec, VocoderRow};
+    use omni_transfer::payload::{Header, Kind, Part};
+    use omni_transfer::shm::ring;
     use proptest::prelude::*;
     use std::sync::Mutex;
     use std::time::Duration;

@@ -1,12 +1,12 @@
 //! What parent and child say to each other beside payloads. Both are the same binary, so there is no version to agree on.
 
 use super::super::stage::{Admission, StageLoad, StageStatus};
-use crate::config::Config;
-use crate::fault::{PlanState, RuleCount};
-use crate::ids::{Generation, RequestId, StageName};
-use crate::model::checkpoint::Origin;
-use crate::telemetry::trace::Record;
 use bincode::{Decode, Encode};
+use omni_config::Config;
+use omni_core::ids::{Generation, RequestId, StageName};
+use omni_fault::{PlanState, RuleCount};
+use omni_model::checkpoint::Origin;
+use omni_telemetry::trace::Record;
 
 /// Longest message: an admission with a text of the longest kind that a config allows is far below it.
 const MAX_MESSAGE: usize = 64 << 20;
@@ -80,7 +80,7 @@ pub struct Pulse {
     pub load: StageLoad,
     /// Admissions heard.
     pub admitted: u64,
-    /// See [`FaultPlan::counts`](crate::fault::FaultPlan::counts).
+    /// See [`FaultPlan::counts`](omni_fault::FaultPlan::counts).
     pub faults: Vec<RuleCount>,
 }
 

@@ -2,11 +2,11 @@
 
 use super::link::Outbox;
 use super::message::{Pulse, ToStage};
-use crate::actors::stage::{Admission, StageHandle, StageLoad};
-use crate::fault::PlanState;
-use crate::ids::RequestId;
-use crate::transfer::payload::Payload;
-use crate::transfer::transport::{PayloadSender, TransportError};
+use crate::stage::{Admission, StageHandle, StageLoad};
+use omni_core::ids::RequestId;
+use omni_fault::PlanState;
+use omni_transfer::payload::Payload;
+use omni_transfer::transport::{PayloadSender, TransportError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ impl RemoteStage {
         self.open.store(open, Ordering::SeqCst);
     }
 
-    pub(in crate::actors) fn admit(&self, admission: Admission) -> bool {
+    pub(crate) fn admit(&self, admission: Admission) -> bool {
         let open = self.open.load(Ordering::SeqCst);
         open && {
             self.admitted.fetch_add(1, Ordering::Relaxed);
@@ -52,11 +52,11 @@ impl RemoteStage {
         }
     }
 
-    pub(in crate::actors) fn abort(&self, request: RequestId) {
+    pub(crate) fn abort(&self, request: RequestId) {
         self.out.tell(ToStage::Abort(request));
     }
 
-    pub(in crate::actors) fn acked(&self, request: RequestId, units: u32) {
+    pub(crate) fn acked(&self, request: RequestId, units: u32) {
         self.out.tell(ToStage::Acked(request, units));
     }
 
@@ -73,7 +73,7 @@ impl RemoteStage {
     }
 
     /// As the child told it last, and what it cannot have counted yet.
-    pub(in crate::actors) fn load(&self) -> StageLoad {
+    pub(crate) fn load(&self) -> StageLoad {
         let Pulse { mut load, admitted, .. } = self.pulse().0.clone();
         load.rows += self.admitted.load(Ordering::Relaxed).saturating_sub(admitted) as usize;
         load.queued += self.out.waiting();
@@ -95,7 +95,7 @@ impl RemoteStage {
     }
 
     /// The child's metrics in Prometheus' text format; `None` if it ends meanwhile.
-    pub(in crate::actors) async fn metrics(&self) -> Option<String> {
+    pub(crate) async fn metrics(&self) -> Option<String> {
         let (tell, told) = oneshot::channel();
         let first = {
             let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);

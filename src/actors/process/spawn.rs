@@ -2,7 +2,7 @@
 //! for the kernel ends children with the *thread* that started them; it is also the only one that ends and reaps it, so no
 //! signal can reach a stranger who has the same number by then.
 
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};

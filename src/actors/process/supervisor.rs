@@ -1,21 +1,21 @@
 //! The ProcessSupervisor actor: starts the child of a stage, notices when it dies, hangs or cannot help itself, and starts
 //! the next one once the old one is gone, device memory and all.
 //!
-//! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::actors::supervisor) there; a
+//! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::supervisor) there; a
 //! child that this does not mend, or that dies, is replaced here. One policy counts both.
 
 use super::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received, outbox};
 use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use super::spawn::Process;
-use crate::actors::stage::{AckSink, StageHandle, StageReports, State};
-use crate::core::restart::{RestartLimits, RestartPolicy, Verdict};
-use crate::fault::FaultPlan;
-use crate::ids::{Generation, StageName};
-use crate::telemetry::{LinkMetrics, SupervisionMetrics, trace};
-use crate::transfer::payload::{Kind, Payload};
-use crate::transfer::shm::ring;
-use crate::transfer::transport::PayloadSender;
+use crate::stage::{AckSink, StageHandle, StageReports, State};
+use omni_core::ids::{Generation, StageName};
+use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
+use omni_fault::FaultPlan;
+use omni_telemetry::{LinkMetrics, SupervisionMetrics, trace};
+use omni_transfer::payload::{Kind, Payload};
+use omni_transfer::shm::ring;
+use omni_transfer::transport::PayloadSender;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::io;
 use std::path::PathBuf;

@@ -12,7 +12,7 @@ mod tests;
 
 pub use shares::{Neighbour, NeighbourId};
 
-use crate::telemetry::playback::Playback;
+use crate::playback::Playback;
 use capacity::Capacity;
 use shares::Shares;
 use sounds::FirstSounds;

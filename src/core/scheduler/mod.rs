@@ -10,7 +10,7 @@ mod tests;
 
 pub use row::{Pace, RowParams, Start};
 
-use crate::core::deadline::{Ears, Need, Standing};
+use crate::deadline::{Ears, Need, Standing};
 use crate::ids::{RequestId, Slot, StepId};
 use row::Row;
 use std::collections::{BTreeMap, VecDeque};

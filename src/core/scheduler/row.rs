@@ -1,6 +1,6 @@
 //! One row of a stage: what it may do next.
 
-use crate::core::deadline::Stream;
+use crate::deadline::Stream;
 use crate::ids::{RequestId, Slot};
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
 use super::*;
-use crate::actors::Resume;
-use crate::core::scheduler::RowParams;
-use crate::model::hf::CodecTokens;
-use crate::model::sampling::SamplingParams;
-use crate::model::talker::TalkerPrompt;
+use omni_core::scheduler::RowParams;
+use omni_model::hf::CodecTokens;
+use omni_model::sampling::SamplingParams;
+use omni_model::talker::TalkerPrompt;
+use omni_stage::Resume;
 use proptest::prelude::*;
 
 const REQUEST: RequestId = RequestId(7);

@@ -1,18 +1,18 @@
 //! Plans of Qwen3-Omni: a thinker that answers, or follows a given text, with a talker behind it.
 
 use super::{Common, FollowedText, RequestPlan, RowPlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve};
-use crate::actors::Wants;
-use crate::core::ledger::Owed;
-use crate::core::normalize::spell_out;
-use crate::core::scheduler::{Pace, RowParams};
-use crate::engine::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError};
-use crate::engine::voice::{TaskType, VoiceChoice};
-use crate::ids::StageName;
-use crate::model::hf::{OmniConfig, SAMPLE_RATE};
-use crate::model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
-use crate::model::sampling::SamplingParams;
-use crate::model::stage::{RowSpec, ThinkerMode, ThinkerRow};
-use crate::model::talker::TalkerPrompt;
+use crate::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError};
+use crate::voice::{TaskType, VoiceChoice};
+use omni_core::ids::StageName;
+use omni_core::ledger::Owed;
+use omni_core::normalize::spell_out;
+use omni_core::scheduler::{Pace, RowParams};
+use omni_model::hf::{OmniConfig, SAMPLE_RATE};
+use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
+use omni_model::sampling::SamplingParams;
+use omni_model::stage::{RowSpec, ThinkerMode, ThinkerRow};
+use omni_model::talker::TalkerPrompt;
+use omni_stage::Wants;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use std::time::Duration;
 const CLONING: &str = "voice cloning needs a Qwen3-TTS Base checkpoint; choose a voice of /v1/audio/voices";
 
 /// See the module.
-pub(in crate::engine) struct OmniPlanner {
+pub(crate) struct OmniPlanner {
     pub prompter: Prompter,
     pub config: Arc<OmniConfig>,
     pub default_voice: String,

@@ -1,16 +1,16 @@
 //! Plans of Qwen3-TTS: a talker that reads the text itself.
 
 use super::{Common, FollowedText, RequestPlan, SpeechOptions};
-use crate::engine::api::{SpeechParams, SubmitError};
-use crate::engine::voice::VoiceChoice;
-use crate::engine::voices::Voiceprint;
-use crate::model::hf::TtsConfig;
-use crate::model::prompt::{Reference, Speaker, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
-use crate::model::talker::TalkerPrompt;
+use crate::api::{SpeechParams, SubmitError};
+use crate::voice::VoiceChoice;
+use crate::voices::Voiceprint;
+use omni_model::hf::TtsConfig;
+use omni_model::prompt::{Reference, Speaker, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
+use omni_model::talker::TalkerPrompt;
 use std::sync::Arc;
 
 /// See the module.
-pub(in crate::engine) struct TtsPlanner {
+pub(crate) struct TtsPlanner {
     pub prompter: TtsPrompter,
     pub config: Arc<TtsConfig>,
     pub default_voice: Option<String>,
@@ -18,7 +18,7 @@ pub(in crate::engine) struct TtsPlanner {
 
 /// All that a prompt says besides the text.
 #[derive(Clone, Debug)]
-pub(in crate::engine) struct TtsVoice {
+pub(crate) struct TtsVoice {
     speaker: Who,
     language: Option<String>,
     instructions: Option<String>,

@@ -6,19 +6,19 @@
 use super::super::StartError;
 use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
-use crate::actors::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
-use crate::actors::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
-use crate::actors::{self, AckSink, StageHandle, StageLoad, StageReports, StageStatus, State};
-use crate::fault::FaultPlan;
-use crate::ids::{Generation, RequestId, StageName};
-use crate::model::checkpoint::{Checkpoint, EmbeddedFiles};
-use crate::telemetry::trace::{self, Session};
-use crate::telemetry::{self, LogError};
-use crate::transfer::lease::LeaseBook;
-use crate::transfer::payload::Payload;
-use crate::transfer::shm::{RingError, RingHandle};
-use crate::transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
 use futures::future::BoxFuture;
+use omni_core::ids::{Generation, RequestId, StageName};
+use omni_fault::FaultPlan;
+use omni_model::checkpoint::{Checkpoint, EmbeddedFiles};
+use omni_stage::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
+use omni_stage::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
+use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageStatus, State};
+use omni_telemetry::trace::{self, Session};
+use omni_telemetry::{self as telemetry, LogError};
+use omni_transfer::lease::LeaseBook;
+use omni_transfer::payload::Payload;
+use omni_transfer::shm::{RingError, RingHandle};
+use omni_transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -88,7 +88,7 @@ pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(
     drop(hello);
     let (from, mut to) = (from.zero_copy(setup.config.transfer.zero_copy), FrameWriter::new(up, None));
     die_with(setup.parent)?;
-    telemetry::init_stage_logging(&setup.config.telemetry, setup.stage)?;
+    telemetry::init_stage_logging(&setup.config.telemetry.log, setup.config.telemetry.log_format, setup.stage)?;
     outlive_signals()?;
 
     // Samples and tokens, or rows and tokens.

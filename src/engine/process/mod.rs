@@ -6,16 +6,16 @@ pub use child::{ChildError, serve};
 
 use super::StartError;
 use super::setup::{StageMaker, edge_capacity, restart_limits};
-use crate::actors::process::ProcessSetup;
-use crate::actors::process::message::Setup;
-use crate::actors::{AckSink, StageReports};
-use crate::config::Config;
-use crate::fault::PlanState;
-use crate::ids::{Generation, StageName};
-use crate::model::checkpoint::Checkpoint;
-use crate::telemetry::SupervisionMetrics;
-use crate::transfer::payload::Kind;
-use crate::transfer::transport::PayloadSender;
+use omni_config::Config;
+use omni_core::ids::{Generation, StageName};
+use omni_fault::PlanState;
+use omni_model::checkpoint::Checkpoint;
+use omni_stage::process::ProcessSetup;
+use omni_stage::process::message::Setup;
+use omni_stage::{AckSink, StageReports};
+use omni_telemetry::SupervisionMetrics;
+use omni_transfer::payload::Kind;
+use omni_transfer::transport::PayloadSender;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 

@@ -1,16 +1,16 @@
 //! From a recording to what the talker and the vocoder need of its voice.
 
-use crate::engine::voice::{Recording, VoiceError};
-use crate::model::LoadError;
-use crate::model::checkpoint::Checkpoint;
-use crate::model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
-use crate::model::hf::SAMPLE_RATE;
+use crate::voice::{Recording, VoiceError};
 use candle_core::Device;
+use omni_model::LoadError;
+use omni_model::checkpoint::Checkpoint;
+use omni_model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
+use omni_model::hf::SAMPLE_RATE;
 use std::sync::Arc;
 
 /// A voice, encoded.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::engine) struct Voiceprint {
+pub(crate) struct Voiceprint {
     /// As wide as the talker.
     pub x_vector: Arc<[f32]>,
     /// For in-context cloning.
@@ -19,7 +19,7 @@ pub(in crate::engine) struct Voiceprint {
 
 /// A recording with its transcript.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::engine) struct Spoken {
+pub(crate) struct Spoken {
     /// What is said.
     pub text: Arc<str>,
     /// Frame after frame, all groups of each.

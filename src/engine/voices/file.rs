@@ -4,7 +4,7 @@
 //! A file is written beside its place, flushed to the disk and renamed, so whatever happens to the process, a voice is
 //! there with all it has or not there.
 
-use crate::fault::{FaultKind, FaultSite};
+use omni_fault::{FaultKind, FaultSite};
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};

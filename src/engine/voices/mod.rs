@@ -9,13 +9,13 @@ mod file;
 pub(super) use encoder::{Spoken, Voiceprint};
 
 use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
-use crate::config::VoicesDirectory;
-use crate::fault::FaultSite;
-use crate::model::LoadError;
-use crate::model::checkpoint::Checkpoint;
-use crate::model::frontend::AudioLimits;
 use encoder::Encoder;
 use file::Kept;
+use omni_config::VoicesDirectory;
+use omni_fault::FaultSite;
+use omni_model::LoadError;
+use omni_model::checkpoint::Checkpoint;
+use omni_model::frontend::AudioLimits;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! The files of a checkpoint: a folder, or bytes inside the binary.
 
-use crate::model::LoadError;
+use crate::LoadError;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 

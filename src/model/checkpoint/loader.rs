@@ -2,7 +2,7 @@
 
 use super::random::RandomTensor;
 use super::weights::Weights;
-use crate::model::LoadError;
+use crate::LoadError;
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use std::cell::RefCell;

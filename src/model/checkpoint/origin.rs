@@ -1,8 +1,8 @@
 //! How a checkpoint was opened: what another process of the same program needs to open it again.
 
 use super::{Checkpoint, EmbeddedFiles, Files};
-use crate::config::WeightsKind;
-use crate::model::LoadError;
+use crate::LoadError;
+use omni_config::WeightsKind;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 

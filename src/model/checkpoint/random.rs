@@ -12,8 +12,8 @@
 //! `kernels/random.cu` does the same. What `bound` is, or that a tensor is constant, depends on its name and shape
 //! ([`Fill::of`]): activations stay of order 1 through all layers, and speech is neither silent nor clipped.
 
-use crate::model::LoadError;
-use crate::model::sampling::philox;
+use crate::LoadError;
+use crate::sampling::philox;
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 

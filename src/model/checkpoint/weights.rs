@@ -5,7 +5,7 @@
 //! program runs is an error and not a bus fault, as it would be with a memory map.
 
 use super::files::{EmbeddedFiles, Files};
-use crate::model::LoadError;
+use crate::LoadError;
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use safetensors::tensor::Metadata;

@@ -1,6 +1,6 @@
 //! The log-mel spectrum that the speaker encoder hears (spec section 10).
 
-use crate::model::ops::Linear;
+use crate::ops::Linear;
 use candle_core::{Device, Result, Tensor};
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};

@@ -15,8 +15,8 @@ pub use codec_encoder::CodecEncoder;
 pub use resample::{resample, resampled_len};
 pub use speaker_encoder::SpeakerEncoder;
 
-use crate::model::hf::SAMPLE_RATE;
-use crate::model::{Checkpoint, LoadError};
+use crate::hf::SAMPLE_RATE;
+use crate::{Checkpoint, LoadError};
 use candle_core::Device;
 
 /// Both encoders of a Qwen3-TTS Base checkpoint.

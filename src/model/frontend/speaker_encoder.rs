@@ -1,10 +1,10 @@
 //! The speaker encoder of Qwen3-TTS Base: an ECAPA-TDNN from a spectrum to an x-vector (spec section 10).
 
 use super::mel::MelSpectrum;
-use crate::model::LoadError;
-use crate::model::checkpoint::{Loader, Scope};
-use crate::model::hf::{SAMPLE_RATE, SpeakerEncoderConfig};
-use crate::model::ops::Linear;
+use crate::LoadError;
+use crate::checkpoint::{Loader, Scope};
+use crate::hf::{SAMPLE_RATE, SpeakerEncoderConfig};
+use crate::ops::Linear;
 use candle_core::{D, Device, Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

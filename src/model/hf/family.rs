@@ -4,7 +4,7 @@ use super::omni::OmniConfig;
 use super::talker::TalkerConfig;
 use super::tts::TtsConfig;
 use super::vocoder::VocoderConfig;
-use crate::ids::StageName;
+use omni_core::ids::StageName;
 use serde_json::Value;
 use std::sync::Arc;
 

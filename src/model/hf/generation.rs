@@ -2,7 +2,7 @@
 //! (spec section 7) for what the file leaves out.
 
 use super::json::{Node, Problems};
-use crate::model::sampling::SamplingParams;
+use crate::sampling::SamplingParams;
 use serde_json::Value;
 
 /// What the library that made the checkpoints assumes when neither file nor caller says how to sample.

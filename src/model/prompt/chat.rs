@@ -1,9 +1,9 @@
 //! From a conversation, or from a text to be spoken, to the token ids of the thinker and the rows that the talker takes
 //! from them (spec section 5).
 
-use crate::model::hf::{ChatTokens, OmniConfig};
-use crate::model::template::{ChatTemplate, TemplateError, TemplateMessage};
-use crate::model::tokenizer::{TokenizeError, Tokenizer};
+use crate::hf::{ChatTokens, OmniConfig};
+use crate::template::{ChatTemplate, TemplateError, TemplateMessage};
+use crate::tokenizer::{TokenizeError, Tokenizer};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
 //! One token from one row of logits.
 
 use super::{History, SamplingParams};
-use crate::model::ModelError;
+use crate::ModelError;
 use std::ops::Range;
 
 /// Thinning out fewer candidates than this costs more than keeping them.
@@ -214,7 +214,7 @@ fn all_below_infinity(values: &[f32]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::sampling::{Domain, uniform};
+    use crate::sampling::{Domain, uniform};
     use proptest::prelude::*;
 
     const PLAIN: SamplingParams = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };

@@ -4,10 +4,10 @@ pub mod talker;
 pub mod thinker;
 pub mod vocoder;
 
-use crate::ids::Slot;
-use crate::model::ModelError;
-use crate::model::stage::{DeviceTimes, RowOutput, RowWork, StepOutcome};
-use crate::telemetry::{Phase, PhaseClock};
+use crate::error::{ModelError, not_open};
+use crate::stage::{DeviceTimes, RowOutput, RowWork, StepOutcome};
+use omni_core::ids::Slot;
+use omni_telemetry::{Phase, PhaseClock};
 use std::collections::HashMap;
 
 /// A stage of a language model: its rows go through one forward together.
@@ -34,7 +34,7 @@ trait LanguageModel {
         clock: &mut PhaseClock,
     ) -> Result<(), ModelError>;
 
-    /// One step: [`StageModel::launch`](crate::model::stage::StageModel::launch).
+    /// One step: [`StageModel::launch`](crate::stage::StageModel::launch).
     fn step_rows(&mut self, work: &[RowWork]) -> Result<StepOutcome, ModelError> {
         let mut clock = PhaseClock::start();
         let mut results = Vec::with_capacity(work.len());
@@ -94,23 +94,5 @@ impl<R, I> Batch<R, I> {
             Some((entry.samples, *end - 1))
         });
         ends.filter_map(|(samples, last)| samples.then_some(last)).collect()
-    }
-}
-
-/// The answer to work for a row that is not there.
-pub(in crate::model) fn not_open(slot: Slot) -> ModelError {
-    ModelError::Row(format!("{slot} is not open"))
-}
-
-/// A refusal of what one row asks for.
-pub(in crate::model) fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
-    Err(ModelError::Row(text.into()))
-}
-
-/// Whether all tokens have an embedding.
-pub(in crate::model) fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
-    match tokens.iter().find(|token| **token >= vocabulary) {
-        Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),
-        None => Ok(()),
     }
 }

@@ -8,17 +8,18 @@
 //!
 //! A talker that reads text itself is fed tokens, any other the rows of its thinker.
 
-use super::{Batch, LanguageModel, Running, in_vocabulary, not_open, refused};
-use crate::ids::Slot;
-use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
-use crate::model::stage::{
+use super::{Batch, LanguageModel, Running};
+use crate::error::{in_vocabulary, not_open, refused};
+use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
+use crate::stage::{
     Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow,
 };
-use crate::model::talker::{PredictorCaches, Talker, TextSide};
-use crate::model::transformer::{KvCache, Segment};
-use crate::model::{LoadError, ModelError};
-use crate::telemetry::{Phase, PhaseClock};
+use crate::talker::{PredictorCaches, Talker, TextSide};
+use crate::transformer::{KvCache, Segment};
+use crate::{LoadError, ModelError};
 use candle_core::Tensor;
+use omni_core::ids::Slot;
+use omni_telemetry::{Phase, PhaseClock};
 use std::collections::HashMap;
 use std::sync::Arc;
 

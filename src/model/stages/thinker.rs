@@ -8,17 +8,18 @@
 //! is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step that takes its last
 //! token, if the end of the input is known by then, and otherwise with a step of 0 units.
 
-use super::{Batch, LanguageModel, in_vocabulary, not_open, refused};
-use crate::ids::Slot;
-use crate::model::sampling::{Domain, History, Sampler, Suppress, uniform};
-use crate::model::stage::{
+use super::{Batch, LanguageModel};
+use crate::error::{in_vocabulary, not_open, refused};
+use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
+use crate::stage::{
     Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,
 };
-use crate::model::thinker::Thinker;
-use crate::model::transformer::{KvCache, Segment};
-use crate::model::{LoadError, ModelError};
-use crate::telemetry::{Phase, PhaseClock};
+use crate::thinker::Thinker;
+use crate::transformer::{KvCache, Segment};
+use crate::{LoadError, ModelError};
 use candle_core::Tensor;
+use omni_core::ids::Slot;
+use omni_telemetry::{Phase, PhaseClock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -122,7 +123,7 @@ impl StageModel for ThinkerStage {
 ///
 /// # Errors
 /// [`ModelError::Row`] with the first thing that it cannot.
-pub(in crate::model) fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) -> Result<(), ModelError> {
+pub fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) -> Result<(), ModelError> {
     in_vocabulary(&spec.prompt, vocabulary)?;
     let len = spec.prompt.len();
     if len == 0 || len > limit {
@@ -147,7 +148,7 @@ pub(in crate::model) fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) 
 }
 
 /// Of the `count` prompt positions from `from` on those that the talker needs, as tokens.
-pub(in crate::model) fn prompt_rows(spec: &ThinkerRow, from: u32, count: u32) -> Vec<u32> {
+pub fn prompt_rows(spec: &ThinkerRow, from: u32, count: u32) -> Vec<u32> {
     let ranges = spec.emit.iter().flat_map(|ranges| ranges.iter());
     let inside = ranges.flat_map(|range| range.start.max(from)..range.end.min(from + count));
     inside.map(|at| spec.prompt[at as usize]).collect()

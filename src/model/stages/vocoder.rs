@@ -4,14 +4,14 @@
 //! make others wait. The state behind a reference is kept: rows of a voice that was used before start at once, with the
 //! same bits.
 
-use super::not_open;
-use crate::ids::Slot;
-use crate::model::stage::{
+use crate::error::not_open;
+use crate::stage::{
     DeviceTimes, Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
 };
-use crate::model::vocoder::{Context, Contexts, Stream, Vocoder};
-use crate::model::{LoadError, ModelError};
-use crate::telemetry::{self, PhaseClock};
+use crate::vocoder::{Context, Contexts, Stream, Vocoder};
+use crate::{LoadError, ModelError};
+use omni_core::ids::Slot;
+use omni_telemetry::{self as telemetry, PhaseClock};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;

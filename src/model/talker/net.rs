@@ -3,12 +3,12 @@
 use super::predictor::CodePredictor;
 use super::prompt::{CodecSide, TalkerPrompt, TextSide};
 use super::table::Table;
-use crate::model::LoadError;
-use crate::model::checkpoint::{Loader, Scope};
-use crate::model::hf::{ChatTokens, Family, SPECIAL_CODEC_IDS, TalkerConfig, TtsTokens};
-use crate::model::ops::Linear;
-use crate::model::sampling::Suppress;
-use crate::model::transformer::{DecoderStack, output_head};
+use crate::LoadError;
+use crate::checkpoint::{Loader, Scope};
+use crate::hf::{ChatTokens, Family, SPECIAL_CODEC_IDS, TalkerConfig, TtsTokens};
+use crate::ops::Linear;
+use crate::sampling::Suppress;
+use crate::transformer::{DecoderStack, output_head};
 use candle_core::{Result, Tensor};
 
 /// Backbone, head, projection of text and code predictor.

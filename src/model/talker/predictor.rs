@@ -2,11 +2,11 @@
 
 use super::net::biased;
 use super::table::Table;
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::TalkerConfig;
-use crate::model::ops::Linear;
-use crate::model::transformer::{DecoderStack, KvCache, Segment};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::TalkerConfig;
+use crate::ops::Linear;
+use crate::transformer::{DecoderStack, KvCache, Segment};
 use candle_core::{Result, Tensor};
 
 /// A small decoder that runs afresh for every frame: a prompt of two rows gives code 1, each further pass one code more.

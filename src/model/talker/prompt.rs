@@ -5,11 +5,11 @@
 //! prompt uses the first of them. With [`Trailing::Text`] the others follow one per frame, then once the end-of-text row,
 //! then padding for as long as the talker speaks.
 
-use crate::model::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
+use crate::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
 use std::sync::Arc;
 
 /// Input rows of the assistant header: `<|im_start|>`, `assistant`, newline.
-pub(in crate::model) const HEADER_ROWS: u32 = 3;
+pub(crate) const HEADER_ROWS: u32 = 3;
 
 /// What the text side of a position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]

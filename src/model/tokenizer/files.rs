@@ -2,8 +2,8 @@
 
 use super::bytes::{TokenBytes, alphabet};
 use super::{AddedToken, Tokenizer};
-use crate::model::LoadError;
-use crate::model::checkpoint::Files;
+use crate::LoadError;
+use crate::checkpoint::Files;
 use serde_json::{Map, Value, json};
 
 const TOKENIZER: &str = "tokenizer.json";

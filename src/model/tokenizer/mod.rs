@@ -11,8 +11,8 @@ mod words;
 pub use detokenizer::Detokenizer;
 pub use words::Words;
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Files;
+use crate::LoadError;
+use crate::checkpoint::Files;
 use bytes::TokenBytes;
 
 /// Words to ids and ids to bytes. Immutable and shared by all requests.

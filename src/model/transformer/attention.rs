@@ -2,10 +2,10 @@
 
 use super::fused::SplitQkv;
 use super::stack::Segment;
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::DecoderConfig;
-use crate::model::ops::{self, Angles, Linear};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::DecoderConfig;
+use crate::ops::{self, Angles, Linear};
 use candle_core::{Result, Tensor};
 
 /// The attention half of a decoder layer.

@@ -1,10 +1,10 @@
 //! The feed-forward half of a decoder layer.
 
 use super::moe::Moe;
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::DecoderConfig;
-use crate::model::ops::{Linear, silu_mul};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::DecoderConfig;
+use crate::ops::{Linear, silu_mul};
 use candle_core::{Result, Tensor};
 
 /// What a layer has: one block, or experts.

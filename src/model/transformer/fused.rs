@@ -1,7 +1,7 @@
 //! Cutting queries, keys and values out of their common projection, with norm and rotation, in one pass: as separate
 //! tensor ops this costs more in calls and allocations than in arithmetic when a batch has few positions.
 
-use crate::model::ops::{Angles, rms_norm};
+use crate::ops::{Angles, rms_norm};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
 
 /// Lanes of the partial sums: fixed, so that the sum has one order and the loop still vectorizes.
@@ -137,7 +137,7 @@ fn sum_of_squares(values: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ops::Rope;
+    use crate::ops::Rope;
     use candle_core::Device;
 
     #[test]

@@ -1,10 +1,10 @@
 //! Mixture of experts: a router picks a few experts for every position.
 
 use super::ffn::SwiGlu;
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::MoeConfig;
-use crate::model::ops::Linear;
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::MoeConfig;
+use crate::ops::Linear;
 use candle_core::{Result, Tensor};
 
 /// A router, its experts, and the expert that every position goes through, if there is one.

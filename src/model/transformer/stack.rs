@@ -3,10 +3,10 @@
 use super::attention::Attention;
 use super::cache::KvCache;
 use super::ffn::Ffn;
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::DecoderConfig;
-use crate::model::ops::{Angles, Rope, rms_norm};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::DecoderConfig;
+use crate::ops::{Angles, Rope, rms_norm};
 use candle_core::{Device, Result, Tensor};
 
 /// One row's share of a flattened batch: its cache and how many of the new positions are its own.

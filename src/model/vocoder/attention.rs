@@ -1,14 +1,14 @@
 //! Self-attention with rotary positions and a learned scale on its output, as the transformers on both sides of the
 //! codec have it.
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::ops::{Angles, Linear};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::ops::{Angles, Linear};
 use candle_core::{D, Result, Tensor};
 
 /// Sizes of an attention.
 #[derive(Clone, Copy)]
-pub(in crate::model) struct AttentionSizes {
+pub(crate) struct AttentionSizes {
     pub hidden: usize,
     pub heads: usize,
     pub kv_heads: usize,
@@ -17,7 +17,7 @@ pub(in crate::model) struct AttentionSizes {
     pub bias: bool,
 }
 
-pub(in crate::model) struct Attention {
+pub(crate) struct Attention {
     /// Queries, keys and values in one product.
     qkv: Linear,
     /// Scaled by the layer scale.

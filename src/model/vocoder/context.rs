@@ -95,12 +95,12 @@ impl Context {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Checkpoint;
+    use crate::Checkpoint;
     use candle_core::Device;
     use std::path::Path;
 
     fn net() -> Vocoder {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_tts/base");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_tts/base");
         Vocoder::load(&Checkpoint::open(&folder).unwrap(), &Device::Cpu).unwrap()
     }
 

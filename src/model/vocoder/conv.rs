@@ -1,13 +1,13 @@
 //! Causal convolutions that remember their last inputs.
 
 use super::state::{HistoryPlan, Plan, Stream};
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::ops::{Linear, depthwise_conv};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::ops::{Linear, depthwise_conv};
 use candle_core::{Result, Tensor};
 
 /// A convolution of stride 1 that sees the past only.
-pub(in crate::model) struct CausalConv {
+pub(crate) struct CausalConv {
     layer: Linear,
     dilation: usize,
     /// Inputs before the current one that an output sees.
@@ -42,7 +42,7 @@ impl CausalConv {
 }
 
 /// A convolution of one tap, which needs no past.
-pub(in crate::model) fn load_pointwise(
+pub(crate) fn load_pointwise(
     scope: &Scope<'_>,
     inputs: usize,
     outputs: usize,

@@ -4,10 +4,10 @@
 use super::Probe;
 use super::conv::{CausalConv, CausalDepthwise, CausalTransposedConv, load_pointwise};
 use super::state::{Plan, Stream};
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::VocoderConfig;
-use crate::model::ops::{Linear, layer_norm, snake};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::VocoderConfig;
+use crate::ops::{Linear, layer_norm, snake};
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

@@ -3,10 +3,10 @@
 use super::Probe;
 use super::conv::CausalConv;
 use super::state::{Plan, Stream};
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::{VocoderConfig, VocoderInput};
-use crate::model::ops::Linear;
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::{VocoderConfig, VocoderInput};
+use crate::ops::Linear;
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

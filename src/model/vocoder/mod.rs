@@ -20,13 +20,13 @@ mod transformer;
 pub use context::{Context, Contexts};
 pub use state::Stream;
 
-pub(in crate::model) use attention::{Attention, AttentionSizes};
-pub(in crate::model) use conv::{CausalConv, load_pointwise};
-pub(in crate::model) use state::{HistoryPlan, Plan};
+pub(crate) use attention::{Attention, AttentionSizes};
+pub(crate) use conv::{CausalConv, load_pointwise};
+pub(crate) use state::{HistoryPlan, Plan};
 
-use crate::model::checkpoint::Scope;
-use crate::model::hf::{Family, VocoderConfig};
-use crate::model::{Checkpoint, LoadError};
+use crate::checkpoint::Scope;
+use crate::hf::{Family, VocoderConfig};
+use crate::{Checkpoint, LoadError};
 use candle_core::{Device, IndexOp, Result, Tensor};
 use decoder::Decoder;
 use input::Input;
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn positions_beyond_the_models_maximum_sound_the_same() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_omni");
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let net = Vocoder::load(&checkpoint, &Device::Cpu).unwrap();
         let codes: Vec<u32> = (0..20 * 8).map(|i| i * 37 % 128).collect();

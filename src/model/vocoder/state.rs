@@ -1,7 +1,7 @@
 //! What a stream carries from one chunk to the next.
 
-use crate::model::hf::VocoderConfig;
-use crate::model::ops::attention;
+use crate::hf::VocoderConfig;
+use crate::ops::attention;
 use candle_core::{DType, Device, Result, Tensor};
 
 /// State of one stream. Bounded, however long the stream is.
@@ -35,13 +35,13 @@ impl Stream {
     }
 
     /// `x` `[n, channels]` behind the rows that a convolution has seen last: `[rows + n, channels]`.
-    pub(in crate::model) fn extend(&mut self, history: usize, x: &Tensor) -> Result<Tensor> {
+    pub(crate) fn extend(&mut self, history: usize, x: &Tensor) -> Result<Tensor> {
         self.histories[history].extend(x)
     }
 }
 
 /// What every stream of a net needs, collected while the net is loaded.
-pub(in crate::model) struct Plan {
+pub(crate) struct Plan {
     layers: usize,
     window: usize,
     /// Keys or values of one position: heads and width.
@@ -53,7 +53,7 @@ pub(in crate::model) struct Plan {
 
 /// Size of one [`History`].
 #[derive(Clone, Copy)]
-pub(in crate::model) struct HistoryPlan {
+pub(crate) struct HistoryPlan {
     pub rows: usize,
     pub channels: usize,
     pub trim: usize,

@@ -2,10 +2,10 @@
 
 use super::attention::{Attention, AttentionSizes};
 use super::state::Stream;
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
-use crate::model::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
+use crate::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
 use candle_core::{Result, Tensor};
 
 pub(super) struct Transformer {

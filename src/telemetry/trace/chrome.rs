@@ -9,7 +9,7 @@ use super::record::{Lane, Record, Track, What};
 use super::recorder::Trace;
 use super::requests::{Life, lives};
 use super::steps::Summary;
-use crate::ids::{RequestId, StageName};
+use omni_core::ids::{RequestId, StageName};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};

@@ -6,7 +6,7 @@
 //! | `payload` | the step that made it | packager, connector out, connector in | the feed of the next stage, or the client's edge |
 
 use super::layout::{About, Slice, to_client};
-use crate::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
+use omni_core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use std::collections::HashMap;
 
 /// An arrow over two slices or more, in the order of time.

@@ -3,7 +3,7 @@
 //! one ends, and keeps its measured length in its arguments.
 
 use super::record::{Chunk, Lane, Ran, Record, Track, What};
-use crate::ids::{Generation, PayloadKind, StageName, StepId};
+use omni_core::ids::{Generation, PayloadKind, StageName, StepId};
 use serde_json::{Map, Value, json};
 
 /// A box in a lane; times in nanoseconds.
@@ -186,7 +186,7 @@ mod tests {
     }
 
     /// Whether every two slices are apart or one inside the other.
-    pub(in crate::telemetry::trace) fn is_tidy(lane: &[Slice]) -> bool {
+    pub(in crate::trace) fn is_tidy(lane: &[Slice]) -> bool {
         let mut open: Vec<u64> = Vec::new();
         lane.iter().all(|slice| {
             while open.last().is_some_and(|end| slice.began >= *end) {

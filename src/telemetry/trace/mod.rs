@@ -27,7 +27,7 @@ pub use recorder::{CAPACITY, Session, Trace, absorb, drain, on, settle, switched
 pub use steps::{StepTimes, Summary};
 
 use super::{Direction, Queue, clock};
-use crate::ids::{Generation, RequestId, StageName};
+use omni_core::ids::{Generation, RequestId, StageName};
 use recorder::push;
 use std::time::{Duration, Instant};
 

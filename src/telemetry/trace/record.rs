@@ -1,8 +1,8 @@
 //! What is recorded: small facts, not yet slices of a picture.
 
-use crate::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
-use crate::telemetry::{Direction, Outcome, Phase, Phases, Queue, RequestKind};
+use crate::{Direction, Outcome, Phase, Phases, Queue, RequestKind};
 use bincode::{Decode, Encode};
+use omni_core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use std::time::Duration;
 
 /// Something that happened somewhere at some time.
@@ -12,7 +12,7 @@ pub struct Record {
     pub process: u32,
     /// Where.
     pub lane: Lane,
-    /// Since when, in nanoseconds of the [host's clock](crate::telemetry::clock).
+    /// Since when, in nanoseconds of the [host's clock](crate::clock).
     pub began: u64,
     /// Until when; as `began` for what takes no time.
     pub ended: u64,

@@ -1,7 +1,7 @@
 //! Buffers of records, one per thread, and those who listen.
 
 use super::record::{Lane, Record, What};
-use crate::telemetry::clock;
+use crate::clock;
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};

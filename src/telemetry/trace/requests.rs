@@ -1,8 +1,8 @@
 //! A lane for each request: what it waited for, from its acceptance to its end.
 
 use super::record::{Lane, Record, What};
-use crate::ids::RequestId;
-use crate::telemetry::{Outcome, RequestKind};
+use crate::{Outcome, RequestKind};
+use omni_core::ids::RequestId;
 use std::collections::BTreeMap;
 
 /// What became of a request, in the order of time; times in nanoseconds.
@@ -113,8 +113,8 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Generation, PayloadKind, Seq, StageName, StepId};
-    use crate::telemetry::trace::{Chunk, Ran, RowShare, Track};
+    use crate::trace::{Chunk, Ran, RowShare, Track};
+    use omni_core::ids::{Generation, PayloadKind, Seq, StageName, StepId};
 
     #[test]
     fn a_life_is_cut_where_something_came() {

@@ -2,7 +2,7 @@
 
 use super::record::{Lane, Ran, Record, What};
 use super::recorder::Trace;
-use crate::ids::{Generation, StageName, StepId};
+use omni_core::ids::{Generation, StageName, StepId};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ fn percentiles(mut nanos: Vec<u64>) -> Option<(Duration, Duration)> {
 mod tests {
     use super::super::record::{Chunk, Track};
     use super::*;
-    use crate::ids::{PayloadKind, RequestId, Seq};
+    use omni_core::ids::{PayloadKind, RequestId, Seq};
 
     fn record(track: Track, began: u64, ended: u64, what: What) -> Record {
         let lane = Lane::of(StageName::Talker, Generation(1), track);

@@ -1,9 +1,9 @@
 //! What frames go through: a shared-memory ring, or a queue of buffers that behaves like one.
 
-use crate::transfer::reliable::LIMITS;
-use crate::transfer::shm::{Consumer, Feedback, Producer, PushError, RingError};
-use crate::transfer::transport::TransportError;
-use crate::transfer::wire::WireError;
+use crate::reliable::LIMITS;
+use crate::shm::{Consumer, Feedback, Producer, PushError, RingError};
+use crate::transport::TransportError;
+use crate::wire::WireError;
 use bytes::Bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

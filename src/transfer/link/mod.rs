@@ -18,10 +18,10 @@ mod tests;
 
 use super::shm::{self, Consumer, Producer};
 use super::transport::{PayloadReceiver, PayloadSender};
-use crate::fault::FaultSite;
-use crate::ids::RequestId;
-use crate::telemetry::RepairMetrics;
 use channel::{Sink, Source};
+use omni_core::ids::RequestId;
+use omni_fault::FaultSite;
+use omni_telemetry::RepairMetrics;
 use std::io;
 use std::sync::Arc;
 use tokio::sync::mpsc;

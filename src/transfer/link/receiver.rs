@@ -2,10 +2,10 @@
 
 use super::ENVELOPE;
 use super::channel::Source;
-use crate::transfer::payload::Payload;
-use crate::transfer::reliable::{Arrival, LIMITS, Receiver};
-use crate::transfer::transport::{PayloadReceiver, TransportError};
-use crate::transfer::wire;
+use crate::payload::Payload;
+use crate::reliable::{Arrival, LIMITS, Receiver};
+use crate::transport::{PayloadReceiver, TransportError};
+use crate::wire;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use tokio::sync::{Mutex, mpsc};

@@ -2,12 +2,12 @@
 
 use super::channel::{Sink, Source};
 use super::{ENVELOPE, LinkOptions};
-use crate::fault::{FaultKind, Moment};
-use crate::model::rows::Rows;
-use crate::transfer::payload::{Part, Payload};
-use crate::transfer::reliable::{Action, LIMITS, Sender};
-use crate::transfer::transport::{PayloadSender, TransportError};
-use crate::transfer::wire::{Frame, WireError};
+use crate::payload::{Part, Payload};
+use crate::reliable::{Action, LIMITS, Sender};
+use crate::transport::{PayloadSender, TransportError};
+use crate::wire::{Frame, WireError};
+use omni_fault::{FaultKind, Moment};
+use omni_model::rows::Rows;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

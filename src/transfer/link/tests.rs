@@ -1,11 +1,11 @@
 use super::*;
-use crate::config::Precision;
-use crate::fault::{FaultKind, FaultPlan, FaultPoint, FaultRule};
-use crate::ids::{Attempt, Generation, Seq, StageName};
-use crate::model::rows::{RowBytes, Rows};
-use crate::transfer::payload::{Header, Kind, Part, Payload};
-use crate::transfer::transport::TransportError;
+use crate::payload::{Header, Kind, Part, Payload};
+use crate::transport::TransportError;
 use bytes::Bytes;
+use omni_config::Precision;
+use omni_core::ids::{Attempt, Generation, Seq, StageName};
+use omni_fault::{FaultKind, FaultPlan, FaultPoint, FaultRule};
+use omni_model::rows::{RowBytes, Rows};
 use std::time::Duration;
 
 const STAGE: StageName = StageName::Talker;

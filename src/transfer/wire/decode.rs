@@ -4,10 +4,10 @@ use super::{
     ALIGN, Dtype, MAGIC, MAX_BODY, MAX_HEADER, MAX_PARTS, MAX_RANK, PREFIX, PartHeader, VERSION, WireError, WireHeader,
     body_start, checksum,
 };
-use crate::config::Precision;
-use crate::model::rows::{RowBytes, Rows};
-use crate::transfer::payload::{Part, Payload};
+use crate::payload::{Part, Payload};
 use bytes::Bytes;
+use omni_config::Precision;
+use omni_model::rows::{RowBytes, Rows};
 
 /// Turns a frame back into a payload. With `zero_copy` rows stay where they are and keep the frame; otherwise they are
 /// copied.

@@ -4,12 +4,12 @@ use super::{
     ALIGN, Dtype, MAGIC, MAX_BODY, MAX_HEADER, MAX_PARTS, PREFIX, PartHeader, VERSION, WireError, WireHeader,
     body_start, checksum,
 };
-use crate::config::Precision;
-use crate::model::ModelError;
-use crate::model::rows::Rows;
-use crate::transfer::payload::{Part, Payload};
+use crate::payload::{Part, Payload};
 use bytes::Bytes;
 use candle_core::{CpuStorage, Storage, Tensor};
+use omni_config::Precision;
+use omni_model::ModelError;
+use omni_model::rows::Rows;
 
 /// A payload that is about to become a frame: how long that is, and what to write.
 pub struct Frame<'a> {

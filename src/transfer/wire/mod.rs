@@ -28,7 +28,7 @@ pub use decode::decode;
 pub use encode::{Frame, encode};
 
 use super::payload::Header;
-use crate::model::ModelError;
+use omni_model::ModelError;
 
 const MAGIC: [u8; 4] = *b"OMNA";
 const VERSION: u16 = 3;

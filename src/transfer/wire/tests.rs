@@ -1,10 +1,10 @@
 use super::*;
-use crate::config::Precision;
-use crate::ids::{Attempt, Generation, RequestId, Seq};
-use crate::model::rows::{RowBytes, Rows};
-use crate::transfer::payload::{End, Kind, Part, Payload};
+use crate::payload::{End, Kind, Part, Payload};
 use bytes::Bytes;
 use candle_core::{Device, Tensor};
+use omni_config::Precision;
+use omni_core::ids::{Attempt, Generation, RequestId, Seq};
+use omni_model::rows::{RowBytes, Rows};
 use proptest::prelude::*;
 
 fn header(kind: Kind, units: u32) -> Header {

@@ -6,7 +6,7 @@ use std::f64::consts::TAU;
 use std::path::Path;
 
 fn file(name: &str) -> Vec<u8> {
-    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audio").join(name)).unwrap()
+    std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/audio").join(name)).unwrap()
 }
 
 fn decoded(bytes: &[u8]) -> Result<Clip, AudioError> {

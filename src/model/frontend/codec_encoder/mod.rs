@@ -8,10 +8,10 @@ mod quantizer;
 mod seanet;
 mod transformer;
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Loader;
-use crate::model::hf::CodecEncoderConfig;
-use crate::model::ops::Linear;
+use crate::LoadError;
+use crate::checkpoint::Loader;
+use crate::hf::CodecEncoderConfig;
+use crate::ops::Linear;
 use candle_core::{Device, Result, Tensor};
 use quantizer::Quantizer;
 use seanet::SeaNet;

@@ -1,9 +1,9 @@
 //! Vectors to codes: two chains of codebooks, each codebook quantizing what the ones before it left over.
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::CodecEncoderConfig;
-use crate::model::ops::Linear;
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::CodecEncoderConfig;
+use crate::ops::Linear;
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

@@ -1,10 +1,10 @@
 //! Samples to positions of the transformer: causal convolutions, each downsampling behind residual blocks.
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::CodecEncoderConfig;
-use crate::model::ops::{Linear, elu};
-use crate::model::vocoder::{CausalConv, HistoryPlan, Plan, Stream, load_pointwise};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::CodecEncoderConfig;
+use crate::ops::{Linear, elu};
+use crate::vocoder::{CausalConv, HistoryPlan, Plan, Stream, load_pointwise};
 use candle_core::{Device, Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;
@@ -142,12 +142,12 @@ pub(super) fn strided(layer: &Linear, x: &Tensor, stride: usize) -> Result<Tenso
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Checkpoint;
+    use crate::Checkpoint;
     use std::path::Path;
 
     #[test]
     fn a_clip_has_the_same_bits_however_it_is_cut_and_as_many_positions_as_begin_in_it() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_tts/base");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_tts/base");
         let checkpoint = Checkpoint::open(&folder).unwrap();
         let config = &checkpoint.tts().unwrap().codec.encoder;
         let loader = checkpoint.codec_loader(&[], &Device::Cpu).unwrap();

@@ -1,11 +1,11 @@
 //! The transformer over positions: layer norms, attention to what came before, GELU, a learned scale on both residual
 //! branches, no norm at the end.
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Scope;
-use crate::model::hf::CodecTransformerConfig;
-use crate::model::ops::{Angles, Linear, Rope, attention, layer_norm};
-use crate::model::vocoder::{Attention, AttentionSizes};
+use crate::LoadError;
+use crate::checkpoint::Scope;
+use crate::hf::CodecTransformerConfig;
+use crate::ops::{Angles, Linear, Rope, attention, layer_norm};
+use crate::vocoder::{Attention, AttentionSizes};
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

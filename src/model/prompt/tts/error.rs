@@ -1,7 +1,7 @@
 //! What a checkpoint cannot do, in words for whoever asked.
 
-use crate::model::hf::{UnknownSpeaker, Variant};
-use crate::model::tokenizer::TokenizeError;
+use crate::hf::{UnknownSpeaker, Variant};
+use crate::tokenizer::TokenizeError;
 
 /// A request that this checkpoint cannot serve. The client's mistake, but for the last.
 #[derive(Debug, thiserror::Error)]

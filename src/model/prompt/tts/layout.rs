@@ -1,7 +1,7 @@
 //! Which token stands beside which code. Pure.
 
-use crate::model::hf::CodecTokens;
-use crate::model::talker::{CodecSide, TalkerPrompt, TextSide, Trailing};
+use crate::hf::CodecTokens;
+use crate::talker::{CodecSide, TalkerPrompt, TextSide, Trailing};
 use std::sync::Arc;
 
 /// A request without its text.

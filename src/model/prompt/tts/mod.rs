@@ -11,11 +11,11 @@ mod stream;
 pub use error::TtsPromptError;
 pub use stream::TtsStream;
 
-use crate::model::LoadError;
-use crate::model::checkpoint::Files;
-use crate::model::hf::{CodecTokens, TtsConfig, Variant};
-use crate::model::talker::{CodecSide, TalkerPrompt, Trailing};
-use crate::model::tokenizer::Tokenizer;
+use crate::LoadError;
+use crate::checkpoint::Files;
+use crate::hf::{CodecTokens, TtsConfig, Variant};
+use crate::talker::{CodecSide, TalkerPrompt, Trailing};
+use crate::tokenizer::Tokenizer;
 use layout::{Plan, PlannedReference};
 use std::sync::Arc;
 

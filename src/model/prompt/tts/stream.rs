@@ -2,8 +2,8 @@
 
 use super::layout::Plan;
 use super::{TtsPromptError, TtsPrompter};
-use crate::model::talker::TalkerPrompt;
-use crate::model::tokenizer::Words;
+use crate::talker::TalkerPrompt;
+use crate::tokenizer::Words;
 use std::sync::Arc;
 
 /// A text that is being written while it is spoken.

@@ -1,0 +1,172 @@
+//! What leaves as sound: samples become bytes of a format, piece by piece, faster or slower if wanted.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `writer` | one answer: speed, then format |
+//! | `stretch` | other speeds at the same pitch |
+//! | `pcm` | 16-bit samples, bare or in a wav |
+//! | `flac`, `mp3`, `opus` | the compressed formats |
+//!
+//! Everything here is mono and pure: no clock, no I/O, the same bytes however the samples are cut into pieces.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod flac;
+mod mp3;
+mod opus;
+mod pcm;
+mod stretch;
+mod writer;
+
+pub use stretch::{MAX_SPEED, MIN_SPEED, TimeStretch};
+pub use writer::{AudioWriter, Sound};
+
+use std::path::Path;
+
+/// What a client hears.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AudioFormat {
+    /// RIFF/WAVE, 16 bit.
+    Wav,
+    /// The same samples without a header.
+    Pcm,
+    /// Lossless: the same samples, about half the bytes.
+    Flac,
+    /// MPEG-1, 2 or 2.5 Layer III at 96 kbit/s.
+    Mp3,
+    /// Opus at about 64 kbit/s, in Ogg.
+    Opus,
+}
+
+/// Names that OpenAI knows and we do not make.
+const OTHERS: [&str; 1] = ["aac"];
+
+impl AudioFormat {
+    /// All of them, in the order in which messages list them.
+    pub const ALL: [AudioFormat; 5] =
+        [AudioFormat::Wav, AudioFormat::Pcm, AudioFormat::Flac, AudioFormat::Mp3, AudioFormat::Opus];
+
+    /// A format by the name that APIs give it; `pcm16` is what chat completions call `pcm`.
+    ///
+    /// # Errors
+    /// A sentence that says what is served.
+    pub fn parse(name: &str) -> Result<AudioFormat, String> {
+        let named = AudioFormat::ALL.into_iter().find(|format| format.as_str() == name);
+        match named {
+            Some(format) => Ok(format),
+            None if name == "pcm16" => Ok(AudioFormat::Pcm),
+            None if OTHERS.contains(&name) => {
+                Err(format!("the format {name:?} is not supported by this server; ask for one of {}", names()))
+            }
+            None => Err(format!("{name:?} is no audio format; ask for one of {}", names())),
+        }
+    }
+
+    /// The format of a file with this name; `None` if its ending says nothing.
+    pub fn of_file(path: &Path) -> Option<AudioFormat> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "ogg" | "oga" => Some(AudioFormat::Opus),
+            "raw" => Some(AudioFormat::Pcm),
+            ending => AudioFormat::ALL.into_iter().find(|format| format.as_str() == ending),
+        }
+    }
+
+    /// Its name, which is also the usual ending of its files.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            AudioFormat::Wav => "wav",
+            AudioFormat::Pcm => "pcm",
+            AudioFormat::Flac => "flac",
+            AudioFormat::Mp3 => "mp3",
+            AudioFormat::Opus => "opus",
+        }
+    }
+
+    /// Its media type.
+    pub fn content_type(self) -> &'static str {
+        match self {
+            AudioFormat::Wav => "audio/wav",
+            AudioFormat::Pcm => "audio/pcm",
+            AudioFormat::Flac => "audio/flac",
+            AudioFormat::Mp3 => "audio/mpeg",
+            AudioFormat::Opus => "audio/ogg",
+        }
+    }
+
+    /// Whether a whole file says in front how long it is, so that sending it before it is complete leaves something out.
+    pub fn tells_length(self) -> bool {
+        matches!(self, AudioFormat::Wav | AudioFormat::Flac)
+    }
+
+    /// Whether the format can carry this sample rate, Hz.
+    pub fn carries(self, sample_rate: u32) -> bool {
+        match self {
+            AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac => true,
+            AudioFormat::Mp3 => mp3::RATES.contains(&sample_rate),
+            AudioFormat::Opus => opus::RATES.contains(&sample_rate),
+        }
+    }
+}
+
+/// The names of all formats, for messages.
+fn names() -> String {
+    AudioFormat::ALL.map(|format| format!("{:?}", format.as_str())).join(", ")
+}
+
+/// Why samples could not be encoded.
+#[derive(Debug, thiserror::Error)]
+pub enum AudioError {
+    /// The format cannot carry this sample rate.
+    #[error("{format} cannot carry {rate} samples per second; ask for \"wav\", \"pcm\" or \"flac\"")]
+    Rate {
+        /// The format's name.
+        format: &'static str,
+        /// Hz.
+        rate: u32,
+    },
+    /// The library refused; a bug of ours or of the library.
+    #[error("the {format} encoder failed: {reason}")]
+    Encoder {
+        /// The format's name.
+        format: &'static str,
+        /// What it said.
+        reason: String,
+    },
+}
+
+/// A format being written. Bytes come out as soon as the format allows; those of all calls put together are the file.
+trait Encode: Send + Sync {
+    /// Takes samples in [-1, 1] (others are clamped, NaN is silence) and appends the bytes that are complete. The first
+    /// call brings the header, samples or not.
+    fn push(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError>;
+
+    /// Appends the rest. Nothing is pushed afterwards.
+    fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), AudioError>;
+
+    /// After `finish`: how the file should have begun, now that its length is known; same number of bytes as there. What
+    /// is still at hand is corrected with it. `None` if it began right.
+    fn front(&self) -> Option<Vec<u8>>;
+}
+
+/// An encoder of `format` at `rate` Hz.
+fn encoder(format: AudioFormat, rate: u32) -> Result<Box<dyn Encode>, AudioError> {
+    if !format.carries(rate) {
+        return Err(AudioError::Rate { format: format.as_str(), rate });
+    }
+    Ok(match format {
+        AudioFormat::Wav => Box::new(pcm::Pcm::wav(rate)),
+        AudioFormat::Pcm => Box::new(pcm::Pcm::bare()),
+        AudioFormat::Flac => Box::new(flac::Flac::new(rate)?),
+        AudioFormat::Mp3 => Box::new(mp3::Mp3::new(rate)),
+        AudioFormat::Opus => Box::new(opus::Opus::new(rate)?),
+    })
+}
+
+/// What a lossy encoder may see.
+fn sane(sample: f32) -> f32 {
+    if sample.is_nan() { 0.0 } else { sample.clamp(-1.0, 1.0) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,86 @@
+//! The commands, one file each. What they share: where the model comes from (`model`), exit codes (`exit`), signals.
+//!
+//! A command's arguments are what the user typed; each command turns them into what they mean before it begins.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod check;
+mod run;
+mod say;
+mod sink;
+mod stage;
+
+pub use omni_model::checkpoint::EmbeddedFiles;
+
+use clap::{Parser, Subcommand};
+use omni_engine::process;
+use omni_tools::{bench, chaos, exit, trace, verify};
+use std::process::ExitCode;
+
+/// A serving runtime for models that talk
+///
+/// Serves Qwen3-Omni and Qwen3-TTS checkpoints: text in, speech streamed out while it is made, on a CPU or, built with the
+/// feature `cuda`, on a GPU. Without a checkpoint it speaks with the small voice that is part of this program.
+#[derive(Parser, Debug)]
+#[command(name = "omni-actors", version, max_term_width = 110)]
+#[command(after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 130 interrupted.
+`omni-actors COMMAND --help` has examples.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    Run(run::RunArgs),
+    Say(say::SayArgs),
+    Check(check::CheckArgs),
+    Verify(verify::command::VerifyArgs),
+    Bench(bench::BenchArgs),
+    Chaos(chaos::ChaosArgs),
+    Trace(trace::TraceArgs),
+    #[command(hide = true)]
+    Stage(stage::StageArgs),
+}
+
+/// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
+pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
+    let command = Cli::parse().command;
+    // The file may be replaced while this runs; this name stays the program that runs.
+    process::set_binary("/proc/self/exe");
+    let outcome = match command {
+        // Checks and verifications compute and wait for nobody: they need no runtime.
+        Command::Check(args) => check::execute(&args, embedded),
+        Command::Verify(args) => verify::command::execute(&args),
+        Command::Run(args) => on_runtime(run::execute(args, embedded)),
+        Command::Say(args) => on_runtime(say::execute(args, embedded)),
+        Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
+        Command::Chaos(args) => on_runtime(chaos::execute(args, embedded)),
+        Command::Trace(args) => on_runtime(trace::execute(args, embedded)),
+        Command::Stage(args) => on_runtime(stage::execute(args, embedded)),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => exit::report(&error),
+    }
+}
+
+fn on_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let outcome = runtime.block_on(command);
+    // A command that ended leaves nothing behind that is worth waiting for: it has drained or it was interrupted.
+    runtime.shutdown_background();
+    outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,351 @@
+//! What the user wrote, and what it means. `Config` is the resolved form: every value is valid and present.
+//!
+//! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test. `resolve.rs` declares each
+//! key once: its default, what is allowed and what it means come from there.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod device;
+mod document;
+mod error;
+mod faults;
+mod keys;
+mod reader;
+mod resolve;
+mod units;
+
+pub use device::{DeviceConfig, DeviceKind, Precision};
+pub use error::{ConfigError, Problem};
+pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
+pub use keys::{KeyConfig, hash_key};
+pub use resolve::{Declared, Override, declared, load, parse};
+pub use units::{format_bytes, format_duration, parse_duration};
+
+pub use omni_telemetry::LogFormat;
+
+use omni_core::ids::{Frames, StageName};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Everything `run`, `say` and `bench` need to know, after validation.
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct Config {
+    /// What is served.
+    pub model: ModelConfig,
+    /// What computes.
+    pub device: DeviceConfig,
+    /// How speech requests are turned into prompts and sentences.
+    pub speech: SpeechConfig,
+    /// The HTTP surface.
+    pub server: ServerConfig,
+    /// Limits on what one client can ask for.
+    pub limits: LimitsConfig,
+    /// Voices that clients upload.
+    pub voices: VoicesConfig,
+    /// Recordings of voices, in requests and uploads.
+    pub reference_audio: ReferenceAudioConfig,
+    /// One entry per stage of [`StageName::ALL`], in that order.
+    pub stages: [StageConfig; 3],
+    /// How payloads travel between stages.
+    pub transfer: TransferConfig,
+    /// When a stage is given up.
+    pub supervision: SupervisionConfig,
+    /// Logs.
+    pub telemetry: TelemetryConfig,
+    /// Whether more can break on purpose while the engine runs.
+    pub drill: DrillConfig,
+    /// What breaks on purpose; empty in production.
+    pub faults: Vec<omni_fault::FaultRule>,
+}
+
+impl Default for Config {
+    /// What an empty file means: the embedded voice on a loopback port.
+    fn default() -> Config {
+        resolve::defaults()
+    }
+}
+
+impl Config {
+    /// The entry of one stage.
+    pub fn stage(&self, name: StageName) -> &StageConfig {
+        &self.stages[name as usize]
+    }
+}
+
+/// `[model]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct ModelConfig {
+    /// Where the weights are.
+    pub checkpoint: CheckpointSource,
+    /// What they are.
+    pub weights: WeightsKind,
+    /// Folder of the tokenizer's files; `None`: the checkpoint's.
+    pub tokenizer: Option<PathBuf>,
+    /// The name clients see; the folder's name if the file says nothing.
+    pub name: String,
+    /// Speaker of requests that name none; the checkpoint's first if the file says nothing.
+    pub default_voice: Option<String>,
+}
+
+/// What the weights are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum WeightsKind {
+    /// Those of the checkpoint's files.
+    Stored,
+    /// Random numbers of the right shapes: for measuring without a download.
+    Random {
+        /// Which ones.
+        seed: u64,
+    },
+}
+
+/// Where the weights are.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum CheckpointSource {
+    /// The voice inside the binary.
+    Embedded,
+    /// A Hugging Face folder.
+    Folder(PathBuf),
+}
+
+/// `[speech]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct SpeechConfig {
+    /// The user turn that a spoken text is put behind; `{text}` stands for the text. Default `Say: {text}`.
+    pub prompt: String,
+    /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
+    /// commas, then at spaces. `None` is what suits the family.
+    pub max_segment_chars: Option<usize>,
+    /// Whether numbers, signs and abbreviations are written out in English words before they are spoken, by Qwen3-Omni
+    /// checkpoints. On for the embedded voice unless the file says otherwise.
+    pub spell_out: bool,
+    /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is being spoken and the writer pauses
+    /// inside a sentence for this long, the words that are there are spoken.
+    pub flush_after: Duration,
+    /// A stream that is this far ahead of its listener waits while another one needs the device.
+    pub lead_cap: Duration,
+}
+
+/// `[server]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct ServerConfig {
+    /// Loopback unless the file says otherwise.
+    pub listen: SocketAddr,
+    /// Connections open at once; more are answered 503 and closed.
+    pub max_connections: usize,
+    /// Largest request body, bytes.
+    pub max_body_bytes: usize,
+    /// Bytes of all requests that are being received or waited for together; more are answered 503.
+    pub max_input_bytes: usize,
+    /// How long a client may take to send its request.
+    pub read_timeout: Duration,
+    /// How long a WebSocket session may be silent.
+    pub idle_timeout: Duration,
+    /// Whether clients without a key may come from other machines.
+    pub allow_anonymous: bool,
+    /// Who may use it; empty: everybody who can reach it.
+    pub keys: Vec<KeyConfig>,
+    /// How long running streams may go on after the first Ctrl-C or SIGTERM.
+    pub drain_grace: Duration,
+}
+
+/// `[limits]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct LimitsConfig {
+    /// Requests in flight; one more is answered 429.
+    pub max_requests: usize,
+    /// What decides whether a request is accepted.
+    pub admission: AdmissionMode,
+    /// When the first sound of a stream has to come, unless its request says otherwise.
+    pub first_audio_deadline: Duration,
+    /// Longest input text or conversation, characters.
+    pub max_input_chars: usize,
+    /// Whole life of a request.
+    pub request_timeout: Duration,
+    /// How long a client may stop reading before its request is ended.
+    pub stalled_client_timeout: Duration,
+}
+
+/// What decides whether a request is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum AdmissionMode {
+    /// Whether it, and those who are there, can be served in time.
+    Deadlines,
+    /// Whether there is a place.
+    Places,
+}
+
+impl ServerConfig {
+    /// Why it must not listen where it is told to, if so.
+    pub fn too_open(&self) -> Option<&'static str> {
+        let open = !self.listen.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
+        open.then_some(
+            "can be reached from other machines, and there are no [[keys]]: add some (docs/security.md), or let \
+             everybody in with server.allow_anonymous = true",
+        )
+    }
+}
+
+/// `[voices]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct VoicesConfig {
+    /// Where they are kept.
+    pub directory: VoicesDirectory,
+    /// How many at most.
+    pub max_count: usize,
+}
+
+/// Where uploaded voices are kept.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum VoicesDirectory {
+    /// A folder of this user: `$XDG_DATA_HOME/omni-actors/voices/NAME`, with the model's name.
+    User,
+    /// Nowhere: they are gone with the process.
+    Memory,
+    /// A folder.
+    Folder(PathBuf),
+}
+
+/// `[reference_audio]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct ReferenceAudioConfig {
+    /// Shortest recording.
+    pub min_length: Duration,
+    /// Longest recording.
+    pub max_length: Duration,
+    /// Largest file, in bytes, before it is decoded.
+    pub max_bytes: usize,
+    /// Hosts from which the server fetches recordings that a request names by address; empty refuses addresses.
+    pub allowed_hosts: Vec<String>,
+    /// Folders from which it reads recordings that a request names as files; empty refuses files.
+    pub allowed_folders: Vec<PathBuf>,
+    /// How long fetching may take.
+    pub fetch_timeout: Duration,
+}
+
+/// `[stages.NAME]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct StageConfig {
+    /// Where it runs.
+    pub placement: Placement,
+    /// On which GPU; `None`: that of `[device]`.
+    pub device_index: Option<usize>,
+    /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
+    pub device_memory: Option<u64>,
+    /// Rows that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
+    pub max_batch: Option<usize>,
+    /// Prompt positions computed in one step, so that a long prompt does not stall running rows. For the vocoder, which
+    /// has no prompt, the frames of its largest chunk.
+    pub prefill_chunk: u32,
+    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what suits
+    /// the device, see [`Config::run_ahead`].
+    pub run_ahead: Option<usize>,
+    /// Units that a row may be ahead of what the next stage has taken over; then it pauses.
+    pub window: u32,
+    /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
+    pub chunk_ramp: Vec<Frames>,
+    /// Vocoder only, `None` for the others: most frames of one step, over all rows.
+    pub max_step_frames: Option<u32>,
+    /// Talker only, empty for the others: rows, ascending, for which a GPU has a captured graph of a frame. A step runs
+    /// the smallest that holds its rows.
+    pub buckets: Vec<u32>,
+}
+
+/// `[transfer]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct TransferConfig {
+    /// How payloads cross the edges between stages of one process.
+    pub transport: TransportKind,
+    /// The same for single edges.
+    pub edges: EdgesConfig,
+    /// Bytes of a shared-memory ring, one per direction of an edge or of a stage process.
+    pub shm_bytes: usize,
+    /// Whether a step's tokens go to the scheduler before its payloads are made. Off is the serialized order: for
+    /// measuring what that costs.
+    pub early_handoff: bool,
+    /// Whether copies off a device run beside its steps, on a stream of their own; off: in the step.
+    pub async_d2h: bool,
+    /// Whether copies to a device run beside its steps, as soon as there is something to copy; off: in the step.
+    pub async_h2d: bool,
+    /// Whether a stage on the same device is handed the producer's buffer; off: the host's copy of it.
+    pub device_handover: bool,
+    /// Whether what is decoded from a frame stays where the frame is until it is used; off: it is copied.
+    pub zero_copy: bool,
+}
+
+/// `[transfer.edges]`: `None` is what `[transfer] transport` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct EdgesConfig {
+    /// From the thinker to the talker.
+    pub rows: Option<TransportKind>,
+    /// From the talker to the vocoder.
+    pub codes: Option<TransportKind>,
+}
+
+/// How payloads cross an edge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum TransportKind {
+    /// Handles: the consumer gets the producer's buffer.
+    Inproc,
+    /// Every payload is encoded as a wire frame and decoded again, as if a process border lay between: for measuring
+    /// what that costs, and for testing the format under load.
+    Wire,
+    /// Frames in shared memory, as between processes.
+    Shm,
+}
+
+/// Where a stage runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Placement {
+    /// In this process, on threads of its own.
+    Thread,
+    /// In a process of its own.
+    Process,
+}
+
+impl Placement {
+    /// As the config writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Placement::Thread => "thread",
+            Placement::Process => "process",
+        }
+    }
+}
+
+/// `[supervision]`
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct SupervisionConfig {
+    /// First pause before a restart; doubles with each failure in a row.
+    pub backoff: Duration,
+    /// Longest pause.
+    pub max_backoff: Duration,
+    /// More failures than this within `meltdown_window` and the stage stays down.
+    pub max_restarts: usize,
+    /// See `max_restarts`.
+    pub meltdown_window: Duration,
+    /// A runner that has not turned for this long, with work to do, counts as failed.
+    pub watchdog: Duration,
+}
+
+/// `[telemetry]`
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct TelemetryConfig {
+    /// Which log lines are written: a level, or a list such as `info,omni_stage=debug`.
+    pub log: String,
+    /// What a log line looks like.
+    pub log_format: LogFormat,
+    /// Whether clients of the server may trace it: `GET /debug/trace`, and `trace` in a request.
+    pub trace: bool,
+}
+
+/// `[drill]`
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct DrillConfig {
+    /// Whether faults can be planned while the engine runs: by `/debug/faults`, and by whoever holds the engine.
+    pub enabled: bool,
+    /// By which the chances of rules are drawn.
+    pub seed: u64,
+}

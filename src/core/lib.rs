@@ -1,0 +1,19 @@
+//! The pure state machines under the actors. They know no runtime, no clock but the time passed in, and no tensors: an
+//! event goes in, effects come out, and proptest can play any history against them.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod admission;
+pub mod arbiter;
+pub mod deadline;
+pub mod ids;
+pub mod joint;
+pub mod ledger;
+pub mod live;
+pub mod normalize;
+pub mod playback;
+pub mod restart;
+pub mod scheduler;
+pub mod sequence;
+pub mod text;

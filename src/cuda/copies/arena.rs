@@ -1,0 +1,235 @@
+//! Where steps leave rows for others on their device.
+
+use super::fetch::{HostCopies, Job};
+use super::ranges::Ranges;
+use crate::{Buffer, CudaError, Event, Gpu, Pinned, Stream};
+use bytes::Bytes;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use omni_config::Precision;
+use omni_model::ModelError;
+use omni_model::launching;
+use omni_model::rows::{DeviceBuffer, element_bytes};
+use std::any::Any;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use tokio::sync::oneshot;
+
+/// Room for rows of one width.
+pub struct RowArena {
+    gpu: Gpu,
+    width: usize,
+    precision: Precision,
+    home: Arc<Home>,
+    copies: Arc<HostCopies>,
+}
+
+struct Home {
+    memory: Buffer<u8>,
+    state: Mutex<State>,
+}
+
+struct State {
+    ranges: Ranges,
+    events: Vec<Event>,
+}
+
+/// Part of an arena, lent until nobody reads it any more.
+pub(crate) struct Memory {
+    place: Place,
+    bytes: usize,
+    /// Its step has written it. `None` only while it is dropped.
+    ready: Option<Event>,
+}
+
+enum Place {
+    Arena(Arc<Home>, Range<usize>),
+    /// The arena had no room.
+    Alone(Buffer<u8>),
+}
+
+/// What one step leaves behind: `[rows, width]`.
+pub struct RowBuffer {
+    memory: Arc<Memory>,
+    rows: usize,
+    width: usize,
+    precision: Precision,
+    copies: Arc<HostCopies>,
+    fetched: OnceLock<Shared<BoxFuture<'static, Result<Bytes, CudaError>>>>,
+}
+
+impl RowArena {
+    /// Room for `rows` rows.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn new(
+        gpu: &Gpu,
+        rows: usize,
+        width: usize,
+        precision: Precision,
+        copies: Arc<HostCopies>,
+    ) -> Result<RowArena, CudaError> {
+        let bytes = rows * width * element_bytes(precision);
+        let memory = gpu.alloc("rows for the next stage", bytes)?;
+        let state = Mutex::new(State { ranges: Ranges::new(bytes), events: Vec::new() });
+        Ok(RowArena { gpu: gpu.clone(), width, precision, home: Arc::new(Home { memory, state }), copies })
+    }
+
+    /// Room for what a step leaves behind. Where rows wait for very long, it may have to be allocated.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub(crate) fn take(&self, rows: usize) -> Result<Memory, CudaError> {
+        // Rows begin where any kernel may read them.
+        let bytes = (rows * self.width * element_bytes(self.precision)).next_multiple_of(16);
+        let (range, event) = {
+            let mut state = self.home.lock();
+            (state.ranges.take(bytes), state.events.pop())
+        };
+        let place = match range {
+            Some(range) => Place::Arena(Arc::clone(&self.home), range),
+            None => {
+                let _excused = launching::excused("rows wait for so long that the arena is full");
+                Place::Alone(self.gpu.alloc("rows for the next stage", bytes)?)
+            }
+        };
+        let ready = match event {
+            Some(event) => event,
+            None => Event::new(&self.gpu)?,
+        };
+        Ok(Memory { place, bytes, ready: Some(ready) })
+    }
+
+    /// What a step has left in `memory`, once the stream has come so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn written(&self, stream: &Stream, memory: Memory, rows: usize) -> Result<Arc<RowBuffer>, CudaError> {
+        memory.ready().record(stream)?;
+        Ok(Arc::new(RowBuffer {
+            memory: Arc::new(memory),
+            rows,
+            width: self.width,
+            precision: self.precision,
+            copies: Arc::clone(&self.copies),
+            fetched: OnceLock::new(),
+        }))
+    }
+
+    /// Rows that hold anything: for measuring what becomes of them.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn unwritten(&self, stream: &Stream, rows: usize) -> Result<Arc<RowBuffer>, CudaError> {
+        self.written(stream, self.take(rows)?, rows)
+    }
+
+    /// Queues the copy of `memory` to the host in the step itself.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub(crate) fn copy_in_step(&self, stream: &Stream, memory: &Memory) -> Result<super::HostBytes, CudaError> {
+        self.copies.in_step(stream, memory)
+    }
+}
+
+impl Home {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Memory {
+    /// Where it is on the device.
+    pub fn address(&self) -> u64 {
+        let (buffer, at) = self.buffer();
+        buffer.at(at)
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// When its step has written it.
+    pub fn ready(&self) -> &Event {
+        match &self.ready {
+            Some(ready) => ready,
+            None => unreachable!("the event is taken when this is dropped"),
+        }
+    }
+
+    fn buffer(&self) -> (&Buffer<u8>, usize) {
+        match &self.place {
+            Place::Arena(home, range) => (&home.memory, range.start),
+            Place::Alone(buffer) => (buffer, 0),
+        }
+    }
+
+    /// Queues its copy to the host.
+    pub(super) fn queue_copy(&self, stream: &Stream, to: &Pinned<u8>) -> Result<(), CudaError> {
+        let (buffer, at) = self.buffer();
+        buffer.download_async(stream, at, to, 0, self.bytes)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let Place::Arena(home, range) = &self.place else { return };
+        let mut state = home.lock();
+        state.ranges.give_back(range.clone());
+        state.events.extend(self.ready.take());
+    }
+}
+
+impl RowBuffer {
+    /// Queues a copy of `rows` to byte `at` of a buffer of this or another GPU. The stream waits for the step that writes
+    /// them, the host for nothing. The caller keeps `self` until the stream has come so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn copy_to(&self, stream: &Stream, rows: Range<usize>, to: &Buffer<u8>, at: usize) -> Result<(), CudaError> {
+        let row = self.width * element_bytes(self.precision);
+        let (from, start) = self.memory.buffer();
+        let (start, len) = (start + rows.start * row, rows.len() * row);
+        stream.wait(self.memory.ready())?;
+        to.copy_async(stream, at, from, start, len)
+    }
+}
+
+impl DeviceBuffer for RowBuffer {
+    fn rows(&self) -> usize {
+        self.rows
+    }
+
+    fn width(&self) -> usize {
+        self.width
+    }
+
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    fn fetch(&self) -> BoxFuture<'static, Result<Bytes, ModelError>> {
+        let fetched = self.fetched.get_or_init(|| {
+            let (reply, answer) = oneshot::channel();
+            self.copies.begin(Job { memory: Arc::clone(&self.memory), reply });
+            let lost = || Err(CudaError::Absent("the copy off the GPU was given up".into()));
+            async move { answer.await.unwrap_or_else(|_| lost()) }.boxed().shared()
+        });
+        let (fetched, len) = (fetched.clone(), self.rows * self.width * element_bytes(self.precision));
+        async move { Ok(fetched.await?.slice(..len)) }.boxed()
+    }
+}
+
+impl fmt::Debug for RowBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RowBuffer({} x {} {})", self.rows, self.width, self.precision.as_str())
+    }
+}

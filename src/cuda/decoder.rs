@@ -1,0 +1,408 @@
+//! Decoder layers on the device: attention over a paged cache, feed-forward, residual stream in f32.
+
+use super::buffer::Buffer;
+use super::device::Gpu;
+use super::error::CudaError;
+use super::kernel::{Kernel, Shape, kernel_args};
+use super::linear::{Input, Linear, Mode, Norm, Products};
+use super::moe::{Experts, Moe};
+use super::stream::Stream;
+use super::weights::{Uploader, Weight, element_size};
+use omni_config::Precision;
+use omni_model::LoadError;
+use omni_model::checkpoint::Scope;
+use omni_model::hf::DecoderConfig;
+
+/// Positions of a page of the cache: `PAGE` of `kernels/attention.cu`.
+pub const PAGE: usize = 16;
+/// Positions of the sequences that `attend_short2_write` takes.
+const MAX_SHORT: usize = 17;
+/// The widest head that the kernels take.
+const MAX_HEAD: usize = 256;
+
+/// A stack of layers with its final norm.
+pub struct Stack {
+    config: DecoderConfig,
+    layers: Vec<Layer>,
+    norm: Weight,
+    frequencies: Buffer<f32>,
+}
+
+struct Layer {
+    attention_norm: Weight,
+    qkv: Linear,
+    q_norm: Weight,
+    k_norm: Weight,
+    output: Linear,
+    ffn_norm: Weight,
+    ffn: Ffn,
+}
+
+/// What a layer has: one block, or experts.
+enum Ffn {
+    Dense { gate_up: Linear, down: Linear },
+    Moe(Moe),
+}
+
+/// Keys and values of all rows of a stack.
+pub struct Cache {
+    keys: Buffer<u8>,
+    values: Buffer<u8>,
+    /// Which page holds which positions of a sequence, `[slots, max_pages]`.
+    tables: Buffer<u32>,
+    max_pages: usize,
+    layers: usize,
+    layer_bytes: usize,
+    page_bytes: usize,
+}
+
+/// Rows of a launch, on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows {
+    /// How many.
+    pub count: usize,
+    /// Address of `[count]` sequence numbers, u32.
+    pub slots: u64,
+    /// Address of `[count]` positions, i32; negative for padding.
+    pub positions: u64,
+    /// Whether no two of them are of one sequence.
+    pub distinct: bool,
+    /// Positions that no sequence exceeds, where that is known to be few.
+    pub most: Option<usize>,
+}
+
+/// What layers keep between their kernels; shared by all stacks of a stage.
+pub struct Scratch {
+    qkv: Buffer<u8>,
+    mixed: Buffer<u8>,
+    inner: Buffer<u8>,
+}
+
+/// The kernels of layers, for one element type.
+pub struct Attention {
+    write: Kernel,
+    plain: Kernel,
+    /// For 1, 2 and 4 query heads per block, without and with writing.
+    fast: Option<[[Kernel; 2]; 3]>,
+    /// For short sequences with two query heads per kv head.
+    short: Option<Kernel>,
+}
+
+/// `AttentionArgs` of `kernels/attention.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    qkv: u64,
+    q_norm: u64,
+    k_norm: u64,
+    inv_freq: u64,
+    keys: u64,
+    values: u64,
+    out: u64,
+    pages: u64,
+    slots: u64,
+    positions: u64,
+    rows: i32,
+    heads: i32,
+    kv_heads: i32,
+    head_dim: i32,
+    max_pages: i32,
+    eps: f32,
+    scale: f32,
+}
+
+impl Stack {
+    /// Loads `layers.*` and `norm` below `scope`.
+    ///
+    /// # Errors
+    /// What the scope and the device say; [`LoadError::Invalid`] for what the kernels do not do.
+    pub fn load(up: &Uploader, config: &DecoderConfig, scope: &Scope<'_>) -> Result<Stack, LoadError> {
+        let unserved = |what: String| Err(LoadError::Invalid { file: "config.json".into(), reason: what });
+        if config.attention_bias {
+            return unserved("attention with biases is not served on a GPU; set device.kind to \"cpu\"".into());
+        }
+        if config.head_dim > MAX_HEAD || !config.head_dim.is_multiple_of(2) {
+            return unserved(format!(
+                "head_dim = {} is not served on a GPU: expected an even number up to {MAX_HEAD}",
+                config.head_dim
+            ));
+        }
+        let hidden = config.hidden_size;
+        let layer = |i: usize| -> Result<Layer, LoadError> {
+            let scope = scope.at("layers").at(i);
+            let (attention, mlp, d) = (scope.at("self_attn"), scope.at("mlp"), config.head_dim);
+            let (q, kv) = (config.num_attention_heads * d, config.num_key_value_heads * d);
+            let qkv = up.room((q + 2 * kv) * hidden)?;
+            for (name, rows, at) in [("q_proj", q, 0), ("k_proj", kv, q), ("v_proj", kv, q + kv)] {
+                up.put(&qkv, at * hidden, &attention.at(name), "weight", &[rows, hidden])?;
+            }
+            Ok(Layer {
+                attention_norm: up.tensor(&scope.at("input_layernorm"), "weight", &[hidden])?,
+                qkv: Linear::new(qkv, None, q + 2 * kv, hidden),
+                q_norm: up.tensor(&attention.at("q_norm"), "weight", &[d])?,
+                k_norm: up.tensor(&attention.at("k_norm"), "weight", &[d])?,
+                output: Linear::load(up, &attention.at("o_proj"), q, hidden, false)?,
+                ffn_norm: up.tensor(&scope.at("post_attention_layernorm"), "weight", &[hidden])?,
+                ffn: Ffn::load(up, config, i, &mlp)?,
+            })
+        };
+        // As the CPU's: the exponent and the power in f32.
+        let frequency = |j: usize| 1.0 / (config.rope_theta as f32).powf((2 * j) as f32 / config.head_dim as f32);
+        let frequencies: Vec<f32> = (0..config.head_dim / 2).map(frequency).collect();
+        Ok(Stack {
+            layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
+            norm: up.tensor(&scope.at("norm"), "weight", &[hidden])?,
+            frequencies: up.gpu().upload("rotary frequencies", &frequencies)?,
+            config: config.clone(),
+        })
+    }
+
+    /// Sizes.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// The final norm.
+    pub fn norm(&self) -> Norm {
+        Norm { gain: self.norm.address(), eps: self.config.rms_norm_eps as f32 }
+    }
+
+    /// Bytes that one page takes over all layers, keys and values together.
+    pub fn page_bytes(&self, precision: Precision) -> usize {
+        2 * self.config.num_hidden_layers * self.page_of_layer(precision)
+    }
+
+    fn page_of_layer(&self, precision: Precision) -> usize {
+        PAGE * self.config.num_key_value_heads * self.config.head_dim * element_size(precision)
+    }
+
+    /// A cache of `pages` pages for `slots` sequences of at most `max_pages` each. Tables hold zeros.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn cache(
+        &self,
+        gpu: &Gpu,
+        precision: Precision,
+        pages: usize,
+        slots: usize,
+        max_pages: usize,
+    ) -> Result<Cache, CudaError> {
+        let layer_bytes = pages * self.page_of_layer(precision);
+        let all = layer_bytes * self.layers.len();
+        Ok(Cache {
+            keys: gpu.alloc("the KV cache", all)?,
+            values: gpu.alloc("the KV cache", all)?,
+            tables: gpu.zeros("page tables", slots * max_pages)?,
+            max_pages,
+            layers: self.layers.len(),
+            layer_bytes,
+            page_bytes: self.page_of_layer(precision),
+        })
+    }
+
+    /// Queues all layers over the residual stream `x [rows, hidden]` in f32.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn run(&self, engine: &Engine, stream: &Stream, x: u64, rows: Rows, cache: &Cache) -> Result<(), CudaError> {
+        let (products, scratch, c) = (&engine.products, &engine.scratch, &self.config);
+        let eps = c.rms_norm_eps as f32;
+        for (i, layer) in self.layers.iter().enumerate() {
+            let normed = |gain: &Weight| Input::Normed(x, Norm { gain: gain.address(), eps });
+            let [qkv, mixed, inner] = [&scratch.qkv, &scratch.mixed, &scratch.inner].map(Buffer::address);
+            products.run(stream, Mode::Store, &layer.qkv, normed(&layer.attention_norm), qkv, rows.count)?;
+            let args = Args {
+                qkv,
+                q_norm: layer.q_norm.address(),
+                k_norm: layer.k_norm.address(),
+                inv_freq: self.frequencies.address(),
+                keys: cache.keys.at(i * cache.layer_bytes),
+                values: cache.values.at(i * cache.layer_bytes),
+                out: mixed,
+                pages: cache.tables.address(),
+                slots: rows.slots,
+                positions: rows.positions,
+                rows: rows.count as i32,
+                heads: c.num_attention_heads as i32,
+                kv_heads: c.num_key_value_heads as i32,
+                head_dim: c.head_dim as i32,
+                max_pages: cache.max_pages as i32,
+                eps,
+                scale: (c.head_dim as f32).sqrt().recip(),
+            };
+            engine.attention.run(stream, &args, rows)?;
+            products.run(stream, Mode::Add, &layer.output, Input::Ready(mixed), x, rows.count)?;
+            match (&layer.ffn, &engine.experts) {
+                (Ffn::Dense { gate_up, down }, _) => {
+                    products.run(stream, Mode::SiluMul, gate_up, normed(&layer.ffn_norm), inner, rows.count)?;
+                    products.run(stream, Mode::Add, down, Input::Ready(inner), x, rows.count)?;
+                }
+                (Ffn::Moe(moe), Some(experts)) => {
+                    let norm = Norm { gain: layer.ffn_norm.address(), eps };
+                    experts.run(stream, products, moe, norm, x, rows.positions, rows.count)?;
+                }
+                (Ffn::Moe(_), None) => {
+                    return Err(CudaError::NoKernel("moe: the engine was made without experts".into()));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Ffn {
+    fn load(up: &Uploader, config: &DecoderConfig, layer: usize, scope: &Scope<'_>) -> Result<Ffn, LoadError> {
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        if let Some(moe) = config.moe.as_ref().filter(|_| config.is_sparse(layer)) {
+            return Ok(Ffn::Moe(Moe::load(up, moe, hidden, scope)?));
+        }
+        let gate_up = up.gate_up([&scope.at("gate_proj"), &scope.at("up_proj")], "weight", inner, hidden)?;
+        Ok(Ffn::Dense {
+            gate_up: Linear::new(gate_up, None, 2 * inner, hidden),
+            down: Linear::load(up, &scope.at("down_proj"), inner, hidden, false)?,
+        })
+    }
+}
+
+impl Cache {
+    /// Address of the tables.
+    pub fn tables(&self) -> u64 {
+        self.tables.address()
+    }
+
+    /// The tables.
+    pub fn tables_buffer(&self) -> &Buffer<u32> {
+        &self.tables
+    }
+
+    /// Pages that one sequence can have.
+    pub fn max_pages(&self) -> usize {
+        self.max_pages
+    }
+
+    /// Keys and values.
+    pub fn buffers(&self) -> [&Buffer<u8>; 2] {
+        [&self.keys, &self.values]
+    }
+
+    /// Bytes of a layer's keys, or values.
+    pub fn layer_bytes(&self) -> usize {
+        self.layer_bytes
+    }
+
+    /// Layers.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// Bytes of one page of one layer's keys, or values.
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+}
+
+/// Kernels and scratch of one stage.
+pub struct Engine {
+    /// Products.
+    pub products: Products,
+    /// Experts, where a stack has them.
+    pub experts: Option<Experts>,
+    attention: Attention,
+    scratch: Scratch,
+}
+
+impl Engine {
+    /// For up to `rows` rows of any of these stacks; `width` is the largest other input of a product.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(
+        gpu: &Gpu,
+        precision: Precision,
+        rows: usize,
+        stacks: &[&DecoderConfig],
+        width: usize,
+    ) -> Result<Engine, CudaError> {
+        let size = element_size(precision);
+        let most = |of: fn(&DecoderConfig) -> usize| stacks.iter().map(|c| of(c)).max().unwrap_or(1);
+        let qkv = most(|c| (c.num_attention_heads + 2 * c.num_key_value_heads) * c.head_dim);
+        let mixed = most(|c| c.num_attention_heads * c.head_dim);
+        let inner = most(|c| c.intermediate_size);
+        let hidden = most(|c| c.hidden_size).max(width);
+        Ok(Engine {
+            products: Products::new(gpu, precision, rows, hidden)?,
+            experts: Experts::new(gpu, precision, rows, stacks)?,
+            attention: Attention::new(gpu, precision)?,
+            scratch: Scratch {
+                qkv: gpu.zeros("scratch", rows * qkv * size)?,
+                mixed: gpu.zeros("scratch", rows * mixed * size)?,
+                inner: gpu.zeros("scratch", rows * inner * size)?,
+            },
+        })
+    }
+}
+
+impl Attention {
+    /// The kernels of an element type.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(gpu: &Gpu, precision: Precision) -> Result<Attention, CudaError> {
+        Ok(match precision {
+            Precision::F32 => Attention {
+                write: gpu.kernel("kv_write_f32")?,
+                plain: gpu.kernel("attend_plain_f32")?,
+                fast: None,
+                short: None,
+            },
+            Precision::Bf16 => Attention {
+                write: gpu.kernel("kv_write_bf16")?,
+                plain: gpu.kernel("attend_plain_bf16")?,
+                fast: Some([
+                    [gpu.kernel("attend_fast1")?, gpu.kernel("attend_fast1_write")?],
+                    [gpu.kernel("attend_fast2")?, gpu.kernel("attend_fast2_write")?],
+                    [gpu.kernel("attend_fast4")?, gpu.kernel("attend_fast4_write")?],
+                ]),
+                short: Some(gpu.kernel("attend_short2_write")?),
+            },
+        })
+    }
+
+    fn run(&self, stream: &Stream, args: &Args, of: Rows) -> Result<(), CudaError> {
+        let distinct = of.distinct;
+        let (rows, heads, kv_heads) = (args.rows as usize, args.heads as usize, args.kv_heads as usize);
+        let group = heads / kv_heads;
+        // Query heads of one block.
+        let (which, together) = match group {
+            2 => (1, 2),
+            g if g.is_multiple_of(4) => (2, 4),
+            _ => (0, 1),
+        };
+        let fast = self.fast.filter(|_| args.head_dim == 128).map(|fast| fast[which]);
+        // A block can write its key and value on the way if no other block needs them.
+        let writes = fast.is_some() && distinct && together == group;
+        let args = *args;
+        let short = self.short.filter(|_| {
+            args.head_dim == 128 && group == 2 && distinct && of.most.is_some_and(|most| most <= MAX_SHORT)
+        });
+        if let Some(short) = short {
+            let shape = Shape::new(kv_heads, 64).by(rows).overlapping();
+            // SAFETY: as below.
+            return unsafe { short.launch(stream, shape, kernel_args![args]) };
+        }
+        // SAFETY: the argument is `AttentionArgs`; all addresses are of buffers of the engine and its caller.
+        unsafe {
+            if !writes {
+                self.write.launch(stream, Shape::new(kv_heads, 64).by(rows).overlapping(), kernel_args![args])?;
+            }
+            match fast {
+                Some(fast) => {
+                    let shape = Shape::new(heads / together, 256).by(rows).overlapping();
+                    fast[usize::from(writes)].launch(stream, shape, kernel_args![args])
+                }
+                None => self.plain.launch(stream, Shape::new(heads, 32).by(rows).overlapping(), kernel_args![args]),
+            }
+        }
+    }
+}

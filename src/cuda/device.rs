@@ -1,0 +1,366 @@
+//! One GPU: its context, its streams, and what was counted on it.
+
+use super::buffer::{Buffer, Element, Pinned};
+use super::error::{CudaError, check};
+use super::images;
+use super::kernel::{Kernel, Shape, kernel_args};
+use super::stream::Stream;
+use cudarc::driver::sys;
+use omni_model::Budget;
+use omni_model::launching;
+use omni_telemetry::{DeviceMetrics, MemoryUse};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// A GPU that was opened. Clones are the same GPU.
+///
+/// Threads that use it must be bound to it ([`Gpu::bind`]); everything here is otherwise free of hidden state.
+#[derive(Clone)]
+pub struct Gpu(Arc<Inner>);
+
+struct Inner {
+    index: usize,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    name: String,
+    multiprocessors: u32,
+    /// Compute capability, as major * 10 + minor.
+    capability: u32,
+    modules: Vec<sys::CUmodule>,
+    kernels: Mutex<HashMap<&'static str, Kernel>>,
+    allocated: AtomicUsize,
+    /// What this process may allocate, where others use the device too.
+    budget: OnceLock<Budget>,
+    blocking: AtomicU64,
+    metrics: DeviceMetrics,
+}
+
+// SAFETY: the driver's handles may be used from any thread; what is mutable is behind a lock or atomic.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// An address that no allocation has.
+const NOWHERE: u64 = 8;
+
+/// Which of two streams with ready work goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Priority {
+    /// Everything that is not urgent.
+    Normal,
+    /// What a listener waits for.
+    High,
+}
+
+impl Gpu {
+    /// Opens a device and loads the kernels.
+    ///
+    /// # Errors
+    /// [`CudaError::Absent`] without a driver or device; what the driver says.
+    pub fn open(index: usize) -> Result<Gpu, CudaError> {
+        let devices = Gpu::count()?;
+        if index >= devices {
+            return Err(CudaError::Absent(format!("device {index} was asked for, the driver has {devices}")));
+        }
+        let (mut device, mut context) = (0, std::ptr::null_mut());
+        // SAFETY: the driver was initialized by `count`; all pointers are to locals.
+        unsafe {
+            check("cuDeviceGet", sys::cuDeviceGet(&mut device, index as i32))?;
+            check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut context, device))?;
+            check("cuCtxSetCurrent", sys::cuCtxSetCurrent(context))?;
+        }
+        let attribute = |attribute| -> Result<u32, CudaError> {
+            let mut value = 0;
+            // SAFETY: `value` is a local; the attribute is one of the driver's.
+            check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, device) })?;
+            Ok(value as u32)
+        };
+        use sys::CUdevice_attribute as A;
+        let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let modules = images::all().iter().map(|(_, image)| load(&image.0)).collect::<Result<_, _>>()?;
+        Ok(Gpu(Arc::new(Inner {
+            index,
+            device,
+            context,
+            name: name(device)?,
+            multiprocessors,
+            capability: major * 10 + minor,
+            modules,
+            kernels: Mutex::default(),
+            allocated: AtomicUsize::new(0),
+            budget: OnceLock::new(),
+            blocking: AtomicU64::new(0),
+            metrics: DeviceMetrics::new(index),
+        })))
+    }
+
+    /// From now on allocations must stay inside this. Once; a second budget changes nothing.
+    pub fn limit(&self, budget: Budget) {
+        let _ = self.0.budget.set(budget);
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// [`CudaError::Absent`] without a driver.
+    pub fn count() -> Result<usize, CudaError> {
+        // SAFETY: only looks for the library; every other call would panic without it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::Absent("the NVIDIA driver (libcuda.so.1) is not installed".into()));
+        }
+        let mut count = 0;
+        // SAFETY: `count` is a local; cuInit may be called any number of times.
+        let answer = unsafe {
+            check("cuInit", sys::cuInit(0)).and_then(|()| check("cuDeviceGetCount", sys::cuDeviceGetCount(&mut count)))
+        };
+        answer.map_err(|error| CudaError::Absent(error.to_string()))?;
+        match count {
+            0 => Err(CudaError::Absent("the NVIDIA driver sees no device".into())),
+            count => Ok(count as usize),
+        }
+    }
+
+    /// Makes this the GPU of the calling thread. Every thread that uses it does so first.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn bind(&self) -> Result<(), CudaError> {
+        // SAFETY: the context lives as long as `self`.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
+    }
+
+    /// Has a kernel write where nothing is: the context is of no use from then on, as after any illegal access. For drills.
+    ///
+    /// # Errors
+    /// What the driver says of the launch; what the kernel does shows in later calls.
+    pub fn break_context(&self, stream: &Stream) -> Result<(), CudaError> {
+        tracing::warn!("an illegal access on the GPU, as planned");
+        let kernel = self.kernel("illegal_access")?;
+        // SAFETY: it is not: the address is nobody's, which is what the drill is about. The host's memory is not touched.
+        unsafe { kernel.launch(stream, Shape::new(1, 1), kernel_args![NOWHERE]) }
+    }
+
+    /// Which one it is, as the driver counts them.
+    pub fn index(&self) -> usize {
+        self.0.index
+    }
+
+    /// Lets copies between this GPU and another one of the host go straight, where the machine can do that.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn befriend(&self, other: &Gpu) -> Result<(), CudaError> {
+        for (from, to) in [(self, other), (other, self)] {
+            let mut possible = 0;
+            // SAFETY: `possible` is a local; both devices are open.
+            check("cuDeviceCanAccessPeer", unsafe {
+                sys::cuDeviceCanAccessPeer(&mut possible, from.0.device, to.0.device)
+            })?;
+            if possible == 0 {
+                tracing::warn!(from = from.index(), to = to.index(), "copies between these GPUs go through the host");
+                continue;
+            }
+            from.bind()?;
+            // SAFETY: both contexts are alive.
+            match unsafe { sys::cuCtxEnablePeerAccess(to.0.context, 0) } {
+                sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+                answer => check("cuCtxEnablePeerAccess", answer)?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.0.context
+    }
+
+    /// What the maker calls it.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.0.multiprocessors
+    }
+
+    /// Compute capability, as major * 10 + minor.
+    pub fn capability(&self) -> u32 {
+        self.0.capability
+    }
+
+    /// A kernel by its name.
+    ///
+    /// # Errors
+    /// [`CudaError::NoKernel`].
+    pub fn kernel(&self, name: &'static str) -> Result<Kernel, CudaError> {
+        let mut kernels = self.0.kernels.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(kernel) = kernels.get(name) {
+            return Ok(*kernel);
+        }
+        let missing = || CudaError::NoKernel(name.to_owned());
+        let symbol = CString::new(name).map_err(|_| missing())?;
+        let found = self.0.modules.iter().find_map(|module| {
+            let mut function = std::ptr::null_mut();
+            // SAFETY: modules stay loaded as long as the context; `symbol` ends with a zero.
+            let answer = unsafe { sys::cuModuleGetFunction(&mut function, *module, symbol.as_ptr()) };
+            (answer == sys::CUresult::CUDA_SUCCESS).then_some(function)
+        });
+        let kernel = Kernel::new(name, found.ok_or_else(missing)?)?;
+        kernels.insert(name, kernel);
+        Ok(kernel)
+    }
+
+    /// Memory of the device for `len` elements, which hold anything.
+    ///
+    /// # Errors
+    /// [`CudaError::OutOfMemory`] naming `what`.
+    pub fn alloc<T: Element>(&self, what: &'static str, len: usize) -> Result<Buffer<T>, CudaError> {
+        Buffer::new(self, what, len)
+    }
+
+    /// Memory of the device that holds zeros. Waits for the device.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::alloc`].
+    pub fn zeros<T: Element>(&self, what: &'static str, len: usize) -> Result<Buffer<T>, CudaError> {
+        let buffer = Buffer::new(self, what, len)?;
+        self.count_blocking();
+        // SAFETY: the buffer has this many bytes.
+        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(buffer.address(), 0, buffer.bytes().max(1)) })?;
+        self.settle()?;
+        Ok(buffer)
+    }
+
+    /// Memory of the device with the elements of `data`. Waits for the copy.
+    ///
+    /// # Errors
+    /// Those of [`Gpu::alloc`].
+    pub fn upload<T: Element>(&self, what: &'static str, data: &[T]) -> Result<Buffer<T>, CudaError> {
+        let buffer = Buffer::new(self, what, data.len())?;
+        self.count_blocking();
+        // SAFETY: both sides have this many bytes.
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(buffer.address(), data.as_ptr().cast(), buffer.bytes()) })?;
+        self.settle()?;
+        Ok(buffer)
+    }
+
+    /// Page-locked memory of the host that kernels can write to and copies need no staging for; zeros.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pinned<T: Element>(&self, len: usize) -> Result<Pinned<T>, CudaError> {
+        Pinned::new(self, len, 0)
+    }
+
+    /// The same for copies to the device only: the host writes it past its caches, and must not read it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pinned_for_upload<T: Element>(&self, len: usize) -> Result<Pinned<T>, CudaError> {
+        Pinned::new(self, len, sys::CU_MEMHOSTALLOC_WRITECOMBINED)
+    }
+
+    /// A stream of its own.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn stream(&self, priority: Priority) -> Result<Stream, CudaError> {
+        Stream::new(self, priority)
+    }
+
+    /// Free and total memory of the device in bytes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn memory(&self) -> Result<(usize, usize), CudaError> {
+        launching::waits("cuMemGetInfo");
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: both are locals.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free, total))
+    }
+
+    /// Bytes that this process has allocated on the device, without the driver's own.
+    pub fn allocated(&self) -> usize {
+        self.0.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Calls so far that made the host wait for the device. A decode step makes none on the launch thread.
+    pub fn blocking_calls(&self) -> u64 {
+        self.0.blocking.load(Ordering::Relaxed)
+    }
+
+    /// Puts what is allocated and used now into the metrics. Asks the driver: for moments at which a stage has come up.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn tell_memory(&self) -> Result<(), CudaError> {
+        let (free, total) = self.memory()?;
+        self.0.metrics.memory(MemoryUse::Allocated, self.allocated() as u64);
+        self.0.metrics.memory(MemoryUse::Used, (total - free) as u64);
+        Ok(())
+    }
+
+    /// Waits for fills and copies that were not queued on a stream of ours: the driver answers when it has taken the
+    /// data, which may be before it is where it goes, and streams of ours do not wait for its own.
+    pub(super) fn settle(&self) -> Result<(), CudaError> {
+        launching::waits("cuStreamSynchronize");
+        // SAFETY: the null handle is the driver's own stream.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
+    }
+
+    pub(super) fn count_blocking(&self) {
+        launching::waits("a call that waits for the GPU");
+        self.0.blocking.fetch_add(1, Ordering::Relaxed);
+        self.0.metrics.blocking.increment(1);
+    }
+
+    /// Counts an allocation that is about to be made; [`Gpu::count_bytes`] gives it back.
+    pub(super) fn charge(&self, what: &'static str, bytes: usize) -> Result<(), CudaError> {
+        let before = self.0.allocated.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(budget) = self.0.budget.get()
+            && let Err(error) = budget.check(what, before as u64, bytes as u64)
+        {
+            self.0.allocated.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn count_bytes(&self, bytes: isize) {
+        if bytes >= 0 {
+            self.0.allocated.fetch_add(bytes as usize, Ordering::Relaxed);
+        } else {
+            self.0.allocated.fetch_sub(bytes.unsigned_abs(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: retained once by `open`. An error has nobody to hear it.
+        unsafe {
+            let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
+        }
+    }
+}
+
+fn load(image: &[u8]) -> Result<sys::CUmodule, CudaError> {
+    let mut module = std::ptr::null_mut();
+    // SAFETY: the image is a whole fatbin, made by nvcc.
+    check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut module, image.as_ptr().cast()) })?;
+    Ok(module)
+}
+
+fn name(device: sys::CUdevice) -> Result<String, CudaError> {
+    let mut text = [0u8; 128];
+    // SAFETY: the buffer has this many bytes; the driver ends the name with a zero.
+    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(text.as_mut_ptr().cast(), text.len() as i32, device) })?;
+    let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+    Ok(String::from_utf8_lossy(&text[..end]).into_owned())
+}

@@ -1,0 +1,30 @@
+//! The GPU engine: own kernels (folder `kernels/`), own memory, own graphs, behind [`StageModel`](super::stage::StageModel).
+//!
+//! The tensor library of the CPU path takes no part: it reads checkpoints, nothing else. Kernels are compiled when the
+//! binary is built and embedded in it; the driver is opened at run time, so that the binary starts without a GPU too.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod buffer;
+pub mod copies;
+pub mod decoder;
+mod device;
+mod error;
+pub mod images;
+mod kernel;
+pub mod linear;
+pub mod moe;
+pub mod pages;
+mod probe;
+mod stream;
+pub mod talker;
+pub mod thinker;
+pub mod vocoder;
+pub mod weights;
+
+pub use buffer::{Buffer, Element, Pinned};
+pub use device::{Gpu, Priority};
+pub use error::CudaError;
+pub use kernel::{Kernel, Shape};
+pub use probe::{probe, total_memory};
+pub use stream::{Event, Graph, Stream};

@@ -1,0 +1,356 @@
+//! Products of a few rows with weights: which kernel, and its arguments.
+
+use super::buffer::Buffer;
+use super::device::Gpu;
+use super::error::CudaError;
+use super::kernel::{Kernel, Shape, kernel_args};
+use super::stream::Stream;
+use super::weights::{Uploader, Weight, element_size};
+use omni_config::Precision;
+use omni_model::LoadError;
+use omni_model::checkpoint::Scope;
+
+/// What becomes of a sum: the numbers of `kernels/linear.cuh`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// `y = sum + bias`, in the engine's type.
+    Store,
+    /// `y = sum + bias`, in f32.
+    StoreF32,
+    /// `y += sum + bias`, in f32.
+    Add,
+    /// `y = silu(gate) * up`, in the engine's type.
+    SiluMul,
+    /// `y = silu(sum + bias)`, in the engine's type.
+    Silu,
+}
+
+const MODES: [Mode; 5] = [Mode::Store, Mode::StoreF32, Mode::Add, Mode::SiluMul, Mode::Silu];
+
+/// A layer: `[outputs, inputs]` and perhaps a bias.
+pub struct Linear {
+    weight: Weight,
+    bias: Option<Weight>,
+    outputs: usize,
+    inputs: usize,
+}
+
+impl Linear {
+    /// Takes weights that are on the device.
+    pub fn new(weight: Weight, bias: Option<Weight>, outputs: usize, inputs: usize) -> Linear {
+        Linear { weight, bias, outputs, inputs }
+    }
+
+    /// Loads `weight` and, if there is one, `bias`.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::tensor`].
+    pub fn load(
+        up: &Uploader,
+        scope: &Scope<'_>,
+        inputs: usize,
+        outputs: usize,
+        bias: bool,
+    ) -> Result<Linear, LoadError> {
+        let weight = up.tensor(scope, "weight", &[outputs, inputs])?;
+        let bias = bias.then(|| up.tensor(scope, "bias", &[outputs])).transpose()?;
+        Ok(Linear { weight, bias, outputs, inputs })
+    }
+
+    /// Rows of the weight.
+    pub fn outputs(&self) -> usize {
+        self.outputs
+    }
+
+    /// The weight.
+    pub fn weight(&self) -> &Weight {
+        &self.weight
+    }
+}
+
+/// A norm: its weight and epsilon.
+#[derive(Clone, Copy, Debug)]
+pub struct Norm {
+    /// Address of the weight, `[width]`.
+    pub gain: u64,
+    /// Epsilon.
+    pub eps: f32,
+}
+
+/// Rows that go into a product.
+#[derive(Clone, Copy, Debug)]
+pub enum Input {
+    /// Rows of the engine's type.
+    Ready(u64),
+    /// Rows of f32, which are normed first.
+    Normed(u64, Norm),
+}
+
+/// `LinearArgs` of `kernels/linear.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Args {
+    w: u64,
+    x: u64,
+    gain: u64,
+    bias: u64,
+    y: u64,
+    rows: i32,
+    outputs: i32,
+    inputs: i32,
+    ldy: i32,
+    eps: f32,
+}
+
+/// Up to so many rows, one pass over the weights at the speed of memory; above, tiles.
+const SMALL_ROWS: usize = 16;
+/// Inputs that the kernel for few rows norms itself.
+const MAX_NORMED: usize = 2048;
+/// Outputs from which tiles of 64 fill the device.
+const WIDE: usize = 4096;
+/// Outputs up to which tiles leave most of the device idle, so that several blocks share one.
+const NARROW: usize = 2048;
+/// Blocks that share one: `PARTS` of `kernels/common.cuh`.
+const PARTS: usize = 8;
+/// `STAGES`, `ROWS` and `DEPTH` of `kernels/linear.cu`.
+const TILE_BYTES: fn(usize) -> usize = |outputs| 5 * (outputs + 64) * 64 * 2;
+const THREADS: u32 = 256;
+
+/// The kernels of one mode.
+#[derive(Clone, Copy)]
+struct Variants {
+    /// Without and with norm.
+    plain: [Kernel; 2],
+    fast: Option<Fast>,
+}
+
+#[derive(Clone, Copy)]
+struct Fast {
+    /// For up to 8 and up to 16 rows, without and with norm.
+    small: [[Kernel; 2]; 2],
+    /// Tiles of 32 and of 64 outputs.
+    large: [Kernel; 2],
+    /// Eight blocks to a tile of 64 outputs.
+    parts: Kernel,
+}
+
+/// All of them for one element type, with the room that norms need.
+pub struct Products {
+    precision: Precision,
+    modes: Vec<Variants>,
+    norm: Kernel,
+    norm_full: Kernel,
+    /// Whether blocks can share tiles.
+    clusters: bool,
+    /// Normed rows, for launches that cannot norm on the way.
+    normed: Buffer<u8>,
+    /// Only the plain kernels: for tests.
+    plain: bool,
+}
+
+macro_rules! variants {
+    ($gpu:expr, $name:literal, $plain:literal) => {
+        Variants {
+            plain: [
+                $gpu.kernel(concat!("linear_plain_", $plain, "_bf16"))?,
+                $gpu.kernel(concat!("linear_plain_norm_", $plain, "_bf16"))?,
+            ],
+            fast: Some(Fast {
+                small: [
+                    [
+                        $gpu.kernel(concat!("linear_small1_", $name))?,
+                        $gpu.kernel(concat!("linear_small1_norm_", $name))?,
+                    ],
+                    [
+                        $gpu.kernel(concat!("linear_small2_", $name))?,
+                        $gpu.kernel(concat!("linear_small2_norm_", $name))?,
+                    ],
+                ],
+                large: [
+                    $gpu.kernel(concat!("linear_large32_", $name))?,
+                    $gpu.kernel(concat!("linear_large64_", $name))?,
+                ],
+                parts: $gpu.kernel(concat!("linear_parts_", $name))?,
+            }),
+        }
+    };
+    ($gpu:expr, $plain:literal) => {
+        Variants {
+            plain: [
+                $gpu.kernel(concat!("linear_plain_", $plain, "_f32"))?,
+                $gpu.kernel(concat!("linear_plain_norm_", $plain, "_f32"))?,
+            ],
+            fast: None,
+        }
+    };
+}
+
+impl Products {
+    /// For up to `rows` rows of up to `width` inputs.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(gpu: &Gpu, precision: Precision, rows: usize, width: usize) -> Result<Products, CudaError> {
+        let modes = match precision {
+            // f32 results are stored in f32 either way.
+            Precision::F32 => vec![
+                variants!(gpu, "store"),
+                variants!(gpu, "store"),
+                variants!(gpu, "add"),
+                variants!(gpu, "silu_mul"),
+                variants!(gpu, "silu"),
+            ],
+            Precision::Bf16 => vec![
+                variants!(gpu, "store", "store"),
+                variants!(gpu, "full", "full"),
+                variants!(gpu, "add", "add"),
+                variants!(gpu, "silu_mul", "silu_mul"),
+                variants!(gpu, "silu", "silu"),
+            ],
+        };
+        for fast in modes.iter().filter_map(|mode| mode.fast) {
+            for (kernel, outputs) in fast.large.iter().zip([32, 64]) {
+                kernel.allow_shared(TILE_BYTES(outputs))?;
+            }
+            fast.parts.allow_shared(TILE_BYTES(64))?;
+        }
+        let (norm, norm_full) = match precision {
+            Precision::F32 => ("rms_norm_f32", "rms_norm_f32"),
+            Precision::Bf16 => ("rms_norm_bf16", "rms_norm_full_bf16"),
+        };
+        Ok(Products {
+            precision,
+            modes,
+            norm: gpu.kernel(norm)?,
+            norm_full: gpu.kernel(norm_full)?,
+            clusters: gpu.capability() >= 90,
+            normed: gpu.alloc("normed rows", rows * width * element_size(precision))?,
+            plain: false,
+        })
+    }
+
+    /// The same without the fast kernels.
+    #[must_use]
+    pub fn plain(mut self) -> Products {
+        self.plain = true;
+        self
+    }
+
+    /// Queues `y = mode(layer x)` for `rows` rows. `y` is `[rows, results]`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn run(
+        &self,
+        stream: &Stream,
+        mode: Mode,
+        layer: &Linear,
+        input: Input,
+        y: u64,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        let Linear { weight, bias, outputs, inputs } = layer;
+        let results = if mode == Mode::SiluMul { outputs / 2 } else { *outputs };
+        let (x, norm) = match input {
+            Input::Ready(x) => (x, None),
+            Input::Normed(x, norm) => (x, Some(norm)),
+        };
+        let mut args = Args {
+            w: weight.address(),
+            x,
+            gain: norm.map_or(0, |norm| norm.gain),
+            bias: bias.as_ref().map_or(0, Weight::address),
+            y,
+            rows: rows as i32,
+            outputs: *outputs as i32,
+            inputs: *inputs as i32,
+            ldy: results as i32,
+            eps: norm.map_or(0.0, |norm| norm.eps),
+        };
+        let variants = &self.modes[MODES.iter().position(|m| *m == mode).unwrap_or_default()];
+        let fits = inputs.is_multiple_of(512) && outputs.is_multiple_of(32) && !self.plain;
+        let (kernel, shape) = match variants.fast.filter(|_| fits) {
+            None => {
+                let kernel = variants.plain[usize::from(norm.is_some())];
+                (kernel, Shape::new(results.div_ceil(8), THREADS).by(rows).overlapping())
+            }
+            Some(fast) => {
+                if let Some(norm) = norm.filter(|_| rows > SMALL_ROWS || *inputs > MAX_NORMED) {
+                    self.norm(stream, x, norm, self.normed.address(), rows, *inputs)?;
+                    (args.x, args.gain) = (self.normed.address(), 0);
+                }
+                let tiles = rows.div_ceil(64);
+                if rows <= SMALL_ROWS {
+                    let kernel = fast.small[usize::from(rows > 8)][usize::from(args.gain != 0)];
+                    (kernel, Shape::new(outputs / 16, THREADS).overlapping())
+                } else if *outputs <= NARROW && outputs.is_multiple_of(64) && self.clusters {
+                    let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
+                    (fast.parts, shape.clusters(PARTS).overlapping())
+                } else {
+                    // Not overlapping: tiles that start early take the room of those ahead of them, which was measured to
+                    // cost more than it wins.
+                    let wide = *outputs > WIDE && outputs.is_multiple_of(64);
+                    let tile = if wide { 64 } else { 32 };
+                    let shape = Shape::new(outputs / tile, THREADS).by(tiles).shared(TILE_BYTES(tile));
+                    (fast.large[usize::from(wide)], shape)
+                }
+            }
+        };
+        // SAFETY: the argument is `LinearArgs`; the layer lives as long as the engine that queues, and the caller gives
+        // rows of the layer's sizes.
+        unsafe { kernel.launch(stream, shape, kernel_args![args]) }
+    }
+
+    /// Queues the norm of `rows` rows of f32 to rows of the engine's type.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn norm(
+        &self,
+        stream: &Stream,
+        x: u64,
+        norm: Norm,
+        y: u64,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        self.queue_norm(self.norm, stream, x, norm, y, rows, width)
+    }
+
+    /// [`Products::norm`] to rows of f32, with the same values.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn norm_full(
+        &self,
+        stream: &Stream,
+        x: u64,
+        norm: Norm,
+        y: u64,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        self.queue_norm(self.norm_full, stream, x, norm, y, rows, width)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "those of the kernel")]
+    fn queue_norm(
+        &self,
+        kernel: Kernel,
+        stream: &Stream,
+        x: u64,
+        norm: Norm,
+        y: u64,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let shape = Shape::new(rows, THREADS).overlapping();
+        // SAFETY: the arguments are those of `rms_norm_*` in kernels/linear.cu.
+        unsafe { kernel.launch(stream, shape, kernel_args![x, norm.gain, y, rows as i32, width as i32, norm.eps]) }
+    }
+
+    /// Element type.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+}

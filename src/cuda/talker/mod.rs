@@ -1,0 +1,16 @@
+//! The talker on the device: one graph makes a whole frame for all rows, with nothing read by the host in between.
+
+mod arrivals;
+mod frame;
+mod net;
+mod pending;
+mod plan;
+mod prompt;
+mod queue;
+pub(crate) mod ring;
+mod stage;
+mod swap;
+pub(crate) mod table;
+
+pub use net::TalkerNet;
+pub use stage::{CudaTalker, CudaTalkerFactory, TalkerOptions};

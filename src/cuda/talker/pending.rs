@@ -1,0 +1,162 @@
+//! Steps on their way, and what the device says of them.
+
+use super::arrivals::Arrival;
+use super::ring::{Lease, Ring};
+use super::swap::Swapped;
+use super::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
+use metrics::Histogram;
+use omni_model::ModelError;
+use omni_model::stage::{DeviceTimes, Emit, Finish, PendingStep, RowOutput, StepOutcome};
+use omni_model::error::refused;
+use omni_telemetry::{CopyMetrics, Phase, Phases};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// One row's part in a step.
+pub(super) enum Part {
+    /// Known without the device.
+    Known(Result<RowOutput, ModelError>),
+    /// A frame: the row of the step's output.
+    Frame { at: usize, forced: bool, finished: Arc<AtomicBool> },
+    /// Positions of a prompt.
+    Prompt,
+}
+
+/// A step on its way.
+pub(super) struct Pending {
+    pub(super) ring: Arc<Ring>,
+    pub(super) lease: Option<Lease>,
+    pub(super) parts: Vec<Part>,
+    pub(super) timed: Arc<[(usize, Histogram)]>,
+    pub(super) groups: usize,
+    pub(super) times_at: usize,
+    /// Page-locked memory that the step reads.
+    pub(super) _held: Vec<Swapped>,
+    /// Rows that the step reads where they are.
+    pub(super) arrivals: Vec<Arrival>,
+    pub(super) copies: CopyMetrics,
+}
+
+impl PendingStep for Pending {
+    fn wait(mut self: Box<Self>) -> Result<StepOutcome, ModelError> {
+        let Some(lease) = &self.lease else { return Ok(StepOutcome::default()) };
+        lease.end.gpu().bind()?;
+        lease.end.wait()?;
+        let device_time = lease.end.since(&lease.begin).ok();
+        self.arrivals.iter().for_each(|arrival| arrival.count(&self.copies));
+        let (groups, width) = (self.groups, out_words(self.groups));
+        let parts = std::mem::take(&mut self.parts);
+        let frames = parts.iter().filter(|part| matches!(part, Part::Frame { .. })).count();
+        let alone = frames > 0 && !parts.iter().any(|part| matches!(part, Part::Prompt));
+        if let (true, Some(time)) = (alone, device_time)
+            && let Some((_, histogram)) = self.timed.iter().find(|(bucket, _)| *bucket >= frames)
+        {
+            histogram.record(time);
+        }
+        let rows = parts
+            .into_iter()
+            .map(|part| match part {
+                Part::Known(result) => result,
+                Part::Prompt => Ok(RowOutput::default()),
+                Part::Frame { at, forced, finished } => {
+                    let words = if forced { width } else { groups + 2 };
+                    read(&lease.out.get(at * width..at * width + words), groups, &finished)
+                }
+            })
+            .collect();
+        let phases = match device_time {
+            Some(total) if frames > 0 => {
+                let words = lease.out.get(self.times_at..self.times_at + time_words(groups));
+                phases(&words, total, alone)
+            }
+            Some(total) => Phases::only(Phase::Backbone, total),
+            None => Phases::default(),
+        };
+        Ok(StepOutcome { rows, times: DeviceTimes { total: device_time, phases } })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            self.ring.give_back(lease);
+        }
+    }
+}
+
+/// Words of a row in the output of a step.
+pub(super) fn out_words(groups: usize) -> usize {
+    2 * groups + 2
+}
+
+/// Words of the times of a frame: see `StepHead` of `kernels/frame.cuh`.
+pub(super) fn time_words(groups: usize) -> usize {
+    2 * (2 + 2 * groups)
+}
+
+/// What a step with a frame spent its time on. What came ahead of the frame is the layers too if there were prompts, and
+/// otherwise its input.
+fn phases(words: &[u32], total: Duration, alone: bool) -> Phases {
+    let times: Vec<u64> =
+        words.as_chunks::<2>().0.iter().map(|[low, high]| u64::from(*high) << 32 | u64::from(*low)).collect();
+    let mut phases = Phases::default();
+    let ([begin, _, picks @ ..], Some(end)) = (times.as_slice(), times.last()) else { return phases };
+    let took = |from: u64, to: u64| Duration::from_nanos(to.saturating_sub(from));
+    let picking: Duration = picks.as_chunks::<2>().0.iter().map(|[from, to]| took(*from, *to)).sum();
+    let (first, frame) = (picks.first().copied().unwrap_or(*begin), took(*begin, *end));
+    phases.add(if alone { Phase::Preprocess } else { Phase::Backbone }, total.saturating_sub(frame));
+    phases.add(Phase::Backbone, took(*begin, first));
+    phases.add(Phase::Sampling, picking);
+    phases.add(Phase::CodePredictor, took(first, *end).saturating_sub(picking));
+    phases
+}
+
+/// What the device says of one row: codes, code 0 again, status; with forced codes those that it would have picked.
+fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<RowOutput, ModelError> {
+    let Some((codes, [sampled, status, picked @ ..])) = words.split_at_checked(groups) else {
+        return refused("the step has no output");
+    };
+    let picked = |count: usize| picked.get(..count).map(Box::from);
+    if status & STALE != 0 {
+        return Ok(RowOutput { stale: true, ..RowOutput::default() });
+    }
+    if status & BROKEN != 0 {
+        finished.store(true, Ordering::Release);
+        return refused("a logit is not a number or no code is allowed, so no code can be sampled");
+    }
+    let finish = match status {
+        status if status & STOPPED != 0 => Some(Finish::Stop),
+        status if status & EXHAUSTED != 0 => Some(Finish::Length),
+        _ => None,
+    };
+    if finish.is_some() {
+        finished.store(true, Ordering::Release);
+        // Nothing was said but code 0.
+        return Ok(RowOutput { sampled: Some(*sampled), finish, picked: picked(1), ..RowOutput::default() });
+    }
+    let emit = Emit::Codes(codes.to_vec());
+    Ok(RowOutput { sampled: Some(*sampled), emit, picked: picked(groups), ..RowOutput::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_times_of_a_frame_add_up_to_the_step() {
+        // Begin; code 0 picked from 500 to 510, the two other groups from 700 to 720 and 900 to 930.
+        let times: [u64; 8] = [100, 0, 500, 510, 700, 720, 900, 930];
+        let words: Vec<u32> = times.iter().flat_map(|time| [*time as u32, (time >> 32) as u32]).collect();
+        assert_eq!(words.len(), time_words(3));
+        let ns = Duration::from_nanos;
+        let spent = phases(&words, ns(1000), true);
+        assert_eq!(spent.get(Phase::Preprocess), ns(170));
+        assert_eq!(spent.get(Phase::Backbone), ns(400));
+        assert_eq!(spent.get(Phase::Sampling), ns(60));
+        assert_eq!(spent.get(Phase::CodePredictor), ns(370));
+        let with_prompt = phases(&words, ns(1000), false);
+        assert_eq!(with_prompt.get(Phase::Backbone), ns(570));
+        assert_eq!(phases(&words, ns(5), true).get(Phase::Preprocess), ns(0), "clocks differ");
+    }
+}

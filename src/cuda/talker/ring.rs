@@ -1,0 +1,56 @@
+//! Page-locked memory of steps: lent to a step when it is launched, back when its outcome was read.
+
+use crate::{CudaError, Event, Gpu, Pinned};
+use omni_model::launching;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What one step is told and what it says, and its begin and end on the device.
+pub(crate) struct Lease {
+    pub input: Pinned<u8>,
+    pub out: Pinned<u32>,
+    pub begin: Event,
+    pub end: Event,
+}
+
+/// Leases that nobody has. One more is made when all are out.
+pub(crate) struct Ring {
+    gpu: Gpu,
+    input: usize,
+    out: usize,
+    free: Mutex<Vec<Lease>>,
+}
+
+impl Ring {
+    /// With `leases` of so many bytes of input and words of output to begin with.
+    pub fn new(gpu: &Gpu, leases: usize, input: usize, out: usize) -> Result<Arc<Ring>, CudaError> {
+        let ring = Ring { gpu: gpu.clone(), input, out, free: Mutex::default() };
+        let made = (0..leases).map(|_| ring.make(input)).collect::<Result<Vec<_>, _>>()?;
+        *ring.free.lock().unwrap_or_else(PoisonError::into_inner) = made;
+        Ok(Arc::new(ring))
+    }
+
+    /// A lease with at least so many bytes of input.
+    pub fn lease(&self, input: usize) -> Result<Lease, CudaError> {
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        match free.iter().rposition(|lease| lease.input.len() >= input) {
+            Some(at) => Ok(free.swap_remove(at)),
+            None => self.make(input.next_power_of_two()),
+        }
+    }
+
+    /// Takes a lease back whose step has ended and was read.
+    pub fn give_back(&self, lease: Lease) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).push(lease);
+    }
+
+    fn make(&self, input: usize) -> Result<Lease, CudaError> {
+        let _excused = launching::excused("all leases are out, or one is too small: the ring grows to what is needed");
+        let gpu = &self.gpu;
+        Ok(Lease {
+            input: gpu.pinned(input.max(self.input))?,
+            out: gpu.pinned(self.out)?,
+            begin: Event::new(gpu)?,
+            end: Event::new(gpu)?,
+        })
+    }
+}

@@ -1,0 +1,380 @@
+//! The talker stage on a GPU: [`StageModel`] around the graphs of [`Frames`].
+//!
+//! Units and their meaning are those of the CPU's stage ([`omni_model::stages::talker`]). A launch never waits: it
+//! packs what the step is told into page-locked memory, queues copies and graphs, and answers with what waits for them.
+
+use super::arrivals::{Arrival, Intake};
+use super::frame::{Frames, MAX_SAMPLED};
+use super::net::{TalkerNet, Text};
+use super::pending::{Part, Pending, out_words, time_words};
+use super::plan::Step;
+use super::prompt::Special;
+use super::ring::Ring;
+use super::swap::Swapped;
+use super::table::{Record, SlotParams};
+use crate::Priority;
+use crate::decoder::PAGE;
+use crate::pages::{PageKey, Pages};
+use crate::stream::Stream;
+use metrics::Histogram;
+use omni_core::ids::{Slot, StageName};
+use omni_model::stage::{Launched, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use omni_model::error::refused;
+use omni_model::{LoadError, ModelError};
+use omni_telemetry::{CopyMetrics, DeviceMetrics};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Positions of a row that the cache has room for when the config does not say how large it is.
+const USUAL_POSITIONS: usize = 512;
+/// Share of the free memory that such a cache takes at most.
+const MOST_OF_FREE: f64 = 0.5;
+const MIB: usize = 1 << 20;
+
+/// How large a talker is.
+#[derive(Clone, Debug)]
+pub struct TalkerOptions {
+    /// Rows that hold state at once.
+    pub slots: usize,
+    /// Rows for which graphs are captured, ascending.
+    pub buckets: Vec<usize>,
+    /// Prompt positions of a step.
+    pub prefill_chunk: usize,
+    /// Steps launched ahead.
+    pub run_ahead: usize,
+    /// Bytes for keys and values; `None`: what the slots usually need.
+    pub kv_memory: Option<u64>,
+    /// Rows of text of a thinker that have arrived and are not used yet, over all slots.
+    pub text_rows: usize,
+    /// Whether such rows are copied to the device as soon as they come, beside the steps.
+    pub async_h2d: bool,
+}
+
+impl TalkerOptions {
+    /// Rows of the largest graph.
+    pub fn batch(&self) -> usize {
+        self.buckets.last().copied().unwrap_or(1)
+    }
+}
+
+/// Makes [`CudaTalker`]s that share weights.
+pub struct CudaTalkerFactory {
+    net: Arc<TalkerNet>,
+    options: TalkerOptions,
+}
+
+impl CudaTalkerFactory {
+    /// For weights that are loaded.
+    pub fn new(net: Arc<TalkerNet>, options: TalkerOptions) -> CudaTalkerFactory {
+        CudaTalkerFactory { net, options }
+    }
+}
+
+impl StageFactory for CudaTalkerFactory {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        Ok(Box::new(CudaTalker::new(Arc::clone(&self.net), &self.options)?))
+    }
+}
+
+/// Rows of the talker on a GPU.
+pub struct CudaTalker {
+    pub(super) net: Arc<TalkerNet>,
+    pub(super) stream: Stream,
+    pub(super) frames: Frames,
+    pub(super) ring: Arc<Ring>,
+    /// Where the times of a frame are in the output of a step.
+    pub(super) times_at: usize,
+    pub(super) rows: BTreeMap<Slot, Row>,
+    pub(super) pages: Pages,
+    pub(super) special: Special,
+    /// Rows of the table of text that are free, for a talker that does not read itself.
+    pub(super) text_free: Vec<u32>,
+    /// Copies that the next launch makes first.
+    pub(super) uploads: Vec<Upload>,
+    /// Rows of a thinker that the next launch projects.
+    pub(super) arrivals: Vec<Arrival>,
+    /// For a talker that has a thinker.
+    pub(super) intake: Option<Intake>,
+    pub(super) order: u64,
+    pub(super) copies: CopyMetrics,
+    /// By bucket: what steps that are a frame and nothing else took.
+    pub(super) timed: Arc<[(usize, Histogram)]>,
+}
+
+/// A copy to the device.
+pub(super) struct Upload {
+    pub(super) to: Target,
+    /// First element.
+    pub(super) at: usize,
+    pub(super) bytes: Vec<u8>,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Target {
+    Params,
+    XVectors,
+    PageTable,
+    Counts,
+}
+
+/// One row.
+pub(super) struct Row {
+    pub(super) spec: TalkerRow,
+    /// Rows of the table of text.
+    pub(super) inputs: Vec<u32>,
+    /// Where inputs that came from a thinker and are not used yet begin.
+    pub(super) unused: usize,
+    pub(super) ended: bool,
+    /// Prompt positions launched.
+    pub(super) prefilled: u32,
+    /// Codes 0 launched.
+    pub(super) count: u32,
+    pub(super) pages: Vec<u32>,
+    /// Known pages at the beginning of the prompt.
+    pub(super) keys: Vec<PageKey>,
+    pub(super) kept: usize,
+    pub(super) swapped: Option<Swapped>,
+    /// The limit was reached by a launch.
+    pub(super) exhausted: bool,
+    /// Set by the step that saw the end.
+    pub(super) finished: Arc<AtomicBool>,
+    pub(super) order: u64,
+}
+
+impl CudaTalker {
+    /// Room for rows, and graphs.
+    ///
+    /// # Errors
+    /// When the device has no room, or the sizes are beyond what the kernels take.
+    pub fn new(net: Arc<TalkerNet>, options: &TalkerOptions) -> Result<CudaTalker, LoadError> {
+        let config = &net.config;
+        let largest = config.text.vocab_size.max(config.predictor.vocab_size);
+        if largest > MAX_SAMPLED {
+            let reason =
+                format!("a vocabulary of {largest} codes is not served on a GPU: expected at most {MAX_SAMPLED}");
+            return Err(LoadError::Invalid { file: "config.json".into(), reason });
+        }
+        net.gpu.bind()?;
+        let began = std::time::Instant::now();
+        let stream = net.gpu.stream(Priority::Normal)?;
+        let page = net.stack.page_bytes(net.precision);
+        let (free, _) = net.gpu.memory()?;
+        let usual = options.slots * USUAL_POSITIONS.min(config.text.max_position_embeddings).div_ceil(PAGE);
+        let pages = match options.kv_memory {
+            Some(bytes) => bytes as usize / page,
+            None => usual.min((free as f64 * MOST_OF_FREE) as usize / page),
+        };
+        if pages < 2 {
+            let reason = format!(
+                "{} MiB hold no KV cache, of which a page takes {} MiB",
+                options.kv_memory.unwrap_or(free as u64) as usize / MIB,
+                page.div_ceil(MIB)
+            );
+            return Err(LoadError::Invalid { file: "device.kv_memory".into(), reason });
+        }
+        let frames = Frames::new(&net, options, &stream, pages)?;
+        let (frame, prompt) = (frames.frame_layout.bytes, frames.prompt_layout.bytes);
+        let times_at = options.batch() * out_words(config.num_code_groups);
+        let words = times_at + time_words(config.num_code_groups);
+        let ring = Ring::new(&net.gpu, options.run_ahead + 2, frame + 2 * prompt + (1 << 16), words)?;
+        let (special, text_free) = match net.text {
+            Text::Table { pad, bos, eos, .. } => (Special { pad, bos, eos }, Vec::new()),
+            Text::Rows { .. } => {
+                (Special { pad: 0, bos: 1, eos: 2 }, (3..3 + options.text_rows as u32).rev().collect())
+            }
+        };
+        let (after, total) = net.gpu.memory()?;
+        net.gpu.tell_memory()?;
+        tracing::info!(
+            buckets = ?options.buckets,
+            kv_pages = pages,
+            kv_positions = pages * PAGE,
+            kv_mib = pages * page / MIB,
+            gpu_mib_used = (total - after) / MIB,
+            took_ms = began.elapsed().as_millis() as u64,
+            "talker is ready on the GPU"
+        );
+        Ok(CudaTalker {
+            timed: options.buckets.iter().map(|bucket| (*bucket, DeviceMetrics::frame_seconds(*bucket))).collect(),
+            stream,
+            frames,
+            ring,
+            times_at,
+            rows: BTreeMap::new(),
+            pages: Pages::new(pages as u32),
+            special,
+            text_free,
+            uploads: Vec::new(),
+            arrivals: Vec::new(),
+            copies: CopyMetrics::new(StageName::Talker),
+            intake: Intake::new(&net, options.async_h2d)?,
+            order: 0,
+            net,
+        })
+    }
+
+    /// Pages of the cache: in use, and in all.
+    pub fn kv_pages(&self) -> (usize, usize) {
+        (self.pages.in_use(), self.pages.count())
+    }
+
+    pub(super) fn groups(&self) -> usize {
+        self.net.config.num_code_groups
+    }
+}
+
+impl StageModel for CudaTalker {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        let RowSpec::Talker(spec) = spec else { return refused(format!("{slot}: the talker cannot open {spec:?}")) };
+        if self.rows.contains_key(&slot) {
+            return refused(format!("{slot} is open already"));
+        }
+        let config = &self.net.config;
+        spec.check(config)?;
+        let params = SlotParams {
+            first: (&spec.sampling).into(),
+            others: (&spec.predictor).into(),
+            seed: [spec.seed as u32, (spec.seed >> 32) as u32],
+            unused: [0; 2],
+        };
+        let (at, vocabulary, hidden) = (slot.0 as usize, config.text.vocab_size, config.text.hidden_size);
+        if at >= self.frames.done.len() {
+            return refused(format!("{slot}: there are {} slots", self.frames.done.len()));
+        }
+        // Behind every step that was launched before, and that may still write what is cleared here.
+        self.frames.done.zero_async(&self.stream, at, 1)?;
+        self.frames.counts.zero_async(&self.stream, at * vocabulary, vocabulary)?;
+        if spec.said > 0 {
+            // What penalties look at.
+            let mut counts = vec![0u32; vocabulary];
+            spec.said_codes(config.num_code_groups).for_each(|code| counts[code as usize] += 1);
+            let bytes = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
+            self.uploads.push(Upload { to: Target::Counts, at: at * vocabulary, bytes });
+        }
+        let bytes = params.bytes().to_vec();
+        self.uploads.push(Upload { to: Target::Params, at: at * size_of::<SlotParams>(), bytes });
+        if let Some(vector) = spec.prompt.x_vector() {
+            let bytes = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            self.uploads.push(Upload { to: Target::XVectors, at: at * hidden, bytes });
+        }
+        self.order += 1;
+        let row = Row {
+            inputs: Vec::new(),
+            unused: 0,
+            ended: false,
+            prefilled: 0,
+            count: spec.said,
+            pages: Vec::new(),
+            keys: Vec::new(),
+            kept: 0,
+            swapped: None,
+            exhausted: false,
+            finished: Arc::default(),
+            order: self.order,
+            spec,
+        };
+        self.rows.insert(slot, row);
+        Ok(())
+    }
+
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        let Some(row) = self.rows.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
+        if row.ended {
+            return refused(format!("{slot}: rows after the end of the text"));
+        }
+        match (input, self.net.text_vocabulary()) {
+            (RowInput::Nothing, _) => {}
+            (RowInput::Tokens(tokens), Some(vocabulary)) => {
+                if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
+                    return refused(format!("token {token} is outside the vocabulary of {vocabulary}"));
+                }
+                row.inputs.extend(tokens);
+            }
+            (RowInput::Rows(rows), None) => {
+                let wanted = self.net.config.text_hidden_size;
+                let count = match rows.shape() {
+                    (n, width) if n > 0 && width == wanted => n,
+                    shape => return refused(format!("{slot}: expected rows [n, {wanted}], got {shape:?}")),
+                };
+                // What follows speech that has stopped is not read any more.
+                if !row.finished.load(Ordering::Acquire) && !row.exhausted {
+                    if self.text_free.len() < count {
+                        return refused(
+                            "there is no room for so much text at once on the GPU: try again, or send less",
+                        );
+                    }
+                    let places = self.text_free.split_off(self.text_free.len() - count);
+                    row.inputs.extend(&places);
+                    if let Some(intake) = &self.intake {
+                        self.arrivals.push(intake.take(slot, &rows, self.net.precision, places)?);
+                    }
+                }
+            }
+            (_, Some(_)) => return refused(format!("{slot}: this talker takes tokens of text only")),
+            (_, None) => return refused(format!("{slot}: this talker takes rows of its thinker only")),
+        }
+        row.ended = end;
+        Ok(())
+    }
+
+    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
+        let busy: HashSet<Slot> = work.iter().map(|work| work.slot).collect();
+        let mut step = Step::default();
+        let mut parts = Vec::with_capacity(work.len());
+        for work in work {
+            match self.plan(*work, &busy, &mut step) {
+                Ok(part) => parts.push(part),
+                Err(ModelError::Row(reason)) => parts.push(Part::Known(refused(reason))),
+                Err(error) => return Err(error),
+            }
+        }
+        let lease = self.queue(&mut step)?;
+        // Behind the step in the stream: what it used can be used again.
+        for work in work {
+            if let (Some(row), true) = (self.rows.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
+                let used =
+                    (row.spec.prompt.inputs() + row.count.saturating_sub(1)).min(row.inputs.len() as u32) as usize;
+                if row.prefilled == row.spec.prefill_positions() && used > row.unused {
+                    self.text_free.extend_from_slice(&row.inputs[row.unused..used]);
+                    row.unused = used;
+                }
+            }
+        }
+        Ok(Launched::Pending(Box::new(Pending {
+            ring: Arc::clone(&self.ring),
+            lease: Some(lease),
+            parts,
+            timed: Arc::clone(&self.timed),
+            groups: self.groups(),
+            times_at: self.times_at,
+            _held: step.held,
+            arrivals: step.arrivals,
+            copies: self.copies.clone(),
+        })))
+    }
+
+    fn close(&mut self, slot: Slot) {
+        if let Some(row) = self.rows.remove(&slot) {
+            row.pages.into_iter().for_each(|page| self.pages.give_back(page));
+            if self.net.text_vocabulary().is_none() {
+                self.text_free.extend_from_slice(&row.inputs[row.unused..]);
+            }
+        }
+    }
+
+    fn live_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn break_device(&mut self) -> Result<(), ModelError> {
+        Ok(self.net.gpu.break_context(&self.stream)?)
+    }
+}
+
+impl Drop for CudaTalker {
+    fn drop(&mut self) {
+        // What is queued uses memory that goes now. An error was or will be told by a step.
+        let _ = self.stream.synchronize();
+    }
+}

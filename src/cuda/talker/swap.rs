@@ -1,0 +1,57 @@
+//! Rows that had to make room: their keys and values wait in the host's memory, bit for bit.
+
+use crate::decoder::Cache;
+use crate::stream::Stream;
+use crate::{CudaError, Pinned};
+use omni_model::launching;
+
+/// The pages of one row.
+pub(super) struct Swapped {
+    /// Keys, then values: layer after layer, page after page.
+    sides: [Pinned<u8>; 2],
+    pages: usize,
+}
+
+impl Swapped {
+    /// Queues the copy out of a row's pages, which may be used for others by what is queued later.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn save(stream: &Stream, cache: &Cache, pages: &[u32]) -> Result<Swapped, CudaError> {
+        let (layers, page) = (cache.layers(), cache.page_bytes());
+        let bytes = layers * pages.len() * page;
+        let _excused =
+            launching::excused("a row makes room when the pages have run out: what it saves is as large as it is");
+        let sides = [stream.gpu().pinned(bytes)?, stream.gpu().pinned(bytes)?];
+        for (side, from) in sides.iter().zip(cache.buffers()) {
+            for (layer, (i, number)) in (0..layers).flat_map(|layer| pages.iter().enumerate().map(move |p| (layer, p)))
+            {
+                let at = layer * cache.layer_bytes() + *number as usize * page;
+                from.download_async(stream, at, side, (layer * pages.len() + i) * page, page)?;
+            }
+        }
+        Ok(Swapped { sides, pages: pages.len() })
+    }
+
+    /// How many there are.
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Queues the copy back, into the first of `pages`. `self` must live until the stream has come so far.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn restore(&self, stream: &Stream, cache: &Cache, pages: &[u32]) -> Result<(), CudaError> {
+        let (layers, page) = (cache.layers(), cache.page_bytes());
+        for (side, to) in self.sides.iter().zip(cache.buffers()) {
+            for layer in 0..layers {
+                for (i, number) in pages.iter().take(self.pages).enumerate() {
+                    let at = layer * cache.layer_bytes() + *number as usize * page;
+                    to.upload_async(stream, at, side, (layer * self.pages + i) * page, page)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

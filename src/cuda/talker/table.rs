@@ -1,0 +1,144 @@
+//! What kernels are told about rows: the layouts of `kernels/frame.cuh`.
+
+use omni_model::sampling::SamplingParams;
+
+/// No slot: padding of a batch.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// The end must not be sampled.
+pub(crate) const NO_END: u32 = 1;
+/// The limit is reached with this code.
+pub(crate) const LAST: u32 = 2;
+
+/// The row had ended before.
+pub(crate) const STALE: u32 = 1;
+/// The end was sampled.
+pub(crate) const STOPPED: u32 = 2;
+/// The limit was reached.
+pub(crate) const EXHAUSTED: u32 = 4;
+/// A logit is not a number, or no token is allowed.
+pub(crate) const BROKEN: u32 = 8;
+
+/// Kinds of the codec side of a prompt position.
+pub(crate) const PLAIN_TEXT: u32 = 0;
+pub(crate) const TOKEN: u32 = 1;
+pub(crate) const X_VECTOR: u32 = 2;
+pub(crate) const REFERENCE_FRAME: u32 = 3;
+
+/// A record that kernels read.
+///
+/// # Safety
+/// `repr(C)` without padding: all of its bytes are initialized.
+pub(crate) unsafe trait Record: Copy {
+    /// Its bytes.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: by the promise of the trait.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct StepRow {
+    pub slot: u32,
+    pub position: i32,
+    pub text: u32,
+    pub count: u32,
+    pub flags: u32,
+    /// Where its forced codes begin in the step's list; [`NONE`]: it says what it picks.
+    pub forced: u32,
+    pub unused: [u32; 2],
+}
+// SAFETY: eight words.
+unsafe impl Record for StepRow {}
+
+impl StepRow {
+    pub const PADDING: StepRow =
+        StepRow { slot: NONE, position: -1, text: 0, count: 0, flags: 0, forced: NONE, unused: [0; 2] };
+}
+
+/// A page that a slot got.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct NewPage {
+    pub slot: u32,
+    pub index: u32,
+    pub page: u32,
+    pub unused: u32,
+}
+// SAFETY: four words.
+unsafe impl Record for NewPage {}
+
+/// Ahead of the rows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct StepHead {
+    pub out: u64,
+    pub times: u64,
+    pub pages: u32,
+    pub unused: u32,
+}
+// SAFETY: 8 + 8 + 4 + 4 bytes, aligned to 8.
+unsafe impl Record for StepHead {}
+
+/// One position of a prompt.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct PromptRow {
+    pub slot: u32,
+    pub position: i32,
+    pub text: u32,
+    pub kind: u32,
+    pub codes: u32,
+    pub last: u32,
+    pub unused: [u32; 2],
+}
+// SAFETY: eight words.
+unsafe impl Record for PromptRow {}
+
+impl PromptRow {
+    pub const PADDING: PromptRow =
+        PromptRow { slot: NONE, position: -1, text: 0, kind: PLAIN_TEXT, codes: 0, last: 0, unused: [0; 2] };
+}
+
+/// How one token is picked.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct SamplingArgs {
+    temperature: f32,
+    top_p: f32,
+    min_p: f32,
+    top_k: u32,
+    repetition: f32,
+    frequency: f32,
+    presence: f32,
+    unused: u32,
+}
+
+impl From<&SamplingParams> for SamplingArgs {
+    fn from(p: &SamplingParams) -> SamplingArgs {
+        SamplingArgs {
+            temperature: p.temperature,
+            top_p: p.top_p,
+            min_p: p.min_p,
+            top_k: p.top_k,
+            repetition: p.repetition_penalty,
+            frequency: p.frequency_penalty,
+            presence: p.presence_penalty,
+            unused: 0,
+        }
+    }
+}
+
+/// What a slot keeps for the life of its row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(crate) struct SlotParams {
+    pub first: SamplingArgs,
+    pub others: SamplingArgs,
+    pub seed: [u32; 2],
+    pub unused: [u32; 2],
+}
+// SAFETY: twenty words.
+unsafe impl Record for SlotParams {}

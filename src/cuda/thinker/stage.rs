@@ -1,0 +1,519 @@
+//! The thinker stage on a GPU: [`StageModel`] around the graphs of [`Steps`].
+//!
+//! Units and their meaning are those of the CPU's stage ([`omni_model::stages::thinker`]). The last position of a prompt
+//! runs with the rows that answer, for a token comes of it too. A launch never waits: the token that a row goes on with is
+//! taken from where the last step left it on the device.
+
+use super::handed::Handed;
+use super::net::ThinkerNet;
+use super::steps::Steps;
+use super::table::{SAMPLED, TokenParams, TokenRow};
+use crate::copies::{HostCopies, RowArena};
+use crate::decoder::PAGE;
+use crate::pages::Pages;
+use crate::talker::ring::{Lease, Ring};
+use crate::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED};
+use crate::{CudaError, Priority, Stream};
+use omni_config::Precision;
+use omni_core::ids::{Slot, StageName};
+use omni_model::rows::element_bytes;
+use omni_model::sampling::History;
+use omni_model::stage::{
+    Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+    ThinkerMode, ThinkerRow,
+};
+use omni_model::stages::thinker::{check, prompt_rows};
+use omni_model::error::{not_open, refused};
+use omni_model::{LoadError, ModelError};
+use omni_telemetry::CopyMetrics;
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Positions of a row that the cache has room for when the config does not say how large it is.
+const USUAL_POSITIONS: usize = 2048;
+/// Share of the free memory that such a cache takes at most: talker and vocoder come too.
+const MOST_OF_FREE: f64 = 0.3;
+/// Rows handed on that a row usually has waiting at its talker.
+const HANDED_ROWS: usize = 256;
+/// Copies to the host that are under way or not yet used, each of a step.
+const HOST_COPIES: usize = 16;
+const MIB: usize = 1 << 20;
+
+/// How large a thinker is.
+#[derive(Clone, Copy, Debug)]
+pub struct ThinkerOptions {
+    /// Rows that hold state at once.
+    pub slots: usize,
+    /// Rows that a step samples for; there is a graph for every power of two up to it.
+    pub batch: usize,
+    /// Prompt positions of a pass.
+    pub prefill_chunk: usize,
+    /// Steps launched ahead.
+    pub run_ahead: usize,
+    /// Bytes for keys and values; `None`: what the slots usually need.
+    pub kv_memory: Option<u64>,
+    /// Whether rows for the talker are copied to the host in the step that made them, as long as there is nothing better.
+    pub rows_in_step: bool,
+}
+
+/// Makes [`CudaThinker`]s that share weights.
+pub struct CudaThinkerFactory {
+    net: Arc<ThinkerNet>,
+    options: ThinkerOptions,
+}
+
+impl CudaThinkerFactory {
+    /// For weights that are loaded.
+    pub fn new(net: Arc<ThinkerNet>, options: ThinkerOptions) -> CudaThinkerFactory {
+        CudaThinkerFactory { net, options }
+    }
+}
+
+impl StageFactory for CudaThinkerFactory {
+    fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
+        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options)?))
+    }
+}
+
+/// Rows of the thinker on a GPU.
+pub struct CudaThinker {
+    net: Arc<ThinkerNet>,
+    stream: Stream,
+    steps: Steps,
+    ring: Arc<Ring>,
+    rows: HashMap<Slot, Row>,
+    pages: Pages,
+    /// Copies that the next launch makes first.
+    uploads: Vec<Upload>,
+    arena: RowArena,
+    rows_in_step: bool,
+}
+
+/// Bytes for the device, and the element that they begin at.
+enum Upload {
+    Params(usize, Vec<u8>),
+    PageTable(usize, Vec<u8>),
+    Counts(usize, Vec<u8>),
+}
+
+struct Row {
+    spec: ThinkerRow,
+    /// Prompt positions launched.
+    prefilled: u32,
+    /// The limit on tokens was reached by a launch.
+    exhausted: bool,
+    /// Set by the step that ended the row.
+    finished: Arc<AtomicBool>,
+    answer: Answer,
+}
+
+enum Answer {
+    /// `count`: tokens launched.
+    Sampled {
+        pages: Vec<u32>,
+        count: u32,
+    },
+    Followed {
+        waiting: VecDeque<u32>,
+        ended: bool,
+    },
+}
+
+/// One row's part in a step.
+enum Part {
+    /// Known without the device, but for what it hands on.
+    Known(Result<RowOutput, ModelError>, Range<usize>),
+    /// A token, at this place of the step's output. The last of the rows it hands on is the token's own, if it hands on
+    /// any: it does so unless the token ends the row.
+    Token { at: usize, rows: Range<usize>, finished: Arc<AtomicBool> },
+}
+
+/// What a step tells the device.
+#[derive(Default)]
+struct Plan {
+    prompts: Vec<TokenRow>,
+    tokens: Vec<TokenRow>,
+    /// What the rows handed on are the embeddings of: tokens, or slots with [`SAMPLED`].
+    handed: Vec<u32>,
+}
+
+impl Plan {
+    /// Notes rows to hand on; tells their places.
+    fn hand(&mut self, tokens: impl IntoIterator<Item = u32>) -> Range<usize> {
+        let from = self.handed.len();
+        self.handed.extend(tokens);
+        from..self.handed.len()
+    }
+}
+
+impl CudaThinker {
+    /// Room for rows, and graphs.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn new(net: Arc<ThinkerNet>, options: &ThinkerOptions) -> Result<CudaThinker, LoadError> {
+        net.gpu.bind()?;
+        let began = std::time::Instant::now();
+        let stream = net.gpu.stream(Priority::Normal)?;
+        let page = net.stack.page_bytes(net.precision);
+        let (free, _) = net.gpu.memory()?;
+        let usual = options.slots * USUAL_POSITIONS.min(net.config.max_position_embeddings).div_ceil(PAGE);
+        let pages = match options.kv_memory {
+            Some(bytes) => bytes as usize / page,
+            None => usual.min((free as f64 * MOST_OF_FREE) as usize / page),
+        };
+        if pages < 2 {
+            let have = options.kv_memory.map_or(free, |bytes| bytes as usize) / MIB;
+            let reason = format!("{have} MiB hold no KV cache, of which a page takes {} MiB", page.div_ceil(MIB));
+            return Err(LoadError::Invalid { file: "device.kv_memory".into(), reason });
+        }
+        let steps = Steps::new(&net, options, &stream, pages)?;
+        let input = (steps.prompt_rows() + steps.batch() + 8) * size_of::<TokenRow>() + (1 << 16);
+        let ring = Ring::new(&net.gpu, options.run_ahead + 2, input, 2 * steps.batch())?;
+        let row = net.config.hidden_size * element_bytes(net.precision);
+        let copied = (steps.prompt_rows() + steps.batch()) * row;
+        let copies = HostCopies::new(&net.gpu, HOST_COPIES, copied, CopyMetrics::new(StageName::Thinker))?;
+        let arena_rows = options.slots * HANDED_ROWS + 2 * steps.prompt_rows();
+        let arena = RowArena::new(&net.gpu, arena_rows, net.config.hidden_size, net.precision, Arc::new(copies))?;
+        let (after, total) = net.gpu.memory()?;
+        tracing::info!(
+            kv_pages = pages,
+            kv_positions = pages * PAGE,
+            kv_mib = pages * page / MIB,
+            gpu_mib_used = (total - after) / MIB,
+            took_ms = began.elapsed().as_millis() as u64,
+            "thinker is ready on the GPU"
+        );
+        Ok(CudaThinker {
+            stream,
+            steps,
+            ring,
+            rows: HashMap::new(),
+            pages: Pages::new(pages as u32),
+            uploads: Vec::new(),
+            arena,
+            rows_in_step: options.rows_in_step,
+            net,
+        })
+    }
+
+    /// Pages of the cache: in use, and in all.
+    pub fn kv_pages(&self) -> (usize, usize) {
+        (self.pages.in_use(), self.pages.count())
+    }
+
+    /// One row's part of a step; what the device must be told goes to `plan`.
+    fn plan(&mut self, work: RowWork, plan: &mut Plan) -> Result<Part, ModelError> {
+        let RowWork { slot, advance } = work;
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if row.exhausted || row.finished.load(Ordering::Acquire) {
+            return Ok(Part::Known(Ok(RowOutput { stale: true, ..RowOutput::default() }), 0..0));
+        }
+        let len = row.spec.prompt.len() as u32;
+        let (from, left) = (row.prefilled, len - row.prefilled);
+        if left > 0 && (advance == 0 || advance > left) {
+            return refused(format!("{slot}: asked for {advance} of {left} prompt positions"));
+        }
+        let count = match &mut row.answer {
+            Answer::Followed { .. } if left > 0 => {
+                row.prefilled += advance;
+                let handed = plan.hand(prompt_rows(&row.spec, from, advance));
+                return Ok(Part::Known(Ok(RowOutput::default()), handed));
+            }
+            Answer::Followed { waiting, ended } => {
+                let want = advance as usize;
+                if want > waiting.len() || (want == 0 && !*ended) {
+                    return refused(format!("{slot}: asked for {want} tokens, {} are there", waiting.len()));
+                }
+                let followed: Vec<u32> = waiting.drain(..want).collect();
+                let finish = (*ended && waiting.is_empty()).then_some(Finish::Stop);
+                row.finished.store(finish.is_some(), Ordering::Release);
+                let output = RowOutput { sampled: followed.last().copied(), finish, ..RowOutput::default() };
+                let handed = plan.hand(followed.into_iter().filter(|_| row.spec.emit.is_some()));
+                return Ok(Part::Known(Ok(output), handed));
+            }
+            Answer::Sampled { count, .. } => *count,
+        };
+        if left == 0 && advance != 1 {
+            return refused(format!("{slot}: asked for {advance} units, a decode step is 1"));
+        }
+        let samples = left <= advance;
+        if samples && plan.tokens.len() == self.steps.batch() {
+            return refused(format!("a step has room for {} rows", self.steps.batch()));
+        }
+        let positions = if left > 0 { from + advance } else { len + count - row.spec.said };
+        self.grow(slot, positions as usize)?;
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let prompt = Arc::clone(&row.spec.prompt);
+        let entry = |at: u32, token: u32| TokenRow { slot: slot.0, position: at as i32, token, ..TokenRow::PADDING };
+        let mut handed = 0..0;
+        let mut token = NONE;
+        if left > 0 {
+            row.prefilled += advance;
+            handed = plan.hand(prompt_rows(&row.spec, from, advance));
+            let upto = row.prefilled - u32::from(samples);
+            plan.prompts.extend((from..upto).map(|at| entry(at, prompt[at as usize])));
+            token = prompt[upto as usize % prompt.len()];
+        }
+        if !samples {
+            return Ok(Part::Known(Ok(RowOutput::default()), handed));
+        }
+        if let Answer::Sampled { count, .. } = &mut row.answer {
+            *count += 1;
+            row.exhausted = *count >= row.spec.max_tokens;
+        }
+        let flags = if row.exhausted { LAST } else { 0 };
+        plan.tokens.push(TokenRow { count, flags, ..entry(positions - 1, token) });
+        if row.spec.emit.is_some() {
+            let own = plan.hand([SAMPLED | slot.0]);
+            handed = if handed.is_empty() { own } else { handed.start..own.end };
+        }
+        Ok(Part::Token { at: plan.tokens.len() - 1, rows: handed, finished: Arc::clone(&row.finished) })
+    }
+
+    /// Gives a row pages for its first `positions` positions.
+    fn grow(&mut self, slot: Slot, positions: usize) -> Result<(), ModelError> {
+        let (max_pages, model) = (self.steps.cache.max_pages(), self.net.config.max_position_embeddings);
+        if positions > model {
+            return refused(format!(
+                "the context is full: {positions} positions are wanted and the model has {model} (max_position_embeddings)"
+            ));
+        }
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let Answer::Sampled { pages, .. } = &mut row.answer else { return Ok(()) };
+        let before = pages.len();
+        while pages.len() < positions.div_ceil(PAGE) {
+            let page = if pages.len() < max_pages { self.pages.take() } else { None };
+            match page {
+                Some(page) => pages.push(page),
+                None => {
+                    pages.drain(before..).for_each(|page| self.pages.give_back(page));
+                    return refused(format!(
+                        "the thinker's KV cache is full: {} pages of {PAGE} positions are in use; raise device.kv_memory or lower limits.max_requests",
+                        self.pages.in_use()
+                    ));
+                }
+            }
+        }
+        if pages.len() > before {
+            let bytes = pages[before..].iter().flat_map(|page| page.to_le_bytes()).collect();
+            self.uploads.push(Upload::PageTable(slot.0 as usize * max_pages + before, bytes));
+        }
+        Ok(())
+    }
+
+    /// Queues what a step needs; returns what the device was lent.
+    fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
+        let (steps, stream) = (&self.steps, &self.stream);
+        let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_rows()).collect();
+        let out = |lease: &Lease| lease.out.device_at(0);
+        let bytes = |upload: &Upload| match upload {
+            Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
+                bytes.len().next_multiple_of(16)
+            }
+        };
+        let uploads: usize = self.uploads.iter().map(bytes).sum();
+        let table = super::steps::ROWS_AT + steps.prompt_rows().max(steps.batch()) * size_of::<TokenRow>();
+        let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
+        let lease = self.ring.lease(uploads + (passes.len() + 1) * table + sources.len())?;
+        lease.begin.record(stream)?;
+        let mut at = 0;
+        for upload in self.uploads.drain(..) {
+            match &upload {
+                Upload::Params(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    steps.params.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+                Upload::PageTable(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    let tables = steps.cache.tables_buffer();
+                    tables.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+                Upload::Counts(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    steps.counts.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+            }
+            at += bytes(&upload);
+        }
+        let prompts = passes.into_iter().map(|rows| (rows, steps.prompt_graph(rows.len())));
+        let tokens = Some(plan.tokens.as_slice()).filter(|rows| !rows.is_empty());
+        let tokens = tokens.map(|rows| (rows, steps.token_graph(rows.len())));
+        for (rows, graph) in prompts.chain(tokens) {
+            let Some((bucket, graph)) = graph else { continue };
+            let table = Steps::table(rows, bucket, out(&lease));
+            lease.input.set(at, &table);
+            steps.inbox.upload_bytes_async(stream, 0, &lease.input, at, table.len())?;
+            at += table.len().next_multiple_of(16);
+            graph.launch(stream)?;
+        }
+        let mut handed = Handed::Nothing;
+        if !sources.is_empty() {
+            let count = plan.handed.len();
+            let memory = self.arena.take(count)?;
+            // Read where it is: a word for each block, once.
+            lease.input.set(at, &sources);
+            steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
+            handed = if self.rows_in_step {
+                Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
+            } else {
+                Handed::There(self.arena.written(stream, memory, count)?)
+            };
+        }
+        lease.end.record(stream)?;
+        Ok((lease, handed))
+    }
+}
+
+impl StageModel for CudaThinker {
+    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        let RowSpec::Thinker(spec) = spec else { return refused(format!("{slot}: the thinker cannot open {spec:?}")) };
+        if self.rows.contains_key(&slot) {
+            return refused(format!("{slot} is open already"));
+        }
+        check(&spec, self.net.vocabulary(), self.net.config.max_position_embeddings)?;
+        let at = slot.0 as usize;
+        if at >= self.steps.done.len() {
+            return refused(format!("{slot}: there are {} slots", self.steps.done.len()));
+        }
+        let answer = match spec.mode {
+            ThinkerMode::Sample => {
+                let params = TokenParams::new(&spec)?;
+                // Behind every step that was launched before, and that may still write what is cleared here.
+                self.steps.done.zero_async(&self.stream, at, 1)?;
+                let size = self.net.config.vocab_size;
+                self.steps.counts.zero_async(&self.stream, at * size, size)?;
+                self.uploads.push(Upload::Params(at * size_of::<TokenParams>(), params.bytes().to_vec()));
+                // What penalties look at; the prompt's tokens are marked by the steps that compute them.
+                let mut history = History::default();
+                spec.answered().iter().for_each(|token| history.push(*token));
+                let told = |(token, count): &(u32, u32)| {
+                    Upload::Counts(at * size + *token as usize, count.to_le_bytes().into())
+                };
+                self.uploads.extend(history.counts().iter().map(told));
+                Answer::Sampled { pages: Vec::new(), count: spec.said }
+            }
+            ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
+        };
+        self.rows.insert(slot, Row { spec, prefilled: 0, exhausted: false, finished: Arc::default(), answer });
+        Ok(())
+    }
+
+    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        let vocabulary = self.net.vocabulary();
+        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let Answer::Followed { waiting, ended } = &mut row.answer else {
+            return refused(format!("{slot}: a thinker row that samples its answer takes no input"));
+        };
+        if *ended {
+            return refused(format!("{slot}: tokens after the end of the answer"));
+        }
+        waiting.extend(input.into_tokens(slot, vocabulary)?);
+        *ended = end;
+        Ok(())
+    }
+
+    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
+        let mut plan = Plan::default();
+        let mut parts = Vec::with_capacity(work.len());
+        for work in work {
+            match self.plan(*work, &mut plan) {
+                Ok(part) => parts.push(part),
+                Err(ModelError::Row(reason)) => parts.push(Part::Known(refused(reason), 0..0)),
+                Err(error) => return Err(error),
+            }
+        }
+        let (lease, handed) = self.queue(&plan)?;
+        let shape = (self.net.config.hidden_size, self.net.precision);
+        Ok(Launched::Pending(Box::new(Pending { ring: self.ring.clone(), lease: Some(lease), parts, handed, shape })))
+    }
+
+    fn close(&mut self, slot: Slot) {
+        if let Some(Row { answer: Answer::Sampled { pages, .. }, .. }) = self.rows.remove(&slot) {
+            // Steps with the row come before any step of who gets the pages next.
+            pages.into_iter().for_each(|page| self.pages.give_back(page));
+        }
+    }
+
+    fn live_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn break_device(&mut self) -> Result<(), ModelError> {
+        Ok(self.net.gpu.break_context(&self.stream)?)
+    }
+}
+
+impl Drop for CudaThinker {
+    fn drop(&mut self) {
+        // What is queued uses memory that goes now. An error was or will be told by a step.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// A step on its way.
+struct Pending {
+    ring: Arc<Ring>,
+    lease: Option<Lease>,
+    parts: Vec<Part>,
+    handed: Handed,
+    /// Width and element type of rows.
+    shape: (usize, Precision),
+}
+
+impl PendingStep for Pending {
+    fn wait(mut self: Box<Self>) -> Result<StepOutcome, ModelError> {
+        let Some(lease) = &self.lease else { return Ok(StepOutcome::default()) };
+        lease.end.gpu().bind()?;
+        lease.end.wait()?;
+        let device_time = lease.end.since(&lease.begin).ok();
+        let handed = std::mem::replace(&mut self.handed, Handed::Nothing).arrived(self.shape);
+        let mut rows = Vec::with_capacity(self.parts.len());
+        for part in std::mem::take(&mut self.parts) {
+            rows.push(match part {
+                Part::Known(Ok(output), range) => Ok(RowOutput { emit: handed.rows(range), ..output }),
+                Part::Known(error, _) => error,
+                Part::Token { at, rows, finished } => {
+                    read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
+                        let own = usize::from(output.sampled.is_some() && output.finish.is_none());
+                        // Without a token of its own a row still hands on what it has of its prompt.
+                        let range = rows.start..rows.end.saturating_sub(1 - own).max(rows.start);
+                        let emit = if output.stale { Emit::None } else { handed.rows(range) };
+                        RowOutput { emit, ..output }
+                    })
+                }
+            });
+        }
+        Ok(StepOutcome { rows, times: device_time.into() })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            self.ring.give_back(lease);
+        }
+    }
+}
+
+/// What the device says of one row: the token, and its status.
+fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
+    let [token, status] = *words else { return refused("the step has no output") };
+    if status & STALE != 0 {
+        return Ok(RowOutput { stale: true, ..RowOutput::default() });
+    }
+    if status != 0 {
+        finished.store(true, Ordering::Release);
+    }
+    if status & BROKEN != 0 {
+        return refused("a logit is not a number or no token is possible, so no token can be sampled");
+    }
+    let finish = match status {
+        status if status & STOPPED != 0 => Some(Finish::Stop),
+        status if status & EXHAUSTED != 0 => Some(Finish::Length),
+        _ => None,
+    };
+    Ok(RowOutput { sampled: Some(token), finish, ..RowOutput::default() })
+}

@@ -1,0 +1,237 @@
+//! What rows keep on the device between steps, and the graphs that advance them.
+
+use super::net::ThinkerNet;
+use super::stage::ThinkerOptions;
+use super::table::{TokenHead, TokenParams, TokenRow};
+use crate::decoder::{Cache, Engine, PAGE, Rows};
+use crate::kernel::{Kernel, Shape, kernel_args};
+use crate::linear::{Input, Mode};
+use crate::talker::table::Record;
+use crate::{Buffer, CudaError, Graph, Stream};
+use omni_config::Precision;
+
+const BEGIN_THREADS: u32 = 256;
+/// `SAMPLERS` of `kernels/token.cu`.
+const SAMPLERS: u32 = 1024;
+/// Prompt positions of the smallest graph.
+const LEAST_PROMPT: usize = 16;
+/// Where the rows of a table begin, behind its head.
+pub(super) const ROWS_AT: usize = 64;
+
+/// State of all rows.
+pub(super) struct Steps {
+    /// What a step is told: its head and its rows.
+    pub inbox: Buffer<u8>,
+    pub params: Buffer<u8>,
+    pub counts: Buffer<u32>,
+    pub done: Buffer<u32>,
+    pub cache: Cache,
+    last: Buffer<u32>,
+    engine: Engine,
+    x: Buffer<f32>,
+    logits: Buffer<f32>,
+    slots: Buffer<u32>,
+    positions: Buffer<i32>,
+    begin: Kernel,
+    sample: Kernel,
+    hand: Kernel,
+    /// By rows, ascending: the next token of so many rows, and so many positions of prompts.
+    tokens: Vec<(usize, Graph)>,
+    prompts: Vec<(usize, Graph)>,
+}
+
+/// `BeginTokensArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct BeginArgs {
+    rows: u64,
+    last: u64,
+    counts: u64,
+    table: u64,
+    x: u64,
+    slots: u64,
+    positions: u64,
+    width: i32,
+    size: i32,
+}
+
+/// `SampleTokenArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SampleArgs {
+    logits: u64,
+    head: u64,
+    rows: u64,
+    params: u64,
+    counts: u64,
+    done: u64,
+    last: u64,
+    size: i32,
+}
+
+/// `HandRowsArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct HandArgs {
+    sources: u64,
+    last: u64,
+    table: u64,
+    out: u64,
+    width: i32,
+    unused: i32,
+}
+
+/// Powers of two from `least` to the first that holds `most`.
+fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
+    let largest = most.max(least).next_power_of_two();
+    std::iter::successors(Some(least), |size| Some(size * 2)).take_while(move |size| *size <= largest)
+}
+
+impl Steps {
+    /// Room for rows, and graphs. `pages`: of the cache.
+    pub fn new(net: &ThinkerNet, options: &ThinkerOptions, stream: &Stream, pages: usize) -> Result<Steps, CudaError> {
+        let (gpu, config) = (&net.gpu, &net.config);
+        let batch = options.batch.max(1).next_power_of_two();
+        let chunk = options.prefill_chunk.max(LEAST_PROMPT).next_power_of_two();
+        let rows = batch.max(chunk);
+        let size = config.vocab_size;
+        let (begin, hand) = match net.precision {
+            Precision::F32 => ("begin_tokens_f32", "hand_rows_f32"),
+            Precision::Bf16 => ("begin_tokens_bf16", "hand_rows_bf16"),
+        };
+        let max_pages = config.max_position_embeddings.div_ceil(PAGE).min(pages);
+        let mut steps = Steps {
+            inbox: gpu.zeros("tables of a step", ROWS_AT + rows * size_of::<TokenRow>())?,
+            params: gpu.zeros("parameters of rows", options.slots * size_of::<TokenParams>())?,
+            counts: gpu.zeros("token counts", options.slots * size)?,
+            done: gpu.zeros("flags of rows", options.slots)?,
+            last: gpu.zeros("tokens of rows", options.slots)?,
+            cache: net.stack.cache(gpu, net.precision, pages, options.slots, max_pages)?,
+            engine: Engine::new(gpu, net.precision, rows, &[config], config.hidden_size)?,
+            x: gpu.zeros("activations", rows * config.hidden_size)?,
+            logits: gpu.zeros("logits", batch * size)?,
+            slots: gpu.zeros("tables of a step", rows)?,
+            positions: gpu.zeros("tables of a step", rows)?,
+            begin: gpu.kernel(begin)?,
+            sample: gpu.kernel("sample_token")?,
+            hand: gpu.kernel(hand)?,
+            tokens: Vec::new(),
+            prompts: Vec::new(),
+        };
+        steps.inbox.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(rows))?;
+        // Each once for real, so that everything is loaded: what runs are rows of padding.
+        for bucket in sizes(1, batch) {
+            steps.queue_tokens(net, stream, bucket)?;
+            let graph = stream.capture(|| steps.queue_tokens(net, stream, bucket))?;
+            tracing::debug!(rows = bucket, nodes = graph.nodes(), "captured a token");
+            steps.tokens.push((bucket, graph));
+        }
+        for bucket in sizes(LEAST_PROMPT, chunk) {
+            steps.queue_layers(net, stream, bucket, false)?;
+            let graph = stream.capture(|| steps.queue_layers(net, stream, bucket, false))?;
+            steps.prompts.push((bucket, graph));
+        }
+        stream.synchronize()?;
+        Ok(steps)
+    }
+
+    /// Rows that one step can sample for.
+    pub fn batch(&self) -> usize {
+        self.tokens.last().map_or(0, |(bucket, _)| *bucket)
+    }
+
+    /// Positions of prompts that fit into one pass.
+    pub fn prompt_rows(&self) -> usize {
+        self.prompts.last().map_or(1, |(bucket, _)| *bucket)
+    }
+
+    /// The graph of the smallest bucket that holds so many rows, and its size.
+    pub fn token_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
+        fitting(&self.tokens, rows)
+    }
+
+    /// The same for positions of prompts.
+    pub fn prompt_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
+        fitting(&self.prompts, rows)
+    }
+
+    /// The table of a pass over `rows`, filled up to `bucket`; `out`: where its tokens go.
+    pub fn table(rows: &[TokenRow], bucket: usize, out: u64) -> Vec<u8> {
+        let mut table = TokenHead { out, unused: 0 }.bytes().to_vec();
+        table.resize(ROWS_AT, 0);
+        for row in rows.iter().chain(std::iter::repeat(&TokenRow::PADDING)).take(bucket) {
+            table.extend_from_slice(row.bytes());
+        }
+        table
+    }
+
+    /// Queues embedding and layers. The rows are of different sequences, or positions of prompts in their order.
+    fn queue_layers(&self, net: &ThinkerNet, stream: &Stream, rows: usize, distinct: bool) -> Result<(), CudaError> {
+        let args = BeginArgs {
+            rows: self.inbox.at(ROWS_AT),
+            last: self.last.address(),
+            counts: self.counts.address(),
+            table: net.table.address(),
+            x: self.x.address(),
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            width: net.config.hidden_size as i32,
+            size: net.config.vocab_size as i32,
+        };
+        // SAFETY: the argument is `BeginTokensArgs`, with addresses of buffers of `self` and `net`.
+        unsafe { self.begin.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
+        let batch = Rows {
+            count: rows,
+            slots: self.slots.address(),
+            positions: self.positions.address(),
+            distinct,
+            most: None,
+        };
+        net.stack.run(&self.engine, stream, self.x.address(), batch, &self.cache)
+    }
+
+    /// Queues the next token of `rows` rows.
+    fn queue_tokens(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
+        self.queue_layers(net, stream, rows, true)?;
+        let input = Input::Normed(self.x.address(), net.stack.norm());
+        self.engine.products.run(stream, Mode::StoreF32, &net.head, input, self.logits.address(), rows)?;
+        let args = SampleArgs {
+            logits: self.logits.address(),
+            head: self.inbox.address(),
+            rows: self.inbox.at(ROWS_AT),
+            params: self.params.address(),
+            counts: self.counts.address(),
+            done: self.done.address(),
+            last: self.last.address(),
+            size: net.config.vocab_size as i32,
+        };
+        // SAFETY: the argument is `SampleTokenArgs`, with addresses of buffers of `self`.
+        unsafe { self.sample.launch(stream, Shape::new(rows, SAMPLERS).overlapping(), kernel_args![args]) }
+    }
+
+    /// Queues the rows of `count` tokens for the next stage: the tokens at `sources` (or [`SAMPLED`](super::table::SAMPLED)
+    /// and a slot), their rows to `out`.
+    pub fn hand_rows(
+        &self,
+        net: &ThinkerNet,
+        stream: &Stream,
+        sources: u64,
+        out: u64,
+        count: usize,
+    ) -> Result<(), CudaError> {
+        let args = HandArgs {
+            sources,
+            last: self.last.address(),
+            table: net.table.address(),
+            out,
+            width: net.config.hidden_size as i32,
+            unused: 0,
+        };
+        // SAFETY: the argument is `HandRowsArgs`; the caller's memory holds `count` words and has room for as many rows.
+        unsafe { self.hand.launch(stream, Shape::new(count, BEGIN_THREADS), kernel_args![args]) }
+    }
+}
+
+fn fitting(graphs: &[(usize, Graph)], rows: usize) -> Option<(usize, &Graph)> {
+    graphs.iter().find(|(bucket, _)| *bucket >= rows).map(|(bucket, graph)| (*bucket, graph))
+}

@@ -1,0 +1,72 @@
+//! What kernels are told about rows: the layouts of `kernels/token.cuh`.
+
+use crate::talker::table::{NONE, Record, SamplingArgs};
+use omni_model::ModelError;
+use omni_model::stage::ThinkerRow;
+
+/// `MAX_STOPS` of `kernels/token.cuh`.
+const MAX_STOPS: usize = 12;
+
+/// `SAMPLED` of `kernels/token.cuh`: not a token, but the one that the slot in the other bits sampled last.
+pub(super) const SAMPLED: u32 = 0x8000_0000;
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct TokenRow {
+    pub slot: u32,
+    pub position: i32,
+    /// [`NONE`]: the one sampled last.
+    pub token: u32,
+    pub count: u32,
+    pub flags: u32,
+    pub unused: [u32; 3],
+}
+// SAFETY: eight words.
+unsafe impl Record for TokenRow {}
+
+impl TokenRow {
+    pub const PADDING: TokenRow = TokenRow { slot: NONE, position: -1, token: 0, count: 0, flags: 0, unused: [0; 3] };
+}
+
+/// Ahead of the rows.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct TokenHead {
+    pub out: u64,
+    pub unused: u64,
+}
+// SAFETY: two numbers of eight bytes.
+unsafe impl Record for TokenHead {}
+
+/// What a slot keeps for the life of its row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct TokenParams {
+    sampling: SamplingArgs,
+    seed: [u32; 2],
+    stops: u32,
+    unused: u32,
+    stop: [u32; MAX_STOPS],
+}
+// SAFETY: twenty-four words.
+unsafe impl Record for TokenParams {}
+
+impl TokenParams {
+    /// Those of a row.
+    pub fn new(row: &ThinkerRow) -> Result<TokenParams, ModelError> {
+        let mut stop = [NONE; MAX_STOPS];
+        let Some(room) = stop.get_mut(..row.eos.len()) else {
+            let told = format!("{} tokens end the answer: on a GPU up to {MAX_STOPS} can", row.eos.len());
+            return Err(ModelError::Row(told));
+        };
+        room.copy_from_slice(&row.eos);
+        Ok(TokenParams {
+            sampling: (&row.sampling).into(),
+            seed: [row.seed as u32, (row.seed >> 32) as u32],
+            stops: row.eos.len() as u32,
+            unused: 0,
+            stop,
+        })
+    }
+}

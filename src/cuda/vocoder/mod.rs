@@ -1,0 +1,80 @@
+//! The vocoder on a GPU: the net of [`omni_model::vocoder`], many streams at a time.
+//!
+//! One launch advances up to a batch of rows by the same number of frames each, as one graph of some hundred kernels
+//! (`kernels/vocoder*`). What a stream carries from chunk to chunk stays in a slot of an arena on the device; a launch gets a
+//! small table that says which row is in which slot. Nothing else goes up but codes, nothing comes down but samples.
+//!
+//! The samples of a stream have the same bits however it is cut into chunks, whatever is decoded beside it, and
+//! whichever graph runs: every sum has one order. Products run on tensor cores with TF32 operands and f32 sums
+//! ([`Precision::Tf32`]; docs/cuda-vocoder.md has the measured loss) or in plain f32.
+
+mod args;
+mod contexts;
+mod layout;
+mod lease;
+mod net;
+mod packing;
+mod plan;
+mod stage;
+mod tiles;
+mod weights;
+mod workspace;
+
+pub use net::CudaVocoder;
+pub use stage::CudaVocoderFactory;
+
+use omni_model::hf::VocoderConfig;
+
+/// How products are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// On tensor cores: operands rounded to 11 significant bits, sums in f32. 44 dB or more below the signal is lost.
+    Tf32,
+    /// All in f32, for comparing.
+    F32,
+}
+
+/// How much the vocoder takes on at once, and so its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Rows that are open at the same time.
+    pub rows: usize,
+    /// References of in-context cloning that are kept decoded, beside the rows.
+    pub contexts: usize,
+    /// Rows of one launch; more become several.
+    pub batch: usize,
+    /// Frames of one launch, over all rows; more become several.
+    pub frames: usize,
+    /// Frames of a row in one launch for which graphs are made, ascending; what is between takes the next larger one.
+    pub chunks: Vec<usize>,
+}
+
+impl Limits {
+    /// For so many rows and the frames of the audio chunks in use.
+    pub fn new(rows: usize, chunks: &[u32]) -> Limits {
+        // More frames at once make launches longer than a first chunk should wait, and win nothing.
+        let chunks = chunks.iter().map(|frames| (*frames as usize).min(16)).collect();
+        Limits { rows, contexts: 16, batch: rows.min(64), frames: 256, chunks }.sound()
+    }
+
+    /// The same, such that every launch has a graph and every graph fits its memory.
+    fn sound(mut self) -> Limits {
+        self.chunks.push(1);
+        self.chunks.retain(|frames| *frames > 0);
+        self.chunks.sort_unstable();
+        self.chunks.dedup();
+        self.batch = self.batch.max(1);
+        self.frames = self.frames.max(self.chunk());
+        self
+    }
+
+    /// Frames of a row in one launch at most.
+    fn chunk(&self) -> usize {
+        self.chunks.last().copied().unwrap_or(1)
+    }
+
+    /// Positions of the ring of keys and values: the window and the frames that a launch adds.
+    fn ring(&self, config: &VocoderConfig) -> usize {
+        config.transformer.sliding_window - 1 + self.chunk()
+    }
+}

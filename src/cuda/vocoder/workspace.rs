@@ -1,0 +1,52 @@
+//! Memory of one stage: states of streams, and what a launch works with.
+
+use super::Limits;
+use super::weights::{Product, Weights};
+use crate::{Buffer, CudaError, Gpu};
+use omni_model::hf::VocoderConfig;
+
+/// Words of a row in the table of a launch: slot, first frame, frames, parity.
+pub(super) const ROW_WORDS: usize = 4;
+
+pub(super) struct Workspace {
+    /// Slots of streams.
+    pub arena: Buffer<f32>,
+    /// What a launch is told: [`ROW_WORDS`] words for each of the batch's rows, then codes.
+    pub input: Buffer<u32>,
+    /// What it says, row after row.
+    pub samples: Buffer<f32>,
+    /// Activations at the rates of frames.
+    pub small: [Buffer<f32>; 3],
+    /// Activations at higher rates.
+    pub large: [Buffer<f32>; 3],
+}
+
+impl Workspace {
+    pub fn new(gpu: &Gpu, config: &VocoderConfig, weights: &Weights, limits: &Limits) -> Result<Workspace, CudaError> {
+        let (small, large) = widths(weights);
+        let (frames, slots) = (limits.frames, limits.rows + limits.contexts);
+        let activations = |width: usize| -> Result<[Buffer<f32>; 3], CudaError> {
+            let one = || gpu.alloc("the vocoder's activations", frames * width);
+            Ok([one()?, one()?, one()?])
+        };
+        Ok(Workspace {
+            arena: gpu.alloc("the vocoder's streams", slots * weights.layout.slot())?,
+            input: gpu.zeros("the vocoder's input", limits.batch * ROW_WORDS + frames * config.num_quantizers)?,
+            samples: gpu.alloc("the vocoder's samples", frames * config.samples_per_frame())?,
+            small: activations(small)?,
+            large: activations(large)?,
+        })
+    }
+}
+
+/// Floats of a frame at its widest, before and after the first convolution of the decoder.
+fn widths(weights: &Weights) -> (usize, usize) {
+    let floats = |p: &Product| p.history.rate * p.outputs.max(p.channels);
+    let around = weights.embed.around.iter().flat_map(|(a, b, c)| [a, b, c]);
+    let layers = weights.layers.iter().flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down]);
+    let convnexts = weights.convnexts.iter().flat_map(|c| [&c.up, &c.expand, &c.shrink]);
+    let small = around.chain(layers).chain(convnexts).chain([&weights.first]).map(floats);
+    let blocks = weights.blocks.iter().flat_map(|b| std::iter::once(&b.up).chain(b.units.iter().map(|u| &u.point)));
+    let large = blocks.chain([&weights.first]).map(floats);
+    (small.max().unwrap_or(1).max(weights.embed.channels), large.max().unwrap_or(1))
+}

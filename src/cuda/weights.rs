@@ -1,0 +1,337 @@
+//! Weights from a checkpoint to the device, or made there.
+
+use super::buffer::{Buffer, Pinned};
+use super::device::{Gpu, Priority};
+use super::error::{CudaError, check};
+use super::kernel::{Shape, kernel_args};
+use super::stream::{Event, Stream};
+use candle_core::{CpuStorage, DType, Storage, Tensor};
+use cudarc::driver::sys;
+use omni_config::Precision;
+use omni_model::LoadError;
+use omni_model::checkpoint::random::{Fill, RandomTensor};
+use omni_model::checkpoint::{RawTensor, Scope};
+use std::cell::RefCell;
+
+/// Threads of the kernels that fill and convert.
+const THREADS: u32 = 256;
+/// Blocks of them: they go on in strides of the grid.
+const BLOCKS: usize = 1024;
+/// Rows of gate and up that stand together in a layer that has both: `gate_row` of `kernels/linear.cuh`.
+pub(super) const GATE_ROWS: usize = 8;
+
+/// Numbers on the device, all of the engine's element type.
+pub struct Weight {
+    bytes: Buffer<u8>,
+    elements: usize,
+}
+
+impl Weight {
+    /// Where it is.
+    pub fn address(&self) -> u64 {
+        self.bytes.address()
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.elements
+    }
+
+    /// No elements.
+    pub fn is_empty(&self) -> bool {
+        self.elements == 0
+    }
+
+    /// The bytes.
+    pub fn buffer(&self) -> &Buffer<u8> {
+        &self.bytes
+    }
+}
+
+/// Puts tensors on the device, one after the other.
+pub struct Uploader {
+    gpu: Gpu,
+    stream: Stream,
+    precision: Precision,
+    staging: RefCell<Staging>,
+}
+
+/// Page-locked memory that files are read into: while one half is copied to the device, the other is filled.
+struct Staging {
+    halves: [(Pinned<u8>, Event); 2],
+    next: usize,
+}
+
+/// Bytes of one half.
+const STAGED: usize = 32 << 20;
+
+/// Bytes of one element.
+pub fn element_size(precision: Precision) -> usize {
+    match precision {
+        Precision::F32 => 4,
+        Precision::Bf16 => 2,
+    }
+}
+
+impl Uploader {
+    /// For one engine's element type.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn new(gpu: &Gpu, precision: Precision) -> Result<Uploader, CudaError> {
+        let half = || Ok::<_, CudaError>((gpu.pinned(STAGED)?, Event::new(gpu)?));
+        let staging = RefCell::new(Staging { halves: [half()?, half()?], next: 0 });
+        Ok(Uploader { gpu: gpu.clone(), stream: gpu.stream(Priority::Normal)?, precision, staging })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Gpu {
+        &self.gpu
+    }
+
+    /// What everything is queued on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Element type of all weights.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Room for so many elements, which hold anything.
+    ///
+    /// # Errors
+    /// When the device has no room.
+    pub fn room(&self, elements: usize) -> Result<Weight, CudaError> {
+        let bytes = self.gpu.alloc("the weights", elements * element_size(self.precision))?;
+        Ok(Weight { bytes, elements })
+    }
+
+    /// One tensor.
+    ///
+    /// # Errors
+    /// What the scope and the device say; a tensor that does not fit is reported by the loader.
+    pub fn tensor(&self, scope: &Scope<'_>, name: &str, shape: &[usize]) -> Result<Weight, LoadError> {
+        self.stacked(&[(scope, name)], shape)
+    }
+
+    /// Tensors of one shape `[rows, ..]` one behind the other.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::tensor`].
+    pub fn stacked(&self, parts: &[(&Scope<'_>, &str)], shape: &[usize]) -> Result<Weight, LoadError> {
+        let each: usize = shape.iter().product();
+        let all = self.room(each * parts.len())?;
+        for (i, (scope, name)) in parts.iter().enumerate() {
+            self.put(&all, i * each, scope, name, shape)?;
+        }
+        Ok(all)
+    }
+
+    /// A weight of which the caller [puts](Uploader::put) all parts.
+    ///
+    /// # Errors
+    /// What the scope and the device say; a tensor that does not fit is reported by the loader.
+    pub fn put(&self, to: &Weight, at: usize, scope: &Scope<'_>, name: &str, shape: &[usize]) -> Result<(), LoadError> {
+        let count = shape.iter().product();
+        match scope.random(name, shape) {
+            Some(random) => Ok(self.make(to, at, count, &random)?),
+            None => match scope.raw(name, shape, self.dtype()) {
+                Some(raw) => self.stream_in(to, at, &raw),
+                None => self.copy(to, at, &scope.get_stored(name, shape)?),
+            },
+        }
+    }
+
+    /// Gate and up `[inner, inputs]` in turns of eight rows, as the fused kernels want them.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::tensor`]; [`LoadError::Invalid`] when `inner` is not a multiple of 8.
+    pub fn gate_up(
+        &self,
+        [gate, up]: [&Scope<'_>; 2],
+        name: &str,
+        inner: usize,
+        inputs: usize,
+    ) -> Result<Weight, LoadError> {
+        let all = self.room(2 * inner * inputs)?;
+        self.put_gate_up(&all, 0, [gate, up], name, inner, inputs)?;
+        Ok(all)
+    }
+
+    /// [`Uploader::gate_up`] into a part of a weight.
+    ///
+    /// # Errors
+    /// Those of [`Uploader::gate_up`].
+    pub fn put_gate_up(
+        &self,
+        to: &Weight,
+        at: usize,
+        parts: [&Scope<'_>; 2],
+        name: &str,
+        inner: usize,
+        inputs: usize,
+    ) -> Result<(), LoadError> {
+        if !inner.is_multiple_of(GATE_ROWS) {
+            let reason = format!("a feed-forward width of {inner} is not served on a GPU: expected a multiple of 8");
+            return Err(LoadError::Invalid { file: "config.json".into(), reason });
+        }
+        let size = element_size(self.precision);
+        let band = GATE_ROWS * inputs * size;
+        for (half, scope) in parts.into_iter().enumerate() {
+            let part = self.tensor(scope, name, &[inner, inputs])?;
+            let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+            let copy = sys::CUDA_MEMCPY2D {
+                srcXInBytes: 0,
+                srcY: 0,
+                srcMemoryType: device,
+                srcHost: std::ptr::null(),
+                srcDevice: part.address(),
+                srcArray: std::ptr::null_mut(),
+                srcPitch: band,
+                dstXInBytes: 0,
+                dstY: 0,
+                dstMemoryType: device,
+                dstHost: std::ptr::null_mut(),
+                dstDevice: to.address() + (at * size + half * band) as u64,
+                dstArray: std::ptr::null_mut(),
+                dstPitch: 2 * band,
+                WidthInBytes: band,
+                Height: inner / GATE_ROWS,
+            };
+            // SAFETY: `inner / 8` bands of each side lie inside their buffers; `part` lives until the stream has come so far.
+            check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.raw()) })?;
+            self.stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// A tensor that is on the host already.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn host(&self, tensor: &Tensor) -> Result<Weight, LoadError> {
+        let all = self.room(tensor.elem_count())?;
+        self.copy(&all, 0, tensor)?;
+        Ok(all)
+    }
+
+    /// Waits until everything is there.
+    ///
+    /// # Errors
+    /// Whatever went wrong on the device.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        self.stream.synchronize()
+    }
+
+    fn make(&self, to: &Weight, at: usize, count: usize, random: &RandomTensor) -> Result<(), CudaError> {
+        let (kernel, constant) = match self.precision {
+            Precision::F32 => ("fill_random_f32", "fill_f32"),
+            Precision::Bf16 => ("fill_random_bf16", "fill_bf16"),
+        };
+        let address = to.address() + (at * element_size(self.precision)) as u64;
+        let shape = Shape::new(BLOCKS, THREADS);
+        // SAFETY: the arguments are those of kernels/random.cu; `count` elements lie behind `address`.
+        unsafe {
+            match random.fill {
+                Fill::Uniform(bound) => self.gpu.kernel(kernel)?.launch(
+                    &self.stream,
+                    shape,
+                    kernel_args![address, count as u64, random.seed, random.name, bound],
+                ),
+                Fill::Constant(value) => {
+                    self.gpu.kernel(constant)?.launch(&self.stream, shape, kernel_args![address, count as u64, value])
+                }
+            }
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        match self.precision {
+            Precision::F32 => DType::F32,
+            Precision::Bf16 => DType::BF16,
+        }
+    }
+
+    /// A tensor of a file, as it is.
+    fn stream_in(&self, to: &Weight, at: usize, raw: &RawTensor<'_>) -> Result<(), LoadError> {
+        let (begin, bytes) = (at * element_size(self.precision), raw.bytes() as usize);
+        let mut staging = self.staging.borrow_mut();
+        for from in (0..bytes).step_by(STAGED) {
+            let (count, half) = (STAGED.min(bytes - from), staging.next);
+            staging.next = 1 - half;
+            let (memory, copied) = &mut staging.halves[half];
+            // An event that was never recorded has passed.
+            copied.wait()?;
+            memory.fill(count, |out| raw.read(from as u64, out))?;
+            to.bytes.upload_async(&self.stream, begin + from, memory, 0, count)?;
+            copied.record(&self.stream)?;
+        }
+        Ok(())
+    }
+
+    /// A tensor of the host.
+    fn copy(&self, to: &Weight, at: usize, tensor: &Tensor) -> Result<(), LoadError> {
+        let tensor = tensor.to_dtype(self.dtype())?.contiguous()?;
+        let (storage, layout) = tensor.storage_and_layout();
+        let from = layout.start_offset();
+        let count = layout.shape().elem_count();
+        let bytes: &[u8] = match &*storage {
+            Storage::Cpu(CpuStorage::F32(data)) => plain(&data[from..from + count]),
+            Storage::Cpu(CpuStorage::BF16(data)) => plain(&data[from..from + count]),
+            _ => return Err(candle_core::Error::Msg("weights are read on the host".into()).into()),
+        };
+        Ok(to.bytes.write(at * element_size(self.precision), bytes)?)
+    }
+}
+
+impl Drop for Uploader {
+    fn drop(&mut self) {
+        // Copies may still read the page-locked memory that goes now.
+        let _ = self.stream.synchronize();
+    }
+}
+
+/// The bytes of numbers.
+fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
+    // SAFETY: called for f32 and bf16 only: every byte of them is initialized, and bytes need no alignment.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Needs a GPU; without one it says so and passes.
+    #[test]
+    fn random_weights_have_the_bits_of_the_cpu() {
+        let gpu = match Gpu::open(0) {
+            Ok(gpu) => gpu,
+            Err(why) => return println!("SKIPPED: {why}"),
+        };
+        // No multiple of four: the last block is not used up.
+        let shape = [1001, 1003];
+        let count = shape[0] * shape[1];
+        for name in ["talker.model.layers.0.self_attn.q_proj.weight", "talker.model.layers.0.mlp.gate_proj.bias"] {
+            let tensor = RandomTensor::new((3 << 40) + 42, name, &shape);
+            let mut wanted = vec![0u16; count];
+            tensor.bits(0, &mut wanted);
+            for precision in [Precision::Bf16, Precision::F32] {
+                let uploader = Uploader::new(&gpu, precision).unwrap();
+                let weight = uploader.room(count).unwrap();
+                uploader.make(&weight, 0, count, &tensor).unwrap();
+                let bytes = weight.buffer().read(uploader.stream()).unwrap();
+                let made: Vec<u16> = match precision {
+                    Precision::Bf16 => bytes.chunks_exact(2).map(|x| u16::from_le_bytes([x[0], x[1]])).collect(),
+                    // Rounded to bf16, so the lower half is empty.
+                    Precision::F32 => {
+                        assert!(bytes.chunks_exact(4).all(|x| x[..2] == [0, 0]), "{name}");
+                        bytes.chunks_exact(4).map(|x| u16::from_le_bytes([x[2], x[3]])).collect()
+                    }
+                };
+                assert!(made == wanted, "{name} in {}", precision.as_str());
+            }
+        }
+    }
+}

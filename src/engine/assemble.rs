@@ -1,0 +1,317 @@
+//! From a checkpoint and a config to supervised stages with edges between them.
+
+use super::admission::Admissions;
+use super::journal::Edge;
+use super::ledger::{Acks, Ledger, Tap};
+use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
+use super::process;
+use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
+use super::since::Follower;
+use super::stages::Stages;
+use super::voices::{self, Voices};
+use super::{ModelInfo, Shared, StartError, TtsInfo};
+use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
+use omni_core::ids::StageName;
+use omni_core::ledger::LedgerLimits;
+use omni_fault::{FaultPlan, FaultPoint, Ground};
+use omni_model::checkpoint::Checkpoint;
+use omni_model::frontend::AudioLimits;
+use omni_model::hf::{Family, SAMPLE_RATE, Variant};
+use omni_stage::process::IntoStage;
+use omni_stage::{self as actors, AckSink, StageHandle, StageReports};
+use omni_telemetry::{RepairMetrics, RequestMetrics};
+use omni_transfer::link::{self, LinkOptions, LostSink};
+use omni_transfer::payload::Kind;
+use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+/// How often the ledger looks for requests whose time is up.
+const TICK: Duration = Duration::from_millis(250);
+
+type Sender = Arc<dyn PayloadSender>;
+type Receiver = Arc<dyn PayloadReceiver>;
+
+/// Starts the supervisors. The stages load their weights and come up by themselves.
+pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
+    let family = checkpoint.family();
+    let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
+    let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
+    let maker = StageMaker::new(checkpoint, config, &here)?;
+    let settled = maker.faults.settle(ground(family, config, maker.device.kind));
+    settled.map_err(|error| StartError::Config(error.to_string()))?;
+    if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
+        tracing::warn!(
+            "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
+        );
+    }
+    let info = model_info(checkpoint, config)?;
+    let stages = Stages::new(family.stages());
+    let (mut into, mut inbound) = (Vec::new(), Vec::new());
+    // The ledger needs the edges and the edges need somebody to tell.
+    let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
+    let edges = Edges { config, faults: &maker.faults, told: Arc::clone(&told) };
+    for stage in stages.iter() {
+        let (sender, receiver) = edges.towards(stage, stages.before(stage.name()).map(|stage| stage.name()))?;
+        into.push(sender);
+        inbound.push(receiver);
+    }
+    let metrics = RequestMetrics::new();
+    let limits = LedgerLimits {
+        request_timeout: config.limits.request_timeout,
+        stalled_client_timeout: config.limits.stalled_client_timeout,
+    };
+    let groups = family.talker().num_code_groups;
+    let faults = maker.faults.clone();
+    let ledger = Arc::new(Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone(), faults));
+    ledger.leads_into(into);
+    let _ = told.set(Arc::downgrade(&ledger));
+    for (handle, inbound) in stages.iter().zip(inbound) {
+        let outbound = edges_from(handle.name(), &ledger);
+        let edge = Edge::into_stage(handle.name(), stages.before(handle.name()).is_none());
+        let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), edge });
+        let reports = Arc::clone(&ledger) as Arc<dyn StageReports>;
+        let started = match inbound {
+            Some(inbound) => {
+                let handles = handles(handle.name(), config, maker.device.kind);
+                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false };
+                actors::start(maker.stage(handle.name(), wiring), Arc::clone(handle)).await
+            }
+            None => {
+                let setup = process::setup(handle.name(), checkpoint, config, &maker, outbound, acks, reports)?;
+                actors::process::start(setup, Arc::clone(handle)).await
+            }
+        };
+        started.map_err(|error| StartError::Stage(handle.name(), error.to_string()))?;
+    }
+
+    let planner = Planner {
+        family: family_planner(checkpoint, &info, config)?,
+        common: Common {
+            generation: Arc::clone(checkpoint.generation()),
+            max_positions: family.talker().text.max_position_embeddings as u32,
+            groups,
+            chunk_ramp: chunk_ramp(config),
+            max_input_chars: config.limits.max_input_chars,
+            audio_window: window(config, StageName::Code2wav),
+        },
+    };
+    let voices = voices(checkpoint, &info, config, &maker.faults).await?;
+    let followers = stages.iter().map(|stage| Follower::new(stage)).collect();
+    Ok(Shared {
+        info,
+        planner,
+        stages,
+        ticker: tokio::spawn(tick(Arc::downgrade(&ledger))),
+        ledger,
+        admissions: Admissions::new(&config.limits, SAMPLE_RATE),
+        since: followers,
+        metrics,
+        leases: maker.leases.clone(),
+        draining: AtomicBool::new(false),
+        faults: maker.faults.clone(),
+        speech: config.speech.clone(),
+        max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
+        voices,
+    })
+}
+
+/// Characters of one piece of speech when the config does not say.
+fn segment_chars(family: &Family) -> usize {
+    match family {
+        // About 8 s: the longest that the embedded voice was trained to say in one go.
+        Family::Omni(_) => 120,
+        Family::Tts(_) => 400,
+    }
+}
+
+fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<FamilyPlanner, StartError> {
+    let default_voice = info.default_voice.clone();
+    Ok(match checkpoint.family() {
+        Family::Omni(omni) => FamilyPlanner::Omni(OmniPlanner {
+            prompter: checkpoint.prompter()?,
+            config: Arc::clone(omni),
+            default_voice: default_voice.unwrap_or_default(),
+            speech_prompt: config.speech.prompt.clone(),
+            eos: checkpoint.generation().thinker_eos.as_slice().into(),
+            spell_out: config.speech.spell_out,
+        }),
+        Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
+            prompter: checkpoint.tts_prompter()?,
+            config: Arc::clone(tts),
+            default_voice,
+        }),
+    })
+}
+
+/// Whether clients may bring voices.
+fn clones(family: &Family) -> bool {
+    matches!(family, Family::Tts(tts) if tts.variant == Variant::Base)
+}
+
+/// The voices of clients, if this checkpoint can speak with them.
+async fn voices(
+    checkpoint: &Checkpoint,
+    info: &ModelInfo,
+    config: &Config,
+    faults: &FaultPlan,
+) -> Result<Option<Arc<Voices>>, StartError> {
+    if !clones(checkpoint.family()) {
+        return Ok(None);
+    }
+    let folder = voices::folder(&config.voices.directory, &info.id);
+    let (checkpoint, max_count) = (checkpoint.clone(), config.voices.max_count);
+    let reference = &config.reference_audio;
+    let limits = AudioLimits {
+        max_bytes: reference.max_bytes,
+        min_seconds: reference.min_length.as_secs_f64(),
+        max_seconds: reference.max_length.as_secs_f64(),
+    };
+    let fault = faults.site(None, FaultPoint::Voices);
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits, fault));
+    let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
+    Ok(Some(Arc::new(opened?)))
+}
+
+fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
+    let family = checkpoint.family();
+    let talker = family.talker();
+    let named = !matches!(family, Family::Tts(tts) if tts.variant != Variant::CustomVoice);
+    let default_voice = match &config.model.default_voice {
+        // An uploaded voice, which may come later.
+        Some(voice) if clones(family) => Some(voice.clone()),
+        Some(voice) => {
+            talker.speaker(voice).map_err(|error| StartError::Config(format!("model.default_voice: {error}")))?;
+            Some(voice.to_lowercase())
+        }
+        None => named.then(|| talker.default_speaker().to_owned()),
+    };
+    let tts = match family {
+        Family::Omni(_) => None,
+        Family::Tts(tts) => Some(TtsInfo {
+            task: tts.variant,
+            languages: tts.languages.keys().cloned().collect(),
+            instructions: tts.follows_instructions,
+        }),
+    };
+    Ok(ModelInfo {
+        id: config.model.name.clone(),
+        voices: talker.speaker_names().into_iter().filter(|_| named).map(str::to_owned).collect(),
+        default_voice,
+        sample_rate: SAMPLE_RATE,
+        samples_per_frame: family.vocoder().samples_per_frame() as u32,
+        tts,
+    })
+}
+
+/// How the payloads of a stage travel to the next.
+fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
+    let edge = match from {
+        StageName::Thinker => transfer.edges.rows,
+        StageName::Talker | StageName::Code2wav => transfer.edges.codes,
+    };
+    edge.unwrap_or(transfer.transport)
+}
+
+/// Whether the edge between two stages is one of frames. Handles, and the link to a process, lose nothing.
+fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
+    config.stage(to).placement == Placement::Thread && transport(&config.transfer, from) != TransportKind::Inproc
+}
+
+/// What can break on purpose.
+fn ground(family: &Family, config: &Config, device: DeviceKind) -> Ground {
+    let stages = family.stages();
+    let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
+    let apart = stages.iter().filter(|stage| config.stage(**stage).placement == Placement::Process);
+    Ground {
+        stages: stages.to_vec(),
+        apart: apart.copied().collect(),
+        framed: framed.map(|pair| pair[0]).collect(),
+        gpu: device == DeviceKind::Cuda,
+        voices: clones(family),
+    }
+}
+
+/// Makes edges.
+struct Edges<'a> {
+    config: &'a Config,
+    faults: &'a FaultPlan,
+    /// Who hears of what got lost.
+    told: Arc<OnceLock<Weak<Ledger>>>,
+}
+
+impl Edges<'_> {
+    /// How payloads get into a stage, and out at its end, unless that is in another process.
+    fn towards(
+        &self,
+        stage: &Arc<StageHandle>,
+        before: Option<StageName>,
+    ) -> Result<(Sender, Option<Receiver>), StartError> {
+        if self.config.stage(stage.name()).placement == Placement::Process {
+            return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
+        }
+        let (sender, receiver) = match before {
+            Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, stage.name())?,
+            // In front of the first stage, as many rows of text as that may be ahead.
+            from => erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name())))),
+        };
+        Ok((sender, Some(receiver)))
+    }
+
+    /// An edge between two stages of this process that passes frames. What gets lost on it is given again to the receiver.
+    fn frames(&self, from: StageName, to: StageName) -> Result<(Sender, Receiver), StartError> {
+        let told = Arc::clone(&self.told);
+        let lost: LostSink = Arc::new(move |request, reason| {
+            if let Some(ledger) = told.get().and_then(Weak::upgrade) {
+                ledger.row_failed(request, to, reason);
+            }
+        });
+        let options = LinkOptions {
+            capacity: edge_capacity(self.config, from),
+            zero_copy: self.config.transfer.zero_copy,
+            fault: self.faults.site(from, FaultPoint::Edge),
+            metrics: RepairMetrics::new(from),
+            lost,
+        };
+        if transport(&self.config.transfer, from) == TransportKind::Wire {
+            return Ok(erase(link::over_channel(options)));
+        }
+        let ring = link::over_ring(self.config.transfer.shm_bytes, options);
+        let ring =
+            ring.map_err(|error| StartError::Config(format!("transfer.shm_bytes: no shared memory: {error}")))?;
+        Ok(erase(ring))
+    }
+}
+
+/// Whether what a stage leaves on a device is of use to the next: on the same device, in the same process, by a transport
+/// that passes handles.
+fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
+    let here = |stage: StageName| config.stage(stage).placement == Placement::Thread;
+    device == DeviceKind::Cuda
+        && config.transfer.device_handover
+        && here(StageName::Thinker)
+        && here(StageName::Talker)
+        && transport(&config.transfer, from) == TransportKind::Inproc
+}
+
+/// Where the output of a stage goes: past the books, to the next stage or to the client.
+fn edges_from(stage: StageName, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
+    let tap = |edge: Edge| (edge.kind(), Arc::new(Tap(Arc::clone(ledger))) as Sender);
+    Edge::from_stage(stage).map(tap).collect()
+}
+
+fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -> (Sender, Receiver) {
+    (Arc::new(ends.0), Arc::new(ends.1))
+}
+
+async fn tick(ledger: Weak<Ledger>) {
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        ticks.tick().await;
+        match ledger.upgrade() {
+            Some(ledger) => ledger.tick(),
+            None => return,
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Assembles the stages of a config, keeps the request ledger, and gives server and commands one handle.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `api` | what a client of the engine says and hears |
+//! | `build`, `stages` | from a checkpoint and a config to supervised stages with edges between them |
+//! | `setup` | what a stage is made of, wherever it runs |
+//! | `process` | stages in processes of their own: the child's side |
+//! | `ledger` | every accepted request, its client, and what becomes of it |
+//! | `journal` | what the stages of a request have told each other, to give any of them its row again |
+//! | `client` | the client's end of the last edges: text and samples as events |
+//! | `plan` | from a request to the rows that it needs in each stage |
+//! | `admission` | who is let in |
+//! | `stream` | the answer to a request, as its client reads it |
+//! | `since` | since when each stage is in its state |
+//! | `speak` | a text, sentence after sentence, as one stream |
+//! | `live` | the same for a text that is still being written |
+//! | `voice` | voices as clients name, bring and see them |
+//! | `voices` | voices that clients brought: encoded once, kept on disk |
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod admission;
+pub mod api;
+mod assemble;
+mod client;
+pub mod device;
+mod journal;
+mod ledger;
+mod live;
+mod load;
+mod plan;
+pub mod process;
+mod setup;
+mod since;
+mod speak;
+mod stages;
+mod stream;
+pub mod voice;
+mod voices;
+
+pub use api::{
+    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason, Listener, ModelInfo,
+    Neighbour, NeighbourId, Output, Promise, RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams,
+    SpeechRequest, StageHealth, StageState, Standing, SubmitError, Terms, TextSource, TtsInfo, Usage,
+};
+pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
+
+use admission::Admissions;
+use futures::future::BoxFuture;
+use ledger::Ledger;
+use omni_config::{Config, SpeechConfig};
+use omni_core::ids::StageName;
+use omni_fault::FaultPlan;
+use omni_model::LoadError;
+use omni_model::checkpoint::Checkpoint;
+use omni_stage::{StageHandle, StageStatus, State};
+use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
+use omni_transfer::lease::LeaseBook;
+use plan::Planner;
+use since::{Follower, Since};
+use stages::Stages;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use stream::Expired;
+use voices::Voices;
+
+/// How long a request waits for a stage that starts for the first time before it is refused.
+const READY_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a scrape waits for the process of a stage: one that does not answer is left out.
+const METRICS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// A running pipeline. Clones are handles to the same one; when the last is dropped, open requests are ended and the
+/// stages stop. [`Service::drain`] is the polite way.
+#[derive(Clone)]
+pub struct Engine {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    info: ModelInfo,
+    planner: Planner,
+    stages: Stages,
+    ledger: Arc<Ledger>,
+    admissions: Admissions,
+    /// One per stage.
+    since: Vec<Follower>,
+    metrics: RequestMetrics,
+    leases: LeaseBook,
+    draining: AtomicBool,
+    faults: FaultPlan,
+    speech: SpeechConfig,
+    max_segment_chars: usize,
+    /// Of a checkpoint that clones voices.
+    voices: Option<Arc<Voices>>,
+    ticker: tokio::task::JoinHandle<()>,
+}
+
+impl Shared {
+    /// A place for a request, or why not. `steady` and `chat` as in [`Asked`](omni_core::admission::Asked).
+    fn enter(&self, terms: &Terms, steady: bool, chat: bool) -> Result<admission::Place, SubmitError> {
+        let restarts = self.stages.iter().map(|stage| stage.status().borrow().restarts).sum();
+        self.admissions.enter(terms, steady, chat, restarts)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.ticker.abort();
+        self.ledger.shut_down();
+        self.stages.iter().rev().for_each(|stage| stage.halt());
+    }
+}
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The checkpoint cannot be served.
+    #[error(transparent)]
+    Checkpoint(#[from] LoadError),
+    /// The config does not fit the checkpoint.
+    #[error("{0}")]
+    Config(String),
+    /// A stage did not come up.
+    #[error("the {0} stage does not run: {1}")]
+    Stage(StageName, String),
+}
+
+impl Engine {
+    /// Starts every stage and returns before any of them is up: [`Engine::settled`] tells when. Must be called on a tokio
+    /// runtime.
+    ///
+    /// # Errors
+    /// [`StartError`] for what can be seen without reading the weights.
+    pub async fn launch(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
+        Ok(Engine { shared: Arc::new(assemble::assemble(checkpoint, config).await?) })
+    }
+
+    /// Resolves when every stage can serve.
+    ///
+    /// # Errors
+    /// [`StartError::Stage`] with the reason when one of them cannot.
+    pub async fn settled(&self) -> Result<(), StartError> {
+        self.all_stages(|status| matches!(status.state, State::Running | State::Failed)).await?;
+        telemetry::set_ready(true);
+        Ok(())
+    }
+
+    /// Waits until every stage is as wanted; an error if one has failed for good.
+    async fn all_stages(&self, wanted: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
+        for stage in self.shared.stages.iter() {
+            let mut status = stage.status();
+            let settled = status.wait_for(&wanted).await;
+            if let Ok(status) = settled
+                && status.state == State::Failed
+            {
+                let reason = status.last_reason.clone().unwrap_or_default();
+                return Err(StartError::Stage(stage.name(), reason));
+            }
+        }
+        Ok(())
+    }
+
+    /// [`Engine::launch`] and [`Engine::settled`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub async fn start(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
+        let engine = Engine::launch(checkpoint, config).await?;
+        engine.settled().await?;
+        Ok(engine)
+    }
+
+    /// What breaks on purpose. It takes new rules only if the config says `drill.enabled`.
+    pub fn faults(&self) -> &FaultPlan {
+        &self.shared.faults
+    }
+
+    /// What is held at this moment; all zero when the engine is idle.
+    pub fn load(&self) -> EngineLoad {
+        let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage.load()).collect();
+        EngineLoad {
+            requests: self.shared.ledger.open(),
+            leases: self.shared.leases.live() + stages.iter().map(|load| load.leases).sum::<u64>(),
+            rows: stages.iter().map(|load| load.rows + load.slots + load.inputs).sum(),
+            queued: stages.iter().map(|load| load.queued).sum(),
+        }
+    }
+
+    async fn ready(&self) -> Result<(), SubmitError> {
+        if self.shared.draining.load(Ordering::Relaxed) {
+            return Err(SubmitError::ShuttingDown);
+        }
+        // A stage that is being restarted is waited for by the ledger, which has what the request needs of it.
+        let came_up = |status: &StageStatus| status.state != State::Starting;
+        match tokio::time::timeout(READY_PATIENCE, self.all_stages(came_up)).await {
+            Ok(outcome) => outcome.map_err(|error| SubmitError::NotReady(error.to_string())),
+            Err(_) => Err(SubmitError::NotReady("a stage is starting".into())),
+        }
+    }
+
+    async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
+        self.ready().await?;
+        let plan = self.shared.planner.chat(&request)?;
+        let terms = request.terms;
+        let place = self.shared.enter(&terms, true, true)?;
+        let watch = place.watch();
+        let expired = Expired::default();
+        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place), Arc::clone(&expired));
+        Ok(stream.watched(watch).lasting(terms.life, expired))
+    }
+}
+
+/// See [`Engine::load`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineLoad {
+    /// Entries of the ledger.
+    pub requests: usize,
+    /// Outputs of steps that somebody still uses.
+    pub leases: u64,
+    /// Rows in schedulers, models and connectors.
+    pub rows: usize,
+    /// Messages in bounded queues.
+    pub queued: usize,
+}
+
+impl Service for Engine {
+    fn info(&self) -> &ModelInfo {
+        &self.shared.info
+    }
+
+    fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        Box::pin(async move {
+            let accepted = self.generate(request).await;
+            accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Chat))
+        })
+    }
+
+    fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        Box::pin(async move {
+            let accepted = speak::speak(self, request).await;
+            accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Speech))
+        })
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+        let uploaded = self.shared.voices.iter().flat_map(|voices| voices.list());
+        self.shared.info.voices.iter().map(built_in).chain(uploaded).collect()
+    }
+
+    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
+        Box::pin(async move {
+            match &self.shared.voices {
+                Some(voices) => voices.add(voice).await,
+                None => Err(no_cloning()),
+            }
+        })
+    }
+
+    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
+        Box::pin(async move {
+            match &self.shared.voices {
+                Some(voices) => voices.remove(name).await,
+                None => Err(VoiceError::Unknown(name.into())),
+            }
+        })
+    }
+
+    fn health(&self) -> EngineHealth {
+        let known = self.shared.stages.iter().zip(&self.shared.since);
+        let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
+        let admission = self.shared.admissions.standing();
+        let draining = self.shared.draining.load(Ordering::Relaxed);
+        EngineHealth {
+            ready: !draining && stages.iter().all(|stage| stage.state == StageState::Running),
+            draining,
+            requests: admission.held,
+            admission,
+            stages,
+        }
+    }
+
+    fn metrics(&self) -> BoxFuture<'_, String> {
+        Box::pin(async move {
+            let asked = self.shared.stages.iter().map(|stage| async {
+                let told = tokio::time::timeout(METRICS_PATIENCE, stage.process_metrics()).await;
+                Some((stage.name(), told.ok()??))
+            });
+            let told: Vec<_> = futures::future::join_all(asked).await.into_iter().flatten().collect();
+            telemetry::merged(&telemetry::render(), &told)
+        })
+    }
+
+    fn faults(&self) -> Option<&FaultPlan> {
+        Some(&self.shared.faults).filter(|faults| faults.is_open())
+    }
+
+    fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            self.shared.draining.store(true, Ordering::Relaxed);
+            self.shared.faults.drains();
+            telemetry::set_ready(false);
+            if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
+                self.shared.ledger.shut_down();
+            }
+            // Downstream first: a stage whose source is gone would take that for a broken edge.
+            for stage in self.shared.stages.iter().rev() {
+                stage.stop().await;
+            }
+            self.shared.ticker.abort();
+        })
+    }
+}
+
+fn no_cloning() -> VoiceError {
+    let message = "this model speaks with its own voices only; cloning needs a Qwen3-TTS Base checkpoint".into();
+    VoiceError::Invalid { param: "audio_sample", message }
+}
+
+fn stage_health(stage: &StageHandle, since: Since) -> StageHealth {
+    let status = stage.status().borrow().clone();
+    StageHealth {
+        name: stage.name(),
+        state: match status.state {
+            State::Starting => StageState::Starting,
+            State::Running => StageState::Running,
+            State::Restarting => StageState::Restarting,
+            State::Failed => StageState::Failed,
+        },
+        since: since.began,
+        generation: status.generation.0,
+        restarts: status.restarts,
+        last_reason: status.last_reason,
+        last_recovery_s: since.recovery.map(|recovery| (recovery.as_secs_f64() * 1000.0).round() / 1000.0),
+        rows: stage.load().rows,
+        pid: stage.pid(),
+    }
+}

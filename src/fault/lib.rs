@@ -1,0 +1,32 @@
+//! Faults on purpose: where something breaks, when, and how. Free when no rule is set.
+//!
+//! A [`FaultPlan`] is made once per engine from the config. An actor asks it once, when it is built, for the [`FaultSite`]
+//! of its place, and strikes that site at each occurrence. Counts go on over restarts, of actors and of stage processes, so
+//! that a plan means the same whatever it breaks. A plan that is *open* can be changed while the engine runs.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `rule` | what a rule says |
+//! | `moment` | what a stage is at when a fault may strike |
+//! | `hit` | which occurrences a rule hits: pure |
+//! | `ground` | what can break in one engine |
+//! | `plan` | the rules of an engine, and their counts |
+//! | `site` | one place, which is struck |
+//!
+//! `docs/faults.md` explains all of it to those who write plans.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+mod ground;
+mod hit;
+mod moment;
+mod plan;
+mod rule;
+mod site;
+
+pub use ground::Ground;
+pub use moment::{Begun, Moment};
+pub use plan::{FaultPlan, PlanError, PlanState, RuleCount, RuleState};
+pub use rule::{FaultKind, FaultPoint, FaultRule, HANG, Phase};
+pub use site::{FaultSite, Hit, Injected};

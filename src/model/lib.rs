@@ -1,0 +1,27 @@
+//! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
+
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
+pub mod budget;
+pub mod checkpoint;
+pub mod error;
+pub mod frontend;
+pub mod hf;
+pub mod launching;
+pub mod ops;
+pub mod prompt;
+pub mod rows;
+pub mod sampling;
+pub mod stage;
+pub mod stages;
+pub mod talker;
+pub mod template;
+pub mod thinker;
+pub mod tokenizer;
+pub mod transformer;
+pub mod vocoder;
+
+pub use budget::Budget;
+pub use checkpoint::Checkpoint;
+pub use error::{LoadError, ModelError};
+pub use tokenizer::Tokenizer;

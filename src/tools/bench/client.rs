@@ -1,0 +1,124 @@
+//! One request over HTTP, timed chunk by chunk. Knows only the public speech route, so that any server can be measured.
+
+use super::server::Snapshot;
+use super::stats::{Record, Speech};
+use anyhow::Context;
+use omni_core::playback::Playback;
+use reqwest::{Client, Url};
+use serde_json::{Map, Value, json};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// What OpenAI's `pcm` format has, unless the answer's `x-sample-rate` says otherwise.
+const SAMPLE_RATE: u32 = 24_000;
+/// 16-bit mono.
+const BYTES_PER_SAMPLE: u64 = 2;
+
+/// Sends speech requests to one server.
+#[derive(Debug)]
+pub struct SpeechClient {
+    http: Client,
+    url: Url,
+    body: Map<String, Value>,
+    seed: Option<u64>,
+}
+
+impl SpeechClient {
+    /// `base` is the server's address with or without `/v1`; `extra` goes into every body and wins; null
+    /// leaves a field out.
+    pub fn new(base: &str, timeout: Duration, extra: Map<String, Value>, seed: Option<u64>) -> anyhow::Result<Self> {
+        let base = base.trim_end_matches('/').trim_end_matches("/v1");
+        let url = Url::parse(&format!("{base}/v1/audio/speech"))
+            .with_context(|| format!("--url {base}: write it as http://HOST:PORT"))?;
+        anyhow::ensure!(url.scheme() == "http", "--url {base}: only http:// is supported");
+        let http = Client::builder().timeout(timeout).no_proxy().tcp_nodelay(true).build()?;
+        let mut body = Map::new();
+        body.insert("stream".to_owned(), true.into());
+        body.insert("stream_format".to_owned(), "audio".into());
+        body.insert("response_format".to_owned(), "pcm".into());
+        body.extend(extra);
+        body.retain(|_, value| !value.is_null());
+        Ok(SpeechClient { http, url, body, seed })
+    }
+
+    /// Asks the server which model it serves, for servers that insist on a name; none if it does not tell.
+    pub async fn adopt_model(&mut self) {
+        let Ok(url) = self.url.join("/v1/models") else { return };
+        let Ok(answer) = self.http.get(url).send().await else { return };
+        let Ok(models) = answer.json::<Value>().await else { return };
+        if let Some(id) = models["data"][0]["id"].as_str() {
+            self.body.entry("model").or_insert_with(|| json!(id));
+        }
+    }
+
+    /// How many requests the server takes at once, if it tells.
+    pub async fn places(&self) -> Option<usize> {
+        let answer = self.http.get(self.url.join("/health").ok()?).send().await.ok()?;
+        answer.json::<Value>().await.ok()?["max_requests"].as_u64().and_then(|places| places.try_into().ok())
+    }
+
+    /// What the server counts, if it tells.
+    pub async fn metrics(&self) -> Snapshot {
+        let fetch = async {
+            let answer = self.http.get(self.url.join("/metrics").ok()?).send().await.ok()?;
+            if answer.status().is_success() { answer.text().await.ok() } else { None }
+        };
+        fetch.await.map(|text| Snapshot::parse(&text)).unwrap_or_default()
+    }
+
+    /// Sends the `i`-th request, due at `due`, and reads it to the end. With `frames`, exactly so many are asked for, and
+    /// anything else is a failure.
+    pub async fn speak(&self, i: usize, text: &str, frames: Option<u32>, began: Instant, due: Instant) -> Record {
+        let result = self.stream(i, text, frames, due).await;
+        Record { due: due.duration_since(began), result, took: due.elapsed() }
+    }
+
+    async fn stream(&self, i: usize, text: &str, frames: Option<u32>, due: Instant) -> Result<Speech, String> {
+        let mut body = self.body.clone();
+        if let Some(frames) = frames {
+            body.insert("max_new_tokens".to_owned(), frames.into());
+            body.insert("ignore_eos".to_owned(), true.into());
+        }
+        body.insert("input".to_owned(), text.into());
+        if let Some(seed) = self.seed {
+            body.insert("seed".to_owned(), seed.wrapping_add(i as u64).into());
+        }
+        let mut answer = self.http.post(self.url.clone()).json(&body).send().await.map_err(|error| kind(&error))?;
+        if !answer.status().is_success() {
+            let status = answer.status().as_u16();
+            let told = answer.json::<Value>().await.ok();
+            let message = told.as_ref().and_then(|told| told["error"]["message"].as_str()).unwrap_or_default();
+            return Err(format!("{status} {message}").trim().to_owned());
+        }
+        let rate = answer.headers().get("x-sample-rate").and_then(|value| value.to_str().ok()?.parse().ok());
+        let rate = u64::from(rate.unwrap_or(SAMPLE_RATE).max(1));
+        let mut player = Playback::default();
+        let (mut bytes, mut samples) = (0u64, 0u64);
+        while let Some(chunk) = answer.chunk().await.map_err(|error| kind(&error))? {
+            // Half a sample may come with one chunk and half with the next.
+            bytes += chunk.len() as u64;
+            let fresh = bytes / BYTES_PER_SAMPLE - samples;
+            samples += fresh;
+            if fresh > 0 {
+                player.chunk(due.elapsed(), Duration::from_secs_f64(fresh as f64 / rate as f64));
+            }
+        }
+        let ttfa = player.time_to_first().ok_or("no audio in the answer")?;
+        let speech = Speech { ttfa, length: player.length(), underruns: player.underruns, silence: player.silence };
+        match frames {
+            Some(asked) if asked != speech.frames() => Err(format!("{} frames instead of {asked}", speech.frames())),
+            _ => Ok(speech),
+        }
+    }
+}
+
+/// The kind of failure, so that many alike are counted together.
+fn kind(error: &reqwest::Error) -> String {
+    if error.is_timeout() {
+        "timed out".to_owned()
+    } else if error.is_connect() {
+        "could not connect".to_owned()
+    } else {
+        "connection broke".to_owned()
+    }
+}

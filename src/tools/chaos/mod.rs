@@ -1,0 +1,399 @@
+//! `omni-actors chaos`: breaks a running pipeline all the time and looks whether any listener hears it.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `settings` | what a drill changes in a config |
+//! | `load`, `listen` | the requests, and one listener of one of them |
+//! | `drill` | one run of many listeners, looked at meanwhile |
+//! | `generate`, `inject` | which fault when: pure; and giving them to the engine |
+//! | `compare`, `verdict` | what was heard against what should have been: pure |
+//! | `outages`, `resources` | when stages were down; memory and file descriptors |
+//! | `shrink` | which few of many faults are enough: pure |
+//! | `report` | tables and JSON |
+
+mod compare;
+mod drill;
+mod generate;
+mod inject;
+mod listen;
+mod load;
+mod outages;
+mod report;
+mod resources;
+mod settings;
+mod shrink;
+mod verdict;
+
+use super::EmbeddedFiles;
+use super::bench::texts::texts;
+use super::exit::{Interrupted, Usage};
+use super::model;
+use super::signals::Signals;
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use drill::{Drill, Run, Until};
+use inject::Injector;
+use load::Load;
+use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
+use omni_engine::{Engine, Service};
+use omni_fault::FaultRule;
+use omni_model::Checkpoint;
+use omni_telemetry as telemetry;
+use report::{About, Report};
+use settings::Where;
+use shrink::Shrinker;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use verdict::{Exactness, Heard, Verdict};
+
+/// How long an engine that is done gets to stop.
+const STOPPING: Duration = Duration::from_secs(10);
+
+/// Break a running pipeline all the time and check that no listener hears it
+///
+/// Runs a fixed set of requests undisturbed, which is the truth. Then lets listeners ask for the same requests, with the
+/// same seeds, again and again, while faults strike: actors that panic, fail, hang or are slow, frames that get lost,
+/// processes that are killed. Each stream is compared with the truth sample by sample. Prints what was injected, how
+/// streams went and how fast stages recovered; fails if anything was lost, repeated, reordered, failed or hung.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  omni-actors chaos                                         the embedded voice, a fault every 200 ms for a minute
+  omni-actors chaos my.toml --streams 16 --duration 10m --report chaos.json
+  omni-actors chaos --placement process --every 1s --shrink
+                                                            every stage in a process; if it fails, which fault is enough?
+  omni-actors chaos --set transfer.transport=wire           edges with frames, which get lost and damaged, too
+  omni-actors chaos --plan chaos-smallest.toml --requests 12
+                                                            exactly the faults of a file
+docs/chaos.md explains the report.")]
+pub struct ChaosArgs {
+    /// Config file; without one the embedded voice with default settings
+    config: Option<PathBuf>,
+    /// For how long listeners ask for more; what they have asked for is heard to its end
+    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
+    duration: Duration,
+    /// Stop after so many requests instead of after a time
+    #[arg(long, value_name = "N", conflicts_with = "duration")]
+    requests: Option<usize>,
+    /// Listeners at once, each of which asks again when it has heard all
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    streams: u16,
+    /// Seed of requests and faults
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where stages run
+    #[arg(long, value_enum, default_value_t = Where::AsConfig)]
+    placement: Where,
+    /// How often a fault strikes, drawn evenly from all kinds and places that suit the config
+    #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = duration)]
+    every: Duration,
+    /// A file with `[[faults]]`: exactly these, and none that are drawn
+    #[arg(long, value_name = "FILE", conflicts_with = "every")]
+    plan: Option<PathBuf>,
+    /// If a stream is not what it should be: find the fewest faults that are enough for that
+    #[arg(long)]
+    shrink: bool,
+    /// Most runs that --shrink may take
+    #[arg(long, value_name = "N", default_value_t = 60)]
+    shrink_runs: usize,
+    /// Where plans are written that fail
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    out: PathBuf,
+    /// Also write the report as JSON
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// A stream for which nothing comes for so long is hung
+    #[arg(long, value_name = "DURATION", default_value = "20s", value_parser = duration)]
+    hang_after: Duration,
+    /// One text per line; a list of short sentences by default
+    #[arg(long, value_name = "FILE")]
+    texts: Option<PathBuf>,
+    /// Make every answer exactly so many frames of 80 ms long, whatever the model would say
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    frames: Option<u32>,
+    /// Speaker
+    #[arg(long)]
+    voice: Option<String>,
+    /// Override one key of the config, such as transfer.transport=shm
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<Override>,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    config::parse_duration(text)
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| "write a duration above 0, such as 30s or 10m".to_owned())
+}
+
+/// Runs the command. It fails if a stream was not what it should have been, or a stage stayed down.
+pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    let listeners = usize::from(args.streams);
+    let (mut config, set) = settings::settle(args.config.as_deref(), &args.set, args.placement, listeners)?;
+    telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
+    let interrupted = CancellationToken::new();
+    let mut signals = Signals::catch()?;
+    let asked_to_end = interrupted.clone();
+    tokio::spawn(async move {
+        signals.next().await;
+        asked_to_end.cancel();
+        signals.first_asks_second_ends().await;
+    });
+    let given = args.plan.as_deref().map(config::load_faults).transpose()?;
+    if let Some(seed) = given.as_ref().and_then(|file| file.seed) {
+        config.drill.seed = seed;
+    }
+    mute_injected_panics();
+    let checkpoint = model::open(&config, embedded)?;
+    let load =
+        Load::new(texts(args.texts.as_deref())?, checkpoint.family(), args.seed, args.voice.clone(), args.frames);
+    let exactness = match model::device(&config)?.kind {
+        DeviceKind::Cpu => Exactness::Samples,
+        DeviceKind::Cuda => Exactness::Length,
+    };
+    let about = About {
+        target: format!("{} in this process", config.model.name),
+        seed: args.seed,
+        listeners,
+        placement: placement(&config),
+        compared: exactness,
+        set: set.clone(),
+    };
+    let field = Field { config, checkpoint, load: Arc::new(load), exactness, args, interrupted };
+    eprintln!("{}: {listeners} listeners, stages in {}", about.target, about.placement);
+    eprintln!("set for the drill: {}", if set.is_empty() { "nothing".to_owned() } else { set.join(" ") });
+
+    let (truth, undisturbed) = field.undisturbed().await?;
+    let until = field.args.requests.map_or(Until::Time(field.args.duration), Until::Requests);
+    let faults = given.map_or(Faults::Generated, |file| Faults::Given(file.rules));
+    let disturbed = field.disturbed(&truth, until, &faults, false, Some("disturbed")).await?;
+    let report = Report::new(about, &field.load, &undisturbed, &disturbed);
+    println!(
+        "{} for {}, {} listeners, stages in {}, seed {}\n",
+        report.target,
+        format_duration(Duration::from_secs(report.took_s as u64)),
+        report.listeners,
+        report.placement,
+        report.seed
+    );
+    print!("{}", report.tables());
+    if let Some(path) = &field.args.report {
+        write(path, &(serde_json::to_string_pretty(&report)? + "\n"))?;
+    }
+    let failure = report.failure();
+    if failure.is_some() {
+        field.keep("chaos-executed.toml", &executed(&disturbed, Duration::MAX), until)?;
+    }
+    if failure.is_some() && field.args.shrink && !field.interrupted.is_cancelled() {
+        field.shrink(&truth, &disturbed).await?;
+    }
+    match failure {
+        Some(failure) => Err(anyhow::anyhow!(failure)),
+        None if report.interrupted => Err(Interrupted.into()),
+        None => Ok(()),
+    }
+}
+
+/// Which faults a run has.
+enum Faults {
+    /// Drawn for the engine.
+    Generated,
+    /// Exactly these.
+    Given(Vec<FaultRule>),
+}
+
+/// What all runs of a drill have in common.
+struct Field {
+    config: Config,
+    checkpoint: Checkpoint,
+    load: Arc<Load>,
+    exactness: Exactness,
+    args: ChaosArgs,
+    interrupted: CancellationToken,
+}
+
+impl Field {
+    fn drill(&self, until: Until, first_ends: bool, name: Option<&'static str>) -> Drill {
+        let listeners = usize::from(self.args.streams);
+        Drill { listeners, until, patience: self.args.hang_after, first_ends, name }
+    }
+
+    /// Each request of the set once, without faults.
+    async fn undisturbed(&self) -> anyhow::Result<(Arc<Vec<Heard>>, Run)> {
+        let mut config = self.config.clone();
+        config.faults.clear();
+        let heard: Arc<Mutex<Vec<Option<Heard>>>> = Arc::new(Mutex::new(vec![None; self.load.cases.len()]));
+        let keep = {
+            let heard = Arc::clone(&heard);
+            move |case: usize, answer: Heard| {
+                // Only what went well is a truth.
+                let verdict = verdict::judge(&answer, &answer, Exactness::Samples);
+                heard.lock().unwrap_or_else(PoisonError::into_inner)[case] = Some(answer);
+                verdict
+            }
+        };
+        let drill = self.drill(Until::Requests(self.load.cases.len()), true, Some("undisturbed"));
+        let run = self.run(&config, drill, keep, &Faults::Given(Vec::new())).await?;
+        if run.interrupted {
+            return Err(Interrupted.into());
+        }
+        if let Some(bad) = run.streams.iter().find(|stream| !stream.verdict.is_good()) {
+            let text = &self.load.cases[bad.case].text;
+            anyhow::bail!("without any fault a stream is not what it should be, {text:?}: {}", bad.verdict);
+        }
+        let heard = std::mem::take(&mut *heard.lock().unwrap_or_else(PoisonError::into_inner));
+        let truth: Option<Vec<Heard>> = heard.into_iter().collect();
+        let truth = truth.context("the undisturbed run did not come to its end")?;
+        eprintln!("undisturbed: {} requests in {:.1} s", truth.len(), run.took.as_secs_f64());
+        Ok((Arc::new(truth), run))
+    }
+
+    /// The same requests, with faults.
+    async fn disturbed(
+        &self,
+        truth: &Arc<Vec<Heard>>,
+        until: Until,
+        faults: &Faults,
+        first_ends: bool,
+        name: Option<&'static str>,
+    ) -> anyhow::Result<Run> {
+        let config = Config { drill: DrillConfig { enabled: true, ..self.config.drill }, ..self.config.clone() };
+        let (truth, exactness) = (Arc::clone(truth), self.exactness);
+        let judge = move |case: usize, heard: Heard| verdict::judge(&truth[case], &heard, exactness);
+        self.run(&config, self.drill(until, first_ends, name), judge, faults).await
+    }
+
+    async fn run(
+        &self,
+        config: &Config,
+        drill: Drill,
+        judge: impl Fn(usize, Heard) -> Verdict + Send + Sync + 'static,
+        faults: &Faults,
+    ) -> anyhow::Result<Run> {
+        let engine = Engine::start(&self.checkpoint, config).await?;
+        let rules = match faults {
+            Faults::Given(rules) => {
+                engine.faults().check(rules).map_err(|error| Usage(error.to_string()))?;
+                rules.clone()
+            }
+            Faults::Generated => {
+                let decks = generate::decks(|rule| engine.faults().check(std::slice::from_ref(rule)).is_ok());
+                generate::plan(&decks, self.args.seed, self.args.every, self.args.duration)
+            }
+        };
+        let injector = Injector::new(&engine, &rules);
+        let run = drill::run(&engine, &self.load, drill, judge, &self.interrupted, injector).await;
+        engine.drain(STOPPING).await;
+        run
+    }
+
+    /// Looks for the fewest faults that are enough, and writes them to a file.
+    async fn shrink(&self, truth: &Arc<Vec<Heard>>, failed: &Run) -> anyhow::Result<()> {
+        // What came after the first bad stream had ended did not spoil it.
+        let faults = executed(failed, failed.first_bad().unwrap_or(Duration::MAX));
+        let until = Until::Requests(self.args.requests.unwrap_or_else(|| failed.needed()));
+        let fails = async |faults: &[FaultRule]| {
+            let run = self.disturbed(truth, until, &Faults::Given(faults.to_vec()), true, None).await?;
+            if run.interrupted {
+                return Err(Interrupted.into());
+            }
+            anyhow::Ok(run.failed())
+        };
+        eprintln!("shrink: {} faults, {until}", faults.len());
+        if !fails(&faults).await? {
+            println!("\nthe same faults did no harm when they came again: there is nothing to shrink");
+            return Ok(());
+        }
+        if fails(&[]).await? {
+            println!("\nit fails without any fault, too");
+            return self.keep("chaos-smallest.toml", &[], until);
+        }
+        let mut shrinker = Shrinker::new(faults.len(), self.args.shrink_runs);
+        while let Some(candidate) = shrinker.candidate() {
+            let fewer: Vec<FaultRule> = candidate.iter().map(|i| faults[*i].clone()).collect();
+            let failed = fails(&fewer).await?;
+            eprintln!("shrink: {} faults: {}", fewer.len(), if failed { "enough" } else { "not enough" });
+            shrinker.judged(failed);
+        }
+        let smallest: Vec<FaultRule> = shrinker.best().iter().map(|i| faults[*i].clone()).collect();
+        self.keep("chaos-smallest.toml", &smallest, until)
+    }
+
+    /// Writes a plan and says how to run it.
+    fn keep(&self, name: &str, faults: &[FaultRule], until: Until) -> anyhow::Result<()> {
+        let path = self.args.out.join(name);
+        let command = self.args.replay(&path, until);
+        let file = FaultFile { seed: Some(self.config.drill.seed), rules: faults.to_vec() };
+        let text = format!("# {} faults. To run exactly these:\n#   {command}\n{file}", faults.len());
+        write(&path, &text)?;
+        println!("\n{} faults are in {}; to run them:\n  {command}", faults.len(), path.display());
+        Ok(())
+    }
+}
+
+impl ChaosArgs {
+    /// The command line that runs a plan with the load of this one.
+    fn replay(&self, plan: &Path, until: Until) -> String {
+        let mut words = vec!["omni-actors".to_owned(), "chaos".to_owned()];
+        words.extend(self.config.iter().map(|path| path.display().to_string()));
+        let mut option = |name: &str, value: Option<String>| {
+            words.extend(value.map(|value| [format!("--{name}"), value]).into_iter().flatten());
+        };
+        option("plan", Some(plan.display().to_string()));
+        match until {
+            Until::Requests(requests) => option("requests", Some(requests.to_string())),
+            Until::Time(duration) => option("duration", Some(format_duration(duration))),
+        }
+        option("streams", Some(self.streams.to_string()));
+        option("seed", Some(self.seed.to_string()));
+        option("placement", self.placement.to_possible_value().map(|value| value.get_name().to_owned()));
+        option("hang-after", Some(format_duration(self.hang_after)));
+        option("texts", self.texts.as_ref().map(|path| path.display().to_string()));
+        option("frames", self.frames.map(|frames| frames.to_string()));
+        option("voice", self.voice.clone());
+        self.set.iter().for_each(|set| option("set", Some(set.to_string())));
+        words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
+    }
+}
+
+/// The faults that struck, of those that were given to the engine by a time.
+fn executed(run: &Run, by: Duration) -> Vec<FaultRule> {
+    let faults = run.faults.iter().filter(|fault| fault.hits > 0 && fault.injected.is_some_and(|at| at <= by));
+    faults.map(|fault| fault.rule.clone()).collect()
+}
+
+/// What the user breaks on purpose need not be explained to them; any other panic is.
+fn mute_injected_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let injected =
+            panic.payload().downcast_ref::<String>().is_some_and(|message| message.starts_with("injected fault"));
+        if !injected {
+            usual(panic);
+        }
+    }));
+}
+
+fn placement(config: &Config) -> String {
+    let apart = config.stages.iter().filter(|stage| stage.placement == Placement::Process).count();
+    match apart {
+        0 => "threads",
+        3 => "processes",
+        _ => "threads and processes",
+    }
+    .to_owned()
+}
+
+fn write(path: &Path, text: &str) -> anyhow::Result<()> {
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,184 @@
+//! Whether a stream was what it should have been. Pure.
+
+use super::compare::{Difference, compare};
+use omni_engine::{FinishReason, Usage};
+use serde::Serialize;
+use std::time::Duration;
+
+/// How a stream ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum End {
+    /// With its last event.
+    Finished(FinishReason, Usage),
+    /// With an error.
+    Failed(String),
+    /// It was never accepted.
+    Refused(String),
+    /// Nothing came for so long, and it was given up.
+    Hung(Duration),
+}
+
+/// All that a listener heard.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heard {
+    /// Of all chunks.
+    pub samples: Vec<f32>,
+    /// Of all pieces.
+    pub text: String,
+    /// How it ended.
+    pub end: End,
+}
+
+/// How exactly a stream must be the undisturbed one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Exactness {
+    /// Each sample, bit by bit.
+    Samples,
+    /// Text, number of samples, and how it ended.
+    Length,
+}
+
+/// What became of one stream.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(tag = "verdict", rename_all = "lowercase")]
+pub enum Verdict {
+    /// Not a bit differs.
+    Identical,
+    /// Samples differ, and that is allowed: text, length and end do not.
+    Equal,
+    /// Something was lost, repeated, reordered or changed.
+    Wrong {
+        /// In the samples.
+        #[serde(flatten)]
+        samples: Option<Difference>,
+        /// The first character of the text that differs.
+        text_at: Option<usize>,
+        /// How it should have ended, and how it did.
+        end: Option<String>,
+    },
+    /// It ended with an error.
+    Failed {
+        /// Which.
+        error: String,
+    },
+    /// It was not accepted, however often it asked.
+    Refused {
+        /// Why.
+        error: String,
+    },
+    /// Nothing came for too long.
+    Hung {
+        /// For how long, in seconds.
+        after_s: f64,
+    },
+}
+
+impl Verdict {
+    /// Whether nothing is to be complained about.
+    pub fn is_good(&self) -> bool {
+        matches!(self, Verdict::Identical | Verdict::Equal)
+    }
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Verdict::Identical => f.write_str("identical"),
+            Verdict::Equal => f.write_str("other samples, same length"),
+            Verdict::Failed { error } => write!(f, "failed: {error}"),
+            Verdict::Refused { error } => write!(f, "refused: {error}"),
+            Verdict::Hung { after_s } => write!(f, "hung: nothing came for {after_s:.1} s"),
+            Verdict::Wrong { samples, text_at, end } => {
+                let text = text_at.map(|at| format!("text differs at character {at}"));
+                let parts = [samples.map(|samples| samples.to_string()), text, end.clone()];
+                f.write_str(&parts.into_iter().flatten().collect::<Vec<_>>().join("; "))
+            }
+        }
+    }
+}
+
+/// Judges a stream by the undisturbed one.
+pub fn judge(truth: &Heard, heard: &Heard, exactness: Exactness) -> Verdict {
+    match &heard.end {
+        End::Failed(error) => return Verdict::Failed { error: error.clone() },
+        End::Refused(error) => return Verdict::Refused { error: error.clone() },
+        End::Hung(after) => return Verdict::Hung { after_s: after.as_secs_f64() },
+        End::Finished(..) => {}
+    }
+    let samples = compare(&truth.samples, &heard.samples);
+    let text_at = differs(&truth.text, &heard.text);
+    let end = (truth.end != heard.end).then(|| format!("ended with {:?} instead of {:?}", heard.end, truth.end));
+    let same_length = truth.samples.len() == heard.samples.len();
+    match (samples, text_at, end) {
+        (None, None, None) => Verdict::Identical,
+        (Some(_), None, None) if same_length && exactness == Exactness::Length => Verdict::Equal,
+        (samples, text_at, end) => Verdict::Wrong { samples, text_at, end },
+    }
+}
+
+fn differs(truth: &str, heard: &str) -> Option<usize> {
+    let longer = truth.chars().count().max(heard.chars().count());
+    (0..longer)
+        .zip(truth.chars().map(Some).chain(std::iter::repeat(None)))
+        .zip(heard.chars().map(Some).chain(std::iter::repeat(None)))
+        .find(|((_, truth), heard)| truth != heard)
+        .map(|((at, _), _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::compare::Looks;
+    use super::*;
+
+    fn heard(samples: &[f32], text: &str) -> Heard {
+        let end = End::Finished(FinishReason::Stop, Usage::default());
+        Heard { samples: samples.to_vec(), text: text.to_owned(), end }
+    }
+
+    #[test]
+    fn what_is_the_same_is_identical_however_exactly_one_looks() {
+        let truth = heard(&[0.1, 0.2], "hello");
+        for exactness in [Exactness::Samples, Exactness::Length] {
+            assert_eq!(judge(&truth, &truth.clone(), exactness), Verdict::Identical);
+        }
+    }
+
+    #[test]
+    fn rounding_is_forgiven_only_where_lengths_are_compared() {
+        let (truth, other) = (heard(&[0.1, 0.2], ""), heard(&[0.1, 0.3], ""));
+        assert_eq!(judge(&truth, &other, Exactness::Length), Verdict::Equal);
+        let wrong = judge(&truth, &other, Exactness::Samples);
+        assert!(!wrong.is_good());
+        assert_eq!(wrong.to_string(), "sample 1: 1 changed");
+        let shorter = judge(&truth, &heard(&[0.1], ""), Exactness::Length);
+        let difference = Difference { at: 1, looks: Looks::Lost { samples: 1 } };
+        assert_eq!(shorter, Verdict::Wrong { samples: Some(difference), text_at: None, end: None });
+    }
+
+    #[test]
+    fn a_text_that_differs_is_wrong_whatever_the_samples_are() {
+        for (other, at) in [("hellp", 4), ("hell", 4), ("hello!", 5), ("", 0)] {
+            let verdict = judge(&heard(&[], "hello"), &heard(&[], other), Exactness::Length);
+            assert_eq!(verdict, Verdict::Wrong { samples: None, text_at: Some(at), end: None });
+        }
+    }
+
+    #[test]
+    fn another_end_is_wrong_and_both_are_named() {
+        let (truth, mut other) = (heard(&[0.1], ""), heard(&[0.1], ""));
+        other.end = End::Finished(FinishReason::Length, Usage::default());
+        let verdict = judge(&truth, &other, Exactness::Samples);
+        assert!(!verdict.is_good());
+        let said = verdict.to_string();
+        assert!(said.contains("Length") && said.contains("Stop"), "{said}");
+    }
+
+    #[test]
+    fn a_stream_without_its_end_is_not_excused_by_what_came_before() {
+        let truth = heard(&[0.1], "a");
+        for end in [End::Failed("x".into()), End::Refused("y".into()), End::Hung(Duration::from_secs(3))] {
+            assert!(!judge(&truth, &Heard { end, ..truth.clone() }, Exactness::Length).is_good());
+        }
+    }
+}

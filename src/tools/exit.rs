@@ -1,0 +1,42 @@
+//! How a command ends: what is printed and which code is returned. `docs/operations.md` lists the codes.
+
+use omni_config::ConfigError;
+use omni_engine::StartError;
+use omni_engine::process::ChildError;
+use omni_model::LoadError;
+use std::process::ExitCode;
+
+/// Something went wrong after the command had begun its work.
+const FAILED: u8 = 1;
+/// Nothing was begun: the command line, the config or the checkpoint is wrong.
+const USAGE: u8 = 2;
+/// 128 + SIGINT, as shells count.
+pub const INTERRUPTED: u8 = 130;
+
+/// The command line asks for what makes no sense; clap catches the rest.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// The user stopped it.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Prints an error and chooses the code.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    eprintln!("error: {error:#}");
+    let usage = |cause: &(dyn std::error::Error + 'static)| {
+        // A stage that does not come up may have run out of memory: that is not the user's config.
+        let start = cause.downcast_ref::<StartError>().is_some_and(|error| !matches!(error, StartError::Stage(..)));
+        let by_hand = matches!(cause.downcast_ref(), Some(ChildError::NoParent));
+        start || by_hand || cause.is::<Usage>() || cause.is::<ConfigError>() || cause.is::<LoadError>()
+    };
+    ExitCode::from(if error.chain().any(|cause| cause.is::<Interrupted>()) {
+        INTERRUPTED
+    } else if error.chain().any(usage) {
+        USAGE
+    } else {
+        FAILED
+    })
+}

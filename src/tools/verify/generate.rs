@@ -1,0 +1,147 @@
+//! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and notes everything that the reference
+//! notes.
+
+use super::speak::{Run, Speech, positions};
+use super::value::{Value, Values};
+use candle_core::{D, Result, Tensor};
+use omni_model::hf::OmniConfig;
+use omni_model::prompt::ChatPrompt;
+use omni_model::talker::{Talker, TalkerPrompt};
+use omni_model::thinker::Thinker;
+
+/// What a generation case asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Prompt tokens, and which of them the talker gets.
+    pub prompt: ChatPrompt,
+    /// Codec id of the speaker.
+    pub speaker: u32,
+    /// At most this many answer tokens.
+    pub text_tokens: usize,
+    /// Ends the answer.
+    pub thinker_eos: Vec<u32>,
+    /// At most this many code-0 tokens.
+    pub codec_tokens: usize,
+    /// Ends the speech.
+    pub talker_eos: Vec<u32>,
+    /// Of code 0; acts although everything is greedy.
+    pub repetition_penalty: f32,
+}
+
+/// The outcome of a run.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// Everything by the reference's names.
+    pub values: Values,
+    /// Frame after frame, all groups.
+    pub frames: Vec<Vec<u32>>,
+}
+
+/// Runs thinker and talker.
+///
+/// # Errors
+/// What the device says, and tokens outside a vocabulary.
+pub fn generate(config: &OmniConfig, thinker: &Thinker, talker: &Talker, request: &Request) -> Result<Trace> {
+    let mut trace = Trace::default();
+    let answer = think(config, thinker, request, &mut trace)?;
+    speak(config, thinker, talker, request, &answer, &mut trace)?;
+    Ok(trace)
+}
+
+/// Samples the answer; returns it with its last token.
+fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut Trace) -> Result<Vec<u32>> {
+    let (prompt, stack) = (request.prompt.ids.as_ref(), thinker.stack());
+    let accept = config.accept_hidden_layer;
+    let mut run = Run::new(stack)?;
+    let mut step_logits = Vec::new();
+    let mut accepted = Vec::new();
+    let mut answer = Vec::new();
+
+    let embedded = thinker.embed(prompt)?;
+    let hidden = run.forward(stack, &embedded)?;
+    let logits = thinker.logits(&run.residual)?;
+    trace.floats("thinker.prefill.inputs_embeds", &embedded, 1)?;
+    for (i, state) in hidden.iter().enumerate() {
+        trace.floats(format!("thinker.prefill.hidden.{i}"), state, 1)?;
+    }
+    trace.floats("thinker.prefill.logits", &logits, 1)?;
+    accepted.push(hidden[accept].clone());
+    let mut last = logits.narrow(0, prompt.len() - 1, 1)?;
+    loop {
+        let token = last.argmax(D::Minus1)?.to_vec1::<u32>()?[0];
+        step_logits.push(last);
+        answer.push(token);
+        if request.thinker_eos.contains(&token) || answer.len() >= request.text_tokens {
+            break;
+        }
+        let hidden = run.forward(stack, &thinker.embed(&[token])?)?;
+        accepted.push(hidden[accept].clone());
+        last = thinker.logits(&run.residual)?;
+    }
+    let sequence = [prompt, &answer].concat();
+    let (t, n) = (prompt.len(), answer.len());
+    trace.ints("input_ids", [1, t], prompt.iter().copied());
+    trace.ints("thinker.sequences", [1, t + n], sequence.iter().copied());
+    trace.ints("thinker.prefill.position_ids", [3, 1, t], positions(3, 0..t));
+    trace.ints("thinker.decode.position_ids", [3, n - 1], positions(3, t..t + n - 1));
+    trace.floats("thinker.hidden0.all", &thinker.embed(&sequence[..t + n - 1])?, 1)?;
+    trace.floats("thinker.accept_hidden.all", &Tensor::cat(&accepted, 0)?, 1)?;
+    trace.floats("thinker.step_logits", &Tensor::cat(&step_logits, 0)?, 1)?;
+    Ok(answer)
+}
+
+/// Speaks the answer.
+fn speak(
+    config: &OmniConfig,
+    thinker: &Thinker,
+    talker: &Talker,
+    request: &Request,
+    answer: &[u32],
+    trace: &mut Trace,
+) -> Result<()> {
+    let (prompt, inputs) = spoken(config, request, answer)?;
+    let user_rows = request.prompt.user_rows;
+    let ids = inputs[..user_rows as usize].iter().copied().chain([config.tokens.tts_pad; 9]);
+    trace.ints("talker.prefill.input_ids", [1, prompt.positions() as usize], ids);
+    let speech = Speech {
+        talker,
+        prompt: &prompt,
+        inputs: talker.project(&thinker.embed(&inputs)?)?,
+        limit: request.codec_tokens,
+        eos: &request.talker_eos,
+        min_tokens: 0,
+        repetition_penalty: request.repetition_penalty,
+        axes: 3,
+        batches: 0,
+    };
+    speech.run(trace)?;
+    let frames = trace.frames.len();
+    if let Some(groups) = trace.frames.first().map(Vec::len) {
+        let codes: Vec<u32> = (0..groups).flat_map(|g| trace.frames.iter().map(move |frame| frame[g])).collect();
+        trace.ints("codes", [1, groups, frames], codes);
+    }
+    Ok(())
+}
+
+/// The talker's prompt for an answer, whose last token is never embedded, and the tokens whose embeddings it is fed.
+pub(super) fn spoken(config: &OmniConfig, request: &Request, answer: &[u32]) -> Result<(TalkerPrompt, Vec<u32>)> {
+    let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
+    let spoken = ranges.map(|at| request.prompt.ids[at as usize]);
+    let inputs: Vec<u32> = spoken.chain(answer[..answer.len().saturating_sub(1)].iter().copied()).collect();
+    let prompt = TalkerPrompt::omni(request.prompt.user_rows, request.speaker, &config.talker.tokens);
+    if (inputs.len() as u32) < prompt.inputs() {
+        candle_core::bail!("the answer is empty: there is nothing to speak");
+    }
+    Ok((prompt, inputs))
+}
+
+impl Trace {
+    pub(super) fn floats(&mut self, name: impl Into<String>, tensor: &Tensor, leading: usize) -> Result<()> {
+        self.values.insert(name.into(), Value::floats(tensor, leading)?);
+        Ok(())
+    }
+
+    pub(super) fn ints(&mut self, name: &str, shape: impl Into<Vec<usize>>, data: impl IntoIterator<Item = u32>) {
+        self.values.insert(name.to_owned(), Value::ints(shape, data));
+    }
+}
