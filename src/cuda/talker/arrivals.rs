@@ -9,8 +9,8 @@ use crate::{Buffer, CudaError};
 use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::ModelError;
-use omni_model::rows::{DeviceRows, Rows, element_bytes};
 use omni_model::error::refused;
+use omni_model::rows::{DeviceRows, Rows, element_bytes};
 use omni_telemetry::{CopyMetrics, Direction};
 
 /// Rows that are projected together.

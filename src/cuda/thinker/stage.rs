@@ -16,6 +16,7 @@ use crate::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED
 use crate::{CudaError, Priority, Stream};
 use omni_config::Precision;
 use omni_core::ids::{Slot, StageName};
+use omni_model::error::{not_open, refused};
 use omni_model::rows::element_bytes;
 use omni_model::sampling::History;
 use omni_model::stage::{
@@ -23,7 +24,6 @@ use omni_model::stage::{
     ThinkerMode, ThinkerRow,
 };
 use omni_model::stages::thinker::{check, prompt_rows};
-use omni_model::error::{not_open, refused};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::CopyMetrics;
 use std::collections::{HashMap, VecDeque};

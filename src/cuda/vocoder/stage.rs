@@ -7,12 +7,12 @@ use super::plan::{Launch, batches, plan};
 use super::workspace::{ROW_WORDS, Workspace};
 use crate::{CudaError, Graph, Priority, Stream};
 use omni_core::ids::Slot;
+use omni_model::error::not_open;
 use omni_model::launching;
 use omni_model::stage::{
     DeviceTimes, Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel,
     StepOutcome,
 };
-use omni_model::error::not_open;
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::{self as telemetry, Phases};
 use std::cell::RefCell;
