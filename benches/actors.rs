@@ -10,8 +10,8 @@ mod support;
 
 use omni_actors::actors::{Admission, Resume, Wants};
 use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
-use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
-use omni_actors::model::stage::{RowSpec, VocoderRow};
+use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
+use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
 use omni_actors::telemetry::trace::{self, Lane, Session, Track, What};
 use std::time::{Duration, Instant};
 use support::{Rig, Script, rig, scheduler};
@@ -29,11 +29,11 @@ async fn main() {
     assert_eq!(session.end().records.len(), RECORDS as usize);
 
     println!("actor layer: microseconds per step, model computes nothing, {STEPS} steps\n");
-    println!("{:>10}{:>8}{:>14}{:>14}", "run-ahead", "rows", "us per step", "us per row");
+    println!("{:>10}{:>8}{:>14}{:>14}", "run-ahead", "sequences", "us per step", "us per sequence");
     for run_ahead in [1, 2, 4] {
-        for rows in [1, 8, 32] {
-            let us = overhead(run_ahead, rows).await;
-            println!("{run_ahead:>10}{rows:>8}{us:>14.1}{:>14.2}", us / f64::from(rows));
+        for sequences in [1, 8, 32] {
+            let us = overhead(run_ahead, sequences).await;
+            println!("{run_ahead:>10}{sequences:>8}{us:>14.1}{:>14.2}", us / f64::from(sequences));
         }
     }
 }
@@ -43,32 +43,33 @@ fn record() -> f64 {
     let lane = Lane::of(StageName::Talker, Generation(1), Track::Launch);
     let began = Instant::now();
     for step in 0..RECORDS {
-        let what = || What::Launched { step: StepId(step), rows: 8, ahead: 1 };
+        let what = || What::Launched { step: StepId(step), sequences: 8, ahead: 1 };
         trace::span(std::hint::black_box(lane), began, began, what);
     }
     began.elapsed().as_secs_f64() * 1e9 / RECORDS as f64
 }
 
-async fn overhead(run_ahead: u32, rows: u32) -> f64 {
+async fn overhead(run_ahead: u32, sequences: u32) -> f64 {
     let (steps, seen) = flume::unbounded();
     let config = SchedulerConfig { run_ahead, window: STEPS * 2, ..scheduler() };
     let rig = rig(StageName::Talker, Script { steps, stop: STEPS }, config, &[]).await;
     let start = Instant::now();
-    for request in 0..rows {
-        let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-        let (request, spec) = (RequestId(request.into()), RowSpec::Vocoder(VocoderRow::default()));
+    for request in 0..sequences {
+        let params =
+            SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
+        let (request, spec) = (RequestId(request.into()), SequenceSpec::Vocoder(VocoderSpec::default()));
         rig.admit(Admission { request, params, spec, wants: SPEECH, from: Resume::default() });
     }
-    ends(&rig, rows).await;
+    ends(&rig, sequences).await;
     let elapsed = start.elapsed();
     rig.stage.stop().await;
     elapsed.as_secs_f64() * 1e6 / seen.len() as f64
 }
 
 /// Waits for the last payload of this many requests.
-async fn ends(rig: &Rig, rows: u32) {
+async fn ends(rig: &Rig, sequences: u32) {
     let mut ended = 0;
-    while ended < rows {
+    while ended < sequences {
         ended += u32::from(rig.output.recv_async().await.unwrap().header.end.is_some());
     }
 }

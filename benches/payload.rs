@@ -1,8 +1,8 @@
 //! What it costs a GPU's step that its hidden states leave the device.
 //!
-//! `cargo bench --features cuda --bench payload -- [--config FILE] [--rows N] [--steps N] [--rounds N]`, on a machine with a
-//! GPU. A thinker of a real size (by default Qwen3-Omni-30B-A3B with random weights) answers with 64 rows at once, two
-//! steps ahead, and each step hands on a row of 2048 bf16 for each. Four ways in turns: rows are not asked for, stay on the
+//! `cargo bench --features cuda --bench payload -- [--config FILE] [--sequences N] [--steps N] [--rounds N]`, on a machine with a
+//! GPU. A thinker of a real size (by default Qwen3-Omni-30B-A3B with random weights) answers with 64 sequences at once, two
+//! steps ahead, and each step hands on a sequence of 2048 bf16 for each. Four ways in turns: sequences are not asked for, stay on the
 //! device, are copied out beside the steps, are copied out in the step. Then the copies alone, against copies of the
 //! same size without any of our bookkeeping. The goal: the third within 1 % of the second, and 90 % of the plain copies'
 //! bandwidth.
@@ -10,14 +10,14 @@
 
 use omni_actors::config::{self, Precision};
 use omni_actors::core::ids::{Slot, StageName};
-use omni_actors::cuda::copies::{HostCopies, RowArena};
+use omni_actors::cuda::copies::{EmbeddingArena, HostCopies};
 use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::cuda::{Event, Gpu, Priority};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::rows::{DeviceBuffer, Rows};
+use omni_actors::model::embeddings::{DeviceBuffer, Embeddings};
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Launched, RowSpec, RowWork, StageFactory, StageModel, StepOutcome, ThinkerMode, ThinkerRow,
+    Emit, Launched, SequenceSpec, SequenceWork, StageFactory, StageModel, StepOutcome, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::telemetry::CopyMetrics;
 use std::collections::VecDeque;
@@ -25,7 +25,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What becomes of the rows.
+/// What becomes of the sequences.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     NotAskedFor,
@@ -46,22 +46,22 @@ const PROMPT: u32 = 16;
 
 struct Options {
     config: PathBuf,
-    rows: u32,
+    sequences: u32,
     steps: u32,
     rounds: u32,
 }
 
 fn options() -> Options {
-    let mut options = Options { config: "configs/random-omni-30b.toml".into(), rows: 64, steps: 200, rounds: 5 };
+    let mut options = Options { config: "configs/random-omni-30b.toml".into(), sequences: 64, steps: 200, rounds: 5 };
     let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
     while let Some(word) = words.next() {
         let value = words.next().unwrap_or_else(|| panic!("{word} needs a value"));
         match word.as_str() {
             "--config" => options.config = value.into(),
-            "--rows" => options.rows = value.parse().unwrap(),
+            "--sequences" => options.sequences = value.parse().unwrap(),
             "--steps" => options.steps = value.parse().unwrap(),
             "--rounds" => options.rounds = value.parse().unwrap(),
-            other => panic!("unknown option {other}: expected --config, --rows, --steps or --rounds"),
+            other => panic!("unknown option {other}: expected --config, --sequences, --steps or --rounds"),
         }
     }
     options
@@ -88,21 +88,22 @@ fn steps(gpu: &Gpu, options: &Options) {
     let loader = checkpoint.loader(&["thinker"], &candle_core::Device::Cpu);
     let net = ThinkerNet::load(gpu, Precision::Bf16, &loader, &checkpoint.omni().unwrap().thinker).unwrap();
     let net = Arc::new(net);
-    let made = |rows_in_step| {
-        let (slots, batch) = (options.rows as usize, options.rows as usize);
+    let made = |sequences_in_step| {
+        let (slots, batch) = (options.sequences as usize, options.sequences as usize);
         let positions = (PROMPT + options.steps + 8).next_multiple_of(16) as u64;
-        // Two models share the GPU: room for what the rows need and no more.
-        let kv_memory = Some(u64::from(options.rows) * positions * 2 * 48 * 4 * 128 * 2);
-        let options = ThinkerOptions { slots, batch, prefill_chunk: 256, run_ahead: AHEAD, kv_memory, rows_in_step };
+        // Two models share the GPU: room for what the sequences need and no more.
+        let kv_memory = Some(u64::from(options.sequences) * positions * 2 * 48 * 4 * 128 * 2);
+        let options =
+            ThinkerOptions { slots, batch, prefill_chunk: 256, run_ahead: AHEAD, kv_memory, sequences_in_step };
         CudaThinkerFactory::new(Arc::clone(&net), options).build().unwrap()
     };
     let (mut beside, mut inside) = (made(false), made(true));
     println!(
-        "{} rows, {} steps, {} rounds in turns; {} KiB of rows per step\n",
-        options.rows,
+        "{} sequences, {} steps, {} rounds in turns; {} KiB of sequences per step\n",
+        options.sequences,
         options.steps,
         options.rounds,
-        options.rows * net.width() as u32 * 2 / 1024
+        options.sequences * net.width() as u32 * 2 / 1024
     );
     let mut times: [(Vec<Duration>, Vec<Duration>); 4] = Default::default();
     for round in 0..=options.rounds {
@@ -118,7 +119,7 @@ fn steps(gpu: &Gpu, options: &Options) {
     }
     println!(
         "{:>26}{:>14}{:>10}{:>16}{:>10}{:>10}",
-        "rows for the next stage", "cadence p50", "p99", "on the device", "p99", "ratio"
+        "sequences for the next stage", "cadence p50", "p99", "on the device", "p99", "ratio"
     );
     let base = quantile(&mut times[1].0.clone(), 0.5);
     for ((_, name), (cadence, device)) in WAYS.iter().zip(&mut times) {
@@ -139,11 +140,11 @@ fn quantile(times: &mut [Duration], share: f64) -> f64 {
     times.get(((times.len().max(1) - 1) as f64 * share) as usize).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
 }
 
-/// One request per row, all in step: time between outcomes, and time on the device.
+/// One request per sequence, all in step: time between outcomes, and time on the device.
 fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration>, Vec<Duration>) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
-    for slot in (0..options.rows).map(Slot) {
-        let row = ThinkerRow {
+    for slot in (0..options.sequences).map(Slot) {
+        let sequence = ThinkerSpec {
             said: 0,
             prompt: (0..PROMPT).map(|i| 100 + i * 7 + slot.0).collect(),
             mode: ThinkerMode::Sample,
@@ -153,22 +154,25 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
             max_tokens: options.steps + 2,
             seed: 7,
         };
-        model.open(slot, RowSpec::Thinker(row)).unwrap();
-        drop(model.step(&[RowWork { slot, advance: PROMPT }]).unwrap());
+        model.open(slot, SequenceSpec::Thinker(sequence)).unwrap();
+        drop(model.step(&[SequenceWork { slot, advance: PROMPT }]).unwrap());
     }
-    let work: Vec<RowWork> = (0..options.rows).map(|slot| RowWork { slot: Slot(slot), advance: 1 }).collect();
-    // Like a packager: the rows of all owners are asked for, and dropped when they are there.
+    let work: Vec<SequenceWork> =
+        (0..options.sequences).map(|slot| SequenceWork { slot: Slot(slot), advance: 1 }).collect();
+    // Like a packager: the sequences of all owners are asked for, and dropped when they are there.
     let package = |outcome: StepOutcome| {
         if way == Way::BesideTheSteps {
-            let rows: Vec<Rows> = outcome
-                .rows
+            let sequences: Vec<Embeddings> = outcome
+                .sequences
                 .into_iter()
-                .filter_map(|row| if let Emit::Rows(rows) = row.unwrap().emit { Some(rows) } else { None })
+                .filter_map(|sequence| {
+                    if let Emit::Embeddings(sequences) = sequence.unwrap().emit { Some(sequences) } else { None }
+                })
                 .collect();
-            assert_eq!(rows.len(), options.rows as usize);
+            assert_eq!(sequences.len(), options.sequences as usize);
             runtime.spawn(async move {
-                for rows in rows {
-                    assert!(matches!(rows.fetched().await.unwrap(), Rows::Bytes(_)));
+                for sequences in sequences {
+                    assert!(matches!(sequences.fetched().await.unwrap(), Embeddings::Bytes(_)));
                 }
             });
         }
@@ -189,7 +193,7 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
             package(outcome);
         }
     }
-    (0..options.rows).map(Slot).for_each(|slot| model.close(slot));
+    (0..options.sequences).map(Slot).for_each(|slot| model.close(slot));
     (cadence, device)
 }
 
@@ -201,10 +205,10 @@ fn copies(gpu: &Gpu) {
     let stream = gpu.stream(Priority::Normal).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     println!("\n{:>12}{:>16}{:>16}{:>10}", "copy", "plain", "ours", "ratio");
-    for rows in [64, 256, 1024] {
-        let (width, bytes) = (2048, rows * 4096);
+    for sequences in [64, 256, 1024] {
+        let (width, bytes) = (2048, sequences * 4096);
         let copies = Arc::new(HostCopies::new(gpu, 2 * AT_ONCE, bytes, CopyMetrics::new(StageName::Thinker)).unwrap());
-        let arena = RowArena::new(gpu, AT_ONCE * rows, width, Precision::Bf16, copies).unwrap();
+        let arena = EmbeddingArena::new(gpu, AT_ONCE * sequences, width, Precision::Bf16, copies).unwrap();
         let source = gpu.zeros::<u8>("source", bytes).unwrap();
         let to: Vec<_> = (0..AT_ONCE).map(|_| gpu.pinned::<u8>(bytes).unwrap()).collect();
         let (mut plain, mut ours) = (Vec::new(), Vec::new());
@@ -222,7 +226,7 @@ fn copies(gpu: &Gpu) {
                 .collect();
             ends.iter().for_each(|end| end.wait().unwrap());
             plain.push(begun.elapsed());
-            let left: Vec<_> = to.iter().map(|_| arena.unwritten(&stream, rows).unwrap()).collect();
+            let left: Vec<_> = to.iter().map(|_| arena.unwritten(&stream, sequences).unwrap()).collect();
             let begun = Instant::now();
             let fetched: Vec<_> = left.iter().map(|buffer| buffer.fetch()).collect();
             for fetched in fetched {

@@ -1,6 +1,6 @@
 //! What a talker frame and a thinker token cost on this machine, for the default voice, as the batch grows.
 //!
-//! `cargo bench --bench talker` prints milliseconds per step and per row, and how many streams of 12.5 frames a second
+//! `cargo bench --bench talker` prints milliseconds per step and per sequence, and how many streams of 12.5 frames a second
 //! that would carry if nothing else ran. Set `RAYON_NUM_THREADS` to see what threads change.
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::stage::{
-    Emit, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,
+    Emit, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -35,30 +35,30 @@ fn main() {
 
     let threads = std::env::var("RAYON_NUM_THREADS").unwrap_or_else(|_| "default".into());
     println!("default voice, f32, {threads} threads, median of {STEPS} steps\n");
-    println!("{:<24}{:>6}{:>14}{:>14}{:>10}", "", "rows", "ms per step", "ms per row", "streams");
-    for rows in [1, 2, 4, 8] {
-        let time = frames(&checkpoint, &talker, rows);
-        let streams = FRAME.as_secs_f64() / time.as_secs_f64() * f64::from(rows);
-        report("talker frame", rows, time, &format!("{streams:.0}"));
+    println!("{:<24}{:>6}{:>14}{:>14}{:>10}", "", "sequences", "ms per step", "ms per sequence", "streams");
+    for sequences in [1, 2, 4, 8] {
+        let time = frames(&checkpoint, &talker, sequences);
+        let streams = FRAME.as_secs_f64() / time.as_secs_f64() * f64::from(sequences);
+        report("talker frame", sequences, time, &format!("{streams:.0}"));
     }
-    for rows in [1, 2, 4, 8] {
-        report("thinker token", rows, tokens(&checkpoint, &thinker, rows), "");
+    for sequences in [1, 2, 4, 8] {
+        report("thinker token", sequences, tokens(&checkpoint, &thinker, sequences), "");
     }
     report("thinker prompt of 64", 1, prompt(&checkpoint, &thinker), "");
 }
 
-fn report(what: &str, rows: u32, time: Duration, streams: &str) {
+fn report(what: &str, sequences: u32, time: Duration, streams: &str) {
     let ms = time.as_secs_f64() * 1e3;
-    println!("{what:<24}{rows:>6}{ms:>14.3}{:>14.3}{streams:>10}", ms / f64::from(rows));
+    println!("{what:<24}{sequences:>6}{ms:>14.3}{:>14.3}{streams:>10}", ms / f64::from(sequences));
 }
 
-/// Median time of a step in which every row makes a frame, sampled as requests sample it.
-fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
+/// Median time of a step in which every sequence makes a frame, sampled as requests sample it.
+fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, sequences: u32) -> Duration {
     let (config, defaults) = (checkpoint.omni().unwrap(), checkpoint.generation());
     let mut stage = TalkerFactory::new(net.clone()).build().unwrap();
     let speaker = config.talker.speaker(config.talker.default_speaker()).unwrap();
-    for slot in 0..rows {
-        let row = TalkerRow {
+    for slot in 0..sequences {
+        let sequence = TalkerSpec {
             said: 0,
             prompt: TalkerPrompt::omni(20, speaker, &config.talker.tokens).into(),
             sampling: defaults.talker,
@@ -71,21 +71,21 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, rows: u32) -> Duration {
         };
         let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();
-        stage.open(Slot(slot), RowSpec::Talker(row.clone())).unwrap();
-        stage.feed(Slot(slot), RowInput::Rows(text.into()), true).unwrap();
-        stage.step(&[RowWork { slot: Slot(slot), advance: row.prefill_positions() }]).unwrap();
+        stage.open(Slot(slot), SequenceSpec::Talker(sequence.clone())).unwrap();
+        stage.feed(Slot(slot), SequenceInput::Embeddings(text.into()), true).unwrap();
+        stage.step(&[SequenceWork { slot: Slot(slot), advance: sequence.prefill_positions() }]).unwrap();
     }
-    median(&mut *stage, rows, |emit| assert!(matches!(emit, Emit::Codes(_))))
+    median(&mut *stage, sequences, |emit| assert!(matches!(emit, Emit::Codes(_))))
 }
 
-/// Median time of a step in which every row samples a token.
-fn tokens(checkpoint: &Checkpoint, net: &Arc<Thinker>, rows: u32) -> Duration {
+/// Median time of a step in which every sequence samples a token.
+fn tokens(checkpoint: &Checkpoint, net: &Arc<Thinker>, sequences: u32) -> Duration {
     let mut stage = ThinkerFactory::new(net.clone()).build().unwrap();
-    for slot in 0..rows {
-        stage.open(Slot(slot), RowSpec::Thinker(thinker_row(checkpoint, 32))).unwrap();
-        stage.step(&[RowWork { slot: Slot(slot), advance: 32 }]).unwrap();
+    for slot in 0..sequences {
+        stage.open(Slot(slot), SequenceSpec::Thinker(thinker_embedding(checkpoint, 32))).unwrap();
+        stage.step(&[SequenceWork { slot: Slot(slot), advance: 32 }]).unwrap();
     }
-    median(&mut *stage, rows, |_| {})
+    median(&mut *stage, sequences, |_| {})
 }
 
 /// Median time of a prompt of 64 tokens.
@@ -93,9 +93,9 @@ fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
     let mut stage = ThinkerFactory::new(net.clone()).build().unwrap();
     let mut times: Vec<Duration> = (0..STEPS)
         .map(|_| {
-            stage.open(Slot(0), RowSpec::Thinker(thinker_row(checkpoint, 64))).unwrap();
+            stage.open(Slot(0), SequenceSpec::Thinker(thinker_embedding(checkpoint, 64))).unwrap();
             let start = Instant::now();
-            stage.step(&[RowWork { slot: Slot(0), advance: 64 }]).unwrap();
+            stage.step(&[SequenceWork { slot: Slot(0), advance: 64 }]).unwrap();
             let time = start.elapsed();
             stage.close(Slot(0));
             time
@@ -105,8 +105,8 @@ fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
     times[times.len() / 2]
 }
 
-fn thinker_row(checkpoint: &Checkpoint, prompt: u32) -> ThinkerRow {
-    ThinkerRow {
+fn thinker_embedding(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
+    ThinkerSpec {
         said: 0,
         prompt: (0..prompt).map(|i| i * 7 % 900).collect(),
         mode: ThinkerMode::Sample,
@@ -118,8 +118,8 @@ fn thinker_row(checkpoint: &Checkpoint, prompt: u32) -> ThinkerRow {
     }
 }
 
-fn median(stage: &mut dyn StageModel, rows: u32, check: impl Fn(&Emit)) -> Duration {
-    let work: Vec<RowWork> = (0..rows).map(|slot| RowWork { slot: Slot(slot), advance: 1 }).collect();
+fn median(stage: &mut dyn StageModel, sequences: u32, check: impl Fn(&Emit)) -> Duration {
+    let work: Vec<SequenceWork> = (0..sequences).map(|slot| SequenceWork { slot: Slot(slot), advance: 1 }).collect();
     let mut times: Vec<Duration> = (0..WARM_UP + STEPS)
         .map(|_| {
             let start = Instant::now();

@@ -50,19 +50,19 @@ fn fastest(seconds: f64, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
 
 fn products(seconds: f64) -> Result<()> {
     println!("\nlinear layers, one thread: microseconds (and billion multiply-adds per second); weights exact in bf16");
-    println!("{:>16} {:>5} {:>18} {:>18} {:>7}", "in -> out", "rows", "packed", "candle matmul", "gain");
+    println!("{:>16} {:>5} {:>18} {:>18} {:>7}", "in -> out", "sequences", "packed", "candle matmul", "gain");
     for (inputs, outputs) in [(256, 256), (256, 1024), (1024, 256), (1344, 192), (384, 1024), (1024, 3072)] {
         let weight = Tensor::randn(0f32, 0.05, (outputs, inputs), &Device::Cpu)?;
         let weight = weight.to_dtype(DType::BF16)?.to_dtype(DType::F32)?;
         let packed = Linear::new(weight.clone(), None)?;
         let transposed = weight.t()?;
-        for rows in [1, 4, 64] {
-            let x = Tensor::randn(0f32, 1.0, (rows, inputs), &Device::Cpu)?;
+        for sequences in [1, 4, 64] {
+            let x = Tensor::randn(0f32, 1.0, (sequences, inputs), &Device::Cpu)?;
             let ours = fastest(seconds / 10.0, || packed.forward(&x).map(drop))?;
             let candle = fastest(seconds / 10.0, || x.matmul(&transposed).map(drop))?;
-            let cell = |s: f64| format!("{:9.1} ({:5.1})", s * 1e6, (rows * inputs * outputs) as f64 / s / 1e9);
+            let cell = |s: f64| format!("{:9.1} ({:5.1})", s * 1e6, (sequences * inputs * outputs) as f64 / s / 1e9);
             let name = format!("{inputs} -> {outputs}");
-            println!("{name:>16} {rows:>5} {:>18} {:>18} {:>6.1}x", cell(ours), cell(candle), candle / ours);
+            println!("{name:>16} {sequences:>5} {:>18} {:>18} {:>6.1}x", cell(ours), cell(candle), candle / ours);
         }
     }
     Ok(())
@@ -72,7 +72,7 @@ fn products(seconds: f64) -> Result<()> {
 fn vocoder(net: &Vocoder, seconds: f64) -> Result<Vec<(usize, f64)>> {
     println!("\nstateful vocoder, {:.0} ms of speech per frame", frame_seconds(net) * 1e3);
     println!("{:>12} {:>12} {:>14}", "chunk/frames", "ms/frame", "x real time");
-    let mut rows = Vec::new();
+    let mut sequences = Vec::new();
     for chunk in [1, 2, 4, 8, 16, 25] {
         let codes = codes(net, chunk);
         let mut stream = net.stream()?;
@@ -82,9 +82,9 @@ fn vocoder(net: &Vocoder, seconds: f64) -> Result<Vec<(usize, f64)>> {
         }
         let frame = fastest(seconds, || net.decode(&mut stream, &codes).map(drop))? / chunk as f64;
         println!("{chunk:>12} {:>12.2} {:>13.0}x", frame * 1e3, frame_seconds(net) / frame);
-        rows.push((chunk, frame));
+        sequences.push((chunk, frame));
     }
-    Ok(rows)
+    Ok(sequences)
 }
 
 fn left_context(net: &Vocoder, stateful: &[(usize, f64)], seconds: f64) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Rows from a thinker to a talker on GPUs: handed over where they are, through the host, and to another GPU. Without a GPU
+//! Embeddings from a thinker to a talker on GPUs: handed over where they are, through the host, and to another GPU. Without a GPU
 //! the tests say so and pass.
 #![cfg(feature = "cuda")]
 #![allow(clippy::unwrap_used)]
@@ -10,10 +10,10 @@ use omni_actors::cuda::Gpu;
 use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
 use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::rows::Rows;
+use omni_actors::model::embeddings::Embeddings;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,
+    Emit, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -39,7 +39,7 @@ fn checkpoint() -> Checkpoint {
     Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni")).unwrap()
 }
 
-fn thinker(gpu: Option<&Gpu>, precision: Precision, rows_in_step: bool) -> Box<dyn StageModel> {
+fn thinker(gpu: Option<&Gpu>, precision: Precision, sequences_in_step: bool) -> Box<dyn StageModel> {
     let checkpoint = checkpoint();
     let config = &checkpoint.omni().unwrap().thinker;
     let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
@@ -48,7 +48,8 @@ fn thinker(gpu: Option<&Gpu>, precision: Precision, rows_in_step: bool) -> Box<d
     };
     gpu.bind().unwrap();
     let net = ThinkerNet::load(gpu, precision, &loader, config).unwrap();
-    let options = ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 16, run_ahead: 2, kv_memory: None, rows_in_step };
+    let options =
+        ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 16, run_ahead: 2, kv_memory: None, sequences_in_step };
     CudaThinkerFactory::new(Arc::new(net), options).build().unwrap()
 }
 
@@ -66,22 +67,22 @@ fn talker(gpu: Option<&Gpu>, precision: Precision, async_h2d: bool) -> Box<dyn S
         prefill_chunk: 32,
         run_ahead: 2,
         kv_memory: None,
-        text_rows: 1024,
+        text_embeddings: 1024,
         async_h2d,
     };
     CudaTalkerFactory::new(Arc::new(net), options).build().unwrap()
 }
 
-fn here(rows: Rows) -> Rows {
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(rows.fetched()).unwrap()
+fn here(embeddings: Embeddings) -> Embeddings {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(embeddings.fetched()).unwrap()
 }
 
-/// Follows a text for each of [`ROWS`] rows that share their steps; all rows that each hands on, in order.
-fn hand(model: &mut dyn StageModel) -> Vec<Vec<Rows>> {
+/// Follows a text for each of [`ROWS`] embeddings that share their steps; all embeddings that each hands on, in order.
+fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
     let mut handed = vec![Vec::new(); ROWS as usize];
     let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
     for slot in &slots {
-        let row = ThinkerRow {
+        let row = ThinkerSpec {
             said: 0,
             prompt: (0..USER).map(|i| 7 + i * 3 + slot.0).collect(),
             mode: ThinkerMode::Follow,
@@ -91,15 +92,15 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Rows>> {
             max_tokens: 1000,
             seed: 1,
         };
-        model.open(*slot, RowSpec::Thinker(row)).unwrap();
+        model.open(*slot, SequenceSpec::Thinker(row)).unwrap();
         let answer = (0..ANSWER).map(|i| 40 + i * 5 + slot.0).collect();
-        model.feed(*slot, RowInput::Tokens(answer), true).unwrap();
+        model.feed(*slot, SequenceInput::Tokens(answer), true).unwrap();
     }
     for advance in [USER - 3, 3, 1, 4, ANSWER - 5] {
-        let work: Vec<RowWork> = slots.iter().map(|slot| RowWork { slot: *slot, advance }).collect();
+        let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
         for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
-            if let Emit::Rows(rows) = output.unwrap().emit {
-                handed[row].push(rows);
+            if let Emit::Embeddings(embeddings) = output.unwrap().emit {
+                handed[row].push(embeddings);
             }
         }
     }
@@ -107,15 +108,15 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Rows>> {
     handed
 }
 
-/// What a talker says to the rows.
-fn say(model: &mut dyn StageModel, handed: Vec<Vec<Rows>>) -> Vec<Vec<u32>> {
+/// What a talker says to the embeddings.
+fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>> {
     let checkpoint = checkpoint();
     let omni = checkpoint.omni().unwrap();
     let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
     let mut prompt = 0;
     for (slot, handed) in slots.iter().zip(handed) {
         let speaker = *omni.talker.speakers.values().next().unwrap();
-        let row = TalkerRow {
+        let row = TalkerSpec {
             said: 0,
             prompt: TalkerPrompt::omni(USER, speaker, &omni.talker.tokens).into(),
             sampling: checkpoint.generation().talker,
@@ -127,15 +128,15 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Rows>>) -> Vec<Vec<u32>> {
             forced: None,
         };
         prompt = row.prefill_positions();
-        model.open(*slot, RowSpec::Talker(row)).unwrap();
-        for rows in handed {
-            model.feed(*slot, RowInput::Rows(rows), false).unwrap();
+        model.open(*slot, SequenceSpec::Talker(row)).unwrap();
+        for embeddings in handed {
+            model.feed(*slot, SequenceInput::Embeddings(embeddings), false).unwrap();
         }
-        model.feed(*slot, RowInput::Nothing, true).unwrap();
+        model.feed(*slot, SequenceInput::Nothing, true).unwrap();
     }
     let mut said = vec![Vec::new(); ROWS as usize];
     for advance in std::iter::once(prompt).chain(std::iter::repeat_n(1, FRAMES as usize)) {
-        let work: Vec<RowWork> = slots.iter().map(|slot| RowWork { slot: *slot, advance }).collect();
+        let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
         for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
             if let Emit::Codes(codes) = output.unwrap().emit {
                 said[row].extend(codes);
@@ -147,15 +148,24 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Rows>>) -> Vec<Vec<u32>> {
     said
 }
 
-fn on_the_host(handed: Vec<Vec<Rows>>) -> Vec<Vec<Rows>> {
-    handed.into_iter().map(|rows| rows.into_iter().map(here).collect()).collect()
+fn on_the_host(handed: Vec<Vec<Embeddings>>) -> Vec<Vec<Embeddings>> {
+    handed.into_iter().map(|embeddings| embeddings.into_iter().map(here).collect()).collect()
 }
 
-fn values(handed: &[Vec<Rows>]) -> Vec<Vec<u32>> {
-    let bits = |rows: &Rows| -> Vec<u32> {
-        rows.tensor().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()).collect()
+fn values(handed: &[Vec<Embeddings>]) -> Vec<Vec<u32>> {
+    let bits = |embeddings: &Embeddings| -> Vec<u32> {
+        embeddings
+            .tensor()
+            .unwrap()
+            .flatten_all()
+            .unwrap()
+            .to_vec1::<f32>()
+            .unwrap()
+            .iter()
+            .map(|x| x.to_bits())
+            .collect()
     };
-    handed.iter().map(|rows| rows.iter().flat_map(bits).collect()).collect()
+    handed.iter().map(|embeddings| embeddings.iter().flat_map(bits).collect()).collect()
 }
 
 #[test]
@@ -164,9 +174,9 @@ fn rows_are_the_same_wherever_they_are_taken_over() {
     let want_rows = hand(&mut *thinker(None, Precision::F32, false));
     let want = say(&mut *talker(None, Precision::F32, false), want_rows.clone());
     let there = hand(&mut *thinker(Some(&gpu), Precision::F32, false));
-    assert!(there.iter().flatten().all(|rows| matches!(rows, Rows::Device(_))), "{there:?}");
+    assert!(there.iter().flatten().all(|embeddings| matches!(embeddings, Embeddings::Device(_))), "{there:?}");
     let in_step = hand(&mut *thinker(Some(&gpu), Precision::F32, true));
-    assert!(in_step.iter().flatten().all(|rows| matches!(rows, Rows::Bytes(_))), "{in_step:?}");
+    assert!(in_step.iter().flatten().all(|embeddings| matches!(embeddings, Embeddings::Bytes(_))), "{in_step:?}");
     let fetched = on_the_host(there.clone());
     assert_eq!(values(&fetched), values(&want_rows));
     assert_eq!(values(&in_step), values(&want_rows));
@@ -178,7 +188,7 @@ fn rows_are_the_same_wherever_they_are_taken_over() {
     // In the engine's own precision the ways agree with each other.
     let there = hand(&mut *thinker(Some(&gpu), Precision::Bf16, false));
     let fetched = on_the_host(there.clone());
-    let bf16 = |rows| say(&mut *self::talker(Some(&gpu), Precision::Bf16, true), rows);
+    let bf16 = |embeddings| say(&mut *self::talker(Some(&gpu), Precision::Bf16, true), embeddings);
     assert_eq!(bf16(there), bf16(fetched));
 }
 
@@ -187,16 +197,16 @@ fn rows_of_one_step_share_one_copy_and_keep_it() {
     let Some(gpu) = gpus().into_iter().next() else { return };
     let mut model = thinker(Some(&gpu), Precision::F32, false);
     let handed = hand(&mut *model);
-    let first: Vec<Rows> = handed.iter().map(|rows| here(rows[0].clone())).collect();
+    let first: Vec<Embeddings> = handed.iter().map(|embeddings| here(embeddings[0].clone())).collect();
     let begins: Vec<(usize, usize)> = first
         .iter()
-        .map(|rows| match rows {
-            Rows::Bytes(bytes) => (bytes.data().as_ptr() as usize, bytes.data().len()),
+        .map(|embeddings| match embeddings {
+            Embeddings::Bytes(bytes) => (bytes.data().as_ptr() as usize, bytes.data().len()),
             other => panic!("{other:?}"),
         })
         .collect();
     for pair in begins.windows(2) {
-        assert_eq!(pair[0].0 + pair[0].1, pair[1].0, "one copy has the rows of all who share a step");
+        assert_eq!(pair[0].0 + pair[0].1, pair[1].0, "one copy has the embeddings of all who share a step");
     }
     // Others come and go; what is still in use stays as it is.
     let before = values(std::slice::from_ref(&first));

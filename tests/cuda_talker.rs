@@ -12,7 +12,9 @@ use omni_actors::cuda::Gpu;
 use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
 use omni_actors::model::hf::Family;
 use omni_actors::model::sampling::SamplingParams;
-use omni_actors::model::stage::{Emit, Launched, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use omni_actors::model::stage::{
+    Emit, Launched, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec,
+};
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
 use std::collections::BTreeMap;
@@ -56,7 +58,7 @@ fn options() -> TalkerOptions {
         prefill_chunk: 64,
         run_ahead: 2,
         kv_memory: None,
-        text_rows: 4096,
+        text_embeddings: 4096,
         async_h2d: true,
     }
 }
@@ -68,10 +70,10 @@ fn on_gpu(gpu: &Gpu, checkpoint: &Checkpoint, precision: Precision, options: Tal
     CudaTalkerFactory::new(Arc::new(net), options).build().unwrap()
 }
 
-/// A request: what the row is, and its text.
+/// A request: what the sequence is, and its text.
 #[derive(Clone)]
 struct Request {
-    row: TalkerRow,
+    sequence: TalkerSpec,
     text: Vec<u32>,
 }
 
@@ -107,7 +109,7 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
                 prompt = prompt.with_reference((0..20 * groups as u32).map(|j| (j * 13 + i) % 64).collect());
             }
             let sampling = if i % 3 == 0 { SamplingParams::GREEDY } else { SAMPLED };
-            let row = TalkerRow {
+            let sequence = TalkerSpec {
                 said: 0,
                 prompt: Arc::new(prompt),
                 sampling,
@@ -123,7 +125,7 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
                 seed: u64::from(i) * 977 + (1 << 40),
                 forced: None,
             };
-            Request { row, text }
+            Request { sequence, text }
         })
         .collect()
 }
@@ -131,46 +133,46 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
 /// What came of a request: its frames, its last token, and what it would have picked where codes were forced.
 type Speech = (Vec<Vec<u32>>, Option<u32>, Vec<Box<[u32]>>);
 
-/// Runs requests: `chunk` prompt positions at a time, at most `together` rows in a step, `ahead` steps in flight, a new
+/// Runs requests: `chunk` prompt positions at a time, at most `together` sequences in a step, `ahead` steps in flight, a new
 /// request whenever a slot is free.
 fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chunk: u32, ahead: usize) -> Vec<Speech> {
     let mut speech: Vec<Speech> = vec![Speech::default(); requests.len()];
     let mut next = 0;
-    // Of each open row: its request, and prompt positions left.
+    // Of each open sequence: its request, and prompt positions left.
     let mut open: BTreeMap<Slot, (usize, u32)> = BTreeMap::new();
     let mut flying: std::collections::VecDeque<(Vec<(Slot, usize)>, Launched)> = Default::default();
     let mut turn = 0;
     while next < requests.len() || !open.is_empty() {
         while open.len() < together && next < requests.len() {
             let slot = (0..).map(Slot).find(|slot| !open.contains_key(slot)).unwrap();
-            let Request { row, text } = &requests[next];
-            model.open(slot, RowSpec::Talker(row.clone())).unwrap();
+            let Request { sequence, text } = &requests[next];
+            model.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
             // In two pieces.
             let (a, b) = text.split_at(text.len() / 2);
-            model.feed(slot, RowInput::Tokens(a.to_vec()), false).unwrap();
-            model.feed(slot, RowInput::Tokens(b.to_vec()), true).unwrap();
-            open.insert(slot, (next, row.prefill_positions()));
+            model.feed(slot, SequenceInput::Tokens(a.to_vec()), false).unwrap();
+            model.feed(slot, SequenceInput::Tokens(b.to_vec()), true).unwrap();
+            open.insert(slot, (next, sequence.prefill_positions()));
             next += 1;
         }
         turn += 1;
         let mut work = Vec::new();
         for (slot, (request, left)) in &mut open {
-            // Now and then a row sits a step out.
-            if together > 1 && (turn + *request) % 7 == 0 && open_rows(requests.len()) {
+            // Now and then a sequence sits a step out.
+            if together > 1 && (turn + *request) % 7 == 0 && open_sequences(requests.len()) {
                 continue;
             }
             let advance = if *left > 0 { chunk.min(*left) } else { 1 };
             *left = left.saturating_sub(advance);
-            work.push((RowWork { slot: *slot, advance }, *request));
+            work.push((SequenceWork { slot: *slot, advance }, *request));
         }
         if !work.is_empty() {
-            let rows: Vec<RowWork> = work.iter().map(|(work, _)| *work).collect();
-            let launched = model.launch(&rows).unwrap();
+            let sequences: Vec<SequenceWork> = work.iter().map(|(work, _)| *work).collect();
+            let launched = model.launch(&sequences).unwrap();
             flying.push_back((work.iter().map(|(work, request)| (work.slot, *request)).collect(), launched));
         }
         while flying.len() >= ahead || (work.is_empty() && !flying.is_empty()) {
-            let (rows, launched) = flying.pop_front().unwrap();
-            for ((slot, request), output) in rows.into_iter().zip(launched.wait().unwrap().rows) {
+            let (sequences, launched) = flying.pop_front().unwrap();
+            for ((slot, request), output) in sequences.into_iter().zip(launched.wait().unwrap().sequences) {
                 // The slot may have been given on.
                 if open.get(&slot).is_none_or(|(now, _)| *now != request) {
                     continue;
@@ -194,7 +196,7 @@ fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chun
     speech
 }
 
-fn open_rows(count: usize) -> bool {
+fn open_sequences(count: usize) -> bool {
     count > 1
 }
 
@@ -210,7 +212,7 @@ fn f32_codes_are_those_of_the_cpu_whatever_the_batch() {
             let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, options());
             let got = speak(model.as_mut(), &requests, together, chunk, ahead);
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                assert_eq!(got, want, "{name}, request {i}, {together} rows, chunks of {chunk}, {ahead} ahead");
+                assert_eq!(got, want, "{name}, request {i}, {together} sequences, chunks of {chunk}, {ahead} ahead");
             }
         }
     }
@@ -224,21 +226,21 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, options());
     let sampled = speak(model.as_mut(), &requests, 16, 1000, 2);
     for (i, (request, (frames, ..))) in requests.iter_mut().zip(&sampled).enumerate() {
-        // From none to all, and some rows without.
+        // From none to all, and some sequences without.
         let forced = frames[..(i * 3 % (frames.len() + 1)).min(frames.len())].concat();
-        request.row.forced = (i % 5 != 4).then(|| forced.into());
+        request.sequence.forced = (i % 5 != 4).then(|| forced.into());
     }
     for (together, ahead) in [(1, 1), (16, 3)] {
         let replayed = speak(model.as_mut(), &requests, together, 20, ahead);
         for (i, ((frames, last, picked), (want, want_last, _))) in replayed.iter().zip(&sampled).enumerate() {
-            assert_eq!((frames, last), (want, want_last), "request {i}, {together} rows");
+            assert_eq!((frames, last), (want, want_last), "request {i}, {together} sequences");
             // What was sampled would be picked again.
             assert!(picked.iter().zip(frames).all(|(picked, frame)| **picked == **frame), "request {i}");
         }
     }
     // The codes of others: a GPU would pick what a CPU would.
     let others: Vec<_> = sampled.iter().rev().map(|(frames, ..)| frames.concat().into()).collect();
-    requests.iter_mut().zip(others).for_each(|(request, codes)| request.row.forced = Some(codes));
+    requests.iter_mut().zip(others).for_each(|(request, codes)| request.sequence.forced = Some(codes));
     let want = speak(on_cpu(&checkpoint).as_mut(), &requests, 1, 1000, 1);
     assert!(want.iter().map(|(.., picked)| picked.len()).sum::<usize>() > 100);
     assert_eq!(speak(model.as_mut(), &requests, 7, 17, 2), want);
@@ -249,15 +251,15 @@ fn going_on(requests: &[Request], speech: &[Speech], groups: usize) -> (Vec<Requ
     let rest = |(i, (request, (frames, last, _))): (usize, (&Request, &Speech))| {
         let said = (i * 5 + 1).min(frames.len());
         let inputs = request.text.len() as u32;
-        let prompt = request.row.prompt.going_on(&frames[..said].concat(), groups, inputs, true).unwrap();
-        let row = TalkerRow { prompt: prompt.into(), said: said as u32, ..request.row.clone() };
-        (Request { row, text: request.text.clone() }, (frames[said..].to_vec(), *last, Vec::new()))
+        let prompt = request.sequence.prompt.going_on(&frames[..said].concat(), groups, inputs, true).unwrap();
+        let sequence = TalkerSpec { prompt: prompt.into(), said: said as u32, ..request.sequence.clone() };
+        (Request { sequence, text: request.text.clone() }, (frames[said..].to_vec(), *last, Vec::new()))
     };
     requests.iter().zip(speech).enumerate().map(rest).unzip()
 }
 
 #[test]
-fn rows_that_go_on_say_what_they_would_have_said() {
+fn sequences_that_go_on_say_what_they_would_have_said() {
     let Some(gpu) = gpu() else { return };
     for name in ["qwen3_tts/base", "qwen3_tts/custom_voice"] {
         let checkpoint = fixture(name);
@@ -268,14 +270,14 @@ fn rows_that_go_on_say_what_they_would_have_said() {
         for (together, chunk, ahead) in [(1, 1000, 1), (16, 9, 2)] {
             let got = speak(model.as_mut(), &rests, together, chunk, ahead);
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-                assert_eq!(got, want, "{name}, request {i}, {together} rows, chunks of {chunk}");
+                assert_eq!(got, want, "{name}, request {i}, {together} sequences, chunks of {chunk}");
             }
         }
     }
 }
 
 #[test]
-fn bf16_rows_that_go_on_say_what_they_would_have_said() {
+fn bf16_sequences_that_go_on_say_what_they_would_have_said() {
     let Some(gpu) = gpu() else { return };
     let checkpoint = sizeable();
     let requests = requests_for_named(&checkpoint, 24);
@@ -284,34 +286,34 @@ fn bf16_rows_that_go_on_say_what_they_would_have_said() {
     let (rests, want) = going_on(&requests, &whole, checkpoint.family().talker().num_code_groups);
     let got = speak(model.as_mut(), &rests, 5, 16, 2);
     let alike = got.iter().zip(&want).filter(|(got, want)| got == want).count();
-    eprintln!("{alike} of {} rows go on with the same codes in bf16", want.len());
+    eprintln!("{alike} of {} sequences go on with the same codes in bf16", want.len());
     assert_eq!(alike, want.len());
 }
 
 #[test]
-fn rows_that_make_room_go_on_exactly() {
+fn sequences_that_make_room_go_on_exactly() {
     let Some(gpu) = gpu() else { return };
     let checkpoint = fixture("qwen3_tts/base");
     let requests = requests(&checkpoint, 12);
     let want = speak(on_cpu(&checkpoint).as_mut(), &requests, 1, 1000, 1);
-    // Ten rows want some five pages each; there are fewer.
+    // Ten sequences want some five pages each; there are fewer.
     let text = &checkpoint.family().talker().text;
     let page = 2 * text.num_hidden_layers * 16 * text.num_key_value_heads * text.head_dim * 4;
     let small = TalkerOptions { kv_memory: Some(14 * page as u64), ..options() };
     let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, small);
-    // Rows take turns, two to a step, so that others can make room.
+    // Sequences take turns, two to a step, so that others can make room.
     let mut speech: Vec<Speech> = vec![Speech::default(); requests.len()];
-    let mut left: Vec<u32> = requests.iter().map(|request| request.row.prefill_positions()).collect();
+    let mut left: Vec<u32> = requests.iter().map(|request| request.sequence.prefill_positions()).collect();
     for (i, request) in requests.iter().enumerate() {
-        model.open(Slot(i as u32), RowSpec::Talker(request.row.clone())).unwrap();
-        model.feed(Slot(i as u32), RowInput::Tokens(request.text.clone()), true).unwrap();
+        model.open(Slot(i as u32), SequenceSpec::Talker(request.sequence.clone())).unwrap();
+        model.feed(Slot(i as u32), SequenceInput::Tokens(request.text.clone()), true).unwrap();
     }
     let mut running: Vec<usize> = (0..requests.len()).collect();
     while !running.is_empty() {
         for pair in running.clone().chunks(2) {
-            let work: Vec<RowWork> = pair
+            let work: Vec<SequenceWork> = pair
                 .iter()
-                .map(|i| RowWork { slot: Slot(*i as u32), advance: std::mem::take(&mut left[*i]).max(1) })
+                .map(|i| SequenceWork { slot: Slot(*i as u32), advance: std::mem::take(&mut left[*i]).max(1) })
                 .collect();
             for (i, output) in pair.iter().zip(model.step(&work).unwrap()) {
                 let output = output.unwrap();
@@ -348,7 +350,7 @@ fn bf16_codes_do_not_depend_on_the_batch() {
     for (together, chunk, ahead) in [(40, 1000, 2), (5, 9, 1), (20, 16, 3)] {
         let got = speak(model.as_mut(), &requests, together, chunk, ahead);
         for (i, (got, want)) in got.iter().zip(&alone).enumerate() {
-            assert_eq!(got, want, "request {i}, {together} rows, chunks of {chunk}, {ahead} ahead");
+            assert_eq!(got, want, "request {i}, {together} sequences, chunks of {chunk}, {ahead} ahead");
         }
     }
     let distinct: std::collections::HashSet<u32> = alone.iter().flat_map(|(frames, ..)| frames.concat()).collect();
@@ -370,7 +372,7 @@ fn a_step_makes_no_blocking_call_on_the_launch_thread() {
 fn requests_for_named(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
     let mut all = requests(checkpoint, count);
     for request in &mut all {
-        request.row.ignore_eos = true;
+        request.sequence.ignore_eos = true;
     }
     all
 }

@@ -10,7 +10,8 @@ use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions}
 use omni_actors::model::Checkpoint;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,
+    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel,
+    ThinkerMode, ThinkerSpec,
 };
 use omni_actors::model::stages::thinker::ThinkerFactory;
 use omni_actors::model::thinker::Thinker;
@@ -19,7 +20,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const OPTIONS: ThinkerOptions =
-    ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None, rows_in_step: false };
+    ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None, sequences_in_step: false };
 
 struct Both {
     cpu: Box<dyn StageModel>,
@@ -55,7 +56,7 @@ fn both(options: ThinkerOptions) -> Option<Both> {
 }
 
 /// A request: greedy, or sampled in one of many ways.
-fn request(number: u32, vocabulary: u32) -> ThinkerRow {
+fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
     let len = 1 + number * 7 % 40;
     let prompt: Vec<u32> = (0..len).map(|i| (i * 31 + number * 17 + i * i % 7) % vocabulary).collect();
     let plain = SamplingParams { temperature: 0.9, ..SamplingParams::GREEDY };
@@ -67,7 +68,7 @@ fn request(number: u32, vocabulary: u32) -> ThinkerRow {
         4 => SamplingParams { top_k: 50, top_p: 0.9, min_p: 0.02, presence_penalty: 0.5, ..plain },
         _ => SamplingParams { repetition_penalty: 1.5, presence_penalty: 0.2, ..SamplingParams::GREEDY },
     };
-    ThinkerRow {
+    ThinkerSpec {
         said: 0,
         emit: (!number.is_multiple_of(3)).then(|| vec![0..len / 2, len / 2 + len / 4..len].into()),
         prompt: prompt.into(),
@@ -80,78 +81,87 @@ fn request(number: u32, vocabulary: u32) -> ThinkerRow {
     }
 }
 
-/// What one row said: its tokens, the rows it handed on, how it ended.
+/// What one sequence said: its tokens, the sequences it handed on, how it ended.
 #[derive(Debug, Default, PartialEq)]
 struct Said {
     tokens: Vec<u32>,
-    rows: Vec<u32>,
+    sequences: Vec<u32>,
     finish: Option<Finish>,
 }
 
 impl Said {
-    fn take(&mut self, output: RowOutput) {
+    fn take(&mut self, output: SequenceOutput) {
         if output.stale {
             return;
         }
-        assert!(self.finish.is_none(), "a row that has ended says no more");
+        assert!(self.finish.is_none(), "a sequence that has ended says no more");
         self.tokens.extend(output.sampled);
-        if let Emit::Rows(rows) = output.emit {
+        if let Emit::Embeddings(sequences) = output.emit {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-            let rows = runtime.block_on(rows.fetched()).unwrap();
-            self.rows.extend(
-                rows.tensor().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()),
+            let sequences = runtime.block_on(sequences.fetched()).unwrap();
+            self.sequences.extend(
+                sequences
+                    .tensor()
+                    .unwrap()
+                    .flatten_all()
+                    .unwrap()
+                    .to_vec1::<f32>()
+                    .unwrap()
+                    .iter()
+                    .map(|x| x.to_bits()),
             );
         }
         self.finish = output.finish;
     }
 }
 
-fn alone(stage: &mut dyn StageModel, row: &ThinkerRow, chunk: u32) -> Said {
+fn alone(stage: &mut dyn StageModel, sequence: &ThinkerSpec, chunk: u32) -> Said {
     let slot = Slot(0);
-    stage.open(slot, RowSpec::Thinker(row.clone())).unwrap();
-    let (mut said, mut left) = (Said::default(), row.prompt.len() as u32);
+    stage.open(slot, SequenceSpec::Thinker(sequence.clone())).unwrap();
+    let (mut said, mut left) = (Said::default(), sequence.prompt.len() as u32);
     while said.finish.is_none() {
         let advance = if left > 0 { chunk.min(left) } else { 1 };
         left -= advance.min(left);
-        said.take(stage.step(&[RowWork { slot, advance }]).unwrap().remove(0).unwrap());
+        said.take(stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap());
     }
     stage.close(slot);
     said
 }
 
 /// The requests, of which every other one ends at a token that it says on its way, with what a CPU says to them.
-fn requests(both: &mut Both, count: u32) -> Vec<(ThinkerRow, Said)> {
+fn requests(both: &mut Both, count: u32) -> Vec<(ThinkerSpec, Said)> {
     let request = |number| {
-        let mut row = request(number, both.vocabulary);
-        let mut want = alone(&mut *both.cpu, &row, 1000);
+        let mut sequence = request(number, both.vocabulary);
+        let mut want = alone(&mut *both.cpu, &sequence, 1000);
         if number % 2 == 1 {
-            row.eos = vec![row.eos.first().copied().unwrap_or(0), want.tokens[want.tokens.len().min(5) - 1]].into();
-            want = alone(&mut *both.cpu, &row, 1000);
+            sequence.eos =
+                vec![sequence.eos.first().copied().unwrap_or(0), want.tokens[want.tokens.len().min(5) - 1]].into();
+            want = alone(&mut *both.cpu, &sequence, 1000);
             assert_eq!(want.finish, Some(Finish::Stop), "request {number}");
         }
-        (row, want)
+        (sequence, want)
     };
     (0..count).map(request).collect()
 }
 
 #[test]
-fn a_row_alone_says_what_it_says_on_a_cpu_whatever_the_pieces_of_its_prompt() {
+fn a_sequence_alone_says_what_it_says_on_a_cpu_whatever_the_pieces_of_its_prompt() {
     let Some(mut both) = both(OPTIONS) else { return };
-    for (number, (row, want)) in requests(&mut both, 12).into_iter().enumerate() {
+    for (number, (sequence, want)) in requests(&mut both, 12).into_iter().enumerate() {
         for chunk in [1000, 1, 7] {
-            assert_eq!(alone(&mut *both.device, &row, chunk), want, "request {number} in pieces of {chunk}");
+            assert_eq!(alone(&mut *both.device, &sequence, chunk), want, "request {number} in pieces of {chunk}");
         }
     }
-    assert_eq!(both.device.live_rows(), 0);
+    assert_eq!(both.device.live_sequences(), 0);
 }
 
 #[test]
-fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahead() {
+fn sequences_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahead() {
     let Some(mut both) = both(OPTIONS) else { return };
-    let (requests, want): (Vec<ThinkerRow>, Vec<Said>) = requests(&mut both, 24).into_iter().unzip();
+    let (requests, want): (Vec<ThinkerSpec>, Vec<Said>) = requests(&mut both, 24).into_iter().unzip();
     let stage = &mut *both.device;
     let mut said: Vec<Said> = requests.iter().map(|_| Said::default()).collect();
-    // Slot to request and prompt positions left; a slot is free again once the end of its row was seen.
+    // Slot to request and prompt positions left; a slot is free again once the end of its sequence was seen.
     let mut running: HashMap<Slot, (usize, u32)> = HashMap::new();
     let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
     let mut pending: VecDeque<(Vec<(Slot, usize)>, Launched)> = VecDeque::new();
@@ -161,7 +171,7 @@ fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahea
         if step % 2 == 0 && running.len() < 6 {
             let slot = (0..8).map(Slot).find(|slot| !running.contains_key(slot)).unwrap();
             if let Some(number) = waiting.pop_front() {
-                stage.open(slot, RowSpec::Thinker(requests[number].clone())).unwrap();
+                stage.open(slot, SequenceSpec::Thinker(requests[number].clone())).unwrap();
                 running.insert(slot, (number, requests[number].prompt.len() as u32));
             }
         }
@@ -173,7 +183,7 @@ fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahea
             let (number, left) = running.get_mut(&slot).unwrap();
             let advance = if *left > 0 { (3 + step % 9).min(*left) } else { 1 };
             *left -= advance.min(*left);
-            work.push(RowWork { slot, advance });
+            work.push(SequenceWork { slot, advance });
             of.push((slot, *number));
         }
         if !work.is_empty() {
@@ -182,8 +192,8 @@ fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahea
         // Two steps stay on their way while there is something to launch.
         while pending.len() > if work.is_empty() { 0 } else { 2 } {
             let (of, launched) = pending.pop_front().unwrap();
-            for ((slot, number), output) in of.into_iter().zip(launched.wait().unwrap().rows) {
-                // A slot may have been given to another row since.
+            for ((slot, number), output) in of.into_iter().zip(launched.wait().unwrap().sequences) {
+                // A slot may have been given to another sequence since.
                 let current = running.get(&slot).is_some_and(|(now, _)| *now == number);
                 let output = output.unwrap();
                 assert!(current || output.stale || said[number].finish.is_some());
@@ -207,10 +217,10 @@ fn rows_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched_ahea
 #[test]
 fn answers_that_go_on_say_what_they_would_have_said() {
     let Some(mut both) = both(OPTIONS) else { return };
-    for (number, (row, want)) in requests(&mut both, 12).into_iter().enumerate() {
+    for (number, (sequence, want)) in requests(&mut both, 12).into_iter().enumerate() {
         for said in (1..want.tokens.len()).step_by(3) {
-            let prompt = [&row.prompt, &want.tokens[..said]].concat();
-            let going_on = ThinkerRow { prompt: prompt.into(), said: said as u32, emit: None, ..row.clone() };
+            let prompt = [&sequence.prompt, &want.tokens[..said]].concat();
+            let going_on = ThinkerSpec { prompt: prompt.into(), said: said as u32, emit: None, ..sequence.clone() };
             for stage in [&mut both.cpu, &mut both.device] {
                 let rest = alone(&mut **stage, &going_on, 7);
                 assert_eq!(rest.tokens, want.tokens[said..], "request {number} after {said} tokens");
@@ -223,17 +233,17 @@ fn answers_that_go_on_say_what_they_would_have_said() {
 #[test]
 fn text_that_is_given_is_followed_without_the_layers() {
     let Some(mut both) = both(OPTIONS) else { return };
-    let row = ThinkerRow { mode: ThinkerMode::Follow, ..request(4, both.vocabulary) };
-    let len = row.prompt.len() as u32;
+    let sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..request(4, both.vocabulary) };
+    let len = sequence.prompt.len() as u32;
     let run = |stage: &mut dyn StageModel| {
         let (slot, mut said) = (Slot(3), Said::default());
-        stage.open(slot, RowSpec::Thinker(row.clone())).unwrap();
-        stage.feed(slot, RowInput::Tokens(vec![5, 6, 7]), false).unwrap();
+        stage.open(slot, SequenceSpec::Thinker(sequence.clone())).unwrap();
+        stage.feed(slot, SequenceInput::Tokens(vec![5, 6, 7]), false).unwrap();
         for (advance, fed) in [(3, None), (len - 3, None), (2, Some(vec![9, 8])), (3, None)] {
             if let Some(tokens) = fed {
-                stage.feed(slot, RowInput::Tokens(tokens), true).unwrap();
+                stage.feed(slot, SequenceInput::Tokens(tokens), true).unwrap();
             }
-            said.take(stage.step(&[RowWork { slot, advance }]).unwrap().remove(0).unwrap());
+            said.take(stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap());
         }
         stage.close(slot);
         said
@@ -244,16 +254,16 @@ fn text_that_is_given_is_followed_without_the_layers() {
 }
 
 #[test]
-fn a_row_without_room_in_the_cache_fails_alone_and_others_go_on() {
+fn a_sequence_without_room_in_the_cache_fails_alone_and_others_go_on() {
     // Six pages of 16 positions: keys and values of 6 layers with 2 heads of 32 numbers.
     let kv_memory = Some(6 * 16 * 2 * 6 * 2 * 32 * 4);
     let Some(mut both) = both(ThinkerOptions { kv_memory, ..OPTIONS }) else { return };
     let stage = &mut *both.device;
-    let long = ThinkerRow { prompt: vec![1; 200].into(), emit: None, ..request(0, both.vocabulary) };
+    let long = ThinkerSpec { prompt: vec![1; 200].into(), emit: None, ..request(0, both.vocabulary) };
     let short = request(6, both.vocabulary);
     let want = alone(&mut *both.cpu, &short, 1000);
-    stage.open(Slot(1), RowSpec::Thinker(long)).unwrap();
-    let mut step = |advance| stage.step(&[RowWork { slot: Slot(1), advance }]).unwrap().remove(0);
+    stage.open(Slot(1), SequenceSpec::Thinker(long)).unwrap();
+    let mut step = |advance| stage.step(&[SequenceWork { slot: Slot(1), advance }]).unwrap().remove(0);
     assert!(step(60).is_ok());
     let error = step(100).unwrap_err().to_string();
     assert!(error.contains("KV cache is full"), "{error}");

@@ -7,7 +7,9 @@ use candle_core::{DType, Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::cuda::Gpu;
 use omni_actors::cuda::vocoder::{CudaVocoder, CudaVocoderFactory, Limits, Precision};
-use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, VocoderRow};
+use omni_actors::model::stage::{
+    Emit, Finish, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, VocoderSpec,
+};
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, ModelError};
 use std::collections::HashMap;
@@ -58,13 +60,13 @@ impl Both {
     }
 
     fn open(&mut self, slot: Slot, codes: &[u32], context: Option<&[u32]>) {
-        let spec = VocoderRow { context: context.map(Into::into), goes_on: false };
-        self.stage.open(slot, RowSpec::Vocoder(spec)).unwrap();
-        self.stage.feed(slot, RowInput::Codes(codes.to_vec()), true).unwrap();
+        let spec = VocoderSpec { context: context.map(Into::into), goes_on: false };
+        self.stage.open(slot, SequenceSpec::Vocoder(spec)).unwrap();
+        self.stage.feed(slot, SequenceInput::Codes(codes.to_vec()), true).unwrap();
     }
 
     fn step(&mut self, work: &[(Slot, u32)]) -> Vec<(Vec<f32>, Option<Finish>)> {
-        let work: Vec<_> = work.iter().map(|(slot, advance)| RowWork { slot: *slot, advance: *advance }).collect();
+        let work: Vec<_> = work.iter().map(|(slot, advance)| SequenceWork { slot: *slot, advance: *advance }).collect();
         let outputs = self.stage.step(&work).unwrap().into_iter().map(Result::unwrap);
         outputs.map(|output| (audio(&output.emit), output.finish)).collect()
     }
@@ -194,7 +196,7 @@ fn a_stream_has_the_same_bits_however_it_is_cut_and_whatever_is_beside_it() {
 }
 
 #[test]
-fn rows_end_with_their_input_and_their_slots_are_used_again() {
+fn sequences_end_with_their_input_and_their_slots_are_used_again() {
     let Some(gpu) = gpu() else { return };
     let mut net = both(&gpu, OMNI, Precision::F32);
     let codes = net.codes(9, 1);
@@ -206,38 +208,38 @@ fn rows_end_with_their_input_and_their_slots_are_used_again() {
         let last = net.step(&[(slot, 5)]).remove(0);
         assert_eq!((first.1, last.1), (None, Some(Finish::Stop)));
         assert!(worst(&[first.0, last.0].concat(), &want) <= 1e-4, "round {round}");
-        assert!(net.stage.step(&[RowWork { slot, advance: 1 }]).unwrap()[0].as_ref().unwrap().stale);
+        assert!(net.stage.step(&[SequenceWork { slot, advance: 1 }]).unwrap()[0].as_ref().unwrap().stale);
         net.stage.close(slot);
         net.stage.close(slot);
-        assert_eq!(net.stage.live_rows(), 0);
+        assert_eq!(net.stage.live_sequences(), 0);
     }
 }
 
 #[test]
-fn a_bad_row_fails_alone() {
+fn a_bad_sequence_fails_alone() {
     let Some(gpu) = gpu() else { return };
     let mut net = limited(&gpu, OMNI, Precision::F32, Limits::new(2, &[1]));
     let codes = net.codes(1, 1);
     for slot in [Slot(0), Slot(1)] {
         net.open(slot, &codes, None);
     }
-    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Row(_)));
+    let sequence = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
     let size = net.cpu.config().codebook_size as u32;
     let groups = net.cpu.config().num_quantizers;
-    assert!(row(net.stage.open(Slot(0), RowSpec::Vocoder(VocoderRow::default()))));
-    assert!(row(net.stage.open(Slot(2), RowSpec::Vocoder(VocoderRow::default()))), "there are two streams");
+    assert!(sequence(net.stage.open(Slot(0), SequenceSpec::Vocoder(VocoderSpec::default()))));
+    assert!(sequence(net.stage.open(Slot(2), SequenceSpec::Vocoder(VocoderSpec::default()))), "there are two streams");
     net.stage.close(Slot(1));
-    net.stage.open(Slot(1), RowSpec::Vocoder(VocoderRow::default())).unwrap();
-    assert!(row(net.stage.feed(Slot(1), RowInput::Codes(vec![size; groups]), false)));
-    assert!(row(net.stage.feed(Slot(1), RowInput::Codes(vec![0; groups + 1]), false)));
-    let work = [(Slot(1), 1), (Slot(0), 1), (Slot(9), 0)].map(|(slot, advance)| RowWork { slot, advance });
+    net.stage.open(Slot(1), SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
+    assert!(sequence(net.stage.feed(Slot(1), SequenceInput::Codes(vec![size; groups]), false)));
+    assert!(sequence(net.stage.feed(Slot(1), SequenceInput::Codes(vec![0; groups + 1]), false)));
+    let work = [(Slot(1), 1), (Slot(0), 1), (Slot(9), 0)].map(|(slot, advance)| SequenceWork { slot, advance });
     let out = net.stage.step(&work).unwrap();
-    assert!(matches!(out[0], Err(ModelError::Row(_))) && matches!(out[2], Err(ModelError::Row(_))));
+    assert!(matches!(out[0], Err(ModelError::Sequence(_))) && matches!(out[2], Err(ModelError::Sequence(_))));
     assert!(worst(&audio(&out[1].as_ref().unwrap().emit), &net.on_cpu(&codes)) <= 1e-4);
 }
 
 #[test]
-fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
+fn a_sequence_with_a_context_is_heard_from_where_its_reference_ends() {
     let Some(gpu) = gpu() else { return };
     let mut net = both(&gpu, TTS, Precision::Tf32);
     let (codes, groups) = (net.codes(30, 1), net.cpu.config().num_quantizers);
@@ -245,7 +247,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     let (context, own) = codes.split_at(25 * groups);
     let nothing = || (Vec::new(), None);
     let speech = || (want.clone(), Some(Finish::Stop));
-    // Two rows take in the same reference side by side, the second one having come later.
+    // Two sequences take in the same reference side by side, the second one having come later.
     for slot in [Slot(0), Slot(1)] {
         net.open(slot, own, Some(context));
     }
@@ -287,13 +289,14 @@ fn launching_waits_for_nothing() {
     net.open(Slot(0), &codes, None);
     let before = net.gpu.blocking_calls();
     // Three steps ahead of the first that is waited for.
-    let pending: Vec<_> = (0..3).map(|_| net.stage.launch(&[RowWork { slot: Slot(0), advance: 8 }]).unwrap()).collect();
+    let pending: Vec<_> =
+        (0..3).map(|_| net.stage.launch(&[SequenceWork { slot: Slot(0), advance: 8 }]).unwrap()).collect();
     assert_eq!(net.gpu.blocking_calls(), before);
     let mut heard = Vec::new();
     for step in pending {
         let outcome = step.wait().unwrap();
         println!("{:?}", outcome.times.total.unwrap());
-        heard.extend(audio(&outcome.rows[0].as_ref().unwrap().emit));
+        heard.extend(audio(&outcome.sequences[0].as_ref().unwrap().emit));
     }
     net.stage.close(Slot(0));
     assert!(heard == net.in_pieces(&codes, &[8]));

@@ -97,7 +97,7 @@ fn a_lead_cap_of_next_to_nothing_leaves_no_device_idle() {
 }
 
 #[test]
-fn parked_rows_that_fill_a_step_up_keep_the_device_from_falling_behind() {
+fn parked_sequences_that_fill_a_step_up_keep_the_device_from_falling_behind() {
     let world = open(110.0);
     let mut strict = world.clone();
     strict.talker.buckets.clear();

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 /// Tensors by name.
 type Weights = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-type Rows = Vec<Vec<f64>>;
+type Embeddings = Vec<Vec<f64>>;
 
 fn tiny() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni")
@@ -111,8 +111,8 @@ impl Plain<'_> {
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let weight = self.tensor(&format!("{name}.weight")).unwrap();
         let bias = self.tensor(&format!("{name}.bias"));
-        let rows = weight.chunks(x.len()).enumerate();
-        rows.map(|(i, row)| dot(row, x) + bias.map_or(0.0, |b| f64::from(b[i]))).collect()
+        let sequences = weight.chunks(x.len()).enumerate();
+        sequences.map(|(i, sequence)| dot(sequence, x) + bias.map_or(0.0, |b| f64::from(b[i]))).collect()
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
@@ -134,18 +134,18 @@ impl Plain<'_> {
             .collect()
     }
 
-    fn attention(&self, layer: &str, xs: &Rows) -> Rows {
+    fn attention(&self, layer: &str, xs: &Embeddings) -> Embeddings {
         let (d, group) = (self.config.head_dim, self.config.num_attention_heads / self.config.num_key_value_heads);
-        let heads = |name: &str, norm: &str| -> Vec<Rows> {
+        let heads = |name: &str, norm: &str| -> Vec<Embeddings> {
             let of = |(position, x): (usize, &Vec<f64>)| {
                 let projected = self.linear(&format!("{layer}.self_attn.{name}"), x);
                 let head = |h: &[f64]| self.rotated(&self.norm(&format!("{layer}.self_attn.{norm}"), h), position);
-                projected.chunks(d).map(head).collect::<Rows>()
+                projected.chunks(d).map(head).collect::<Embeddings>()
             };
             xs.iter().enumerate().map(of).collect()
         };
         let (queries, keys) = (heads("q_proj", "q_norm"), heads("k_proj", "k_norm"));
-        let values: Rows = xs.iter().map(|x| self.linear(&format!("{layer}.self_attn.v_proj"), x)).collect();
+        let values: Embeddings = xs.iter().map(|x| self.linear(&format!("{layer}.self_attn.v_proj"), x)).collect();
         let mix = |t: usize| {
             let head = |h: usize| {
                 let score = |s: usize| {
@@ -189,11 +189,11 @@ impl Plain<'_> {
         out
     }
 
-    fn forward(&self, xs: &Rows) -> Rows {
+    fn forward(&self, xs: &Embeddings) -> Embeddings {
         let mut xs = xs.clone();
         for i in 0..self.config.num_hidden_layers {
             let layer = format!("layers.{i}");
-            let normed: Rows = xs.iter().map(|x| self.norm(&format!("{layer}.input_layernorm"), x)).collect();
+            let normed: Embeddings = xs.iter().map(|x| self.norm(&format!("{layer}.input_layernorm"), x)).collect();
             for (x, mixed) in xs.iter_mut().zip(self.attention(&layer, &normed)) {
                 add(x, &mixed, 1.0);
                 let fed = self.feed(i, &self.norm(&format!("{layer}.post_attention_layernorm"), x));
@@ -231,8 +231,9 @@ fn check(overrides: &Value, prefix: &str, config: impl Fn(&Checkpoint) -> Decode
 
     let n = 9;
     let x = noise(n * config.hidden_size, 5);
-    let rows: Rows = x.chunks(config.hidden_size).map(|row| row.iter().map(|v| f64::from(*v)).collect()).collect();
-    let wanted = Plain { config: &config, weights: &weights, prefix }.forward(&rows);
+    let sequences: Embeddings =
+        x.chunks(config.hidden_size).map(|sequence| sequence.iter().map(|v| f64::from(*v)).collect()).collect();
+    let wanted = Plain { config: &config, weights: &weights, prefix }.forward(&sequences);
     let x = Tensor::from_vec(x, (n, config.hidden_size), &Device::Cpu).unwrap();
     let mut cache = stack.new_cache().unwrap();
     // A piece, a step and the rest: positions count on.

@@ -182,7 +182,7 @@ async fn an_actor_that_hangs_is_noticed_and_its_stage_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_whose_numbers_are_none_is_tried_once_more_and_then_fails_alone() {
+async fn a_sequence_whose_numbers_are_none_is_tried_once_more_and_then_fails_alone() {
     let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
     let nan = |times| broken(vec![rule(StageName::Talker, FaultPoint::Completion, FaultKind::Nan, 5, times)]);
     let once = nan(1).await;
@@ -228,7 +228,7 @@ async fn frames_that_are_lost_repeated_overtaken_or_damaged_on_an_edge_change_no
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_edge_cannot_deliver_fails_its_request_clearly_and_no_other() {
     for transport in [TransportKind::Wire, TransportKind::Shm] {
-        // More often than one frame is tried for all attempts of the row that does not get it.
+        // More often than one frame is tried for all attempts of the sequence that does not get it.
         let rules = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 400)];
         let engine = on_a_bad_edge(transport, rules).await;
         let lost = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");

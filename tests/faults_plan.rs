@@ -96,7 +96,7 @@ async fn whoever_hangs_is_noticed_and_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_phase_is_when_a_row_is_at_it() {
+async fn a_phase_is_when_a_sequence_is_at_it() {
     let engine = drill(|_| {}).await;
     let undisturbed = heard(&engine, "undisturbed").await;
     for (stage, point) in
@@ -121,7 +121,7 @@ async fn a_phase_is_when_a_row_is_at_it() {
         idle(&engine).await;
         hits(&engine)
     };
-    assert_eq!((count(Phase::First).await, count(Phase::Last).await), (1, 1), "one row has one of each");
+    assert_eq!((count(Phase::First).await, count(Phase::Last).await), (1, 1), "one sequence has one of each");
     assert_eq!(count(Phase::Stream).await, 11, "between the first frame and the token after the twelfth");
 }
 

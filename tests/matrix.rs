@@ -99,7 +99,7 @@ impl Case {
 
     /// Whether such a fault can strike an engine of this placement, and does in a request like ours.
     fn happens(&self, ground: &Ground) -> bool {
-        // A vocoder has no prompt: only who gives its rows their places sees one before it has frames.
+        // A vocoder has no prompt: only who gives its sequences their places sees one before it has frames.
         let no_prompt = self.stage == Some(StageName::Code2wav)
             && matches!(self.point, FaultPoint::Runner | FaultPoint::Completion | FaultPoint::Sampler);
         let prefill = matches!(self.moment, Moment::BeforePrefill | Moment::MidPrefill);
@@ -113,7 +113,7 @@ impl Case {
                 FaultPoint::Completion => self.moment == Moment::FirstChunk,
                 _ => false,
             };
-        // Rows are opened before a drain begins, and stages only come up when something else has failed.
+        // Sequences are opened before a drain begins, and stages only come up when something else has failed.
         let early = matches!(self.point, FaultPoint::Open | FaultPoint::Build) && self.moment == Moment::Drain;
         let comes_up = (self.point == FaultPoint::Build) == (self.moment == Moment::ComingBack);
         let fits = self.rules().iter().all(|rule| ground.check(rule).is_ok());

@@ -5,7 +5,9 @@ use candle_core::{DType, Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::ModelError;
 use omni_actors::model::checkpoint::Checkpoint;
-use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, VocoderRow};
+use omni_actors::model::stage::{
+    Emit, Finish, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, VocoderSpec,
+};
 use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::vocoder::Vocoder;
 use proptest::prelude::*;
@@ -202,8 +204,8 @@ fn stage() -> Box<dyn StageModel> {
     VocoderFactory::new(TINY.clone()).build().unwrap()
 }
 
-fn behind(context: &[u32]) -> RowSpec {
-    RowSpec::Vocoder(VocoderRow { context: Some(context.into()), goes_on: false })
+fn behind(context: &[u32]) -> SequenceSpec {
+    SequenceSpec::Vocoder(VocoderSpec { context: Some(context.into()), goes_on: false })
 }
 
 fn audio(emit: &Emit) -> &[f32] {
@@ -221,13 +223,13 @@ fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
     let short = long[..4 * groups].iter().rev().copied().collect::<Vec<_>>();
     let (a, b) = (Slot(3), Slot(0));
     for (slot, codes) in [(a, &long), (b, &short)] {
-        stage.open(slot, RowSpec::Vocoder(VocoderRow::default())).unwrap();
-        stage.feed(slot, RowInput::Codes(codes.clone()), true).unwrap();
+        stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
+        stage.feed(slot, SequenceInput::Codes(codes.clone()), true).unwrap();
     }
-    assert_eq!(stage.live_rows(), 2);
+    assert_eq!(stage.live_sequences(), 2);
     let (mut from_a, mut from_b) = (Vec::new(), Vec::new());
     for (step, (of_a, of_b)) in [(1, 1), (3, 3), (5, 0)].into_iter().enumerate() {
-        let work = [RowWork { slot: a, advance: of_a }, RowWork { slot: b, advance: of_b }];
+        let work = [SequenceWork { slot: a, advance: of_a }, SequenceWork { slot: b, advance: of_b }];
         let out: Vec<_> = stage.step(&work).unwrap().into_iter().map(Result::unwrap).collect();
         from_a.extend_from_slice(audio(&out[0].emit));
         from_b.extend_from_slice(audio(&out[1].emit));
@@ -239,7 +241,7 @@ fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
     assert_eq!(from_b, decode_at_once(&TINY, &short));
     stage.close(a);
     stage.close(a);
-    assert_eq!(stage.live_rows(), 1);
+    assert_eq!(stage.live_sequences(), 1);
 }
 
 #[test]
@@ -247,13 +249,13 @@ fn a_row_may_learn_of_its_end_after_its_last_frame_or_without_any() {
     let mut stage = stage();
     let slot = Slot(1);
     for frames in [0, 2] {
-        stage.open(slot, RowSpec::Vocoder(VocoderRow::default())).unwrap();
+        stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
         let step = |stage: &mut Box<dyn StageModel>, advance| {
-            stage.step(&[RowWork { slot, advance }]).unwrap().remove(0).unwrap()
+            stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap()
         };
-        stage.feed(slot, RowInput::Codes(some_codes(&TINY, frames)), false).unwrap();
+        stage.feed(slot, SequenceInput::Codes(some_codes(&TINY, frames)), false).unwrap();
         assert_eq!(step(&mut stage, frames as u32).finish, None);
-        stage.feed(slot, RowInput::Nothing, true).unwrap();
+        stage.feed(slot, SequenceInput::Nothing, true).unwrap();
         let last = step(&mut stage, 0);
         assert_eq!(last.finish, Some(Finish::Stop));
         assert!(audio(&last.emit).is_empty());
@@ -266,21 +268,24 @@ fn a_bad_row_fails_alone() {
     let mut stage = stage();
     let (good, bad) = (Slot(0), Slot(1));
     for slot in [good, bad] {
-        stage.open(slot, RowSpec::Vocoder(VocoderRow::default())).unwrap();
-        stage.feed(slot, RowInput::Codes(some_codes(&TINY, 1)), false).unwrap();
+        stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
+        stage.feed(slot, SequenceInput::Codes(some_codes(&TINY, 1)), false).unwrap();
     }
-    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Row(_)));
+    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
     let size = TINY.config().codebook_size as u32;
-    assert!(row(stage.open(good, RowSpec::Vocoder(VocoderRow::default()))));
-    assert!(row(stage.feed(bad, RowInput::Codes(vec![size; TINY.config().num_quantizers]), false)));
-    assert!(row(stage.feed(bad, RowInput::Codes(vec![0]), false)));
-    assert!(row(stage.feed(bad, RowInput::Tokens(vec![0]), false)));
-    assert!(row(stage.feed(Slot(9), RowInput::Nothing, true)));
-    let work =
-        [RowWork { slot: bad, advance: 2 }, RowWork { slot: good, advance: 1 }, RowWork { slot: Slot(9), advance: 0 }];
+    assert!(row(stage.open(good, SequenceSpec::Vocoder(VocoderSpec::default()))));
+    assert!(row(stage.feed(bad, SequenceInput::Codes(vec![size; TINY.config().num_quantizers]), false)));
+    assert!(row(stage.feed(bad, SequenceInput::Codes(vec![0]), false)));
+    assert!(row(stage.feed(bad, SequenceInput::Tokens(vec![0]), false)));
+    assert!(row(stage.feed(Slot(9), SequenceInput::Nothing, true)));
+    let work = [
+        SequenceWork { slot: bad, advance: 2 },
+        SequenceWork { slot: good, advance: 1 },
+        SequenceWork { slot: Slot(9), advance: 0 },
+    ];
     let out = stage.step(&work).unwrap();
-    assert!(matches!(out[0], Err(ModelError::Row(_))));
-    assert!(matches!(out[2], Err(ModelError::Row(_))));
+    assert!(matches!(out[0], Err(ModelError::Sequence(_))));
+    assert!(matches!(out[2], Err(ModelError::Sequence(_))));
     assert_eq!(audio(&out[1].as_ref().unwrap().emit), decode_at_once(&TINY, &some_codes(&TINY, 1)));
 }
 
@@ -296,10 +301,10 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     // Two rows take in the same reference side by side, the second one having come later.
     for (slot, context) in [(a, context), (b, context)] {
         stage.open(slot, behind(context)).unwrap();
-        stage.feed(slot, RowInput::Codes(own.to_vec()), true).unwrap();
+        stage.feed(slot, SequenceInput::Codes(own.to_vec()), true).unwrap();
     }
     let step = |stage: &mut Box<dyn StageModel>, work: &[(Slot, u32)]| -> Vec<(Vec<f32>, Option<Finish>)> {
-        let work: Vec<_> = work.iter().map(|(slot, advance)| RowWork { slot: *slot, advance: *advance }).collect();
+        let work: Vec<_> = work.iter().map(|(slot, advance)| SequenceWork { slot: *slot, advance: *advance }).collect();
         let outputs = stage.step(&work).unwrap().into_iter().map(Result::unwrap);
         outputs.map(|output| (audio(&output.emit).to_vec(), output.finish)).collect()
     };
@@ -311,7 +316,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     stage.close(a);
     stage.close(b);
     stage.open(c, behind(context)).unwrap();
-    stage.feed(c, RowInput::Codes(own.to_vec()), true).unwrap();
+    stage.feed(c, SequenceInput::Codes(own.to_vec()), true).unwrap();
     assert_eq!(step(&mut stage, &[(c, 25)]), [nothing()]);
     assert_eq!(step(&mut stage, &[(c, 5)]), [(wave, end)]);
 }
@@ -319,19 +324,19 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
 #[test]
 fn a_context_that_is_no_frames_or_not_waited_for_fails_its_row_alone() {
     let mut stage = VocoderFactory::new(TTS.clone()).build().unwrap();
-    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Row(_)));
+    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
     assert!(row(stage.open(Slot(0), behind(&[0; 7]))));
     assert!(row(stage.open(Slot(0), behind(&[128; 8]))));
-    assert_eq!(stage.live_rows(), 0);
+    assert_eq!(stage.live_sequences(), 0);
     stage.open(Slot(0), behind(&some_codes(&TTS, 3))).unwrap();
-    stage.feed(Slot(0), RowInput::Codes(some_codes(&TTS, 2)), true).unwrap();
+    stage.feed(Slot(0), SequenceInput::Codes(some_codes(&TTS, 2)), true).unwrap();
     for advance in [4, 0] {
-        let out = stage.step(&[RowWork { slot: Slot(0), advance }]).unwrap();
+        let out = stage.step(&[SequenceWork { slot: Slot(0), advance }]).unwrap();
         assert!(out[0].as_ref().is_err_and(|error| error.to_string().contains("of 3 frames of the context")));
     }
-    let empty = VocoderRow { context: Some(Vec::new().into()), goes_on: false };
-    stage.open(Slot(1), RowSpec::Vocoder(empty)).unwrap();
-    stage.feed(Slot(1), RowInput::Codes(some_codes(&TTS, 2)), false).unwrap();
-    let out = stage.step(&[RowWork { slot: Slot(1), advance: 2 }]).unwrap();
+    let empty = VocoderSpec { context: Some(Vec::new().into()), goes_on: false };
+    stage.open(Slot(1), SequenceSpec::Vocoder(empty)).unwrap();
+    stage.feed(Slot(1), SequenceInput::Codes(some_codes(&TTS, 2)), false).unwrap();
+    let out = stage.step(&[SequenceWork { slot: Slot(1), advance: 2 }]).unwrap();
     assert_eq!(audio(&out[0].as_ref().unwrap().emit), decode_at_once(&TTS, &some_codes(&TTS, 2)));
 }

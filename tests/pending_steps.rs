@@ -6,9 +6,9 @@ mod support;
 
 use omni_actors::actors::{Admission, Resume, State, Wants};
 use omni_actors::core::ids::{Generation, RequestId, StageName};
-use omni_actors::core::scheduler::{Pace, RowParams, SchedulerConfig};
+use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::model::stage::{RowSpec, VocoderRow};
+use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
 use omni_actors::transfer::payload::{Part, Payload};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use support::{Beside, Launch, Rig, next, rig, scheduler, soon, until, watched};
 const ONE: RequestId = RequestId(1);
 const TWO: RequestId = RequestId(2);
 
-fn row(request: RequestId) -> Admission {
-    let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
+fn sequence(request: RequestId) -> Admission {
+    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
     let wants = Wants { tokens: false, speech: true };
-    Admission { request, params, spec: RowSpec::Vocoder(VocoderRow::default()), wants, from: Resume::default() }
+    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), wants, from: Resume::default() }
 }
 
 fn ahead(run_ahead: u32) -> SchedulerConfig {
@@ -83,7 +83,7 @@ async fn second_life(rig: &Rig) {
 #[tokio::test(flavor = "multi_thread")]
 async fn as_many_steps_as_run_ahead_allows_are_out_before_the_first_has_ended() {
     let (rig, launches) = stage(100, ahead(3), &[]).await;
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let mut held = some(&launches, 3).await;
     assert!(rig.output.is_empty(), "no step has ended");
     held.remove(0).end();
@@ -95,7 +95,7 @@ async fn as_many_steps_as_run_ahead_allows_are_out_before_the_first_has_ended() 
 #[tokio::test(flavor = "multi_thread")]
 async fn outcomes_are_heard_in_the_order_of_the_launches() {
     let (rig, launches) = stage(100, ahead(3), &[]).await;
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let mut held = some(&launches, 3).await;
     held.pop().unwrap().end();
     held.pop().unwrap().end();
@@ -106,9 +106,9 @@ async fn outcomes_are_heard_in_the_order_of_the_launches() {
 
 /// Invariant 3.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_stops_while_later_steps_are_out_is_heard_to_its_end_and_no_further() {
+async fn a_sequence_that_stops_while_later_steps_are_out_is_heard_to_its_end_and_no_further() {
     let (rig, launches) = stage(2, ahead(4), &[]).await;
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let held = some(&launches, 4).await;
     held.into_iter().for_each(Launch::end);
     assert_eq!(heard(&rig, ONE, 2).await, [1, 2]);
@@ -120,13 +120,13 @@ async fn a_row_that_stops_while_later_steps_are_out_is_heard_to_its_end_and_no_f
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_closed_and_given_away_while_its_step_is_out_confuses_nobody() {
     let (rig, launches) = stage(3, SchedulerConfig { slots: 1, ..ahead(2) }, &[]).await;
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let held = some(&launches, 2).await;
     // An admission, an abort and the end of a step take different ways to the scheduler.
     rig.stage.abort(ONE);
-    until(|| rig.stage.load().rows == 0).await;
-    rig.admit(row(TWO));
-    until(|| rig.stage.load().rows == 1).await;
+    until(|| rig.stage.load().sequences == 0).await;
+    rig.admit(sequence(TWO));
+    until(|| rig.stage.load().sequences == 1).await;
     held.into_iter().for_each(Launch::end);
     for _ in 0..3 {
         some(&launches, 1).await.remove(0).end();
@@ -135,16 +135,16 @@ async fn a_slot_closed_and_given_away_while_its_step_is_out_confuses_nobody() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_join_a_step_while_others_are_out() {
+async fn sequences_join_a_step_while_others_are_out() {
     let (rig, launches) = stage(100, ahead(2), &[]).await;
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let mut held = some(&launches, 2).await;
-    rig.admit(row(TWO));
+    rig.admit(sequence(TWO));
     // Its admission and the end of a step take different ways to the scheduler.
-    until(|| rig.stage.load().rows == 2).await;
+    until(|| rig.stage.load().sequences == 2).await;
     held.remove(0).end();
     let joined = some(&launches, 1).await;
-    assert_eq!(joined[0].rows.len(), 2);
+    assert_eq!(joined[0].sequences.len(), 2);
     held.into_iter().chain(joined).for_each(Launch::end);
     assert_eq!(heard(&rig, TWO, 1).await, [1]);
 }
@@ -153,12 +153,12 @@ async fn rows_join_a_step_while_others_are_out() {
 async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_works() {
     let (rig, launches) = stage(3, ahead(2), &[]).await;
     rig.world.may_die.store(true, Ordering::Relaxed);
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     drop(some(&launches, 2).await);
     let reason = death(&rig).await;
     assert!(reason.contains("the device is gone"), "{reason}");
     second_life(&rig).await;
-    rig.admit(row(TWO));
+    rig.admit(sequence(TWO));
     for _ in 0..3 {
         some(&launches, 1).await.remove(0).end();
     }
@@ -169,7 +169,7 @@ async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_w
 async fn a_panic_on_the_completion_thread_ends_the_stage() {
     let (rig, launches) = stage(3, ahead(1), &[]).await;
     rig.world.may_die.store(true, Ordering::Relaxed);
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     some(&launches, 1).await.remove(0).panic();
     let reason = death(&rig).await;
     assert!(reason.contains("panic: the waiting thread dies"), "{reason}");
@@ -181,7 +181,7 @@ async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
     let third = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Error).nth(3);
     let (rig, launches) = stage(100, ahead(3), &[third]).await;
     rig.world.may_die.store(true, Ordering::Relaxed);
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let held = some(&launches, 2).await;
     let reason = death(&rig).await;
     assert!(reason.contains("injected fault"), "told at once: {reason}");
@@ -194,7 +194,7 @@ async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_that_is_stopped_waits_for_its_steps() {
     let (rig, launches) = stage(100, ahead(2), &[]).await;
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let held = some(&launches, 2).await;
     let stage = std::sync::Arc::clone(&rig.stage);
     let stopped = tokio::spawn(async move { stage.stop().await });
@@ -209,7 +209,7 @@ async fn a_step_that_never_ends_is_noticed_by_the_watchdog() {
     let factory = Beside { launches, stop: 100 };
     let rig = watched(StageName::Talker, factory, ahead(2), &[], Duration::from_millis(200)).await;
     rig.world.may_die.store(true, Ordering::Relaxed);
-    rig.admit(row(ONE));
+    rig.admit(sequence(ONE));
     let held = some(&seen, 2).await;
     let reason = death(&rig).await;
     assert!(reason.contains("has not turned"), "{reason}");
@@ -250,15 +250,15 @@ mod on_a_shared_device {
         assert_eq!((header.seq.0, header.units), (number, 1));
     }
 
-    /// A row of the vocoder that is ahead of its listener, its next step out; a row of the talker that waits for its
+    /// A sequence of the vocoder that is ahead of its listener, its next step out; a sequence of the talker that waits for its
     /// first step to return.
     async fn one_ahead_and_one_new() -> ([(Rig, flume::Receiver<Launch>); 2], Launch, Launch) {
         let [(talker, talked), (vocoder, vocoded)] = stages(&Arbiter::new()).await;
-        vocoder.admit(row(ONE));
+        vocoder.admit(sequence(ONE));
         some(&vocoded, 1).await.remove(0).end();
         sent(&vocoder, ONE, 0).await;
         let ahead = some(&vocoded, 1).await.remove(0);
-        talker.admit(row(TWO));
+        talker.admit(sequence(TWO));
         let new = some(&talked, 1).await.remove(0);
         ([(talker, talked), (vocoder, vocoded)], ahead, new)
     }
@@ -282,7 +282,7 @@ mod on_a_shared_device {
     async fn a_first_sound_is_never_held() {
         let ([(_talker, _talked), (vocoder, vocoded)], ahead, new) = one_ahead_and_one_new().await;
         let three = RequestId(3);
-        vocoder.admit(row(three));
+        vocoder.admit(sequence(three));
         ahead.end();
         let first = some(&vocoded, 1).await.remove(0);
         first.end();
@@ -308,7 +308,9 @@ mod on_a_shared_device {
 mod in_a_launch {
     use super::*;
     use omni_actors::core::ids::Slot;
-    use omni_actors::model::stage::{Launched, PendingStep, RowInput, RowWork, StageFactory, StageModel, StepOutcome};
+    use omni_actors::model::stage::{
+        Launched, PendingStep, SequenceInput, SequenceWork, StageFactory, StageModel, StepOutcome,
+    };
     use omni_actors::model::{LoadError, ModelError, launching};
     use omni_actors::telemetry;
     use support::Script;
@@ -358,24 +360,24 @@ mod in_a_launch {
     }
 
     impl StageModel for WaitsModel {
-        fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+        fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
             self.at(Place::Open);
             self.1.open(slot, spec)
         }
-        fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+        fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
             self.at(Place::Feed);
             self.1.feed(slot, input, end)
         }
-        fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
+        fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
             self.at(Place::Launch);
-            Ok(Launched::Pending(Box::new(Step(self.0, self.1.launch(rows)?.wait()?))))
+            Ok(Launched::Pending(Box::new(Step(self.0, self.1.launch(sequences)?.wait()?))))
         }
         fn close(&mut self, slot: Slot) {
             self.at(Place::Close);
             self.1.close(slot);
         }
-        fn live_rows(&self) -> usize {
-            self.1.live_rows()
+        fn live_sequences(&self) -> usize {
+            self.1.live_sequences()
         }
     }
 
@@ -385,25 +387,30 @@ mod in_a_launch {
         text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok()).unwrap_or(0.0)
     }
 
-    /// One row from its opening to its closing, on a model that waits at `place`; why the stage died, if it did.
+    /// One sequence from its opening to its closing, on a model that waits at `place`; why the stage died, if it did.
     async fn life(place: Place) -> Option<String> {
         let script = Script { steps: flume::unbounded().0, stop: 3 };
         let rig = rig(StageName::Talker, Waits(place, script), scheduler(), &[]).await;
         rig.world.may_die.store(true, Ordering::Relaxed);
-        let params =
-            RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
+        let params = SequenceParams {
+            prompt: 0,
+            prompt_input: 0,
+            prompt_emits: 0,
+            pace: Pace::OnePerStep,
+            lead: Duration::ZERO,
+        };
         let wants = Wants { tokens: false, speech: true };
         rig.admit(Admission {
             request: ONE,
             params,
-            spec: RowSpec::Vocoder(VocoderRow::default()),
+            spec: SequenceSpec::Vocoder(VocoderSpec::default()),
             wants,
             from: Resume::default(),
         });
         rig.feed(ONE, 0, Part::U32(vec![1]), 1, true);
         until(|| dead(&rig) || rig.output.drain().any(|payload| payload.header.end.is_some())).await;
         until(|| dead(&rig) || rig.stage.load().slots == 0).await;
-        // A stage that dies while it closes its last row is told of as dead a little later.
+        // A stage that dies while it closes its last sequence is told of as dead a little later.
         until(|| dead(&rig) || place != Place::Close || !cfg!(debug_assertions)).await;
         rig.stage.stop().await;
         rig.world.deaths.lock().unwrap().first().cloned()

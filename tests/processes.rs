@@ -238,7 +238,7 @@ async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
     let long = chat(&"all work and no play ".repeat(20_000), Output::Text);
     match engine.submit(long).await {
         Ok(stream) => match collect(stream).await.end.unwrap() {
-            Err(omni_actors::engine::RequestError::RowFailed { reason, .. }) => {
+            Err(omni_actors::engine::RequestError::SequenceFailed { reason, .. }) => {
                 assert!(reason.contains("transfer.shm_bytes"), "{reason}");
             }
             other => panic!("{other:?}"),

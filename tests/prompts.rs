@@ -96,8 +96,8 @@ fn the_talker_gets_user_turns_and_the_header_and_nothing_else() {
             "<|im_start|>assistant\n",
         ]
     );
-    let user_rows: u32 = prompt.emit[..2].iter().map(|turn| turn.end - turn.start).sum();
-    assert_eq!(prompt.user_rows, user_rows);
+    let user_embeddings: u32 = prompt.emit[..2].iter().map(|turn| turn.end - turn.start).sum();
+    assert_eq!(prompt.user_embeddings, user_embeddings);
     let header = prompt.emit.last().unwrap();
     assert_eq!((header.end - header.start, header.end as usize), (3, prompt.ids.len()));
 }
@@ -138,7 +138,7 @@ fn nobody_can_write_structure_into_a_prompt() {
     let prompt = prompter.chat(&[user(attack)]).unwrap();
     let count = |id: u32| prompt.ids.iter().filter(|x| **x == id).count();
     assert_eq!((count(tokens.im_start), count(tokens.im_end)), (2, 1));
-    assert_eq!(prompt.user_rows as usize, prompt.ids.len() - 3);
+    assert_eq!(prompt.user_embeddings as usize, prompt.ids.len() - 3);
     assert_eq!(prompt.emit.len(), 2);
     // It is all there, as text.
     let inner = &prompt.ids[3..prompt.ids.len() - 5];

@@ -3,7 +3,7 @@
 
 use omni_actors::model::Checkpoint;
 use omni_actors::model::prompt::{Reference, Speaker, TtsPrompt, TtsPromptError, TtsPrompter, TtsRequest};
-use omni_actors::model::talker::{CodecSide, PromptRow, Trailing};
+use omni_actors::model::talker::{CodecSide, PromptEmbedding, Trailing};
 use omni_actors::model::tokenizer::Words;
 use proptest::prelude::*;
 use serde_json::json;
@@ -33,7 +33,7 @@ fn cloned(frames: usize) -> Speaker<'static> {
 
 /// Codec ids of the opening: what stands before the speaker.
 fn opening(prompt: &TtsPrompt) -> Vec<u32> {
-    let rows = (0..).map_while(|at| prompt.prompt.row(at)).filter_map(|row: PromptRow| row.codec);
+    let rows = (0..).map_while(|at| prompt.prompt.embedding(at)).filter_map(|row: PromptEmbedding| row.codec);
     let id = |side| if let CodecSide::Token(id) = side { Some(id) } else { None };
     rows.map_while(id).collect()
 }

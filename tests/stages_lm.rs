@@ -1,16 +1,16 @@
 //! Thinker and talker driven through the stage trait: golden tokens, whatever the batch and the split of the prompt.
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/rows.rs"]
-mod rows;
+#[path = "support/sequences.rs"]
+mod sequences;
 
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::prompt::ChatPrompt;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Finish, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow, ThinkerMode, ThinkerRow,
-    VocoderRow,
+    Emit, Finish, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec,
+    ThinkerMode, ThinkerSpec, VocoderSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -18,7 +18,7 @@ use omni_actors::model::talker::{Talker, TalkerPrompt};
 use omni_actors::model::thinker::Thinker;
 use omni_actors::model::{Checkpoint, ModelError};
 use omni_actors::tools::verify::{Values, read_values};
-use rows::{step, step_row};
+use sequences::{step, step_sequence};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
@@ -59,8 +59,8 @@ fn path(relative: &str) -> PathBuf {
 /// A golden request with what came of it.
 struct Golden {
     nets: &'static Nets,
-    thinker: ThinkerRow,
-    talker: TalkerRow,
+    thinker: ThinkerSpec,
+    talker: TalkerSpec,
     tensors: Values,
 }
 
@@ -78,7 +78,7 @@ impl Golden {
         let config = nets.checkpoint.omni().unwrap();
         let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
         Golden {
-            thinker: ThinkerRow {
+            thinker: ThinkerSpec {
                 said: 0,
                 prompt: prompt.ids,
                 mode: ThinkerMode::Sample,
@@ -88,10 +88,10 @@ impl Golden {
                 max_tokens: number("n_text"),
                 seed: 1,
             },
-            talker: TalkerRow {
+            talker: TalkerSpec {
                 said: 0,
                 prompt: TalkerPrompt::omni(
-                    prompt.user_rows,
+                    prompt.user_embeddings,
                     config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),
                     &config.talker.tokens,
                 )
@@ -132,9 +132,9 @@ const VOICES: [&str; 8] = [
     "voice_alto_3",
 ];
 
-fn rows(output: &RowOutput) -> Vec<Tensor> {
+fn rows(output: &SequenceOutput) -> Vec<Tensor> {
     match &output.emit {
-        Emit::Rows(rows) => vec![rows.tensor().unwrap()],
+        Emit::Embeddings(rows) => vec![rows.tensor().unwrap()],
         Emit::None => vec![],
         other => panic!("expected rows, got {other:?}"),
     }
@@ -147,7 +147,7 @@ fn bits(t: &Tensor) -> Vec<u32> {
 /// Answers and emitted rows, with the prompt in pieces of `chunk`.
 fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<Finish>) {
     let mut stage = golden.nets.thinker();
-    stage.open(Slot(0), RowSpec::Thinker(golden.thinker.clone())).unwrap();
+    stage.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     let (mut answer, mut emitted, mut left) = (vec![], vec![], golden.thinker.prompt.len() as u32);
     loop {
         let advance = if left > 0 { chunk.min(left) } else { 1 };
@@ -161,15 +161,15 @@ fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<Finish>)
     }
 }
 
-/// A talker row that is fed all its rows at once; codes and why it ended.
+/// A talker sequence that is fed all its rows at once; codes and why it ended.
 fn speak(
     stage: &mut dyn StageModel,
     slot: u32,
-    row: &TalkerRow,
+    sequence: &TalkerSpec,
     text: &[Tensor],
     chunk: u32,
 ) -> (Vec<Vec<u32>>, Option<Finish>) {
-    rows::speak(stage, slot, row, RowInput::Rows(Tensor::cat(text, 0).unwrap().into()), chunk)
+    sequences::speak(stage, slot, sequence, SequenceInput::Embeddings(Tensor::cat(text, 0).unwrap().into()), chunk)
 }
 
 #[test]
@@ -194,8 +194,8 @@ fn an_answer_that_ends_by_length_or_by_its_stop_token_says_so() {
     assert_eq!((answer.len(), finish), (10, Some(Finish::Length)));
     // User turn and header, then every token but the last, which is never embedded.
     let golden = Golden::read("text_ethan");
-    let text_rows = text.iter().map(|t| t.dims()[0]).sum::<usize>();
-    assert_eq!(text_rows as u32, golden.talker.prefill_rows() + 8);
+    let text_embeddings = text.iter().map(|t| t.dims()[0]).sum::<usize>();
+    assert_eq!(text_embeddings as u32, golden.talker.prefill_embeddings() + 8);
     let stopped = Golden::read("text_ethan_thinker_eos");
     let (answer, _, finish) = think(&stopped, 16);
     assert_eq!(finish, Some(Finish::Stop));
@@ -203,7 +203,7 @@ fn an_answer_that_ends_by_length_or_by_its_stop_token_says_so() {
 }
 
 #[test]
-fn rows_of_a_mixed_batch_give_what_they_give_alone() {
+fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
     let golden: Vec<Golden> = VOICES.map(Golden::read).into();
     let mut thinker = VOICE.thinker();
     let mut talker = VOICE.talker();
@@ -216,37 +216,37 @@ fn rows_of_a_mixed_batch_give_what_they_give_alone() {
     for round in 0.. {
         // Row i joins at round 2 i; prompts go in pieces of different sizes beside the decode steps of other rows.
         if let Some(g) = golden.get(round / 2).filter(|_| round % 2 == 0) {
-            thinker.open(Slot(round as u32 / 2), RowSpec::Thinker(g.thinker.clone())).unwrap();
-            talker.open(Slot(round as u32 / 2), RowSpec::Talker(g.talker.clone())).unwrap();
+            thinker.open(Slot(round as u32 / 2), SequenceSpec::Thinker(g.thinker.clone())).unwrap();
+            talker.open(Slot(round as u32 / 2), SequenceSpec::Talker(g.talker.clone())).unwrap();
         }
         let joined = |i: &usize| *i <= round / 2;
         let mut work = vec![];
         for i in (0..golden.len()).filter(joined).filter(|i| thinking[*i]) {
             let advance = if prompt_left[i] > 0 { (i as u32 + 2).min(prompt_left[i]) } else { 1 };
             prompt_left[i] -= advance.min(prompt_left[i]);
-            work.push(RowWork { slot: Slot(i as u32), advance });
+            work.push(SequenceWork { slot: Slot(i as u32), advance });
         }
         for (work, output) in work.iter().zip(thinker.step(&work).unwrap()) {
             let (i, output) = (work.slot.0 as usize, output.unwrap());
             answers[i].extend(output.sampled);
             for rows in rows(&output) {
                 fed[i] += rows.dims()[0] as u32;
-                talker.feed(work.slot, RowInput::Rows(rows.into()), false).unwrap();
+                talker.feed(work.slot, SequenceInput::Embeddings(rows.into()), false).unwrap();
             }
             if output.finish.is_some() {
                 thinking[i] = false;
-                talker.feed(work.slot, RowInput::Nothing, true).unwrap();
+                talker.feed(work.slot, SequenceInput::Nothing, true).unwrap();
             }
         }
         let mut work = vec![];
         for i in (0..golden.len()).filter(joined).filter(|i| speaking[*i]) {
-            let ready = fed[i] >= golden[i].talker.prefill_rows() + codes[i].len() as u32 || !thinking[i];
+            let ready = fed[i] >= golden[i].talker.prefill_embeddings() + codes[i].len() as u32 || !thinking[i];
             if speech_left[i] > 0 && ready {
                 let advance = (i as u32 + 3).min(speech_left[i]);
                 speech_left[i] -= advance;
-                work.push(RowWork { slot: Slot(i as u32), advance });
+                work.push(SequenceWork { slot: Slot(i as u32), advance });
             } else if speech_left[i] == 0 && ready {
-                work.push(RowWork { slot: Slot(i as u32), advance: 1 });
+                work.push(SequenceWork { slot: Slot(i as u32), advance: 1 });
             }
         }
         for (work, output) in work.iter().zip(talker.step(&work).unwrap()) {
@@ -277,16 +277,16 @@ fn hidden_states_have_the_same_bits_alone_in_a_batch_and_in_pieces() {
                 let data = (0..n * width).map(|i| ((i * 7919 + seed * 104_729) % 1009) as f32 / 500.0 - 1.0);
                 Tensor::from_vec(data.collect::<Vec<_>>(), (n, width), &Device::Cpu).unwrap()
             };
-            let (row, other) = (noise(23, 1), noise(40, 2));
+            let (sequence, other) = (noise(23, 1), noise(40, 2));
             let mut cache = stack.new_cache().unwrap();
-            let alone = stack.forward(&row, &mut [Segment { cache: &mut cache, len: 23 }]).unwrap();
+            let alone = stack.forward(&sequence, &mut [Segment { cache: &mut cache, len: 23 }]).unwrap();
             for pieces in [vec![1; 23], vec![3, 3, 3, 3, 3, 3, 3, 2], vec![7, 7, 7, 2], vec![22, 1]] {
                 let (mut cache, mut beside, mut at) = (stack.new_cache().unwrap(), stack.new_cache().unwrap(), 0);
                 let mut got = vec![];
                 for (turn, len) in pieces.into_iter().enumerate() {
-                    // The other row before or behind, a prefill piece or a decode step.
+                    // The other sequence before or behind, a prefill piece or a decode step.
                     let neighbour = if turn % 3 == 0 { 5 } else { 1 };
-                    let x = [other.narrow(0, turn, neighbour).unwrap(), row.narrow(0, at, len).unwrap()];
+                    let x = [other.narrow(0, turn, neighbour).unwrap(), sequence.narrow(0, at, len).unwrap()];
                     let mut segments =
                         [Segment { cache: &mut beside, len: neighbour }, Segment { cache: &mut cache, len }];
                     let x = if turn % 2 == 0 {
@@ -311,23 +311,23 @@ fn a_seed_gives_the_same_speech_beside_other_rows() {
     let golden = Golden::read("voice_heart_1");
     let (_, text, _) = think(&golden, 1000);
     let defaults = VOICE.checkpoint.generation();
-    let row =
-        |seed| TalkerRow { sampling: defaults.talker, predictor: defaults.predictor, seed, ..golden.talker.clone() };
-    let (alone, _) = speak(&mut *VOICE.talker(), 0, &row(7), &text, 1000);
-    let (again, _) = speak(&mut *VOICE.talker(), 3, &row(7), &text, 5);
-    let (other, _) = speak(&mut *VOICE.talker(), 0, &row(8), &text, 1000);
+    let sequence =
+        |seed| TalkerSpec { sampling: defaults.talker, predictor: defaults.predictor, seed, ..golden.talker.clone() };
+    let (alone, _) = speak(&mut *VOICE.talker(), 0, &sequence(7), &text, 1000);
+    let (again, _) = speak(&mut *VOICE.talker(), 3, &sequence(7), &text, 5);
+    let (other, _) = speak(&mut *VOICE.talker(), 0, &sequence(8), &text, 1000);
     assert_eq!(alone, again);
     assert_ne!(alone, other);
 
     let mut stage = VOICE.talker();
     for (slot, seed) in [(0, 5), (1, 7), (2, 9)] {
-        stage.open(Slot(slot), RowSpec::Talker(row(seed))).unwrap();
-        stage.feed(Slot(slot), RowInput::Rows(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
+        stage.open(Slot(slot), SequenceSpec::Talker(sequence(seed))).unwrap();
+        stage.feed(Slot(slot), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
     }
     let mut together = vec![];
     for turn in 0..=alone.len() {
-        let advance = if turn == 0 { row(0).prefill_positions() } else { 1 };
-        let work = [2, 1, 0].map(|slot| RowWork { slot: Slot(slot), advance });
+        let advance = if turn == 0 { sequence(0).prefill_positions() } else { 1 };
+        let work = [2, 1, 0].map(|slot| SequenceWork { slot: Slot(slot), advance });
         let outputs = stage.step(&work).unwrap();
         if let Emit::Codes(frame) = &outputs[1].as_ref().unwrap().emit {
             together.push(frame.clone());
@@ -340,7 +340,7 @@ fn a_seed_gives_the_same_speech_beside_other_rows() {
 fn steps_after_the_end_are_stale_and_do_nothing() {
     let golden = Golden::read("voice_alto_0");
     let mut thinker = VOICE.thinker();
-    thinker.open(Slot(4), RowSpec::Thinker(golden.thinker.clone())).unwrap();
+    thinker.open(Slot(4), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     let mut output = step(&mut *thinker, 4, golden.thinker.prompt.len() as u32);
     while output.finish.is_none() {
         output = step(&mut *thinker, 4, 1);
@@ -354,21 +354,21 @@ fn steps_after_the_end_are_stale_and_do_nothing() {
             assert!(late.stale && late.sampled.is_none() && late.finish.is_none());
             assert!(matches!(late.emit, Emit::None));
         }
-        assert_eq!(stage.live_rows(), 1);
+        assert_eq!(stage.live_sequences(), 1);
         stage.close(Slot(4));
         stage.close(Slot(4));
-        assert_eq!(stage.live_rows(), 0);
+        assert_eq!(stage.live_sequences(), 0);
     }
 }
 
 #[test]
-fn a_row_that_follows_text_emits_what_a_sampled_row_emits() {
+fn a_sequence_that_follows_text_emits_what_a_sampled_sequence_emits() {
     let golden = Golden::read("voice_heart_2");
     let (answer, sampled, _) = think(&golden, 1000);
     let words = &answer[..answer.len() - 1];
     let mut stage = VOICE.thinker();
-    let row = ThinkerRow { mode: ThinkerMode::Follow, ..golden.thinker.clone() };
-    stage.open(Slot(0), RowSpec::Thinker(row)).unwrap();
+    let sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..golden.thinker.clone() };
+    stage.open(Slot(0), SequenceSpec::Thinker(sequence)).unwrap();
     let mut emitted = vec![];
     let prompt = golden.thinker.prompt.len() as u32;
     for advance in [5, prompt - 5] {
@@ -376,11 +376,11 @@ fn a_row_that_follows_text_emits_what_a_sampled_row_emits() {
         assert_eq!((output.sampled, output.finish), (None, None));
         emitted.extend(rows(&output));
     }
-    stage.feed(Slot(0), RowInput::Tokens(words[..3].to_vec()), false).unwrap();
+    stage.feed(Slot(0), SequenceInput::Tokens(words[..3].to_vec()), false).unwrap();
     let output = step(&mut *stage, 0, 3);
     assert_eq!((output.sampled, output.finish), (Some(words[2]), None));
     emitted.extend(rows(&output));
-    stage.feed(Slot(0), RowInput::Tokens(words[3..].to_vec()), true).unwrap();
+    stage.feed(Slot(0), SequenceInput::Tokens(words[3..].to_vec()), true).unwrap();
     let output = step(&mut *stage, 0, words.len() as u32 - 3);
     assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(Finish::Stop)));
     emitted.extend(rows(&output));
@@ -392,14 +392,14 @@ fn a_row_that_follows_text_emits_what_a_sampled_row_emits() {
 fn the_end_of_followed_text_may_come_late() {
     let golden = Golden::read("voice_heart_2");
     let mut stage = VOICE.thinker();
-    let row = ThinkerRow { mode: ThinkerMode::Follow, ..golden.thinker.clone() };
-    stage.open(Slot(0), RowSpec::Thinker(row)).unwrap();
+    let sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..golden.thinker.clone() };
+    stage.open(Slot(0), SequenceSpec::Thinker(sequence)).unwrap();
     step(&mut *stage, 0, golden.thinker.prompt.len() as u32);
-    assert!(step_row(&mut *stage, 0, 0).is_err(), "the input has not ended");
-    stage.feed(Slot(0), RowInput::Tokens(vec![5]), false).unwrap();
-    assert!(step_row(&mut *stage, 0, 2).is_err(), "only one token is there");
+    assert!(step_sequence(&mut *stage, 0, 0).is_err(), "the input has not ended");
+    stage.feed(Slot(0), SequenceInput::Tokens(vec![5]), false).unwrap();
+    assert!(step_sequence(&mut *stage, 0, 2).is_err(), "only one token is there");
     assert_eq!(step(&mut *stage, 0, 1).finish, None);
-    stage.feed(Slot(0), RowInput::Nothing, true).unwrap();
+    stage.feed(Slot(0), SequenceInput::Nothing, true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
 }
@@ -408,7 +408,7 @@ fn the_end_of_followed_text_may_come_late() {
 fn a_text_only_row_emits_nothing() {
     let golden = Golden::read("voice_heart_0");
     let mut stage = VOICE.thinker();
-    stage.open(Slot(0), RowSpec::Thinker(ThinkerRow { emit: None, ..golden.thinker.clone() })).unwrap();
+    stage.open(Slot(0), SequenceSpec::Thinker(ThinkerSpec { emit: None, ..golden.thinker.clone() })).unwrap();
     let mut advance = golden.thinker.prompt.len() as u32;
     let mut answer = vec![];
     loop {
@@ -424,41 +424,41 @@ fn a_text_only_row_emits_nothing() {
 }
 
 #[test]
-fn a_row_that_ignores_the_end_makes_exactly_the_frames_it_is_allowed() {
+fn a_sequence_that_ignores_the_end_makes_exactly_the_frames_it_is_allowed() {
     let golden = Golden::read("voice_heart_0");
     let (_, text, _) = think(&golden, 1000);
-    let long = TalkerRow { ignore_eos: true, max_tokens: 61, ..golden.talker.clone() };
+    let long = TalkerSpec { ignore_eos: true, max_tokens: 61, ..golden.talker.clone() };
     let (frames, finish) = speak(&mut *VOICE.talker(), 0, &long, &text, 1000);
     assert_eq!((frames.len(), finish), (60, Some(Finish::Length)));
     assert!(frames.iter().flatten().all(|code| *code < 512));
-    let one = TalkerRow { max_tokens: 1, ..golden.talker };
+    let one = TalkerSpec { max_tokens: 1, ..golden.talker };
     assert_eq!(speak(&mut *VOICE.talker(), 0, &one, &text, 1000), (vec![], Some(Finish::Length)));
 }
 
 #[test]
-fn a_frame_waits_for_its_text_row() {
+fn a_frame_waits_for_its_text_embedding() {
     let golden = Golden::read("voice_heart_0");
     let (_, text, _) = think(&golden, 1000);
     let text = Tensor::cat(&text, 0).unwrap();
-    let ready = golden.talker.prefill_rows() as usize;
+    let ready = golden.talker.prefill_embeddings() as usize;
     let mut stage = VOICE.talker();
-    stage.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    stage.feed(Slot(0), RowInput::Rows(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
-    let early = step_row(&mut *stage, 0, golden.talker.prefill_positions()).unwrap_err();
-    assert!(matches!(&early, ModelError::Row(text) if text.contains("input rows")), "{early}");
+    stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
+    stage.feed(Slot(0), SequenceInput::Embeddings(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
+    let early = step_sequence(&mut *stage, 0, golden.talker.prefill_positions()).unwrap_err();
+    assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input rows")), "{early}");
     let mut codes = vec![];
     for (at, advance) in (ready - 1..text.dims()[0]).zip([golden.talker.prefill_positions()].into_iter().chain([1; 99]))
     {
         if at >= ready {
-            let starved = step_row(&mut *stage, 0, 1).unwrap_err();
-            assert!(matches!(&starved, ModelError::Row(text) if text.contains("text row")), "{starved}");
+            let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
+            assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
         }
-        stage.feed(Slot(0), RowInput::Rows(text.narrow(0, at, 1).unwrap().into()), false).unwrap();
+        stage.feed(Slot(0), SequenceInput::Embeddings(text.narrow(0, at, 1).unwrap().into()), false).unwrap();
         if let Emit::Codes(frame) = step(&mut *stage, 0, advance).emit {
             codes.push(frame);
         }
     }
-    stage.feed(Slot(0), RowInput::Nothing, true).unwrap();
+    stage.feed(Slot(0), SequenceInput::Nothing, true).unwrap();
     loop {
         let output = step(&mut *stage, 0, 1);
         if let Emit::Codes(frame) = output.emit {
@@ -475,10 +475,10 @@ fn a_frame_waits_for_its_text_row() {
 fn an_empty_answer_has_nothing_to_speak() {
     let golden = Golden::read("voice_heart_0");
     let (_, text, _) = think(&golden, 1000);
-    let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_rows() as usize - 1).unwrap();
+    let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
     let mut stage = VOICE.talker();
-    stage.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    stage.feed(Slot(0), RowInput::Rows(rows.into()), true).unwrap();
+    stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
+    stage.feed(Slot(0), SequenceInput::Embeddings(rows.into()), true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
     assert!(step(&mut *stage, 0, 0).stale);
@@ -493,11 +493,11 @@ fn a_full_context_fails_its_row_and_no_other() {
     let nets = Nets::load("tests/fixtures/qwen3_omni", &short);
     let golden = Golden::read("text_ethan");
     let mut thinker = nets.thinker();
-    thinker.open(Slot(0), RowSpec::Thinker(golden.thinker.clone())).unwrap();
+    thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     thinker
         .open(
             Slot(1),
-            RowSpec::Thinker(ThinkerRow {
+            SequenceSpec::Thinker(ThinkerSpec {
                 prompt: golden.thinker.prompt[..20].into(),
                 emit: None,
                 ..golden.thinker.clone()
@@ -507,23 +507,23 @@ fn a_full_context_fails_its_row_and_no_other() {
     // 39 prompt positions and one more fit.
     step(&mut *thinker, 0, 39);
     step(&mut *thinker, 0, 1);
-    let work = [RowWork { slot: Slot(0), advance: 1 }, RowWork { slot: Slot(1), advance: 20 }];
+    let work = [SequenceWork { slot: Slot(0), advance: 1 }, SequenceWork { slot: Slot(1), advance: 20 }];
     let outputs = thinker.step(&work).unwrap();
-    assert!(matches!(&outputs[0], Err(ModelError::Row(text)) if text.contains("max_position_embeddings")));
+    assert!(matches!(&outputs[0], Err(ModelError::Sequence(text)) if text.contains("max_position_embeddings")));
     assert!(outputs[1].as_ref().unwrap().sampled.is_some());
-    let long = ThinkerRow { prompt: vec![1; 41].into(), emit: None, ..golden.thinker.clone() };
-    assert!(matches!(thinker.open(Slot(2), RowSpec::Thinker(long)), Err(ModelError::Row(_))));
+    let long = ThinkerSpec { prompt: vec![1; 41].into(), emit: None, ..golden.thinker.clone() };
+    assert!(matches!(thinker.open(Slot(2), SequenceSpec::Thinker(long)), Err(ModelError::Sequence(_))));
 
     let (_, text, _) = think(&golden, 1000);
     let mut talker = nets.talker();
-    talker.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    talker.feed(Slot(0), RowInput::Rows(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
+    talker.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
+    talker.feed(Slot(0), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
     assert_eq!(golden.talker.prefill_positions(), 28);
     step(&mut *talker, 0, 28);
     step(&mut *talker, 0, 1);
     step(&mut *talker, 0, 1);
     assert!(
-        matches!(step_row(&mut *talker, 0, 1), Err(ModelError::Row(text)) if text.contains("max_position_embeddings"))
+        matches!(step_sequence(&mut *talker, 0, 1), Err(ModelError::Sequence(text)) if text.contains("max_position_embeddings"))
     );
 }
 
@@ -531,31 +531,36 @@ fn a_full_context_fails_its_row_and_no_other() {
 fn input_that_does_not_fit_is_refused_and_harms_nobody() {
     let golden = Golden::read("text_ethan");
     let (mut thinker, mut talker) = (TINY.thinker(), TINY.talker());
-    let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Row(_))));
-    refused(thinker.open(Slot(0), RowSpec::Vocoder(VocoderRow::default())));
+    let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Sequence(_))));
+    refused(thinker.open(Slot(0), SequenceSpec::Vocoder(VocoderSpec::default())));
     refused(
-        thinker.open(Slot(0), RowSpec::Thinker(ThinkerRow { prompt: vec![99_999].into(), ..golden.thinker.clone() })),
+        thinker.open(
+            Slot(0),
+            SequenceSpec::Thinker(ThinkerSpec { prompt: vec![99_999].into(), ..golden.thinker.clone() }),
+        ),
     );
-    refused(thinker.open(Slot(0), RowSpec::Thinker(ThinkerRow { prompt: vec![].into(), ..golden.thinker.clone() })));
+    refused(
+        thinker.open(Slot(0), SequenceSpec::Thinker(ThinkerSpec { prompt: vec![].into(), ..golden.thinker.clone() })),
+    );
     refused(thinker.open(
         Slot(0),
-        RowSpec::Thinker(ThinkerRow { emit: Some(std::iter::once(0..99).collect()), ..golden.thinker.clone() }),
+        SequenceSpec::Thinker(ThinkerSpec { emit: Some(std::iter::once(0..99).collect()), ..golden.thinker.clone() }),
     ));
     let strange = TalkerPrompt::omni(2, 99_999, &TINY.talker.config().tokens).into();
-    refused(talker.open(Slot(0), RowSpec::Talker(TalkerRow { prompt: strange, ..golden.talker.clone() })));
-    refused(talker.open(Slot(0), RowSpec::Talker(TalkerRow { max_tokens: 0, ..golden.talker.clone() })));
-    thinker.open(Slot(0), RowSpec::Thinker(golden.thinker.clone())).unwrap();
-    refused(thinker.open(Slot(0), RowSpec::Thinker(golden.thinker.clone())));
-    refused(thinker.feed(Slot(0), RowInput::Tokens(vec![1]), false));
-    talker.open(Slot(0), RowSpec::Talker(golden.talker.clone())).unwrap();
-    refused(talker.feed(Slot(0), RowInput::Codes(vec![1]), false));
+    refused(talker.open(Slot(0), SequenceSpec::Talker(TalkerSpec { prompt: strange, ..golden.talker.clone() })));
+    refused(talker.open(Slot(0), SequenceSpec::Talker(TalkerSpec { max_tokens: 0, ..golden.talker.clone() })));
+    thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
+    refused(thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())));
+    refused(thinker.feed(Slot(0), SequenceInput::Tokens(vec![1]), false));
+    talker.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
+    refused(talker.feed(Slot(0), SequenceInput::Codes(vec![1]), false));
     refused(talker.feed(
         Slot(0),
-        RowInput::Rows(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap().into()),
+        SequenceInput::Embeddings(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap().into()),
         false,
     ));
-    refused(talker.feed(Slot(9), RowInput::Nothing, true));
-    assert!(step_row(&mut *thinker, 0, 40).is_err(), "more than the prompt has");
-    assert!(step_row(&mut *thinker, 8, 1).is_err(), "not open");
+    refused(talker.feed(Slot(9), SequenceInput::Nothing, true));
+    assert!(step_sequence(&mut *thinker, 0, 40).is_err(), "more than the prompt has");
+    assert!(step_sequence(&mut *thinker, 8, 1).is_err(), "not open");
     assert_eq!(step(&mut *thinker, 0, 39).sampled, Some(golden.answer()[0]));
 }

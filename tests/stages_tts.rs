@@ -2,19 +2,21 @@
 //! the text arrives.
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/rows.rs"]
-mod rows;
+#[path = "support/sequences.rs"]
+mod sequences;
 
 use candle_core::{DType, Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::prompt::{Reference, Speaker, TtsPrompter, TtsRequest};
 use omni_actors::model::sampling::SamplingParams;
-use omni_actors::model::stage::{Emit, Finish, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use omni_actors::model::stage::{
+    Emit, Finish, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec,
+};
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
 use omni_actors::model::{Checkpoint, ModelError};
 use omni_actors::tools::verify::{Data, Values, read_values};
-use rows::{speak, step, step_row};
+use sequences::{speak, step, step_sequence};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -97,9 +99,9 @@ impl Golden {
         }
     }
 
-    fn row(&self, prompt: Arc<TalkerPrompt>) -> TalkerRow {
+    fn sequence(&self, prompt: Arc<TalkerPrompt>) -> TalkerSpec {
         let number = |key: &str| self.manifest["meta"][key].as_u64().unwrap() as u32;
-        TalkerRow {
+        TalkerSpec {
             said: 0,
             prompt,
             sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
@@ -126,10 +128,10 @@ fn every_golden_request_gives_its_codes_whatever_the_pieces_of_the_prompt() {
         let golden = Golden::read(name);
         let nets = golden.nets();
         let prompt = nets.prompter.prompt(&golden.request()).unwrap();
-        let row = golden.row(prompt.prompt);
+        let sequence = golden.sequence(prompt.prompt);
         for chunk in [1000, 1, 3, 7] {
-            let input = RowInput::Tokens(prompt.tokens.clone());
-            let (codes, finish) = speak(&mut *nets.stage(), 0, &row, input, chunk);
+            let input = SequenceInput::Tokens(prompt.tokens.clone());
+            let (codes, finish) = speak(&mut *nets.stage(), 0, &sequence, input, chunk);
             assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
             assert_eq!(finish, Some(ends), "{name}");
         }
@@ -150,16 +152,16 @@ fn text_may_arrive_a_token_at_a_time() {
             prompt = prompt.or_else(|| stream.prompt());
             waiting.extend(stream.take_tokens());
         }
-        let row = golden.row(prompt.expect("it is known before the text ends"));
+        let sequence = golden.sequence(prompt.expect("it is known before the text ends"));
         stream.finish().unwrap();
         waiting.extend(stream.take_tokens());
 
-        stage.open(Slot(0), RowSpec::Talker(row.clone())).unwrap();
-        let early = step_row(&mut *stage, 0, row.prefill_positions()).unwrap_err();
-        assert!(matches!(&early, ModelError::Row(text) if text.contains("input rows")), "{early}");
-        let first = waiting.drain(..row.prefill_rows() as usize).collect();
-        stage.feed(Slot(0), RowInput::Tokens(first), false).unwrap();
-        let mut output = step(&mut *stage, 0, row.prefill_positions());
+        stage.open(Slot(0), SequenceSpec::Talker(sequence.clone())).unwrap();
+        let early = step_sequence(&mut *stage, 0, sequence.prefill_positions()).unwrap_err();
+        assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input rows")), "{early}");
+        let first = waiting.drain(..sequence.prefill_embeddings() as usize).collect();
+        stage.feed(Slot(0), SequenceInput::Tokens(first), false).unwrap();
+        let mut output = step(&mut *stage, 0, sequence.prefill_positions());
         loop {
             if let Emit::Codes(frame) = &output.emit {
                 codes.push(frame.clone());
@@ -168,9 +170,9 @@ fn text_may_arrive_a_token_at_a_time() {
                 break;
             }
             if let Some(token) = waiting.pop_front() {
-                let starved = step_row(&mut *stage, 0, 1).unwrap_err();
-                assert!(matches!(&starved, ModelError::Row(text) if text.contains("text row")), "{starved}");
-                stage.feed(Slot(0), RowInput::Tokens(vec![token]), waiting.is_empty()).unwrap();
+                let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
+                assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
+                stage.feed(Slot(0), SequenceInput::Tokens(vec![token]), waiting.is_empty()).unwrap();
             }
             output = step(&mut *stage, 0, 1);
         }
@@ -179,29 +181,29 @@ fn text_may_arrive_a_token_at_a_time() {
 }
 
 #[test]
-fn rows_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothing() {
+fn sequences_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothing() {
     for names in [&CUSTOM[..], &BASE[..]] {
         let golden: Vec<Golden> = names.iter().map(|name| Golden::read(name)).collect();
         let nets = golden[0].nets();
         let prompts: Vec<_> = golden.iter().map(|g| nets.prompter.prompt(&g.request()).unwrap()).collect();
-        let rows: Vec<_> = golden.iter().zip(&prompts).map(|(g, p)| g.row(p.prompt.clone())).collect();
-        let mut left: Vec<u32> = rows.iter().map(TalkerRow::prefill_positions).collect();
+        let rows: Vec<_> = golden.iter().zip(&prompts).map(|(g, p)| g.sequence(p.prompt.clone())).collect();
+        let mut left: Vec<u32> = rows.iter().map(TalkerSpec::prefill_positions).collect();
         let (mut codes, mut over) = (vec![vec![]; rows.len()], vec![0; rows.len()]);
         let mut stage = nets.stage();
         for round in 0.. {
             assert!(round < 200);
             // Row i joins at round 3 i; prompts go in pieces of different sizes beside the decode steps of other rows.
-            if let Some(row) = rows.get(round / 3).filter(|_| round % 3 == 0) {
+            if let Some(sequence) = rows.get(round / 3).filter(|_| round % 3 == 0) {
                 let slot = Slot(round as u32 / 3);
-                stage.open(slot, RowSpec::Talker(row.clone())).unwrap();
-                stage.feed(slot, RowInput::Tokens(prompts[round / 3].tokens.clone()), true).unwrap();
+                stage.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
+                stage.feed(slot, SequenceInput::Tokens(prompts[round / 3].tokens.clone()), true).unwrap();
             }
-            // A step is asked for before anybody has seen that the one before it ended the row: two come late.
+            // A step is asked for before anybody has seen that the one before it ended the sequence: two come late.
             let mut work = vec![];
             for i in (0..rows.len().min(round / 3 + 1)).filter(|i| over[*i] < 3) {
                 let advance = if left[i] > 0 { (i as u32 + 2).min(left[i]) } else { 1 };
                 left[i] -= advance.min(left[i]);
-                work.push(RowWork { slot: Slot(i as u32), advance });
+                work.push(SequenceWork { slot: Slot(i as u32), advance });
             }
             if work.is_empty() && round / 3 >= rows.len() {
                 break;
@@ -227,25 +229,25 @@ fn a_seed_gives_the_same_speech_beside_other_rows_and_voices() {
     let nets = golden[0].nets();
     let defaults = nets.checkpoint.generation();
     let prompts: Vec<_> = golden.iter().map(|g| nets.prompter.prompt(&g.request()).unwrap()).collect();
-    let row = |i: usize, seed| TalkerRow {
+    let sequence = |i: usize, seed| TalkerSpec {
         sampling: defaults.talker,
         predictor: defaults.predictor,
         max_tokens: 20,
         seed,
-        ..golden[i].row(prompts[i].prompt.clone())
+        ..golden[i].sequence(prompts[i].prompt.clone())
     };
-    let tokens = |i: usize| RowInput::Tokens(prompts[i].tokens.clone());
-    let alone: Vec<_> = (0..4).map(|i| speak(&mut *nets.stage(), 0, &row(i, 7), tokens(i), 1000).0).collect();
-    assert_ne!(alone[0], speak(&mut *nets.stage(), 0, &row(0, 8), tokens(0), 1000).0);
+    let tokens = |i: usize| SequenceInput::Tokens(prompts[i].tokens.clone());
+    let alone: Vec<_> = (0..4).map(|i| speak(&mut *nets.stage(), 0, &sequence(i, 7), tokens(i), 1000).0).collect();
+    assert_ne!(alone[0], speak(&mut *nets.stage(), 0, &sequence(0, 8), tokens(0), 1000).0);
     let mut stage = nets.stage();
     for i in 0..4 {
-        stage.open(Slot(i as u32), RowSpec::Talker(row(i, 7))).unwrap();
+        stage.open(Slot(i as u32), SequenceSpec::Talker(sequence(i, 7))).unwrap();
         stage.feed(Slot(i as u32), tokens(i), true).unwrap();
     }
     let mut together = vec![vec![]; 4];
     for turn in 0..20 {
-        let advance = |i: usize| if turn == 0 { row(i, 7).prefill_positions() } else { 1 };
-        let work = [2, 0, 3, 1].map(|i| RowWork { slot: Slot(i as u32), advance: advance(i) });
+        let advance = |i: usize| if turn == 0 { sequence(i, 7).prefill_positions() } else { 1 };
+        let work = [2, 0, 3, 1].map(|i| SequenceWork { slot: Slot(i as u32), advance: advance(i) });
         for (work, output) in work.iter().zip(stage.step(&work).unwrap()) {
             if let Emit::Codes(frame) = output.unwrap().emit {
                 together[work.slot.0 as usize].push(frame);
@@ -263,8 +265,8 @@ fn the_end_is_not_sampled_before_the_least_number_of_tokens() {
     let nets = Nets::load("custom_voice", json!({"talker_config.codec_eos_token_id": first}).as_object().unwrap());
     let prompt = nets.prompter.prompt(&golden.request()).unwrap();
     let spoken = |least| {
-        let row = TalkerRow { min_tokens: least, ..golden.row(prompt.prompt.clone()) };
-        speak(&mut *nets.stage(), 0, &row, RowInput::Tokens(prompt.tokens.clone()), 1000).0
+        let sequence = TalkerSpec { min_tokens: least, ..golden.sequence(prompt.prompt.clone()) };
+        speak(&mut *nets.stage(), 0, &sequence, SequenceInput::Tokens(prompt.tokens.clone()), 1000).0
     };
     assert_eq!(spoken(0), Vec::<Vec<u32>>::new());
     let frames = spoken(3);
@@ -276,9 +278,9 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
     let golden = Golden::read("base_icl_streaming_english");
     let nets = golden.nets();
     let prompt = nets.prompter.prompt(&golden.request()).unwrap();
-    let row = golden.row(prompt.prompt.clone());
+    let sequence = golden.sequence(prompt.prompt.clone());
     let mut stage = nets.stage();
-    stage.open(Slot(0), RowSpec::Talker(row.clone())).unwrap();
+    stage.open(Slot(0), SequenceSpec::Talker(sequence.clone())).unwrap();
 
     let layout = |side| TalkerPrompt::new(3, vec![(TextSide::Pad, side)], Trailing::Text);
     let with_vector = |vector: Vec<f32>| layout(CodecSide::XVector).with_x_vector(vector.into());
@@ -294,40 +296,43 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
         (layout(CodecSide::Token(1152)), "codec id 1152"),
     ];
     for (prompt, text) in strange {
-        let refused = stage.open(Slot(1), RowSpec::Talker(TalkerRow { prompt: prompt.into(), ..row.clone() }));
-        assert!(matches!(&refused, Err(ModelError::Row(why)) if why.contains(text)), "{refused:?}");
+        let refused =
+            stage.open(Slot(1), SequenceSpec::Talker(TalkerSpec { prompt: prompt.into(), ..sequence.clone() }));
+        assert!(matches!(&refused, Err(ModelError::Sequence(why)) if why.contains(text)), "{refused:?}");
     }
-    let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Row(_))), "{result:?}");
-    refused(stage.feed(Slot(0), RowInput::Tokens(vec![512]), false));
-    refused(stage.feed(Slot(0), RowInput::Codes(vec![1]), false));
+    let refused =
+        |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Sequence(_))), "{result:?}");
+    refused(stage.feed(Slot(0), SequenceInput::Tokens(vec![512]), false));
+    refused(stage.feed(Slot(0), SequenceInput::Codes(vec![1]), false));
     refused(stage.feed(
         Slot(0),
-        RowInput::Rows(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap().into()),
+        SequenceInput::Embeddings(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap().into()),
         false,
     ));
-    assert_eq!(stage.live_rows(), 1);
+    assert_eq!(stage.live_sequences(), 1);
     stage.close(Slot(0));
-    let (codes, _) = speak(&mut *stage, 0, &row, RowInput::Tokens(prompt.tokens), 1000);
+    let (codes, _) = speak(&mut *stage, 0, &sequence, SequenceInput::Tokens(prompt.tokens), 1000);
     assert_eq!(codes, golden.codes());
 }
 
 #[test]
-fn a_row_that_goes_on_says_what_it_would_have_said() {
+fn a_sequence_that_goes_on_says_what_it_would_have_said() {
     for name in ["cv_streaming_auto_vivian", "cv_nonstreaming_english_ryan_instruct", "base_icl_streaming_english"] {
         let golden = Golden::read(name);
         let nets = golden.nets();
         let prompt = nets.prompter.prompt(&golden.request()).unwrap();
         let defaults = nets.checkpoint.generation();
         let sampling = SamplingParams { frequency_penalty: 0.2, presence_penalty: 0.1, ..defaults.talker };
-        let row = TalkerRow { sampling, predictor: defaults.predictor, seed: 7, ..golden.row(prompt.prompt.clone()) };
-        let tokens = || RowInput::Tokens(prompt.tokens.clone());
-        let (whole, finish) = speak(&mut *nets.stage(), 0, &row, tokens(), 1000);
+        let sequence =
+            TalkerSpec { sampling, predictor: defaults.predictor, seed: 7, ..golden.sequence(prompt.prompt.clone()) };
+        let tokens = || SequenceInput::Tokens(prompt.tokens.clone());
+        let (whole, finish) = speak(&mut *nets.stage(), 0, &sequence, tokens(), 1000);
         let (groups, inputs) = (whole[0].len(), prompt.tokens.len() as u32);
         let mut stage = nets.stage();
         for said in 0..=whole.len() {
             let codes = whole[..said].concat();
             let going_on = prompt.prompt.going_on(&codes, groups, inputs, true).unwrap();
-            let resumed = TalkerRow { prompt: going_on.into(), said: said as u32, ..row.clone() };
+            let resumed = TalkerSpec { prompt: going_on.into(), said: said as u32, ..sequence.clone() };
             let (rest, end) = speak(&mut *stage, 0, &resumed, tokens(), 5);
             assert_eq!((rest.as_slice(), end), (&whole[said..], finish), "{name} after {said} frames");
             stage.close(Slot(0));
@@ -341,17 +346,17 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     let nets = golden.nets();
     let prompt = nets.prompter.prompt(&golden.request()).unwrap();
     let defaults = nets.checkpoint.generation();
-    let row = TalkerRow {
+    let sequence = TalkerSpec {
         sampling: defaults.talker,
         predictor: defaults.predictor,
         seed: 7,
-        ..golden.row(prompt.prompt.clone())
+        ..golden.sequence(prompt.prompt.clone())
     };
-    let tokens = || RowInput::Tokens(prompt.tokens.clone());
-    let (sampled, finish) = speak(&mut *nets.stage(), 0, &row, tokens(), 1000);
+    let tokens = || SequenceInput::Tokens(prompt.tokens.clone());
+    let (sampled, finish) = speak(&mut *nets.stage(), 0, &sequence, tokens(), 1000);
     assert_eq!(sampled.len(), 23);
     for frames in [0, 1, 9, 23] {
-        let replay = TalkerRow { forced: Some(sampled[..frames].concat().into()), ..row.clone() };
+        let replay = TalkerSpec { forced: Some(sampled[..frames].concat().into()), ..sequence.clone() };
         assert_eq!(speak(&mut *nets.stage(), 0, &replay, tokens(), 1000), (sampled.clone(), finish), "{frames} forced");
     }
 
@@ -361,11 +366,11 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     other.push(vec![end; groups]);
     other[6][1..].fill(0);
     let mut stage = nets.stage();
-    let forced = TalkerRow { forced: Some(other.concat().into()), ..row.clone() };
-    stage.open(Slot(0), RowSpec::Talker(forced)).unwrap();
+    let forced = TalkerSpec { forced: Some(other.concat().into()), ..sequence.clone() };
+    stage.open(Slot(0), SequenceSpec::Talker(forced)).unwrap();
     stage.feed(Slot(0), tokens(), true).unwrap();
     for (at, frame) in other.iter().enumerate() {
-        let output = step(&mut *stage, 0, if at == 0 { row.prefill_positions() } else { 1 });
+        let output = step(&mut *stage, 0, if at == 0 { sequence.prefill_positions() } else { 1 });
         let picked = output.picked.unwrap();
         assert_eq!(output.sampled, Some(frame[0]));
         if at == 6 {
@@ -380,9 +385,9 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     }
 
     let refused = |codes: Vec<u32>, text: &str| {
-        let row = TalkerRow { forced: Some(codes.into()), ..row.clone() };
-        let refused = nets.stage().open(Slot(0), RowSpec::Talker(row));
-        assert!(matches!(&refused, Err(ModelError::Row(why)) if why.contains(text)), "{refused:?}");
+        let sequence = TalkerSpec { forced: Some(codes.into()), ..sequence.clone() };
+        let refused = nets.stage().open(Slot(0), SequenceSpec::Talker(sequence));
+        assert!(matches!(&refused, Err(ModelError::Sequence(why)) if why.contains(text)), "{refused:?}");
     };
     refused(vec![1; groups + 1], "9 forced codes: expected frames of 8");
     refused([vec![1152], vec![1; groups - 1]].concat(), "forced code 1152 in group 0");

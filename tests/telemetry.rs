@@ -32,9 +32,9 @@ fn record_one_of_each() {
         let stage = StageMetrics::new(name);
         stage.steps.increment(1);
         stage.units.increment(1);
-        stage.stale_rows.increment(1);
+        stage.stale_outcomes.increment(1);
         stage.restarts.increment(1);
-        stage.rows.set(1.0);
+        stage.sequences.set(1.0);
         stage.generation.set(1.0);
         stage.queue_depth(Queue::Output, 3);
         for histogram in [&stage.step_seconds, &stage.bubble_seconds, &stage.sample_seconds] {
@@ -42,7 +42,7 @@ fn record_one_of_each() {
         }
         stage.package_seconds.record(Duration::from_millis(1));
         stage.recovery_seconds.record(Duration::from_millis(1));
-        stage.batch_rows.record(4.0);
+        stage.batch_sequences.record(4.0);
         stage.run_ahead.record(1.0);
         let edge = EdgeMetrics::new(name, PayloadKind::Codes);
         stage.phases(&Phases::only(Phase::Backbone, Duration::from_millis(2)));
@@ -86,8 +86,8 @@ fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
             Kind::Gauge => ("gauge", metric.labels.join(", ")),
             Kind::Histogram(_) => ("histogram", metric.labels.join(", ")),
         };
-        let row = format!("| `{}` | {kind} | {labels} | {} |", metric.name, metric.help).replace("|  |", "| |");
-        assert!(OPERATIONS.contains(&row), "docs/operations.md lacks this row:\n{row}");
+        let sequence = format!("| `{}` | {kind} | {labels} | {} |", metric.name, metric.help).replace("|  |", "| |");
+        assert!(OPERATIONS.contains(&sequence), "docs/operations.md lacks this sequence:\n{sequence}");
     }
     for line in [
         "omni_requests_total{kind=\"speech\",outcome=\"finished\"} 1",

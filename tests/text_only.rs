@@ -66,7 +66,7 @@ async fn a_text_only_request_takes_none_of_the_ways_of_speech() {
         assert!(collect(engine.submit(spoken).await.unwrap()).await.end.unwrap().is_ok());
         let grown = grown(&before, &counted(&engine).await);
         for series in [
-            "payloads_total{stage=\"thinker\",kind=\"rows\"}",
+            "payloads_total{stage=\"thinker\",kind=\"sequences\"}",
             "payloads_total{stage=\"talker\",kind=\"codes\"}",
             "steps_total{stage=\"code2wav\"}",
         ] {

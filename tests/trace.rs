@@ -70,7 +70,10 @@ async fn every_step_is_there_with_all_its_times_in_order() {
             // The scheduler notes that it has planned when the runner may have begun already.
             assert!(order[1..].is_sorted(), "{stage} {step}: {order:?}");
             assert!(times.after.is_none_or(|after| after < **step), "{stage} {step} after {:?}", times.after);
-            assert!(times.rows >= 1 && times.rows <= 2 && times.prompt <= times.units, "{stage} {step}: {times:?}");
+            assert!(
+                times.sequences >= 1 && times.sequences <= 2 && times.prompt <= times.units,
+                "{stage} {step}: {times:?}"
+            );
         }
         assert!(own.iter().any(|(_, times)| times.sent.is_some()), "{stage}: payloads were sent");
     }
@@ -178,7 +181,7 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
         times.push(points.iter().find(|(kind, _)| *kind == "f").unwrap().1);
         assert!(times.is_sorted(), "arrow {id} leads back in time: {points:?}");
     }
-    // A token for nearly every step; rows, codes and sound.
+    // A token for nearly every step; sequences, codes and sound.
     let steps = events(&file, "X").iter().filter(|event| event["cat"] == "device").count();
     assert!(kinds["token"] > steps / 4 && kinds["payload"] > 19, "{kinds:?} of {steps} steps");
 
@@ -186,7 +189,7 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
     let chunks = events(&file, "i").iter().filter(|event| event["name"] == "chunk").count();
     assert!(chunks >= 6, "{chunks} chunks");
     let counters: BTreeSet<_> = events(&file, "C").iter().map(|event| event["name"].as_str().unwrap()).collect();
-    assert!(counters.is_superset(&BTreeSet::from(["rows", "run-ahead", "queue: packager"])), "{counters:?}");
+    assert!(counters.is_superset(&BTreeSet::from(["sequences", "run-ahead", "queue: packager"])), "{counters:?}");
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use candle_core::Device;
 use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
 use omni_actors::model::stage::{
-    Emit, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+    Emit, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::vocoder::VocoderFactory;
@@ -23,7 +23,7 @@ const OMNI: &str = "tests/fixtures/qwen3_omni/golden";
 /// The CPU's stages, said to compute in an element type, with `change` between them and whoever drives them.
 struct OnCpu {
     precision: Precision,
-    change: fn(&mut RowOutput),
+    change: fn(&mut SequenceOutput),
 }
 
 impl StageSource for OnCpu {
@@ -44,30 +44,30 @@ impl StageSource for OnCpu {
 
 struct Changed {
     inner: Box<dyn StageModel>,
-    change: fn(&mut RowOutput),
+    change: fn(&mut SequenceOutput),
 }
 
 impl StageModel for Changed {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
         self.inner.open(slot, spec)
     }
 
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         self.inner.feed(slot, input, end)
     }
 
-    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
-        let mut rows = self.inner.step(rows)?;
-        rows.iter_mut().flatten().for_each(self.change);
-        Ok(Launched::Done(StepOutcome::from(rows)))
+    fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
+        let mut sequences = self.inner.step(sequences)?;
+        sequences.iter_mut().flatten().for_each(self.change);
+        Ok(Launched::Done(StepOutcome::from(sequences)))
     }
 
     fn close(&mut self, slot: Slot) {
         self.inner.close(slot);
     }
 
-    fn live_rows(&self) -> usize {
-        self.inner.live_rows()
+    fn live_sequences(&self) -> usize {
+        self.inner.live_sequences()
     }
 }
 
@@ -114,7 +114,7 @@ fn stages_that_round_are_judged_by_what_they_would_have_picked() {
 
 #[test]
 fn picks_that_are_others_fail_all_cases_together() {
-    let change = |output: &mut RowOutput| {
+    let change = |output: &mut SequenceOutput| {
         if let Some(picked) = &mut output.picked {
             picked[0] ^= 1;
         }
@@ -127,7 +127,7 @@ fn picks_that_are_others_fail_all_cases_together() {
 
 #[test]
 fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their_cases() {
-    let quieter = |output: &mut RowOutput| match &mut output.emit {
+    let quieter = |output: &mut SequenceOutput| match &mut output.emit {
         Emit::Audio(samples) => samples.iter_mut().for_each(|sample| *sample *= 0.985),
         Emit::Codes(codes) => codes[3] ^= 1,
         _ => {}

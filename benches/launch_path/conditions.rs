@@ -83,8 +83,8 @@ pub const CONDITIONS: &[Condition] = &[
 ];
 
 impl Trouble {
-    /// As rules of a fault plan, for `rows` requests of `frames` frames after `before` payloads.
-    pub fn faults(self, rows: u32, frames: u32, before: u32) -> Vec<FaultRule> {
+    /// As rules of a fault plan, for `sequences` requests of `frames` frames after `before` payloads.
+    pub fn faults(self, sequences: u32, frames: u32, before: u32) -> Vec<FaultRule> {
         let rule = |stage, point, ms, nth, times| {
             let kind = FaultKind::Delay(Duration::from_millis(ms));
             vec![FaultRule::new(stage, point, kind).nth(nth).times(times)]
@@ -93,7 +93,7 @@ impl Trouble {
             Trouble::None | Trouble::Sleepers => Vec::new(),
             Trouble::SlowPackager(ms) => rule(StageName::Talker, FaultPoint::Packager, ms, 1, u64::MAX),
             Trouble::Stall(ms) => {
-                rule(StageName::Code2wav, FaultPoint::Connector, ms, u64::from(before + rows * frames / 4), 1)
+                rule(StageName::Code2wav, FaultPoint::Connector, ms, u64::from(before + sequences * frames / 4), 1)
             }
         }
     }

@@ -13,7 +13,7 @@
 //! voice in `assets/` on the CPU; `-- --config configs/random-tts-1.7b.toml --device cuda` (built with `--features cuda`)
 //! measures a GPU. `-- --help` tells the rest.
 //!
-//! Windows are set so large that back-pressure pauses no measured row: a row may pause because its consumer is slow, that
+//! Windows are set so large that back-pressure pauses no measured sequence: a sequence may pause because its consumer is slow, that
 //! is what windows are for, but not because somebody else's is.
 #![allow(clippy::unwrap_used)]
 
@@ -51,7 +51,7 @@ struct Args {
     set: Vec<Override>,
     /// Requests at once, one measurement for each number
     #[arg(long, value_delimiter = ',')]
-    rows: Option<Vec<u32>>,
+    sequences: Option<Vec<u32>>,
     /// Frames of each request
     #[arg(long)]
     frames: Option<u32>,
@@ -128,7 +128,7 @@ fn main() -> anyhow::Result<ExitCode> {
 
 async fn run(args: &Args, faults: &Faults) -> anyhow::Result<ExitCode> {
     let on_device = args.device == DeviceKind::Cuda.as_str();
-    let rows = args.rows.clone().unwrap_or(match (args.quick, on_device) {
+    let sequences = args.sequences.clone().unwrap_or(match (args.quick, on_device) {
         (true, _) => vec![2],
         (false, false) => vec![1, 4],
         (false, true) => vec![1, 8, 64],
@@ -149,22 +149,22 @@ async fn run(args: &Args, faults: &Faults) -> anyhow::Result<ExitCode> {
     omni_actors::engine::process::set_binary(&args.binary);
     let conditions = args.chosen()?;
     let mut runs = Vec::new();
-    for rows in rows {
-        let bench = Bench { checkpoint: &checkpoint, faults, rows, frames, sleepers: args.sleepers };
+    for sequences in sequences {
+        let bench = Bench { checkpoint: &checkpoint, faults, sequences, frames, sleepers: args.sleepers };
         let mut turns: Vec<Vec<Turn>> = conditions.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
             // Each round begins with another one, so that nobody always follows the same neighbour.
             for place in 0..conditions.len() {
                 let at = (place + round * 5) % conditions.len();
                 let condition = conditions[at];
-                eprint!("\r{rows} rows, round {} of {rounds}: {:<40}", round + 1, condition.what);
+                eprint!("\r{sequences} sequences, round {} of {rounds}: {:<40}", round + 1, condition.what);
                 let config = bench.config(args.resolve(condition.set)?, condition);
                 let turn = bench.measure(&config, condition).await;
-                turns[at].push(turn.with_context(|| format!("{rows} rows, {}", condition.what))?);
+                turns[at].push(turn.with_context(|| format!("{sequences} sequences, {}", condition.what))?);
             }
         }
         eprintln!("\r{:<72}", "");
-        runs.push(Run::new(rows, conditions.iter().copied().zip(turns)));
+        runs.push(Run::new(sequences, conditions.iter().copied().zip(turns)));
     }
     let model = if args.config.is_some() { config.model.name.clone() } else { "the default voice".to_owned() };
     let report = Report { device: args.device.clone(), model, frames, rounds, runs };

@@ -12,7 +12,7 @@ use omni_actors::telemetry::{catalogue, render};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
-/// Frames of each row before anything is measured.
+/// Frames of each sequence before anything is measured.
 const WARM_UP: u32 = 8;
 /// What the vocoder may be ahead of a client.
 const AUDIO_WINDOW: u32 = 16;
@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(300);
 pub struct Bench<'a> {
     pub checkpoint: &'a Checkpoint,
     pub faults: &'a Faults,
-    pub rows: u32,
+    pub sequences: u32,
     pub frames: u32,
     pub sleepers: u32,
 }
@@ -43,7 +43,7 @@ pub struct Turn {
 }
 
 impl Bench<'_> {
-    /// Frames that a row of the talker may be ahead of the vocoder: more than a measured row makes.
+    /// Frames that a sequence of the talker may be ahead of the vocoder: more than a measured sequence makes.
     fn window(&self) -> u32 {
         self.frames + 16
     }
@@ -51,12 +51,12 @@ impl Bench<'_> {
     /// The config of an engine for this condition.
     pub fn config(&self, mut config: Config, condition: &Condition) -> Config {
         // Room for the sleepers under every condition, and so much that slots are never scarce.
-        config.limits.max_requests = (2 * (self.rows + self.sleepers) + 8) as usize;
+        config.limits.max_requests = (2 * (self.sequences + self.sleepers) + 8) as usize;
         config.limits.request_timeout = AN_HOUR;
         config.limits.stalled_client_timeout = AN_HOUR;
         config.stages[StageName::Talker as usize].window = self.window();
         config.stages[StageName::Code2wav as usize].window = AUDIO_WINDOW;
-        config.faults.extend(condition.trouble.faults(self.rows, self.frames, self.rows * WARM_UP));
+        config.faults.extend(condition.trouble.faults(self.sequences, self.frames, self.sequences * WARM_UP));
         config
     }
 
@@ -79,10 +79,10 @@ impl Bench<'_> {
         self.decode(&trace, &faults, condition, hash)
     }
 
-    /// As many requests at once as there are rows, each read to its end; says what was heard.
+    /// As many requests at once as there are sequences, each read to its end; says what was heard.
     async fn hear_all(&self, engine: &Engine, frames: u32) -> anyhow::Result<String> {
-        let heard = (0..self.rows).map(|row| async move {
-            let stream = engine.speak(request(frames, u64::from(row) + 1)).await?;
+        let heard = (0..self.sequences).map(|sequence| async move {
+            let stream = engine.speak(request(frames, u64::from(sequence) + 1)).await?;
             hear(stream).await
         });
         let mut all = Sha256::new();
@@ -118,15 +118,15 @@ impl Bench<'_> {
                 tokio::time::sleep(CALM).await;
             }
         };
-        tokio::time::timeout(PATIENCE, at_rest).await.context("rows of clients that stopped reading go on")?;
+        tokio::time::timeout(PATIENCE, at_rest).await.context("sequences of clients that stopped reading go on")?;
         Ok(sleepers)
     }
 
-    /// What the steps say in which all rows decoded, the first third left out.
+    /// What the steps say in which all sequences decoded, the first third left out.
     fn decode(&self, trace: &Trace, faults: &[u64], condition: &Condition, hash: String) -> anyhow::Result<Turn> {
         let steps = trace.steps();
         let talker: Vec<_> = steps.iter().filter(|((stage, ..), _)| *stage == StageName::Talker).collect();
-        let decodes = |step: &StepTimes| step.rows == self.rows && step.prompt == 0 && step.ran.is_some();
+        let decodes = |step: &StepTimes| step.sequences == self.sequences && step.prompt == 0 && step.ran.is_some();
         let mut pairs = Vec::new();
         for pair in talker.windows(2) {
             let [((_, _, number), one), ((_, _, next), two)] = pair else { continue };
@@ -139,7 +139,7 @@ impl Bench<'_> {
         let least = self.frames as usize / 3;
         let pairs = pairs.split_off(least.min(pairs.len()));
         if pairs.len() < least {
-            bail!("only {} of {} talker steps had all rows and nothing else", pairs.len() + least, talker.len());
+            bail!("only {} of {} talker steps had all sequences and nothing else", pairs.len() + least, talker.len());
         }
         match condition.trouble {
             Trouble::Stall(_) => {

@@ -1,4 +1,4 @@
-//! The ratios as a picture: one line per condition, one mark per number of rows.
+//! The ratios as a picture: one line per condition, one mark per number of sequences.
 
 use crate::conditions::BASE;
 use crate::report::Report;
@@ -49,8 +49,8 @@ pub fn draw(report: &Report) -> String {
     for (at, run) in report.runs.iter().enumerate() {
         let at_x = 24.0 + 110.0 * at as f64;
         put(format!("<circle class=\"m{}\" cx=\"{}\" cy=\"72\" r=\"5\"/>", at % 4, at_x + 5.0));
-        let rows = if run.rows == 1 { "row" } else { "rows" };
-        put(format!("<text class=\"s\" x=\"{}\" y=\"76\">{} {rows}</text>", at_x + 16.0, run.rows));
+        let sequences = if run.sequences == 1 { "sequence" } else { "sequences" };
+        put(format!("<text class=\"s\" x=\"{}\" y=\"76\">{} {sequences}</text>", at_x + 16.0, run.sequences));
     }
     let bottom = TOP + LANE * lanes.len() as f64;
     for lane in (0..lanes.len()).step_by(2) {
@@ -87,7 +87,7 @@ pub fn draw(report: &Report) -> String {
 fn describe(report: &Report) -> String {
     let mut text = String::new();
     for run in &report.runs {
-        let _ = write!(text, "{} rows: ", run.rows);
+        let _ = write!(text, "{} sequences: ", run.sequences);
         let lines = run.lines.iter().filter(|line| line.condition.key != BASE);
         let lines: Vec<String> = lines.map(|line| format!("{} {:.2}", line.condition.what, line.ratio[0])).collect();
         let _ = write!(text, "{}. ", lines.join(", "));

@@ -13,9 +13,9 @@ pub struct Report {
     pub runs: Vec<Run>,
 }
 
-/// One number of rows.
+/// One number of sequences.
 pub struct Run {
-    pub rows: u32,
+    pub sequences: u32,
     pub lines: Vec<Line>,
 }
 
@@ -35,12 +35,12 @@ pub struct Line {
 }
 
 impl Run {
-    pub fn new(rows: u32, turns: impl Iterator<Item = (&'static Condition, Vec<Turn>)>) -> Run {
+    pub fn new(sequences: u32, turns: impl Iterator<Item = (&'static Condition, Vec<Turn>)>) -> Run {
         let turns: Vec<_> = turns.collect();
         let base = turns.iter().find(|(condition, _)| condition.key == BASE);
         let base = &base.expect("the base is always among them").1;
         let lines = turns.iter().map(|(condition, turns)| Line::new(condition, turns, base));
-        Run { rows, lines: lines.collect() }
+        Run { sequences, lines: lines.collect() }
     }
 }
 
@@ -94,7 +94,7 @@ impl Report {
         };
         let runs = self.runs.iter().map(|run| {
             let lines: Vec<Value> = run.lines.iter().map(line).collect();
-            json!({ "rows": run.rows, "conditions": lines })
+            json!({ "sequences": run.sequences, "conditions": lines })
         });
         json!({
             "device": self.device,
@@ -112,10 +112,10 @@ impl fmt::Display for Report {
         let Report { device, model, frames, rounds, .. } = self;
         writeln!(
             f,
-            "{model} on {device}: {frames} frames, {rounds} rounds in turns; talker steps in which all rows decode"
+            "{model} on {device}: {frames} frames, {rounds} rounds in turns; talker steps in which all sequences decode"
         )?;
         for run in &self.runs {
-            writeln!(f, "\n{} rows\n", run.rows)?;
+            writeln!(f, "\n{} sequences\n", run.sequences)?;
             writeln!(
                 f,
                 "| condition | cadence p50 / p99 ms | ratio (least to most) | bubble p50 / p99 us | run-ahead | samples |"

@@ -7,14 +7,14 @@
 
 use super::model_runner::{RunnerMessage, failure};
 use super::packager::Output;
-use super::sampler::{SamplerMessage, Ticket, TicketRow};
+use super::sampler::{SamplerMessage, Ticket, TicketSequence};
 use super::stage::{ActorFailure, Incarnation, Resume, Wants};
 use omni_core::ids::{Attempt, RequestId, Seq, Slot, StepId};
-use omni_core::scheduler::{Plan, PlannedRow, RowDone};
+use omni_core::scheduler::{Plan, PlannedSequence, SequenceDone};
 use omni_fault::{FaultKind, FaultPoint, FaultSite, Moment};
 use omni_model::ModelError;
-use omni_model::stage::{DeviceTimes, Emit, Finish, Launched, RowOutput};
-use omni_telemetry::trace::{self, Ran, RowShare, Track, What};
+use omni_model::stage::{DeviceTimes, Emit, Finish, Launched, SequenceOutput};
+use omni_telemetry::trace::{self, Ran, SequenceShare, Track, What};
 use omni_transfer::payload::End;
 use ractor::ActorRef;
 use std::collections::HashMap;
@@ -24,10 +24,10 @@ use std::time::{Duration, Instant};
 
 /// What the launch thread did, in its order.
 pub(super) enum Event {
-    /// A slot has a new row.
+    /// A slot has a new sequence.
     Opened { slot: Slot, wants: Wants, from: Resume },
-    /// A row could not be opened or fed.
-    RowFailed { request: RequestId, reason: String },
+    /// A sequence could not be opened or fed.
+    SequenceFailed { request: RequestId, reason: String },
     /// A step was launched.
     Step(LaunchedStep),
     /// A slot is free.
@@ -132,13 +132,13 @@ fn run(mut completion: Completion, queue: &flume::Receiver<Event>, actor: &Actor
 /// Makes tickets of outcomes.
 struct Completion {
     stage: Arc<Incarnation>,
-    rows: HashMap<Slot, Row>,
+    sequences: HashMap<Slot, Sequence>,
     /// When the last step had run, and for whom.
     last_step: Option<(Instant, Vec<RequestId>)>,
     fault: FaultSite,
 }
 
-struct Row {
+struct Sequence {
     attempt: Attempt,
     wants: Wants,
     /// Units made so far, and the number of the first that is wanted.
@@ -152,19 +152,19 @@ struct Row {
 impl Completion {
     fn new(stage: Arc<Incarnation>) -> Completion {
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Completion);
-        Completion { stage, rows: HashMap::new(), last_step: None, fault }
+        Completion { stage, sequences: HashMap::new(), last_step: None, fault }
     }
 
     fn handle(&mut self, event: Event) -> Result<(), RunnerError> {
         match event {
             Event::Opened { slot, wants, from } => {
                 let Resume { attempt, first, wanted, tokens, .. } = from;
-                self.rows.insert(slot, Row { attempt, wants, units: first, wanted, tokens, failed: false });
+                self.sequences.insert(slot, Sequence { attempt, wants, units: first, wanted, tokens, failed: false });
             }
-            Event::RowFailed { request, reason } => self.hand_over(Ticket::RowFailed { request, reason })?,
+            Event::SequenceFailed { request, reason } => self.hand_over(Ticket::SequenceFailed { request, reason })?,
             Event::Step(step) => self.step(step)?,
             Event::Closed(slot) => {
-                self.rows.remove(&slot);
+                self.sequences.remove(&slot);
             }
         }
         Ok(())
@@ -178,28 +178,33 @@ impl Completion {
         if self.stage.pulse.is_stopping() {
             return Ok(());
         }
-        self.strike(&plan, &mut outcome.rows)?;
+        self.strike(&plan, &mut outcome.sequences)?;
         let time = Span { began, returned, ended, device: outcome.times.total };
         self.stage.setup.metrics.phases(&outcome.times.phases);
         let step = plan.step;
-        let results = plan.rows.iter().zip(outcome.rows);
-        let rows: Vec<_> = results.map(|(planned, result)| self.ticket_row(step, planned, result)).collect();
+        let results = plan.sequences.iter().zip(outcome.sequences);
+        let sequences: Vec<_> = results.map(|(planned, result)| self.ticket_sequence(step, planned, result)).collect();
         let (took, bubble) = self.measure(&plan, &time, pending);
         let began = ended.checked_sub(took).unwrap_or(ended);
-        self.trace(&plan, &outcome.times, (began, ended), bubble, &rows);
-        self.hand_over(Ticket::Step { step, ended, rows })?;
+        self.trace(&plan, &outcome.times, (began, ended), bubble, &sequences);
+        self.hand_over(Ticket::Step { step, ended, sequences })?;
         trace::until_now(self.stage.lane(Track::Completion), ended, || What::Read(step));
         Ok(())
     }
 
     /// Lets happen what a fault plan asks for, before anybody hears of the step.
-    fn strike(&self, plan: &Plan, rows: &mut [Result<RowOutput, ModelError>]) -> Result<(), ActorFailure> {
-        let moments =
-            || plan.rows.iter().zip(&*rows).map(|(planned, row)| self.moment(planned, row)).collect::<Vec<_>>();
+    fn strike(&self, plan: &Plan, sequences: &mut [Result<SequenceOutput, ModelError>]) -> Result<(), ActorFailure> {
+        let moments = || {
+            plan.sequences
+                .iter()
+                .zip(&*sequences)
+                .map(|(planned, sequence)| self.moment(planned, sequence))
+                .collect::<Vec<_>>()
+        };
         let Some(hit) = self.fault.occurs(moments) else { return Ok(()) };
-        match rows.get_mut(hit.row) {
-            Some(row) if hit.kind == FaultKind::Nan => {
-                *row = Err(ModelError::Row(format!(
+        match sequences.get_mut(hit.sequence) {
+            Some(sequence) if hit.kind == FaultKind::Nan => {
+                *sequence = Err(ModelError::Sequence(format!(
                     "the logit of token 0 is NaN, so no token can be sampled ({})",
                     hit.injected
                 )));
@@ -209,47 +214,55 @@ impl Completion {
         }
     }
 
-    fn moment(&self, planned: &PlannedRow, row: &Result<RowOutput, ModelError>) -> Moment {
-        match row {
+    fn moment(&self, planned: &PlannedSequence, sequence: &Result<SequenceOutput, ModelError>) -> Moment {
+        match sequence {
             Ok(output) if !output.stale && planned.prompt && output.sampled.is_none() => {
                 Moment::prompt(planned.request)
             }
             Ok(output) if !output.stale => {
-                let first = self.rows.get(&planned.slot).is_some_and(|row| row.units == 0 && row.tokens == 0);
+                let first = self
+                    .sequences
+                    .get(&planned.slot)
+                    .is_some_and(|sequence| sequence.units == 0 && sequence.tokens == 0);
                 Moment::output(planned.request, first, output.finish.is_some()).in_prompt(planned.prompt)
             }
             _ => Moment::of(planned.request),
         }
     }
 
-    fn ticket_row(&mut self, step: StepId, planned: &PlannedRow, result: Result<RowOutput, ModelError>) -> TicketRow {
+    fn ticket_sequence(
+        &mut self,
+        step: StepId,
+        planned: &PlannedSequence,
+        result: Result<SequenceOutput, ModelError>,
+    ) -> TicketSequence {
         let request = planned.request;
-        let idle = TicketRow::Done { done: RowDone { request, emitted: 0, finished: false }, output: None };
-        let Some(row) = self.rows.get_mut(&planned.slot) else { return idle };
+        let idle = TicketSequence::Done { done: SequenceDone { request, emitted: 0, finished: false }, output: None };
+        let Some(sequence) = self.sequences.get_mut(&planned.slot) else { return idle };
         let output = match result {
             // What comes behind a unit that failed would pass for it.
-            Ok(output) if output.stale || row.failed => return idle,
+            Ok(output) if output.stale || sequence.failed => return idle,
             Ok(output) => output,
             // One failure is one: the steps behind it fail for the same reason.
-            Err(_) if row.failed => return idle,
+            Err(_) if sequence.failed => return idle,
             Err(error) => {
-                row.failed = true;
-                return TicketRow::Failed { request, reason: error.to_string() };
+                sequence.failed = true;
+                return TicketSequence::Failed { request, reason: error.to_string() };
             }
         };
         let made = match &output.emit {
             Emit::None => 0,
-            Emit::Rows(rows) => rows.shape().0 as u32,
+            Emit::Embeddings(sequences) => sequences.shape().0 as u32,
             Emit::Codes(_) => 1,
             Emit::Audio(_) => planned.advance,
         };
-        // What an earlier attempt passed on is made once more by rows only, which are looked up and not computed.
-        let passed = row.wanted.saturating_sub(row.units).min(made);
-        row.units += passed;
+        // What an earlier attempt passed on is made once more by sequences only, which are looked up and not computed.
+        let passed = sequence.wanted.saturating_sub(sequence.units).min(made);
+        sequence.units += passed;
         let (units, emit) = match output.emit {
-            Emit::Rows(rows) if passed > 0 => match rows.behind(passed as usize) {
-                Ok(rest) => (made - passed, rest.map_or(Emit::None, Emit::Rows)),
-                Err(error) => return TicketRow::Failed { request, reason: error.to_string() },
+            Emit::Embeddings(sequences) if passed > 0 => match sequences.behind(passed as usize) {
+                Ok(rest) => (made - passed, rest.map_or(Emit::None, Emit::Embeddings)),
+                Err(error) => return TicketSequence::Failed { request, reason: error.to_string() },
             },
             emit => (made, emit),
         };
@@ -258,18 +271,29 @@ impl Completion {
             Finish::Stop => End::Stop,
             Finish::Length => End::Length,
         });
-        let token = output.sampled.filter(|_| row.wants.tokens).map(|token| (Seq(row.tokens), token));
-        let seq = Seq(row.units);
-        row.units += units;
-        row.tokens += u32::from(token.is_some());
-        let emitted = if row.wants.speech { units } else { u32::from(token.is_some()) };
-        let done = RowDone { request, emitted, finished: end.is_some() };
+        let token = output.sampled.filter(|_| sequence.wants.tokens).map(|token| (Seq(sequence.tokens), token));
+        let seq = Seq(sequence.units);
+        sequence.units += units;
+        sequence.tokens += u32::from(token.is_some());
+        let emitted = if sequence.wants.speech { units } else { u32::from(token.is_some()) };
+        let done = SequenceDone { request, emitted, finished: end.is_some() };
         let nothing = units == 0 && token.is_none() && end.is_none();
         let output = (!nothing).then(|| {
             let lease = self.stage.setup.leases.lease(bytes);
-            Output { request, attempt: row.attempt, step, wants: row.wants, seq, units, emit, token, end, lease }
+            Output {
+                request,
+                attempt: sequence.attempt,
+                step,
+                wants: sequence.wants,
+                seq,
+                units,
+                emit,
+                token,
+                end,
+                lease,
+            }
         });
-        TicketRow::Done { done, output }
+        TicketSequence::Done { done, output }
     }
 
     /// The only wake-up of a step's completion.
@@ -288,9 +312,9 @@ impl Completion {
         metrics.steps.increment(1);
         let took = time.step(last.map(|(ended, _)| *ended));
         metrics.step_seconds.record(took);
-        metrics.batch_rows.record(plan.rows.len() as f64);
-        metrics.units.increment(plan.rows.iter().map(|row| u64::from(row.advance)).sum());
-        let requests: Vec<_> = plan.rows.iter().map(|row| row.request).collect();
+        metrics.batch_sequences.record(plan.sequences.len() as f64);
+        metrics.units.increment(plan.sequences.iter().map(|sequence| u64::from(sequence.advance)).sum());
+        let requests: Vec<_> = plan.sequences.iter().map(|sequence| sequence.request).collect();
         let goes_on = last.filter(|(_, before)| requests.iter().any(|request| before.contains(request)));
         let bubble = goes_on.map(|(last, _)| time.bubble(*last, pending));
         if let Some(bubble) = bubble {
@@ -307,18 +331,18 @@ impl Completion {
         outcome: &DeviceTimes,
         time: (Instant, Instant),
         bubble: Option<Duration>,
-        rows: &[TicketRow],
+        sequences: &[TicketSequence],
     ) {
-        let share = |(planned, row): (&PlannedRow, &TicketRow)| RowShare {
+        let share = |(planned, sequence): (&PlannedSequence, &TicketSequence)| SequenceShare {
             request: planned.request,
             units: planned.advance,
             prompt: planned.prompt,
-            gave: if let TicketRow::Done { done, .. } = row { done.emitted } else { 0 },
+            gave: if let TicketSequence::Done { done, .. } = sequence { done.emitted } else { 0 },
         };
         trace::span(self.stage.lane(Track::Device), time.0, time.1, || {
             What::Ran(Box::new(Ran {
                 step: plan.step,
-                rows: plan.rows.iter().zip(rows).map(share).collect(),
+                sequences: plan.sequences.iter().zip(sequences).map(share).collect(),
                 measured: outcome.total.is_some(),
                 bubble: bubble.map(|bubble| bubble.as_nanos() as u64),
                 phases: Ran::nanos(&outcome.phases),

@@ -8,7 +8,7 @@ use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED, Role}
 use omni_core::ids::{Attempt, RequestId, Seq};
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultPoint, FaultSite, Moment};
-use omni_model::stage::RowInput;
+use omni_model::stage::SequenceInput;
 use omni_telemetry::trace::{self, Track, What};
 use omni_telemetry::{Queue, clock};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
@@ -74,7 +74,7 @@ fn put(stage: &Incarnation, mut payload: Payload) {
     let Some(edge) = setup.outbound.iter().find(|edge| edge.kind == header.kind) else { return };
     match edge.sender.put(payload) {
         Ok(()) => edge.metrics.sent(bytes),
-        Err(error) => setup.reports.row_failed(header.request, setup.name, error.to_string()),
+        Err(error) => setup.reports.sequence_failed(header.request, setup.name, error.to_string()),
     }
     edge.metrics.leases.set(setup.leases.live() as f64);
     trace::since(began, stage.lane(Track::ConnectorOut), || What::Put(header.chunk(bytes, None)));
@@ -84,11 +84,11 @@ fn put(stage: &Incarnation, mut payload: Payload) {
 pub(super) enum InboundMessage {
     /// Payloads of this request will come.
     Admit(Box<Admission>),
-    /// From the scheduler: the model has a row for it now.
+    /// From the scheduler: the model has a sequence for it now.
     Opened(RequestId, Attempt),
-    /// From the scheduler: the row has ended; whatever still comes is not needed.
+    /// From the scheduler: the sequence has ended; whatever still comes is not needed.
     Closed(RequestId, Attempt),
-    /// From the scheduler: the row could not go on; another one may.
+    /// From the scheduler: the sequence could not go on; another one may.
     Lost(RequestId, Attempt),
     /// From the scheduler, which does not know the request yet.
     Acked { request: RequestId, units: u32 },
@@ -106,16 +106,16 @@ pub(super) struct InboundState {
     stage: Arc<Incarnation>,
     inbox: flume::Receiver<Payload>,
     sequence: SequenceCheck,
-    rows: HashMap<RequestId, InboundRow>,
+    sequences: HashMap<RequestId, InboundSequence>,
     fault: FaultSite,
     receiving: tokio::task::JoinHandle<()>,
 }
 
 #[derive(Default)]
-struct InboundRow {
+struct InboundSequence {
     attempt: Attempt,
     open: bool,
-    /// What came before the model had a row for it; bounded by the window of the stage before.
+    /// What came before the model had a sequence for it; bounded by the window of the stage before.
     waiting: Vec<Payload>,
 }
 
@@ -152,7 +152,7 @@ impl Actor for Inbound {
         });
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Connector);
         let sequence = SequenceCheck::default();
-        Ok(InboundState { stage, inbox, sequence, rows: HashMap::new(), fault, receiving })
+        Ok(InboundState { stage, inbox, sequence, sequences: HashMap::new(), fault, receiving })
     }
 
     async fn handle(
@@ -165,10 +165,10 @@ impl Actor for Inbound {
         match message {
             InboundMessage::Admit(admission) => {
                 let (request, from) = (admission.request, admission.from);
-                let row = InboundRow { attempt: from.attempt, ..InboundRow::default() };
+                let sequence = InboundSequence { attempt: from.attempt, ..InboundSequence::default() };
                 state.sequence.open(request, from.attempt, Seq(from.start.input));
-                if state.rows.insert(request, row).is_some() {
-                    // Whoever sent this had been told that the row was lost, and knows better.
+                if state.sequences.insert(request, sequence).is_some() {
+                    // Whoever sent this had been told that the sequence was lost, and knows better.
                     state.stage.tell_scheduler(SchedulerMessage::Abort(request));
                 }
                 state.stage.tell_scheduler(SchedulerMessage::Admit(admission));
@@ -198,7 +198,7 @@ impl Actor for Inbound {
             }
             InboundMessage::Broken(error) => return Err(ActorFailure::Edge(error).into()),
         }
-        state.stage.gauges.inputs.store(state.rows.len(), Ordering::Relaxed);
+        state.stage.gauges.inputs.store(state.sequences.len(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -211,13 +211,15 @@ impl Drop for InboundState {
 
 impl InboundState {
     fn is_at(&self, request: RequestId, attempt: Attempt) -> bool {
-        self.rows.get(&request).is_some_and(|row| row.attempt == attempt)
+        self.sequences.get(&request).is_some_and(|sequence| sequence.attempt == attempt)
     }
 
     fn opened(&mut self, request: RequestId, attempt: Attempt) -> Result<(), ActorFailure> {
-        let Some(row) = self.rows.get_mut(&request).filter(|row| row.attempt == attempt) else { return Ok(()) };
-        row.open = true;
-        for payload in std::mem::take(&mut row.waiting) {
+        let Some(sequence) = self.sequences.get_mut(&request).filter(|sequence| sequence.attempt == attempt) else {
+            return Ok(());
+        };
+        sequence.open = true;
+        for payload in std::mem::take(&mut sequence.waiting) {
             self.feed(payload)?;
         }
         Ok(())
@@ -226,7 +228,7 @@ impl InboundState {
     /// Whether there was anything to forget.
     fn forgotten(&mut self, request: RequestId) -> bool {
         self.sequence.close(request);
-        self.rows.remove(&request).is_some()
+        self.sequences.remove(&request).is_some()
     }
 
     /// Nothing that still comes is needed.
@@ -245,14 +247,14 @@ impl InboundState {
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
                 let reason = format!("input unit {} came where {expected} was due", header.seq);
-                self.stage.tell_scheduler(SchedulerMessage::RowFailed { request: header.request, reason });
+                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request: header.request, reason });
                 return Ok(());
             }
         }
-        match self.rows.get_mut(&header.request) {
-            Some(row) if row.open => self.feed(payload),
-            Some(row) => {
-                row.waiting.push(payload.detached());
+        match self.sequences.get_mut(&header.request) {
+            Some(sequence) if sequence.open => self.feed(payload),
+            Some(sequence) => {
+                sequence.waiting.push(payload.detached());
                 Ok(())
             }
             None => Ok(()),
@@ -264,11 +266,11 @@ impl InboundState {
         let Payload { header, parts, leases } = payload;
         let (request, units, end) = (header.request, header.units, header.end.is_some());
         let inputs = match parts.into_iter().map(|part| input(header.kind, part)).collect::<Option<Vec<_>>>() {
-            _ if units == 0 => vec![RowInput::Nothing],
+            _ if units == 0 => vec![SequenceInput::Nothing],
             Some(inputs) if !inputs.is_empty() => inputs,
             _ => {
                 let reason = format!("a payload of {} without its data", header.kind.as_str());
-                self.stage.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
+                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request, reason });
                 return Ok(());
             }
         };
@@ -289,11 +291,11 @@ fn moment(header: &Header) -> Moment {
 }
 
 /// What a part of a payload is to a stage.
-fn input(kind: Kind, part: Part) -> Option<RowInput> {
+fn input(kind: Kind, part: Part) -> Option<SequenceInput> {
     match (kind, part) {
-        (Kind::Rows, Part::Rows(rows)) => Some(RowInput::Rows(rows)),
-        (Kind::Codes, Part::U32(codes)) => Some(RowInput::Codes(codes)),
-        (Kind::Tokens, Part::U32(tokens)) => Some(RowInput::Tokens(tokens)),
+        (Kind::Embeddings, Part::Embeddings(sequences)) => Some(SequenceInput::Embeddings(sequences)),
+        (Kind::Codes, Part::U32(codes)) => Some(SequenceInput::Codes(codes)),
+        (Kind::Tokens, Part::U32(tokens)) => Some(SequenceInput::Tokens(tokens)),
         _ => None,
     }
 }

@@ -17,7 +17,7 @@
 //! Control travels in ractor mailboxes, which are unbounded and therefore carry no payload bytes; data travels in bounded
 //! flume channels, with one small message to say that there is something to fetch. When any actor of a stage fails, the
 //! supervisor takes the stage down as a whole, waits until the old device state is gone, and starts the next generation:
-//! each of them holds a part of what a row is, so none can go on without the others.
+//! each of them holds a part of what a sequence is, so none can go on without the others.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -10,7 +10,7 @@ use omni_core::scheduler::Plan;
 use omni_fault::{Begun, FaultKind, FaultPoint, FaultSite, Injected, Moment};
 use omni_model::ModelError;
 use omni_model::launching;
-use omni_model::stage::{RowInput, RowSpec, RowWork, StageModel};
+use omni_model::stage::{SequenceInput, SequenceSpec, SequenceWork, StageModel};
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Track, What};
 use omni_transfer::lease::Lease;
@@ -28,13 +28,13 @@ pub(super) enum Command {
     Open {
         slot: Slot,
         request: RequestId,
-        spec: Box<RowSpec>,
+        spec: Box<SequenceSpec>,
         wants: Wants,
         from: Resume,
     },
     Feed {
         header: Header,
-        input: RowInput,
+        input: SequenceInput,
         end: bool,
         leases: Vec<Lease>,
     },
@@ -241,16 +241,16 @@ impl Runner {
                 let began = trace::now();
                 let opened = self.model.open(slot, *spec);
                 trace::since(began, self.stage.lane(Track::Launch), || What::Opened(request));
-                self.row_result(request, opened)?;
+                self.sequence_result(request, opened)?;
             }
             Command::Feed { header, input, end, leases } => {
                 let request = header.request;
-                // A row that ended early takes no more input.
+                // A sequence that ended early takes no more input.
                 if let Some(slot) = self.slots.get(&request) {
                     let began = trace::now();
                     let fed = self.model.feed(*slot, input, end);
                     trace::since(began, self.stage.lane(Track::Launch), || What::Fed(header.chunk(0, None)));
-                    self.row_result(request, fed)?;
+                    self.sequence_result(request, fed)?;
                 }
                 drop(leases);
             }
@@ -265,13 +265,18 @@ impl Runner {
             }
             Command::Wake => {}
         }
-        self.stage.gauges.slots.store(self.model.live_rows(), Ordering::Relaxed);
+        self.stage.gauges.slots.store(self.model.live_sequences(), Ordering::Relaxed);
         Ok(())
     }
 
     fn launch(&mut self, plan: Plan) -> Result<(), RunnerError> {
         let begun = &mut self.begun;
-        let moments = || plan.rows.iter().map(|row| begun.moment(row.request, row.prompt, false)).collect::<Vec<_>>();
+        let moments = || {
+            plan.sequences
+                .iter()
+                .map(|sequence| begun.moment(sequence.request, sequence.prompt, false))
+                .collect::<Vec<_>>()
+        };
         if let Err(injected) = self.fault.strike(moments, || self.stage.pulse.is_stopping()) {
             if injected.kind != FaultKind::Device {
                 return Err(harm(injected));
@@ -283,19 +288,23 @@ impl Runner {
         let ahead = plan.step.0.saturating_sub(self.stage.gauges.seen.load(Ordering::Relaxed));
         metrics.run_ahead.record(ahead as f64);
         metrics.queue_depth(Queue::Plans, self.stage.commands.recv.len());
-        let work: Vec<_> = plan.rows.iter().map(|row| RowWork { slot: row.slot, advance: row.advance }).collect();
+        let work: Vec<_> = plan
+            .sequences
+            .iter()
+            .map(|sequence| SequenceWork { slot: sequence.slot, advance: sequence.advance })
+            .collect();
         let began = Instant::now();
         let launched = self.model.launch(&work)?;
-        let (returned, step, rows) = (Instant::now(), plan.step, plan.rows.len() as u32);
-        let what = || What::Launched { step, rows, ahead: ahead as u32 };
+        let (returned, step, sequences) = (Instant::now(), plan.step, plan.sequences.len() as u32);
+        let what = || What::Launched { step, sequences, ahead: ahead as u32 };
         trace::span(self.stage.lane(Track::Launch), began, returned, what);
         self.completion.tell(Event::Step(LaunchedStep { plan, launched, began, returned }))
     }
 
-    fn row_result(&mut self, request: RequestId, result: Result<(), ModelError>) -> Result<(), RunnerError> {
+    fn sequence_result(&mut self, request: RequestId, result: Result<(), ModelError>) -> Result<(), RunnerError> {
         match result {
             Ok(()) => Ok(()),
-            Err(ModelError::Row(reason)) => self.completion.tell(Event::RowFailed { request, reason }),
+            Err(ModelError::Sequence(reason)) => self.completion.tell(Event::SequenceFailed { request, reason }),
             Err(error) => Err(error.into()),
         }
     }

@@ -8,7 +8,7 @@ use candle_core::Tensor;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName, StepId};
 use omni_fault::{FaultPoint, FaultSite, Moment};
 use omni_model::ModelError;
-use omni_model::rows::Rows;
+use omni_model::embeddings::Embeddings;
 use omni_model::stage::Emit;
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Track, What};
@@ -18,10 +18,10 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What one step left behind for one row.
+/// What one step left behind for one sequence.
 pub(super) struct Output {
     pub request: RequestId,
-    /// Which of the request's rows made it.
+    /// Which of the request's sequences made it.
     pub attempt: Attempt,
     /// The step that left it behind.
     pub step: StepId,
@@ -106,8 +106,9 @@ impl PackagerState {
         while let Ok(queued) = self.stage.outputs.recv.try_recv() {
             match queued {
                 Queued::Item(output) => {
-                    let row = (output.request, output.attempt);
-                    match batch.outputs.iter_mut().find(|outputs| (outputs[0].request, outputs[0].attempt) == row) {
+                    let sequence = (output.request, output.attempt);
+                    match batch.outputs.iter_mut().find(|outputs| (outputs[0].request, outputs[0].attempt) == sequence)
+                    {
                         Some(outputs) => outputs.push(output),
                         None => batch.outputs.push(vec![output]),
                     }
@@ -147,7 +148,7 @@ impl PackagerState {
                         self.stage.payloads.send.try_send(queued).map_err(|_| ActorFailure::Queue("payload"))?;
                     }
                 }
-                Err(error) => setup.reports.row_failed(request, setup.name, error.to_string()),
+                Err(error) => setup.reports.sequence_failed(request, setup.name, error.to_string()),
             }
         }
         setup.metrics.queue_depth(Queue::Output, self.stage.payloads.recv.len());
@@ -163,19 +164,19 @@ impl PackagerState {
         let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
         let end = outputs.iter().find_map(|output| output.end);
         let units = outputs.iter().map(|output| output.units).sum();
-        let (mut tokens, mut rows, mut codes, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut tokens, mut embeddings, mut codes, mut samples) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut leases = Vec::with_capacity(outputs.len());
         for output in outputs {
             tokens.extend(output.token.map(|(_, token)| token));
             match output.emit {
                 Emit::None => {}
-                Emit::Rows(some) => rows.push(some),
+                Emit::Embeddings(some) => embeddings.push(some),
                 Emit::Codes(frame) => codes.extend(frame),
                 Emit::Audio(chunk) => samples.extend(chunk),
             }
             leases.push(output.lease);
         }
-        // Whoever keeps the books of the edge knows which row this is for.
+        // Whoever keeps the books of the edge knows which sequence this is for.
         let attempt = Attempt(0);
         let header = |kind, seq, units| Header { request, generation, attempt, seq, kind, units, end, sent: 0 };
         let mut payloads = Vec::new();
@@ -185,7 +186,7 @@ impl PackagerState {
         }
         if wants.speech && (units > 0 || end.is_some()) {
             let (kind, parts) = match stage {
-                StageName::Thinker => (Kind::Rows, self.rows(rows).await?),
+                StageName::Thinker => (Kind::Embeddings, self.embeddings(embeddings).await?),
                 StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),
                 StageName::Code2wav => (Kind::Audio, vec![Part::F32(samples)]),
             };
@@ -194,19 +195,19 @@ impl PackagerState {
         Ok(payloads)
     }
 
-    /// Rows as the next stage can take them: where they are, or in the host's memory and in one piece.
-    async fn rows(&self, rows: Vec<Rows>) -> Result<Vec<Part>, ModelError> {
-        if self.stage.setup.outbound.iter().any(|edge| edge.kind == Kind::Rows && edge.handles) {
-            return Ok(rows.into_iter().map(Part::Rows).collect());
+    /// Embeddings as the next stage can take them: where they are, or in the host's memory and in one piece.
+    async fn embeddings(&self, embeddings: Vec<Embeddings>) -> Result<Vec<Part>, ModelError> {
+        if self.stage.setup.outbound.iter().any(|edge| edge.kind == Kind::Embeddings && edge.handles) {
+            return Ok(embeddings.into_iter().map(Part::Embeddings).collect());
         }
-        let mut here = Vec::with_capacity(rows.len());
-        for some in rows {
+        let mut here = Vec::with_capacity(embeddings.len());
+        for some in embeddings {
             here.push(some.fetched().await?);
         }
         if here.len() > 1 {
-            let tensors = here.iter().map(Rows::tensor).collect::<Result<Vec<_>, _>>()?;
+            let tensors = here.iter().map(Embeddings::tensor).collect::<Result<Vec<_>, _>>()?;
             here = vec![Tensor::cat(&tensors, 0)?.into()];
         }
-        Ok(here.into_iter().map(Part::Rows).collect())
+        Ok(here.into_iter().map(Part::Embeddings).collect())
     }
 }

@@ -7,7 +7,7 @@ use super::packager::{Output, PackagerMessage};
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Incarnation, Queued, Role};
 use omni_core::ids::{RequestId, StepId};
-use omni_core::scheduler::{RowDone, StepDone};
+use omni_core::scheduler::{SequenceDone, StepDone};
 use omni_fault::{FaultPoint, FaultSite, Moment};
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Track, What};
@@ -18,9 +18,9 @@ use std::time::Instant;
 /// What a runner says about something it did: the only thing that leaves the launch thread.
 pub(super) enum Ticket {
     /// A step was computed.
-    Step { step: StepId, ended: Instant, rows: Vec<TicketRow> },
-    /// A row could not be opened or fed.
-    RowFailed { request: RequestId, reason: String },
+    Step { step: StepId, ended: Instant, sequences: Vec<TicketSequence> },
+    /// A sequence could not be opened or fed.
+    SequenceFailed { request: RequestId, reason: String },
 }
 
 impl Ticket {
@@ -30,25 +30,25 @@ impl Ticket {
 
     /// What it is about.
     fn moments(&self) -> Vec<Moment> {
-        let of = |row: &TicketRow| match row {
-            TicketRow::Done { output: Some(output), .. } => {
+        let of = |sequence: &TicketSequence| match sequence {
+            TicketSequence::Done { output: Some(output), .. } => {
                 Moment::units(output.request, output.seq, output.end.is_some())
             }
-            TicketRow::Done { done, output: None } => Moment::prompt(done.request),
-            TicketRow::Failed { request, .. } => Moment::of(*request),
+            TicketSequence::Done { done, output: None } => Moment::prompt(done.request),
+            TicketSequence::Failed { request, .. } => Moment::of(*request),
         };
         match self {
-            Ticket::Step { rows, .. } => rows.iter().map(of).collect(),
-            Ticket::RowFailed { request, .. } => vec![Moment::of(*request)],
+            Ticket::Step { sequences, .. } => sequences.iter().map(of).collect(),
+            Ticket::SequenceFailed { request, .. } => vec![Moment::of(*request)],
         }
     }
 }
 
-/// What a step did to one row.
-pub(super) enum TicketRow {
+/// What a step did to one sequence.
+pub(super) enum TicketSequence {
     /// All is well.
-    Done { done: RowDone, output: Option<Output> },
-    /// This row cannot go on.
+    Done { done: SequenceDone, output: Option<Output> },
+    /// This sequence cannot go on.
     Failed { request: RequestId, reason: String },
 }
 
@@ -101,27 +101,27 @@ impl Actor for Sampler {
 
 impl SamplerState {
     fn pass_on(&self, ticket: Ticket) -> Result<(), ActorFailure> {
-        let (step, ended, rows) = match ticket {
-            Ticket::Step { step, ended, rows } => (step, ended, rows),
-            Ticket::RowFailed { request, reason } => {
-                self.stage.tell_scheduler(SchedulerMessage::RowFailed { request, reason });
+        let (step, ended, sequences) = match ticket {
+            Ticket::Step { step, ended, sequences } => (step, ended, sequences),
+            Ticket::SequenceFailed { request, reason } => {
+                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request, reason });
                 return Ok(());
             }
         };
-        let (mut done, mut failed, mut outputs) = (Vec::with_capacity(rows.len()), Vec::new(), Vec::new());
-        for row in rows {
-            match row {
-                TicketRow::Done { done: row, output } => {
-                    done.push(row);
+        let (mut done, mut failed, mut outputs) = (Vec::with_capacity(sequences.len()), Vec::new(), Vec::new());
+        for sequence in sequences {
+            match sequence {
+                TicketSequence::Done { done: sequence, output } => {
+                    done.push(sequence);
                     outputs.extend(output);
                 }
-                TicketRow::Failed { request, reason } => {
-                    done.push(RowDone { request, emitted: 0, finished: false });
+                TicketSequence::Failed { request, reason } => {
+                    done.push(SequenceDone { request, emitted: 0, finished: false });
                     failed.push((request, reason));
                 }
             }
         }
-        let news = SchedulerMessage::Done { done: StepDone { step, rows: done }, failed };
+        let news = SchedulerMessage::Done { done: StepDone { step, sequences: done }, failed };
         let setup = &self.stage.setup;
         let behind = if setup.early_handoff {
             self.stage.tell_scheduler(news);

@@ -6,9 +6,9 @@ use super::model_runner::Command;
 use super::stage::{ActorFailure, Admission, Incarnation, Resume, Role, Wants};
 use omni_core::arbiter::Turn;
 use omni_core::ids::{Attempt, RequestId, StepId};
-use omni_core::scheduler::{Effect, Event, RowDone, SchedulerCore, StepDone};
+use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
 use omni_fault::{Begun, FaultPoint, FaultSite, Moment};
-use omni_model::stage::RowSpec;
+use omni_model::stage::SequenceSpec;
 use omni_telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
@@ -31,8 +31,8 @@ pub(super) enum SchedulerMessage {
     },
     /// The outcome of a step, from the sampler, before anybody else hears of it.
     Done { done: StepDone, failed: Vec<(RequestId, String)> },
-    /// A row failed outside a step.
-    RowFailed { request: RequestId, reason: String },
+    /// A sequence failed outside a step.
+    SequenceFailed { request: RequestId, reason: String },
     /// From the inbound connector, which has forgotten the request already.
     Abort(RequestId),
     /// From the arbiter of the device: what a step was kept back for may be over.
@@ -45,17 +45,17 @@ impl SchedulerMessage {
         match self {
             SchedulerMessage::Admit(admission) => vec![Moment::prompt(admission.request)],
             SchedulerMessage::Done { done, .. } => {
-                let in_prompt = |row: &RowDone| row.emitted == 0 && !row.finished;
-                // What late steps say of a row that is gone is no output.
-                let moment = |row: &RowDone| match core.knows(row.request) {
-                    true => begun.moment(row.request, in_prompt(row), row.finished),
-                    false => Moment::of(row.request),
+                let in_prompt = |sequence: &SequenceDone| sequence.emitted == 0 && !sequence.finished;
+                // What late steps say of a sequence that is gone is no output.
+                let moment = |sequence: &SequenceDone| match core.knows(sequence.request) {
+                    true => begun.moment(sequence.request, in_prompt(sequence), sequence.finished),
+                    false => Moment::of(sequence.request),
                 };
-                done.rows.iter().map(moment).collect()
+                done.sequences.iter().map(moment).collect()
             }
             SchedulerMessage::Input { request, .. }
             | SchedulerMessage::Acked { request, .. }
-            | SchedulerMessage::RowFailed { request, .. }
+            | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => vec![Moment::of(*request)],
             SchedulerMessage::Poke => Vec::new(),
         }
@@ -67,9 +67,9 @@ pub(super) struct Scheduler;
 pub(super) struct SchedulerState {
     stage: Arc<Incarnation>,
     core: SchedulerCore,
-    /// What rows without a slot will be opened with.
-    specs: HashMap<RequestId, (RowSpec, Wants, Resume)>,
-    /// Which attempt the row of a request is.
+    /// What sequences without a slot will be opened with.
+    specs: HashMap<RequestId, (SequenceSpec, Wants, Resume)>,
+    /// Which attempt the sequence of a request is.
     attempts: HashMap<RequestId, Attempt>,
     fault: FaultSite,
     begun: Begun,
@@ -125,7 +125,7 @@ impl Actor for Scheduler {
                 if state.core.knows(request) || behind {
                     state.apply(Event::Acked { request, units })?;
                 } else {
-                    // Its row may be on its way to here.
+                    // Its sequence may be on its way to here.
                     state.tell_inbound(InboundMessage::Acked { request, units });
                 }
             }
@@ -133,7 +133,7 @@ impl Actor for Scheduler {
                 let (began, step) = (trace::now(), done.step);
                 state.stage.gauges.seen.store(step.0 + 1, Ordering::Relaxed);
                 state.after = Some(step);
-                // Rows that failed go first, or the event would plan them once more.
+                // Sequences that failed go first, or the event would plan them once more.
                 for (request, reason) in failed {
                     state.fail(request, reason)?;
                 }
@@ -141,7 +141,7 @@ impl Actor for Scheduler {
                 state.after = None;
                 trace::since(began, state.stage.lane(Track::Scheduler), || What::Returned(step));
             }
-            SchedulerMessage::RowFailed { request, reason } => state.fail(request, reason)?,
+            SchedulerMessage::SequenceFailed { request, reason } => state.fail(request, reason)?,
             SchedulerMessage::Abort(request) => {
                 state.specs.remove(&request);
                 state.attempts.remove(&request);
@@ -163,7 +163,7 @@ impl SchedulerState {
         if let Some(attempt) = self.attempts.remove(&request) {
             self.tell_inbound(InboundMessage::Lost(request, attempt));
         }
-        self.stage.setup.reports.row_failed(request, self.stage.setup.name, reason);
+        self.stage.setup.reports.sequence_failed(request, self.stage.setup.name, reason);
         Ok(())
     }
 
@@ -177,9 +177,9 @@ impl SchedulerState {
                     self.tell_inbound(InboundMessage::Opened(request, from.attempt));
                 }
                 Effect::Launch(plan) => {
-                    let (step, rows, after) = (plan.step, plan.rows.len() as u32, self.after);
+                    let (step, sequences, after) = (plan.step, plan.sequences.len() as u32, self.after);
                     self.command(Command::Step(plan))?;
-                    let what = || What::Planned { step, rows, after };
+                    let what = || What::Planned { step, sequences, after };
                     trace::since(began, self.stage.lane(Track::Scheduler), what);
                     began = trace::now();
                 }
@@ -218,10 +218,10 @@ impl SchedulerState {
 
     fn count(&mut self) {
         let metrics = &self.stage.setup.metrics;
-        self.stage.gauges.rows.store(self.core.rows(), Ordering::Relaxed);
-        metrics.rows.set((self.core.rows() - self.core.waiting()) as f64);
+        self.stage.gauges.sequences.store(self.core.sequences(), Ordering::Relaxed);
+        metrics.sequences.set((self.core.sequences() - self.core.waiting()) as f64);
         let stale = self.core.stale();
-        metrics.stale_rows.increment(stale - self.stale);
+        metrics.stale_outcomes.increment(stale - self.stale);
         self.stale = stale;
     }
 }
@@ -230,11 +230,11 @@ impl SchedulerState {
 mod tests {
     use super::*;
     use omni_core::deadline::Ears;
-    use omni_core::scheduler::{Pace, RowParams, SchedulerConfig, Start};
+    use omni_core::scheduler::{Pace, SchedulerConfig, SequenceParams, Start};
     use std::time::Duration;
 
     #[test]
-    fn what_a_late_step_says_of_a_row_that_is_gone_is_no_output() {
+    fn what_a_late_step_says_of_a_sequence_that_is_gone_is_no_output() {
         let mut core = SchedulerCore::new(SchedulerConfig {
             slots: 1,
             max_batch: 1,
@@ -246,9 +246,12 @@ mod tests {
             ears: Ears { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
         });
         let request = RequestId(1);
-        let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-        let done =
-            |step, finished| StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] };
+        let params =
+            SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
+        let done = |step, finished| StepDone {
+            step: StepId(step),
+            sequences: vec![SequenceDone { request, emitted: 1, finished }],
+        };
         let mut begun = Begun::default();
         core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
         for (step, finished, moment) in [

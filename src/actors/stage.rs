@@ -10,9 +10,9 @@ use super::scheduler::SchedulerMessage;
 use super::supervisor::SupervisorMessage;
 use omni_core::ids::{Attempt, Generation, RequestId, StageName};
 use omni_core::restart::RestartLimits;
-use omni_core::scheduler::{RowParams, SchedulerConfig, Start};
+use omni_core::scheduler::{SchedulerConfig, SequenceParams, Start};
 use omni_fault::FaultPlan;
-use omni_model::stage::{RowSpec, StageFactory};
+use omni_model::stage::{SequenceSpec, StageFactory};
 use omni_telemetry::trace::{Lane, Track};
 use omni_telemetry::{EdgeMetrics, StageMetrics};
 use omni_transfer::lease::LeaseBook;
@@ -82,30 +82,30 @@ pub trait AckSink: Send + Sync {
 
 /// What a stage tells the engine. Implementations must not block.
 pub trait StageReports: Send + Sync {
-    /// One row cannot go on: the stage has let go of it, and takes it again.
-    fn row_failed(&self, request: RequestId, stage: StageName, reason: String);
-    /// The stage takes rows from now on; those it had before are lost.
+    /// One sequence cannot go on: the stage has let go of it, and takes it again.
+    fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String);
+    /// The stage takes sequences from now on; those it had before are lost.
     fn stage_up(&self, stage: StageName);
-    /// All rows of the stage are lost. `for_good`: it will not come up again.
+    /// All sequences of the stage are lost. `for_good`: it will not come up again.
     fn stage_down(&self, stage: StageName, reason: &str, for_good: bool);
 }
 
-/// A row that a request needs in one stage.
+/// A sequence that a request needs in one stage.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct Admission {
     /// Whose.
     pub request: RequestId,
     /// For the scheduler.
-    pub params: RowParams,
+    pub params: SequenceParams,
     /// For the model.
-    pub spec: RowSpec,
-    /// What is to be made of the row's output.
+    pub spec: SequenceSpec,
+    /// What is to be made of the sequence's output.
     pub wants: Wants,
     /// Where it goes on, if an earlier attempt had come some way.
     pub from: Resume,
 }
 
-/// Where a row goes on. All zero for one that begins.
+/// Where a sequence goes on. All zero for one that begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Resume {
     /// Which admission this is.
@@ -120,12 +120,12 @@ pub struct Resume {
     pub tokens: u32,
 }
 
-/// What is to be made of a row's output.
+/// What is to be made of a sequence's output.
 #[derive(Clone, Copy, Debug, bincode::Encode, bincode::Decode)]
 pub struct Wants {
     /// Sampled tokens go to the client.
     pub tokens: bool,
-    /// What the row emits goes to the next stage.
+    /// What the sequence emits goes to the next stage.
     pub speech: bool,
 }
 
@@ -156,7 +156,7 @@ pub enum State {
 }
 
 /// The stage as others see it. Stays the same over restarts; what is said while the stage is down is lost: whoever gives it
-/// rows gives it those again, with all that they need, when [it is up](StageReports::stage_up).
+/// sequences gives it those again, with all that they need, when [it is up](StageReports::stage_up).
 pub struct StageHandle {
     name: StageName,
     current: Mutex<Current>,
@@ -193,7 +193,7 @@ impl StageHandle {
         self.name
     }
 
-    /// Gives the stage a row. False if it is down.
+    /// Gives the stage a sequence. False if it is down.
     pub fn admit(&self, admission: Admission) -> bool {
         match self.current() {
             Current::Nobody => false,
@@ -202,7 +202,7 @@ impl StageHandle {
         }
     }
 
-    /// Frees a request's row, if there is one.
+    /// Frees a request's sequence, if there is one.
     pub fn abort(&self, request: RequestId) {
         match self.current() {
             Current::Nobody => {}
@@ -216,7 +216,7 @@ impl StageHandle {
         self.status.subscribe()
     }
 
-    /// Rows that hold a slot or wait for one, and input and output on its way inside the stage: all 0 when it is idle.
+    /// Sequences that hold a slot or wait for one, and input and output on its way inside the stage: all 0 when it is idle.
     pub fn load(&self) -> StageLoad {
         match self.current() {
             Current::Nobody => StageLoad::default(),
@@ -304,9 +304,9 @@ impl AckSink for StageHandle {
 /// What a stage holds at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct StageLoad {
-    /// Rows, as the scheduler counts them.
-    pub rows: usize,
-    /// Rows that the model holds state for.
+    /// Sequences, as the scheduler counts them.
+    pub sequences: usize,
+    /// Sequences that the model holds state for.
     pub slots: usize,
     /// Requests that the inbound connector accepts payloads for.
     pub inputs: usize,
@@ -394,7 +394,7 @@ impl<T> Channel<T> {
 /// Counts that actors keep for [`StageHandle::load`].
 #[derive(Default)]
 pub(super) struct Gauges {
-    pub rows: std::sync::atomic::AtomicUsize,
+    pub sequences: std::sync::atomic::AtomicUsize,
     pub slots: std::sync::atomic::AtomicUsize,
     pub inputs: std::sync::atomic::AtomicUsize,
     /// Steps whose tokens the scheduler has seen.
@@ -404,15 +404,15 @@ pub(super) struct Gauges {
 impl Incarnation {
     pub fn new(setup: Arc<StageSetup>, generation: Generation, supervisor: ActorRef<SupervisorMessage>) -> Incarnation {
         let SchedulerConfig { slots, window, run_ahead, .. } = setup.scheduler;
-        // The windows bound what any row can have in any queue of the stage: its outputs, its inputs (the window of the
+        // The windows bound what any sequence can have in any queue of the stage: its outputs, its inputs (the window of the
         // stage before, which is taken to be of the same order), its commands. A full queue is a bug, not a state.
-        let rows = slots as usize;
-        let units = rows * (window as usize + 64) * 4 + 1024;
+        let sequences = slots as usize;
+        let units = sequences * (window as usize + 64) * 4 + 1024;
         Incarnation {
             generation,
             born: Instant::now(),
             commands: Channel::new(units),
-            tickets: Channel::new(run_ahead as usize + rows * 2 + 1),
+            tickets: Channel::new(run_ahead as usize + sequences * 2 + 1),
             outputs: Channel::new(units),
             payloads: Channel::new(units),
             pulse: RunnerPulse::default(),
@@ -466,7 +466,7 @@ impl Incarnation {
     fn load(&self) -> StageLoad {
         use std::sync::atomic::Ordering::Relaxed;
         StageLoad {
-            rows: self.gauges.rows.load(Relaxed),
+            sequences: self.gauges.sequences.load(Relaxed),
             slots: self.gauges.slots.load(Relaxed),
             inputs: self.gauges.inputs.load(Relaxed),
             queued: self.commands.recv.len()

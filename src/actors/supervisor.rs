@@ -189,7 +189,7 @@ impl SupervisorState {
         let hopeless = self.setup.own_process && (hangs || !self.up);
         let verdict = if hopeless { Verdict::GiveUp } else { counted };
         tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
-        // First nobody can bring new rows, then those who had rows are told, then the rubble is cleared. What it still
+        // First nobody can bring new sequences, then those who had sequences are told, then the rubble is cleared. What it still
         // says meanwhile is as good as what was said before.
         self.handle.set_current(None);
         self.handle.update(|status| {

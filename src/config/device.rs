@@ -30,7 +30,7 @@ pub struct DeviceConfig {
     pub index: usize,
     /// Element type; `None`: what suits the device.
     pub dtype: Option<Precision>,
-    /// Bytes of device memory that KV caches may take; `None`: room for all rows at a usual length.
+    /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
 }
 
@@ -63,11 +63,11 @@ impl Precision {
 }
 
 impl Config {
-    /// Rows that advance together in one step of a stage on a device of this kind.
+    /// Sequences that advance together in one step of a stage on a device of this kind.
     pub fn max_batch(&self, stage: StageName, on: DeviceKind) -> usize {
         let StageConfig { max_batch, buckets, .. } = self.stage(stage);
         max_batch.unwrap_or(match (on, stage) {
-            // On a CPU the vocoder's rows run one after the other and its steps are long: one row at a time, chosen as
+            // On a CPU the vocoder's sequences run one after the other and its steps are long: one sequence at a time, chosen as
             // late as possible, is what keeps the most listeners from running dry (docs/performance.md).
             (DeviceKind::Cpu, StageName::Code2wav) => 1,
             (DeviceKind::Cpu, _) => 8,

@@ -234,22 +234,22 @@ pub struct StageConfig {
     pub device_index: Option<usize>,
     /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
     pub device_memory: Option<u64>,
-    /// Rows that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
+    /// Sequences that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
     pub max_batch: Option<usize>,
-    /// Prompt positions computed in one step, so that a long prompt does not stall running rows. For the vocoder, which
+    /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder, which
     /// has no prompt, the frames of its largest chunk.
     pub prefill_chunk: u32,
     /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what suits
     /// the device, see [`Config::run_ahead`].
     pub run_ahead: Option<usize>,
-    /// Units that a row may be ahead of what the next stage has taken over; then it pauses.
+    /// Units that a sequence may be ahead of what the next stage has taken over; then it pauses.
     pub window: u32,
     /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
     pub chunk_ramp: Vec<Frames>,
-    /// Vocoder only, `None` for the others: most frames of one step, over all rows.
+    /// Vocoder only, `None` for the others: most frames of one step, over all sequences.
     pub max_step_frames: Option<u32>,
-    /// Talker only, empty for the others: rows, ascending, for which a GPU has a captured graph of a frame. A step runs
-    /// the smallest that holds its rows.
+    /// Talker only, empty for the others: sequences, ascending, for which a GPU has a captured graph of a frame. A step runs
+    /// the smallest that holds its sequences.
     pub buckets: Vec<u32>,
 }
 
@@ -279,7 +279,7 @@ pub struct TransferConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct EdgesConfig {
     /// From the thinker to the talker.
-    pub rows: Option<TransportKind>,
+    pub sequences: Option<TransportKind>,
     /// From the talker to the vocoder.
     pub codes: Option<TransportKind>,
 }
@@ -318,7 +318,7 @@ impl Placement {
 /// `[supervision]`
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct SupervisionConfig {
-    /// First pause before a restart; doubles with each failure in a row.
+    /// First pause before a restart; doubles with each failure in a sequence.
     pub backoff: Duration,
     /// Longest pause.
     pub max_backoff: Duration,

@@ -197,17 +197,17 @@ fn nearest(path: &str, known: &[&str]) -> String {
 /// Letters to insert, delete or change.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
+    let mut sequence: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
+        let mut corner = sequence[0];
+        sequence[0] = i + 1;
         for (j, y) in b.iter().enumerate() {
             let change = corner + usize::from(x != *y);
-            corner = row[j + 1];
-            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
+            corner = sequence[j + 1];
+            sequence[j + 1] = change.min(sequence[j] + 1).min(corner + 1);
         }
     }
-    row[b.len()]
+    sequence[b.len()]
 }
 
 #[cfg(test)]

@@ -160,11 +160,11 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     let reference_audio = reference_audio(r, base);
     let stages = StageName::ALL.map(|name| stage(r, name));
     let talker = &stages[StageName::Talker as usize];
-    if let (Some(rows), Some(largest)) = (talker.max_batch, talker.buckets.last())
-        && rows > *largest as usize
+    if let (Some(sequences), Some(largest)) = (talker.max_batch, talker.buckets.last())
+        && sequences > *largest as usize
         && device.kind != Some(DeviceKind::Cpu)
     {
-        r.complain("stages.talker.buckets", format!("must end with at least stages.talker.max_batch, {rows}"));
+        r.complain("stages.talker.buckets", format!("must end with at least stages.talker.max_batch, {sequences}"));
     }
     let transfer = transfer(r);
     let supervision = SupervisionConfig {
@@ -328,7 +328,7 @@ fn transfer(r: &mut Reader) -> TransferConfig {
     let (device_handover, zero_copy) = (switch("device_handover"), switch("zero_copy"));
     let kinds = [("default", None)].into_iter().chain(kinds.map(|(name, kind)| (name, Some(kind)))).collect::<Vec<_>>();
     let mut edge = |name: &str| r.choice(&format!("transfer.edges.{name}"), "default", &kinds).flatten();
-    let edges = EdgesConfig { rows: edge("rows"), codes: edge("codes") };
+    let edges = EdgesConfig { sequences: edge("sequences"), codes: edge("codes") };
     TransferConfig { transport, edges, shm_bytes, early_handoff, async_d2h, async_h2d, device_handover, zero_copy }
 }
 
@@ -387,10 +387,11 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
 
 fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {
     let allowed = "a list of 1 to 16 ascending whole numbers from 1 to 256".to_owned();
-    let rows = |value: &Value| u32::try_from(value.as_integer()?).ok().filter(|rows| (1..=256).contains(rows));
+    let sequences =
+        |value: &Value| u32::try_from(value.as_integer()?).ok().filter(|sequences| (1..=256).contains(sequences));
     r.value(key, "[1, 2, 4, 8, 16, 32, 64, 128]", allowed, |value| {
         let list = value.as_array().filter(|list| (1..=16).contains(&list.len()))?;
-        let list = list.iter().map(rows).collect::<Option<Vec<_>>>()?;
+        let list = list.iter().map(sequences).collect::<Option<Vec<_>>>()?;
         list.is_sorted_by(|a, b| a < b).then_some(list)
     })
     .unwrap_or_else(|| (0..8).map(|power| 1 << power).collect())

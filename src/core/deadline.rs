@@ -1,9 +1,9 @@
 //! Scheduling for ears: who needs the device most. A listener hears one unit after the other at a fixed pace; a stream that
 //! is ahead of its listener gains nothing by more speed, a listener who has heard nothing yet gains everything.
 //!
-//! Everybody has a time at which they are *due*: a new row when it came, or when what its listener has of the same stream
+//! Everybody has a time at which they are *due*: a new sequence when it came, or when what its listener has of the same stream
 //! will have been heard; any other when its listener will run dry. Whoever
-//! is due first goes first. So a new row goes before every stream with lead, and a stream that has run dry does not go
+//! is due first goes first. So a new sequence goes before every stream with lead, and a stream that has run dry does not go
 //! under in a rush of new ones.
 
 use std::time::Duration;

@@ -34,13 +34,13 @@ id!(
     "g"
 );
 id!(
-    /// Which admission of a request's row to a stage, counted from 1 over all stages of the request; 0 for rows that are
+    /// Which admission of a request's sequence to a stage, counted from 1 over all stages of the request; 0 for sequences that are
     /// never admitted again. What is meant for an earlier one is dropped.
     Attempt(u32),
     "a"
 );
 id!(
-    /// A row's place in the state of a stage model, from open to close.
+    /// A sequence's place in the state of a stage model, from open to close.
     Slot(u32),
     "slot"
 );
@@ -68,7 +68,7 @@ id!(
 pub enum StageName {
     /// Text in, text out: the language model.
     Thinker,
-    /// Text rows in, codec frames out: talker backbone and code predictor.
+    /// Text sequences in, codec frames out: talker backbone and code predictor.
     Talker,
     /// Codec frames in, waveform out: the vocoder.
     Code2wav,
@@ -97,8 +97,8 @@ impl fmt::Display for StageName {
 /// What the parts of a payload are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub enum PayloadKind {
-    /// One tensor `[units, hidden]`: embedding rows for a talker.
-    Rows,
+    /// One tensor `[units, hidden]`: embedding embeddings for a talker.
+    Embeddings,
     /// Token ids of an answer, for the client.
     Tokens,
     /// Codes, `groups` for each unit, for a vocoder.
@@ -111,7 +111,7 @@ impl PayloadKind {
     /// The name in metrics and traces.
     pub fn as_str(self) -> &'static str {
         match self {
-            PayloadKind::Rows => "rows",
+            PayloadKind::Embeddings => "sequences",
             PayloadKind::Tokens => "tokens",
             PayloadKind::Codes => "codes",
             PayloadKind::Audio => "audio",

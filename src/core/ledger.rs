@@ -30,8 +30,8 @@ pub struct Owed {
 pub enum Failure {
     /// A stage that held a part of it died, and will not come back.
     StageFailed(StageName, String),
-    /// Its own row could not go on.
-    RowFailed(StageName, String),
+    /// Its own sequence could not go on.
+    SequenceFailed(StageName, String),
     /// It lived for longer than allowed, or its output was not read for longer than allowed.
     TimedOut(Duration),
     /// The server stops.
@@ -43,9 +43,9 @@ pub enum Failure {
 pub enum Effect {
     /// All that was owed was delivered: tell the client.
     Complete(RequestId),
-    /// Tell the client, and free its rows in every stage.
+    /// Tell the client, and free its sequences in every stage.
     Fail(RequestId, Failure),
-    /// Free its rows in every stage; nobody listens.
+    /// Free its sequences in every stage; nobody listens.
     Release(RequestId),
 }
 
@@ -123,9 +123,9 @@ impl LedgerCore {
         self.open.remove(&request).map(|_| Effect::Release(request))
     }
 
-    /// One row could not go on.
-    pub fn row_failed(&mut self, request: RequestId, stage: StageName, reason: String) -> Option<Effect> {
-        self.fail(request, Failure::RowFailed(stage, reason))
+    /// One sequence could not go on.
+    pub fn sequence_failed(&mut self, request: RequestId, stage: StageName, reason: String) -> Option<Effect> {
+        self.fail(request, Failure::SequenceFailed(stage, reason))
     }
 
     /// A stage is given up: whoever had a part of its answer there cannot go on.
@@ -257,7 +257,7 @@ mod tests {
                     2 => ledger.text_done(request).into_iter().collect(),
                     3 => ledger.audio_done(request).into_iter().collect(),
                     4 => ledger.client_gone(request).into_iter().collect(),
-                    5 => ledger.row_failed(request, StageName::Talker, "nan".into()).into_iter().collect(),
+                    5 => ledger.sequence_failed(request, StageName::Talker, "nan".into()).into_iter().collect(),
                     6 => ledger.stage_lost(StageName::ALL[who % 3], "panic"),
                     7 => { ledger.handed_over(request, now); ledger.tick(now) }
                     _ => { ledger.read(request, now); ledger.stage_done(request, StageName::ALL[who % 3]); vec![] }

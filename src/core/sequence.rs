@@ -11,7 +11,7 @@ use std::collections::HashMap;
 pub enum Arrival {
     /// Take it.
     Next,
-    /// Seen before, or meant for an earlier row of the request, or of a request that is gone: drop it.
+    /// Seen before, or meant for an earlier sequence of the request, or of a request that is gone: drop it.
     Stale,
     /// One or more before it are missing: the request cannot go on.
     Gap {
@@ -20,14 +20,14 @@ pub enum Arrival {
     },
 }
 
-/// The receiving end's memory of an edge. Each row takes what is meant for it, from the unit on that it began with.
+/// The receiving end's memory of an edge. Each sequence takes what is meant for it, from the unit on that it began with.
 #[derive(Debug, Default)]
 pub struct SequenceCheck {
     next: HashMap<RequestId, (Attempt, Seq)>,
 }
 
 impl SequenceCheck {
-    /// A request whose row may use the edge from now on, `from` this unit.
+    /// A request whose sequence may use the edge from now on, `from` this unit.
     pub fn open(&mut self, request: RequestId, attempt: Attempt, from: Seq) {
         self.next.insert(request, (attempt, from));
     }
@@ -39,7 +39,7 @@ impl SequenceCheck {
 
     /// Judges a payload of `units` units, the first of which is number `seq`.
     pub fn arrived(&mut self, request: RequestId, attempt: Attempt, seq: Seq, units: u32) -> Arrival {
-        let Some((_, next)) = self.next.get_mut(&request).filter(|(row, _)| *row == attempt) else {
+        let Some((_, next)) = self.next.get_mut(&request).filter(|(sequence, _)| *sequence == attempt) else {
             return Arrival::Stale;
         };
         match seq.cmp(next) {
@@ -82,16 +82,16 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_goes_on_takes_what_is_meant_for_it_from_where_it_goes_on() {
+    fn a_sequence_that_goes_on_takes_what_is_meant_for_it_from_where_it_goes_on() {
         let mut check = check();
         assert_eq!(check.arrived(REQUEST, NOW, Seq(0), 3), Arrival::Next);
         check.open(REQUEST, Attempt(3), Seq(2));
-        assert_eq!(check.arrived(REQUEST, NOW, Seq(3), 1), Arrival::Stale, "it was for the row before");
+        assert_eq!(check.arrived(REQUEST, NOW, Seq(3), 1), Arrival::Stale, "it was for the sequence before");
         assert_eq!(check.arrived(REQUEST, Attempt(3), Seq(2), 2), Arrival::Next);
     }
 
     #[test]
-    fn what_is_for_rows_that_are_gone_is_dropped() {
+    fn what_is_for_sequences_that_are_gone_is_dropped() {
         let mut check = check();
         assert_eq!(check.arrived(REQUEST, Attempt(1), Seq(0), 1), Arrival::Stale);
         assert_eq!(check.arrived(RequestId(9), NOW, Seq(0), 1), Arrival::Stale);

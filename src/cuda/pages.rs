@@ -1,7 +1,7 @@
 //! Who has which page of a KV cache. Pure: numbers, no device.
 //!
 //! A page holds 16 positions of one sequence over all layers. Pages that hold the beginning of a prompt can be shared:
-//! they are known by a key that stands for everything in front of their end, and stay after their rows have gone, the
+//! they are known by a key that stands for everything in front of their end, and stay after their sequences have gone, the
 //! ones not used for longest going first when pages run out.
 
 use std::collections::HashMap;
@@ -14,7 +14,7 @@ pub struct PageKey(pub [u8; 16]);
 #[derive(Debug)]
 pub struct Pages {
     free: Vec<u32>,
-    /// Rows that use a page; kept pages that no row uses have 0.
+    /// Sequences that use a page; kept pages that no sequence uses have 0.
     users: Vec<u32>,
     kept: HashMap<PageKey, Kept>,
     key_of: HashMap<u32, PageKey>,
@@ -50,12 +50,12 @@ impl Pages {
         self.free.len() + self.kept.values().filter(|kept| self.users[kept.page as usize] == 0).count()
     }
 
-    /// Pages that rows use now.
+    /// Pages that sequences use now.
     pub fn in_use(&self) -> usize {
         self.users.iter().filter(|users| **users > 0).count()
     }
 
-    /// A page for one row; `None` when all are in use.
+    /// A page for one sequence; `None` when all are in use.
     pub fn take(&mut self) -> Option<u32> {
         let page = self.free.pop().or_else(|| self.evict())?;
         self.users[page as usize] = 1;
@@ -84,7 +84,7 @@ impl Pages {
         }
     }
 
-    /// A row does not use a page any more.
+    /// A sequence does not use a page any more.
     pub fn give_back(&mut self, page: u32) {
         let users = &mut self.users[page as usize];
         *users = users.saturating_sub(1);

@@ -221,9 +221,9 @@ pub enum RequestError {
         /// What was seen.
         reason: String,
     },
-    /// This row alone failed (context full, numbers out of range).
+    /// This sequence alone failed (context full, numbers out of range).
     #[error("the {stage} stage could not go on with this request: {reason}")]
-    RowFailed {
+    SequenceFailed {
         /// Which stage.
         stage: StageName,
         /// What was seen.
@@ -353,8 +353,8 @@ pub struct StageHealth {
     pub last_reason: Option<String>,
     /// How long the last restart took, from the failure seen to serving again, in seconds.
     pub last_recovery_s: Option<f64>,
-    /// Rows that hold a slot.
-    pub rows: usize,
+    /// Sequences that hold a slot.
+    pub sequences: usize,
     /// Its process, where it has one of its own and that runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,

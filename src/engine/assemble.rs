@@ -208,7 +208,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
 /// How the payloads of a stage travel to the next.
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
-        StageName::Thinker => transfer.edges.rows,
+        StageName::Thinker => transfer.edges.sequences,
         StageName::Talker | StageName::Code2wav => transfer.edges.codes,
     };
     edge.unwrap_or(transfer.transport)
@@ -253,7 +253,7 @@ impl Edges<'_> {
         }
         let (sender, receiver) = match before {
             Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, stage.name())?,
-            // In front of the first stage, as many rows of text as that may be ahead.
+            // In front of the first stage, as many sequences of text as that may be ahead.
             from => erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name())))),
         };
         Ok((sender, Some(receiver)))
@@ -264,7 +264,7 @@ impl Edges<'_> {
         let told = Arc::clone(&self.told);
         let lost: LostSink = Arc::new(move |request, reason| {
             if let Some(ledger) = told.get().and_then(Weak::upgrade) {
-                ledger.row_failed(request, to, reason);
+                ledger.sequence_failed(request, to, reason);
             }
         });
         let options = LinkOptions {

@@ -13,7 +13,7 @@ pub struct DeviceChoice {
     pub index: usize,
     /// Element type of weights and caches.
     pub dtype: Precision,
-    /// Bytes of device memory that KV caches may take; `None`: room for all rows at a usual length.
+    /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,
     /// The device in words, and why it was chosen.
     pub why: String,

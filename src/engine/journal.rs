@@ -1,24 +1,24 @@
 //! What a request's stages have told each other, kept by the ledger until it is not needed any more: enough to give any
-//! stage its row again, at any moment, as if nothing had happened.
+//! stage its sequence again, at any moment, as if nothing had happened.
 //!
 //! A request has one [`Track`] per edge. What a stage made counts as made when it is on the track, for that is when the
-//! next stage, or the client, can have it: a row that begins again makes what follows. What a stage was given is on the
+//! next stage, or the client, can have it: a sequence that begins again makes what follows. What a stage was given is on the
 //! track before it, from its first unit. Both ends may come and go; the track decides what is new.
 
 #[cfg(test)]
 mod tests;
 
-use super::plan::RowPlan;
+use super::plan::SequencePlan;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Pace;
 use omni_model::ModelError;
-use omni_model::stage::{RowSpec, TalkerRow, ThinkerMode, ThinkerRow, VocoderRow};
+use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_stage::{Admission, Wants};
 use omni_telemetry::clock;
 use omni_transfer::payload::{End, Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
 
-/// How often a row may fail at one place.
+/// How often a sequence may fail at one place.
 const TRIES: u32 = 4;
 /// Integers in one payload of those that are given again.
 const PIECE: usize = 1 << 16;
@@ -28,8 +28,8 @@ const PIECE: usize = 1 << 16;
 pub(super) enum Edge {
     /// Text that the client gives to the first stage.
     Text,
-    /// Embedding rows from the thinker to the talker.
-    Rows,
+    /// Embedding sequences from the thinker to the talker.
+    Embeddings,
     /// Codes from the talker to the vocoder.
     Codes,
     /// An answer's tokens from the thinker to the client.
@@ -39,13 +39,13 @@ pub(super) enum Edge {
 }
 
 impl Edge {
-    const ALL: [Edge; 5] = [Edge::Text, Edge::Rows, Edge::Codes, Edge::Tokens, Edge::Audio];
+    const ALL: [Edge; 5] = [Edge::Text, Edge::Embeddings, Edge::Codes, Edge::Tokens, Edge::Audio];
 
     /// Who sends on it, who is fed over it, and what. `None` is the client; text is for the first stage, whichever it is.
     fn ends(self) -> (Option<StageName>, Option<StageName>, Kind) {
         match self {
             Edge::Text => (None, Some(StageName::Thinker), Kind::Tokens),
-            Edge::Rows => (Some(StageName::Thinker), Some(StageName::Talker), Kind::Rows),
+            Edge::Embeddings => (Some(StageName::Thinker), Some(StageName::Talker), Kind::Embeddings),
             Edge::Codes => (Some(StageName::Talker), Some(StageName::Code2wav), Kind::Codes),
             Edge::Tokens => (Some(StageName::Thinker), None, Kind::Tokens),
             Edge::Audio => (Some(StageName::Code2wav), None, Kind::Audio),
@@ -66,7 +66,7 @@ impl Edge {
     /// The one on which stages send what is of this kind.
     pub fn of(kind: Kind) -> Edge {
         match kind {
-            Kind::Rows => Edge::Rows,
+            Kind::Embeddings => Edge::Embeddings,
             Kind::Codes => Edge::Codes,
             Kind::Tokens => Edge::Tokens,
             Kind::Audio => Edge::Audio,
@@ -115,10 +115,10 @@ impl Track {
     }
 }
 
-/// One row of a request.
-struct RowEntry {
+/// One sequence of a request.
+struct SequenceEntry {
     stage: StageName,
-    plan: RowPlan,
+    plan: SequencePlan,
     /// The admission that counts; 0 before the first.
     attempt: Attempt,
     /// What was on its tracks when it failed last, and how often it failed there: again and again is no accident.
@@ -128,14 +128,14 @@ struct RowEntry {
 /// See the module.
 pub(super) struct Journal {
     request: RequestId,
-    rows: Vec<RowEntry>,
+    sequences: Vec<SequenceEntry>,
     /// One per [`Edge`], in their order.
     tracks: [Track; 5],
     attempts: u32,
     groups: usize,
 }
 
-/// What gives a stage its row again.
+/// What gives a stage its sequence again.
 pub(super) struct Again {
     pub admission: Admission,
     /// Its input so far, in order.
@@ -143,35 +143,36 @@ pub(super) struct Again {
 }
 
 impl Journal {
-    /// Of a request that needs these rows, upstream first; a frame has `groups` codes.
-    pub fn new(request: RequestId, rows: Vec<(StageName, RowPlan)>, groups: usize) -> Journal {
-        let entry = |(stage, plan)| RowEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
-        let rows = rows.into_iter().map(entry).collect();
-        Journal { request, rows, tracks: Default::default(), attempts: 0, groups }
+    /// Of a request that needs these sequences, upstream first; a frame has `groups` codes.
+    pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
+        let entry = |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
+        let sequences = sequences.into_iter().map(entry).collect();
+        Journal { request, sequences, tracks: Default::default(), attempts: 0, groups }
     }
 
     /// Stages that have not given everything, downstream first: whoever receives must know a request before anything can
     /// be sent.
     pub fn unfinished(&self) -> impl Iterator<Item = StageName> {
-        self.rows.iter().rev().map(|row| row.stage).filter(|stage| !self.is_done(*stage))
+        self.sequences.iter().rev().map(|sequence| sequence.stage).filter(|stage| !self.is_done(*stage))
     }
 
     /// Whether a stage has given everything, or has no part in the request.
     pub fn is_done(&self, stage: StageName) -> bool {
-        self.row(stage)
-            .is_none_or(|row| Edge::out_of(stage, row.plan.wants).all(|edge| self.track(edge).ended.is_some()))
+        self.sequence(stage).is_none_or(|sequence| {
+            Edge::out_of(stage, sequence.plan.wants).all(|edge| self.track(edge).ended.is_some())
+        })
     }
 
-    /// Which admission of the consumer's row a payload on this edge is for now; `None` if nobody waits for it.
+    /// Which admission of the consumer's sequence a payload on this edge is for now; `None` if nobody waits for it.
     pub fn consumer(&self, edge: Edge) -> Option<(StageName, Attempt)> {
         let stage = match edge {
-            Edge::Text => self.rows.first()?.stage,
+            Edge::Text => self.sequences.first()?.stage,
             between => between.ends().1?,
         };
-        self.row(stage).map(|row| (stage, row.attempt))
+        self.sequence(stage).map(|sequence| (stage, sequence.attempt))
     }
 
-    /// Writes down what comes over an edge; gives back what of it is new, meant for the consumer's row. `None`: nothing is.
+    /// Writes down what comes over an edge; gives back what of it is new, meant for the consumer's sequence. `None`: nothing is.
     ///
     /// # Errors
     /// When part of a payload is known and it cannot be taken apart.
@@ -196,8 +197,8 @@ impl Journal {
             for part in &payload.parts {
                 match part {
                     Part::U32(values) => track.values.extend_from_slice(values),
-                    Part::Rows(rows) => {
-                        track.kept.push((rows.shape().0 as u32, Part::Rows(rows.clone()).detached()));
+                    Part::Embeddings(embeddings) => {
+                        track.kept.push((embeddings.shape().0 as u32, Part::Embeddings(embeddings.clone()).detached()));
                     }
                     Part::F32(_) => {}
                 }
@@ -225,16 +226,16 @@ impl Journal {
         self.tracks.iter().map(Track::bytes).sum()
     }
 
-    /// Whether a row that failed alone gets another attempt: not if it failed [`TRIES`] times at this very place.
+    /// Whether a sequence that failed alone gets another attempt: not if it failed [`TRIES`] times at this very place.
     pub fn may_try_again(&mut self, stage: StageName) -> bool {
         let at: u32 = self.outputs(stage).map(|edge| self.track(edge).units).sum();
-        let Some(row) = self.rows.iter_mut().find(|row| row.stage == stage) else { return false };
-        let times = if row.failed_at.0 == at { row.failed_at.1 + 1 } else { 1 };
-        row.failed_at = (at, times);
+        let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) else { return false };
+        let times = if sequence.failed_at.0 == at { sequence.failed_at.1 + 1 } else { 1 };
+        sequence.failed_at = (at, times);
         times < TRIES
     }
 
-    /// A row of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit
+    /// A sequence of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit
     /// for `unit`. `None` if the stage has nothing to do for the request any more, or the journal makes no sense.
     pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Again> {
         if self.is_done(stage) {
@@ -242,10 +243,10 @@ impl Journal {
         }
         self.attempts += 1;
         let attempt = Attempt(self.attempts);
-        let row = self.rows.iter_mut().find(|row| row.stage == stage)?;
-        row.attempt = attempt;
-        let row = self.row(stage)?;
-        let mut admission = row.plan.named(self.request);
+        let sequence = self.sequences.iter_mut().find(|sequence| sequence.stage == stage)?;
+        sequence.attempt = attempt;
+        let sequence = self.sequence(stage)?;
+        let mut admission = sequence.plan.named(self.request);
         admission.from.attempt = attempt;
         match stage {
             StageName::Thinker => self.resume_thinker(&mut admission),
@@ -267,66 +268,67 @@ impl Journal {
 
     /// An answer goes on behind what is known of it. One that is known to its end is only spoken: its tokens are followed.
     fn resume_thinker(&self, admission: &mut Admission) {
-        let RowSpec::Thinker(row) = &mut admission.spec else { return };
-        let (tokens, rows) = (self.track(Edge::Tokens), self.track(Edge::Rows).units);
-        admission.from.wanted = rows;
-        if row.mode == ThinkerMode::Follow {
+        let SequenceSpec::Thinker(sequence) = &mut admission.spec else { return };
+        let (tokens, embeddings) = (self.track(Edge::Tokens), self.track(Edge::Embeddings).units);
+        admission.from.wanted = embeddings;
+        if sequence.mode == ThinkerMode::Follow {
             return;
         }
         admission.from.tokens = tokens.units;
         if tokens.ended.is_some() {
-            *row = ThinkerRow { mode: ThinkerMode::Follow, ..row.clone() };
+            *sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..sequence.clone() };
             admission.params.pace = Pace::Follow;
             admission.wants.tokens = false;
             return;
         }
         let said = &tokens.values;
-        if let Some(emit) = &row.emit
+        if let Some(emit) = &sequence.emit
             && !said.is_empty()
         {
-            let asked = row.prompt.len() as u32;
-            row.emit = Some(emit.iter().cloned().chain(std::iter::once(asked..asked + said.len() as u32)).collect());
+            let asked = sequence.prompt.len() as u32;
+            sequence.emit =
+                Some(emit.iter().cloned().chain(std::iter::once(asked..asked + said.len() as u32)).collect());
         }
-        row.prompt = [&row.prompt, said.as_slice()].concat().into();
-        row.said = said.len() as u32;
-        admission.params.prompt += row.said;
+        sequence.prompt = [&sequence.prompt, said.as_slice()].concat().into();
+        sequence.said = said.len() as u32;
+        admission.params.prompt += sequence.said;
     }
 
     /// Speech goes on behind the frames that are known of it.
     fn resume_talker(&self, admission: &mut Admission) -> Option<()> {
-        let RowSpec::Talker(row) = &mut admission.spec else { return Some(()) };
+        let SequenceSpec::Talker(sequence) = &mut admission.spec else { return Some(()) };
         let said = self.codes();
         if said.is_empty() {
             // It begins: its prompt is as it was planned.
             return Some(());
         }
         let text = self.track(self.input_of(StageName::Talker));
-        let prompt = row.prompt.going_on(said, self.groups, text.units, text.ended.is_some())?;
+        let prompt = sequence.prompt.going_on(said, self.groups, text.units, text.ended.is_some())?;
         let frames = (said.len() / self.groups.max(1)) as u32;
-        *row = TalkerRow { prompt: prompt.into(), said: frames, ..row.clone() };
-        admission.params.prompt = row.prefill_positions();
-        admission.params.prompt_input = row.prefill_rows();
+        *sequence = TalkerSpec { prompt: prompt.into(), said: frames, ..sequence.clone() };
+        admission.params.prompt = sequence.prefill_positions();
+        admission.params.prompt_input = sequence.prefill_embeddings();
         (admission.from.first, admission.from.wanted) = (frames, frames);
         Some(())
     }
 
     /// Sound goes on behind the frames that were delivered, which are decoded again and not heard.
     fn resume_vocoder(&self, admission: &mut Admission) {
-        let RowSpec::Vocoder(row) = &mut admission.spec else { return };
+        let SequenceSpec::Vocoder(sequence) = &mut admission.spec else { return };
         let heard = self.track(Edge::Audio).units;
         let codes = &self.codes()[..(heard as usize * self.groups).min(self.codes().len())];
         if heard > 0 {
-            let before = row.context.as_deref().unwrap_or_default();
-            *row = VocoderRow { context: Some([before, codes].concat().into()), goes_on: true };
+            let before = sequence.context.as_deref().unwrap_or_default();
+            *sequence = VocoderSpec { context: Some([before, codes].concat().into()), goes_on: true };
         }
-        admission.params.prompt = row.context_frames(self.groups);
+        admission.params.prompt = sequence.context_frames(self.groups);
         (admission.from.first, admission.from.wanted) = (heard, heard);
         admission.from.start.input = heard;
     }
 
-    /// What a row is to be fed that was admitted just now, from the unit on that its prompt does not hold.
+    /// What a sequence is to be fed that was admitted just now, from the unit on that its prompt does not hold.
     fn input(&self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
-        if let RowSpec::Thinker(ThinkerRow { mode: ThinkerMode::Follow, .. }) = admission.spec
+        if let SequenceSpec::Thinker(ThinkerSpec { mode: ThinkerMode::Follow, .. }) = admission.spec
             && self.track(Edge::Text).units == 0
             && self.track(Edge::Tokens).ended.is_some()
         {
@@ -336,7 +338,7 @@ impl Journal {
             let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(End::Stop));
             return vec![Payload { header, parts: vec![Part::U32(spoken)], leases: Vec::new() }];
         }
-        if stage == StageName::Thinker && self.rows.first().is_some_and(|row| row.plan.samples()) {
+        if stage == StageName::Thinker && self.sequences.first().is_some_and(|sequence| sequence.plan.samples()) {
             return Vec::new();
         }
         let edge = self.input_of(stage);
@@ -381,7 +383,7 @@ impl Journal {
 
     /// Lets go of what nobody can need any more.
     fn forget(&mut self) {
-        for edge in [Edge::Text, Edge::Rows, Edge::Codes] {
+        for edge in [Edge::Text, Edge::Embeddings, Edge::Codes] {
             if self.consumer_is_done(edge) {
                 let track = self.track_mut(edge);
                 (track.kept, track.values) = (Vec::new(), Vec::new());
@@ -396,20 +398,20 @@ impl Journal {
             Edge::Tokens => self.is_done(StageName::Thinker),
             Edge::Audio => true,
             Edge::Codes => self.is_done(StageName::Code2wav),
-            Edge::Text | Edge::Rows => self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage)),
+            Edge::Text | Edge::Embeddings => self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage)),
         }
     }
 
     fn input_of(&self, stage: StageName) -> Edge {
-        Edge::into_stage(stage, self.rows.first().is_some_and(|row| row.stage == stage))
+        Edge::into_stage(stage, self.sequences.first().is_some_and(|sequence| sequence.stage == stage))
     }
 
     fn outputs(&self, stage: StageName) -> impl Iterator<Item = Edge> {
-        self.row(stage).map(|row| Edge::out_of(stage, row.plan.wants)).into_iter().flatten()
+        self.sequence(stage).map(|sequence| Edge::out_of(stage, sequence.plan.wants)).into_iter().flatten()
     }
 
-    fn row(&self, stage: StageName) -> Option<&RowEntry> {
-        self.rows.iter().find(|row| row.stage == stage)
+    fn sequence(&self, stage: StageName) -> Option<&SequenceEntry> {
+        self.sequences.iter().find(|sequence| sequence.stage == stage)
     }
 
     fn track(&self, edge: Edge) -> &Track {

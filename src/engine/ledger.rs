@@ -3,11 +3,11 @@
 //! it must outlive every stage.
 //!
 //! Everything that one stage hands the next passes here and is written down before it is passed on. So a stage may die at
-//! any moment: when it [is up](StageReports::stage_up) again, it is given the rows that it had, as far as they had come,
+//! any moment: when it [is up](StageReports::stage_up) again, it is given the sequences that it had, as far as they had come,
 //! and their input from the journal. Who hands to it, and whom it hands to, need not notice.
 //!
-//! Rows are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards, and
-//! nothing can come between a row that is given again and its input.
+//! Sequences are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards, and
+//! nothing can come between a sequence that is given again and its input.
 
 use super::admission::Place;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
@@ -46,7 +46,7 @@ pub(super) struct Ledger {
 struct Books {
     core: LedgerCore,
     open: BTreeMap<RequestId, Open>,
-    /// Stages that take rows, by their place in [`StageName::ALL`].
+    /// Stages that take sequences, by their place in [`StageName::ALL`].
     up: [bool; 3],
 }
 
@@ -77,7 +77,7 @@ impl Ledger {
         let _ = self.into.set(edges);
     }
 
-    /// Accepts a request and gives it a row in every stage that it needs. A stage that is down gets it when it is up.
+    /// Accepts a request and gives it a sequence in every stage that it needs. A stage that is down gets it when it is up.
     pub fn open_request(
         self: &Arc<Self>,
         plan: RequestPlan,
@@ -86,7 +86,7 @@ impl Ledger {
         expired: Expired,
     ) -> ResponseStream {
         let mut books = self.lock();
-        let stages = plan.rows.iter().map(|(stage, _)| *stage).collect();
+        let stages = plan.sequences.iter().map(|(stage, _)| *stage).collect();
         let request = books.core.accept(plan.owed, stages, self.now());
         self.faults.accepted(request);
         let (send, events) = flume::bounded(plan.max_events);
@@ -95,7 +95,7 @@ impl Ledger {
             Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
-        let journal = Journal::new(request, plan.rows, self.groups);
+        let journal = Journal::new(request, plan.sequences, self.groups);
         let waiting: Vec<_> = journal.unfinished().collect();
         books.open.insert(request, Open { client, journal, codes: plan.codes });
         books.core.handed_over(request, self.now());
@@ -177,7 +177,7 @@ impl Ledger {
         self.carry_out(&mut books, effect.into_iter().collect());
     }
 
-    /// Hands a payload of an edge between stages to the next one, if that takes rows now; if not, it will be given what
+    /// Hands a payload of an edge between stages to the next one, if that takes sequences now; if not, it will be given what
     /// it missed.
     fn pass(&self, books: &mut Books, edge: Edge, payload: Payload) {
         let request = payload.header.request;
@@ -185,7 +185,7 @@ impl Ledger {
         let consumer = books.open.get(&request).and_then(|open| open.journal.consumer(edge));
         let Some((stage, _)) = consumer.filter(|(stage, _)| books.up[*stage as usize]) else { return };
         if let Err(error) = self.put(stage, new) {
-            self.row_lost(books, request, stage, error.to_string());
+            self.sequence_lost(books, request, stage, error.to_string());
         }
     }
 
@@ -197,7 +197,7 @@ impl Ledger {
             Ok(new) => new?,
             Err(error) => {
                 let from = edge.producer().unwrap_or(StageName::Thinker);
-                let effect = books.core.row_failed(request, from, error.to_string());
+                let effect = books.core.sequence_failed(request, from, error.to_string());
                 self.carry_out(books, effect.into_iter().collect());
                 return None;
             }
@@ -219,7 +219,7 @@ impl Ledger {
         Some(new)
     }
 
-    /// Gives a stage the row of a request, if it takes rows, and what the row has to know.
+    /// Gives a stage the sequence of a request, if it takes sequences, and what the sequence has to know.
     fn admit(&self, books: &mut Books, request: RequestId, stage: StageName) {
         if !books.up[stage as usize] {
             return;
@@ -231,7 +231,7 @@ impl Ledger {
         handle.admit(admission);
         for payload in input {
             if let Err(error) = self.put(stage, payload) {
-                self.row_lost(books, request, stage, error.to_string());
+                self.sequence_lost(books, request, stage, error.to_string());
                 return;
             }
         }
@@ -243,16 +243,16 @@ impl Ledger {
         edge.map_or(Ok(()), |edge| edge.put(payload))
     }
 
-    /// A row could not go on. It gets another attempt, unless it has failed at the same place too often.
-    fn row_lost(&self, books: &mut Books, request: RequestId, stage: StageName, reason: String) {
+    /// A sequence could not go on. It gets another attempt, unless it has failed at the same place too often.
+    fn sequence_lost(&self, books: &mut Books, request: RequestId, stage: StageName, reason: String) {
         let Some(open) = books.open.get_mut(&request) else { return };
         if open.journal.may_try_again(stage) {
-            tracing::warn!(%request, %stage, reason, "row failed; it is tried again");
+            tracing::warn!(%request, %stage, reason, "sequence failed; it is tried again");
             self.admit(books, request, stage);
             return;
         }
-        tracing::warn!(%request, %stage, reason, "row failed");
-        let effect = books.core.row_failed(request, stage, reason);
+        tracing::warn!(%request, %stage, reason, "sequence failed");
+        let effect = books.core.sequence_failed(request, stage, reason);
         self.carry_out(books, effect.into_iter().collect());
     }
 
@@ -300,9 +300,9 @@ impl Ledger {
 }
 
 impl StageReports for Ledger {
-    fn row_failed(&self, request: RequestId, stage: StageName, reason: String) {
+    fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String) {
         let mut books = self.lock();
-        self.row_lost(&mut books, request, stage, reason);
+        self.sequence_lost(&mut books, request, stage, reason);
     }
 
     fn stage_up(&self, stage: StageName) {
@@ -335,7 +335,7 @@ impl PayloadSender for Tap {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         match payload.header.kind {
             Kind::Tokens | Kind::Audio => self.0.deliver(payload),
-            kind @ (Kind::Rows | Kind::Codes) => {
+            kind @ (Kind::Embeddings | Kind::Codes) => {
                 let mut books = self.0.lock();
                 self.0.pass(&mut books, Edge::of(kind), payload);
             }
@@ -407,7 +407,7 @@ impl Drop for Reader {
 
 fn outcome(failure: &Failure) -> Outcome {
     match failure {
-        Failure::StageFailed(..) | Failure::RowFailed(..) => Outcome::Failed,
+        Failure::StageFailed(..) | Failure::SequenceFailed(..) => Outcome::Failed,
         Failure::TimedOut(_) => Outcome::TimedOut,
         Failure::ShuttingDown => Outcome::ShutDown,
     }
@@ -416,7 +416,7 @@ fn outcome(failure: &Failure) -> Outcome {
 fn error(failure: Failure) -> RequestError {
     match failure {
         Failure::StageFailed(stage, reason) => RequestError::StageFailed { stage, reason },
-        Failure::RowFailed(stage, reason) => RequestError::RowFailed { stage, reason },
+        Failure::SequenceFailed(stage, reason) => RequestError::SequenceFailed { stage, reason },
         Failure::TimedOut(limit) => RequestError::TimedOut(limit),
         Failure::ShuttingDown => RequestError::ShuttingDown,
     }

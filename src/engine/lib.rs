@@ -7,9 +7,9 @@
 //! | `setup` | what a stage is made of, wherever it runs |
 //! | `process` | stages in processes of their own: the child's side |
 //! | `ledger` | every accepted request, its client, and what becomes of it |
-//! | `journal` | what the stages of a request have told each other, to give any of them its row again |
+//! | `journal` | what the stages of a request have told each other, to give any of them its sequence again |
 //! | `client` | the client's end of the last edges: text and samples as events |
-//! | `plan` | from a request to the rows that it needs in each stage |
+//! | `plan` | from a request to the sequences that it needs in each stage |
 //! | `admission` | who is let in |
 //! | `stream` | the answer to a request, as its client reads it |
 //! | `since` | since when each stage is in its state |
@@ -185,7 +185,7 @@ impl Engine {
         EngineLoad {
             requests: self.shared.ledger.open(),
             leases: self.shared.leases.live() + stages.iter().map(|load| load.leases).sum::<u64>(),
-            rows: stages.iter().map(|load| load.rows + load.slots + load.inputs).sum(),
+            sequences: stages.iter().map(|load| load.sequences + load.slots + load.inputs).sum(),
             queued: stages.iter().map(|load| load.queued).sum(),
         }
     }
@@ -221,8 +221,8 @@ pub struct EngineLoad {
     pub requests: usize,
     /// Outputs of steps that somebody still uses.
     pub leases: u64,
-    /// Rows in schedulers, models and connectors.
-    pub rows: usize,
+    /// Sequences in schedulers, models and connectors.
+    pub sequences: usize,
     /// Messages in bounded queues.
     pub queued: usize,
 }
@@ -336,7 +336,7 @@ fn stage_health(stage: &StageHandle, since: Since) -> StageHealth {
         restarts: status.restarts,
         last_reason: status.last_reason,
         last_recovery_s: since.recovery.map(|recovery| (recovery.as_secs_f64() * 1000.0).round() / 1000.0),
-        rows: stage.load().rows,
+        sequences: stage.load().sequences,
         pid: stage.pid(),
     }
 }

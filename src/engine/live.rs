@@ -1,5 +1,5 @@
 //! Text that is spoken while it is being written: the talker takes one token per frame, so it can begin with the first
-//! word. A row lasts for a sentence; when the writer pauses inside one and everything is spoken, the row ends there.
+//! word. A sequence lasts for a sentence; when the writer pauses inside one and everything is spoken, the sequence ends there.
 
 use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
@@ -58,17 +58,17 @@ impl Writer {
     }
 }
 
-/// One sentence: a row of the talker, once enough is written for it.
+/// One sentence: a sequence of the talker, once enough is written for it.
 struct Sentence {
     text: TtsStream,
     /// The same as it was written.
     written: String,
-    row: Option<Row>,
+    sequence: Option<Sequence>,
     /// The writer has ended it.
     complete: bool,
 }
 
-struct Row {
+struct Sequence {
     stream: ResponseStream,
     request: RequestId,
     /// Tokens that it has.
@@ -81,7 +81,7 @@ impl Sentence {
     fn begin(relay: &Relay) -> Result<Sentence, RequestError> {
         let (planner, voice) = parts(relay)?;
         let text = planner.stream(voice).map_err(refused)?;
-        Ok(Sentence { text, written: String::new(), row: None, complete: false })
+        Ok(Sentence { text, written: String::new(), sequence: None, complete: false })
     }
 
     async fn read(mut self, relay: &mut Relay, writer: &mut Writer) -> Result<(), Stop> {
@@ -94,12 +94,12 @@ impl Sentence {
                 self.take(step).map_err(not_speakable)?;
             }
             self.feed(relay).await?;
-            if self.row.is_none() && writer.is_done() {
+            if self.sequence.is_none() && writer.is_done() {
                 return Ok(());
             }
-            let begun = self.row.is_some();
+            let begun = self.sequence.is_some();
             tokio::select! {
-                event = next_event(&mut self.row) => {
+                event = next_event(&mut self.sequence) => {
                     if !relay.pass_on(event).await? {
                         relay.keep_voice(&self.written);
                         return Ok(());
@@ -127,9 +127,9 @@ impl Sentence {
         }
     }
 
-    /// Opens the row as soon as that is possible, and hands it what was written.
+    /// Opens the sequence as soon as that is possible, and hands it what was written.
     async fn feed(&mut self, relay: &mut Relay) -> Result<(), Stop> {
-        match &mut self.row {
+        match &mut self.sequence {
             None => {
                 let Some(prompt) = self.text.prompt() else { return Ok(()) };
                 let tokens = self.text.take_tokens();
@@ -143,16 +143,16 @@ impl Sentence {
                     return Err(RequestError::ShuttingDown.into());
                 };
                 relay.pass_on(first).await?;
-                self.row = Some(Row { stream, request, fed, ended });
+                self.sequence = Some(Sequence { stream, request, fed, ended });
             }
-            Some(row) if !row.ended => {
+            Some(sequence) if !sequence.ended => {
                 let tokens = self.text.take_tokens();
                 if !tokens.is_empty() || self.complete {
-                    let before = row.fed;
-                    row.fed += tokens.len() as u32;
-                    row.ended = self.complete;
+                    let before = sequence.fed;
+                    sequence.fed += tokens.len() as u32;
+                    sequence.ended = self.complete;
                     let text = FollowedText { tokens, ended: self.complete };
-                    relay.shared.ledger.feed(row.request, before, text);
+                    relay.shared.ledger.feed(sequence.request, before, text);
                 }
             }
             Some(_) => {}
@@ -161,9 +161,9 @@ impl Sentence {
     }
 }
 
-async fn next_event(row: &mut Option<Row>) -> Option<Event> {
-    match row {
-        Some(row) => row.stream.next().await,
+async fn next_event(sequence: &mut Option<Sequence>) -> Option<Event> {
+    match sequence {
+        Some(sequence) => sequence.stream.next().await,
         None => std::future::pending().await,
     }
 }

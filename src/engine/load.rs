@@ -85,7 +85,7 @@ impl Loading {
                     prefill_chunk: setup.prefill_chunk as usize,
                     run_ahead: self.config.run_ahead(stage),
                     kv_memory,
-                    rows_in_step: !self.config.transfer.async_d2h,
+                    sequences_in_step: !self.config.transfer.async_d2h,
                 };
                 Ok(Box::new(CudaThinkerFactory::new(Arc::new(net), options)))
             }
@@ -104,7 +104,7 @@ impl Loading {
                     prefill_chunk: setup.prefill_chunk as usize,
                     run_ahead: self.config.run_ahead(stage),
                     kv_memory,
-                    text_rows: slots * 256,
+                    text_embeddings: slots * 256,
                     async_h2d: self.config.transfer.async_h2d,
                 };
                 Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options)))

@@ -37,7 +37,7 @@ pub(super) struct StageMaker<'a> {
 pub(super) struct Wiring {
     pub inbound: Arc<dyn PayloadReceiver>,
     pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
-    /// Whether rows travel as handles to what is on the device.
+    /// Whether sequences travel as handles to what is on the device.
     pub handles: bool,
     pub acks: Arc<dyn AckSink>,
     pub reports: Arc<dyn StageReports>,
@@ -94,7 +94,7 @@ impl<'a> StageMaker<'a> {
                 .map(|(kind, sender)| OutEdge {
                     kind,
                     sender,
-                    handles: kind == Kind::Rows && handles,
+                    handles: kind == Kind::Embeddings && handles,
                     metrics: EdgeMetrics::new(name, kind),
                 })
                 .collect(),
@@ -120,8 +120,8 @@ pub(super) fn restart_limits(config: &Config) -> RestartLimits {
 
 /// Most payloads that can be on their way from a stage to the next: the windows of all requests.
 pub(super) fn edge_capacity(config: &Config, from: StageName) -> usize {
-    let (rows, units) = (config.limits.max_requests, window(config, from) as usize);
-    rows * (units + 64) + 1024
+    let (sequences, units) = (config.limits.max_requests, window(config, from) as usize);
+    sequences * (units + 64) + 1024
 }
 
 /// Frames of the chunks in which speech is sent.

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn both_request_and_phase_must_be_of_the_same_row() {
+    fn both_request_and_phase_must_be_of_the_same_sequence() {
         let rule = rule().request(2).phase(Phase::First);
         let (one, two) = (RequestId(1), RequestId(2));
         let apart = [Moment::output(one, true, false), Moment::output(two, false, false)];

@@ -4,7 +4,7 @@ use super::rule::Phase;
 use omni_core::ids::{RequestId, Seq};
 use std::collections::HashSet;
 
-/// One request that is worked on, and what it is at. A step of several rows is at several moments.
+/// One request that is worked on, and what it is at. A step of several sequences is at several moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// Whose work it is.
@@ -64,7 +64,7 @@ impl Moment {
 pub struct Begun(HashSet<RequestId>);
 
 impl Begun {
-    /// The moment of a row that has a part in a step.
+    /// The moment of a sequence that has a part in a step.
     pub fn moment(&mut self, request: RequestId, prompt: bool, last: bool) -> Moment {
         if prompt {
             return Moment::prompt(request);
@@ -73,7 +73,7 @@ impl Begun {
         Moment::output(request, first, last)
     }
 
-    /// The row is gone.
+    /// The sequence is gone.
     pub fn forget(&mut self, request: RequestId) {
         self.0.remove(&request);
     }

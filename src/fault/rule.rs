@@ -94,7 +94,7 @@ pub enum FaultPoint {
     Scheduler,
     /// The runner thread, before it makes the device state of a generation.
     Build,
-    /// The runner thread, before it gives a request a row.
+    /// The runner thread, before it gives a request a sequence.
     Open,
     /// The runner thread, before it launches a step.
     Runner,
@@ -170,7 +170,7 @@ pub enum FaultKind {
     Oom,
     /// The device breaks: after an illegal access each of its calls fails, until the process is another one.
     Device,
-    /// Logits of a row that are not numbers.
+    /// Logits of a sequence that are not numbers.
     Nan,
     /// The stage's own process is killed, as `kill -9` does.
     Kill,

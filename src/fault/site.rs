@@ -40,7 +40,7 @@ pub struct Hit {
     /// What happens.
     pub kind: FaultKind,
     /// To which of the moments, in their order.
-    pub row: usize,
+    pub sequence: usize,
     /// As the error that it is for those whose call fails.
     pub injected: Injected,
 }
@@ -186,19 +186,19 @@ impl Site {
         let moments: Vec<Moment> = moments().into_iter().collect();
         let mut first = None;
         for planned in here {
-            let Some(row) = fits(&planned.rule, &moments, self.plan.world(planned)) else { continue };
+            let Some(sequence) = fits(&planned.rule, &moments, self.plan.world(planned)) else { continue };
             // Relaxed: the count orders nothing but itself.
             let occurrence = planned.seen.fetch_add(1, Ordering::Relaxed) + 1;
             if first.is_none() && is_hit(&planned.rule, self.plan.seed, planned.index, occurrence) {
                 planned.hits.fetch_add(1, Ordering::Relaxed);
                 let kind = planned.rule.kind;
                 let injected = Injected { stage: self.stage, point: self.point, kind, occurrence };
-                first = Some(Hit { kind, row, injected });
+                first = Some(Hit { kind, sequence, injected });
             }
         }
         drop(rules);
-        if let Some(Hit { kind, row, injected }) = first {
-            let request = moments.get(row).map(|moment| moment.request.0);
+        if let Some(Hit { kind, sequence, injected }) = first {
+            let request = moments.get(sequence).map(|moment| moment.request.0);
             let (stage, point) = (self.stage.map(StageName::as_str), self.point.as_str());
             tracing::warn!(stage, point, occurrence = injected.occurrence, request, ?kind, "fault injected");
             // The parent of a stage process counts what that tells.

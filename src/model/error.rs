@@ -30,34 +30,34 @@ pub enum LoadError {
     Device(#[from] candle_core::Error),
 }
 
-/// A step or row that failed.
+/// A step or sequence that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The tensor library or the device failed: the runner's state is suspect and the stage restarts.
     #[error("device: {0}")]
     Device(#[from] candle_core::Error),
-    /// This row cannot go on (input out of range, context full); others are untouched.
+    /// This sequence cannot go on (input out of range, context full); others are untouched.
     #[error("{0}")]
-    Row(String),
+    Sequence(String),
 }
 
-/// The answer to work for a row that is not there.
+/// The answer to work for a sequence that is not there.
 pub fn not_open(slot: Slot) -> ModelError {
-    ModelError::Row(format!("{slot} is not open"))
+    ModelError::Sequence(format!("{slot} is not open"))
 }
 
-/// A refusal of what one row asks for.
+/// A refusal of what one sequence asks for.
 ///
 /// # Errors
-/// Always: [`ModelError::Row`] with this text.
+/// Always: [`ModelError::Sequence`] with this text.
 pub fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
-    Err(ModelError::Row(text.into()))
+    Err(ModelError::Sequence(text.into()))
 }
 
 /// Whether all tokens have an embedding.
 ///
 /// # Errors
-/// [`ModelError::Row`] that names the first token outside the vocabulary.
+/// [`ModelError::Sequence`] that names the first token outside the vocabulary.
 pub fn in_vocabulary(tokens: &[u32], vocabulary: u32) -> Result<(), ModelError> {
     match tokens.iter().find(|token| **token >= vocabulary) {
         Some(token) => refused(format!("token {token} is outside the vocabulary of {vocabulary}")),

@@ -4,13 +4,13 @@
 
 pub mod budget;
 pub mod checkpoint;
+pub mod embeddings;
 pub mod error;
 pub mod frontend;
 pub mod hf;
 pub mod launching;
 pub mod ops;
 pub mod prompt;
-pub mod rows;
 pub mod sampling;
 pub mod stage;
 pub mod stages;

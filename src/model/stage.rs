@@ -1,17 +1,17 @@
 //! The seam between a [`ModelRunner`](omni_stage) thread and the nets: one trait, whatever the stage and the device.
 //!
-//! A stage model holds rows, one per request, in slots. Work is measured in *units*: positions for the language models
-//! (thinker, talker), codec frames for the vocoder. The scheduler says how many units each row advances in a step; it
-//! never asks for more than the row's input allows, and it may ask for step N+1 before anybody has looked at the
-//! outcome of step N (run-ahead). A row that has finished on the device answers later steps with `stale`.
+//! A stage model holds sequences, one per request, in slots. Work is measured in *units*: positions for the language models
+//! (thinker, talker), codec frames for the vocoder. The scheduler says how many units each sequence advances in a step; it
+//! never asks for more than the sequence's input allows, and it may ask for step N+1 before anybody has looked at the
+//! outcome of step N (run-ahead). A sequence that has finished on the device answers later steps with `stale`.
 //!
 //! A step is *launched* on the runner's thread. A device that works beside the host answers with a [`PendingStep`], which
 //! another thread waits for; a CPU computes the step at once and answers with its outcome.
 
 use super::error::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
+use crate::embeddings::Embeddings;
 use crate::hf::{TalkerConfig, VocoderConfig};
-use crate::rows::Rows;
 use crate::sampling::SamplingParams;
 use crate::talker::TalkerPrompt;
 use omni_core::ids::Slot;
@@ -21,45 +21,45 @@ use std::time::Duration;
 
 /// The compute of one stage. Built on, and never leaves, its runner's thread (device graphs are not `Send`).
 pub trait StageModel {
-    /// Gives a row a slot that is not in use. Takes no input yet and computes nothing.
+    /// Gives a sequence a slot that is not in use. Takes no input yet and computes nothing.
     ///
     /// # Errors
-    /// [`ModelError::Row`] when the row asks for what the checkpoint cannot do.
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError>;
+    /// [`ModelError::Sequence`] when the sequence asks for what the checkpoint cannot do.
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError>;
 
-    /// Appends input to a row. Data is on this device already; `end` says that nothing follows.
+    /// Appends input to a sequence. Data is on this device already; `end` says that nothing follows.
     ///
     /// # Errors
-    /// [`ModelError::Row`] for input of the wrong kind or width.
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError>;
+    /// [`ModelError::Sequence`] for input of the wrong kind or width.
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError>;
 
-    /// Begins to advance rows together. With [`Launched::Pending`] the step may still run when this returns; it comes
+    /// Begins to advance sequences together. With [`Launched::Pending`] the step may still run when this returns; it comes
     /// after every step launched before and sees all input fed before. Must not wait for a device.
     ///
     /// # Errors
-    /// [`ModelError::Device`] when the state of the model can no longer be trusted. What concerns one row alone is an
-    /// `Err` in [`StepOutcome::rows`].
-    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError>;
+    /// [`ModelError::Device`] when the state of the model can no longer be trusted. What concerns one sequence alone is an
+    /// `Err` in [`StepOutcome::sequences`].
+    fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError>;
 
-    /// [`StageModel::launch`], and waits for the step: one result per entry of `rows`, in that order.
+    /// [`StageModel::launch`], and waits for the step: one result per entry of `sequences`, in that order.
     ///
     /// # Errors
     /// Those of the launch and of [`PendingStep::wait`].
-    fn step(&mut self, rows: &[RowWork]) -> Result<Vec<Result<RowOutput, ModelError>>, ModelError> {
-        Ok(self.launch(rows)?.wait()?.rows)
+    fn step(&mut self, sequences: &[SequenceWork]) -> Result<Vec<Result<SequenceOutput, ModelError>>, ModelError> {
+        Ok(self.launch(sequences)?.wait()?.sequences)
     }
 
-    /// Frees a slot and all it held. Unknown slots are ignored: a row may die twice. Steps with the slot may be pending;
-    /// nobody uses what they say of it, and what they write must not reach the row that opens next.
+    /// Frees a slot and all it held. Unknown slots are ignored: a sequence may die twice. Steps with the slot may be pending;
+    /// nobody uses what they say of it, and what they write must not reach the sequence that opens next.
     fn close(&mut self, slot: Slot);
 
-    /// Rows that hold state now.
-    fn live_rows(&self) -> usize;
+    /// Sequences that hold state now.
+    fn live_sequences(&self) -> usize;
 
     /// Breaks the device on purpose, for drills: from now on each of its calls fails in this process, whoever makes it.
     ///
     /// # Errors
-    /// [`ModelError::Row`] where there is no device that can be broken.
+    /// [`ModelError::Sequence`] where there is no device that can be broken.
     fn break_device(&mut self) -> Result<(), ModelError> {
         refused("a CPU cannot be broken")
     }
@@ -105,8 +105,8 @@ pub trait PendingStep: Send {
 /// What a step did.
 #[derive(Debug, Default)]
 pub struct StepOutcome {
-    /// One result per entry of the launched rows, in that order. An `Err` fails that row alone.
-    pub rows: Vec<Result<RowOutput, ModelError>>,
+    /// One result per entry of the launched sequences, in that order. An `Err` fails that sequence alone.
+    pub sequences: Vec<Result<SequenceOutput, ModelError>>,
     /// How long the device was at it, and at what.
     pub times: DeviceTimes,
 }
@@ -127,55 +127,55 @@ impl From<Option<Duration>> for DeviceTimes {
     }
 }
 
-impl From<Vec<Result<RowOutput, ModelError>>> for StepOutcome {
-    fn from(rows: Vec<Result<RowOutput, ModelError>>) -> StepOutcome {
-        StepOutcome { rows, times: DeviceTimes::default() }
+impl From<Vec<Result<SequenceOutput, ModelError>>> for StepOutcome {
+    fn from(sequences: Vec<Result<SequenceOutput, ModelError>>) -> StepOutcome {
+        StepOutcome { sequences, times: DeviceTimes::default() }
     }
 }
 
 /// Makes the stage model on the runner's thread. Holds the weights, so that they outlive a runner that died.
 pub trait StageFactory: Send + Sync {
-    /// A fresh model without rows.
+    /// A fresh model without sequences.
     ///
     /// # Errors
     /// Whatever the device says while state is allocated.
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError>;
 }
 
-/// One row's share of a step.
+/// One sequence's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowWork {
-    /// Which row.
+pub struct SequenceWork {
+    /// Which sequence.
     pub slot: Slot,
     /// Units to advance: prompt positions while the prompt lasts (a prefill may be split), then 1 per decode step;
     /// codec frames for the vocoder, those of its context first.
     pub advance: u32,
 }
 
-/// What a row is, fixed when it opens.
+/// What a sequence is, fixed when it opens.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
-pub enum RowSpec {
-    /// A thinker row.
-    Thinker(ThinkerRow),
-    /// A talker row.
-    Talker(TalkerRow),
-    /// A vocoder row.
-    Vocoder(VocoderRow),
+pub enum SequenceSpec {
+    /// A thinker sequence.
+    Thinker(ThinkerSpec),
+    /// A talker sequence.
+    Talker(TalkerSpec),
+    /// A vocoder sequence.
+    Vocoder(VocoderSpec),
 }
 
-/// A thinker row. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
+/// A thinker sequence. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
-pub struct ThinkerRow {
+pub struct ThinkerSpec {
     /// Prompt token ids, up to and including the assistant header, and then the first tokens of the answer if those are
-    /// known: a row that goes on.
+    /// known: a sequence that goes on.
     pub prompt: Arc<[u32]>,
     /// Tokens at the end of the prompt that are the answer's: to sampling, limits and random numbers they count as sampled.
     /// None of them ends the answer.
     pub said: u32,
     /// Where the answer comes from.
     pub mode: ThinkerMode,
-    /// Which prompt positions' embedding rows the talker needs (spec section 5: user turns, then the 3 ids of the
-    /// assistant header); `None` for text-only requests, which emit no rows at all.
+    /// Which prompt positions' embedding embeddings the talker needs (spec section 5: user turns, then the 3 ids of the
+    /// assistant header); `None` for text-only requests, which emit no sequences at all.
     pub emit: Option<Arc<[std::ops::Range<u32>]>>,
     /// Sampling of the answer.
     pub sampling: SamplingParams,
@@ -187,7 +187,7 @@ pub struct ThinkerRow {
     pub seed: u64,
 }
 
-impl ThinkerRow {
+impl ThinkerSpec {
     /// The prompt without what was said.
     pub fn asked(&self) -> &[u32] {
         &self.prompt[..self.prompt.len().saturating_sub(self.said as usize)]
@@ -199,23 +199,23 @@ impl ThinkerRow {
     }
 }
 
-/// Where a thinker row's answer comes from.
+/// Where a thinker sequence's answer comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum ThinkerMode {
     /// The model samples it.
     Sample,
-    /// It is fed as [`RowInput::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
+    /// It is fed as [`SequenceInput::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
     /// embeddings of text positions.
     Follow,
 }
 
-/// A talker row (spec sections 5, 6 and 9). Input: rows of the thinker or tokens of text, in the order that its prompt
+/// A talker sequence (spec sections 5, 6 and 9). Input: sequences of the thinker or tokens of text, in the order that its prompt
 /// counts them.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
-pub struct TalkerRow {
-    /// What the row begins with, and the voice.
+pub struct TalkerSpec {
+    /// What the sequence begins with, and the voice.
     pub prompt: Arc<TalkerPrompt>,
-    /// Frames at the end of the prompt's reference that are the row's own, which goes on: to sampling, limits and random
+    /// Frames at the end of the prompt's reference that are the sequence's own, which goes on: to sampling, limits and random
     /// numbers they count as made. See [`TalkerPrompt::going_on`].
     pub said: u32,
     /// Sampling of code 0.
@@ -230,36 +230,36 @@ pub struct TalkerRow {
     pub ignore_eos: bool,
     /// Key of the counter-based generator.
     pub seed: u64,
-    /// Codes that the row says whatever it would pick, frame after frame of `num_code_groups` codes; where they end it
-    /// goes on sampling, as if it had sampled them. A code 0 that is the end ends the row, a limit does too.
+    /// Codes that the sequence says whatever it would pick, frame after frame of `num_code_groups` codes; where they end it
+    /// goes on sampling, as if it had sampled them. A code 0 that is the end ends the sequence, a limit does too.
     pub forced: Option<Arc<[u32]>>,
 }
 
-impl TalkerRow {
-    /// Whether a talker of this size can do what the row asks for.
+impl TalkerSpec {
+    /// Whether a talker of this size can do what the sequence asks for.
     ///
     /// # Errors
-    /// [`ModelError::Row`] with what does not fit, for whoever sent the request.
+    /// [`ModelError::Sequence`] with what does not fit, for whoever sent the request.
     pub fn check(&self, config: &TalkerConfig) -> Result<(), ModelError> {
         let (len, limit) = (self.prefill_positions(), config.text.max_position_embeddings);
         if len as usize > limit {
-            return Err(ModelError::Row(format!(
+            return Err(ModelError::Sequence(format!(
                 "the speech prompt has {len} positions, the talker {limit}: shorten the conversation"
             )));
         }
         if self.max_tokens == 0 {
-            return Err(ModelError::Row("max_tokens is 0: expected at least 1".into()));
+            return Err(ModelError::Sequence("max_tokens is 0: expected at least 1".into()));
         }
         let frames = self.prompt.reference().map_or(0, |codes| codes.len() / config.num_code_groups.max(1));
         if self.said as usize > frames || self.said >= self.max_tokens {
-            return Err(ModelError::Row(format!(
+            return Err(ModelError::Sequence(format!(
                 "{} frames were said, of {frames} in the prompt and at most {} tokens",
                 self.said, self.max_tokens
             )));
         }
         let sampling = self.sampling.check().and_then(|()| self.predictor.check());
         let prompt = || self.prompt.check(config);
-        sampling.and_then(|()| prompt()).and_then(|()| self.check_forced(config)).map_err(ModelError::Row)
+        sampling.and_then(|()| prompt()).and_then(|()| self.check_forced(config)).map_err(ModelError::Sequence)
     }
 
     /// Whether the forced codes are whole frames of codes that there are.
@@ -286,7 +286,7 @@ impl TalkerRow {
         self.forced.as_deref()?.get(at..at + groups)
     }
 
-    /// Codes 0 of the frames that the prompt holds of the row itself, in order.
+    /// Codes 0 of the frames that the prompt holds of the sequence itself, in order.
     pub fn said_codes(&self, groups: usize) -> impl Iterator<Item = u32> {
         let codes = self.prompt.reference().map_or(&[][..], |codes| codes);
         codes[codes.len().saturating_sub(self.said as usize * groups)..].iter().step_by(groups.max(1)).copied()
@@ -297,90 +297,94 @@ impl TalkerRow {
         self.prompt.positions()
     }
 
-    /// Input rows that must be there before the prompt can be computed.
-    pub fn prefill_rows(&self) -> u32 {
+    /// Input sequences that must be there before the prompt can be computed.
+    pub fn prefill_embeddings(&self) -> u32 {
         self.prompt.inputs()
     }
 }
 
-/// A vocoder row.
+/// A vocoder sequence.
 #[derive(Clone, Debug, Default, bincode::Encode, bincode::Decode)]
-pub struct VocoderRow {
-    /// Codes of a reference, frame after frame (in-context cloning). The row decodes them first, as its prompt: its first
+pub struct VocoderSpec {
+    /// Codes of a reference, frame after frame (in-context cloning). The sequence decodes them first, as its prompt: its first
     /// units are the context's frames, which emit nothing and must not share a step with its own. What is heard then
     /// begins where the reference ends, with sample `frames * samples_per_frame` of both decoded together. (The
     /// implementation that the goldens are made with cuts at a proportion of the samples, which is the same number or, by
     /// rounding, one less.)
     pub context: Option<Arc<[u32]>>,
-    /// Whether the end of the context is the row's own, which goes on: of no use to other rows.
+    /// Whether the end of the context is the sequence's own, which goes on: of no use to other sequences.
     pub goes_on: bool,
 }
 
-impl VocoderRow {
-    /// Frames of the context: the positions of the row's prompt.
+impl VocoderSpec {
+    /// Frames of the context: the positions of the sequence's prompt.
     pub fn context_frames(&self, groups: usize) -> u32 {
         self.context.as_ref().map_or(0, |codes| (codes.len() / groups.max(1)) as u32)
     }
 }
 
-/// Input for a row, one unit per token, row or frame.
+/// Input for a sequence, one unit per token, sequence or frame.
 #[derive(Clone, Debug)]
-pub enum RowInput {
-    /// Answer tokens for a [`ThinkerMode::Follow`] row; text for a talker row of a model that reads text itself.
+pub enum SequenceInput {
+    /// Answer tokens for a [`ThinkerMode::Follow`] sequence; text for a talker sequence of a model that reads text itself.
     Tokens(Vec<u32>),
-    /// Embedding rows `[n, hidden]` for a talker row of a model with a thinker.
-    Rows(Rows),
-    /// Codes for a vocoder row, frame after frame, `groups` codes each.
+    /// Embedding embeddings `[n, hidden]` for a talker embedding of a model with a thinker.
+    Embeddings(Embeddings),
+    /// Codes for a vocoder sequence, frame after frame, `groups` codes each.
     Codes(Vec<u32>),
     /// Nothing but the news that the input has ended.
     Nothing,
 }
 
-impl RowInput {
-    /// The tokens of text of a row that takes nothing else, all inside a vocabulary of so many.
+impl SequenceInput {
+    /// The tokens of text of a sequence that takes nothing else, all inside a vocabulary of so many.
     ///
     /// # Errors
-    /// [`ModelError::Row`] for anything else.
+    /// [`ModelError::Sequence`] for anything else.
     pub fn into_tokens(self, slot: Slot, vocabulary: u32) -> Result<Vec<u32>, ModelError> {
         match self {
-            RowInput::Tokens(tokens) => in_vocabulary(&tokens, vocabulary).map(|()| tokens),
-            RowInput::Nothing => Ok(Vec::new()),
-            RowInput::Rows(_) | RowInput::Codes(_) => refused(format!("{slot}: the thinker takes tokens only")),
+            SequenceInput::Tokens(tokens) => in_vocabulary(&tokens, vocabulary).map(|()| tokens),
+            SequenceInput::Nothing => Ok(Vec::new()),
+            SequenceInput::Embeddings(_) | SequenceInput::Codes(_) => {
+                refused(format!("{slot}: the thinker takes tokens only"))
+            }
         }
     }
 
-    /// The codes of a row that takes nothing else, all such that the vocoder has them.
+    /// The codes of a sequence that takes nothing else, all such that the vocoder has them.
     ///
     /// # Errors
-    /// [`ModelError::Row`] for anything else.
+    /// [`ModelError::Sequence`] for anything else.
     pub fn into_codes(self, slot: Slot, config: &VocoderConfig) -> Result<Vec<u32>, ModelError> {
         match self {
-            RowInput::Codes(codes) => match config.check_codes(&codes) {
+            SequenceInput::Codes(codes) => match config.check_codes(&codes) {
                 Ok(()) => Ok(codes),
                 Err(reason) => refused(format!("{slot}: {reason}")),
             },
-            RowInput::Nothing => Ok(Vec::new()),
-            RowInput::Tokens(_) | RowInput::Rows(_) => refused(format!("{slot}: the vocoder takes codes only")),
+            SequenceInput::Nothing => Ok(Vec::new()),
+            SequenceInput::Tokens(_) | SequenceInput::Embeddings(_) => {
+                refused(format!("{slot}: the vocoder takes codes only"))
+            }
         }
     }
 }
 
-/// What one row did in one step.
+/// What one sequence did in one step.
 #[derive(Clone, Debug, Default)]
-pub struct RowOutput {
+pub struct SequenceOutput {
     /// The token that the scheduler waits for: thinker token or code 0. `None` inside a prompt and for the vocoder.
     pub sampled: Option<u32>,
-    /// Set when the row ended with this step.
+    /// Set when the sequence ended with this step.
     pub finish: Option<Finish>,
-    /// The row had already ended when this step ran: nothing happened.
+    /// The sequence had already ended when this step ran: nothing happened.
     pub stale: bool,
-    /// What a talker row would have picked in a frame whose codes are forced; code 0 alone where it ended the row.
+    /// What a talker sequence would have picked in a frame whose codes are forced; code 0 alone where it ended the sequence.
     pub picked: Option<Box<[u32]>>,
     /// What goes downstream.
     pub emit: Emit,
 }
 
-/// Why a row ended.
+/// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// A stop token, or the end of the input.
@@ -389,14 +393,14 @@ pub enum Finish {
     Length,
 }
 
-/// What a row hands downstream in one step.
+/// What a sequence hands downstream in one step.
 #[derive(Clone, Debug, Default)]
 pub enum Emit {
     /// Nothing.
     #[default]
     None,
-    /// Thinker: embedding rows `[n, hidden]` of positions that are now certain to be part of the talker's text.
-    Rows(Rows),
+    /// Thinker: embedding embeddings `[n, hidden]` of positions that are now certain to be part of the talker's text.
+    Embeddings(Embeddings),
     /// Talker: the codes of one frame.
     Codes(Vec<u32>),
     /// Vocoder: samples in [-1, 1] at the model's rate.
@@ -408,7 +412,7 @@ impl Emit {
     pub fn bytes(&self) -> usize {
         match self {
             Emit::None => 0,
-            Emit::Rows(rows) => rows.bytes(),
+            Emit::Embeddings(sequences) => sequences.bytes(),
             Emit::Codes(codes) => codes.len() * 4,
             Emit::Audio(samples) => samples.len() * 4,
         }

@@ -158,7 +158,7 @@ impl From<RequestError> for ApiError {
         match error {
             RequestError::StageFailed { .. } => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "stage_failed", message)
                 .with_retry_after(Duration::from_secs(1)),
-            RequestError::RowFailed { .. } => {
+            RequestError::SequenceFailed { .. } => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "request_failed", message)
             }
             RequestError::Refused(_) => ApiError::invalid("input", message),

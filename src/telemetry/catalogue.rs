@@ -59,7 +59,7 @@ catalogue! {
     READY = Gauge, "omni_ready", [], "1 while every stage can serve and no shutdown has begun.";
 
     REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by what they were and how they ended.";
-    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of what the ledger keeps of open requests, to give a stage its rows again.";
+    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of what the ledger keeps of open requests, to give a stage its sequences again.";
     REQUESTS_IN_FLIGHT = Gauge, "omni_requests_in_flight", [], "Accepted requests that have not ended.";
     REQUEST_SECONDS = Histogram(LONG_SECONDS), "omni_request_seconds", ["kind"], "From acceptance to the last event of a request.";
     TTFA_SECONDS = Histogram(WAIT_SECONDS), "omni_ttfa_seconds", ["kind"], "Time to first audio: from acceptance to the first samples handed to the client.";
@@ -76,15 +76,15 @@ catalogue! {
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
     STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
     PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "What of a step's time one phase took, as far as the device measures it.";
-    BATCH_ROWS = Histogram(ROWS), "omni_stage_batch_rows", ["stage"], "Rows that advanced together in one step.";
+    BATCH_SEQUENCES = Histogram(ROWS), "omni_stage_batch_sequences", ["stage"], "Embeddings that advanced together in one step.";
     BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
     RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
     UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (code2wav).";
-    STALE_ROWS = Counter, "omni_stage_stale_rows_total", ["stage"], "Rows computed in vain, because they had ended in a step that was still in flight.";
+    STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Embeddings computed in vain, because they had ended in a step that was still in flight.";
     SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
     PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";
     CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "From a payload being put on the edge into this stage to the stage having taken it over.";
-    ROWS_LIVE = Gauge, "omni_stage_rows", ["stage"], "Rows that hold a slot.";
+    SEQUENCES_LIVE = Gauge, "omni_stage_sequences", ["stage"], "Embeddings that hold a slot.";
     QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
     GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
@@ -92,7 +92,7 @@ catalogue! {
 
     FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that a plan had happen, on purpose; the stage is empty for points outside of stages.";
 
-    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: rows and codes for the next stage, tokens and audio for the client.";
+    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: sequences and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     EDGE_REPEATED = Counter, "omni_edge_repeated_total", ["stage"], "Frames that a stage sent again because they had not arrived whole.";
     EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Payloads that could not be delivered; their requests were told.";
@@ -108,7 +108,7 @@ catalogue! {
     DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by everybody, the driver included.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
     LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls that may wait for the GPU, made by a launch thread while it launched; anything but 0 is a bug.";
-    FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the rows it was captured for.";
+    FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the sequences it was captured for.";
 
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";

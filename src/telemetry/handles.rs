@@ -47,24 +47,24 @@ pub struct StageMetrics {
     /// Seconds of one step.
     pub step_seconds: Histogram,
     phases: [Histogram; Phase::ALL.len()],
-    /// Rows of one step.
-    pub batch_rows: Histogram,
+    /// Sequences of one step.
+    pub batch_sequences: Histogram,
     /// Idle seconds between two steps.
     pub bubble_seconds: Histogram,
     /// Steps in flight, unseen, at a launch.
     pub run_ahead: Histogram,
     /// Positions or frames computed.
     pub units: Counter,
-    /// Rows computed in vain.
-    pub stale_rows: Counter,
+    /// Sequences computed in vain.
+    pub stale_outcomes: Counter,
     /// Seconds from a step's end to its tokens being with the scheduler.
     pub sample_seconds: Histogram,
     /// Seconds to package one step.
     pub package_seconds: Histogram,
     /// Seconds that a payload was on its way into the stage.
     pub connector_seconds: Histogram,
-    /// Rows that hold a slot.
-    pub rows: Gauge,
+    /// Sequences that hold a slot.
+    pub sequences: Gauge,
     /// Current generation.
     pub generation: Gauge,
     /// Restarts.
@@ -88,15 +88,15 @@ impl StageMetrics {
             step_seconds: histogram(c::STEP_SECONDS_M),
             phases: Phase::ALL
                 .map(|phase| histogram!(c::PHASE_SECONDS.name, "stage" => label, "phase" => phase.as_str())),
-            batch_rows: histogram(c::BATCH_ROWS),
+            batch_sequences: histogram(c::BATCH_SEQUENCES),
             bubble_seconds: histogram(c::BUBBLE_SECONDS),
             run_ahead: histogram(c::RUN_AHEAD_STEPS),
             units: count(c::UNITS),
-            stale_rows: count(c::STALE_ROWS),
+            stale_outcomes: count(c::STALE_OUTCOMES),
             sample_seconds: histogram(c::SAMPLE_SECONDS),
             package_seconds: histogram(c::PACKAGE_SECONDS),
             connector_seconds: histogram(c::CONNECTOR_SECONDS),
-            rows: gauge(c::ROWS_LIVE),
+            sequences: gauge(c::SEQUENCES_LIVE),
             generation: gauge(c::GENERATION),
             restarts: count(c::RESTARTS),
             recovery_seconds: histogram(c::RECOVERY_SECONDS),
@@ -359,10 +359,10 @@ impl DeviceMetrics {
         self.memory[what as usize].set(bytes as f64);
     }
 
-    /// The device time of frames captured for so many rows.
-    pub fn frame_seconds(rows: usize) -> Histogram {
+    /// The device time of frames captured for so many sequences.
+    pub fn frame_seconds(sequences: usize) -> Histogram {
         install();
-        histogram!(c::FRAME_SECONDS.name, "bucket" => rows.to_string())
+        histogram!(c::FRAME_SECONDS.name, "bucket" => sequences.to_string())
     }
 }
 

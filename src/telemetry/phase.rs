@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// A part of a step's computation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Making the step's input: looking rows up, adding embeddings.
+    /// Making the step's input: looking embeddings up, adding embeddings.
     Preprocess,
     /// The layers of the thinker or the talker, and the head that gives code 0 or a token.
     Backbone,
@@ -13,7 +13,7 @@ pub enum Phase {
     CodePredictor,
     /// Penalties, limits on the choice, and the draw, of tokens and of all codes.
     Sampling,
-    /// Making what goes downstream or into the row's next step.
+    /// Making what goes downstream or into the sequence's next step.
     Postprocess,
     /// From codes to samples.
     Vocoder,

@@ -5,7 +5,7 @@ pub use omni_core::ids::PayloadKind as Kind;
 use super::lease::Lease;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StepId};
 use omni_model::ModelError;
-use omni_model::rows::Rows;
+use omni_model::embeddings::Embeddings;
 use omni_telemetry::trace::Chunk;
 
 /// A chunk of a request's stream on one edge.
@@ -26,7 +26,7 @@ pub struct Header {
     pub request: RequestId,
     /// Of the sending stage, when it packed this.
     pub generation: Generation,
-    /// Of the receiving row, for which this is meant.
+    /// Of the receiving embedding, for which this is meant.
     pub attempt: Attempt,
     /// Units that went before on this edge.
     pub seq: Seq,
@@ -60,8 +60,8 @@ pub enum End {
 /// A piece of data: a handle wherever one will do.
 #[derive(Clone, Debug)]
 pub enum Part {
-    /// Embedding rows, wherever they are.
-    Rows(Rows),
+    /// Embedding embeddings, wherever they are.
+    Embeddings(Embeddings),
     /// Integers.
     U32(Vec<u32>),
     /// Samples.
@@ -72,7 +72,7 @@ impl Part {
     /// Size of the data.
     pub fn bytes(&self) -> usize {
         match self {
-            Part::Rows(rows) => rows.bytes(),
+            Part::Embeddings(embeddings) => embeddings.bytes(),
             Part::U32(values) => values.len() * 4,
             Part::F32(values) => values.len() * 4,
         }
@@ -84,7 +84,9 @@ impl Part {
     #[must_use]
     pub fn detached(self) -> Part {
         match self {
-            Part::Rows(Rows::Bytes(rows)) => Part::Rows(Rows::Bytes(rows.detached())),
+            Part::Embeddings(Embeddings::Bytes(embeddings)) => {
+                Part::Embeddings(Embeddings::Bytes(embeddings.detached()))
+            }
             part => part,
         }
     }
@@ -120,10 +122,10 @@ impl Payload {
         let parts = std::mem::take(&mut self.parts);
         for part in parts {
             match part {
-                Part::Rows(rows) => {
-                    let count = rows.shape().0;
-                    if let Some(rest) = rows.behind(left)? {
-                        self.parts.push(Part::Rows(rest));
+                Part::Embeddings(embeddings) => {
+                    let count = embeddings.shape().0;
+                    if let Some(rest) = embeddings.behind(left)? {
+                        self.parts.push(Part::Embeddings(rest));
                     }
                     left = left.saturating_sub(count);
                 }

@@ -7,7 +7,7 @@
 //! - take a payload on without waiting, into a queue of bounded length that it empties itself ([`PayloadSender::put`]);
 //! - hand out payloads in the order of `put`, each once, or report the request of each that it could not deliver;
 //! - make bytes with [`wire::Frame`](super::wire::Frame) and payloads with [`wire::decode`](super::wire::decode), once for
-//!   each hop: rows come in the precision that they were computed in, and what the consumer's device needs is its affair.
+//!   each hop: embeddings come in the precision that they were computed in, and what the consumer's device needs is its affair.
 //!
 //! An engine that is reliable itself needs nothing of [`reliable`](super::reliable). Requests, windows and generations are
 //! in the payload's header: whoever restarts on either side starts with an empty queue, and what was on its way is

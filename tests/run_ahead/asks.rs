@@ -3,10 +3,10 @@
 use super::run::alone;
 use candle_core::Device;
 use omni_actors::core::ids::StageName;
-use omni_actors::core::scheduler::{Pace, RowParams};
+use omni_actors::core::scheduler::{Pace, SequenceParams};
 use omni_actors::model::Checkpoint;
 use omni_actors::model::sampling::{SamplingParams, philox};
-use omni_actors::model::stage::{RowSpec, StageFactory, TalkerRow, ThinkerMode, ThinkerRow};
+use omni_actors::model::stage::{SequenceSpec, StageFactory, TalkerSpec, ThinkerMode, ThinkerSpec};
 use omni_actors::model::stages::{talker::TalkerFactory, thinker::ThinkerFactory};
 use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
 use omni_actors::model::thinker::Thinker;
@@ -66,8 +66,8 @@ impl Dice {
 /// A request to one stage, and what it is fed.
 #[derive(Clone)]
 pub struct Ask {
-    pub spec: RowSpec,
-    pub params: RowParams,
+    pub spec: SequenceSpec,
+    pub params: SequenceParams,
     pub text: Vec<u32>,
 }
 
@@ -126,7 +126,7 @@ mod cuda {
             prefill_chunk: 64.max(CHUNK as usize),
             run_ahead: RUN_AHEAD as usize,
             kv_memory: None,
-            text_rows: 4096,
+            text_embeddings: 4096,
         };
         Box::new(CudaTalkerFactory::new(Arc::new(net), options))
     }
@@ -135,7 +135,7 @@ mod cuda {
         let gpu = Gpu::open(0).unwrap();
         let net = ThinkerNet::load(&gpu, Precision::F32, loader, config).unwrap();
         let options = ThinkerOptions {
-            rows_in_step: false,
+            sequences_in_step: false,
             slots: SLOTS as usize,
             batch: SLOTS as usize,
             prefill_chunk: CHUNK as usize,
@@ -162,7 +162,7 @@ mod cuda {
     }
 }
 
-/// A talker whose end is the code that it says most often: rows end early, late and never.
+/// A talker whose end is the code that it says most often: sequences end early, late and never.
 pub fn talker() -> Stage {
     let open = |overrides: &serde_json::Value| {
         let folder = fixture("qwen3_tts/base");
@@ -215,7 +215,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
         let frames = dice.int(1, 8) * GROUPS;
         (0..frames).map(|at| if at % GROUPS == 0 && dice.one_in(12) { end } else { dice.int(0, 63) }).collect()
     });
-    let row = TalkerRow {
+    let sequence = TalkerSpec {
         said: 0,
         prompt: Arc::new(prompt),
         sampling,
@@ -231,14 +231,14 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
         seed: u64::from(dice.word()) << 32 | u64::from(dice.word()),
         forced,
     };
-    let params = RowParams {
-        prompt: row.prefill_positions(),
-        prompt_input: row.prefill_rows(),
+    let params = SequenceParams {
+        prompt: sequence.prefill_positions(),
+        prompt_input: sequence.prefill_embeddings(),
         prompt_emits: 0,
         pace: Pace::OnePerStep,
         lead: Duration::ZERO,
     };
-    Ask { spec: RowSpec::Talker(row), params, text: (0..len).map(|_| dice.int(0, TEXT - 1)).collect() }
+    Ask { spec: SequenceSpec::Talker(sequence), params, text: (0..len).map(|_| dice.int(0, TEXT - 1)).collect() }
 }
 
 pub fn thinker() -> Stage {
@@ -248,7 +248,7 @@ pub fn thinker() -> Stage {
         let len = dice.int(1, 50);
         let emit: Option<Arc<[_]>> = dice.one_in(2).then(|| vec![0..len / 2, len / 2 + len / 4..len].into());
         let prompt_emits = emit.iter().flat_map(|ranges| ranges.iter()).map(|range| range.end - range.start).sum();
-        let row = ThinkerRow {
+        let sequence = ThinkerSpec {
             said: 0,
             prompt: (0..len).map(|_| dice.int(0, TOKENS - 1)).collect(),
             mode: ThinkerMode::Sample,
@@ -261,8 +261,9 @@ pub fn thinker() -> Stage {
             max_tokens: dice.int(1, 24),
             seed: u64::from(dice.word()) << 32 | u64::from(dice.word()),
         };
-        let params = RowParams { prompt: len, prompt_input: 0, prompt_emits, pace: Pace::Free, lead: Duration::ZERO };
-        Ask { spec: RowSpec::Thinker(row), params, text: Vec::new() }
+        let params =
+            SequenceParams { prompt: len, prompt_input: 0, prompt_emits, pace: Pace::Free, lead: Duration::ZERO };
+        Ask { spec: SequenceSpec::Thinker(sequence), params, text: Vec::new() }
     };
     Stage { name: StageName::Thinker, factory: thinker_factory(&checkpoint), ask: Box::new(ask) }
 }

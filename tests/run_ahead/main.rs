@@ -1,9 +1,9 @@
 //! Steps that are launched before the last one is known say what they would have said one after the other: random requests
-//! (sampling, penalties, limits, forced codes, ends) in random batches that rows join and leave, up to eight steps out,
+//! (sampling, penalties, limits, forced codes, ends) in random batches that sequences join and leave, up to eight steps out,
 //! against each request alone and step by step.
 //!
 //! The real scheduler drives the real stage models of the tiny checkpoints. A step's outcome is kept back until a die says
-//! that the host hears of it, so that stops come late and rows run in vain. `cargo test` takes some hundreds of requests; all
+//! that the host hears of it, so that stops come late and sequences run in vain. `cargo test` takes some hundreds of requests; all
 //! ten thousand:
 //!
 //! ```sh
@@ -74,15 +74,15 @@ fn compare(stage: &Stage, count: usize, seed: u64) {
         all.stale += seen.stale;
     }
     println!(
-        "{}: {compared} of {count} requests compared, {stopped} ended by themselves; up to {} steps out, {} rows in one; \
-         {} rows run in vain",
+        "{}: {compared} of {count} requests compared, {stopped} ended by themselves; up to {} steps out, {} sequences in one; \
+         {} sequences run in vain",
         stage.name, all.deepest, all.together, all.stale
     );
     // Or else nothing was shown. Where few tokens can end an answer, fewer answers end.
     let least_stopped = if on_cuda() { count / 20 } else { count / 10 };
     assert!(compared * 10 >= count * 9 && stopped >= least_stopped, "{compared} compared, {stopped} stopped");
-    assert!(all.deepest >= 6 && all.together >= 6, "{} steps out, {} rows in one", all.deepest, all.together);
-    assert!(all.stale as usize > count / 4, "{} rows were run in vain: hardly a stop came late", all.stale);
+    assert!(all.deepest >= 6 && all.together >= 6, "{} steps out, {} sequences in one", all.deepest, all.together);
+    assert!(all.stale as usize > count / 4, "{} sequences were run in vain: hardly a stop came late", all.stale);
 }
 
 #[test]

@@ -1,33 +1,38 @@
-//! What is said: rows, and a run of them whose outcomes come late.
+//! What is said: sequences, and a run of them whose outcomes come late.
 
 use super::asks::{Ask, Dice};
 use omni_actors::core::ids::{RequestId, Slot};
-use omni_actors::core::scheduler::{Effect, Event, Plan, RowDone, SchedulerConfig, SchedulerCore, Start, StepDone};
-use omni_actors::model::stage::{Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageModel};
+use omni_actors::core::scheduler::{
+    Effect, Event, Plan, SchedulerConfig, SchedulerCore, SequenceDone, Start, StepDone,
+};
+use omni_actors::model::stage::{
+    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageModel,
+};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
-/// What a row says.
+/// What a sequence says.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Said {
     pub tokens: Vec<u32>,
     pub frames: Vec<Vec<u32>>,
     pub picked: Vec<Box<[u32]>>,
-    /// Embedding rows, bit by bit.
-    pub rows: Vec<u32>,
+    /// Embedding sequences, bit by bit.
+    pub sequences: Vec<u32>,
     pub finish: Option<Finish>,
 }
 
 impl Said {
-    pub fn take(&mut self, output: RowOutput) {
-        assert_eq!(self.finish, None, "a row that has ended says no more");
+    pub fn take(&mut self, output: SequenceOutput) {
+        assert_eq!(self.finish, None, "a sequence that has ended says no more");
         self.tokens.extend(output.sampled);
         self.picked.extend(output.picked);
         match output.emit {
             Emit::Codes(codes) => self.frames.push(codes),
-            Emit::Rows(rows) => {
+            Emit::Embeddings(sequences) => {
                 let waiting = tokio::runtime::Builder::new_current_thread().build().unwrap();
-                let rows = waiting.block_on(rows.fetched()).unwrap().tensor().unwrap();
-                self.rows.extend(rows.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()));
+                let sequences = waiting.block_on(sequences.fetched()).unwrap().tensor().unwrap();
+                self.sequences
+                    .extend(sequences.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().map(|x| x.to_bits()));
             }
             _ => {}
         }
@@ -35,18 +40,18 @@ impl Said {
     }
 }
 
-/// The synchronous mode: one row, its whole prompt at once, each step known before the next.
+/// The synchronous mode: one sequence, its whole prompt at once, each step known before the next.
 pub fn alone(model: &mut dyn StageModel, ask: &Ask) -> Said {
     let slot = Slot(0);
     model.open(slot, ask.spec.clone()).unwrap();
-    if matches!(ask.spec, RowSpec::Talker(_)) {
-        model.feed(slot, RowInput::Tokens(ask.text.clone()), true).unwrap();
+    if matches!(ask.spec, SequenceSpec::Talker(_)) {
+        model.feed(slot, SequenceInput::Tokens(ask.text.clone()), true).unwrap();
     }
     let starved = (ask.text.len() as u32) < ask.params.prompt_input;
     let mut advance = if starved { 0 } else { ask.params.prompt };
     let mut said = Said::default();
     while said.finish.is_none() {
-        said.take(model.step(&[RowWork { slot, advance }]).unwrap().remove(0).unwrap());
+        said.take(model.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap());
         advance = 1;
     }
     model.close(slot);
@@ -68,7 +73,7 @@ pub struct Run<'a> {
     core: SchedulerCore,
     asks: &'a [Ask],
     said: Vec<Said>,
-    /// Text that has not arrived, in pieces; nothing arrives before a row is open.
+    /// Text that has not arrived, in pieces; nothing arrives before a sequence is open.
     pieces: Vec<VecDeque<Vec<u32>>>,
     slots: HashMap<usize, Slot>,
     flying: VecDeque<(Plan, Launched)>,
@@ -89,7 +94,7 @@ impl<'a> Run<'a> {
                 pieces.push_back(piece.to_vec());
                 text = rest;
             }
-            if pieces.is_empty() && matches!(ask.spec, RowSpec::Talker(_)) {
+            if pieces.is_empty() && matches!(ask.spec, SequenceSpec::Talker(_)) {
                 pieces.push_back(Vec::new());
             }
             pieces
@@ -109,8 +114,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn is_over(&self, row: usize) -> bool {
-        self.left[row] || self.said[row].finish.is_some()
+    fn is_over(&self, sequence: usize) -> bool {
+        self.left[sequence] || self.said[sequence].finish.is_some()
     }
 
     fn tell(&mut self, event: Event) {
@@ -118,14 +123,17 @@ impl<'a> Run<'a> {
         for effect in self.core.handle(event, self.now) {
             match effect {
                 Effect::Open(request, slot) => {
-                    let row = request.0 as usize;
-                    self.model.open(slot, self.asks[row].spec.clone()).unwrap();
-                    self.slots.insert(row, slot);
+                    let sequence = request.0 as usize;
+                    self.model.open(slot, self.asks[sequence].spec.clone()).unwrap();
+                    self.slots.insert(sequence, slot);
                 }
                 Effect::Launch(plan) => {
-                    let work = plan.rows.iter().map(|row| RowWork { slot: row.slot, advance: row.advance });
+                    let work = plan
+                        .sequences
+                        .iter()
+                        .map(|sequence| SequenceWork { slot: sequence.slot, advance: sequence.advance });
                     let launched = self.model.launch(&work.collect::<Vec<_>>()).unwrap();
-                    self.seen.together = self.seen.together.max(plan.rows.len());
+                    self.seen.together = self.seen.together.max(plan.sequences.len());
                     self.flying.push_back((plan, launched));
                     self.seen.deepest = self.seen.deepest.max(self.flying.len());
                 }
@@ -138,43 +146,43 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The next piece of a row's text arrives.
-    fn feed(&mut self, row: usize) {
-        let Some(piece) = self.pieces[row].pop_front() else { return };
-        let (units, end) = (piece.len() as u32, self.pieces[row].is_empty());
-        let input = if units == 0 { RowInput::Nothing } else { RowInput::Tokens(piece) };
-        self.model.feed(self.slots[&row], input, end).unwrap();
-        self.tell(Event::Input { request: RequestId(row as u64), units, end });
+    /// The next piece of a sequence's text arrives.
+    fn feed(&mut self, sequence: usize) {
+        let Some(piece) = self.pieces[sequence].pop_front() else { return };
+        let (units, end) = (piece.len() as u32, self.pieces[sequence].is_empty());
+        let input = if units == 0 { SequenceInput::Nothing } else { SequenceInput::Tokens(piece) };
+        self.model.feed(self.slots[&sequence], input, end).unwrap();
+        self.tell(Event::Input { request: RequestId(sequence as u64), units, end });
     }
 
     /// The host hears of the oldest step.
     fn hear(&mut self) {
         let Some((plan, launched)) = self.flying.pop_front() else { return };
-        let mut rows = Vec::new();
-        for (planned, output) in plan.rows.iter().zip(launched.wait().unwrap().rows) {
-            let (request, row) = (planned.request, planned.request.0 as usize);
+        let mut sequences = Vec::new();
+        for (planned, output) in plan.sequences.iter().zip(launched.wait().unwrap().sequences) {
+            let (request, sequence) = (planned.request, planned.request.0 as usize);
             // Who is over has no slot any more, or somebody else has it: nobody listens.
-            if self.is_over(row) {
-                rows.push(RowDone { request, emitted: 0, finished: false });
+            if self.is_over(sequence) {
+                sequences.push(SequenceDone { request, emitted: 0, finished: false });
                 continue;
             }
             let output = output.unwrap();
-            assert!(!output.stale, "a row that nobody knows the end of has ended");
-            let before = (self.said[row].frames.len(), self.said[row].tokens.len());
-            self.said[row].take(output);
-            let said = &self.said[row];
+            assert!(!output.stale, "a sequence that nobody knows the end of has ended");
+            let before = (self.said[sequence].frames.len(), self.said[sequence].tokens.len());
+            self.said[sequence].take(output);
+            let said = &self.said[sequence];
             let emitted = (said.frames.len() - before.0).max(said.tokens.len() - before.1) as u32;
-            self.unheard[row] += emitted;
-            rows.push(RowDone { request, emitted, finished: said.finish.is_some() });
+            self.unheard[sequence] += emitted;
+            sequences.push(SequenceDone { request, emitted, finished: said.finish.is_some() });
         }
-        self.tell(Event::StepDone(StepDone { step: plan.step, rows }));
+        self.tell(Event::StepDone(StepDone { step: plan.step, sequences }));
     }
 
     /// To the end of all requests, of which `leavers` leave before theirs.
     pub fn run(mut self, dice: &mut Dice, room: usize, leavers: &[usize]) -> (Vec<Said>, Seen) {
         let mut admitted = 0;
         loop {
-            let open: Vec<usize> = (0..admitted).filter(|row| !self.is_over(*row)).collect();
+            let open: Vec<usize> = (0..admitted).filter(|sequence| !self.is_over(*sequence)).collect();
             if open.is_empty() && admitted == self.asks.len() && self.flying.is_empty() {
                 break;
             }
@@ -182,10 +190,10 @@ impl<'a> Run<'a> {
             let hungry: Vec<usize> = open
                 .iter()
                 .copied()
-                .filter(|row| self.slots.contains_key(row) && !self.pieces[*row].is_empty())
+                .filter(|sequence| self.slots.contains_key(sequence) && !self.pieces[*sequence].is_empty())
                 .collect();
-            let behind: Vec<usize> = open.iter().copied().filter(|row| self.unheard[*row] > 0).collect();
-            let leaving: Vec<usize> = leavers.iter().copied().filter(|row| open.contains(row)).collect();
+            let behind: Vec<usize> = open.iter().copied().filter(|sequence| self.unheard[*sequence] > 0).collect();
+            let leaving: Vec<usize> = leavers.iter().copied().filter(|sequence| open.contains(sequence)).collect();
             let mut may = Vec::new();
             may.extend((admitted < self.asks.len() && open.len() < room).then_some('a'));
             may.extend((!hungry.is_empty()).then_some(['f', 'f']).into_iter().flatten());
@@ -205,18 +213,18 @@ impl<'a> Run<'a> {
                 'f' => self.feed(dice.pick(&hungry)),
                 'h' => self.hear(),
                 'k' => {
-                    let row = dice.pick(&behind);
-                    let units = std::mem::take(&mut self.unheard[row]);
-                    self.tell(Event::Acked { request: RequestId(row as u64), units });
+                    let sequence = dice.pick(&behind);
+                    let units = std::mem::take(&mut self.unheard[sequence]);
+                    self.tell(Event::Acked { request: RequestId(sequence as u64), units });
                 }
                 _ => {
-                    let row = dice.pick(&leaving);
-                    self.left[row] = true;
-                    self.tell(Event::Abort(RequestId(row as u64)));
+                    let sequence = dice.pick(&leaving);
+                    self.left[sequence] = true;
+                    self.tell(Event::Abort(RequestId(sequence as u64)));
                 }
             }
         }
-        assert_eq!(self.model.live_rows(), 0);
+        assert_eq!(self.model.live_sequences(), 0);
         self.seen.stale = self.core.stale();
         (self.said, self.seen)
     }

@@ -226,7 +226,7 @@ impl Service for Scripted {
             restarts: 0,
             last_reason: None,
             last_recovery_s: None,
-            rows: 0,
+            sequences: 0,
             pid: None,
         });
         EngineHealth {

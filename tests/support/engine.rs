@@ -124,7 +124,7 @@ pub async fn say(engine: &Engine, request: SpeechRequest) -> Answer {
 
 /// Waits until nothing of any request is left.
 pub async fn idle(engine: &Engine) {
-    let empty = EngineLoad { requests: 0, leases: 0, rows: 0, queued: 0 };
+    let empty = EngineLoad { requests: 0, leases: 0, sequences: 0, queued: 0 };
     let waiting = async {
         while engine.load() != empty {
             tokio::task::yield_now().await;

@@ -6,7 +6,7 @@ use omni_actors::core::arbiter::{ArbiterCore, Turn};
 use omni_actors::core::deadline::Ears;
 use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{
-    Effect, Event, Pace, Plan, RowDone, RowParams, SchedulerConfig, SchedulerCore, Start, StepDone,
+    Effect, Event, Pace, Plan, SchedulerConfig, SchedulerCore, SequenceDone, SequenceParams, Start, StepDone,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -23,7 +23,7 @@ type Ms = f64;
 /// What steps cost, in the order of an H200 and a model of 1.7B.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// A frame step: `frame.0 + frame.1 * rows`, the rows rounded up to the next captured batch.
+    /// A frame step: `frame.0 + frame.1 * sequences`, the sequences rounded up to the next captured batch.
     pub frame: (Ms, Ms),
     /// A prefill: `prefill.0 + prefill.1 * positions`.
     pub prefill: (Ms, Ms),
@@ -112,7 +112,7 @@ pub struct Report {
     pub seconds: f64,
     /// Longest time that a started stream went without a chunk although its listener had nothing left.
     pub worst_silence: Ms,
-    /// Time the device did nothing although a step had been launched or a row could have run.
+    /// Time the device did nothing although a step had been launched or a sequence could have run.
     pub idle: Ms,
     /// By how much the one who was overtaken most had come before the one who was heard first.
     pub overtaken: Ms,
@@ -159,7 +159,7 @@ impl Which {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Message {
     Arrive,
-    /// A step's outcome reaches its scheduler: rows as (request, emitted, finished).
+    /// A step's outcome reaches its scheduler: sequences as (request, emitted, finished).
     Done(Which, u64, Vec<(RequestId, u32, bool)>),
     Codes(RequestId, u32, bool),
     Audio(RequestId, u32, bool),
@@ -284,20 +284,21 @@ impl Sim {
         let Costs { frame, prefill, vocoder, .. } = self.world.costs;
         match which {
             Which::Talker => {
-                let (mut positions, mut rows) = (0, 0_u32);
-                for row in &plan.rows {
-                    let left = self.requests[&row.request].prefill;
-                    positions += if left > 0 { row.advance } else { 0 };
-                    rows += u32::from(left <= row.advance);
+                let (mut positions, mut sequences) = (0, 0_u32);
+                for sequence in &plan.sequences {
+                    let left = self.requests[&sequence.request].prefill;
+                    positions += if left > 0 { sequence.advance } else { 0 };
+                    sequences += u32::from(left <= sequence.advance);
                 }
                 let prefills = if positions > 0 { prefill.0 + prefill.1 * f64::from(positions) } else { 0.0 };
-                let frames = if rows > 0 { frame.0 + frame.1 * f64::from(rows.next_power_of_two()) } else { 0.0 };
+                let frames =
+                    if sequences > 0 { frame.0 + frame.1 * f64::from(sequences.next_power_of_two()) } else { 0.0 };
                 prefills + frames
             }
             Which::Vocoder => {
                 let mut sizes: BTreeMap<u32, u32> = BTreeMap::new();
-                for row in plan.rows.iter().filter(|row| row.advance > 0) {
-                    *sizes.entry(row.advance).or_default() += row.advance;
+                for sequence in plan.sequences.iter().filter(|sequence| sequence.advance > 0) {
+                    *sizes.entry(sequence.advance).or_default() += sequence.advance;
                 }
                 sizes.values().map(|frames| vocoder.0 + vocoder.1 * f64::from(*frames)).sum()
             }
@@ -344,31 +345,35 @@ impl Sim {
     fn end_step(&mut self, which: Which) {
         let (plan, _) = self.stages.get_mut(&which).unwrap().running.take().unwrap();
         let host = self.world.costs.host;
-        let mut rows = Vec::new();
-        for row in &plan.rows {
-            let request = self.requests.get_mut(&row.request).unwrap();
+        let mut sequences = Vec::new();
+        for sequence in &plan.sequences {
+            let request = self.requests.get_mut(&sequence.request).unwrap();
             let (emitted, finished) = match which {
-                Which::Talker => request.talk(row.advance),
-                Which::Vocoder => request.vocode(row.advance),
+                Which::Talker => request.talk(sequence.advance),
+                Which::Vocoder => request.vocode(sequence.advance),
             };
-            rows.push((row.request, emitted, finished));
+            sequences.push((sequence.request, emitted, finished));
             if emitted == 0 && !finished {
                 continue;
             }
             match which {
-                Which::Talker => self.send(2.0 * host, Message::Codes(row.request, emitted, finished)),
-                Which::Vocoder => self.send(2.0 * host, Message::Audio(row.request, emitted, finished)),
+                Which::Talker => self.send(2.0 * host, Message::Codes(sequence.request, emitted, finished)),
+                Which::Vocoder => self.send(2.0 * host, Message::Audio(sequence.request, emitted, finished)),
             }
         }
-        self.send(host, Message::Done(which, plan.step.0, rows));
+        self.send(host, Message::Done(which, plan.step.0, sequences));
     }
 
     fn receive(&mut self, message: Message) {
         match message {
             Message::Arrive => self.arrive(),
-            Message::Done(which, step, rows) => {
-                let rows = rows.into_iter().map(|(request, emitted, finished)| RowDone { request, emitted, finished });
-                let done = StepDone { step: omni_actors::core::ids::StepId(step), rows: rows.collect() };
+            Message::Done(which, step, sequences) => {
+                let sequences = sequences.into_iter().map(|(request, emitted, finished)| SequenceDone {
+                    request,
+                    emitted,
+                    finished,
+                });
+                let done = StepDone { step: omni_actors::core::ids::StepId(step), sequences: sequences.collect() };
                 self.tell(which, Event::StepDone(done));
             }
             Message::Codes(request, units, end) => {
@@ -400,7 +405,7 @@ impl Sim {
             late: false,
         };
         self.requests.insert(request, state);
-        let chunks = RowParams {
+        let chunks = SequenceParams {
             prompt: 0,
             prompt_input: 0,
             prompt_emits: 0,
@@ -409,7 +414,8 @@ impl Sim {
         };
         self.tell(Which::Vocoder, Event::Admit(request, chunks, Start::default()));
         let prompt = self.world.prompt;
-        let talk = RowParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
+        let talk =
+            SequenceParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
         self.tell(Which::Talker, Event::Admit(request, talk, Start::default()));
         self.tell(Which::Talker, Event::Input { request, units: 1, end: true });
         if let Arrivals::Poisson(rate) = self.world.arrivals

@@ -8,7 +8,8 @@ use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
-    Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
+    Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory,
+    StageModel, StepOutcome,
 };
 use omni_actors::model::{LoadError, ModelError};
 use omni_actors::telemetry::{EdgeMetrics, StageMetrics};
@@ -68,7 +69,7 @@ pub struct World {
 }
 
 impl StageReports for World {
-    fn row_failed(&self, request: RequestId, _: StageName, reason: String) {
+    fn sequence_failed(&self, request: RequestId, _: StageName, reason: String) {
         self.failed.lock().unwrap().push((request, reason));
     }
     fn stage_up(&self, _: StageName) {}
@@ -161,7 +162,7 @@ async fn started(
     let (send, output) = flume::unbounded();
     let (input, inbound) = inproc(1 << 16);
     let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
-    let kinds = [Kind::Rows, Kind::Tokens, Kind::Codes, Kind::Audio];
+    let kinds = [Kind::Embeddings, Kind::Tokens, Kind::Codes, Kind::Audio];
     let edge = |kind| OutEdge {
         kind,
         sender: Arc::new(Out(send.clone())),
@@ -203,7 +204,7 @@ impl Rig {
 
     /// Sends input to the stage as the stage before would.
     pub fn feed(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
-        let kind = if matches!(part, Part::Rows(_)) { Kind::Rows } else { Kind::Codes };
+        let kind = if matches!(part, Part::Embeddings(_)) { Kind::Embeddings } else { Kind::Codes };
         let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
         let header = Header { request, generation, attempt: Attempt(0), seq, kind, units, end, sent: 0 };
         self.input.put(Payload { header, parts: vec![part], leases: Vec::new() }).unwrap();
@@ -214,47 +215,52 @@ impl Rig {
 #[derive(Clone)]
 pub struct Script {
     /// Each step, as it runs.
-    pub steps: flume::Sender<Vec<RowWork>>,
+    pub steps: flume::Sender<Vec<SequenceWork>>,
     pub stop: u32,
 }
 
 impl StageFactory for Script {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(Scripted { script: self.clone(), rows: HashMap::new() }))
+        Ok(Box::new(Scripted { script: self.clone(), sequences: HashMap::new() }))
     }
 }
 
 struct Scripted {
     script: Script,
-    rows: HashMap<Slot, u32>,
+    sequences: HashMap<Slot, u32>,
 }
 
 impl StageModel for Scripted {
-    fn open(&mut self, slot: Slot, _: RowSpec) -> Result<(), ModelError> {
-        self.rows.insert(slot, 0);
+    fn open(&mut self, slot: Slot, _: SequenceSpec) -> Result<(), ModelError> {
+        self.sequences.insert(slot, 0);
         Ok(())
     }
-    fn feed(&mut self, _: Slot, _: RowInput, _: bool) -> Result<(), ModelError> {
+    fn feed(&mut self, _: Slot, _: SequenceInput, _: bool) -> Result<(), ModelError> {
         Ok(())
     }
-    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
-        let _ = self.script.steps.send(rows.to_vec());
-        let outputs = rows.iter().map(|work| {
-            let Some(done) = self.rows.get_mut(&work.slot) else { return Ok(RowOutput::default()) };
+    fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
+        let _ = self.script.steps.send(sequences.to_vec());
+        let outputs = sequences.iter().map(|work| {
+            let Some(done) = self.sequences.get_mut(&work.slot) else { return Ok(SequenceOutput::default()) };
             if *done >= self.script.stop {
-                return Ok(RowOutput { stale: true, ..RowOutput::default() });
+                return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
             }
             *done += 1;
             let finish = (*done >= self.script.stop || work.advance == 0).then_some(Finish::Stop);
-            Ok(RowOutput { sampled: Some(*done), finish, emit: Emit::Codes(vec![*done]), ..RowOutput::default() })
+            Ok(SequenceOutput {
+                sampled: Some(*done),
+                finish,
+                emit: Emit::Codes(vec![*done]),
+                ..SequenceOutput::default()
+            })
         });
         Ok(Launched::Done(outputs.collect::<Vec<_>>().into()))
     }
     fn close(&mut self, slot: Slot) {
-        self.rows.remove(&slot);
+        self.sequences.remove(&slot);
     }
-    fn live_rows(&self) -> usize {
-        self.rows.len()
+    fn live_sequences(&self) -> usize {
+        self.sequences.len()
     }
 }
 
@@ -268,7 +274,7 @@ pub struct Beside {
 /// A step that a test holds. Dropped, the device has failed.
 #[derive(Debug)]
 pub struct Launch {
-    pub rows: Vec<RowWork>,
+    pub sequences: Vec<SequenceWork>,
     end: flume::Sender<Ending>,
     model: Weak<()>,
 }
@@ -309,14 +315,14 @@ struct BesideModel {
 }
 
 struct HeldStep {
-    rows: Vec<Result<RowOutput, ModelError>>,
+    sequences: Vec<Result<SequenceOutput, ModelError>>,
     ended: flume::Receiver<Ending>,
 }
 
 impl PendingStep for HeldStep {
     fn wait(self: Box<Self>) -> Result<StepOutcome, ModelError> {
         match self.ended.recv() {
-            Ok(Ending::Well) => Ok(self.rows.into()),
+            Ok(Ending::Well) => Ok(self.sequences.into()),
             Ok(Ending::Panic) => panic!("the waiting thread dies"),
             Err(_) => Err(ModelError::Device(candle_core::Error::Msg("the device is gone".into()))),
         }
@@ -324,21 +330,21 @@ impl PendingStep for HeldStep {
 }
 
 impl StageModel for BesideModel {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
         self.inner.open(slot, spec)
     }
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         self.inner.feed(slot, input, end)
     }
-    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
+    fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
         let (end, ended) = flume::bounded(1);
-        let _ = self.launches.send(Launch { rows: rows.to_vec(), end, model: Arc::downgrade(&self.life) });
-        Ok(Launched::Pending(Box::new(HeldStep { rows: self.inner.step(rows)?, ended })))
+        let _ = self.launches.send(Launch { sequences: sequences.to_vec(), end, model: Arc::downgrade(&self.life) });
+        Ok(Launched::Pending(Box::new(HeldStep { sequences: self.inner.step(sequences)?, ended })))
     }
     fn close(&mut self, slot: Slot) {
         self.inner.close(slot);
     }
-    fn live_rows(&self) -> usize {
-        self.inner.live_rows()
+    fn live_sequences(&self) -> usize {
+        self.inner.live_sequences()
     }
 }

@@ -273,8 +273,8 @@ mod tests {
     use super::*;
     use crate::{Admission, Resume, Wants};
     use omni_core::ids::{Attempt, Generation, Seq};
-    use omni_core::scheduler::{Pace, RowParams};
-    use omni_model::stage::{RowSpec, VocoderRow};
+    use omni_core::scheduler::{Pace, SequenceParams};
+    use omni_model::stage::{SequenceSpec, VocoderSpec};
     use omni_transfer::payload::{Header, Kind, Part};
     use omni_transfer::shm::ring;
     use proptest::prelude::*;
@@ -283,8 +283,9 @@ mod tests {
 
     /// An admission with so many codes.
     fn admission(request: u64, codes: usize) -> ToStage {
-        let params = RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-        let spec = RowSpec::Vocoder(VocoderRow { context: Some(vec![7; codes].into()), goes_on: false });
+        let params =
+            SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
+        let spec = SequenceSpec::Vocoder(VocoderSpec { context: Some(vec![7; codes].into()), goes_on: false });
         let wants = Wants { tokens: false, speech: true };
         ToStage::Admit(Box::new(Admission {
             request: RequestId(request),

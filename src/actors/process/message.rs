@@ -36,9 +36,9 @@ pub struct Setup {
 /// What the parent tells its child.
 #[derive(Clone, Debug, Encode, Decode)]
 pub enum ToStage {
-    /// A row.
+    /// A sequence.
     Admit(Box<Admission>),
-    /// Frees a request's row.
+    /// Frees a request's sequence.
     Abort(RequestId),
     /// The next stage, or the client, took output over.
     Acked(RequestId, u32),
@@ -57,12 +57,12 @@ pub enum ToStage {
 pub enum FromStage {
     /// The stage's state changed.
     Status(StageStatus),
-    /// All rows of a generation are lost, and why; what the fault plan had counted by then, for the process may end with it.
+    /// All sequences of a generation are lost, and why; what the fault plan had counted by then, for the process may end with it.
     StageDown(Generation, String, Vec<RuleCount>),
     /// Input was taken over.
     Acked(RequestId, u32),
-    /// One row cannot go on.
-    RowFailed(RequestId, String),
+    /// One sequence cannot go on.
+    SequenceFailed(RequestId, String),
     /// What the stage holds, and what the fault plan has counted. Also a sign of life.
     Pulse(Pulse),
     /// What was recorded while somebody takes a trace.
@@ -103,7 +103,7 @@ impl Control for ToStage {
 impl Control for FromStage {
     fn request(&self) -> Option<RequestId> {
         match self {
-            FromStage::Acked(request, _) | FromStage::RowFailed(request, _) => Some(*request),
+            FromStage::Acked(request, _) | FromStage::SequenceFailed(request, _) => Some(*request),
             FromStage::Status(_)
             | FromStage::StageDown(..)
             | FromStage::Pulse(_)

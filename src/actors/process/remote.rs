@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 const FIRST_WORD: Duration = Duration::from_secs(60);
 
 /// One child, for as long as its link lives. Everything but admissions is passed on whatever the stage does at the moment:
-/// a row that was admitted while the stage went down must be freed, should the admission have been heard after all.
+/// a sequence that was admitted while the stage went down must be freed, should the admission have been heard after all.
 pub struct RemoteStage {
     /// Of the child.
     pub pid: u32,
@@ -39,7 +39,7 @@ impl RemoteStage {
         })
     }
 
-    /// Whether rows are let in.
+    /// Whether sequences are let in.
     pub(super) fn set_open(&self, open: bool) {
         self.open.store(open, Ordering::SeqCst);
     }
@@ -75,7 +75,7 @@ impl RemoteStage {
     /// As the child told it last, and what it cannot have counted yet.
     pub(crate) fn load(&self) -> StageLoad {
         let Pulse { mut load, admitted, .. } = self.pulse().0.clone();
-        load.rows += self.admitted.load(Ordering::Relaxed).saturating_sub(admitted) as usize;
+        load.sequences += self.admitted.load(Ordering::Relaxed).saturating_sub(admitted) as usize;
         load.queued += self.out.waiting();
         load
     }
@@ -130,7 +130,7 @@ pub struct IntoStage(pub Arc<StageHandle>);
 impl PayloadSender for IntoStage {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         match self.0.remote().map(|remote| remote.out.put(payload)) {
-            // The link ended just now: the supervisor tells whose rows were there, and why.
+            // The link ended just now: the supervisor tells whose sequences were there, and why.
             None | Some(Err(TransportError::Closed)) => Ok(()),
             Some(done) => done,
         }

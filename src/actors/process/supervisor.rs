@@ -27,7 +27,7 @@ use tokio::task::JoinHandle;
 
 /// A child that was asked to stop and lives for longer than this is ended: its runner hangs.
 const STOP_GRACE: Duration = Duration::from_secs(4);
-/// How long those who lose their rows wait for the exact reason.
+/// How long those who lose their sequences wait for the exact reason.
 const REASON_PATIENCE: Duration = Duration::from_millis(50);
 /// A child tells that it lives several times in this time, however short its watchdog.
 const LEAST_SILENCE: Duration = Duration::from_secs(2);
@@ -282,7 +282,7 @@ impl SupervisorState {
         }
     }
 
-    /// First nobody can bring new rows, then those who had rows are told.
+    /// First nobody can bring new sequences, then those who had sequences are told.
     fn failed(&mut self, generation: Generation, reason: &str) -> Verdict {
         self.failed_at.get_or_insert_with(Instant::now);
         let verdict = self.policy.failed(self.born.elapsed());
@@ -343,7 +343,7 @@ async fn speak_to(
     let mut hello = Vec::new();
     super::message::append(&setup, &mut hello)?;
     to.send(&hello).await?;
-    queue.send_all(to, |request, reason| parent.reports.row_failed(request, name, reason)).await
+    queue.send_all(to, |request, reason| parent.reports.sequence_failed(request, name, reason)).await
 }
 
 /// Passes on what a child says, in its order, until the link ends.
@@ -361,7 +361,9 @@ async fn listen_to(
                 for word in words {
                     match word {
                         FromStage::Acked(request, units) => parent.acks.acked(request, units),
-                        FromStage::RowFailed(request, reason) => parent.reports.row_failed(request, name, reason),
+                        FromStage::SequenceFailed(request, reason) => {
+                            parent.reports.sequence_failed(request, name, reason)
+                        }
                         FromStage::Trace(records) => trace::absorb(records),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
                         FromStage::Pulse(pulse) => {
@@ -411,6 +413,6 @@ fn deliver(payload: Payload, parent: &ProcessSetup, name: StageName) {
     let (request, kind) = (payload.header.request, payload.header.kind);
     let Some((_, edge)) = parent.outbound.iter().find(|(carried, _)| *carried == kind) else { return };
     if let Err(error) = edge.put(payload) {
-        parent.reports.row_failed(request, name, error.to_string());
+        parent.reports.sequence_failed(request, name, error.to_string());
     }
 }

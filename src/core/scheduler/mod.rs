@@ -1,48 +1,48 @@
-//! Which rows run in the next step of a stage: continuous batching, placeholders, late stops, windows, deadlines.
+//! Which sequences run in the next step of a stage: continuous batching, placeholders, late stops, windows, deadlines.
 //!
 //! A step may be launched before the outcome of the one before is known. Every launched and not yet returned step of a
-//! row is a *placeholder*. When a row turns out to have stopped, its younger placeholders are void: their outcomes name a
-//! request that has no row any more and are dropped as stale.
+//! sequence is a *placeholder*. When a sequence turns out to have stopped, its younger placeholders are void: their outcomes name a
+//! request that has no sequence any more and are dropped as stale.
 
-mod row;
+mod sequence;
 #[cfg(test)]
 mod tests;
 
-pub use row::{Pace, RowParams, Start};
+pub use sequence::{Pace, SequenceParams, Start};
 
 use crate::deadline::{Ears, Need, Standing};
 use crate::ids::{RequestId, Slot, StepId};
-use row::Row;
+use sequence::Sequence;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// The shape of a stage.
 #[derive(Clone, Debug)]
 pub struct SchedulerConfig {
-    /// Rows that can hold state at once.
+    /// Sequences that can hold state at once.
     pub slots: u32,
-    /// Rows of one step.
+    /// Sequences of one step.
     pub max_batch: usize,
-    /// Prompt positions of one step, over all rows.
+    /// Prompt positions of one step, over all sequences.
     pub prefill_chunk: u32,
-    /// Steps launched and not returned, of the stage and of each row; 1 is the synchronous order.
+    /// Steps launched and not returned, of the stage and of each sequence; 1 is the synchronous order.
     pub run_ahead: u32,
-    /// Units a row may be ahead of what the next stage has taken over.
+    /// Units a sequence may be ahead of what the next stage has taken over.
     pub window: u32,
-    /// Numbers of rows, ascending, that steps are computed for: what is left of the next one costs nothing. Empty: every
-    /// row costs.
+    /// Numbers of sequences, ascending, that steps are computed for: what is left of the next one costs nothing. Empty: every
+    /// sequence costs.
     pub buckets: Vec<u32>,
-    /// Units of one step whose rows take chunks, over all rows; a single chunk may be longer. `None`: no bound.
+    /// Units of one step whose sequences take chunks, over all sequences; a single chunk may be longer. `None`: no bound.
     pub max_step_units: Option<u32>,
-    /// What its rows' listeners hear.
+    /// What its sequences' listeners hear.
     pub ears: Ears,
 }
 
 /// What happened.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A request wants a row.
-    Admit(RequestId, RowParams, Start),
+    /// A request wants a sequence.
+    Admit(RequestId, SequenceParams, Start),
     /// Input arrived at the runner.
     Input {
         /// Whose.
@@ -61,7 +61,7 @@ pub enum Event {
     },
     /// The outcome of a step is known.
     StepDone(StepDone),
-    /// The request is gone: free its row now.
+    /// The request is gone: free its sequence now.
     Abort(RequestId),
     /// What the stage was held back for may be over.
     Poke,
@@ -72,25 +72,25 @@ pub enum Event {
 pub struct StepDone {
     /// Which step; steps return in the order of their launch.
     pub step: StepId,
-    /// One entry per planned row.
-    pub rows: Vec<RowDone>,
+    /// One entry per planned sequence.
+    pub sequences: Vec<SequenceDone>,
 }
 
-/// What a step did to a row.
+/// What a step did to a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowDone {
-    /// Whose row.
+pub struct SequenceDone {
+    /// Whose sequence.
     pub request: RequestId,
     /// Units that go downstream.
     pub emitted: u32,
-    /// The row ended with this step.
+    /// The sequence ended with this step.
     pub finished: bool,
 }
 
 /// What is to be done, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The request's row now lives in this slot of the model.
+    /// The request's sequence now lives in this slot of the model.
     Open(RequestId, Slot),
     /// Run this step.
     Launch(Plan),
@@ -103,7 +103,7 @@ pub enum Effect {
         /// How many units, in addition to earlier ones.
         units: u32,
     },
-    /// The row is gone because it ended (not because it was aborted).
+    /// The sequence is gone because it ended (not because it was aborted).
     Finished(RequestId),
 }
 
@@ -113,23 +113,23 @@ pub struct Plan {
     /// Counted from 0.
     pub step: StepId,
     /// Never empty.
-    pub rows: Vec<PlannedRow>,
+    pub sequences: Vec<PlannedSequence>,
 }
 
-/// A row's share of a plan.
+/// A sequence's share of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PlannedRow {
-    /// Whose row.
+pub struct PlannedSequence {
+    /// Whose sequence.
     pub request: RequestId,
     /// Where its state is.
     pub slot: Slot,
-    /// Units; 0 ends a row whose input is used up.
+    /// Units; 0 ends a sequence whose input is used up.
     pub advance: u32,
     /// Whether the units are of its prompt.
     pub prompt: bool,
-    /// What this counts against the row's window until it returns.
+    /// What this counts against the sequence's window until it returns.
     pending: u32,
-    /// Which of the request's rows: one that goes on again may have the slot of the one before.
+    /// Which of the request's sequences: one that goes on again may have the slot of the one before.
     order: u64,
 }
 
@@ -137,8 +137,8 @@ pub struct PlannedRow {
 #[derive(Debug)]
 pub struct SchedulerCore {
     config: SchedulerConfig,
-    rows: BTreeMap<RequestId, Row>,
-    /// Rows without a slot, first come first served.
+    sequences: BTreeMap<RequestId, Sequence>,
+    /// Sequences without a slot, first come first served.
     waiting: VecDeque<RequestId>,
     free: Vec<Slot>,
     in_flight: VecDeque<Plan>,
@@ -154,7 +154,7 @@ impl SchedulerCore {
         let free = (0..config.slots).rev().map(Slot).collect();
         SchedulerCore {
             config,
-            rows: BTreeMap::new(),
+            sequences: BTreeMap::new(),
             waiting: VecDeque::new(),
             free,
             in_flight: VecDeque::new(),
@@ -177,14 +177,14 @@ impl SchedulerCore {
         match event {
             Event::Admit(request, params, start) => self.admit(request, params, start, now),
             Event::Input { request, units, end } => {
-                if let Some(row) = self.rows.get_mut(&request) {
-                    row.input = row.input.saturating_add(units);
-                    row.input_ended |= end;
+                if let Some(sequence) = self.sequences.get_mut(&request) {
+                    sequence.input = sequence.input.saturating_add(units);
+                    sequence.input_ended |= end;
                 }
             }
             Event::Acked { request, units } => {
-                if let Some(row) = self.rows.get_mut(&request) {
-                    row.acked = row.acked.saturating_add(units);
+                if let Some(sequence) = self.sequences.get_mut(&request) {
+                    sequence.acked = sequence.acked.saturating_add(units);
                 }
             }
             Event::StepDone(done) => self.step_done(&done, now, &mut effects),
@@ -198,17 +198,17 @@ impl SchedulerCore {
         effects
     }
 
-    /// Whether the request has a row.
+    /// Whether the request has a sequence.
     pub fn knows(&self, request: RequestId) -> bool {
-        self.rows.contains_key(&request)
+        self.sequences.contains_key(&request)
     }
 
-    /// Rows with or without a slot.
-    pub fn rows(&self) -> usize {
-        self.rows.len()
+    /// Sequences with or without a slot.
+    pub fn sequences(&self) -> usize {
+        self.sequences.len()
     }
 
-    /// Rows that wait for a slot.
+    /// Sequences that wait for a slot.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
@@ -226,27 +226,26 @@ impl SchedulerCore {
     /// Whether somebody who has heard nothing yet waits for a step that can run or runs. While that is so, steps return.
     pub fn is_awaited(&self, now: Duration) -> bool {
         let SchedulerConfig { run_ahead, window, prefill_chunk, .. } = self.config;
-        let can_run = |row: &Row| row.next_advance(run_ahead, window, prefill_chunk).is_some();
-        self.rows
-            .values()
-            .filter(|row| row.since <= now)
-            .any(|row| row.acked == 0 && (row.placeholders > 0 || row.first_emit.is_none() && can_run(row)))
+        let can_run = |sequence: &Sequence| sequence.next_advance(run_ahead, window, prefill_chunk).is_some();
+        self.sequences.values().filter(|sequence| sequence.since <= now).any(|sequence| {
+            sequence.acked == 0 && (sequence.placeholders > 0 || sequence.first_emit.is_none() && can_run(sequence))
+        })
     }
 
     /// Whether slots are scarce. Streams that are ahead had better be done with then: who waits for a slot hears nothing.
     fn is_crowded(&self) -> bool {
-        self.rows.len() * 2 > self.config.slots as usize
+        self.sequences.len() * 2 > self.config.slots as usize
     }
 
-    /// Outcomes dropped because their row had ended.
+    /// Outcomes dropped because their sequence had ended.
     pub fn stale(&self) -> u64 {
         self.stale
     }
 
-    fn admit(&mut self, request: RequestId, params: RowParams, start: Start, now: Duration) {
+    fn admit(&mut self, request: RequestId, params: SequenceParams, start: Start, now: Duration) {
         let order = self.next_order;
         self.next_order += 1;
-        if self.rows.insert(request, Row::new(request, params, start, order, now)).is_none() {
+        if self.sequences.insert(request, Sequence::new(request, params, start, order, now)).is_none() {
             self.waiting.push_back(request);
         }
     }
@@ -254,17 +253,19 @@ impl SchedulerCore {
     fn step_done(&mut self, done: &StepDone, now: Duration, effects: &mut Vec<Effect>) {
         // Steps return in order; anything else belongs to a generation that is gone.
         if self.in_flight.front().is_none_or(|plan| plan.step != done.step) {
-            self.stale += done.rows.len() as u64;
+            self.stale += done.sequences.len() as u64;
             return;
         }
         let Some(plan) = self.in_flight.pop_front() else { return };
-        for (planned, outcome) in plan.rows.iter().zip(&done.rows) {
-            let Some(row) = self.rows.get_mut(&planned.request).filter(|row| row.order == planned.order) else {
+        for (planned, outcome) in plan.sequences.iter().zip(&done.sequences) {
+            let Some(sequence) =
+                self.sequences.get_mut(&planned.request).filter(|sequence| sequence.order == planned.order)
+            else {
                 self.stale += 1;
                 continue;
             };
-            row.returned(planned.pending, outcome.emitted, now);
-            let used = row.take_consumed();
+            sequence.returned(planned.pending, outcome.emitted, now);
+            let used = sequence.take_consumed();
             if used > 0 {
                 effects.push(Effect::Consumed { request: planned.request, units: used });
             }
@@ -275,8 +276,8 @@ impl SchedulerCore {
     }
 
     fn release(&mut self, request: RequestId, effects: &mut Vec<Effect>) -> bool {
-        let Some(row) = self.rows.remove(&request) else { return false };
-        match row.slot {
+        let Some(sequence) = self.sequences.remove(&request) else { return false };
+        match sequence.slot {
             // Steps in flight with this slot were sent to the runner before this, so the slot may be reused at once.
             Some(slot) => {
                 self.free.push(slot);
@@ -291,8 +292,8 @@ impl SchedulerCore {
         while !self.waiting.is_empty() {
             let Some(slot) = self.free.pop() else { return };
             let Some(request) = self.waiting.pop_front() else { return };
-            if let Some(row) = self.rows.get_mut(&request) {
-                row.slot = Some(slot);
+            if let Some(sequence) = self.sequences.get_mut(&request) {
+                sequence.slot = Some(slot);
                 effects.push(Effect::Open(request, slot));
             }
         }
@@ -313,25 +314,30 @@ impl SchedulerCore {
         }
     }
 
-    /// The rows that can run, the most urgent ahead.
+    /// The sequences that can run, the most urgent ahead.
     fn runnable(&self, now: Duration) -> Vec<(Standing, u64, RequestId)> {
         let SchedulerConfig { run_ahead, window, prefill_chunk, ears, .. } = &self.config;
         let mut runnable: Vec<_> = self
-            .rows
+            .sequences
             .values()
-            .filter(|row| row.next_advance(*run_ahead, *window, *prefill_chunk).is_some())
-            .map(|row| (ears.standing(&row.stream(now), now), row.order, row.request))
+            .filter(|sequence| sequence.next_advance(*run_ahead, *window, *prefill_chunk).is_some())
+            .map(|sequence| (ears.standing(&sequence.stream(now), now), sequence.order, sequence.request))
             .collect();
         runnable.sort_unstable();
         runnable
     }
 
-    /// Rows that a step of `rows` rows computes, whatever they are.
-    fn bucket(&self, rows: usize) -> usize {
-        self.config.buckets.iter().map(|bucket| *bucket as usize).find(|bucket| *bucket >= rows).unwrap_or(rows)
+    /// Sequences that a step of `sequences` sequences computes, whatever they are.
+    fn bucket(&self, sequences: usize) -> usize {
+        self.config
+            .buckets
+            .iter()
+            .map(|bucket| *bucket as usize)
+            .find(|bucket| *bucket >= sequences)
+            .unwrap_or(sequences)
     }
 
-    /// The most urgent rows that can run, or `None` if no row can.
+    /// The most urgent sequences that can run, or `None` if no sequence can.
     fn plan(&mut self, runnable: Vec<(Standing, u64, RequestId)>) -> Option<Plan> {
         let SchedulerConfig { run_ahead, window, prefill_chunk, max_batch, max_step_units, .. } = self.config;
         let somebody_waits =
@@ -346,33 +352,35 @@ impl SchedulerCore {
                 // The rest is further ahead still.
                 break;
             }
-            let Some(row) = self.rows.get_mut(&request) else { continue };
-            let prefilling = row.prefilling();
+            let Some(sequence) = self.sequences.get_mut(&request) else { continue };
+            let prefilling = sequence.prefilling();
             if prefilling && prefill_left == 0 {
                 continue;
             }
             let chunk = if prefilling { prefill_left } else { prefill_chunk };
-            let (Some(advance), Some(slot)) = (row.next_advance(run_ahead, window, chunk), row.slot) else { continue };
-            if matches!(row.params.pace, Pace::Chunks(_)) && !bounds.admit(advance, prefilling) {
+            let (Some(advance), Some(slot)) = (sequence.next_advance(run_ahead, window, chunk), sequence.slot) else {
+                continue;
+            };
+            if matches!(sequence.params.pace, Pace::Chunks(_)) && !bounds.admit(advance, prefilling) {
                 continue;
             }
             if prefilling {
                 prefill_left -= advance;
             }
-            let (pending, order) = (row.launched(advance), row.order);
-            planned.push(PlannedRow { request, slot, advance, prompt: prefilling, pending, order });
+            let (pending, order) = (sequence.launched(advance), sequence.order);
+            planned.push(PlannedSequence { request, slot, advance, prompt: prefilling, pending, order });
         }
         if planned.is_empty() {
             return None;
         }
         let step = StepId(self.next_step);
         self.next_step += 1;
-        Some(Plan { step, rows: planned })
+        Some(Plan { step, sequences: planned })
     }
 }
 
 /// What chunks fit into one step. A device runs the chunks of one length together and those of different lengths one
-/// after the other, so a step takes one length only, that of its most urgent row: nobody waits for the chunks of others
+/// after the other, so a step takes one length only, that of its most urgent sequence: nobody waits for the chunks of others
 /// who need them less.
 struct StepBounds {
     /// Units of the whole step.

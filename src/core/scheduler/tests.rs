@@ -8,11 +8,11 @@ use std::collections::HashMap;
 /// What the world knows of a request, independent of the scheduler.
 #[derive(Clone, Debug)]
 struct Truth {
-    params: RowParams,
+    params: SequenceParams,
     /// Units of input it will get in all.
     input_total: u32,
     input_given: u32,
-    /// For free and talker rows: the decode step at which the model stops.
+    /// For free and talker sequences: the decode step at which the model stops.
     stops_at: u32,
     slot: Option<Slot>,
     prefilled: u32,
@@ -80,22 +80,22 @@ impl World {
 
     /// What the model does when it sees the plan: it already knows who has stopped, the scheduler does not.
     fn launch(&mut self, plan: Plan) {
-        assert!(!plan.rows.is_empty() && plan.rows.len() <= self.config.max_batch);
+        assert!(!plan.sequences.is_empty() && plan.sequences.len() <= self.config.max_batch);
         let mut prefill = 0;
-        for row in &plan.rows {
-            let truth = self.truth.get_mut(&row.request).unwrap();
-            assert_eq!(truth.slot, Some(row.slot), "a row was planned in a slot that is not its own");
-            assert!(!truth.aborted, "an aborted row was planned");
-            if truth.prefilled < truth.params.prompt && row.advance > 0 {
+        for sequence in &plan.sequences {
+            let truth = self.truth.get_mut(&sequence.request).unwrap();
+            assert_eq!(truth.slot, Some(sequence.slot), "a sequence was planned in a slot that is not its own");
+            assert!(!truth.aborted, "an aborted sequence was planned");
+            if truth.prefilled < truth.params.prompt && sequence.advance > 0 {
                 assert!(
                     truth.input_given >= truth.params.prompt_input,
                     "a prompt was planned before its input was there"
                 );
-                truth.prefilled += row.advance;
-                prefill += row.advance;
+                truth.prefilled += sequence.advance;
+                prefill += sequence.advance;
                 assert!(truth.prefilled <= truth.params.prompt);
             } else {
-                truth.decoded += row.advance;
+                truth.decoded += sequence.advance;
                 let needs = match truth.params.pace {
                     Pace::Free => 0,
                     Pace::OnePerStep if truth.input_given == truth.input_total => 0,
@@ -111,8 +111,9 @@ impl World {
 
     /// Where a step is bounded, its chunks are of one length and within the bound.
     fn check_chunks(&self, plan: &Plan) {
-        let chunk = |row: &&PlannedRow| matches!(self.truth[&row.request].params.pace, Pace::Chunks(_));
-        let chunks: Vec<_> = plan.rows.iter().filter(chunk).map(|row| row.advance).filter(|units| *units > 0).collect();
+        let chunk = |sequence: &&PlannedSequence| matches!(self.truth[&sequence.request].params.pace, Pace::Chunks(_));
+        let chunks: Vec<_> =
+            plan.sequences.iter().filter(chunk).map(|sequence| sequence.advance).filter(|units| *units > 0).collect();
         if let (Some(most), [first, rest @ ..]) = (self.config.max_step_units, chunks.as_slice()) {
             assert!(rest.iter().all(|units| units == first), "{chunks:?}");
             assert!(rest.is_empty() || chunks.iter().sum::<u32>() <= most, "{chunks:?}");
@@ -122,20 +123,20 @@ impl World {
     /// The oldest step returns.
     fn step(&mut self) {
         let Some(plan) = self.launched.pop_front() else { return };
-        let rows = plan.rows.iter().map(|row| self.outcome(row)).collect();
-        self.tell(Event::StepDone(StepDone { step: plan.step, rows }));
+        let sequences = plan.sequences.iter().map(|sequence| self.outcome(sequence)).collect();
+        self.tell(Event::StepDone(StepDone { step: plan.step, sequences }));
     }
 
-    fn outcome(&mut self, planned: &PlannedRow) -> RowDone {
+    fn outcome(&mut self, planned: &PlannedSequence) -> SequenceDone {
         let request = planned.request;
         let truth = self.truth.get_mut(&request).unwrap();
         if truth.stopped || truth.aborted {
             self.stale += 1;
-            return RowDone { request, emitted: 0, finished: false };
+            return SequenceDone { request, emitted: 0, finished: false };
         }
         let window = self.config.window + truth.params.prompt_emits;
         let one_step = planned.advance.max(1);
-        assert!(truth.emitted - truth.acked < window + one_step, "a row ran past its window by more than a step");
+        assert!(truth.emitted - truth.acked < window + one_step, "a sequence ran past its window by more than a step");
         let (emitted, finished) = match truth.params.pace {
             Pace::Free | Pace::OnePerStep => {
                 truth.emitted += 1;
@@ -147,7 +148,7 @@ impl World {
             truth.emitted += emitted;
         }
         truth.stopped = finished;
-        RowDone { request, emitted, finished }
+        SequenceDone { request, emitted, finished }
     }
 
     fn feed(&mut self, request: RequestId, units: u32) {
@@ -180,11 +181,11 @@ impl World {
                 self.ack(request);
             }
             self.step();
-            if self.core.rows() == 0 && self.launched.is_empty() {
+            if self.core.sequences() == 0 && self.launched.is_empty() {
                 return;
             }
         }
-        panic!("the stage never ran dry: {} rows, {} in flight", self.core.rows(), self.launched.len());
+        panic!("the stage never ran dry: {} sequences, {} in flight", self.core.sequences(), self.launched.len());
     }
 }
 
@@ -210,12 +211,14 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     proptest::collection::vec(step, 1..120)
 }
 
-fn params(kind: u8, prompt: u32) -> (RowParams, bool) {
+fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
     let prompt = prompt + 1;
     match kind {
-        0 => (RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }, false),
+        0 => {
+            (SequenceParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }, false)
+        }
         1 => (
-            RowParams {
+            SequenceParams {
                 prompt,
                 prompt_input: prompt / 2 + 1,
                 prompt_emits: 0,
@@ -225,11 +228,11 @@ fn params(kind: u8, prompt: u32) -> (RowParams, bool) {
             true,
         ),
         2 => (
-            RowParams { prompt, prompt_input: 0, prompt_emits: prompt, pace: Pace::Follow, lead: Duration::ZERO },
+            SequenceParams { prompt, prompt_input: 0, prompt_emits: prompt, pace: Pace::Follow, lead: Duration::ZERO },
             true,
         ),
         _ => (
-            RowParams {
+            SequenceParams {
                 prompt: 0,
                 prompt_input: 0,
                 prompt_emits: 0,
@@ -308,8 +311,8 @@ fn config() -> SchedulerConfig {
     }
 }
 
-fn free(prompt: u32) -> RowParams {
-    RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }
+fn free(prompt: u32) -> SequenceParams {
+    SequenceParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }
 }
 
 fn launches(effects: &[Effect]) -> Vec<Plan> {
@@ -324,23 +327,26 @@ fn the_next_step_is_launched_before_the_tokens_of_the_last_are_known() {
     let mut core = SchedulerCore::new(config());
     let plans = launches(&core.handle(Event::Admit(RequestId(1), free(5), Start::default()), Duration::ZERO));
     assert_eq!(plans.len(), 2, "prefill and first decode step are both in flight");
-    assert_eq!(plans[0].rows[0].advance, 5);
-    assert_eq!(plans[1].rows[0].advance, 1);
+    assert_eq!(plans[0].sequences[0].advance, 5);
+    assert_eq!(plans[1].sequences[0].advance, 1);
 }
 
 #[test]
-fn a_late_stop_wastes_one_row_and_its_outcome_is_dropped_as_stale() {
+fn a_late_stop_wastes_one_sequence_and_its_outcome_is_dropped_as_stale() {
     let mut core = SchedulerCore::new(config());
     let request = RequestId(1);
     core.handle(Event::Admit(request, free(5), Start::default()), Duration::ZERO);
     let done = |step, finished| {
-        Event::StepDone(StepDone { step: StepId(step), rows: vec![RowDone { request, emitted: 1, finished }] })
+        Event::StepDone(StepDone {
+            step: StepId(step),
+            sequences: vec![SequenceDone { request, emitted: 1, finished }],
+        })
     };
     let effects = core.handle(done(0, true), Duration::ZERO);
     assert_eq!(effects, [Effect::Close(Slot(0)), Effect::Finished(request)]);
     assert_eq!(core.in_flight(), 1, "the step that was launched too early is still out");
     assert_eq!(core.handle(done(1, false), Duration::ZERO), []);
-    assert_eq!((core.stale(), core.rows(), core.in_flight()), (1, 0, 0));
+    assert_eq!((core.stale(), core.sequences(), core.in_flight()), (1, 0, 0));
 }
 
 #[test]
@@ -349,12 +355,13 @@ fn a_slot_reused_while_an_old_step_is_in_flight_does_not_take_its_outcome() {
     let (old, new) = (RequestId(1), RequestId(2));
     core.handle(Event::Admit(old, free(5), Start::default()), Duration::ZERO);
     core.handle(Event::Admit(new, free(3), Start::default()), Duration::ZERO);
-    let rows = |request, finished| vec![RowDone { request, emitted: 1, finished }];
-    let effects = core.handle(Event::StepDone(StepDone { step: StepId(0), rows: rows(old, true) }), Duration::ZERO);
+    let sequences = |request, finished| vec![SequenceDone { request, emitted: 1, finished }];
+    let effects =
+        core.handle(Event::StepDone(StepDone { step: StepId(0), sequences: sequences(old, true) }), Duration::ZERO);
     assert!(effects.contains(&Effect::Open(new, Slot(0))), "{effects:?}");
-    core.handle(Event::StepDone(StepDone { step: StepId(1), rows: rows(old, false) }), Duration::ZERO);
+    core.handle(Event::StepDone(StepDone { step: StepId(1), sequences: sequences(old, false) }), Duration::ZERO);
     assert_eq!(core.stale(), 1);
-    assert_eq!(core.rows(), 1, "the new row lives");
+    assert_eq!(core.sequences(), 1, "the new sequence lives");
 }
 
 #[test]
@@ -362,36 +369,39 @@ fn a_new_request_goes_before_streams_with_lead_and_the_earliest_deadline_before_
     let mut core = SchedulerCore::new(SchedulerConfig { max_batch: 1, run_ahead: 1, ..config() });
     let ids: Vec<_> = (1..=3).map(RequestId).collect();
     let done = |core: &mut SchedulerCore, step, request, emitted, at| {
-        let rows = vec![RowDone { request, emitted, finished: false }];
-        launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), rows }), Duration::from_millis(at)))
+        let sequences = vec![SequenceDone { request, emitted, finished: false }];
+        launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), sequences }), Duration::from_millis(at)))
     };
     core.handle(Event::Admit(ids[0], free(1), Start::default()), Duration::ZERO);
     core.handle(Event::Admit(ids[1], free(1), Start::default()), Duration::ZERO);
-    // The first row has ten units of lead, the second has none yet, then one.
+    // The first sequence has ten units of lead, the second has none yet, then one.
     let plans = done(&mut core, 0, ids[0], 10, 1);
-    assert_eq!(plans[0].rows[0].request, ids[1]);
+    assert_eq!(plans[0].sequences[0].request, ids[1]);
     let plans = done(&mut core, 1, ids[1], 1, 2);
-    assert_eq!(plans[0].rows[0].request, ids[1], "its listener runs dry first");
+    assert_eq!(plans[0].sequences[0].request, ids[1], "its listener runs dry first");
     core.handle(Event::Admit(ids[2], free(1), Start::default()), Duration::from_millis(3));
     let plans = done(&mut core, 2, ids[1], 1, 4);
-    assert_eq!(plans[0].rows[0].request, ids[2], "nobody has waited longer than a listener who has heard nothing");
+    assert_eq!(plans[0].sequences[0].request, ids[2], "nobody has waited longer than a listener who has heard nothing");
 }
 
 #[test]
-fn a_reader_that_stops_pauses_its_own_row_only() {
+fn a_reader_that_stops_pauses_its_own_sequence_only() {
     let mut core = SchedulerCore::new(SchedulerConfig { window: 3, run_ahead: 1, ..config() });
     let (slow, quick) = (RequestId(1), RequestId(2));
     let mut plan = launches(&core.handle(Event::Admit(slow, free(1), Start::default()), Duration::ZERO));
     core.handle(Event::Admit(quick, free(1), Start::default()), Duration::ZERO);
     let mut steps = HashMap::new();
     for _ in 0..20 {
-        let current = plan.pop().expect("the quick row always runs");
-        let rows =
-            current.rows.iter().map(|row| RowDone { request: row.request, emitted: 1, finished: false }).collect();
-        for row in &current.rows {
-            *steps.entry(row.request).or_insert(0) += 1;
+        let current = plan.pop().expect("the quick sequence always runs");
+        let sequences = current
+            .sequences
+            .iter()
+            .map(|sequence| SequenceDone { request: sequence.request, emitted: 1, finished: false })
+            .collect();
+        for sequence in &current.sequences {
+            *steps.entry(sequence.request).or_insert(0) += 1;
         }
-        plan = launches(&core.handle(Event::StepDone(StepDone { step: current.step, rows }), Duration::ZERO));
+        plan = launches(&core.handle(Event::StepDone(StepDone { step: current.step, sequences }), Duration::ZERO));
         let more = launches(&core.handle(Event::Acked { request: quick, units: 1 }, Duration::ZERO));
         plan.extend(more);
     }
@@ -403,7 +413,7 @@ fn a_reader_that_stops_pauses_its_own_row_only() {
 fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_end() {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 8, ..config() });
     let request = RequestId(7);
-    let params = RowParams {
+    let params = SequenceParams {
         prompt: 0,
         prompt_input: 0,
         prompt_emits: 0,
@@ -411,7 +421,7 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
         lead: Duration::ZERO,
     };
     core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
-    let sizes = |effects: &[Effect]| launches(effects).iter().map(|plan| plan.rows[0].advance).collect::<Vec<_>>();
+    let sizes = |effects: &[Effect]| launches(effects).iter().map(|plan| plan.sequences[0].advance).collect::<Vec<_>>();
     let input = |units, end| Event::Input { request, units, end };
     assert_eq!(sizes(&core.handle(input(2, false), Duration::ZERO)), [1]);
     assert_eq!(sizes(&core.handle(input(1, false), Duration::ZERO)), [2]);
@@ -419,17 +429,22 @@ fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_
     assert_eq!(sizes(&core.handle(input(0, true), Duration::ZERO)), [1]);
 }
 
-/// A vocoder of chunks of one, with rows of which `frames` have been emitted, at `now`.
-fn vocoder(config: SchedulerConfig, rows: &[u32], now: Duration) -> SchedulerCore {
+/// A vocoder of chunks of one, with sequences of which `frames` have been emitted, at `now`.
+fn vocoder(config: SchedulerConfig, sequences: &[u32], now: Duration) -> SchedulerCore {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, ..config });
-    let chunks =
-        RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Chunks(vec![1]), lead: Duration::ZERO };
-    for (request, emitted) in (0..).map(RequestId).zip(rows) {
+    let chunks = SequenceParams {
+        prompt: 0,
+        prompt_input: 0,
+        prompt_emits: 0,
+        pace: Pace::Chunks(vec![1]),
+        lead: Duration::ZERO,
+    };
+    for (request, emitted) in (0..).map(RequestId).zip(sequences) {
         core.handle(Event::Admit(request, chunks.clone(), Start::default()), now);
         if *emitted > 0 {
             let plans = launches(&core.handle(Event::Input { request, units: 1, end: false }, now));
-            let rows = vec![RowDone { request, emitted: *emitted, finished: false }];
-            core.handle(Event::StepDone(StepDone { step: plans[0].step, rows }), now);
+            let sequences = vec![SequenceDone { request, emitted: *emitted, finished: false }];
+            core.handle(Event::StepDone(StepDone { step: plans[0].step, sequences }), now);
             core.handle(Event::Acked { request, units: *emitted }, now);
         }
     }
@@ -439,7 +454,7 @@ fn vocoder(config: SchedulerConfig, rows: &[u32], now: Duration) -> SchedulerCor
 fn input(core: &mut SchedulerCore, request: u64, units: u32, now: Duration, hold: bool) -> Vec<Vec<u64>> {
     let event = Event::Input { request: RequestId(request), units, end: false };
     let plans = launches(&core.handle_held(event, now, hold));
-    plans.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect()).collect()
+    plans.iter().map(|plan| plan.sequences.iter().map(|sequence| sequence.request.0).collect()).collect()
 }
 
 #[test]
@@ -469,7 +484,7 @@ fn where_slots_are_scarce_nobody_is_held_or_parked() {
 }
 
 #[test]
-fn a_parked_row_waits_for_those_who_are_due_runs_when_nobody_is_and_fills_what_is_free() {
+fn a_parked_sequence_waits_for_those_who_are_due_runs_when_nobody_is_and_fills_what_is_free() {
     let start = Duration::from_secs(1);
     let ears = Ears { lead_cap: Some(Duration::from_millis(500)), ..config().ears };
     let config = SchedulerConfig { slots: 8, ears, ..config() };
@@ -477,10 +492,11 @@ fn a_parked_row_waits_for_those_who_are_due_runs_when_nobody_is_and_fills_what_i
         let mut core = vocoder(SchedulerConfig { buckets: buckets.clone(), ..config.clone() }, &[20, 0, 0], start);
         assert_eq!(input(&mut core, 0, 2, start, false), [[0]], "nobody is due");
         assert_eq!(input(&mut core, 1, 2, start, false), Vec::<Vec<u64>>::new(), "one step at a time");
-        let rows = vec![RowDone { request: RequestId(0), emitted: 1, finished: false }];
+        let sequences = vec![SequenceDone { request: RequestId(0), emitted: 1, finished: false }];
         let step = core.in_flight.front().unwrap().step;
-        let next = launches(&core.handle(Event::StepDone(StepDone { step, rows }), start));
-        let next: Vec<Vec<u64>> = next.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect()).collect();
+        let next = launches(&core.handle(Event::StepDone(StepDone { step, sequences }), start));
+        let next: Vec<Vec<u64>> =
+            next.iter().map(|plan| plan.sequences.iter().map(|sequence| sequence.request.0).collect()).collect();
         assert_eq!(next, together, "buckets {buckets:?}");
     }
 }
@@ -495,7 +511,7 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
         core.handle(
             Event::Admit(
                 request,
-                RowParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO },
+                SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO },
                 Start::default(),
             ),
             start,
@@ -506,26 +522,32 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
         input(&mut core, request, 2, start, false);
     }
     while let Some(plan) = core.in_flight.front().cloned() {
-        let done = |row: &PlannedRow| RowDone { request: row.request, emitted: row.advance, finished: false };
-        let rows = plan.rows.iter().map(done).collect();
-        let plans = launches(&core.handle(Event::StepDone(StepDone { step: plan.step, rows }), start));
-        steps.extend(plans.iter().map(|plan| plan.rows.iter().map(|row| row.request.0).collect::<Vec<_>>()));
+        let done = |sequence: &PlannedSequence| SequenceDone {
+            request: sequence.request,
+            emitted: sequence.advance,
+            finished: false,
+        };
+        let sequences = plan.sequences.iter().map(done).collect();
+        let plans = launches(&core.handle(Event::StepDone(StepDone { step: plan.step, sequences }), start));
+        steps.extend(
+            plans.iter().map(|plan| plan.sequences.iter().map(|sequence| sequence.request.0).collect::<Vec<_>>()),
+        );
     }
     assert_eq!(steps, [vec![5], vec![0], vec![1, 3, 4], vec![2], vec![1, 3, 4]], "first come, alike together");
 }
 
 #[test]
-fn a_row_whose_listener_still_has_sound_is_due_when_that_is_over() {
+fn a_sequence_whose_listener_still_has_sound_is_due_when_that_is_over() {
     let (start, config) = (Duration::from_secs(1), SchedulerConfig { run_ahead: 1, max_batch: 1, ..config() });
     let mut core = SchedulerCore::new(config);
-    let later = RowParams { lead: Duration::from_secs(3), ..free(1) };
+    let later = SequenceParams { lead: Duration::from_secs(3), ..free(1) };
     core.handle(Event::Admit(RequestId(0), free(1), Start::default()), start);
     core.handle(Event::Admit(RequestId(1), later, Start::default()), start);
     core.handle(Event::Admit(RequestId(2), free(1), Start::default()), start);
     let mut next = |step, request, at| {
-        let rows = vec![RowDone { request: RequestId(request), emitted: 20, finished: false }];
-        let plans = launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), rows }), at));
-        plans[0].rows[0].request.0
+        let sequences = vec![SequenceDone { request: RequestId(request), emitted: 20, finished: false }];
+        let plans = launches(&core.handle(Event::StepDone(StepDone { step: StepId(step), sequences }), at));
+        plans[0].sequences[0].request.0
     };
     assert_eq!(next(0, 0, start), 2, "who has heard nothing goes first");
     assert_eq!(next(1, 2, start), 0, "then those with the least lead, 1.6 s of it");

@@ -1,4 +1,4 @@
-//! Where steps leave rows for others on their device.
+//! Where steps leave embeddings for others on their device.
 
 use super::fetch::{HostCopies, Job};
 use super::ranges::Ranges;
@@ -8,16 +8,16 @@ use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 use omni_config::Precision;
 use omni_model::ModelError;
+use omni_model::embeddings::{DeviceBuffer, element_bytes};
 use omni_model::launching;
-use omni_model::rows::{DeviceBuffer, element_bytes};
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::oneshot;
 
-/// Room for rows of one width.
-pub struct RowArena {
+/// Room for embeddings of one width.
+pub struct EmbeddingArena {
     gpu: Gpu,
     width: usize,
     precision: Precision,
@@ -49,41 +49,41 @@ enum Place {
     Alone(Buffer<u8>),
 }
 
-/// What one step leaves behind: `[rows, width]`.
-pub struct RowBuffer {
+/// What one step leaves behind: `[embeddings, width]`.
+pub struct EmbeddingBuffer {
     memory: Arc<Memory>,
-    rows: usize,
+    embeddings: usize,
     width: usize,
     precision: Precision,
     copies: Arc<HostCopies>,
     fetched: OnceLock<Shared<BoxFuture<'static, Result<Bytes, CudaError>>>>,
 }
 
-impl RowArena {
-    /// Room for `rows` rows.
+impl EmbeddingArena {
+    /// Room for `embeddings` embeddings.
     ///
     /// # Errors
     /// When the device has no room.
     pub fn new(
         gpu: &Gpu,
-        rows: usize,
+        embeddings: usize,
         width: usize,
         precision: Precision,
         copies: Arc<HostCopies>,
-    ) -> Result<RowArena, CudaError> {
-        let bytes = rows * width * element_bytes(precision);
-        let memory = gpu.alloc("rows for the next stage", bytes)?;
+    ) -> Result<EmbeddingArena, CudaError> {
+        let bytes = embeddings * width * element_bytes(precision);
+        let memory = gpu.alloc("embeddings for the next stage", bytes)?;
         let state = Mutex::new(State { ranges: Ranges::new(bytes), events: Vec::new() });
-        Ok(RowArena { gpu: gpu.clone(), width, precision, home: Arc::new(Home { memory, state }), copies })
+        Ok(EmbeddingArena { gpu: gpu.clone(), width, precision, home: Arc::new(Home { memory, state }), copies })
     }
 
-    /// Room for what a step leaves behind. Where rows wait for very long, it may have to be allocated.
+    /// Room for what a step leaves behind. Where embeddings wait for very long, it may have to be allocated.
     ///
     /// # Errors
     /// When the device has no room.
-    pub(crate) fn take(&self, rows: usize) -> Result<Memory, CudaError> {
-        // Rows begin where any kernel may read them.
-        let bytes = (rows * self.width * element_bytes(self.precision)).next_multiple_of(16);
+    pub(crate) fn take(&self, embeddings: usize) -> Result<Memory, CudaError> {
+        // Embeddings begin where any kernel may read them.
+        let bytes = (embeddings * self.width * element_bytes(self.precision)).next_multiple_of(16);
         let (range, event) = {
             let mut state = self.home.lock();
             (state.ranges.take(bytes), state.events.pop())
@@ -91,8 +91,8 @@ impl RowArena {
         let place = match range {
             Some(range) => Place::Arena(Arc::clone(&self.home), range),
             None => {
-                let _excused = launching::excused("rows wait for so long that the arena is full");
-                Place::Alone(self.gpu.alloc("rows for the next stage", bytes)?)
+                let _excused = launching::excused("embeddings wait for so long that the arena is full");
+                Place::Alone(self.gpu.alloc("embeddings for the next stage", bytes)?)
             }
         };
         let ready = match event {
@@ -106,11 +106,16 @@ impl RowArena {
     ///
     /// # Errors
     /// What the driver says.
-    pub(crate) fn written(&self, stream: &Stream, memory: Memory, rows: usize) -> Result<Arc<RowBuffer>, CudaError> {
+    pub(crate) fn written(
+        &self,
+        stream: &Stream,
+        memory: Memory,
+        embeddings: usize,
+    ) -> Result<Arc<EmbeddingBuffer>, CudaError> {
         memory.ready().record(stream)?;
-        Ok(Arc::new(RowBuffer {
+        Ok(Arc::new(EmbeddingBuffer {
             memory: Arc::new(memory),
-            rows,
+            embeddings,
             width: self.width,
             precision: self.precision,
             copies: Arc::clone(&self.copies),
@@ -118,12 +123,12 @@ impl RowArena {
         }))
     }
 
-    /// Rows that hold anything: for measuring what becomes of them.
+    /// Embeddings that hold anything: for measuring what becomes of them.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn unwritten(&self, stream: &Stream, rows: usize) -> Result<Arc<RowBuffer>, CudaError> {
-        self.written(stream, self.take(rows)?, rows)
+    pub fn unwritten(&self, stream: &Stream, embeddings: usize) -> Result<Arc<EmbeddingBuffer>, CudaError> {
+        self.written(stream, self.take(embeddings)?, embeddings)
     }
 
     /// Queues the copy of `memory` to the host in the step itself.
@@ -184,24 +189,30 @@ impl Drop for Memory {
     }
 }
 
-impl RowBuffer {
-    /// Queues a copy of `rows` to byte `at` of a buffer of this or another GPU. The stream waits for the step that writes
+impl EmbeddingBuffer {
+    /// Queues a copy of `embeddings` to byte `at` of a buffer of this or another GPU. The stream waits for the step that writes
     /// them, the host for nothing. The caller keeps `self` until the stream has come so far.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn copy_to(&self, stream: &Stream, rows: Range<usize>, to: &Buffer<u8>, at: usize) -> Result<(), CudaError> {
-        let row = self.width * element_bytes(self.precision);
+    pub fn copy_to(
+        &self,
+        stream: &Stream,
+        embeddings: Range<usize>,
+        to: &Buffer<u8>,
+        at: usize,
+    ) -> Result<(), CudaError> {
+        let embedding = self.width * element_bytes(self.precision);
         let (from, start) = self.memory.buffer();
-        let (start, len) = (start + rows.start * row, rows.len() * row);
+        let (start, len) = (start + embeddings.start * embedding, embeddings.len() * embedding);
         stream.wait(self.memory.ready())?;
         to.copy_async(stream, at, from, start, len)
     }
 }
 
-impl DeviceBuffer for RowBuffer {
-    fn rows(&self) -> usize {
-        self.rows
+impl DeviceBuffer for EmbeddingBuffer {
+    fn embeddings(&self) -> usize {
+        self.embeddings
     }
 
     fn width(&self) -> usize {
@@ -223,13 +234,13 @@ impl DeviceBuffer for RowBuffer {
             let lost = || Err(CudaError::Absent("the copy off the GPU was given up".into()));
             async move { answer.await.unwrap_or_else(|_| lost()) }.boxed().shared()
         });
-        let (fetched, len) = (fetched.clone(), self.rows * self.width * element_bytes(self.precision));
+        let (fetched, len) = (fetched.clone(), self.embeddings * self.width * element_bytes(self.precision));
         async move { Ok(fetched.await?.slice(..len)) }.boxed()
     }
 }
 
-impl fmt::Debug for RowBuffer {
+impl fmt::Debug for EmbeddingBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RowBuffer({} x {} {})", self.rows, self.width, self.precision.as_str())
+        write!(f, "EmbeddingBuffer({} x {} {})", self.embeddings, self.width, self.precision.as_str())
     }
 }

@@ -3,7 +3,7 @@
 //! - [`HostCopies`]: device to host, on a stream and a thread of its own, into page-locked memory that is lent out until
 //!   the last slice of it is dropped.
 //! - [`Prefetch`]: host to device, begun when there is something to copy; the step that uses it waits on the device.
-//! - [`RowArena`]: where steps leave rows for others. What a step leaves is one [`RowBuffer`]; its owners share one copy, or
+//! - [`EmbeddingArena`]: where steps leave embeddings for others. What a step leaves is one [`EmbeddingBuffer`]; its owners share one copy, or
 //!   read it where it is.
 
 mod arena;
@@ -12,6 +12,6 @@ mod prefetch;
 mod ranges;
 
 pub(crate) use arena::Memory;
-pub use arena::{RowArena, RowBuffer};
+pub use arena::{EmbeddingArena, EmbeddingBuffer};
 pub use fetch::{HostBytes, HostCopies};
 pub use prefetch::{Prefetch, Prefetched};

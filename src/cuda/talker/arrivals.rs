@@ -1,24 +1,24 @@
-//! Rows of a thinker on their way into the table of text: gathered from wherever they are, projected together.
+//! Sequences of a thinker on their way into the table of text: gathered from wherever they are, projected together.
 
 use super::net::{TalkerNet, Text};
 use super::ring::Lease;
 use super::stage::CudaTalker;
-use crate::copies::{Prefetch, Prefetched, RowBuffer};
+use crate::copies::{EmbeddingBuffer, Prefetch, Prefetched};
 use crate::linear::{Input, Mode};
 use crate::{Buffer, CudaError};
 use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::ModelError;
+use omni_model::embeddings::{DeviceEmbeddings, Embeddings, element_bytes};
 use omni_model::error::refused;
-use omni_model::rows::{DeviceRows, Rows, element_bytes};
 use omni_telemetry::{CopyMetrics, Direction};
 
-/// Rows that are projected together.
+/// Sequences that are projected together.
 const BATCH: usize = 256;
 /// Inputs that may be on their way at once; what is more is copied in its step.
 const PREFETCHED: usize = 32;
 
-/// Rows that the next launch projects.
+/// Sequences that the next launch projects.
 pub(super) struct Arrival {
     source: Source,
     /// Where each goes in the table of text.
@@ -31,10 +31,10 @@ enum Source {
     /// On their way.
     Ahead(Prefetched),
     /// Where another stage left them.
-    Device(DeviceRows),
+    Device(DeviceEmbeddings),
 }
 
-/// How rows come in, for a talker that has a thinker.
+/// How sequences come in, for a talker that has a thinker.
 pub(super) struct Intake {
     prefetch: Option<Prefetch>,
     gathered: Buffer<u8>,
@@ -49,7 +49,7 @@ impl Arrival {
             Source::Host(bytes) => metrics.copied(Direction::HostToDevice, bytes.len(), None),
             Source::Ahead(ahead) => metrics.copied(Direction::HostToDevice, ahead.len(), ahead.took()),
             Source::Device(there) => {
-                metrics.copied(Direction::DeviceToDevice, Rows::Device(there.clone()).bytes(), None);
+                metrics.copied(Direction::DeviceToDevice, Embeddings::Device(there.clone()).bytes(), None);
             }
         }
     }
@@ -63,8 +63,9 @@ impl Arrival {
 impl Intake {
     /// Room for a batch; `None` for a talker that reads text itself. `ahead`: copy input as soon as it is there.
     pub fn new(net: &TalkerNet, ahead: bool) -> Result<Option<Intake>, CudaError> {
-        let Text::Rows { first, .. } = &net.text else { return Ok(None) };
-        let room = |width: usize| net.gpu.alloc::<u8>("rows of text", BATCH * width * element_bytes(net.precision));
+        let Text::Embeddings { first, .. } = &net.text else { return Ok(None) };
+        let room =
+            |width: usize| net.gpu.alloc::<u8>("sequences of text", BATCH * width * element_bytes(net.precision));
         let gathered = room(net.config.text_hidden_size)?;
         let prefetch = ahead.then(|| Prefetch::new(&net.gpu, PREFETCHED, gathered.len())).transpose()?;
         Ok(Some(Intake {
@@ -75,18 +76,24 @@ impl Intake {
         }))
     }
 
-    /// Takes rows in for the next launch; what can be copied now is.
-    pub fn take(&self, slot: Slot, rows: &Rows, precision: Precision, places: Vec<u32>) -> Result<Arrival, ModelError> {
-        let source = match rows {
-            Rows::Device(there) => {
-                let known = there.buffer().as_any().is::<RowBuffer>() && there.buffer().precision() == precision;
+    /// Takes sequences in for the next launch; what can be copied now is.
+    pub fn take(
+        &self,
+        slot: Slot,
+        sequences: &Embeddings,
+        precision: Precision,
+        places: Vec<u32>,
+    ) -> Result<Arrival, ModelError> {
+        let source = match sequences {
+            Embeddings::Device(there) => {
+                let known = there.buffer().as_any().is::<EmbeddingBuffer>() && there.buffer().precision() == precision;
                 if !known {
-                    return refused(format!("{slot}: these rows are on a device that this talker cannot read"));
+                    return refused(format!("{slot}: these sequences are on a device that this talker cannot read"));
                 }
                 Source::Device(there.clone())
             }
             here => {
-                let bytes = row_bytes(here, precision)?;
+                let bytes = sequence_bytes(here, precision)?;
                 match self.prefetch.as_ref().map(|prefetch| prefetch.begin(&bytes)).transpose()?.flatten() {
                     Some(ahead) => Source::Ahead(ahead),
                     None => Source::Host(bytes),
@@ -102,7 +109,7 @@ impl CudaTalker {
     /// the lease's input from `at` on. The step keeps the arrivals until it is over.
     pub(super) fn project(&self, lease: &Lease, at: &mut usize, arrivals: &[Arrival]) -> Result<(), CudaError> {
         let (Some(intake), stream) = (&self.intake, &self.stream) else { return Ok(()) };
-        let row = self.net.config.text_hidden_size * element_bytes(self.net.precision);
+        let sequence = self.net.config.text_hidden_size * element_bytes(self.net.precision);
         let mut places: Vec<u32> = Vec::with_capacity(BATCH);
         for Arrival { source, places: all } in arrivals {
             match source {
@@ -113,13 +120,13 @@ impl CudaTalker {
             let mut done = 0;
             while done < all.len() {
                 let some = (all.len() - done).min(BATCH - places.len());
-                let (from, to, len) = (done * row, places.len() * row, some * row);
+                let (from, to, len) = (done * sequence, places.len() * sequence, some * sequence);
                 match source {
                     Source::Host(_) => intake.gathered.upload_async(stream, to, &lease.input, *at + from, len)?,
                     Source::Ahead(ahead) => intake.gathered.copy_async(stream, to, ahead.device(), from, len)?,
                     Source::Device(there) => {
                         // Checked when it was taken in.
-                        let Some(buffer) = there.buffer().as_any().downcast_ref::<RowBuffer>() else { break };
+                        let Some(buffer) = there.buffer().as_any().downcast_ref::<EmbeddingBuffer>() else { break };
                         let first = there.range().start + done;
                         buffer.copy_to(stream, first..first + some, &intake.gathered, to)?;
                     }
@@ -140,15 +147,17 @@ impl CudaTalker {
 
     /// Queues the projection of what has been gathered.
     fn project_batch(&self, intake: &Intake, places: &[u32]) -> Result<(), CudaError> {
-        let (Text::Rows { first, second, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else { return Ok(()) };
-        let (stream, products, rows) = (&self.stream, &self.frames.engine.products, places.len());
-        if rows == 0 {
+        let (Text::Embeddings { first, second, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else {
+            return Ok(());
+        };
+        let (stream, products, sequences) = (&self.stream, &self.frames.engine.products, places.len());
+        if sequences == 0 {
             return Ok(());
         }
         let hidden = self.net.config.text.hidden_size * element_bytes(self.net.precision);
         let Intake { gathered, between, projected, .. } = intake;
-        products.run(stream, Mode::Silu, first, Input::Ready(gathered.address()), between.address(), rows)?;
-        products.run(stream, Mode::Store, second, Input::Ready(between.address()), projected.address(), rows)?;
+        products.run(stream, Mode::Silu, first, Input::Ready(gathered.address()), between.address(), sequences)?;
+        products.run(stream, Mode::Store, second, Input::Ready(between.address()), projected.address(), sequences)?;
         for (i, place) in places.iter().enumerate() {
             pool.copy_async(stream, *place as usize * hidden, projected, i * hidden, hidden)?;
         }
@@ -156,14 +165,14 @@ impl CudaTalker {
     }
 }
 
-/// Rows in the engine's element type.
-fn row_bytes(rows: &Rows, precision: Precision) -> Result<Vec<u8>, ModelError> {
-    if let Rows::Bytes(same) = rows
+/// Sequences in the engine's element type.
+fn sequence_bytes(sequences: &Embeddings, precision: Precision) -> Result<Vec<u8>, ModelError> {
+    if let Embeddings::Bytes(same) = sequences
         && same.precision() == precision
     {
         return Ok(same.data().to_vec());
     }
-    let flat = rows.tensor()?.flatten_all()?;
+    let flat = sequences.tensor()?.flatten_all()?;
     Ok(match precision {
         Precision::F32 => flat.to_vec1::<f32>()?.iter().flat_map(|x| x.to_le_bytes()).collect(),
         // Rounded to nearest even, as the device does.

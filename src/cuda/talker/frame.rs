@@ -2,7 +2,7 @@
 
 use super::net::{TalkerNet, Text};
 use super::stage::TalkerOptions;
-use super::table::{NewPage, PromptRow, SlotParams, StepHead, StepRow};
+use super::table::{NewPage, PromptEmbedding, SlotParams, StepHead, StepSequence};
 use crate::buffer::Buffer;
 use crate::decoder::{Cache, Engine, PAGE, Rows};
 use crate::kernel::{Kernel, Shape, kernel_args};
@@ -34,7 +34,7 @@ impl Inbox {
     const HEAD: usize = 64;
 
     fn new(rows: usize, codes: usize, pages: usize) -> Inbox {
-        let pages_at = Inbox::HEAD + rows * size_of::<StepRow>();
+        let pages_at = Inbox::HEAD + rows * size_of::<StepSequence>();
         let codes_at = pages_at + pages * size_of::<NewPage>();
         Inbox {
             rows: Inbox::HEAD,
@@ -199,9 +199,9 @@ impl Frames {
             x_vectors: gpu.zeros("voices of rows", slots * hidden)?,
             text: match &net.text {
                 Text::Table { .. } => None,
-                Text::Rows { special, .. } => {
+                Text::Embeddings { special, .. } => {
                     let row = hidden * element_size(net.precision);
-                    let pool = gpu.zeros("rows of text", (3 + options.text_rows) * row)?;
+                    let pool = gpu.zeros("rows of text", (3 + options.text_embeddings) * row)?;
                     pool.copy_async(stream, 0, special.buffer(), 0, 3 * row)?;
                     Some(pool)
                 }
@@ -244,9 +244,9 @@ impl Frames {
     /// Rows of padding everywhere.
     fn pad(&self, batch: usize, chunk: usize) -> Result<(), CudaError> {
         use super::table::Record;
-        let rows: Vec<u8> = StepRow::PADDING.bytes().repeat(batch);
+        let rows: Vec<u8> = StepSequence::PADDING.bytes().repeat(batch);
         self.inbox.write(self.frame_layout.rows, &rows)?;
-        let rows: Vec<u8> = PromptRow::PADDING.bytes().repeat(chunk);
+        let rows: Vec<u8> = PromptEmbedding::PADDING.bytes().repeat(chunk);
         self.prompt_inbox.write(self.prompt_layout.rows, &rows)
     }
 
@@ -261,12 +261,12 @@ impl Frames {
     }
 
     /// Rows that fit into one step.
-    pub fn frame_rows(&self) -> usize {
+    pub fn frame_embeddings(&self) -> usize {
         self.frames.last().map_or(0, |(bucket, ..)| *bucket)
     }
 
     /// Positions of prompts that fit into one pass.
-    pub fn prompt_rows(&self) -> usize {
+    pub fn prompt_embeddings(&self) -> usize {
         self.prompts.last().map_or(0, |(bucket, _)| *bucket)
     }
 
@@ -404,8 +404,8 @@ impl Frames {
     fn text_table(&self, net: &TalkerNet) -> u64 {
         match (&net.text, &self.text) {
             (Text::Table { rows, .. }, _) => rows.address(),
-            (Text::Rows { special, .. }, None) => special.address(),
-            (Text::Rows { .. }, Some(pool)) => pool.address(),
+            (Text::Embeddings { special, .. }, None) => special.address(),
+            (Text::Embeddings { .. }, Some(pool)) => pool.address(),
         }
     }
 }

@@ -30,7 +30,7 @@ pub(super) enum Text {
     /// Rows of every token of the vocabulary, projected when the weights were loaded: reading text costs nothing.
     Table { rows: Weight, vocabulary: u32, pad: u32, bos: u32, eos: u32 },
     /// Rows come from a thinker and are projected when they arrive. `special`: of padding, begin and end of text.
-    Rows { first: Linear, second: Linear, special: Weight },
+    Embeddings { first: Linear, second: Linear, special: Weight },
 }
 
 /// The code predictor. Its inputs are looked up in its own width, so that no pass begins with a projection.
@@ -100,7 +100,7 @@ impl TalkerNet {
     pub(super) fn text_vocabulary(&self) -> Option<u32> {
         match self.text {
             Text::Table { vocabulary, .. } => Some(vocabulary),
-            Text::Rows { .. } => None,
+            Text::Embeddings { .. } => None,
         }
     }
 }
@@ -148,7 +148,7 @@ impl Text {
                 let scope = loader.scope("thinker.model.embed_tokens");
                 let rows = scope.rows("weight", &shape, &[tts_pad, tts_bos, tts_eos])?;
                 let raw = up.host(&rows)?;
-                Ok(Text::Rows { special: project(&raw, 3)?, first, second })
+                Ok(Text::Embeddings { special: project(&raw, 3)?, first, second })
             }
         }
     }

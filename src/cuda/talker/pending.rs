@@ -7,17 +7,17 @@ use super::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
 use metrics::Histogram;
 use omni_model::ModelError;
 use omni_model::error::refused;
-use omni_model::stage::{DeviceTimes, Emit, Finish, PendingStep, RowOutput, StepOutcome};
+use omni_model::stage::{DeviceTimes, Emit, Finish, PendingStep, SequenceOutput, StepOutcome};
 use omni_telemetry::{CopyMetrics, Phase, Phases};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// One row's part in a step.
+/// One sequence's part in a step.
 pub(super) enum Part {
     /// Known without the device.
-    Known(Result<RowOutput, ModelError>),
-    /// A frame: the row of the step's output.
+    Known(Result<SequenceOutput, ModelError>),
+    /// A frame: the sequence of the step's output.
     Frame { at: usize, forced: bool, finished: Arc<AtomicBool> },
     /// Positions of a prompt.
     Prompt,
@@ -33,7 +33,7 @@ pub(super) struct Pending {
     pub(super) times_at: usize,
     /// Page-locked memory that the step reads.
     pub(super) _held: Vec<Swapped>,
-    /// Rows that the step reads where they are.
+    /// Sequences that the step reads where they are.
     pub(super) arrivals: Vec<Arrival>,
     pub(super) copies: CopyMetrics,
 }
@@ -54,11 +54,11 @@ impl PendingStep for Pending {
         {
             histogram.record(time);
         }
-        let rows = parts
+        let sequences = parts
             .into_iter()
             .map(|part| match part {
                 Part::Known(result) => result,
-                Part::Prompt => Ok(RowOutput::default()),
+                Part::Prompt => Ok(SequenceOutput::default()),
                 Part::Frame { at, forced, finished } => {
                     let words = if forced { width } else { groups + 2 };
                     read(&lease.out.get(at * width..at * width + words), groups, &finished)
@@ -73,7 +73,7 @@ impl PendingStep for Pending {
             Some(total) => Phases::only(Phase::Backbone, total),
             None => Phases::default(),
         };
-        Ok(StepOutcome { rows, times: DeviceTimes { total: device_time, phases } })
+        Ok(StepOutcome { sequences, times: DeviceTimes { total: device_time, phases } })
     }
 }
 
@@ -85,7 +85,7 @@ impl Drop for Pending {
     }
 }
 
-/// Words of a row in the output of a step.
+/// Words of a sequence in the output of a step.
 pub(super) fn out_words(groups: usize) -> usize {
     2 * groups + 2
 }
@@ -112,14 +112,14 @@ fn phases(words: &[u32], total: Duration, alone: bool) -> Phases {
     phases
 }
 
-/// What the device says of one row: codes, code 0 again, status; with forced codes those that it would have picked.
-fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<RowOutput, ModelError> {
+/// What the device says of one sequence: codes, code 0 again, status; with forced codes those that it would have picked.
+fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<SequenceOutput, ModelError> {
     let Some((codes, [sampled, status, picked @ ..])) = words.split_at_checked(groups) else {
         return refused("the step has no output");
     };
     let picked = |count: usize| picked.get(..count).map(Box::from);
     if status & STALE != 0 {
-        return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
     }
     if status & BROKEN != 0 {
         finished.store(true, Ordering::Release);
@@ -133,10 +133,10 @@ fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<RowOutput
     if finish.is_some() {
         finished.store(true, Ordering::Release);
         // Nothing was said but code 0.
-        return Ok(RowOutput { sampled: Some(*sampled), finish, picked: picked(1), ..RowOutput::default() });
+        return Ok(SequenceOutput { sampled: Some(*sampled), finish, picked: picked(1), ..SequenceOutput::default() });
     }
     let emit = Emit::Codes(codes.to_vec());
-    Ok(RowOutput { sampled: Some(*sampled), emit, picked: picked(groups), ..RowOutput::default() })
+    Ok(SequenceOutput { sampled: Some(*sampled), emit, picked: picked(groups), ..SequenceOutput::default() })
 }
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! Prompts as tables for kernels, and what makes two of them begin alike.
 
-use super::table::{PLAIN_TEXT, PromptRow, REFERENCE_FRAME, TOKEN, X_VECTOR};
+use super::table::{PLAIN_TEXT, PromptEmbedding, REFERENCE_FRAME, TOKEN, X_VECTOR};
 use crate::decoder::PAGE;
 use crate::pages::PageKey;
 use omni_core::ids::Slot;
 use omni_model::talker::{CodecSide, TalkerPrompt, TextSide};
 use sha2::{Digest, Sha256};
 
-/// Rows of the table of text that stand for something else than input.
+/// Sequences of the table of text that stand for something else than input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Special {
     pub pad: u32,
@@ -16,8 +16,8 @@ pub(super) struct Special {
 }
 
 impl Special {
-    /// The row of the table that a text side is; `inputs` are those of the input rows. `None`: it has not arrived.
-    pub fn row(&self, side: TextSide, inputs: &[u32]) -> Option<u32> {
+    /// The sequence of the table that a text side is; `inputs` are those of the input sequences. `None`: it has not arrived.
+    pub fn embedding(&self, side: TextSide, inputs: &[u32]) -> Option<u32> {
         match side {
             TextSide::Input(at) => inputs.get(at as usize).copied(),
             TextSide::Pad => Some(self.pad),
@@ -35,10 +35,10 @@ pub(super) fn position(
     slot: Slot,
     (inputs, special): (&[u32], Special),
     (codes, groups): (&mut Vec<u32>, usize),
-) -> Option<PromptRow> {
-    let row = prompt.row(at)?;
-    let text = special.row(row.text, inputs)?;
-    let (kind, number) = match row.codec {
+) -> Option<PromptEmbedding> {
+    let sequence = prompt.embedding(at)?;
+    let text = special.embedding(sequence.text, inputs)?;
+    let (kind, number) = match sequence.codec {
         None => (PLAIN_TEXT, 0),
         Some(CodecSide::Token(id)) => (TOKEN, id),
         Some(CodecSide::XVector) => (X_VECTOR, 0),
@@ -50,7 +50,7 @@ pub(super) fn position(
         }
     };
     let last = u32::from(at + 1 == prompt.positions());
-    Some(PromptRow { slot: slot.0, position: at as i32, text, kind, codes: number, last, unused: [0; 2] })
+    Some(PromptEmbedding { slot: slot.0, position: at as i32, text, kind, codes: number, last, unused: [0; 2] })
 }
 
 /// Keys of the pages that a prompt fills without its last position, which runs with the frames. Empty where the text is
@@ -64,13 +64,13 @@ pub(super) fn page_keys(prompt: &TalkerPrompt, inputs: &[u32], special: Special,
         hash.update(chain);
         for at in page * PAGE..(page + 1) * PAGE {
             let mut codes = Vec::new();
-            let Some(row) = position(prompt, at as u32, Slot(0), (inputs, special), (&mut codes, groups)) else {
+            let Some(sequence) = position(prompt, at as u32, Slot(0), (inputs, special), (&mut codes, groups)) else {
                 return keys;
             };
-            hash.update(row.text.to_le_bytes());
-            hash.update(row.kind.to_le_bytes());
-            match row.kind {
-                TOKEN => hash.update(row.codes.to_le_bytes()),
+            hash.update(sequence.text.to_le_bytes());
+            hash.update(sequence.kind.to_le_bytes());
+            match sequence.kind {
+                TOKEN => hash.update(sequence.codes.to_le_bytes()),
                 X_VECTOR => prompt.x_vector().iter().flat_map(|v| v.iter()).for_each(|x| hash.update(x.to_le_bytes())),
                 _ => codes.iter().for_each(|code| hash.update(code.to_le_bytes())),
             }

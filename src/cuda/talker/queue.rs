@@ -4,14 +4,14 @@ use super::frame::head;
 use super::plan::Step;
 use super::ring::Lease;
 use super::stage::{CudaTalker, Target};
-use super::table::{NONE, NewPage, PromptRow, REFERENCE_FRAME, Record, StepRow};
+use super::table::{NONE, NewPage, PromptEmbedding, REFERENCE_FRAME, Record, StepSequence};
 use crate::CudaError;
 
 impl CudaTalker {
     /// Queues everything that a step needs; returns what the device was lent.
     pub(super) fn queue(&mut self, step: &mut Step) -> Result<Lease, CudaError> {
         let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
-        let passes: Vec<&[PromptRow]> = step.prompts.chunks(self.frames.prompt_rows().max(1)).collect();
+        let passes: Vec<&[PromptEmbedding]> = step.prompts.chunks(self.frames.prompt_embeddings().max(1)).collect();
         let uploads: usize = self.uploads.iter().map(|upload| upload.bytes.len().next_multiple_of(16)).sum();
         let arrivals: usize = self.arrivals.iter().map(|arrival| arrival.bytes_in_step().next_multiple_of(16)).sum();
         let lease = self.ring.lease(frame.bytes + passes.len() * prompt.bytes + uploads + arrivals)?;
@@ -37,20 +37,22 @@ impl CudaTalker {
             step.arrivals = arrivals;
         }
         let stream = &self.stream;
-        for rows in passes {
-            let Some((bucket, graph)) = self.frames.prompt_graph(rows.len()) else { continue };
+        for sequences in passes {
+            let Some((bucket, graph)) = self.frames.prompt_graph(sequences.len()) else { continue };
             // The codes of this pass only, counted from its own beginning.
-            let first = rows.iter().find(|row| row.kind == REFERENCE_FRAME).map_or(0, |row| row.codes);
+            let first =
+                sequences.iter().find(|sequence| sequence.kind == REFERENCE_FRAME).map_or(0, |sequence| sequence.codes);
             let mut table = vec![0u8; prompt.bytes];
             let mut codes = Vec::new();
-            for (i, row) in (0..bucket).map(|i| (i, rows.get(i).copied().unwrap_or(PromptRow::PADDING))) {
-                let mut row = row;
-                if row.kind == REFERENCE_FRAME && row.slot != NONE {
+            for (i, sequence) in (0..bucket).map(|i| (i, sequences.get(i).copied().unwrap_or(PromptEmbedding::PADDING)))
+            {
+                let mut sequence = sequence;
+                if sequence.kind == REFERENCE_FRAME && sequence.slot != NONE {
                     let groups = self.net.config.num_code_groups;
-                    codes.extend_from_slice(&step.codes[row.codes as usize..row.codes as usize + groups]);
-                    row.codes -= first;
+                    codes.extend_from_slice(&step.codes[sequence.codes as usize..sequence.codes as usize + groups]);
+                    sequence.codes -= first;
                 }
-                put(&mut table, prompt.rows + i * size_of::<PromptRow>(), row.bytes());
+                put(&mut table, prompt.rows + i * size_of::<PromptEmbedding>(), sequence.bytes());
             }
             for (i, code) in codes.iter().enumerate() {
                 put(&mut table, prompt.codes + i * 4, &code.to_le_bytes());
@@ -69,8 +71,8 @@ impl CudaTalker {
                 head(lease.out.device_at(0), lease.out.device_at(self.times_at), step.new_pages.len()).bytes(),
             );
             for i in 0..bucket {
-                let row = step.frames.get(i).copied().unwrap_or(StepRow::PADDING);
-                put(&mut table, frame.rows + i * size_of::<StepRow>(), row.bytes());
+                let sequence = step.frames.get(i).copied().unwrap_or(StepSequence::PADDING);
+                put(&mut table, frame.rows + i * size_of::<StepSequence>(), sequence.bytes());
             }
             for (i, page) in step.new_pages.iter().enumerate() {
                 put(&mut table, frame.pages + i * size_of::<NewPage>(), page.bytes());

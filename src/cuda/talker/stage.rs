@@ -19,14 +19,14 @@ use crate::stream::Stream;
 use metrics::Histogram;
 use omni_core::ids::{Slot, StageName};
 use omni_model::error::refused;
-use omni_model::stage::{Launched, RowInput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow};
+use omni_model::stage::{Launched, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::{CopyMetrics, DeviceMetrics};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Positions of a row that the cache has room for when the config does not say how large it is.
+/// Positions of a sequence that the cache has room for when the config does not say how large it is.
 const USUAL_POSITIONS: usize = 512;
 /// Share of the free memory that such a cache takes at most.
 const MOST_OF_FREE: f64 = 0.5;
@@ -35,9 +35,9 @@ const MIB: usize = 1 << 20;
 /// How large a talker is.
 #[derive(Clone, Debug)]
 pub struct TalkerOptions {
-    /// Rows that hold state at once.
+    /// Sequences that hold state at once.
     pub slots: usize,
-    /// Rows for which graphs are captured, ascending.
+    /// Sequences for which graphs are captured, ascending.
     pub buckets: Vec<usize>,
     /// Prompt positions of a step.
     pub prefill_chunk: usize,
@@ -45,14 +45,14 @@ pub struct TalkerOptions {
     pub run_ahead: usize,
     /// Bytes for keys and values; `None`: what the slots usually need.
     pub kv_memory: Option<u64>,
-    /// Rows of text of a thinker that have arrived and are not used yet, over all slots.
-    pub text_rows: usize,
-    /// Whether such rows are copied to the device as soon as they come, beside the steps.
+    /// Sequences of text of a thinker that have arrived and are not used yet, over all slots.
+    pub text_embeddings: usize,
+    /// Whether such sequences are copied to the device as soon as they come, beside the steps.
     pub async_h2d: bool,
 }
 
 impl TalkerOptions {
-    /// Rows of the largest graph.
+    /// Sequences of the largest graph.
     pub fn batch(&self) -> usize {
         self.buckets.last().copied().unwrap_or(1)
     }
@@ -77,7 +77,7 @@ impl StageFactory for CudaTalkerFactory {
     }
 }
 
-/// Rows of the talker on a GPU.
+/// Sequences of the talker on a GPU.
 pub struct CudaTalker {
     pub(super) net: Arc<TalkerNet>,
     pub(super) stream: Stream,
@@ -85,14 +85,14 @@ pub struct CudaTalker {
     pub(super) ring: Arc<Ring>,
     /// Where the times of a frame are in the output of a step.
     pub(super) times_at: usize,
-    pub(super) rows: BTreeMap<Slot, Row>,
+    pub(super) sequences: BTreeMap<Slot, Sequence>,
     pub(super) pages: Pages,
     pub(super) special: Special,
-    /// Rows of the table of text that are free, for a talker that does not read itself.
+    /// Sequences of the table of text that are free, for a talker that does not read itself.
     pub(super) text_free: Vec<u32>,
     /// Copies that the next launch makes first.
     pub(super) uploads: Vec<Upload>,
-    /// Rows of a thinker that the next launch projects.
+    /// Sequences of a thinker that the next launch projects.
     pub(super) arrivals: Vec<Arrival>,
     /// For a talker that has a thinker.
     pub(super) intake: Option<Intake>,
@@ -118,10 +118,10 @@ pub(super) enum Target {
     Counts,
 }
 
-/// One row.
-pub(super) struct Row {
-    pub(super) spec: TalkerRow,
-    /// Rows of the table of text.
+/// One sequence.
+pub(super) struct Sequence {
+    pub(super) spec: TalkerSpec,
+    /// Sequences of the table of text.
     pub(super) inputs: Vec<u32>,
     /// Where inputs that came from a thinker and are not used yet begin.
     pub(super) unused: usize,
@@ -143,7 +143,7 @@ pub(super) struct Row {
 }
 
 impl CudaTalker {
-    /// Room for rows, and graphs.
+    /// Room for sequences, and graphs.
     ///
     /// # Errors
     /// When the device has no room, or the sizes are beyond what the kernels take.
@@ -180,8 +180,8 @@ impl CudaTalker {
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, frame + 2 * prompt + (1 << 16), words)?;
         let (special, text_free) = match net.text {
             Text::Table { pad, bos, eos, .. } => (Special { pad, bos, eos }, Vec::new()),
-            Text::Rows { .. } => {
-                (Special { pad: 0, bos: 1, eos: 2 }, (3..3 + options.text_rows as u32).rev().collect())
+            Text::Embeddings { .. } => {
+                (Special { pad: 0, bos: 1, eos: 2 }, (3..3 + options.text_embeddings as u32).rev().collect())
             }
         };
         let (after, total) = net.gpu.memory()?;
@@ -201,7 +201,7 @@ impl CudaTalker {
             frames,
             ring,
             times_at,
-            rows: BTreeMap::new(),
+            sequences: BTreeMap::new(),
             pages: Pages::new(pages as u32),
             special,
             text_free,
@@ -225,9 +225,11 @@ impl CudaTalker {
 }
 
 impl StageModel for CudaTalker {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        let RowSpec::Talker(spec) = spec else { return refused(format!("{slot}: the talker cannot open {spec:?}")) };
-        if self.rows.contains_key(&slot) {
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
+        let SequenceSpec::Talker(spec) = spec else {
+            return refused(format!("{slot}: the talker cannot open {spec:?}"));
+        };
+        if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
         let config = &self.net.config;
@@ -259,7 +261,7 @@ impl StageModel for CudaTalker {
             self.uploads.push(Upload { to: Target::XVectors, at: at * hidden, bytes });
         }
         self.order += 1;
-        let row = Row {
+        let sequence = Sequence {
             inputs: Vec::new(),
             unused: 0,
             ended: false,
@@ -274,70 +276,70 @@ impl StageModel for CudaTalker {
             order: self.order,
             spec,
         };
-        self.rows.insert(slot, row);
+        self.sequences.insert(slot, sequence);
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
-        let Some(row) = self.rows.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
-        if row.ended {
-            return refused(format!("{slot}: rows after the end of the text"));
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        let Some(sequence) = self.sequences.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
+        if sequence.ended {
+            return refused(format!("{slot}: sequences after the end of the text"));
         }
         match (input, self.net.text_vocabulary()) {
-            (RowInput::Nothing, _) => {}
-            (RowInput::Tokens(tokens), Some(vocabulary)) => {
+            (SequenceInput::Nothing, _) => {}
+            (SequenceInput::Tokens(tokens), Some(vocabulary)) => {
                 if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
                     return refused(format!("token {token} is outside the vocabulary of {vocabulary}"));
                 }
-                row.inputs.extend(tokens);
+                sequence.inputs.extend(tokens);
             }
-            (RowInput::Rows(rows), None) => {
+            (SequenceInput::Embeddings(sequences), None) => {
                 let wanted = self.net.config.text_hidden_size;
-                let count = match rows.shape() {
+                let count = match sequences.shape() {
                     (n, width) if n > 0 && width == wanted => n,
-                    shape => return refused(format!("{slot}: expected rows [n, {wanted}], got {shape:?}")),
+                    shape => return refused(format!("{slot}: expected sequences [n, {wanted}], got {shape:?}")),
                 };
                 // What follows speech that has stopped is not read any more.
-                if !row.finished.load(Ordering::Acquire) && !row.exhausted {
+                if !sequence.finished.load(Ordering::Acquire) && !sequence.exhausted {
                     if self.text_free.len() < count {
                         return refused(
                             "there is no room for so much text at once on the GPU: try again, or send less",
                         );
                     }
                     let places = self.text_free.split_off(self.text_free.len() - count);
-                    row.inputs.extend(&places);
+                    sequence.inputs.extend(&places);
                     if let Some(intake) = &self.intake {
-                        self.arrivals.push(intake.take(slot, &rows, self.net.precision, places)?);
+                        self.arrivals.push(intake.take(slot, &sequences, self.net.precision, places)?);
                     }
                 }
             }
             (_, Some(_)) => return refused(format!("{slot}: this talker takes tokens of text only")),
-            (_, None) => return refused(format!("{slot}: this talker takes rows of its thinker only")),
+            (_, None) => return refused(format!("{slot}: this talker takes sequences of its thinker only")),
         }
-        row.ended = end;
+        sequence.ended = end;
         Ok(())
     }
 
-    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
+    fn launch(&mut self, work: &[SequenceWork]) -> Result<Launched, ModelError> {
         let busy: HashSet<Slot> = work.iter().map(|work| work.slot).collect();
         let mut step = Step::default();
         let mut parts = Vec::with_capacity(work.len());
         for work in work {
             match self.plan(*work, &busy, &mut step) {
                 Ok(part) => parts.push(part),
-                Err(ModelError::Row(reason)) => parts.push(Part::Known(refused(reason))),
+                Err(ModelError::Sequence(reason)) => parts.push(Part::Known(refused(reason))),
                 Err(error) => return Err(error),
             }
         }
         let lease = self.queue(&mut step)?;
         // Behind the step in the stream: what it used can be used again.
         for work in work {
-            if let (Some(row), true) = (self.rows.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
-                let used =
-                    (row.spec.prompt.inputs() + row.count.saturating_sub(1)).min(row.inputs.len() as u32) as usize;
-                if row.prefilled == row.spec.prefill_positions() && used > row.unused {
-                    self.text_free.extend_from_slice(&row.inputs[row.unused..used]);
-                    row.unused = used;
+            if let (Some(sequence), true) = (self.sequences.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
+                let used = (sequence.spec.prompt.inputs() + sequence.count.saturating_sub(1))
+                    .min(sequence.inputs.len() as u32) as usize;
+                if sequence.prefilled == sequence.spec.prefill_positions() && used > sequence.unused {
+                    self.text_free.extend_from_slice(&sequence.inputs[sequence.unused..used]);
+                    sequence.unused = used;
                 }
             }
         }
@@ -355,16 +357,16 @@ impl StageModel for CudaTalker {
     }
 
     fn close(&mut self, slot: Slot) {
-        if let Some(row) = self.rows.remove(&slot) {
-            row.pages.into_iter().for_each(|page| self.pages.give_back(page));
+        if let Some(sequence) = self.sequences.remove(&slot) {
+            sequence.pages.into_iter().for_each(|page| self.pages.give_back(page));
             if self.net.text_vocabulary().is_none() {
-                self.text_free.extend_from_slice(&row.inputs[row.unused..]);
+                self.text_free.extend_from_slice(&sequence.inputs[sequence.unused..]);
             }
         }
     }
 
-    fn live_rows(&self) -> usize {
-        self.rows.len()
+    fn live_sequences(&self) -> usize {
+        self.sequences.len()
     }
 
     fn break_device(&mut self) -> Result<(), ModelError> {

@@ -1,11 +1,11 @@
-//! Rows that had to make room: their keys and values wait in the host's memory, bit for bit.
+//! Sequences that had to make room: their keys and values wait in the host's memory, bit for bit.
 
 use crate::decoder::Cache;
 use crate::stream::Stream;
 use crate::{CudaError, Pinned};
 use omni_model::launching;
 
-/// The pages of one row.
+/// The pages of one sequence.
 pub(super) struct Swapped {
     /// Keys, then values: layer after layer, page after page.
     sides: [Pinned<u8>; 2],
@@ -13,7 +13,7 @@ pub(super) struct Swapped {
 }
 
 impl Swapped {
-    /// Queues the copy out of a row's pages, which may be used for others by what is queued later.
+    /// Queues the copy out of a sequence's pages, which may be used for others by what is queued later.
     ///
     /// # Errors
     /// What the driver says.
@@ -21,7 +21,7 @@ impl Swapped {
         let (layers, page) = (cache.layers(), cache.page_bytes());
         let bytes = layers * pages.len() * page;
         let _excused =
-            launching::excused("a row makes room when the pages have run out: what it saves is as large as it is");
+            launching::excused("a sequence makes room when the pages have run out: what it saves is as large as it is");
         let sides = [stream.gpu().pinned(bytes)?, stream.gpu().pinned(bytes)?];
         for (side, from) in sides.iter().zip(cache.buffers()) {
             for (layer, (i, number)) in (0..layers).flat_map(|layer| pages.iter().enumerate().map(move |p| (layer, p)))

@@ -1,4 +1,4 @@
-//! What kernels are told about rows: the layouts of `kernels/frame.cuh`.
+//! What kernels are told about sequences: the layouts of `kernels/frame.cuh`.
 
 use omni_model::sampling::SamplingParams;
 
@@ -10,7 +10,7 @@ pub(crate) const NO_END: u32 = 1;
 /// The limit is reached with this code.
 pub(crate) const LAST: u32 = 2;
 
-/// The row had ended before.
+/// The sequence had ended before.
 pub(crate) const STALE: u32 = 1;
 /// The end was sampled.
 pub(crate) const STOPPED: u32 = 2;
@@ -37,10 +37,10 @@ pub(crate) unsafe trait Record: Copy {
     }
 }
 
-/// One row of a step.
+/// One sequence of a step.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct StepRow {
+pub(crate) struct StepSequence {
     pub slot: u32,
     pub position: i32,
     pub text: u32,
@@ -51,11 +51,11 @@ pub(crate) struct StepRow {
     pub unused: [u32; 2],
 }
 // SAFETY: eight words.
-unsafe impl Record for StepRow {}
+unsafe impl Record for StepSequence {}
 
-impl StepRow {
-    pub const PADDING: StepRow =
-        StepRow { slot: NONE, position: -1, text: 0, count: 0, flags: 0, forced: NONE, unused: [0; 2] };
+impl StepSequence {
+    pub const PADDING: StepSequence =
+        StepSequence { slot: NONE, position: -1, text: 0, count: 0, flags: 0, forced: NONE, unused: [0; 2] };
 }
 
 /// A page that a slot got.
@@ -70,7 +70,7 @@ pub(crate) struct NewPage {
 // SAFETY: four words.
 unsafe impl Record for NewPage {}
 
-/// Ahead of the rows.
+/// Ahead of the sequences.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct StepHead {
@@ -85,7 +85,7 @@ unsafe impl Record for StepHead {}
 /// One position of a prompt.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(crate) struct PromptRow {
+pub(crate) struct PromptEmbedding {
     pub slot: u32,
     pub position: i32,
     pub text: u32,
@@ -95,11 +95,11 @@ pub(crate) struct PromptRow {
     pub unused: [u32; 2],
 }
 // SAFETY: eight words.
-unsafe impl Record for PromptRow {}
+unsafe impl Record for PromptEmbedding {}
 
-impl PromptRow {
-    pub const PADDING: PromptRow =
-        PromptRow { slot: NONE, position: -1, text: 0, kind: PLAIN_TEXT, codes: 0, last: 0, unused: [0; 2] };
+impl PromptEmbedding {
+    pub const PADDING: PromptEmbedding =
+        PromptEmbedding { slot: NONE, position: -1, text: 0, kind: PLAIN_TEXT, codes: 0, last: 0, unused: [0; 2] };
 }
 
 /// How one token is picked.
@@ -131,7 +131,7 @@ impl From<&SamplingParams> for SamplingArgs {
     }
 }
 
-/// What a slot keeps for the life of its row.
+/// What a slot keeps for the life of its sequence.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct SlotParams {

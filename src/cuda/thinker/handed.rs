@@ -1,18 +1,18 @@
-//! What a step hands on to the talker: rows on the device, or copied to the host in the step.
+//! What a step hands on to the talker: sequences on the device, or copied to the host in the step.
 
-use crate::copies::{HostBytes, Memory, RowBuffer};
+use crate::copies::{EmbeddingBuffer, HostBytes, Memory};
 use bytes::Bytes;
 use omni_config::Precision;
-use omni_model::rows::{DeviceRows, RowBytes, Rows, element_bytes};
+use omni_model::embeddings::{DeviceEmbeddings, EmbeddingBytes, Embeddings, element_bytes};
 use omni_model::stage::Emit;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Rows that a step hands on.
+/// Sequences that a step hands on.
 pub(super) enum Handed {
     Nothing,
     /// On the device.
-    There(Arc<RowBuffer>),
+    There(Arc<EmbeddingBuffer>),
     /// Copied to the host in the step, which is when the device's memory is free again.
     Here {
         bytes: HostBytes,
@@ -20,10 +20,10 @@ pub(super) enum Handed {
     },
 }
 
-/// Rows that a step handed on, when it is over.
+/// Sequences that a step handed on, when it is over.
 pub(super) enum Arrived {
     Nothing,
-    There(Arc<RowBuffer>),
+    There(Arc<EmbeddingBuffer>),
     Here(Bytes, (usize, Precision)),
 }
 
@@ -38,16 +38,17 @@ impl Handed {
 }
 
 impl Arrived {
-    pub fn rows(&self, range: Range<usize>) -> Emit {
-        let rows = match self {
+    pub fn sequences(&self, range: Range<usize>) -> Emit {
+        let sequences = match self {
             _ if range.is_empty() => None,
             Arrived::Nothing => None,
-            Arrived::There(buffer) => DeviceRows::new(buffer.clone(), range).map(Rows::Device),
+            Arrived::There(buffer) => DeviceEmbeddings::new(buffer.clone(), range).map(Embeddings::Device),
             Arrived::Here(bytes, (width, precision)) => {
-                let row = width * element_bytes(*precision);
-                RowBytes::new(bytes.slice(range.start * row..range.end * row), *width, *precision).map(Rows::Bytes)
+                let sequence = width * element_bytes(*precision);
+                EmbeddingBytes::new(bytes.slice(range.start * sequence..range.end * sequence), *width, *precision)
+                    .map(Embeddings::Bytes)
             }
         };
-        rows.map_or(Emit::None, Emit::Rows)
+        sequences.map_or(Emit::None, Emit::Embeddings)
     }
 }

@@ -1,14 +1,14 @@
 //! The thinker stage on a GPU: [`StageModel`] around the graphs of [`Steps`].
 //!
 //! Units and their meaning are those of the CPU's stage ([`omni_model::stages::thinker`]). The last position of a prompt
-//! runs with the rows that answer, for a token comes of it too. A launch never waits: the token that a row goes on with is
+//! runs with the sequences that answer, for a token comes of it too. A launch never waits: the token that a sequence goes on with is
 //! taken from where the last step left it on the device.
 
 use super::handed::Handed;
 use super::net::ThinkerNet;
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
-use crate::copies::{HostCopies, RowArena};
+use crate::copies::{EmbeddingArena, HostCopies};
 use crate::decoder::PAGE;
 use crate::pages::Pages;
 use crate::talker::ring::{Lease, Ring};
@@ -16,14 +16,14 @@ use crate::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED
 use crate::{CudaError, Priority, Stream};
 use omni_config::Precision;
 use omni_core::ids::{Slot, StageName};
+use omni_model::embeddings::element_bytes;
 use omni_model::error::{not_open, refused};
-use omni_model::rows::element_bytes;
 use omni_model::sampling::History;
 use omni_model::stage::{
-    Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, StepOutcome,
-    ThinkerMode, ThinkerRow,
+    Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory,
+    StageModel, StepOutcome, ThinkerMode, ThinkerSpec,
 };
-use omni_model::stages::thinker::{check, prompt_rows};
+use omni_model::stages::thinker::{check, prompt_embeddings};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::CopyMetrics;
 use std::collections::{HashMap, VecDeque};
@@ -31,11 +31,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Positions of a row that the cache has room for when the config does not say how large it is.
+/// Positions of a sequence that the cache has room for when the config does not say how large it is.
 const USUAL_POSITIONS: usize = 2048;
 /// Share of the free memory that such a cache takes at most: talker and vocoder come too.
 const MOST_OF_FREE: f64 = 0.3;
-/// Rows handed on that a row usually has waiting at its talker.
+/// Sequences handed on that a sequence usually has waiting at its talker.
 const HANDED_ROWS: usize = 256;
 /// Copies to the host that are under way or not yet used, each of a step.
 const HOST_COPIES: usize = 16;
@@ -44,9 +44,9 @@ const MIB: usize = 1 << 20;
 /// How large a thinker is.
 #[derive(Clone, Copy, Debug)]
 pub struct ThinkerOptions {
-    /// Rows that hold state at once.
+    /// Sequences that hold state at once.
     pub slots: usize,
-    /// Rows that a step samples for; there is a graph for every power of two up to it.
+    /// Sequences that a step samples for; there is a graph for every power of two up to it.
     pub batch: usize,
     /// Prompt positions of a pass.
     pub prefill_chunk: usize,
@@ -54,8 +54,8 @@ pub struct ThinkerOptions {
     pub run_ahead: usize,
     /// Bytes for keys and values; `None`: what the slots usually need.
     pub kv_memory: Option<u64>,
-    /// Whether rows for the talker are copied to the host in the step that made them, as long as there is nothing better.
-    pub rows_in_step: bool,
+    /// Whether sequences for the talker are copied to the host in the step that made them, as long as there is nothing better.
+    pub sequences_in_step: bool,
 }
 
 /// Makes [`CudaThinker`]s that share weights.
@@ -77,18 +77,18 @@ impl StageFactory for CudaThinkerFactory {
     }
 }
 
-/// Rows of the thinker on a GPU.
+/// Sequences of the thinker on a GPU.
 pub struct CudaThinker {
     net: Arc<ThinkerNet>,
     stream: Stream,
     steps: Steps,
     ring: Arc<Ring>,
-    rows: HashMap<Slot, Row>,
+    sequences: HashMap<Slot, Sequence>,
     pages: Pages,
     /// Copies that the next launch makes first.
     uploads: Vec<Upload>,
-    arena: RowArena,
-    rows_in_step: bool,
+    arena: EmbeddingArena,
+    sequences_in_step: bool,
 }
 
 /// Bytes for the device, and the element that they begin at.
@@ -98,13 +98,13 @@ enum Upload {
     Counts(usize, Vec<u8>),
 }
 
-struct Row {
-    spec: ThinkerRow,
+struct Sequence {
+    spec: ThinkerSpec,
     /// Prompt positions launched.
     prefilled: u32,
     /// The limit on tokens was reached by a launch.
     exhausted: bool,
-    /// Set by the step that ended the row.
+    /// Set by the step that ended the sequence.
     finished: Arc<AtomicBool>,
     answer: Answer,
 }
@@ -121,13 +121,13 @@ enum Answer {
     },
 }
 
-/// One row's part in a step.
+/// One sequence's part in a step.
 enum Part {
     /// Known without the device, but for what it hands on.
-    Known(Result<RowOutput, ModelError>, Range<usize>),
-    /// A token, at this place of the step's output. The last of the rows it hands on is the token's own, if it hands on
-    /// any: it does so unless the token ends the row.
-    Token { at: usize, rows: Range<usize>, finished: Arc<AtomicBool> },
+    Known(Result<SequenceOutput, ModelError>, Range<usize>),
+    /// A token, at this place of the step's output. The last of the sequences it hands on is the token's own, if it hands on
+    /// any: it does so unless the token ends the sequence.
+    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool> },
 }
 
 /// What a step tells the device.
@@ -135,12 +135,12 @@ enum Part {
 struct Plan {
     prompts: Vec<TokenRow>,
     tokens: Vec<TokenRow>,
-    /// What the rows handed on are the embeddings of: tokens, or slots with [`SAMPLED`].
+    /// What the embeddings handed on are the embeddings of: tokens, or slots with [`SAMPLED`].
     handed: Vec<u32>,
 }
 
 impl Plan {
-    /// Notes rows to hand on; tells their places.
+    /// Notes sequences to hand on; tells their places.
     fn hand(&mut self, tokens: impl IntoIterator<Item = u32>) -> Range<usize> {
         let from = self.handed.len();
         self.handed.extend(tokens);
@@ -149,7 +149,7 @@ impl Plan {
 }
 
 impl CudaThinker {
-    /// Room for rows, and graphs.
+    /// Room for sequences, and graphs.
     ///
     /// # Errors
     /// When the device has no room.
@@ -170,13 +170,14 @@ impl CudaThinker {
             return Err(LoadError::Invalid { file: "device.kv_memory".into(), reason });
         }
         let steps = Steps::new(&net, options, &stream, pages)?;
-        let input = (steps.prompt_rows() + steps.batch() + 8) * size_of::<TokenRow>() + (1 << 16);
+        let input = (steps.prompt_embeddings() + steps.batch() + 8) * size_of::<TokenRow>() + (1 << 16);
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, input, 2 * steps.batch())?;
-        let row = net.config.hidden_size * element_bytes(net.precision);
-        let copied = (steps.prompt_rows() + steps.batch()) * row;
+        let sequence = net.config.hidden_size * element_bytes(net.precision);
+        let copied = (steps.prompt_embeddings() + steps.batch()) * sequence;
         let copies = HostCopies::new(&net.gpu, HOST_COPIES, copied, CopyMetrics::new(StageName::Thinker))?;
-        let arena_rows = options.slots * HANDED_ROWS + 2 * steps.prompt_rows();
-        let arena = RowArena::new(&net.gpu, arena_rows, net.config.hidden_size, net.precision, Arc::new(copies))?;
+        let arena_embeddings = options.slots * HANDED_ROWS + 2 * steps.prompt_embeddings();
+        let arena =
+            EmbeddingArena::new(&net.gpu, arena_embeddings, net.config.hidden_size, net.precision, Arc::new(copies))?;
         let (after, total) = net.gpu.memory()?;
         tracing::info!(
             kv_pages = pages,
@@ -190,11 +191,11 @@ impl CudaThinker {
             stream,
             steps,
             ring,
-            rows: HashMap::new(),
+            sequences: HashMap::new(),
             pages: Pages::new(pages as u32),
             uploads: Vec::new(),
             arena,
-            rows_in_step: options.rows_in_step,
+            sequences_in_step: options.sequences_in_step,
             net,
         })
     }
@@ -204,23 +205,23 @@ impl CudaThinker {
         (self.pages.in_use(), self.pages.count())
     }
 
-    /// One row's part of a step; what the device must be told goes to `plan`.
-    fn plan(&mut self, work: RowWork, plan: &mut Plan) -> Result<Part, ModelError> {
-        let RowWork { slot, advance } = work;
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        if row.exhausted || row.finished.load(Ordering::Acquire) {
-            return Ok(Part::Known(Ok(RowOutput { stale: true, ..RowOutput::default() }), 0..0));
+    /// One sequence's part of a step; what the device must be told goes to `plan`.
+    fn plan(&mut self, work: SequenceWork, plan: &mut Plan) -> Result<Part, ModelError> {
+        let SequenceWork { slot, advance } = work;
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if sequence.exhausted || sequence.finished.load(Ordering::Acquire) {
+            return Ok(Part::Known(Ok(SequenceOutput { stale: true, ..SequenceOutput::default() }), 0..0));
         }
-        let len = row.spec.prompt.len() as u32;
-        let (from, left) = (row.prefilled, len - row.prefilled);
+        let len = sequence.spec.prompt.len() as u32;
+        let (from, left) = (sequence.prefilled, len - sequence.prefilled);
         if left > 0 && (advance == 0 || advance > left) {
             return refused(format!("{slot}: asked for {advance} of {left} prompt positions"));
         }
-        let count = match &mut row.answer {
+        let count = match &mut sequence.answer {
             Answer::Followed { .. } if left > 0 => {
-                row.prefilled += advance;
-                let handed = plan.hand(prompt_rows(&row.spec, from, advance));
-                return Ok(Part::Known(Ok(RowOutput::default()), handed));
+                sequence.prefilled += advance;
+                let handed = plan.hand(prompt_embeddings(&sequence.spec, from, advance));
+                return Ok(Part::Known(Ok(SequenceOutput::default()), handed));
             }
             Answer::Followed { waiting, ended } => {
                 let want = advance as usize;
@@ -229,9 +230,9 @@ impl CudaThinker {
                 }
                 let followed: Vec<u32> = waiting.drain(..want).collect();
                 let finish = (*ended && waiting.is_empty()).then_some(Finish::Stop);
-                row.finished.store(finish.is_some(), Ordering::Release);
-                let output = RowOutput { sampled: followed.last().copied(), finish, ..RowOutput::default() };
-                let handed = plan.hand(followed.into_iter().filter(|_| row.spec.emit.is_some()));
+                sequence.finished.store(finish.is_some(), Ordering::Release);
+                let output = SequenceOutput { sampled: followed.last().copied(), finish, ..SequenceOutput::default() };
+                let handed = plan.hand(followed.into_iter().filter(|_| sequence.spec.emit.is_some()));
                 return Ok(Part::Known(Ok(output), handed));
             }
             Answer::Sampled { count, .. } => *count,
@@ -241,39 +242,39 @@ impl CudaThinker {
         }
         let samples = left <= advance;
         if samples && plan.tokens.len() == self.steps.batch() {
-            return refused(format!("a step has room for {} rows", self.steps.batch()));
+            return refused(format!("a step has room for {} sequences", self.steps.batch()));
         }
-        let positions = if left > 0 { from + advance } else { len + count - row.spec.said };
+        let positions = if left > 0 { from + advance } else { len + count - sequence.spec.said };
         self.grow(slot, positions as usize)?;
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        let prompt = Arc::clone(&row.spec.prompt);
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let prompt = Arc::clone(&sequence.spec.prompt);
         let entry = |at: u32, token: u32| TokenRow { slot: slot.0, position: at as i32, token, ..TokenRow::PADDING };
         let mut handed = 0..0;
         let mut token = NONE;
         if left > 0 {
-            row.prefilled += advance;
-            handed = plan.hand(prompt_rows(&row.spec, from, advance));
-            let upto = row.prefilled - u32::from(samples);
+            sequence.prefilled += advance;
+            handed = plan.hand(prompt_embeddings(&sequence.spec, from, advance));
+            let upto = sequence.prefilled - u32::from(samples);
             plan.prompts.extend((from..upto).map(|at| entry(at, prompt[at as usize])));
             token = prompt[upto as usize % prompt.len()];
         }
         if !samples {
-            return Ok(Part::Known(Ok(RowOutput::default()), handed));
+            return Ok(Part::Known(Ok(SequenceOutput::default()), handed));
         }
-        if let Answer::Sampled { count, .. } = &mut row.answer {
+        if let Answer::Sampled { count, .. } = &mut sequence.answer {
             *count += 1;
-            row.exhausted = *count >= row.spec.max_tokens;
+            sequence.exhausted = *count >= sequence.spec.max_tokens;
         }
-        let flags = if row.exhausted { LAST } else { 0 };
+        let flags = if sequence.exhausted { LAST } else { 0 };
         plan.tokens.push(TokenRow { count, flags, ..entry(positions - 1, token) });
-        if row.spec.emit.is_some() {
+        if sequence.spec.emit.is_some() {
             let own = plan.hand([SAMPLED | slot.0]);
             handed = if handed.is_empty() { own } else { handed.start..own.end };
         }
-        Ok(Part::Token { at: plan.tokens.len() - 1, rows: handed, finished: Arc::clone(&row.finished) })
+        Ok(Part::Token { at: plan.tokens.len() - 1, sequences: handed, finished: Arc::clone(&sequence.finished) })
     }
 
-    /// Gives a row pages for its first `positions` positions.
+    /// Gives a sequence pages for its first `positions` positions.
     fn grow(&mut self, slot: Slot, positions: usize) -> Result<(), ModelError> {
         let (max_pages, model) = (self.steps.cache.max_pages(), self.net.config.max_position_embeddings);
         if positions > model {
@@ -281,8 +282,8 @@ impl CudaThinker {
                 "the context is full: {positions} positions are wanted and the model has {model} (max_position_embeddings)"
             ));
         }
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        let Answer::Sampled { pages, .. } = &mut row.answer else { return Ok(()) };
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let Answer::Sampled { pages, .. } = &mut sequence.answer else { return Ok(()) };
         let before = pages.len();
         while pages.len() < positions.div_ceil(PAGE) {
             let page = if pages.len() < max_pages { self.pages.take() } else { None };
@@ -307,7 +308,7 @@ impl CudaThinker {
     /// Queues what a step needs; returns what the device was lent.
     fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
         let (steps, stream) = (&self.steps, &self.stream);
-        let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_rows()).collect();
+        let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
         let out = |lease: &Lease| lease.out.device_at(0);
         let bytes = |upload: &Upload| match upload {
             Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
@@ -315,7 +316,7 @@ impl CudaThinker {
             }
         };
         let uploads: usize = self.uploads.iter().map(bytes).sum();
-        let table = super::steps::ROWS_AT + steps.prompt_rows().max(steps.batch()) * size_of::<TokenRow>();
+        let table = super::steps::ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
         let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
         let lease = self.ring.lease(uploads + (passes.len() + 1) * table + sources.len())?;
         lease.begin.record(stream)?;
@@ -338,12 +339,12 @@ impl CudaThinker {
             }
             at += bytes(&upload);
         }
-        let prompts = passes.into_iter().map(|rows| (rows, steps.prompt_graph(rows.len())));
-        let tokens = Some(plan.tokens.as_slice()).filter(|rows| !rows.is_empty());
-        let tokens = tokens.map(|rows| (rows, steps.token_graph(rows.len())));
-        for (rows, graph) in prompts.chain(tokens) {
+        let prompts = passes.into_iter().map(|sequences| (sequences, steps.prompt_graph(sequences.len())));
+        let tokens = Some(plan.tokens.as_slice()).filter(|sequences| !sequences.is_empty());
+        let tokens = tokens.map(|sequences| (sequences, steps.token_graph(sequences.len())));
+        for (sequences, graph) in prompts.chain(tokens) {
             let Some((bucket, graph)) = graph else { continue };
-            let table = Steps::table(rows, bucket, out(&lease));
+            let table = Steps::table(sequences, bucket, out(&lease));
             lease.input.set(at, &table);
             steps.inbox.upload_bytes_async(stream, 0, &lease.input, at, table.len())?;
             at += table.len().next_multiple_of(16);
@@ -356,7 +357,7 @@ impl CudaThinker {
             // Read where it is: a word for each block, once.
             lease.input.set(at, &sources);
             steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
-            handed = if self.rows_in_step {
+            handed = if self.sequences_in_step {
                 Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
             } else {
                 Handed::There(self.arena.written(stream, memory, count)?)
@@ -368,9 +369,11 @@ impl CudaThinker {
 }
 
 impl StageModel for CudaThinker {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        let RowSpec::Thinker(spec) = spec else { return refused(format!("{slot}: the thinker cannot open {spec:?}")) };
-        if self.rows.contains_key(&slot) {
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
+        let SequenceSpec::Thinker(spec) = spec else {
+            return refused(format!("{slot}: the thinker cannot open {spec:?}"));
+        };
+        if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
         check(&spec, self.net.vocabulary(), self.net.config.max_position_embeddings)?;
@@ -397,15 +400,16 @@ impl StageModel for CudaThinker {
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
-        self.rows.insert(slot, Row { spec, prefilled: 0, exhausted: false, finished: Arc::default(), answer });
+        self.sequences
+            .insert(slot, Sequence { spec, prefilled: 0, exhausted: false, finished: Arc::default(), answer });
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         let vocabulary = self.net.vocabulary();
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        let Answer::Followed { waiting, ended } = &mut row.answer else {
-            return refused(format!("{slot}: a thinker row that samples its answer takes no input"));
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let Answer::Followed { waiting, ended } = &mut sequence.answer else {
+            return refused(format!("{slot}: a thinker sequence that samples its answer takes no input"));
         };
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));
@@ -415,13 +419,13 @@ impl StageModel for CudaThinker {
         Ok(())
     }
 
-    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
+    fn launch(&mut self, work: &[SequenceWork]) -> Result<Launched, ModelError> {
         let mut plan = Plan::default();
         let mut parts = Vec::with_capacity(work.len());
         for work in work {
             match self.plan(*work, &mut plan) {
                 Ok(part) => parts.push(part),
-                Err(ModelError::Row(reason)) => parts.push(Part::Known(refused(reason), 0..0)),
+                Err(ModelError::Sequence(reason)) => parts.push(Part::Known(refused(reason), 0..0)),
                 Err(error) => return Err(error),
             }
         }
@@ -431,14 +435,14 @@ impl StageModel for CudaThinker {
     }
 
     fn close(&mut self, slot: Slot) {
-        if let Some(Row { answer: Answer::Sampled { pages, .. }, .. }) = self.rows.remove(&slot) {
-            // Steps with the row come before any step of who gets the pages next.
+        if let Some(Sequence { answer: Answer::Sampled { pages, .. }, .. }) = self.sequences.remove(&slot) {
+            // Steps with the sequence come before any step of who gets the pages next.
             pages.into_iter().for_each(|page| self.pages.give_back(page));
         }
     }
 
-    fn live_rows(&self) -> usize {
-        self.rows.len()
+    fn live_sequences(&self) -> usize {
+        self.sequences.len()
     }
 
     fn break_device(&mut self) -> Result<(), ModelError> {
@@ -459,7 +463,7 @@ struct Pending {
     lease: Option<Lease>,
     parts: Vec<Part>,
     handed: Handed,
-    /// Width and element type of rows.
+    /// Width and element type of sequences.
     shape: (usize, Precision),
 }
 
@@ -470,23 +474,23 @@ impl PendingStep for Pending {
         lease.end.wait()?;
         let device_time = lease.end.since(&lease.begin).ok();
         let handed = std::mem::replace(&mut self.handed, Handed::Nothing).arrived(self.shape);
-        let mut rows = Vec::with_capacity(self.parts.len());
+        let mut sequences = Vec::with_capacity(self.parts.len());
         for part in std::mem::take(&mut self.parts) {
-            rows.push(match part {
-                Part::Known(Ok(output), range) => Ok(RowOutput { emit: handed.rows(range), ..output }),
+            sequences.push(match part {
+                Part::Known(Ok(output), range) => Ok(SequenceOutput { emit: handed.sequences(range), ..output }),
                 Part::Known(error, _) => error,
-                Part::Token { at, rows, finished } => {
+                Part::Token { at, sequences, finished } => {
                     read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
                         let own = usize::from(output.sampled.is_some() && output.finish.is_none());
-                        // Without a token of its own a row still hands on what it has of its prompt.
-                        let range = rows.start..rows.end.saturating_sub(1 - own).max(rows.start);
-                        let emit = if output.stale { Emit::None } else { handed.rows(range) };
-                        RowOutput { emit, ..output }
+                        // Without a token of its own a sequence still hands on what it has of its prompt.
+                        let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
+                        let emit = if output.stale { Emit::None } else { handed.sequences(range) };
+                        SequenceOutput { emit, ..output }
                     })
                 }
             });
         }
-        Ok(StepOutcome { rows, times: device_time.into() })
+        Ok(StepOutcome { sequences, times: device_time.into() })
     }
 }
 
@@ -498,11 +502,11 @@ impl Drop for Pending {
     }
 }
 
-/// What the device says of one row: the token, and its status.
-fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
+/// What the device says of one sequence: the token, and its status.
+fn read(words: &[u32], finished: &AtomicBool) -> Result<SequenceOutput, ModelError> {
     let [token, status] = *words else { return refused("the step has no output") };
     if status & STALE != 0 {
-        return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
     }
     if status != 0 {
         finished.store(true, Ordering::Release);
@@ -515,5 +519,5 @@ fn read(words: &[u32], finished: &AtomicBool) -> Result<RowOutput, ModelError> {
         status if status & EXHAUSTED != 0 => Some(Finish::Length),
         _ => None,
     };
-    Ok(RowOutput { sampled: Some(token), finish, ..RowOutput::default() })
+    Ok(SequenceOutput { sampled: Some(token), finish, ..SequenceOutput::default() })
 }

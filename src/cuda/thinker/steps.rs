@@ -141,7 +141,7 @@ impl Steps {
     }
 
     /// Positions of prompts that fit into one pass.
-    pub fn prompt_rows(&self) -> usize {
+    pub fn prompt_embeddings(&self) -> usize {
         self.prompts.last().map_or(1, |(bucket, _)| *bucket)
     }
 

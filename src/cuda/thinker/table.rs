@@ -1,8 +1,8 @@
-//! What kernels are told about rows: the layouts of `kernels/token.cuh`.
+//! What kernels are told about sequences: the layouts of `kernels/token.cuh`.
 
 use crate::talker::table::{NONE, Record, SamplingArgs};
 use omni_model::ModelError;
-use omni_model::stage::ThinkerRow;
+use omni_model::stage::ThinkerSpec;
 
 /// `MAX_STOPS` of `kernels/token.cuh`.
 const MAX_STOPS: usize = 12;
@@ -10,7 +10,7 @@ const MAX_STOPS: usize = 12;
 /// `SAMPLED` of `kernels/token.cuh`: not a token, but the one that the slot in the other bits sampled last.
 pub(super) const SAMPLED: u32 = 0x8000_0000;
 
-/// One row of a step.
+/// One sequence of a step.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct TokenRow {
@@ -29,7 +29,7 @@ impl TokenRow {
     pub const PADDING: TokenRow = TokenRow { slot: NONE, position: -1, token: 0, count: 0, flags: 0, unused: [0; 3] };
 }
 
-/// Ahead of the rows.
+/// Ahead of the sequences.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct TokenHead {
@@ -39,7 +39,7 @@ pub(super) struct TokenHead {
 // SAFETY: two numbers of eight bytes.
 unsafe impl Record for TokenHead {}
 
-/// What a slot keeps for the life of its row.
+/// What a slot keeps for the life of its sequence.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(super) struct TokenParams {
@@ -53,18 +53,18 @@ pub(super) struct TokenParams {
 unsafe impl Record for TokenParams {}
 
 impl TokenParams {
-    /// Those of a row.
-    pub fn new(row: &ThinkerRow) -> Result<TokenParams, ModelError> {
+    /// Those of a sequence.
+    pub fn new(sequence: &ThinkerSpec) -> Result<TokenParams, ModelError> {
         let mut stop = [NONE; MAX_STOPS];
-        let Some(room) = stop.get_mut(..row.eos.len()) else {
-            let told = format!("{} tokens end the answer: on a GPU up to {MAX_STOPS} can", row.eos.len());
-            return Err(ModelError::Row(told));
+        let Some(room) = stop.get_mut(..sequence.eos.len()) else {
+            let told = format!("{} tokens end the answer: on a GPU up to {MAX_STOPS} can", sequence.eos.len());
+            return Err(ModelError::Sequence(told));
         };
-        room.copy_from_slice(&row.eos);
+        room.copy_from_slice(&sequence.eos);
         Ok(TokenParams {
-            sampling: (&row.sampling).into(),
-            seed: [row.seed as u32, (row.seed >> 32) as u32],
-            stops: row.eos.len() as u32,
+            sampling: (&sequence.sampling).into(),
+            seed: [sequence.seed as u32, (sequence.seed >> 32) as u32],
+            stops: sequence.eos.len() as u32,
             unused: 0,
             stop,
         })

@@ -1,4 +1,4 @@
-//! References that rows go on from, decoded once and kept in slots of their own.
+//! References that sequences go on from, decoded once and kept in slots of their own.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ impl Contexts {
         Contexts { kept: Vec::new(), free: slots.collect() }
     }
 
-    /// The context of these codes; a new one has taken in nothing yet. `None` when rows are using every slot.
+    /// The context of these codes; a new one has taken in nothing yet. `None` when sequences are using every slot.
     pub fn get(&mut self, codes: &Arc<[u32]>) -> Option<Rc<RefCell<Context>>> {
         let found = self.kept.iter().position(|context| context.borrow().codes == *codes);
         let context = match found {
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_not_used_for_longest_goes_but_none_that_a_row_needs() {
+    fn the_one_not_used_for_longest_goes_but_none_that_a_sequence_needs() {
         let mut contexts = Contexts::new(0..2);
         let a = contexts.get(&codes(1)).unwrap();
         let b = contexts.get(&codes(2)).unwrap().borrow().slot;

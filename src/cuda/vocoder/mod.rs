@@ -37,24 +37,24 @@ pub enum Precision {
 /// How much the vocoder takes on at once, and so its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Rows that are open at the same time.
-    pub rows: usize,
-    /// References of in-context cloning that are kept decoded, beside the rows.
+    /// Sequences that are open at the same time.
+    pub sequences: usize,
+    /// References of in-context cloning that are kept decoded, beside the sequences.
     pub contexts: usize,
-    /// Rows of one launch; more become several.
+    /// Sequences of one launch; more become several.
     pub batch: usize,
-    /// Frames of one launch, over all rows; more become several.
+    /// Frames of one launch, over all sequences; more become several.
     pub frames: usize,
-    /// Frames of a row in one launch for which graphs are made, ascending; what is between takes the next larger one.
+    /// Frames of a sequence in one launch for which graphs are made, ascending; what is between takes the next larger one.
     pub chunks: Vec<usize>,
 }
 
 impl Limits {
-    /// For so many rows and the frames of the audio chunks in use.
-    pub fn new(rows: usize, chunks: &[u32]) -> Limits {
+    /// For so many sequences and the frames of the audio chunks in use.
+    pub fn new(sequences: usize, chunks: &[u32]) -> Limits {
         // More frames at once make launches longer than a first chunk should wait, and win nothing.
         let chunks = chunks.iter().map(|frames| (*frames as usize).min(16)).collect();
-        Limits { rows, contexts: 16, batch: rows.min(64), frames: 256, chunks }.sound()
+        Limits { sequences, contexts: 16, batch: sequences.min(64), frames: 256, chunks }.sound()
     }
 
     /// The same, such that every launch has a graph and every graph fits its memory.
@@ -68,7 +68,7 @@ impl Limits {
         self
     }
 
-    /// Frames of a row in one launch at most.
+    /// Frames of a sequence in one launch at most.
     fn chunk(&self) -> usize {
         self.chunks.last().copied().unwrap_or(1)
     }

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     fn limits(batch: usize, frames: usize) -> Limits {
-        Limits { rows: 100, contexts: 1, batch, frames, chunks: vec![1, 2, 4, 8] }
+        Limits { sequences: 100, contexts: 1, batch, frames, chunks: vec![1, 2, 4, 8] }
     }
 
     #[test]

@@ -10,8 +10,8 @@ use omni_core::ids::Slot;
 use omni_model::error::not_open;
 use omni_model::launching;
 use omni_model::stage::{
-    DeviceTimes, Emit, Finish, Launched, PendingStep, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel,
-    StepOutcome,
+    DeviceTimes, Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork,
+    StageFactory, StageModel, StepOutcome,
 };
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::{self as telemetry, Phases};
@@ -42,15 +42,15 @@ impl StageFactory for CudaVocoderFactory {
     }
 }
 
-/// Rows of the vocoder on one stream of a GPU.
+/// Sequences of the vocoder on one stream of a GPU.
 struct CudaVocoderStage {
     net: Arc<CudaVocoder>,
     stream: Stream,
     workspace: Workspace,
-    /// By rows and frames.
+    /// By sequences and frames.
     graphs: BTreeMap<(usize, usize), Graph>,
     pool: Arc<Pool>,
-    rows: HashMap<Slot, Row>,
+    sequences: HashMap<Slot, Sequence>,
     /// By slot of the arena.
     places: Vec<Place>,
     free: Vec<usize>,
@@ -65,7 +65,7 @@ struct Place {
     parity: u32,
 }
 
-struct Row {
+struct Sequence {
     slot: usize,
     phase: Phase,
     /// Codes of frames that have not been launched, all of them in range.
@@ -74,7 +74,7 @@ struct Row {
     finished: bool,
 }
 
-/// What a row's next units are.
+/// What a sequence's next units are.
 enum Phase {
     /// Frames of its context, of which it has had so many.
     Context(Rc<RefCell<Context>>, usize),
@@ -86,15 +86,15 @@ enum Phase {
 struct Job {
     slot: usize,
     codes: Vec<u32>,
-    /// Which row of the step hears them; nobody hears a context.
+    /// Which sequence of the step hears them; nobody hears a context.
     heard_by: Option<usize>,
 }
 
-/// What a step has to do before its rows are answered.
+/// What a step has to do before its sequences are answered.
 #[derive(Default)]
 struct Work {
     jobs: Vec<Job>,
-    /// Slots of contexts and of the rows that go on from them.
+    /// Slots of contexts and of the sequences that go on from them.
     copies: Vec<(usize, usize)>,
 }
 
@@ -102,7 +102,7 @@ impl CudaVocoderStage {
     fn new(net: &Arc<CudaVocoder>) -> Result<CudaVocoderStage, LoadError> {
         net.gpu.bind()?;
         let begun = Instant::now();
-        let (rows, contexts) = (net.limits.rows, net.limits.contexts);
+        let (sequences, contexts) = (net.limits.sequences, net.limits.contexts);
         let stream = net.gpu.stream(Priority::High)?;
         let workspace = Workspace::new(&net.gpu, &net.config, &net.weights, &net.limits)?;
         nobody(net, &workspace)?;
@@ -130,10 +130,10 @@ impl CudaVocoderStage {
             stream,
             workspace,
             graphs,
-            rows: HashMap::new(),
-            places: vec![Place::default(); rows + contexts],
-            free: (0..rows).rev().collect(),
-            contexts: Contexts::new(rows..rows + contexts),
+            sequences: HashMap::new(),
+            places: vec![Place::default(); sequences + contexts],
+            free: (0..sequences).rev().collect(),
+            contexts: Contexts::new(sequences..sequences + contexts),
         })
     }
 
@@ -141,21 +141,21 @@ impl CudaVocoderStage {
         self.net.config.num_quantizers
     }
 
-    /// Notes what a row's share of a step needs; answers but for the samples.
-    fn advance(&mut self, index: usize, work: RowWork, todo: &mut Work) -> Result<RowOutput, ModelError> {
+    /// Notes what a sequence's share of a step needs; answers but for the samples.
+    fn advance(&mut self, index: usize, work: SequenceWork, todo: &mut Work) -> Result<SequenceOutput, ModelError> {
         let groups = self.groups();
-        let row = self.rows.get_mut(&work.slot).ok_or_else(|| not_open(work.slot))?;
-        if row.finished {
-            return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        let sequence = self.sequences.get_mut(&work.slot).ok_or_else(|| not_open(work.slot))?;
+        if sequence.finished {
+            return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
         }
         let want = work.advance as usize;
-        if let Phase::Context(context, done) = &mut row.phase {
+        if let Phase::Context(context, done) = &mut sequence.phase {
             let mut context_ = context.borrow_mut();
             let frames = context_.codes.len() / groups;
             let left = frames - *done;
             if want == 0 || want > left {
                 let text = format!("{}: asked for {want} of {left} frames of the context", work.slot);
-                return Err(ModelError::Row(text));
+                return Err(ModelError::Sequence(text));
             }
             *done += want;
             if *done > context_.done {
@@ -165,23 +165,23 @@ impl CudaVocoderStage {
             let (complete, slot) = (*done == frames, context_.slot);
             drop(context_);
             if complete {
-                if slot != row.slot {
-                    todo.copies.push((slot, row.slot));
+                if slot != sequence.slot {
+                    todo.copies.push((slot, sequence.slot));
                 }
-                row.phase = Phase::Speech;
+                sequence.phase = Phase::Speech;
             }
-            return Ok(RowOutput::default());
+            return Ok(SequenceOutput::default());
         }
-        if want * groups > row.waiting.len() {
-            let have = row.waiting.len() / groups;
-            return Err(ModelError::Row(format!("{}: asked for {want} frames, {have} are there", work.slot)));
+        if want * groups > sequence.waiting.len() {
+            let have = sequence.waiting.len() / groups;
+            return Err(ModelError::Sequence(format!("{}: asked for {want} frames, {have} are there", work.slot)));
         }
         if want > 0 {
-            let codes = row.waiting.drain(..want * groups).collect();
-            todo.jobs.push(Job { slot: row.slot, codes, heard_by: Some(index) });
+            let codes = sequence.waiting.drain(..want * groups).collect();
+            todo.jobs.push(Job { slot: sequence.slot, codes, heard_by: Some(index) });
         }
-        row.finished = row.ended && row.waiting.is_empty();
-        Ok(RowOutput { finish: row.finished.then_some(Finish::Stop), ..RowOutput::default() })
+        sequence.finished = sequence.ended && sequence.waiting.is_empty();
+        Ok(SequenceOutput { finish: sequence.finished.then_some(Finish::Stop), ..SequenceOutput::default() })
     }
 
     /// Queues all of a step.
@@ -203,28 +203,28 @@ impl CudaVocoderStage {
     fn queue_launch(&mut self, launch: &Launch, jobs: &[Job], step: &mut Step) -> Result<(), CudaError> {
         let (groups, limits, chunk) = (self.groups(), &self.net.limits, launch.chunk);
         // The plan makes no launch larger than the largest graph of its chunk.
-        let Some(((rows, _), graph)) =
-            self.graphs.iter().find(|((rows, frames), _)| *frames == chunk && *rows >= launch.pieces.len())
+        let Some(((sequences, _), graph)) =
+            self.graphs.iter().find(|((sequences, frames), _)| *frames == chunk && *sequences >= launch.pieces.len())
         else {
-            return Err(CudaError::NoKernel(format!("graph of {} rows by {chunk} frames", launch.pieces.len())));
+            return Err(CudaError::NoKernel(format!("graph of {} sequences by {chunk} frames", launch.pieces.len())));
         };
         let samples = self.net.config.samples_per_frame();
         let lease = self.pool.lease()?;
         let codes_at = limits.batch * ROW_WORDS;
-        let mut table = vec![NOBODY; *rows];
-        let mut codes = vec![0; rows * chunk * groups];
+        let mut table = vec![NOBODY; *sequences];
+        let mut codes = vec![0; sequences * chunk * groups];
         for (at, piece) in launch.pieces.iter().enumerate() {
             let job = &jobs[piece.job];
             let place = &mut self.places[job.slot];
             table[at] = [job.slot as u32, place.frames as u32, piece.frames as u32, place.parity];
             let (from, len) = (piece.first * groups, piece.frames * groups);
             codes[at * chunk * groups..][..len].copy_from_slice(&job.codes[from..from + len]);
-            if let Some(row) = job.heard_by {
+            if let Some(sequence) = job.heard_by {
                 // What the reference drops at the start of a stream.
                 let skip = self.net.weights.drop.saturating_sub(place.frames * samples).min(piece.frames * samples);
                 let begin = at * chunk * samples;
                 let range = begin + skip..begin + piece.frames * samples;
-                step.heard.push(Heard { row, lease: step.leases.len(), range });
+                step.heard.push(Heard { sequence, lease: step.leases.len(), range });
             }
             place.frames += piece.frames;
             place.parity ^= 1;
@@ -240,10 +240,10 @@ impl CudaVocoderStage {
     }
 }
 
-/// A row that is nobody's.
+/// A sequence that is nobody's.
 const NOBODY: [u32; ROW_WORDS] = [u32::MAX, 0, 0, 0];
 
-/// A table of rows that are nobody's.
+/// A table of sequences that are nobody's.
 fn nobody(net: &CudaVocoder, workspace: &Workspace) -> Result<(), CudaError> {
     workspace.input.write(0, vec![NOBODY; net.limits.batch].as_flattened())
 }
@@ -259,12 +259,12 @@ impl Work {
 }
 
 impl StageModel for CudaVocoderStage {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        let RowSpec::Vocoder(spec) = spec else {
-            return Err(ModelError::Row(format!("{slot}: the vocoder cannot open {spec:?}")));
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
+        let SequenceSpec::Vocoder(spec) = spec else {
+            return Err(ModelError::Sequence(format!("{slot}: the vocoder cannot open {spec:?}")));
         };
-        if self.rows.contains_key(&slot) {
-            return Err(ModelError::Row(format!("{slot} is open already")));
+        if self.sequences.contains_key(&slot) {
+            return Err(ModelError::Sequence(format!("{slot} is open already")));
         }
         let goes_on = spec.goes_on;
         let context = spec.context.filter(|codes| !codes.is_empty());
@@ -272,18 +272,18 @@ impl StageModel for CudaVocoderStage {
             self.net
                 .config
                 .check_codes(codes)
-                .map_err(|reason| ModelError::Row(format!("{slot}: context: {reason}")))?;
+                .map_err(|reason| ModelError::Sequence(format!("{slot}: context: {reason}")))?;
         }
         let Some(own) = self.free.pop() else {
-            let most = self.net.limits.rows;
-            return Err(ModelError::Row(format!("{slot}: all {most} streams of the vocoder are in use")));
+            let most = self.net.limits.sequences;
+            return Err(ModelError::Sequence(format!("{slot}: all {most} streams of the vocoder are in use")));
         };
         // What is in the slot is of no account: what lies before a stream's first frame counts as zeros.
         self.places[own] = Place::default();
         let phase = match context {
             None => Phase::Speech,
             Some(codes) => {
-                // Without a slot that can be kept the row takes it in itself.
+                // Without a slot that can be kept the sequence takes it in itself.
                 let alone = || Rc::new(RefCell::new(Context { codes: Arc::clone(&codes), slot: own, done: 0 }));
                 let shared = if goes_on { None } else { self.contexts.get(&codes) };
                 let context = shared.unwrap_or_else(alone);
@@ -293,23 +293,24 @@ impl StageModel for CudaVocoderStage {
                 Phase::Context(context, 0)
             }
         };
-        self.rows.insert(slot, Row { slot: own, phase, waiting: VecDeque::new(), ended: false, finished: false });
+        self.sequences
+            .insert(slot, Sequence { slot: own, phase, waiting: VecDeque::new(), ended: false, finished: false });
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        if row.ended {
-            return Err(ModelError::Row(format!("{slot}: frames after the end of the stream")));
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if sequence.ended {
+            return Err(ModelError::Sequence(format!("{slot}: frames after the end of the stream")));
         }
-        row.waiting.extend(input.into_codes(slot, &self.net.config)?);
-        row.ended = end;
+        sequence.waiting.extend(input.into_codes(slot, &self.net.config)?);
+        sequence.ended = end;
         Ok(())
     }
 
-    fn launch(&mut self, rows: &[RowWork]) -> Result<Launched, ModelError> {
+    fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
         let mut todo = Work::default();
-        let results: Vec<_> = rows.iter().enumerate().map(|(i, work)| self.advance(i, *work, &mut todo)).collect();
+        let results: Vec<_> = sequences.iter().enumerate().map(|(i, work)| self.advance(i, *work, &mut todo)).collect();
         if todo.jobs.is_empty() && todo.copies.is_empty() {
             return Ok(Launched::Done(results.into()));
         }
@@ -327,14 +328,14 @@ impl StageModel for CudaVocoderStage {
     }
 
     fn close(&mut self, slot: Slot) {
-        // Steps that are still queued with this slot of the arena come before all of the row that gets it next.
-        if let Some(row) = self.rows.remove(&slot) {
-            self.free.push(row.slot);
+        // Steps that are still queued with this slot of the arena come before all of the sequence that gets it next.
+        if let Some(sequence) = self.sequences.remove(&slot) {
+            self.free.push(sequence.slot);
         }
     }
 
-    fn live_rows(&self) -> usize {
-        self.rows.len()
+    fn live_sequences(&self) -> usize {
+        self.sequences.len()
     }
 
     fn break_device(&mut self) -> Result<(), ModelError> {
@@ -351,7 +352,7 @@ impl Drop for CudaVocoderStage {
 
 /// A step that was queued.
 struct Step {
-    results: Vec<Result<RowOutput, ModelError>>,
+    results: Vec<Result<SequenceOutput, ModelError>>,
     heard: Vec<Heard>,
     leases: Vec<Lease>,
     /// There until the step is over.
@@ -359,9 +360,9 @@ struct Step {
     pool: Arc<Pool>,
 }
 
-/// Samples of a row in the memory of a launch.
+/// Samples of a sequence in the memory of a launch.
 struct Heard {
-    row: usize,
+    sequence: usize,
     lease: usize,
     range: std::ops::Range<usize>,
 }
@@ -377,7 +378,7 @@ impl PendingStep for Step {
         }
         for heard in std::mem::take(&mut self.heard) {
             let samples = self.leases[heard.lease].samples.get(heard.range);
-            if let Some(Ok(output)) = self.results.get_mut(heard.row) {
+            if let Some(Ok(output)) = self.results.get_mut(heard.sequence) {
                 match &mut output.emit {
                     Emit::Audio(before) => before.extend(samples),
                     emit if !samples.is_empty() => *emit = Emit::Audio(samples),
@@ -387,7 +388,7 @@ impl PendingStep for Step {
         }
         let phases = device_time.map(|time| Phases::only(telemetry::Phase::Vocoder, time)).unwrap_or_default();
         let times = DeviceTimes { total: device_time, phases };
-        Ok(StepOutcome { rows: std::mem::take(&mut self.results), times })
+        Ok(StepOutcome { sequences: std::mem::take(&mut self.results), times })
     }
 }
 

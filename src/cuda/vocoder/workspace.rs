@@ -24,7 +24,7 @@ pub(super) struct Workspace {
 impl Workspace {
     pub fn new(gpu: &Gpu, config: &VocoderConfig, weights: &Weights, limits: &Limits) -> Result<Workspace, CudaError> {
         let (small, large) = widths(weights);
-        let (frames, slots) = (limits.frames, limits.rows + limits.contexts);
+        let (frames, slots) = (limits.frames, limits.sequences + limits.contexts);
         let activations = |width: usize| -> Result<[Buffer<f32>; 3], CudaError> {
             let one = || gpu.alloc("the vocoder's activations", frames * width);
             Ok([one()?, one()?, one()?])

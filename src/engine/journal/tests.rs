@@ -1,5 +1,5 @@
 use super::*;
-use omni_core::scheduler::RowParams;
+use omni_core::scheduler::SequenceParams;
 use omni_model::hf::CodecTokens;
 use omni_model::sampling::SamplingParams;
 use omni_model::talker::TalkerPrompt;
@@ -11,18 +11,18 @@ const GROUPS: usize = 4;
 const UNIT: Duration = Duration::from_millis(80);
 const TOKENS: CodecTokens = CodecTokens { pad: 1, bos: 2, eos: 3, think: None, nothink: 4, think_bos: 5, think_eos: 6 };
 
-fn params(prompt: u32, pace: Pace) -> RowParams {
-    RowParams { prompt, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO }
+fn params(prompt: u32, pace: Pace) -> SequenceParams {
+    SequenceParams { prompt, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO }
 }
 
 fn speech() -> Wants {
     Wants { tokens: false, speech: true }
 }
 
-fn talker() -> (StageName, RowPlan) {
+fn talker() -> (StageName, SequencePlan) {
     let prompt = TalkerPrompt::omni(0, 9, &TOKENS);
-    let params = RowParams { prompt_input: prompt.inputs(), ..params(prompt.positions(), Pace::OnePerStep) };
-    let row = TalkerRow {
+    let params = SequenceParams { prompt_input: prompt.inputs(), ..params(prompt.positions(), Pace::OnePerStep) };
+    let sequence = TalkerSpec {
         prompt: prompt.into(),
         said: 0,
         sampling: SamplingParams::GREEDY,
@@ -33,16 +33,16 @@ fn talker() -> (StageName, RowPlan) {
         seed: 1,
         forced: None,
     };
-    (StageName::Talker, RowPlan { params, spec: RowSpec::Talker(row), wants: speech() })
+    (StageName::Talker, SequencePlan { params, spec: SequenceSpec::Talker(sequence), wants: speech() })
 }
 
-fn vocoder() -> (StageName, RowPlan) {
-    let spec = RowSpec::Vocoder(VocoderRow::default());
-    (StageName::Code2wav, RowPlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, wants: speech() })
+fn vocoder() -> (StageName, SequencePlan) {
+    let spec = SequenceSpec::Vocoder(VocoderSpec::default());
+    (StageName::Code2wav, SequencePlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, wants: speech() })
 }
 
-fn thinker(wants: Wants) -> (StageName, RowPlan) {
-    let row = ThinkerRow {
+fn thinker(wants: Wants) -> (StageName, SequencePlan) {
+    let sequence = ThinkerSpec {
         prompt: vec![10, 11, 12].into(),
         said: 0,
         mode: ThinkerMode::Sample,
@@ -52,7 +52,7 @@ fn thinker(wants: Wants) -> (StageName, RowPlan) {
         max_tokens: 50,
         seed: 1,
     };
-    (StageName::Thinker, RowPlan { params: params(3, Pace::Free), spec: RowSpec::Thinker(row), wants })
+    (StageName::Thinker, SequencePlan { params: params(3, Pace::Free), spec: SequenceSpec::Thinker(sequence), wants })
 }
 
 /// A text of two stages, as Qwen3-TTS has.
@@ -111,9 +111,9 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
     journal.record(Edge::Codes, codes(0, 4, false)).unwrap();
     journal.acked(Edge::Codes, 3);
     let Again { admission, input } = journal.admit(StageName::Talker, UNIT).unwrap();
-    let RowSpec::Talker(row) = &admission.spec else { panic!("{admission:?}") };
-    assert_eq!(row.said, 4);
-    assert_eq!(row.prompt.reference().unwrap()[..], (0..16).collect::<Vec<_>>());
+    let SequenceSpec::Talker(sequence) = &admission.spec else { panic!("{admission:?}") };
+    assert_eq!(sequence.said, 4);
+    assert_eq!(sequence.prompt.reference().unwrap()[..], (0..16).collect::<Vec<_>>());
     assert_eq!((admission.params.prompt, admission.params.prompt_input), (9 + 4, 4 + 4));
     let from = admission.from;
     assert_eq!((from.attempt, from.first, from.wanted, from.start.emitted, from.start.acked), (Attempt(2), 4, 4, 4, 3));
@@ -130,8 +130,8 @@ fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
     let header = Header { kind: Kind::Audio, units: 2, end: None, ..codes(0, 0, false).header };
     journal.record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.5; 20])], leases: Vec::new() }).unwrap();
     let Again { admission, input } = journal.admit(StageName::Code2wav, UNIT).unwrap();
-    let RowSpec::Vocoder(row) = &admission.spec else { panic!("{admission:?}") };
-    assert_eq!((row.context.as_deref(), row.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
+    let SequenceSpec::Vocoder(sequence) = &admission.spec else { panic!("{admission:?}") };
+    assert_eq!((sequence.context.as_deref(), sequence.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
     assert_eq!((admission.params.prompt, admission.from.start.input, admission.from.first), (2, 2, 2));
     assert_eq!((input[0].header.seq, input[0].header.units, input[0].header.end), (Seq(2), 3, Some(End::Stop)));
     assert_eq!(values(&input[0]), (8..20).collect::<Vec<_>>());
@@ -145,15 +145,18 @@ fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
     journal.admit(StageName::Thinker, UNIT).unwrap();
     journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![20, 21], 1, false)).unwrap();
     let again = journal.admit(StageName::Thinker, UNIT).unwrap();
-    let RowSpec::Thinker(row) = &again.admission.spec else { panic!("{:?}", again.admission) };
-    assert_eq!((row.prompt.as_ref(), row.said, again.admission.params.prompt), (&[10, 11, 12, 20, 21][..], 2, 5));
-    assert_eq!(row.emit.as_deref(), Some(&[0..3, 3..5][..]));
+    let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!(
+        (sequence.prompt.as_ref(), sequence.said, again.admission.params.prompt),
+        (&[10, 11, 12, 20, 21][..], 2, 5)
+    );
+    assert_eq!(sequence.emit.as_deref(), Some(&[0..3, 3..5][..]));
     assert_eq!((again.admission.from.tokens, again.admission.from.wanted, again.input.len()), (2, 0, 0));
 
     journal.record(Edge::Tokens, payload(Edge::Tokens, 2, vec![22, 0], 1, true)).unwrap();
     let again = journal.admit(StageName::Thinker, UNIT).unwrap();
-    let RowSpec::Thinker(row) = &again.admission.spec else { panic!("{:?}", again.admission) };
-    assert_eq!((row.mode, row.prompt.len(), again.admission.wants.tokens), (ThinkerMode::Follow, 3, false));
+    let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!((sequence.mode, sequence.prompt.len(), again.admission.wants.tokens), (ThinkerMode::Follow, 3, false));
     assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(End::Stop)));
 }
 
@@ -172,7 +175,7 @@ fn nothing_is_kept_that_nobody_needs() {
 }
 
 #[test]
-fn a_row_that_fails_again_and_again_at_one_place_is_not_tried_for_ever() {
+fn a_sequence_that_fails_again_and_again_at_one_place_is_not_tried_for_ever() {
     let mut journal = spoken();
     let tries = |journal: &mut Journal| (0..).take_while(|_| journal.may_try_again(StageName::Talker)).count();
     assert_eq!(tries(&mut journal), 3);

@@ -1,4 +1,4 @@
-//! From a request to the rows that it needs in each stage: everything that can be refused is refused here, before anybody
+//! From a request to the sequences that it needs in each stage: everything that can be refused is refused here, before anybody
 //! has started to work.
 
 mod omni;
@@ -11,10 +11,10 @@ use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
 use omni_core::ids::{Attempt, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
-use omni_core::scheduler::{Pace, RowParams};
+use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
 use omni_model::sampling::SamplingParams;
-use omni_model::stage::{RowSpec, TalkerRow, ThinkerMode, VocoderRow};
+use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, VocoderSpec};
 use omni_model::talker::TalkerPrompt;
 use omni_model::tokenizer::Tokenizer;
 use omni_stage::{Admission, Resume, Wants};
@@ -59,7 +59,7 @@ pub(super) struct RequestPlan {
     pub samples_per_second: u32,
     /// Room for every event that the windows let through at once.
     pub max_events: usize,
-    pub rows: Vec<(StageName, RowPlan)>,
+    pub sequences: Vec<(StageName, SequencePlan)>,
     pub follow: Option<FollowedText>,
     /// Where the talker's codes are written down, if somebody wants them.
     pub codes: Option<CodeLog>,
@@ -68,24 +68,24 @@ pub(super) struct RequestPlan {
 /// Codes that a talker has made, frame after frame.
 pub(super) type CodeLog = Arc<Mutex<Vec<u32>>>;
 
-/// One row, before the request has a name.
-pub(super) struct RowPlan {
-    pub params: RowParams,
-    pub spec: RowSpec,
+/// One sequence, before the request has a name.
+pub(super) struct SequencePlan {
+    pub params: SequenceParams,
+    pub spec: SequenceSpec,
     pub wants: Wants,
 }
 
 impl RequestPlan {
     /// Says how much sound the listener still has of what went before.
     pub fn follows(&mut self, lead: Duration) {
-        for (_, row) in &mut self.rows {
-            row.params.lead = lead;
+        for (_, sequence) in &mut self.sequences {
+            sequence.params.lead = lead;
         }
     }
 }
 
-impl RowPlan {
-    /// A row that begins.
+impl SequencePlan {
+    /// A sequence that begins.
     pub fn named(&self, request: RequestId) -> Admission {
         let (params, spec) = (self.params.clone(), self.spec.clone());
         Admission { request, params, spec, wants: self.wants, from: Resume::default() }
@@ -93,7 +93,7 @@ impl RowPlan {
 
     /// Whether it makes up what it says.
     pub fn samples(&self) -> bool {
-        matches!(&self.spec, RowSpec::Thinker(row) if row.mode == ThinkerMode::Sample)
+        matches!(&self.spec, SequenceSpec::Thinker(sequence) if sequence.mode == ThinkerMode::Sample)
     }
 }
 
@@ -213,12 +213,12 @@ impl Common {
         })
     }
 
-    /// The rows that make speech: talker and vocoder.
-    fn speech_rows(
+    /// The sequences that make speech: talker and vocoder.
+    fn speech_embeddings(
         &self,
         prompt: Arc<TalkerPrompt>,
         options: &SpeechOptions,
-    ) -> Result<[(StageName, RowPlan); 2], SubmitError> {
+    ) -> Result<[(StageName, SequencePlan); 2], SubmitError> {
         let greedy = options.sampling.is_greedy();
         let predictor = if greedy { SamplingParams::GREEDY } else { self.generation.predictor };
         // The last token has no frame (spec section 6).
@@ -231,8 +231,8 @@ impl Common {
             return Err(SubmitError::Invalid { param: "input", message });
         }
         // The vocoder goes on from what the talker goes on from.
-        let vocoder = VocoderRow { context: prompt.reference().cloned(), goes_on: false };
-        let row = TalkerRow {
+        let vocoder = VocoderSpec { context: prompt.reference().cloned(), goes_on: false };
+        let sequence = TalkerSpec {
             prompt,
             said: 0,
             sampling: options.sampling,
@@ -244,34 +244,34 @@ impl Common {
             forced: None,
         };
         let wants = Wants { tokens: false, speech: true };
-        let params = RowParams {
+        let params = SequenceParams {
             prompt: positions,
-            prompt_input: row.prefill_rows(),
+            prompt_input: sequence.prefill_embeddings(),
             prompt_emits: 0,
             pace: Pace::OnePerStep,
             lead: Duration::ZERO,
         };
-        let talker = RowPlan { params, spec: RowSpec::Talker(row), wants };
+        let talker = SequencePlan { params, spec: SequenceSpec::Talker(sequence), wants };
         let mut ramp = self.chunk_ramp.clone();
         if let Some(first) = options.initial_chunk {
             ramp.retain(|size| *size > first.0);
             ramp.insert(0, first.0.max(1));
         }
-        let params = RowParams {
+        let params = SequenceParams {
             prompt: vocoder.context_frames(self.groups),
             prompt_input: 0,
             prompt_emits: 0,
             pace: Pace::Chunks(ramp),
             lead: Duration::ZERO,
         };
-        let vocoder = RowPlan { params, spec: RowSpec::Vocoder(vocoder), wants };
+        let vocoder = SequencePlan { params, spec: SequenceSpec::Vocoder(vocoder), wants };
         Ok([(StageName::Talker, talker), (StageName::Code2wav, vocoder)])
     }
 
-    /// A plan for a text that is spoken as it is: `rows` of the stages, `follow` for the first of them.
+    /// A plan for a text that is spoken as it is: `sequences` of the stages, `follow` for the first of them.
     fn spoken(
         &self,
-        rows: Vec<(StageName, RowPlan)>,
+        sequences: Vec<(StageName, SequencePlan)>,
         prompt_tokens: u32,
         follow: FollowedText,
         options: &SpeechOptions,
@@ -283,7 +283,7 @@ impl Common {
             prompt_tokens,
             samples_per_second: SAMPLE_RATE,
             max_events: self.max_events(0),
-            rows,
+            sequences,
             follow: Some(follow),
             codes: None,
         }

@@ -1,16 +1,18 @@
 //! Plans of Qwen3-Omni: a thinker that answers, or follows a given text, with a talker behind it.
 
-use super::{Common, FollowedText, RequestPlan, RowPlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve};
+use super::{
+    Common, FollowedText, RequestPlan, SequencePlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve,
+};
 use crate::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError};
 use crate::voice::{TaskType, VoiceChoice};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
 use omni_core::normalize::spell_out;
-use omni_core::scheduler::{Pace, RowParams};
+use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::{OmniConfig, SAMPLE_RATE};
 use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
 use omni_model::sampling::SamplingParams;
-use omni_model::stage::{RowSpec, ThinkerMode, ThinkerRow};
+use omni_model::stage::{SequenceSpec, ThinkerMode, ThinkerSpec};
 use omni_model::talker::TalkerPrompt;
 use omni_stage::Wants;
 use std::borrow::Cow;
@@ -50,9 +52,9 @@ impl OmniPlanner {
         }
         let sampling = resolve(common.generation.thinker, &request.text)?;
         let max_tokens = max_tokens.min(room);
-        let thinker = self.thinker_row(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        let thinker = self.thinker_embedding(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
         let wants = Wants { tokens: true, speech: audio };
-        let mut rows = vec![(StageName::Thinker, RowPlan { wants, ..thinker })];
+        let mut sequences = vec![(StageName::Thinker, SequencePlan { wants, ..thinker })];
         if audio {
             let params = SpeechParams {
                 voice: VoiceChoice::named(request.voice.clone()),
@@ -63,7 +65,7 @@ impl OmniPlanner {
             };
             let speaker = self.voice(&params)?;
             let options = common.options(SpeechVoice::Omni(speaker), &params)?;
-            rows.extend(common.speech_rows(self.talker_prompt(&prompt, speaker), &options)?);
+            sequences.extend(common.speech_embeddings(self.talker_prompt(&prompt, speaker), &options)?);
         }
         Ok(RequestPlan {
             owed: Owed { text: true, audio },
@@ -72,7 +74,7 @@ impl OmniPlanner {
             prompt_tokens: prompt.ids.len() as u32,
             samples_per_second: SAMPLE_RATE,
             max_events: common.max_events(max_tokens),
-            rows,
+            sequences,
             follow: None,
             codes: None,
         })
@@ -90,10 +92,10 @@ impl OmniPlanner {
         let speech = self.prompter.speech(&self.speech_prompt, &text);
         let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", &error))?;
         let (mode, tokens) = (ThinkerMode::Follow, answer.len() as u32 + 1);
-        let thinker = self.thinker_row(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
-        let mut rows = vec![(StageName::Thinker, thinker)];
-        rows.extend(common.speech_rows(self.talker_prompt(&prompt, speaker), options)?);
-        Ok(common.spoken(rows, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
+        let thinker = self.thinker_embedding(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
+        let mut sequences = vec![(StageName::Thinker, thinker)];
+        sequences.extend(common.speech_embeddings(self.talker_prompt(&prompt, speaker), options)?);
+        Ok(common.spoken(sequences, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
     }
 
     /// The speaker of a request that asks for nothing that this family cannot do.
@@ -117,10 +119,10 @@ impl OmniPlanner {
     }
 
     fn talker_prompt(&self, prompt: &ChatPrompt, speaker: u32) -> Arc<TalkerPrompt> {
-        TalkerPrompt::omni(prompt.user_rows, speaker, &self.config.talker.tokens).into()
+        TalkerPrompt::omni(prompt.user_embeddings, speaker, &self.config.talker.tokens).into()
     }
 
-    fn thinker_row(
+    fn thinker_embedding(
         &self,
         prompt: &ChatPrompt,
         mode: ThinkerMode,
@@ -128,17 +130,17 @@ impl OmniPlanner {
         max_tokens: u32,
         seed: u64,
         speech: bool,
-    ) -> RowPlan {
+    ) -> SequencePlan {
         let emits = if speech { prompt.emit.iter().map(|turn| turn.end - turn.start).sum() } else { 0 };
-        RowPlan {
-            params: RowParams {
+        SequencePlan {
+            params: SequenceParams {
                 prompt: prompt.ids.len() as u32,
                 prompt_input: 0,
                 prompt_emits: emits,
                 pace: if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow },
                 lead: Duration::ZERO,
             },
-            spec: RowSpec::Thinker(ThinkerRow {
+            spec: SequenceSpec::Thinker(ThinkerSpec {
                 prompt: Arc::clone(&prompt.ids),
                 said: 0,
                 mode,

@@ -47,9 +47,9 @@ impl TtsPlanner {
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
         let prompt = self.prompter.prompt(&voice.says(text)).map_err(|error| refuse(&error))?;
-        let rows = common.speech_rows(prompt.prompt, options)?;
+        let sequences = common.speech_embeddings(prompt.prompt, options)?;
         let used = prompt.tokens.len() as u32;
-        Ok(common.spoken(rows.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
+        Ok(common.spoken(sequences.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
     }
 
     /// A text that is spoken while it is being written.
@@ -57,7 +57,7 @@ impl TtsPlanner {
         self.prompter.stream(&voice.says("")).map_err(|error| refuse(&error))
     }
 
-    /// The rows of such a text, when it has begun; unless it has `ended`, more tokens follow.
+    /// The sequences of such a text, when it has begun; unless it has `ended`, more tokens follow.
     pub fn begun(
         &self,
         common: &Common,
@@ -66,9 +66,9 @@ impl TtsPlanner {
         ended: bool,
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
-        let rows = common.speech_rows(prompt, options)?;
+        let sequences = common.speech_embeddings(prompt, options)?;
         let used = tokens.len() as u32;
-        Ok(common.spoken(rows.into(), used, FollowedText { tokens, ended }, options))
+        Ok(common.spoken(sequences.into(), used, FollowedText { tokens, ended }, options))
     }
 
     /// Checks what a request asks of this checkpoint. `print` is the voice that the client brought, encoded.

@@ -28,7 +28,7 @@ use tokio::sync::Notify;
 
 /// A parent says who its child is at once.
 const HELLO: Duration = Duration::from_secs(10);
-/// How often a stage that has rows is looked at, for the parent to know what it holds.
+/// How often a stage that has sequences is looked at, for the parent to know what it holds.
 const GLANCE: Duration = Duration::from_millis(10);
 /// How often records are sent, well within what whoever takes a trace waits for.
 const FLUSH: Duration = Duration::from_millis(100);
@@ -91,11 +91,11 @@ pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(
     telemetry::init_stage_logging(&setup.config.telemetry.log, setup.config.telemetry.log_format, setup.stage)?;
     outlive_signals()?;
 
-    // Samples and tokens, or rows and tokens.
+    // Samples and tokens, or sequences and tokens.
     let (out, queue) = outbox(2 * edge_capacity(&setup.config, setup.stage));
     let told = out.clone();
     let speaking = tokio::spawn(async move {
-        queue.send_all(&mut to, |request, reason| _ = told.tell(FromStage::RowFailed(request, reason))).await
+        queue.send_all(&mut to, |request, reason| _ = told.tell(FromStage::SequenceFailed(request, reason))).await
     });
     let outcome = run(&setup, embedded, from, &out).await;
     if let Err(ChildError::Failed(_, reason)) = &outcome {
@@ -185,7 +185,7 @@ impl Child {
                     let request = payload.header.request;
                     if self.inbox.try_send(payload).is_err() {
                         let reason = TransportError::Full(self.inbox.len()).to_string();
-                        self.out.tell(FromStage::RowFailed(request, reason));
+                        self.out.tell(FromStage::SequenceFailed(request, reason));
                     }
                 }
                 Received::Control(words) => {
@@ -204,7 +204,7 @@ impl Child {
     fn obey(&self, word: ToStage) -> bool {
         match word {
             ToStage::Admit(admission) => {
-                // A stage that went down just now is told of as down, and gets its rows when it is up.
+                // A stage that went down just now is told of as down, and gets its sequences when it is up.
                 self.handle.admit(*admission);
                 self.admitted.fetch_add(1, Ordering::Relaxed);
             }
@@ -296,8 +296,8 @@ impl AckSink for Parent {
 }
 
 impl StageReports for Parent {
-    fn row_failed(&self, request: RequestId, _: StageName, reason: String) {
-        self.out.tell(FromStage::RowFailed(request, reason));
+    fn sequence_failed(&self, request: RequestId, _: StageName, reason: String) {
+        self.out.tell(FromStage::SequenceFailed(request, reason));
     }
 
     /// Its state tells.

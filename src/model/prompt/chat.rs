@@ -1,4 +1,4 @@
-//! From a conversation, or from a text to be spoken, to the token ids of the thinker and the rows that the talker takes
+//! From a conversation, or from a text to be spoken, to the token ids of the thinker and the embeddings that the talker takes
 //! from them (spec section 5).
 
 use crate::hf::{ChatTokens, OmniConfig};
@@ -88,10 +88,10 @@ pub enum PromptError {
 pub struct ChatPrompt {
     /// All ids, the assistant's header last.
     pub ids: Arc<[u32]>,
-    /// Positions whose rows go to the talker: each user turn whole, then the assistant's header.
+    /// Positions whose embeddings go to the talker: each user turn whole, then the assistant's header.
     pub emit: Arc<[Range<u32>]>,
-    /// How many of those rows belong to user turns.
-    pub user_rows: u32,
+    /// How many of those embeddings belong to user turns.
+    pub user_embeddings: u32,
 }
 
 /// A text to be spoken verbatim.
@@ -199,7 +199,7 @@ fn unused_mark(messages: &[Message]) -> Result<char, PromptError> {
 }
 
 impl ChatPrompt {
-    /// Finds the talker's rows in any prompt of this family (spec section 5): turns begin at each `<|im_start|>` with
+    /// Finds the talker's embeddings in any prompt of this family (spec section 5): turns begin at each `<|im_start|>` with
     /// the role; system and earlier assistant turns are dropped.
     ///
     /// # Errors
@@ -223,8 +223,8 @@ impl ChatPrompt {
         if ids.get(last + 1) != Some(&tokens.assistant) || ids.len() - last < HEADER {
             return Err(PromptError::Structure("it does not end with the assistant's header".into()));
         }
-        let user_rows = emit.iter().map(|turn| turn.end - turn.start).sum();
+        let user_embeddings = emit.iter().map(|turn| turn.end - turn.start).sum();
         emit.push(last as u32..ids.len() as u32);
-        Ok(ChatPrompt { ids: ids.into(), emit: emit.into(), user_rows })
+        Ok(ChatPrompt { ids: ids.into(), emit: emit.into(), user_embeddings })
     }
 }

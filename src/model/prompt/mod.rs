@@ -1,4 +1,4 @@
-//! Prompts. Qwen3-Omni: from a conversation, or from a text to be spoken, to the token ids of the thinker and the rows
+//! Prompts. Qwen3-Omni: from a conversation, or from a text to be spoken, to the token ids of the thinker and the embeddings
 //! that the talker takes from them. Qwen3-TTS: from a text and a voice to the tokens and the layout of the talker.
 //!
 //! Nothing that a client writes is structure, whatever it looks like.

@@ -47,7 +47,7 @@ impl Sampler {
     /// The token that `uniform` in [0, 1) selects. Of equally likely tokens the one with the lowest id comes first.
     ///
     /// # Errors
-    /// [`ModelError::Row`] when a logit is not a number or infinite, or no token is allowed.
+    /// [`ModelError::Sequence`] when a logit is not a number or infinite, or no token is allowed.
     pub fn sample(
         &mut self,
         logits: &[f32],
@@ -107,14 +107,14 @@ impl Sampler {
             if !all_below_infinity(values) {
                 let at = values.iter().position(|x| !is_below_infinity(*x)).unwrap_or_default();
                 let text = format!("the logit of token {at} is {}, so no token can be sampled", values[at]);
-                return Err(ModelError::Row(text));
+                return Err(ModelError::Sequence(text));
             }
         }
         let max = self.scores.iter().fold(f32::NEG_INFINITY, |max, score| max.max(*score));
         let first = self.scores.iter().position(|score| *score == max);
         match first {
             Some(token) if max > f32::NEG_INFINITY => Ok((token as u32, max)),
-            _ => Err(ModelError::Row("no token can be sampled: all are suppressed or impossible".into())),
+            _ => Err(ModelError::Sequence("no token can be sampled: all are suppressed or impossible".into())),
         }
     }
 
@@ -397,13 +397,13 @@ mod tests {
             let error = Sampler::default()
                 .sample(&[0.0, bad], &PLAIN, &History::default(), &Suppress { range: 1..2, ..Suppress::NONE }, 0.5)
                 .unwrap_err();
-            assert!(matches!(&error, ModelError::Row(text) if text.contains("token 1")), "{error}");
+            assert!(matches!(&error, ModelError::Sequence(text) if text.contains("token 1")), "{error}");
         }
         let none =
             Sampler::default().sample(&[f32::NEG_INFINITY; 3], &PLAIN, &History::default(), &Suppress::NONE, 0.5);
-        assert!(matches!(none, Err(ModelError::Row(_))));
+        assert!(matches!(none, Err(ModelError::Sequence(_))));
         let empty = Sampler::default().sample(&[], &PLAIN, &History::default(), &Suppress::NONE, 0.5);
-        assert!(matches!(empty, Err(ModelError::Row(_))));
+        assert!(matches!(empty, Err(ModelError::Sequence(_))));
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! The talker stage.
 //!
-//! Units are positions. A row first advances through its prompt of [`TalkerRow::prefill_positions`], in pieces of any
-//! size, as far as the input rows that they are made of have arrived. The step that completes the prompt also makes the
-//! first frame; every later step is one unit and makes the next, for which it needs one more input row or the end of the
+//! Units are positions. A sequence first advances through its prompt of [`TalkerSpec::prefill_positions`], in pieces of any
+//! size, as far as the input sequences that they are made of have arrived. The step that completes the prompt also makes the
+//! first frame; every later step is one unit and makes the next, for which it needs one more input sequence or the end of the
 //! input, unless the prompt held the whole text. A step that samples the stop token, or the last one allowed, makes no
-//! frame. A row whose input ends before its prompt is there has nothing to speak: a step of 0 units ends it.
+//! frame. A sequence whose input ends before its prompt is there has nothing to speak: a step of 0 units ends it.
 //!
-//! A talker that reads text itself is fed tokens, any other the rows of its thinker.
+//! A talker that reads text itself is fed tokens, any other the sequences of its thinker.
 
 use super::{Batch, LanguageModel, Running};
 use crate::error::{in_vocabulary, not_open, refused};
 use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::stage::{
-    Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, TalkerRow,
+    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel,
+    TalkerSpec,
 };
 use crate::talker::{PredictorCaches, Talker, TextSide};
 use crate::transformer::{KvCache, Segment};
@@ -39,24 +40,24 @@ impl StageFactory for TalkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
         let sampler = Sampler::new(self.net.vocabulary() as usize);
         let caches = PredictorCaches::default();
-        Ok(Box::new(TalkerStage { net: self.net.clone(), rows: HashMap::new(), caches, sampler }))
+        Ok(Box::new(TalkerStage { net: self.net.clone(), sequences: HashMap::new(), caches, sampler }))
     }
 }
 
-/// Rows of the talker, and the scratch memory of the code predictor.
+/// Sequences of the talker, and the scratch memory of the code predictor.
 pub struct TalkerStage {
     net: Arc<Talker>,
-    rows: HashMap<Slot, Row>,
+    sequences: HashMap<Slot, Sequence>,
     caches: PredictorCaches,
     sampler: Sampler,
 }
 
-pub(super) struct Row {
-    spec: TalkerRow,
+pub(super) struct Sequence {
+    spec: TalkerSpec,
     cache: KvCache,
     /// Prompt positions done.
     prefilled: u32,
-    /// Projected input rows; `None` once used up.
+    /// Projected input sequences; `None` once used up.
     inputs: Vec<Option<Tensor>>,
     ended: bool,
     /// Embedding of the last frame's codes, `[1, hidden]`: the codec side of the next input.
@@ -70,15 +71,17 @@ pub(super) struct Row {
 }
 
 impl StageModel for TalkerStage {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        let RowSpec::Talker(spec) = spec else { return refused(format!("{slot}: the talker cannot open {spec:?}")) };
-        if self.rows.contains_key(&slot) {
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
+        let SequenceSpec::Talker(spec) = spec else {
+            return refused(format!("{slot}: the talker cannot open {spec:?}"));
+        };
+        if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
         spec.check(self.net.config())?;
         let mut history = History::default();
         spec.said_codes(self.net.config().num_code_groups).for_each(|code| history.push(code));
-        let row = Row {
+        let sequence = Sequence {
             cache: self.net.stack().new_cache()?,
             prefilled: 0,
             inputs: Vec::new(),
@@ -90,90 +93,99 @@ impl StageModel for TalkerStage {
             finished: false,
             spec,
         };
-        self.rows.insert(slot, row);
+        self.sequences.insert(slot, sequence);
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        if row.ended {
-            return refused(format!("{slot}: rows after the end of the text"));
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if sequence.ended {
+            return refused(format!("{slot}: sequences after the end of the text"));
         }
         check_input(&self.net, slot, &input)?;
         // What follows speech that has stopped needs no projection.
-        if !row.finished {
-            let rows = match &input {
-                RowInput::Tokens(tokens) if !tokens.is_empty() => Some(self.net.read(tokens)?),
-                RowInput::Rows(rows) => Some(self.net.project(&rows.tensor()?)?),
+        if !sequence.finished {
+            let sequences = match &input {
+                SequenceInput::Tokens(tokens) if !tokens.is_empty() => Some(self.net.read(tokens)?),
+                SequenceInput::Embeddings(sequences) => Some(self.net.project(&sequences.tensor()?)?),
                 _ => None,
             };
-            if let Some(rows) = rows {
-                for at in 0..rows.dim(0)? {
-                    row.inputs.push(Some(rows.narrow(0, at, 1)?));
+            if let Some(sequences) = sequences {
+                for at in 0..sequences.dim(0)? {
+                    sequence.inputs.push(Some(sequences.narrow(0, at, 1)?));
                 }
             }
         }
-        row.ended = end;
+        sequence.ended = end;
         Ok(())
     }
 
-    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
-        Ok(Launched::Done(self.step_rows(work)?))
+    fn launch(&mut self, work: &[SequenceWork]) -> Result<Launched, ModelError> {
+        Ok(Launched::Done(self.step_sequences(work)?))
     }
 
     fn close(&mut self, slot: Slot) {
-        self.rows.remove(&slot);
+        self.sequences.remove(&slot);
     }
 
-    fn live_rows(&self) -> usize {
-        self.rows.len()
+    fn live_sequences(&self) -> usize {
+        self.sequences.len()
     }
 }
 
 impl LanguageModel for TalkerStage {
-    type Row = Row;
+    type Sequence = Sequence;
     type Input = Tensor;
 
-    fn rows(&mut self) -> &mut HashMap<Slot, Row> {
-        &mut self.rows
+    fn sequences(&mut self) -> &mut HashMap<Slot, Sequence> {
+        &mut self.sequences
     }
 
-    fn begin(&mut self, place: usize, work: RowWork, batch: &mut Batch<Row, Tensor>) -> Result<RowOutput, ModelError> {
+    fn begin(
+        &mut self,
+        place: usize,
+        work: SequenceWork,
+        batch: &mut Batch<Sequence, Tensor>,
+    ) -> Result<SequenceOutput, ModelError> {
         let slot = work.slot;
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        if row.finished {
-            return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if sequence.finished {
+            return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
         }
         if work.advance == 0 {
-            if row.ended && (row.inputs.len() as u32) < row.spec.prefill_rows() {
-                row.finished = true;
-                return Ok(RowOutput { finish: Some(Finish::Stop), ..RowOutput::default() });
+            if sequence.ended && (sequence.inputs.len() as u32) < sequence.spec.prefill_embeddings() {
+                sequence.finished = true;
+                return Ok(SequenceOutput { finish: Some(Finish::Stop), ..SequenceOutput::default() });
             }
-            return refused(format!("{slot}: asked for 0 units of a row that can go on"));
+            return refused(format!("{slot}: asked for 0 units of a sequence that can go on"));
         }
-        row.cache.check_room(work.advance as usize).map_err(|full| ModelError::Row(full.to_string()))?;
-        let left = row.spec.prefill_positions() - row.prefilled;
-        let x = if left > 0 { row.prompt(&self.net, work.advance, left)? } else { row.next(&self.net, work.advance)? };
+        sequence.cache.check_room(work.advance as usize).map_err(|full| ModelError::Sequence(full.to_string()))?;
+        let left = sequence.spec.prefill_positions() - sequence.prefilled;
+        let x = if left > 0 {
+            sequence.prompt(&self.net, work.advance, left)?
+        } else {
+            sequence.next(&self.net, work.advance)?
+        };
         batch.input.push(x);
-        batch.take(&mut self.rows, place, work, left <= work.advance)?;
-        Ok(RowOutput::default())
+        batch.take(&mut self.sequences, place, work, left <= work.advance)?;
+        Ok(SequenceOutput::default())
     }
 
     fn run(
         &mut self,
-        batch: &mut Batch<Row, Tensor>,
-        results: &mut [Result<RowOutput, ModelError>],
+        batch: &mut Batch<Sequence, Tensor>,
+        results: &mut [Result<SequenceOutput, ModelError>],
         clock: &mut PhaseClock,
     ) -> Result<(), ModelError> {
         let last = batch.last_positions();
         let x = if let [one] = batch.input.as_slice() { one.clone() } else { Tensor::cat(&batch.input, 0)? };
         let running = &mut batch.running;
-        let segments = running.iter_mut().map(|entry| Segment { cache: &mut entry.row.cache, len: entry.len });
+        let segments = running.iter_mut().map(|entry| Segment { cache: &mut entry.sequence.cache, len: entry.len });
         let mut segments: Vec<_> = segments.collect();
         clock.lap(Phase::Preprocess);
         let residual = self.net.stack().forward(&x, &mut segments)?;
-        for Running { row, len, .. } in running.iter_mut() {
-            row.prefilled = (row.prefilled + *len as u32).min(row.spec.prefill_positions());
+        for Running { sequence, len, .. } in running.iter_mut() {
+            sequence.prefilled = (sequence.prefilled + *len as u32).min(sequence.spec.prefill_positions());
         }
         if last.is_empty() {
             clock.lap(Phase::Backbone);
@@ -185,25 +197,25 @@ impl LanguageModel for TalkerStage {
             residual.index_select(&Tensor::new(last.as_slice(), residual.device())?, 0)?
         };
         let (hidden, logits) = self.net.logits(&residual)?;
-        // Rows that sampled a code and go on to make a frame: their place in `hidden`, and themselves.
-        let mut speaking: Vec<(u32, u32, &mut Running<Row>)> = Vec::with_capacity(last.len());
+        // Embeddings that sampled a code and go on to make a frame: their place in `hidden`, and themselves.
+        let mut speaking: Vec<(u32, u32, &mut Running<Sequence>)> = Vec::with_capacity(last.len());
         let sampling = running.iter_mut().filter(|entry| entry.samples);
         let logits = logits.to_vec2::<f32>()?;
         clock.lap(Phase::Backbone);
         for ((at, entry), logits) in (0..).zip(sampling).zip(logits) {
-            match entry.row.sample(&logits, &self.net, &mut self.sampler) {
+            match entry.sequence.sample(&logits, &self.net, &mut self.sampler) {
                 Ok(code) => {
-                    let finish = entry.row.ends_with(code, self.net.config().tokens.eos);
-                    entry.row.finished = finish.is_some();
-                    let picked = finish.and_then(|_| entry.row.take_picked());
+                    let finish = entry.sequence.ends_with(code, self.net.config().tokens.eos);
+                    entry.sequence.finished = finish.is_some();
+                    let picked = finish.and_then(|_| entry.sequence.take_picked());
                     results[entry.place] =
-                        Ok(RowOutput { sampled: Some(code), finish, picked, ..RowOutput::default() });
+                        Ok(SequenceOutput { sampled: Some(code), finish, picked, ..SequenceOutput::default() });
                     if finish.is_none() {
                         speaking.push((at, code, entry));
                     }
                 }
                 Err(error) => {
-                    entry.row.finished = true;
+                    entry.sequence.finished = true;
                     results[entry.place] = Err(error);
                 }
             }
@@ -223,12 +235,12 @@ impl LanguageModel for TalkerStage {
 }
 
 impl TalkerStage {
-    /// Completes the frames of rows that have just sampled a code 0.
+    /// Completes the frames of sequences that have just sampled a code 0.
     fn frames(
         &mut self,
         hidden: &Tensor,
-        mut speaking: Vec<(u32, u32, &mut Running<Row>)>,
-        results: &mut [Result<RowOutput, ModelError>],
+        mut speaking: Vec<(u32, u32, &mut Running<Sequence>)>,
+        results: &mut [Result<SequenceOutput, ModelError>],
         clock: &mut PhaseClock,
     ) -> Result<(), ModelError> {
         let first: Vec<u32> = speaking.iter().map(|(_, code, _)| *code).collect();
@@ -239,18 +251,18 @@ impl TalkerStage {
         let frames = self.net.predictor().frame(&mut self.caches, hidden, &first, |pass| {
             let logits = pass.logits.to_vec2::<f32>()?;
             clock.lap(Phase::CodePredictor);
-            let rows = speaking.iter_mut().zip(&mut failures).zip(logits);
-            let codes = rows
-                .map(|(((_, _, Running { row, .. }), failure), logits)| {
-                    let number = uniform(row.spec.seed, Domain::Codes, row.count - 1, pass.group as u32);
-                    let picked = self.sampler.sample(&logits, &row.spec.predictor, &none, &Suppress::NONE, number);
+            let sequences = speaking.iter_mut().zip(&mut failures).zip(logits);
+            let codes = sequences
+                .map(|(((_, _, Running { sequence, .. }), failure), logits)| {
+                    let number = uniform(sequence.spec.seed, Domain::Codes, sequence.count - 1, pass.group as u32);
+                    let picked = self.sampler.sample(&logits, &sequence.spec.predictor, &none, &Suppress::NONE, number);
                     let picked = picked.unwrap_or_else(|error| {
                         failure.get_or_insert(error);
                         0
                     });
-                    let frame = row.spec.forced_frame(row.count - 1, groups);
+                    let frame = sequence.spec.forced_frame(sequence.count - 1, groups);
                     let Some(forced) = frame.and_then(|frame| frame.get(pass.group)).copied() else { return picked };
-                    row.picked.push(picked);
+                    sequence.picked.push(picked);
                     forced
                 })
                 .collect();
@@ -259,24 +271,24 @@ impl TalkerStage {
         })?;
         clock.lap(Phase::CodePredictor);
         let codec = (first + frames.embedded)?;
-        let rows = speaking.iter_mut().zip(failures).zip(frames.codes);
-        for (at, (((_, code, entry), failure), codes)) in rows.enumerate() {
+        let sequences = speaking.iter_mut().zip(failures).zip(frames.codes);
+        for (at, (((_, code, entry), failure), codes)) in sequences.enumerate() {
             if let Some(error) = failure {
-                entry.row.finished = true;
+                entry.sequence.finished = true;
                 results[entry.place] = Err(error);
                 continue;
             }
-            entry.row.codec = Some(codec.narrow(0, at, 1)?);
+            entry.sequence.codec = Some(codec.narrow(0, at, 1)?);
             if let Ok(output) = &mut results[entry.place] {
                 output.emit = Emit::Codes([&[*code], codes.as_slice()].concat());
-                output.picked = entry.row.take_picked();
+                output.picked = entry.sequence.take_picked();
             }
         }
         Ok(())
     }
 }
 
-impl Row {
+impl Sequence {
     /// The next `count` of the `left` positions of the prompt.
     fn prompt(&mut self, net: &Talker, count: u32, left: u32) -> Result<Tensor, ModelError> {
         if count > left {
@@ -285,19 +297,19 @@ impl Row {
         let input = |at: u32| self.inputs.get(at as usize).cloned().flatten();
         let range = self.prefilled..self.prefilled + count;
         let prompt = &self.spec.prompt;
-        match net.prompt_rows(prompt, range.clone(), input)? {
-            Some(rows) => {
+        match net.prompt_embeddings(prompt, range.clone(), input)? {
+            Some(sequences) => {
                 // Used up: the text of a long conversation need not stay for the whole speech.
-                for row in range.filter_map(|at| prompt.row(at)) {
-                    if let TextSide::Input(at) = row.text {
+                for sequence in range.filter_map(|at| prompt.embedding(at)) {
+                    if let TextSide::Input(at) = sequence.text {
                         self.inputs[at as usize] = None;
                     }
                 }
-                Ok(rows)
+                Ok(sequences)
             }
             None => {
-                let (have, want) = (self.inputs.len(), self.spec.prefill_rows());
-                refused(format!("the speech prompt needs {want} input rows, {have} have arrived"))
+                let (have, want) = (self.inputs.len(), self.spec.prefill_embeddings());
+                refused(format!("the speech prompt needs {want} input sequences, {have} have arrived"))
             }
         }
     }
@@ -309,12 +321,12 @@ impl Row {
         }
         let inputs = self.inputs.len() as u32;
         let Some(side) = self.spec.prompt.text_side(self.count - self.spec.said, inputs, self.ended) else {
-            return refused(format!("frame {} needs one more text row or the end of the text", self.count));
+            return refused(format!("frame {} needs one more text sequence or the end of the text", self.count));
         };
-        let text = net.text_row(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));
+        let text = net.text_embedding(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));
         match (&self.codec, text) {
             (Some(codec), Some(text)) => Ok((codec + text)?),
-            _ => refused("the row has no frame to go on from"),
+            _ => refused("the sequence has no frame to go on from"),
         }
     }
 
@@ -340,16 +352,16 @@ impl Row {
     }
 }
 
-/// Whether a talker can take an input: tokens if it reads text itself, rows of its thinker's width otherwise.
-fn check_input(net: &Talker, slot: Slot, input: &RowInput) -> Result<(), ModelError> {
+/// Whether a talker can take an input: tokens if it reads text itself, sequences of its thinker's width otherwise.
+fn check_input(net: &Talker, slot: Slot, input: &SequenceInput) -> Result<(), ModelError> {
     match (input, net.text_vocabulary()) {
-        (RowInput::Nothing, _) => Ok(()),
-        (RowInput::Tokens(tokens), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
-        (RowInput::Rows(rows), None) => match (rows.shape(), net.config().text_hidden_size) {
+        (SequenceInput::Nothing, _) => Ok(()),
+        (SequenceInput::Tokens(tokens), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
+        (SequenceInput::Embeddings(sequences), None) => match (sequences.shape(), net.config().text_hidden_size) {
             ((n, width), wanted) if n > 0 && width == wanted => Ok(()),
-            (shape, wanted) => refused(format!("{slot}: expected rows [n, {wanted}], got {shape:?}")),
+            (shape, wanted) => refused(format!("{slot}: expected sequences [n, {wanted}], got {shape:?}")),
         },
         (_, Some(_)) => refused(format!("{slot}: this talker takes tokens of text only")),
-        (_, None) => refused(format!("{slot}: this talker takes rows of its thinker only")),
+        (_, None) => refused(format!("{slot}: this talker takes sequences of its thinker only")),
     }
 }

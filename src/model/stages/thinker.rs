@@ -1,10 +1,10 @@
 //! The thinker stage.
 //!
-//! Units are positions. A row first advances through its prompt, in pieces of any size. The step that completes the
-//! prompt of a [`ThinkerMode::Sample`] row also samples its first token; every later step feeds the last token and samples
-//! the next, one unit each. A token that does not end the answer emits its embedding row in the step that sampled it.
+//! Units are positions. A sequence first advances through its prompt, in pieces of any size. The step that completes the
+//! prompt of a [`ThinkerMode::Sample`] sequence also samples its first token; every later step feeds the last token and samples
+//! the next, one unit each. A token that does not end the answer emits its embedding embedding in the step that sampled it.
 //!
-//! A [`ThinkerMode::Follow`] row takes the same steps through its prompt, without running the layers. Then each fed token
+//! A [`ThinkerMode::Follow`] sequence takes the same steps through its prompt, without running the layers. Then each fed token
 //! is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step that takes its last
 //! token, if the end of the input is known by then, and otherwise with a step of 0 units.
 
@@ -12,7 +12,8 @@ use super::{Batch, LanguageModel};
 use crate::error::{in_vocabulary, not_open, refused};
 use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::stage::{
-    Emit, Finish, Launched, RowInput, RowOutput, RowSpec, RowWork, StageFactory, StageModel, ThinkerMode, ThinkerRow,
+    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel,
+    ThinkerMode, ThinkerSpec,
 };
 use crate::thinker::Thinker;
 use crate::transformer::{KvCache, Segment};
@@ -38,19 +39,19 @@ impl ThinkerFactory {
 impl StageFactory for ThinkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
         let sampler = Sampler::new(self.net.vocabulary() as usize);
-        Ok(Box::new(ThinkerStage { net: self.net.clone(), rows: HashMap::new(), sampler }))
+        Ok(Box::new(ThinkerStage { net: self.net.clone(), sequences: HashMap::new(), sampler }))
     }
 }
 
-/// Rows of the thinker.
+/// Sequences of the thinker.
 pub struct ThinkerStage {
     net: Arc<Thinker>,
-    rows: HashMap<Slot, Row>,
+    sequences: HashMap<Slot, Sequence>,
     sampler: Sampler,
 }
 
-pub(super) struct Row {
-    spec: ThinkerRow,
+pub(super) struct Sequence {
+    spec: ThinkerSpec,
     /// Prompt positions done.
     prefilled: u32,
     finished: bool,
@@ -73,9 +74,11 @@ pub(super) enum Answer {
 }
 
 impl StageModel for ThinkerStage {
-    fn open(&mut self, slot: Slot, spec: RowSpec) -> Result<(), ModelError> {
-        let RowSpec::Thinker(spec) = spec else { return refused(format!("{slot}: the thinker cannot open {spec:?}")) };
-        if self.rows.contains_key(&slot) {
+    fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
+        let SequenceSpec::Thinker(spec) = spec else {
+            return refused(format!("{slot}: the thinker cannot open {spec:?}"));
+        };
+        if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
         check(&spec, self.net.vocabulary(), self.net.stack().config().max_position_embeddings)?;
@@ -88,15 +91,15 @@ impl StageModel for ThinkerStage {
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
-        self.rows.insert(slot, Row { spec, prefilled: 0, finished: false, answer });
+        self.sequences.insert(slot, Sequence { spec, prefilled: 0, finished: false, answer });
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: RowInput, end: bool) -> Result<(), ModelError> {
+    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         let vocabulary = self.net.vocabulary();
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        let Answer::Followed { waiting, ended } = &mut row.answer else {
-            return refused(format!("{slot}: a thinker row that samples its answer takes no input"));
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        let Answer::Followed { waiting, ended } = &mut sequence.answer else {
+            return refused(format!("{slot}: a thinker sequence that samples its answer takes no input"));
         };
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));
@@ -106,24 +109,24 @@ impl StageModel for ThinkerStage {
         Ok(())
     }
 
-    fn launch(&mut self, work: &[RowWork]) -> Result<Launched, ModelError> {
-        Ok(Launched::Done(self.step_rows(work)?))
+    fn launch(&mut self, work: &[SequenceWork]) -> Result<Launched, ModelError> {
+        Ok(Launched::Done(self.step_sequences(work)?))
     }
 
     fn close(&mut self, slot: Slot) {
-        self.rows.remove(&slot);
+        self.sequences.remove(&slot);
     }
 
-    fn live_rows(&self) -> usize {
-        self.rows.len()
+    fn live_sequences(&self) -> usize {
+        self.sequences.len()
     }
 }
 
-/// Whether a row asks for what a thinker of so many tokens and positions can do.
+/// Whether a sequence asks for what a thinker of so many tokens and positions can do.
 ///
 /// # Errors
-/// [`ModelError::Row`] with the first thing that it cannot.
-pub fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) -> Result<(), ModelError> {
+/// [`ModelError::Sequence`] with the first thing that it cannot.
+pub fn check(spec: &ThinkerSpec, vocabulary: u32, limit: usize) -> Result<(), ModelError> {
     in_vocabulary(&spec.prompt, vocabulary)?;
     let len = spec.prompt.len();
     if len == 0 || len > limit {
@@ -136,11 +139,11 @@ pub fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) -> Result<(), Mod
         let (said, most) = (spec.said, spec.max_tokens);
         return refused(format!("{said} tokens were said, of a prompt of {len} and max_tokens {most}: expected fewer"));
     }
-    spec.sampling.check().map_err(ModelError::Row)?;
+    spec.sampling.check().map_err(ModelError::Sequence)?;
     let mut end = 0;
     for range in spec.emit.iter().flat_map(|ranges| ranges.iter()) {
         if range.start < end || range.end < range.start || range.end as usize > len {
-            return refused(format!("range {range:?} of prompt rows is out of order or beyond {len} tokens"));
+            return refused(format!("range {range:?} of prompt sequences is out of order or beyond {len} tokens"));
         }
         end = range.end;
     }
@@ -148,36 +151,41 @@ pub fn check(spec: &ThinkerRow, vocabulary: u32, limit: usize) -> Result<(), Mod
 }
 
 /// Of the `count` prompt positions from `from` on those that the talker needs, as tokens.
-pub fn prompt_rows(spec: &ThinkerRow, from: u32, count: u32) -> Vec<u32> {
+pub fn prompt_embeddings(spec: &ThinkerSpec, from: u32, count: u32) -> Vec<u32> {
     let ranges = spec.emit.iter().flat_map(|ranges| ranges.iter());
     let inside = ranges.flat_map(|range| range.start.max(from)..range.end.min(from + count));
     inside.map(|at| spec.prompt[at as usize]).collect()
 }
 
 impl LanguageModel for ThinkerStage {
-    type Row = Row;
+    type Sequence = Sequence;
     type Input = u32;
 
-    fn rows(&mut self) -> &mut HashMap<Slot, Row> {
-        &mut self.rows
+    fn sequences(&mut self) -> &mut HashMap<Slot, Sequence> {
+        &mut self.sequences
     }
 
-    fn begin(&mut self, place: usize, work: RowWork, batch: &mut Batch<Row, u32>) -> Result<RowOutput, ModelError> {
+    fn begin(
+        &mut self,
+        place: usize,
+        work: SequenceWork,
+        batch: &mut Batch<Sequence, u32>,
+    ) -> Result<SequenceOutput, ModelError> {
         let slot = work.slot;
-        let row = self.rows.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        if row.finished {
-            return Ok(RowOutput { stale: true, ..RowOutput::default() });
+        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if sequence.finished {
+            return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
         }
-        let prompt = row.spec.prompt.len() as u32;
-        let left = prompt - row.prefilled;
+        let prompt = sequence.spec.prompt.len() as u32;
+        let left = prompt - sequence.prefilled;
         if left > 0 && (work.advance == 0 || work.advance > left) {
             return refused(format!("{slot}: asked for {} of {left} prompt positions", work.advance));
         }
-        match &mut row.answer {
+        match &mut sequence.answer {
             Answer::Followed { .. } if left > 0 => {
-                let rows = prompt_rows(&row.spec, row.prefilled, work.advance);
-                row.prefilled += work.advance;
-                Ok(RowOutput { emit: embedded(&self.net, &rows)?, ..RowOutput::default() })
+                let sequences = prompt_embeddings(&sequence.spec, sequence.prefilled, work.advance);
+                sequence.prefilled += work.advance;
+                Ok(SequenceOutput { emit: embedded(&self.net, &sequences)?, ..SequenceOutput::default() })
             }
             Answer::Followed { waiting, ended } => {
                 let want = work.advance as usize;
@@ -185,41 +193,43 @@ impl LanguageModel for ThinkerStage {
                     return refused(format!("{slot}: asked for {want} tokens, {} are there", waiting.len()));
                 }
                 let followed: Vec<u32> = waiting.drain(..want).collect();
-                row.finished = *ended && waiting.is_empty();
-                let rows = if row.spec.emit.is_some() { followed.as_slice() } else { &[] };
-                Ok(RowOutput {
+                sequence.finished = *ended && waiting.is_empty();
+                let sequences = if sequence.spec.emit.is_some() { followed.as_slice() } else { &[] };
+                Ok(SequenceOutput {
                     sampled: followed.last().copied(),
-                    finish: row.finished.then_some(Finish::Stop),
-                    emit: embedded(&self.net, rows)?,
-                    ..RowOutput::default()
+                    finish: sequence.finished.then_some(Finish::Stop),
+                    emit: embedded(&self.net, sequences)?,
+                    ..SequenceOutput::default()
                 })
             }
             Answer::Sampled { cache, last, .. } => {
                 if left == 0 && work.advance != 1 {
                     return refused(format!("{slot}: asked for {} units, a decode step is 1", work.advance));
                 }
-                cache.check_room(work.advance as usize).map_err(|full| ModelError::Row(full.to_string()))?;
+                cache.check_room(work.advance as usize).map_err(|full| ModelError::Sequence(full.to_string()))?;
                 match left {
                     0 => batch.input.push(*last),
-                    _ => batch.input.extend(&row.spec.prompt[row.prefilled as usize..][..work.advance as usize]),
+                    _ => batch
+                        .input
+                        .extend(&sequence.spec.prompt[sequence.prefilled as usize..][..work.advance as usize]),
                 }
-                batch.take(&mut self.rows, place, work, left <= work.advance)?;
-                Ok(RowOutput::default())
+                batch.take(&mut self.sequences, place, work, left <= work.advance)?;
+                Ok(SequenceOutput::default())
             }
         }
     }
 
     fn run(
         &mut self,
-        batch: &mut Batch<Row, u32>,
-        results: &mut [Result<RowOutput, ModelError>],
+        batch: &mut Batch<Sequence, u32>,
+        results: &mut [Result<SequenceOutput, ModelError>],
         clock: &mut PhaseClock,
     ) -> Result<(), ModelError> {
         let x = self.net.embed(&batch.input)?;
         let last = batch.last_positions();
         let mut segments = Vec::with_capacity(batch.running.len());
         for entry in &mut batch.running {
-            if let Answer::Sampled { cache, .. } = &mut entry.row.answer {
+            if let Answer::Sampled { cache, .. } = &mut entry.sequence.answer {
                 segments.push(Segment { cache, len: entry.len });
             }
         }
@@ -234,45 +244,45 @@ impl LanguageModel for ThinkerStage {
         .into_iter();
         clock.lap(Phase::Backbone);
         for entry in &mut batch.running {
-            let row = &mut entry.row;
-            let mut rows = Vec::new();
-            if row.prefilled < row.spec.prompt.len() as u32 {
-                rows = prompt_rows(&row.spec, row.prefilled, entry.len as u32);
-                row.prefilled += entry.len as u32;
+            let sequence = &mut entry.sequence;
+            let mut sequences = Vec::new();
+            if sequence.prefilled < sequence.spec.prompt.len() as u32 {
+                sequences = prompt_embeddings(&sequence.spec, sequence.prefilled, entry.len as u32);
+                sequence.prefilled += entry.len as u32;
             }
-            let mut output = RowOutput::default();
+            let mut output = SequenceOutput::default();
             if entry.samples {
                 let logits = logits.next().unwrap_or_default();
                 clock.lap(Phase::Postprocess);
-                let sampled = row.sample(&logits, &mut self.sampler);
+                let sampled = sequence.sample(&logits, &mut self.sampler);
                 clock.lap(Phase::Sampling);
                 match sampled {
                     Ok(token) => {
                         output.sampled = Some(token);
-                        output.finish = row.ends_with(token);
-                        row.finished = output.finish.is_some();
-                        if !row.finished && row.spec.emit.is_some() {
-                            rows.push(token);
+                        output.finish = sequence.ends_with(token);
+                        sequence.finished = output.finish.is_some();
+                        if !sequence.finished && sequence.spec.emit.is_some() {
+                            sequences.push(token);
                         }
                     }
                     Err(error) => {
-                        row.finished = true;
+                        sequence.finished = true;
                         results[entry.place] = Err(error);
                         continue;
                     }
                 }
             }
-            output.emit = embedded(&self.net, &rows)?;
+            output.emit = embedded(&self.net, &sequences)?;
             results[entry.place] = Ok(output);
         }
         Ok(())
     }
 }
 
-impl Row {
+impl Sequence {
     fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, ModelError> {
         let Answer::Sampled { history, count, last, .. } = &mut self.answer else {
-            return refused("a row that follows text was asked to sample");
+            return refused("a sequence that follows text was asked to sample");
         };
         let number = uniform(self.spec.seed, Domain::Thinker, *count, 0);
         let token = sampler.sample(logits, &self.spec.sampling, history, &Suppress::NONE, number)?;
@@ -293,5 +303,5 @@ impl Row {
 }
 
 fn embedded(net: &Thinker, tokens: &[u32]) -> Result<Emit, ModelError> {
-    if tokens.is_empty() { Ok(Emit::None) } else { Ok(Emit::Rows(net.embed(tokens)?.into())) }
+    if tokens.is_empty() { Ok(Emit::None) } else { Ok(Emit::Embeddings(net.embed(tokens)?.into())) }
 }

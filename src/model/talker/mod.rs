@@ -7,4 +7,4 @@ mod table;
 
 pub use net::Talker;
 pub use predictor::{CodePredictor, Frames, Pass, PredictorCaches};
-pub use prompt::{CodecSide, PromptRow, TalkerPrompt, TextSide, Trailing};
+pub use prompt::{CodecSide, PromptEmbedding, TalkerPrompt, TextSide, Trailing};

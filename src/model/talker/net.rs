@@ -143,7 +143,7 @@ impl Talker {
     }
 
     /// One text row `[1, hidden]`, where `input` gives projected input rows.
-    pub fn text_row(&self, side: TextSide, input: impl FnOnce(u32) -> Option<Tensor>) -> Option<Tensor> {
+    pub fn text_embedding(&self, side: TextSide, input: impl FnOnce(u32) -> Option<Tensor>) -> Option<Tensor> {
         match side {
             TextSide::Input(row) => input(row),
             TextSide::Pad => Some(self.pad.clone()),
@@ -157,15 +157,15 @@ impl Talker {
     ///
     /// # Errors
     /// What the device says.
-    pub fn prompt_rows(
+    pub fn prompt_embeddings(
         &self,
         prompt: &TalkerPrompt,
         range: std::ops::Range<u32>,
         input: impl Fn(u32) -> Option<Tensor>,
     ) -> Result<Option<Tensor>> {
         let (mut text, mut codec) = (Vec::new(), Vec::new());
-        for row in range.map_while(|at| prompt.row(at)) {
-            let Some(side) = self.text_row(row.text, &input) else { return Ok(None) };
+        for row in range.map_while(|at| prompt.embedding(at)) {
+            let Some(side) = self.text_embedding(row.text, &input) else { return Ok(None) };
             text.push(side);
             codec.extend(row.codec);
         }
@@ -175,12 +175,12 @@ impl Talker {
         if codec.is_empty() {
             return Ok(Some(text));
         }
-        let coded = (text.narrow(0, plain, codec.len())? + self.codec_rows(prompt, &codec)?)?;
+        let coded = (text.narrow(0, plain, codec.len())? + self.codec_embeddings(prompt, &codec)?)?;
         if plain == 0 { Ok(Some(coded)) } else { Tensor::cat(&[text.narrow(0, 0, plain)?, coded], 0).map(Some) }
     }
 
     /// Codec sides `[sides.len(), hidden]`.
-    fn codec_rows(&self, prompt: &TalkerPrompt, sides: &[CodecSide]) -> Result<Tensor> {
+    fn codec_embeddings(&self, prompt: &TalkerPrompt, sides: &[CodecSide]) -> Result<Tensor> {
         let groups = self.config.num_code_groups;
         let same = |a: &CodecSide, b: &CodecSide| std::mem::discriminant(a) == std::mem::discriminant(b);
         let runs = sides.chunk_by(same).map(|run| {

@@ -1,20 +1,20 @@
-//! Which two rows are added up at each position of the talker: one layout for both families (spec sections 5 and 9).
+//! Which two embeddings are added up at each position of the talker: one layout for both families (spec sections 5 and 9).
 //! Pure: indices and numbers, no tensors.
 //!
-//! A talker row takes *input rows*, counted from 0: rows of the thinker (Qwen3-Omni) or text tokens (Qwen3-TTS). The
-//! prompt uses the first of them. With [`Trailing::Text`] the others follow one per frame, then once the end-of-text row,
+//! A talker embedding takes *input embeddings*, counted from 0: embeddings of the thinker (Qwen3-Omni) or text tokens (Qwen3-TTS). The
+//! prompt uses the first of them. With [`Trailing::Text`] the others follow one per frame, then once the end-of-text embedding,
 //! then padding for as long as the talker speaks.
 
 use crate::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
 use std::sync::Arc;
 
-/// Input rows of the assistant header: `<|im_start|>`, `assistant`, newline.
+/// Input embeddings of the assistant header: `<|im_start|>`, `assistant`, newline.
 pub(crate) const HEADER_ROWS: u32 = 3;
 
 /// What the text side of a position is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum TextSide {
-    /// The projection of this input row.
+    /// The projection of this input embedding.
     Input(u32),
     /// `<tts_pad>`.
     Pad,
@@ -37,7 +37,7 @@ pub enum CodecSide {
 
 /// A position of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PromptRow {
+pub struct PromptEmbedding {
     /// Always there.
     pub text: TextSide,
     /// Nothing is added in user turns, instructions and the assistant header.
@@ -47,7 +47,7 @@ pub struct PromptRow {
 /// Where the text of the frames after the first comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Trailing {
-    /// The input rows that the prompt leaves over, one per frame, then the end of text once, then padding.
+    /// The input embeddings that the prompt leaves over, one per frame, then the end of text once, then padding.
     Text,
     /// Padding: the prompt holds the whole text.
     Pad,
@@ -56,7 +56,7 @@ pub enum Trailing {
 /// A prompt of the talker, and the voice that it speaks with.
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct TalkerPrompt {
-    /// The first positions: input rows 0.. as they are.
+    /// The first positions: input embeddings 0.. as they are.
     plain: u32,
     /// The positions behind them.
     coded: Vec<(TextSide, CodecSide)>,
@@ -67,10 +67,11 @@ pub struct TalkerPrompt {
 }
 
 impl TalkerPrompt {
-    /// `plain` input rows without a codec side, then `coded` positions.
+    /// `plain` input embeddings without a codec side, then `coded` positions.
     pub fn new(plain: u32, coded: Vec<(TextSide, CodecSide)>, trailing: Trailing) -> TalkerPrompt {
-        let used =
-            coded.iter().filter_map(|(text, _)| if let TextSide::Input(row) = text { Some(row + 1) } else { None });
+        let used = coded
+            .iter()
+            .filter_map(|(text, _)| if let TextSide::Input(embedding) = text { Some(embedding + 1) } else { None });
         let inputs = used.max().unwrap_or(0).max(plain);
         TalkerPrompt { plain, coded, inputs, trailing, x_vector: None, reference: None }
     }
@@ -87,10 +88,10 @@ impl TalkerPrompt {
         TalkerPrompt { reference: Some(codes), ..self }
     }
 
-    /// The prompt of Qwen3-Omni (spec section 5). Input rows: `user_rows` of the user turns, the three of the assistant
+    /// The prompt of Qwen3-Omni (spec section 5). Input embeddings: `user_embeddings` of the user turns, the three of the assistant
     /// header, one per answer token, the first of which is part of the prompt.
-    pub fn omni(user_rows: u32, speaker: u32, tokens: &CodecTokens) -> TalkerPrompt {
-        let plain = user_rows + HEADER_ROWS;
+    pub fn omni(user_embeddings: u32, speaker: u32, tokens: &CodecTokens) -> TalkerPrompt {
+        let plain = user_embeddings + HEADER_ROWS;
         let mut coded: Vec<_> = [tokens.nothink, tokens.think_bos, tokens.think_eos, speaker]
             .map(|id| (TextSide::Pad, CodecSide::Token(id)))
             .into();
@@ -99,8 +100,8 @@ impl TalkerPrompt {
         TalkerPrompt::new(plain, coded, Trailing::Text)
     }
 
-    /// The prompt of a row that goes on: behind this one, the positions of the frames `said` (all `groups` codes of each),
-    /// as if it had come to them by itself, with `inputs` input rows there that are all if `ended`. Position by position the
+    /// The prompt of an embedding that goes on: behind this one, the positions of the frames `said` (all `groups` codes of each),
+    /// as if it had come to them by itself, with `inputs` input embeddings there that are all if `ended`. Position by position the
     /// talker computes what it computed then, all at once; what comes of the last is the frame that follows.
     ///
     /// `None` if the frames cannot have been said with so much input.
@@ -129,7 +130,7 @@ impl TalkerPrompt {
         self.plain + self.coded.len() as u32
     }
 
-    /// Input rows that the prompt is made of: the first ones.
+    /// Input embeddings that the prompt is made of: the first ones.
     pub fn inputs(&self) -> u32 {
         self.inputs
     }
@@ -150,25 +151,25 @@ impl TalkerPrompt {
     }
 
     /// Position `at`; `None` behind the end.
-    pub fn row(&self, at: u32) -> Option<PromptRow> {
+    pub fn embedding(&self, at: u32) -> Option<PromptEmbedding> {
         if at < self.plain {
-            return Some(PromptRow { text: TextSide::Input(at), codec: None });
+            return Some(PromptEmbedding { text: TextSide::Input(at), codec: None });
         }
         let (text, codec) = *self.coded.get((at - self.plain) as usize)?;
-        Some(PromptRow { text, codec: Some(codec) })
+        Some(PromptEmbedding { text, codec: Some(codec) })
     }
 
-    /// The text side of decode step `step` (1 is the first after the prompt), when `inputs` rows have arrived and `ended`
-    /// says whether they are all. `None`: the row is not there yet.
+    /// The text side of decode step `step` (1 is the first after the prompt), when `inputs` embeddings have arrived and `ended`
+    /// says whether they are all. `None`: the embedding is not there yet.
     pub fn text_side(&self, step: u32, inputs: u32, ended: bool) -> Option<TextSide> {
         if self.trailing == Trailing::Pad {
             return Some(TextSide::Pad);
         }
-        let row = self.inputs + step - 1;
-        if row < inputs {
-            return Some(TextSide::Input(row));
+        let embedding = self.inputs + step - 1;
+        if embedding < inputs {
+            return Some(TextSide::Input(embedding));
         }
-        ended.then_some(if row == inputs { TextSide::Eos } else { TextSide::Pad })
+        ended.then_some(if embedding == inputs { TextSide::Eos } else { TextSide::Pad })
     }
 
     /// Whether a talker of this size can compute the prompt.
@@ -225,20 +226,20 @@ mod tests {
     const TOKENS: CodecTokens =
         CodecTokens { pad: 1, bos: 2, eos: 3, think: None, nothink: 4, think_bos: 5, think_eos: 6 };
 
-    fn omni(user_rows: u32) -> TalkerPrompt {
-        TalkerPrompt::omni(user_rows, 9, &TOKENS)
+    fn omni(user_embeddings: u32) -> TalkerPrompt {
+        TalkerPrompt::omni(user_embeddings, 9, &TOKENS)
     }
 
     #[test]
-    fn a_prompt_is_user_rows_header_and_six_coded_rows() {
+    fn a_prompt_is_user_embeddings_header_and_six_coded_embeddings() {
         let prompt = omni(2);
-        let rows: Vec<PromptRow> = (0..).map_while(|at| prompt.row(at)).collect();
-        assert_eq!((rows.len() as u32, prompt.inputs()), (prompt.positions(), 6));
-        let plain = |i| PromptRow { text: TextSide::Input(i), codec: None };
-        assert_eq!(rows[..5], [plain(0), plain(1), plain(2), plain(3), plain(4)]);
-        let coded = |text, id| PromptRow { text, codec: Some(CodecSide::Token(id)) };
+        let embeddings: Vec<PromptEmbedding> = (0..).map_while(|at| prompt.embedding(at)).collect();
+        assert_eq!((embeddings.len() as u32, prompt.inputs()), (prompt.positions(), 6));
+        let plain = |i| PromptEmbedding { text: TextSide::Input(i), codec: None };
+        assert_eq!(embeddings[..5], [plain(0), plain(1), plain(2), plain(3), plain(4)]);
+        let coded = |text, id| PromptEmbedding { text, codec: Some(CodecSide::Token(id)) };
         assert_eq!(
-            rows[5..],
+            embeddings[5..],
             [
                 coded(TextSide::Pad, 4),
                 coded(TextSide::Pad, 5),
@@ -252,22 +253,22 @@ mod tests {
 
     #[test]
     fn the_end_of_text_comes_exactly_once() {
-        // No user rows, 3 header rows, answer tokens in rows 3, 4, 5; row 3 is part of the prompt.
+        // No user embeddings, 3 header embeddings, answer tokens in embeddings 3, 4, 5; embedding 3 is part of the prompt.
         let sides: Vec<_> = (1..6).map(|step| omni(0).text_side(step, 6, true)).collect();
         let wanted = [TextSide::Input(4), TextSide::Input(5), TextSide::Eos, TextSide::Pad, TextSide::Pad];
         assert_eq!(sides, wanted.map(Some));
     }
 
     #[test]
-    fn a_row_that_has_not_arrived_is_waited_for() {
+    fn an_embedding_that_has_not_arrived_is_waited_for() {
         assert_eq!(omni(7).text_side(1, 11, false), None);
         assert_eq!(omni(7).text_side(1, 12, false), Some(TextSide::Input(11)));
         assert_eq!(omni(7).text_side(1, 11, true), Some(TextSide::Eos));
     }
 
     #[test]
-    fn a_row_that_goes_on_has_its_frames_behind_its_prompt_and_the_same_text_after_them() {
-        // Text of three rows behind the prompt's own; then the end of text, then padding.
+    fn a_sequence_that_goes_on_has_its_frames_behind_its_prompt_and_the_same_text_after_them() {
+        // Text of three embeddings behind the prompt's own; then the end of text, then padding.
         let (prompt, inputs, groups) = (omni(2), 9, 2);
         for said in 0..8 {
             let codes: Vec<u32> = (0..said * groups).collect();
@@ -277,14 +278,14 @@ mod tests {
                 let expected = prompt.text_side(step, inputs, true);
                 let got = match step.checked_sub(said + 1) {
                     // Its own prompt has it.
-                    None => going_on.row(prompt.positions() + step - 1).map(|row| row.text),
+                    None => going_on.embedding(prompt.positions() + step - 1).map(|embedding| embedding.text),
                     Some(after) => going_on.text_side(after + 1, inputs, true),
                 };
                 assert_eq!(got, expected, "step {step} after {said} frames");
             }
         }
-        let row = prompt.going_on(&[1, 2, 3, 4], 2, 9, false).unwrap().row(prompt.positions() + 1).unwrap();
-        assert_eq!(row.codec, Some(CodecSide::Frame(1)));
+        let embedding = prompt.going_on(&[1, 2, 3, 4], 2, 9, false).unwrap().embedding(prompt.positions() + 1).unwrap();
+        assert_eq!(embedding.codec, Some(CodecSide::Frame(1)));
         assert_eq!(prompt.going_on(&[1, 2, 3, 4, 5, 6, 7, 8], 2, 9, false), None, "its text has not come");
     }
 

@@ -83,7 +83,7 @@ impl Moe {
                 Some(start)
             })
             .collect();
-        let mut shared_row = (n * self.top_k) as u32;
+        let mut shared_embedding = (n * self.top_k) as u32;
         let mut routes = Routes { positions, order: Vec::new(), weights: Vec::new() };
         for (picks, logits) in chosen.iter().zip(&logits) {
             for (expert, weight) in picks {
@@ -92,9 +92,9 @@ impl Moe {
                 next[*expert] += 1;
             }
             if self.shared.is_some() {
-                routes.order.push(shared_row);
+                routes.order.push(shared_embedding);
                 routes.weights.push(1.0 / (1.0 + (-logits[experts]).exp()));
-                shared_row += 1;
+                shared_embedding += 1;
             }
         }
         Ok(routes)

@@ -220,8 +220,8 @@ impl<W: Write> File<'_, W> {
             }))
         };
         match &record.what {
-            What::Launched { rows, ahead, .. } => {
-                count("rows", *rows)?;
+            What::Launched { sequences, ahead, .. } => {
+                count("sequences", *sequences)?;
                 count("run-ahead", *ahead)
             }
             What::Queued(queue, depth) => count(&format!("queue: {}", queue.as_str()), *depth),

@@ -103,12 +103,12 @@ fn slice(record: &Record) -> Option<Slice> {
         What::Returned(step) => {
             (format!("seen {}", step.0), "scheduler", json!({ "step": step.0 }), About::Returned(*step))
         }
-        What::Planned { step, rows, after } => {
-            let args = json!({ "step": step.0, "rows": rows, "after": after.map(|step| step.0) });
+        What::Planned { step, sequences, after } => {
+            let args = json!({ "step": step.0, "sequences": sequences, "after": after.map(|step| step.0) });
             (format!("plan {}", step.0), "scheduler", args, About::Planned { step: *step, after: *after })
         }
-        What::Launched { step, rows, ahead } => {
-            let args = json!({ "step": step.0, "rows": rows, "run_ahead": ahead });
+        What::Launched { step, sequences, ahead } => {
+            let args = json!({ "step": step.0, "sequences": sequences, "run_ahead": ahead });
             (format!("launch {}", step.0), "launch", args, About::Launched(*step))
         }
         What::Opened(request) => ("open".to_owned(), "launch", json!({ "request": request.0 }), About::Nothing),
@@ -156,10 +156,10 @@ fn ran_args(ran: &Ran, record: &Record) -> Value {
     let phases = ran.measured_phases();
     let phases: Map<_, _> =
         phases.map(|(phase, time)| (phase.as_str().to_owned(), json!(micros(time.as_nanos() as u64)))).collect();
-    let requests: Vec<u64> = ran.rows.iter().map(|row| row.request.0).collect();
+    let requests: Vec<u64> = ran.sequences.iter().map(|sequence| sequence.request.0).collect();
     json!({
         "step": ran.step.0,
-        "rows": ran.rows.len(),
+        "sequences": ran.sequences.len(),
         "units": ran.units(),
         "prompt": ran.prompt(),
         "measured": ran.measured,

@@ -22,7 +22,7 @@ mod requests;
 mod steps;
 
 pub use chrome::write;
-pub use record::{Chunk, Lane, Ran, Record, RowShare, Track, What};
+pub use record::{Chunk, Lane, Ran, Record, SequenceShare, Track, What};
 pub use recorder::{CAPACITY, Session, Trace, absorb, drain, on, settle, switched};
 pub use steps::{StepTimes, Summary};
 

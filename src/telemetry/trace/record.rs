@@ -109,8 +109,8 @@ pub enum What {
     Planned {
         /// Which.
         step: StepId,
-        /// Its rows.
-        rows: u32,
+        /// Its sequences.
+        sequences: u32,
         /// The step whose return it was planned at; `None` for other events, such as new input.
         after: Option<StepId>,
     },
@@ -118,12 +118,12 @@ pub enum What {
     Launched {
         /// Which.
         step: StepId,
-        /// Its rows.
-        rows: u32,
+        /// Its sequences.
+        sequences: u32,
         /// Steps out whose tokens the scheduler had not seen.
         ahead: u32,
     },
-    /// A row was opened in the device state.
+    /// A sequence was opened in the device state.
     Opened(RequestId),
     /// Input was given to the device state.
     Fed(Chunk),
@@ -198,20 +198,20 @@ impl Chunk {
 pub struct Ran {
     /// Which.
     pub step: StepId,
-    /// Its rows.
-    pub rows: Vec<RowShare>,
+    /// Its sequences.
+    pub sequences: Vec<SequenceShare>,
     /// Whether the device measured it.
     pub measured: bool,
-    /// How long the device had nothing to do before it, in nanoseconds; `None` if no row had been in the step before.
+    /// How long the device had nothing to do before it, in nanoseconds; `None` if no sequence had been in the step before.
     pub bubble: Option<u64>,
     /// Nanoseconds of each phase, in the order of [`Phase::ALL`].
     pub phases: [u64; Phase::ALL.len()],
 }
 
-/// A row's share of a step.
+/// A sequence's share of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct RowShare {
-    /// Whose row.
+pub struct SequenceShare {
+    /// Whose sequence.
     pub request: RequestId,
     /// Units it advanced.
     pub units: u32,
@@ -227,14 +227,14 @@ impl Ran {
         Phase::ALL.map(|phase| phases.get(phase).as_nanos() as u64)
     }
 
-    /// Units of all rows.
+    /// Units of all sequences.
     pub fn units(&self) -> u32 {
-        self.rows.iter().map(|row| row.units).sum()
+        self.sequences.iter().map(|sequence| sequence.units).sum()
     }
 
     /// Units of prompts.
     pub fn prompt(&self) -> u32 {
-        self.rows.iter().filter(|row| row.prompt).map(|row| row.units).sum()
+        self.sequences.iter().filter(|sequence| sequence.prompt).map(|sequence| sequence.units).sum()
     }
 
     /// What was measured of the phases.

@@ -26,7 +26,7 @@ pub(super) struct Life {
 /// What happened to each request, by the time they came.
 pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
     let mut lives: BTreeMap<RequestId, Life> = BTreeMap::new();
-    // Launches come before what ran: a step's rows are known only with the latter.
+    // Launches come before what ran: a step's sequences are known only with the latter.
     let mut launches = BTreeMap::new();
     for record in records {
         match (&record.what, record.lane) {
@@ -43,10 +43,10 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
         match (&record.what, record.lane) {
             (What::Ran(ran), Lane::Stage { stage, generation, .. }) => {
                 let launched = launches.get(&(stage, generation, ran.step)).copied().unwrap_or(record.began);
-                for row in &ran.rows {
-                    let life = life(&mut lives, row.request, record);
+                for sequence in &ran.sequences {
+                    let life = life(&mut lives, sequence.request, record);
                     life.launched = Some(life.launched.map_or(launched, |before| before.min(launched)));
-                    if row.gave > 0 {
+                    if sequence.gave > 0 {
                         life.gave.get_or_insert(record.ended);
                     }
                 }
@@ -113,7 +113,7 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Chunk, Ran, RowShare, Track};
+    use crate::trace::{Chunk, Ran, SequenceShare, Track};
     use omni_core::ids::{Generation, PayloadKind, Seq, StageName, StepId};
 
     #[test]
@@ -125,15 +125,15 @@ mod tests {
         };
         let told = |at, what| Record { process: 1, lane: Lane::Request(request), began: at, ended: at, what };
         let ran = |step, gave, began, ended| {
-            let rows = vec![RowShare { request, units: 1, prompt: gave == 0, gave }];
-            let ran = Ran { step: StepId(step), rows, measured: true, bubble: None, phases: [0; 6] };
+            let sequences = vec![SequenceShare { request, units: 1, prompt: gave == 0, gave }];
+            let ran = Ran { step: StepId(step), sequences, measured: true, bubble: None, phases: [0; 6] };
             stage(Track::Device, began, ended, What::Ran(Box::new(ran)))
         };
         let chunk = Chunk { request, kind: PayloadKind::Tokens, seq: Seq(0), units: 3, bytes: 12, step: None };
         let records = [
             told(10, What::Accepted(RequestKind::Speech)),
             stage(Track::Launch, 12, 13, What::Fed(chunk)),
-            stage(Track::Launch, 15, 16, What::Launched { step: StepId(0), rows: 1, ahead: 0 }),
+            stage(Track::Launch, 15, 16, What::Launched { step: StepId(0), sequences: 1, ahead: 0 }),
             ran(0, 0, 16, 30),
             ran(1, 1, 30, 40),
             told(50, What::Speech { length: 80 }),

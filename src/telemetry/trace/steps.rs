@@ -10,8 +10,8 @@ use std::time::Duration;
 /// between, is `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepTimes {
-    /// Its rows.
-    pub rows: u32,
+    /// Its sequences.
+    pub sequences: u32,
     /// Units that they advanced.
     pub units: u32,
     /// How many of these were of prompts.
@@ -65,11 +65,11 @@ pub(super) fn steps(records: &[Record]) -> Steps {
         };
         let times = steps.entry((stage, generation, step)).or_default();
         match &record.what {
-            What::Planned { rows, after, .. } => {
-                (times.rows, times.planned, times.after) = (*rows, Some(record.ended), *after);
+            What::Planned { sequences, after, .. } => {
+                (times.sequences, times.planned, times.after) = (*sequences, Some(record.ended), *after);
             }
-            What::Launched { rows, ahead, .. } => {
-                (times.rows, times.ahead) = (*rows, Some(*ahead));
+            What::Launched { sequences, ahead, .. } => {
+                (times.sequences, times.ahead) = (*sequences, Some(*ahead));
                 times.launched = Some((record.began, record.ended));
             }
             What::Ran(ran) => times.ran(ran, (record.began, record.ended)),
@@ -82,7 +82,7 @@ pub(super) fn steps(records: &[Record]) -> Steps {
 
 impl StepTimes {
     fn ran(&mut self, ran: &Ran, time: (u64, u64)) {
-        self.rows = ran.rows.len() as u32;
+        self.sequences = ran.sequences.len() as u32;
         (self.units, self.prompt) = (ran.units(), ran.prompt());
         (self.ran, self.bubble) = (Some(time), ran.bubble);
     }
@@ -163,12 +163,17 @@ mod tests {
     }
 
     fn ran(step: u64, began: u64, ended: u64, bubble: Option<u64>) -> Record {
-        let ran = Ran { step: StepId(step), rows: Vec::new(), measured: true, bubble, phases: [0; 6] };
+        let ran = Ran { step: StepId(step), sequences: Vec::new(), measured: true, bubble, phases: [0; 6] };
         record(Track::Device, began, ended, What::Ran(Box::new(ran)))
     }
 
     fn launched(step: u64, began: u64, ended: u64) -> Record {
-        record(Track::Launch, began, ended, What::Launched { step: StepId(step), rows: 1, ahead: step.min(1) as u32 })
+        record(
+            Track::Launch,
+            began,
+            ended,
+            What::Launched { step: StepId(step), sequences: 1, ahead: step.min(1) as u32 },
+        )
     }
 
     #[test]
@@ -184,7 +189,7 @@ mod tests {
         let packed = |seq| record(Track::Packager, 34, 35, What::Packed(chunk(seq, Some(StepId(3)))));
         let put = |seq, began| record(Track::ConnectorOut, began, began + 4, What::Put(chunk(seq, None)));
         let records = [
-            record(Track::Scheduler, 8, 10, What::Planned { step: StepId(3), rows: 2, after: Some(StepId(1)) }),
+            record(Track::Scheduler, 8, 10, What::Planned { step: StepId(3), sequences: 2, after: Some(StepId(1)) }),
             launched(3, 11, 12),
             ran(3, 20, 30, Some(4)),
             record(Track::Scheduler, 31, 33, What::Returned(StepId(3))),

@@ -5,7 +5,7 @@ use omni_model::hf::{Family, FrameCost};
 use serde::Serialize;
 use std::fmt;
 
-/// See the module. For one row; more rows share the weights.
+/// See the module. For one sequence; more sequences share the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Floor {
     /// Given, bytes per second.

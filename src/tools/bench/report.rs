@@ -58,15 +58,15 @@ const HEAD: [&str; 11] = [
 ];
 
 const STAGE_HEAD: [&str; 7] =
-    ["load", "stage", "steps", "rows", "step p50/p99 ms", "launch bubble p50/p99 us", "run-ahead"];
+    ["load", "stage", "steps", "sequences", "step p50/p99 ms", "launch bubble p50/p99 us", "run-ahead"];
 
-const BUCKET_HEAD: [&str; 4] = ["load", "captured rows", "frames", "device p50/p99 ms"];
+const BUCKET_HEAD: [&str; 4] = ["load", "captured sequences", "frames", "device p50/p99 ms"];
 
 impl Report {
     /// Markdown tables, so that they can be pasted: what listeners heard, with errors below it, and what the server
     /// counted, if it told.
     pub fn table(&self) -> String {
-        let mut text = table(&HEAD, self.levels.iter().map(|level| row(level).to_vec()));
+        let mut text = table(&HEAD, self.levels.iter().map(|level| sequence(level).to_vec()));
         for level in &self.levels {
             for (error, times) in &level.figures.errors {
                 text += &format!("{}: {times} x {error}\n", name(level));
@@ -82,7 +82,7 @@ impl Report {
                     name(level),
                     stage.stage.clone(),
                     format!("{:.0}", stage.steps),
-                    format!("{:.1}", stage.rows),
+                    format!("{:.1}", stage.sequences),
                     format!("{:.2}/{:.2}", stage.step_ms.p50, stage.step_ms.p99),
                     format!("{:.0}/{:.0}", stage.bubble_us.p50, stage.bubble_us.p99),
                     format!("{:.2}", stage.run_ahead),
@@ -96,7 +96,7 @@ impl Report {
         let frames: Vec<_> = frames
             .map(|(level, bucket)| {
                 let time = format!("{:.2}/{:.2}", bucket.ms.p50, bucket.ms.p99);
-                vec![name(level), bucket.rows.to_string(), format!("{:.0}", bucket.frames), time]
+                vec![name(level), bucket.sequences.to_string(), format!("{:.0}", bucket.frames), time]
             })
             .collect();
         if !frames.is_empty() {
@@ -113,10 +113,10 @@ impl Report {
 }
 
 /// A Markdown table with columns of even width.
-pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+pub fn table(head: &[&str], sequences: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut all = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
-    all.extend(rows);
-    let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    all.extend(sequences);
+    let width = |column: usize| all.iter().map(|sequence| sequence[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     let line = |cells: &Vec<String>| {
         let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
@@ -129,7 +129,7 @@ pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> Stri
     text
 }
 
-fn row(level: &Level) -> [String; HEAD.len()] {
+fn sequence(level: &Level) -> [String; HEAD.len()] {
     let f = &level.figures;
     [
         name(level),
@@ -194,10 +194,10 @@ mod tests {
         assert!(!report.table().contains("counted"));
         let server = &mut report.levels[0].server;
         server.stages.push(StageFigures { stage: "talker".to_owned(), steps: 7.0, ..StageFigures::default() });
-        server.frames.push(BucketFigures { rows: 8, frames: 7.0, ..BucketFigures::default() });
+        server.frames.push(BucketFigures { sequences: 8, frames: 7.0, ..BucketFigures::default() });
         server.device_memory_bytes.insert("kv".to_owned(), f64::from(1u32 << 30));
         let table = report.table();
-        assert!(table.contains("c=4 | talker |") && table.contains("captured rows"), "{table}");
+        assert!(table.contains("c=4 | talker |") && table.contains("captured sequences"), "{table}");
         assert!(table.contains("device memory: kv 1.0 GiB; blocking device calls: 0"), "{table}");
     }
 

@@ -14,7 +14,7 @@ type Labels = BTreeMap<String, String>;
 pub struct ServerFigures {
     /// Stages that ran, upstream first as far as their names tell.
     pub stages: Vec<StageFigures>,
-    /// Captured frames by the rows they were captured for.
+    /// Captured frames by the sequences they were captured for.
     pub frames: Vec<BucketFigures>,
     /// Device memory at the end, bytes by use.
     pub device_memory_bytes: BTreeMap<String, f64>,
@@ -29,8 +29,8 @@ pub struct StageFigures {
     pub stage: String,
     /// Steps.
     pub steps: f64,
-    /// Rows of a step, mean.
-    pub rows: f64,
+    /// Sequences of a step, mean.
+    pub sequences: f64,
     /// Device time of a step, ms.
     pub step_ms: Spread,
     /// Device idle between two steps while there was work, microseconds.
@@ -42,8 +42,8 @@ pub struct StageFigures {
 /// Frames of one size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct BucketFigures {
-    /// Rows captured for.
-    pub rows: u32,
+    /// Sequences captured for.
+    pub sequences: u32,
     /// How many.
     pub frames: f64,
     /// Device time, ms.
@@ -75,10 +75,10 @@ impl Snapshot {
         let mut frames: Vec<BucketFigures> = buckets
             .filter_map(|(bucket, frames)| {
                 let ms = change.spread("omni_frame_seconds", ("bucket", bucket), 1e3);
-                (frames > 0.0).then_some(BucketFigures { rows: bucket.parse().ok()?, frames, ms })
+                (frames > 0.0).then_some(BucketFigures { sequences: bucket.parse().ok()?, frames, ms })
             })
             .collect();
-        frames.sort_by_key(|bucket| bucket.rows);
+        frames.sort_by_key(|bucket| bucket.sequences);
         let memory = self.values_of("omni_device_memory_bytes", "use");
         ServerFigures {
             stages,
@@ -99,7 +99,7 @@ impl Snapshot {
         (steps > 0.0).then(|| StageFigures {
             stage: stage.to_owned(),
             steps,
-            rows: mean("omni_stage_batch_rows"),
+            sequences: mean("omni_stage_batch_sequences"),
             step_ms: self.spread("omni_stage_step_seconds", label, 1e3),
             bubble_us: self.spread("omni_stage_launch_bubble_seconds", label, 1e6),
             run_ahead: mean("omni_stage_run_ahead_steps"),
@@ -179,7 +179,7 @@ mod tests {
              omni_stage_step_seconds_bucket{{stage=\"talker\",le=\"0.004\"}} {all}\n\
              omni_stage_step_seconds_bucket{{stage=\"talker\",le=\"+Inf\"}} {all}\n\
              omni_stage_step_seconds_count{{stage=\"talker\"}} {all}\n\
-             omni_stage_batch_rows_sum{{stage=\"talker\"}} {}\nomni_stage_batch_rows_count{{stage=\"talker\"}} {all}\n\
+             omni_stage_batch_sequences_sum{{stage=\"talker\"}} {}\nomni_stage_batch_sequences_count{{stage=\"talker\"}} {all}\n\
              omni_frame_seconds_bucket{{bucket=\"8\",le=\"0.002\"}} {all}\nomni_frame_seconds_count{{bucket=\"8\"}} {all}\n\
              omni_device_memory_bytes{{use=\"kv\"}} 7e9\nomni_device_blocking_calls_total 3\nnonsense\n",
             8 * all
@@ -190,10 +190,10 @@ mod tests {
     fn what_happened_is_what_was_added() {
         let figures = Snapshot::parse(&text(110, 90)).since(&Snapshot::parse(&text(10, 90)));
         let [stage] = &figures.stages[..] else { panic!("{figures:?}") };
-        assert_eq!((stage.stage.as_str(), stage.steps, stage.rows), ("talker", 100.0, 8.0));
+        assert_eq!((stage.stage.as_str(), stage.steps, stage.sequences), ("talker", 100.0, 8.0));
         // All of the hundred new steps are in the first bucket.
         assert!((stage.step_ms.p50 - 1.0).abs() < 1e-9 && (stage.step_ms.p99 - 1.98).abs() < 1e-9, "{stage:?}");
-        assert_eq!((figures.frames[0].rows, figures.frames[0].frames), (8, 100.0));
+        assert_eq!((figures.frames[0].sequences, figures.frames[0].frames), (8, 100.0));
         assert_eq!(figures.device_memory_bytes["kv"], 7e9);
         assert_eq!(figures.blocking_calls, 0.0);
     }

@@ -77,7 +77,7 @@ impl Load {
         i % self.cases.len()
     }
 
-    /// The stages that a kind of request has rows in.
+    /// The stages that a kind of request has sequences in.
     pub fn stages_of(&self, kind: Kind) -> &'static [StageName] {
         if kind == Kind::Text { &self.stages[..1] } else { self.stages }
     }

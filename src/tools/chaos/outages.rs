@@ -99,7 +99,7 @@ mod tests {
             restarts,
             last_reason: None,
             last_recovery_s: None,
-            rows: 0,
+            sequences: 0,
             pid: None,
         }]
     }

@@ -232,15 +232,15 @@ impl Report {
     /// Markdown tables.
     pub fn tables(&self) -> String {
         let counts = |of: &BTreeMap<String, Count>| {
-            let rows = of.iter().map(|(name, n)| vec![name.clone(), n.injected.to_string(), n.hit.to_string()]);
-            rows.collect::<Vec<_>>()
+            let sequences = of.iter().map(|(name, n)| vec![name.clone(), n.injected.to_string(), n.hit.to_string()]);
+            sequences.collect::<Vec<_>>()
         };
         let mut text = table(&["fault", "injected", "hit"], counts(&self.faults_by_kind));
         text += "\n";
         text += &table(&["place", "injected", "hit"], counts(&self.faults_by_place));
         let s = &self.streams;
-        let row = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
-        let row = row.into_iter().chain([s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
+        let sequence = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
+        let sequence = sequence.into_iter().chain([s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
         text += "\n";
         text += &table(
             &[
@@ -256,15 +256,15 @@ impl Report {
                 "refused",
                 "hung",
             ],
-            [row],
+            [sequence],
         );
         let all = Recovery { outages: self.stages.values().map(|s| s.outages).sum(), recovery_ms: self.recovery_ms };
         let stages = self.stages.iter().map(|(name, stage)| (name.as_str(), stage)).chain([("all", &all)]);
-        let row = |(name, stage): (&str, &Recovery)| {
+        let sequence = |(name, stage): (&str, &Recovery)| {
             vec![name.to_owned(), stage.outages.to_string(), three(&stage.recovery_ms)]
         };
         text += "\n";
-        text += &table(&["stage", "times down", "recovery p50/p99/max ms"], stages.map(row));
+        text += &table(&["stage", "times down", "recovery p50/p99/max ms"], stages.map(sequence));
         text += "\n";
         let run = |name: &str, gaps: &Gaps, pause: String| {
             let underruns = format!("{:.1}", gaps.underruns_per_100_streams);

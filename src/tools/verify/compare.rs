@@ -133,21 +133,21 @@ fn first_difference(
     (have_shape, have): (&[usize], &[i64]),
 ) -> Option<Difference> {
     let differs = |index: Vec<usize>, expected, got| Some(Difference { tensor: name.to_owned(), index, expected, got });
-    let (Some((want_time, want_rows)), Some((have_time, have_rows))) =
+    let (Some((want_time, want_embeddings)), Some((have_time, have_embeddings))) =
         (want_shape.split_last(), have_shape.split_last())
     else {
         return if want == have { None } else { differs(vec![], want.first().copied(), have.first().copied()) };
     };
-    if want_rows != have_rows {
+    if want_embeddings != have_embeddings {
         return differs(vec![], None, None);
     }
-    let rows = want_rows.iter().product::<usize>();
+    let embeddings = want_embeddings.iter().product::<usize>();
     for time in 0..*want_time.max(have_time) {
-        for row in 0..rows {
-            let expected = (time < *want_time).then(|| want[row * want_time + time]);
-            let got = (time < *have_time).then(|| have[row * have_time + time]);
+        for embedding in 0..embeddings {
+            let expected = (time < *want_time).then(|| want[embedding * want_time + time]);
+            let got = (time < *have_time).then(|| have[embedding * have_time + time]);
             if expected != got {
-                return differs(unravel(row, want_rows).chain([time]).collect(), expected, got);
+                return differs(unravel(embedding, want_embeddings).chain([time]).collect(), expected, got);
             }
         }
     }

@@ -17,7 +17,9 @@ use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::hf::VocoderConfig;
 use omni_model::sampling::SamplingParams;
-use omni_model::stage::{Emit, RowInput, RowOutput, RowSpec, RowWork, StageModel, TalkerRow, VocoderRow};
+use omni_model::stage::{
+    Emit, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageModel, TalkerSpec, VocoderSpec,
+};
 use omni_model::talker::TalkerPrompt;
 use omni_model::{Checkpoint, LoadError, ModelError};
 use std::cell::RefMut;
@@ -33,13 +35,13 @@ pub trait StageSource {
     /// Element type of weights and caches. Of [`Precision::F32`] everything must equal the reference.
     fn precision(&self) -> Precision;
 
-    /// A talker for one row.
+    /// A talker for one sequence.
     ///
     /// # Errors
     /// When the checkpoint cannot be read or is not served, or the device has no room.
     fn talker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError>;
 
-    /// A vocoder for one row.
+    /// A vocoder for one sequence.
     ///
     /// # Errors
     /// Those of [`StageSource::talker`].
@@ -135,8 +137,8 @@ pub(super) fn run(
 
 /// What a case has spoken.
 struct Speech {
-    row: TalkerRow,
-    input: RowInput,
+    sequence: TalkerSpec,
+    input: SequenceInput,
     /// Codes of the recording that the speech goes on from, frame after frame.
     recording: Vec<u32>,
     /// The reference's codes, frame after frame.
@@ -154,7 +156,7 @@ impl Speech {
         let prompter = nets.checkpoint.tts_prompter().map_err(|e| e.to_string())?;
         let case = tts::prepare(manifest, reference, &prompter)?;
         let limits = (case.min_tokens, case.limit);
-        let input = RowInput::Tokens(case.prompt.tokens);
+        let input = SequenceInput::Tokens(case.prompt.tokens);
         let speech = Speech::new(case.prompt.prompt, input, limits, case.repetition_penalty, (reference, nets))?;
         Ok(Speech { recording: case.recording, ..speech })
     }
@@ -167,15 +169,21 @@ impl Speech {
         let answer = all.get(request.prompt.ids.len()..).unwrap_or_default();
         let config = nets.checkpoint.omni().map_err(|e| text(&e))?;
         let (prompt, inputs) = spoken(config, &request, answer).map_err(|e| text(&e))?;
-        let rows = nets.thinker().map_err(|e| text(&e))?.embed(&inputs).map_err(|e| text(&e))?;
+        let sequences = nets.thinker().map_err(|e| text(&e))?.embed(&inputs).map_err(|e| text(&e))?;
         let limits = (0, request.codec_tokens as u32);
-        Speech::new(prompt.into(), RowInput::Rows(rows.into()), limits, request.repetition_penalty, (reference, nets))
+        Speech::new(
+            prompt.into(),
+            SequenceInput::Embeddings(sequences.into()),
+            limits,
+            request.repetition_penalty,
+            (reference, nets),
+        )
     }
 
-    /// The row of a case, greedy.
+    /// The sequence of a case, greedy.
     fn new(
         prompt: Arc<TalkerPrompt>,
-        input: RowInput,
+        input: SequenceInput,
         (min_tokens, max_tokens): (u32, u32),
         repetition_penalty: f32,
         (reference, nets): (&Values, &Nets),
@@ -192,7 +200,7 @@ impl Speech {
         {
             return Err(format!("codes do not begin with {name}"));
         }
-        let row = TalkerRow {
+        let sequence = TalkerSpec {
             said: 0,
             prompt,
             sampling: SamplingParams { repetition_penalty, ..SamplingParams::GREEDY },
@@ -203,12 +211,12 @@ impl Speech {
             seed: 0,
             forced: None,
         };
-        Ok(Speech { row, input, recording: Vec::new(), codes, first, groups, by_group })
+        Ok(Speech { sequence, input, recording: Vec::new(), codes, first, groups, by_group })
     }
 
     /// What the device says by itself.
     fn free(&self, nets: &Nets, source: &dyn StageSource) -> Result<Trace, String> {
-        let outputs = self.run(self.row.clone(), u32::MAX, nets, source)?;
+        let outputs = self.run(self.sequence.clone(), u32::MAX, nets, source)?;
         let mut trace = Trace::default();
         let first: Vec<u32> = outputs.iter().filter_map(|output| output.sampled).collect();
         trace.ints("talker.codec0_sequence", [1, first.len()], first);
@@ -235,8 +243,8 @@ impl Speech {
 
     /// What the device would pick at every step of the reference's speech. The trace has the reference's frames.
     fn forced(&self, nets: &Nets, source: &dyn StageSource) -> Result<(Trace, Picks), String> {
-        let row = TalkerRow { forced: Some(self.codes.as_slice().into()), ..self.row.clone() };
-        let outputs = self.run(row, self.first.len() as u32, nets, source)?;
+        let sequence = TalkerSpec { forced: Some(self.codes.as_slice().into()), ..self.sequence.clone() };
+        let outputs = self.run(sequence, self.first.len() as u32, nets, source)?;
         let frames: Vec<Vec<u32>> = self.codes.chunks(self.groups).map(<[u32]>::to_vec).collect();
         let mut picks = Picks::default();
         for (at, first) in self.first.iter().enumerate() {
@@ -253,21 +261,32 @@ impl Speech {
         Ok((Trace { frames, ..Trace::default() }, picks))
     }
 
-    /// At most so many steps of a row.
-    fn run(&self, row: TalkerRow, steps: u32, nets: &Nets, source: &dyn StageSource) -> Result<Vec<RowOutput>, String> {
+    /// At most so many steps of a sequence.
+    fn run(
+        &self,
+        sequence: TalkerSpec,
+        steps: u32,
+        nets: &Nets,
+        source: &dyn StageSource,
+    ) -> Result<Vec<SequenceOutput>, String> {
         let mut stages = nets.stages.borrow_mut();
         let talker = match &mut stages.talker {
             Some(talker) => talker,
             none => none.insert(source.talker(&nets.checkpoint).map_err(|e| e.to_string())?),
         };
-        let outputs = self.steps(talker.as_mut(), row, steps).map_err(|e| e.to_string());
+        let outputs = self.steps(talker.as_mut(), sequence, steps).map_err(|e| e.to_string());
         talker.close(SLOT);
         outputs
     }
 
-    fn steps(&self, talker: &mut dyn StageModel, row: TalkerRow, steps: u32) -> Result<Vec<RowOutput>, ModelError> {
-        let mut advance = row.prefill_positions();
-        talker.open(SLOT, RowSpec::Talker(row))?;
+    fn steps(
+        &self,
+        talker: &mut dyn StageModel,
+        sequence: TalkerSpec,
+        steps: u32,
+    ) -> Result<Vec<SequenceOutput>, ModelError> {
+        let mut advance = sequence.prefill_positions();
+        talker.open(SLOT, SequenceSpec::Talker(sequence))?;
         talker.feed(SLOT, self.input.clone(), true)?;
         let mut outputs = Vec::new();
         for _ in 0..steps {
@@ -281,9 +300,9 @@ impl Speech {
     }
 }
 
-fn step(stage: &mut dyn StageModel, advance: u32) -> Result<RowOutput, ModelError> {
-    let outputs = stage.step(&[RowWork { slot: SLOT, advance }])?;
-    outputs.into_iter().next().unwrap_or_else(|| Err(ModelError::Row("the step has no output".into())))
+fn step(stage: &mut dyn StageModel, advance: u32) -> Result<SequenceOutput, ModelError> {
+    let outputs = stage.step(&[SequenceWork { slot: SLOT, advance }])?;
+    outputs.into_iter().next().unwrap_or_else(|| Err(ModelError::Sequence("the step has no output".into())))
 }
 
 /// Codes as the reference keeps them, `[frames, groups]` or `[1, groups, frames]`, frame after frame; and whether it is
@@ -325,8 +344,8 @@ impl<'a> Sound<'a> {
 
     fn steps(&mut self, codes: &[u32]) -> Result<Vec<f32>, ModelError> {
         let (stage, mut samples) = (self.stage.as_mut(), Vec::new());
-        stage.open(SLOT, RowSpec::Vocoder(VocoderRow::default()))?;
-        stage.feed(SLOT, RowInput::Codes(codes.to_vec()), true)?;
+        stage.open(SLOT, SequenceSpec::Vocoder(VocoderSpec::default()))?;
+        stage.feed(SLOT, SequenceInput::Codes(codes.to_vec()), true)?;
         let groups = self.config.num_quantizers;
         for chunk in codes.chunks(CHUNK * groups) {
             if let Emit::Audio(piece) = step(stage, (chunk.len() / groups) as u32)?.emit {
@@ -385,7 +404,7 @@ mod cuda {
     use omni_model::stage::StageFactory;
     use std::sync::Arc;
 
-    /// Stages as serving builds them, but for one row.
+    /// Stages as serving builds them, but for one sequence.
     pub(super) struct OnGpu {
         pub gpu: Gpu,
         pub precision: Precision,
@@ -401,14 +420,14 @@ mod cuda {
             let loader = checkpoint.loader(&["talker"], &Device::Cpu);
             let net = TalkerNet::load(&self.gpu, self.precision, &loader, checkpoint.family())?;
             loader.finish()?;
-            // More slots than rows: the cache gets its size from them.
+            // More slots than sequences: the cache gets its size from them.
             let options = TalkerOptions {
                 slots: 8,
                 buckets: vec![1],
                 prefill_chunk: 64,
                 run_ahead: 1,
                 kv_memory: None,
-                text_rows: 4096,
+                text_embeddings: 4096,
                 async_h2d: true,
             };
             CudaTalkerFactory::new(Arc::new(net), options).build()

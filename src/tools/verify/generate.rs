@@ -100,8 +100,8 @@ fn speak(
     trace: &mut Trace,
 ) -> Result<()> {
     let (prompt, inputs) = spoken(config, request, answer)?;
-    let user_rows = request.prompt.user_rows;
-    let ids = inputs[..user_rows as usize].iter().copied().chain([config.tokens.tts_pad; 9]);
+    let user_embeddings = request.prompt.user_embeddings;
+    let ids = inputs[..user_embeddings as usize].iter().copied().chain([config.tokens.tts_pad; 9]);
     trace.ints("talker.prefill.input_ids", [1, prompt.positions() as usize], ids);
     let speech = Speech {
         talker,
@@ -128,7 +128,7 @@ pub(super) fn spoken(config: &OmniConfig, request: &Request, answer: &[u32]) -> 
     let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
     let spoken = ranges.map(|at| request.prompt.ids[at as usize]);
     let inputs: Vec<u32> = spoken.chain(answer[..answer.len().saturating_sub(1)].iter().copied()).collect();
-    let prompt = TalkerPrompt::omni(request.prompt.user_rows, request.speaker, &config.talker.tokens);
+    let prompt = TalkerPrompt::omni(request.prompt.user_embeddings, request.speaker, &config.talker.tokens);
     if (inputs.len() as u32) < prompt.inputs() {
         candle_core::bail!("the answer is empty: there is nothing to speak");
     }

@@ -56,7 +56,7 @@ pub fn verify(golden: &Path, checkpoint: Option<&Path>, show: impl FnMut(&Report
 }
 
 /// [`verify`] on the stages of a device: requests of either family, the thinker's answer taken from the reference, and
-/// vocoders. In f32 codes must be equal and waveforms close; otherwise rows say the reference's codes and are judged by
+/// vocoders. In f32 codes must be equal and waveforms close; otherwise sequences say the reference's codes and are judged by
 /// how often they would have picked them ([`Summary::passed_all`]), and waveforms by what is lost of them.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ use omni_model::transformer::{DecoderStack, KvCache, Segment};
 pub(super) struct Speech<'a> {
     pub talker: &'a Talker,
     pub prompt: &'a TalkerPrompt,
-    /// Every input row, projected: `[n, hidden]`.
+    /// Every input embedding, projected: `[n, hidden]`.
     pub inputs: Tensor,
     /// At most this many code-0 tokens.
     pub limit: usize,
@@ -30,8 +30,10 @@ impl Speech<'_> {
     /// Speaks to the end.
     pub fn run(&self, trace: &mut Trace) -> Result<()> {
         let (talker, stack) = (self.talker, self.talker.stack());
-        let Some(prompt) = talker.prompt_rows(self.prompt, 0..self.prompt.positions(), |row| self.input(row))? else {
-            candle_core::bail!("the talker's prompt needs more rows than there are")
+        let Some(prompt) =
+            talker.prompt_embeddings(self.prompt, 0..self.prompt.positions(), |sequence| self.input(sequence))?
+        else {
+            candle_core::bail!("the talker's prompt needs more sequences than there are")
         };
         let p = self.prompt.positions() as usize;
         let mut run = Run::new(stack)?;
@@ -76,11 +78,11 @@ impl Speech<'_> {
         steps.note(self, p, trace)
     }
 
-    /// The text that follows the prompt: until its end, or one row of padding where there is none.
+    /// The text that follows the prompt: until its end, or one sequence of padding where there is none.
     fn note_text(&self, trace: &mut Trace) -> Result<()> {
         let sides = (1..).map_while(|step| self.side(step).filter(|side| *side != TextSide::Pad));
-        let mut trailing = sides.map(|side| self.row(side)).collect::<Result<Vec<_>>>()?;
-        let pad = self.row(TextSide::Pad)?;
+        let mut trailing = sides.map(|side| self.embedding(side)).collect::<Result<Vec<_>>>()?;
+        let pad = self.embedding(TextSide::Pad)?;
         if trailing.is_empty() {
             trailing.push(pad.clone());
         }
@@ -88,10 +90,10 @@ impl Speech<'_> {
         trace.floats("talker.tts_pad_embed", &pad, 1)
     }
 
-    /// The text row of a decode step.
+    /// The text embedding of a decode step.
     fn text(&self, step: u32) -> Result<Tensor> {
         match self.side(step) {
-            Some(side) => self.row(side),
+            Some(side) => self.embedding(side),
             None => candle_core::bail!("no text side for step {step}"),
         }
     }
@@ -100,19 +102,19 @@ impl Speech<'_> {
         self.prompt.text_side(step, self.inputs.dims()[0] as u32, true)
     }
 
-    fn row(&self, side: TextSide) -> Result<Tensor> {
-        match self.talker.text_row(side, |row| self.input(row)) {
-            Some(row) => Ok(row),
-            None => candle_core::bail!("the talker has no row for {side:?}"),
+    fn embedding(&self, side: TextSide) -> Result<Tensor> {
+        match self.talker.text_embedding(side, |sequence| self.input(sequence)) {
+            Some(sequence) => Ok(sequence),
+            None => candle_core::bail!("the talker has no sequence for {side:?}"),
         }
     }
 
-    fn input(&self, row: u32) -> Option<Tensor> {
-        self.inputs.narrow(0, row as usize, 1).ok()
+    fn input(&self, sequence: u32) -> Option<Tensor> {
+        self.inputs.narrow(0, sequence as usize, 1).ok()
     }
 }
 
-/// A row with its cache.
+/// A sequence with its cache.
 pub(super) struct Run {
     cache: KvCache,
     /// Of the last forward, before the final norm.

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 pub struct Value {
     /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// The elements, row after row.
+    /// The elements, sequence after sequence.
     pub data: Data,
 }
 

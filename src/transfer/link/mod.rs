@@ -37,7 +37,7 @@ pub type LostSink = Arc<dyn Fn(RequestId, String) + Send + Sync>;
 pub struct LinkOptions {
     /// Payloads that may wait for the channel; the windows of all requests bound it.
     pub capacity: usize,
-    /// Rows stay in the frame that they came in.
+    /// Embeddings stay in the frame that they came in.
     pub zero_copy: bool,
     /// What goes wrong on purpose, once for each frame that is put on the channel.
     pub fault: FaultSite,

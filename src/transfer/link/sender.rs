@@ -7,7 +7,7 @@ use crate::reliable::{Action, LIMITS, Sender};
 use crate::transport::{PayloadSender, TransportError};
 use crate::wire::{Frame, WireError};
 use omni_fault::{FaultKind, Moment};
-use omni_model::rows::Rows;
+use omni_model::embeddings::Embeddings;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -90,7 +90,7 @@ async fn pump(
             Ok(false) => return,
             Err(error) if outgoing.reconnected() => {
                 // What was on the channel is gone. The receiver hears that it broke, and whoever reads there goes down with
-                // the rows that this was for.
+                // the embeddings that this was for.
                 tracing::warn!(payloads = sender.unacknowledged(), %error, "an edge broke and is made anew");
                 sender = Sender::new(LIMITS);
                 kept.store(0, Ordering::Relaxed);
@@ -201,12 +201,12 @@ impl Outgoing {
         }
     }
 
-    /// Takes a payload on, its rows in the host's memory. One that cannot be sent is lost at once.
+    /// Takes a payload on, its embeddings in the host's memory. One that cannot be sent is lost at once.
     async fn take(&mut self, mut payload: Payload, sender: &mut Sender<Payload>) {
         for part in &mut payload.parts {
-            if let Part::Rows(rows @ Rows::Device(_)) = part {
-                match rows.clone().fetched().await {
-                    Ok(here) => *rows = here,
+            if let Part::Embeddings(embeddings @ Embeddings::Device(_)) = part {
+                match embeddings.clone().fetched().await {
+                    Ok(here) => *embeddings = here,
                     Err(error) => return self.lost(&payload, &error.to_string()),
                 }
             }

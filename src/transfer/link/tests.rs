@@ -5,7 +5,7 @@ use bytes::Bytes;
 use omni_config::Precision;
 use omni_core::ids::{Attempt, Generation, Seq, StageName};
 use omni_fault::{FaultKind, FaultPlan, FaultPoint, FaultRule};
-use omni_model::rows::{RowBytes, Rows};
+use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 use std::time::Duration;
 
 const STAGE: StageName = StageName::Talker;
@@ -48,9 +48,9 @@ fn edges(rules: &[(FaultKind, u64, u64)]) -> [Edge; 2] {
     [Edge { ends: queue, lost: queue_lost }, Edge { ends: ring, lost: ring_lost }]
 }
 
-/// Payload number `n`, a request of its own: rows for an even number, codes for an odd one.
+/// Payload number `n`, a request of its own: embeddings for an even number, codes for an odd one.
 fn payload(n: u32) -> Payload {
-    let kind = if n.is_multiple_of(2) { Kind::Rows } else { Kind::Codes };
+    let kind = if n.is_multiple_of(2) { Kind::Embeddings } else { Kind::Codes };
     let header = Header {
         request: RequestId(n.into()),
         generation: Generation(1),
@@ -62,9 +62,9 @@ fn payload(n: u32) -> Payload {
         sent: 0,
     };
     let part = match kind {
-        Kind::Rows => {
+        Kind::Embeddings => {
             let bytes = Bytes::from(vec![n as u8; 512 * 2]);
-            Part::Rows(Rows::Bytes(RowBytes::new(bytes, 512, Precision::Bf16).unwrap()))
+            Part::Embeddings(Embeddings::Bytes(EmbeddingBytes::new(bytes, 512, Precision::Bf16).unwrap()))
         }
         _ => Part::U32(vec![n; 16]),
     };
@@ -73,7 +73,7 @@ fn payload(n: u32) -> Payload {
 
 fn same(a: &Payload, b: &Payload) -> bool {
     let data = |payload: &Payload| match &payload.parts[..] {
-        [Part::Rows(Rows::Bytes(rows))] => rows.data().to_vec(),
+        [Part::Embeddings(Embeddings::Bytes(embeddings))] => embeddings.data().to_vec(),
         [Part::U32(values)] => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         parts => panic!("{parts:?}"),
     };
@@ -237,7 +237,7 @@ async fn when_the_sender_goes_what_it_took_on_still_arrives() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rows_that_stay_in_the_ring_are_not_written_over() {
+async fn embeddings_that_stay_in_the_ring_are_not_written_over() {
     let (options, _lost) = options(&[]);
     let (sender, receiver) = over_ring(1 << 16, options).unwrap();
     let mut kept = Vec::new();

@@ -7,9 +7,9 @@ use super::{
 use crate::payload::{Part, Payload};
 use bytes::Bytes;
 use omni_config::Precision;
-use omni_model::rows::{RowBytes, Rows};
+use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 
-/// Turns a frame back into a payload. With `zero_copy` rows stay where they are and keep the frame; otherwise they are
+/// Turns a frame back into a payload. With `zero_copy` embeddings stay where they are and keep the frame; otherwise they are
 /// copied.
 ///
 /// # Errors
@@ -67,14 +67,16 @@ fn read_header(bytes: &[u8]) -> Result<WireHeader, WireError> {
 }
 
 fn read_part(part: &PartHeader, data: Bytes, zero_copy: bool) -> Result<Part, WireError> {
-    let rows = |width: u32, precision| {
+    let embeddings = |width: u32, precision| {
         let data = if zero_copy { data.clone() } else { Bytes::copy_from_slice(&data) };
-        let rows = RowBytes::new(data, width as usize, precision);
-        rows.map(|rows| Part::Rows(Rows::Bytes(rows))).ok_or_else(|| WireError::Header("rows without width".into()))
+        let embeddings = EmbeddingBytes::new(data, width as usize, precision);
+        embeddings
+            .map(|embeddings| Part::Embeddings(Embeddings::Bytes(embeddings)))
+            .ok_or_else(|| WireError::Header("embeddings without width".into()))
     };
     match (part.dtype, &part.dims[..]) {
-        (Dtype::F32, [_, width]) => rows(*width, Precision::F32),
-        (Dtype::Bf16, [_, width]) => rows(*width, Precision::Bf16),
+        (Dtype::F32, [_, width]) => embeddings(*width, Precision::F32),
+        (Dtype::Bf16, [_, width]) => embeddings(*width, Precision::Bf16),
         (Dtype::U32, [_]) => Ok(Part::U32(words(&data, u32::from_le_bytes))),
         (Dtype::F32, [_]) => Ok(Part::F32(words(&data, f32::from_le_bytes))),
         (_, dims) if dims.len() > MAX_RANK => {

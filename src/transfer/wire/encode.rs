@@ -9,7 +9,7 @@ use bytes::Bytes;
 use candle_core::{CpuStorage, Storage, Tensor};
 use omni_config::Precision;
 use omni_model::ModelError;
-use omni_model::rows::Rows;
+use omni_model::embeddings::Embeddings;
 
 /// A payload that is about to become a frame: how long that is, and what to write.
 pub struct Frame<'a> {
@@ -24,8 +24,8 @@ impl<'a> Frame<'a> {
     /// Measures a payload.
     ///
     /// # Errors
-    /// [`WireError::TooLarge`] for a body over [`MAX_BODY`]; rows that are on a device, which must be
-    /// [fetched](Rows::fetched) first.
+    /// [`WireError::TooLarge`] for a body over [`MAX_BODY`]; embeddings that are on a device, which must be
+    /// [fetched](Embeddings::fetched) first.
     pub fn new(payload: &'a Payload) -> Result<Frame<'a>, WireError> {
         let too_large =
             |what, got, limit| if got > limit { Err(WireError::TooLarge { what, got, limit }) } else { Ok(()) };
@@ -51,7 +51,7 @@ impl<'a> Frame<'a> {
     /// Writes the frame.
     ///
     /// # Errors
-    /// A place of another length than [`Frame::len`]; rows that cannot be read.
+    /// A place of another length than [`Frame::len`]; embeddings that cannot be read.
     pub fn write(&self, place: &mut [u8]) -> Result<(), WireError> {
         if place.len() != self.len {
             return Err(WireError::Length { expected: self.len, got: place.len() });
@@ -67,7 +67,7 @@ impl<'a> Frame<'a> {
         for (part, len) in self.payload.parts.iter().zip(&self.parts) {
             let (data, rest) = body.split_at_mut(*len);
             match part {
-                Part::Rows(rows) => write_rows(rows, data)?,
+                Part::Embeddings(embeddings) => write_embeddings(embeddings, data)?,
                 Part::U32(values) => copy(data, values, |value| value.to_le_bytes()),
                 Part::F32(values) => copy(data, values, |value| value.to_le_bytes()),
             }
@@ -100,39 +100,43 @@ fn part_header(part: &Part) -> Result<PartHeader, WireError> {
     match part {
         Part::U32(values) => list(Dtype::U32, values.len()),
         Part::F32(values) => list(Dtype::F32, values.len()),
-        Part::Rows(rows) => {
-            let dtype = match rows {
-                Rows::Host(tensor) if tensor.rank() != 2 => {
-                    return Err(ModelError::Row(format!("a tensor of rank {} is no rows", tensor.rank())).into());
+        Part::Embeddings(embeddings) => {
+            let dtype = match embeddings {
+                Embeddings::Host(tensor) if tensor.rank() != 2 => {
+                    return Err(
+                        ModelError::Sequence(format!("a tensor of rank {} is no embeddings", tensor.rank())).into()
+                    );
                 }
-                Rows::Host(_) => Dtype::F32,
-                Rows::Bytes(rows) if rows.precision() == Precision::Bf16 => Dtype::Bf16,
-                Rows::Bytes(_) => Dtype::F32,
+                Embeddings::Host(_) => Dtype::F32,
+                Embeddings::Bytes(embeddings) if embeddings.precision() == Precision::Bf16 => Dtype::Bf16,
+                Embeddings::Bytes(_) => Dtype::F32,
                 // The same refusal that reading them gives.
-                Rows::Device(_) => return Err(rows.tensor().err().map_or(WireError::Checksum, WireError::Rows)),
+                Embeddings::Device(_) => {
+                    return Err(embeddings.tensor().err().map_or(WireError::Checksum, WireError::Embeddings));
+                }
             };
-            let (count, width) = rows.shape();
+            let (count, width) = embeddings.shape();
             let dims = [count, width].map(u32::try_from);
             let [Ok(count), Ok(width)] = dims else {
-                return Err(WireError::TooLarge { what: "part", got: rows.bytes(), limit: MAX_BODY });
+                return Err(WireError::TooLarge { what: "part", got: embeddings.bytes(), limit: MAX_BODY });
             };
             if width == 0 {
-                return Err(ModelError::Row("rows without width".into()).into());
+                return Err(ModelError::Sequence("embeddings without width".into()).into());
             }
             Ok(PartHeader { dtype, dims: vec![count, width] })
         }
     }
 }
 
-fn write_rows(rows: &Rows, place: &mut [u8]) -> Result<(), WireError> {
-    if let Rows::Bytes(rows) = rows
-        && rows.data().len() == place.len()
+fn write_embeddings(embeddings: &Embeddings, place: &mut [u8]) -> Result<(), WireError> {
+    if let Embeddings::Bytes(embeddings) = embeddings
+        && embeddings.data().len() == place.len()
     {
-        place.copy_from_slice(rows.data());
+        place.copy_from_slice(embeddings.data());
         return Ok(());
     }
-    let tensor = rows.tensor()?;
-    write_tensor(&tensor, place).map_err(|error| WireError::Rows(error.into()))
+    let tensor = embeddings.tensor()?;
+    write_tensor(&tensor, place).map_err(|error| WireError::Embeddings(error.into()))
 }
 
 /// A tensor's f32 elements, straight from where it keeps them if they lie in order.

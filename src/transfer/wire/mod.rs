@@ -12,10 +12,10 @@
 //!            b  body: the parts one after the other, each followed by zeros up to a multiple of 16
 //! ```
 //!
-//! A part is a list of `u32` or `f32`, or rows of `f32` or `bf16`. A frame that begins at a multiple of 16 has all its parts
+//! A part is a list of `u32` or `f32`, or embeddings of `f32` or `bf16`. A frame that begins at a multiple of 16 has all its parts
 //! at multiples of 16: a reader can use them where they lie.
 //!
-//! [`Frame`] writes into memory that the transport provides, [`decode()`] leaves rows in the frame they came in: on the way
+//! [`Frame`] writes into memory that the transport provides, [`decode()`] leaves embeddings in the frame they came in: on the way
 //! through shared memory nothing is copied in between. A decoder believes nothing: every length is checked against what is
 //! there and against a limit before memory is taken.
 
@@ -41,7 +41,7 @@ const MAX_HEADER: usize = 1024;
 pub const MAX_BODY: usize = 64 << 20;
 /// A payload has one part for each step that it gathers, and few of those; more than this is not ours.
 const MAX_PARTS: usize = 64;
-/// Parts are lists or `[rows, width]`.
+/// Parts are lists or `[embeddings, width]`.
 const MAX_RANK: usize = 2;
 
 /// Why bytes are not a payload, or a payload no bytes.
@@ -74,9 +74,9 @@ pub enum WireError {
     /// The header cannot be read or contradicts the body.
     #[error("malformed header: {0}")]
     Header(String),
-    /// Rows that are not in the host's memory, or are no rows.
-    #[error("rows: {0}")]
-    Rows(#[from] ModelError),
+    /// Embeddings that are not in the host's memory, or are no embeddings.
+    #[error("embeddings: {0}")]
+    Embeddings(#[from] ModelError),
 }
 
 #[derive(bincode::Encode, bincode::Decode)]

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use candle_core::{Device, Tensor};
 use omni_config::Precision;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq};
-use omni_model::rows::{RowBytes, Rows};
+use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 use proptest::prelude::*;
 
 fn header(kind: Kind, units: u32) -> Header {
@@ -28,9 +28,9 @@ fn codes() -> Payload {
     payload(Kind::Codes, 1, vec![Part::U32(vec![1, 2, 0x0304_0506])])
 }
 
-fn bf16() -> Rows {
+fn bf16() -> Embeddings {
     let bytes = Bytes::from_static(&[0x80, 0x3f, 0x00, 0x40, 0x40, 0x40, 0x80, 0xc0, 1, 2, 3, 4]);
-    Rows::Bytes(RowBytes::new(bytes, 3, Precision::Bf16).unwrap())
+    Embeddings::Bytes(EmbeddingBytes::new(bytes, 3, Precision::Bf16).unwrap())
 }
 
 fn there_and_back(payload: &Payload) -> Payload {
@@ -40,8 +40,8 @@ fn there_and_back(payload: &Payload) -> Payload {
 /// The bits of a part, whatever it is.
 fn bits(part: &Part) -> Vec<u32> {
     match part {
-        Part::Rows(rows) => {
-            let tensor = rows.tensor().unwrap().flatten_all().unwrap();
+        Part::Embeddings(embeddings) => {
+            let tensor = embeddings.tensor().unwrap().flatten_all().unwrap();
             tensor.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
         }
         Part::U32(values) => values.clone(),
@@ -67,7 +67,7 @@ fn a_frame_has_these_bytes() {
         ],
     );
     golden(
-        &payload(Kind::Rows, 2, vec![Part::Rows(bf16()), Part::F32(vec![1.0])]),
+        &payload(Kind::Embeddings, 2, vec![Part::Embeddings(bf16()), Part::F32(vec![1.0])]),
         &[
             "4f 4d 4e 41 03 00 13 00 20 00 00 00 66 de 4c 62",
             "fb 2c 01 02 05 07 00 02 01 00 00 02 01 02 02 03",
@@ -79,33 +79,39 @@ fn a_frame_has_these_bytes() {
 }
 
 #[test]
-fn rows_keep_their_shape_type_and_every_bit() {
+fn embeddings_keep_their_shape_type_and_every_bit() {
     let values = [0.1f32, -0.0, f32::MIN_POSITIVE, f32::NAN, 5.0, 6.0];
     let tensor = Tensor::from_slice(&values, (2, 3), &Device::Cpu).unwrap();
-    let back = there_and_back(&payload(Kind::Rows, 4, vec![Part::Rows(tensor.into()), Part::Rows(bf16())]));
-    assert_eq!(back.header, header(Kind::Rows, 4));
-    let [Part::Rows(Rows::Bytes(f32s)), Part::Rows(Rows::Bytes(bf16s))] = &back.parts[..] else { panic!("{back:?}") };
+    let back =
+        there_and_back(&payload(Kind::Embeddings, 4, vec![Part::Embeddings(tensor.into()), Part::Embeddings(bf16())]));
+    assert_eq!(back.header, header(Kind::Embeddings, 4));
+    let [Part::Embeddings(Embeddings::Bytes(f32s)), Part::Embeddings(Embeddings::Bytes(bf16s))] = &back.parts[..]
+    else {
+        panic!("{back:?}")
+    };
     assert_eq!((f32s.count(), f32s.width(), f32s.precision()), (2, 3, Precision::F32));
     assert_eq!(bits(&back.parts[0]), values.map(f32::to_bits));
     assert_eq!((bf16s.count(), bf16s.width(), bf16s.precision()), (2, 3, Precision::Bf16));
-    assert_eq!(bits(&back.parts[1]), bits(&Part::Rows(bf16())));
+    assert_eq!(bits(&back.parts[1]), bits(&Part::Embeddings(bf16())));
 }
 
 #[test]
 fn a_tensor_that_is_a_view_of_another_is_written_in_its_own_order() {
     let tensor = Tensor::arange(0f32, 12.0, &Device::Cpu).unwrap().reshape((4, 3)).unwrap();
     for view in [tensor.narrow(0, 1, 2).unwrap(), tensor.t().unwrap(), tensor.narrow(1, 1, 2).unwrap()] {
-        let parts = vec![Part::Rows(view.clone().into())];
-        assert_eq!(bits(&there_and_back(&payload(Kind::Rows, 1, parts.clone())).parts[0]), bits(&parts[0]));
+        let parts = vec![Part::Embeddings(view.clone().into())];
+        assert_eq!(bits(&there_and_back(&payload(Kind::Embeddings, 1, parts.clone())).parts[0]), bits(&parts[0]));
     }
 }
 
 #[test]
-fn rows_stay_in_their_frame_unless_they_are_to_be_copied() {
-    let frame = encode(&payload(Kind::Rows, 2, vec![Part::U32(vec![9]), Part::Rows(bf16())])).unwrap();
+fn embeddings_stay_in_their_frame_unless_they_are_to_be_copied() {
+    let frame = encode(&payload(Kind::Embeddings, 2, vec![Part::U32(vec![9]), Part::Embeddings(bf16())])).unwrap();
     let place = |zero_copy| {
-        let Part::Rows(Rows::Bytes(rows)) = decode(&frame, zero_copy).unwrap().parts.remove(1) else { panic!() };
-        frame.as_ptr_range().contains(&rows.data().as_ptr())
+        let Part::Embeddings(Embeddings::Bytes(embeddings)) = decode(&frame, zero_copy).unwrap().parts.remove(1) else {
+            panic!()
+        };
+        frame.as_ptr_range().contains(&embeddings.data().as_ptr())
     };
     assert_eq!((place(true), place(false)), (true, false));
 }
@@ -159,7 +165,12 @@ fn parts_that_no_payload_has_are_refused() {
 #[test]
 fn what_cannot_be_written_is_refused() {
     let flat = Tensor::zeros(3, candle_core::DType::F32, &Device::Cpu).unwrap();
-    assert!(encode(&payload(Kind::Rows, 1, vec![Part::Rows(flat.into())])).unwrap_err().to_string().contains("rank 1"));
+    assert!(
+        encode(&payload(Kind::Embeddings, 1, vec![Part::Embeddings(flat.into())]))
+            .unwrap_err()
+            .to_string()
+            .contains("rank 1")
+    );
     let large = payload(Kind::Audio, 1, vec![Part::F32(vec![0.0; MAX_BODY / 4 + 1])]);
     assert!(encode(&large).unwrap_err().to_string().contains("exceeds the limit"));
 }
@@ -167,7 +178,7 @@ fn what_cannot_be_written_is_refused() {
 /// A frame with a valid checksum that says what a sender of ours would never say.
 fn forged(parts: Vec<(Dtype, Vec<u32>)>, body: usize) -> Bytes {
     let parts = parts.into_iter().map(|(dtype, dims)| PartHeader { dtype, dims }).collect();
-    let header = WireHeader { header: header(Kind::Rows, 1), parts };
+    let header = WireHeader { header: header(Kind::Embeddings, 1), parts };
     let header = bincode::encode_to_vec(header, bincode::config::standard()).unwrap();
     let mut frame = vec![0; body_start(header.len()) + body];
     frame[..4].copy_from_slice(&MAGIC);
@@ -248,11 +259,11 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_payload_survives_the_wire(rows in 0..5usize, hidden in 1..9usize, ids in proptest::collection::vec(any::<u32>(), 0..40), units: u32, zero_copy: bool) {
-        let tensor = Tensor::arange(0f32, (rows * hidden) as f32, &Device::Cpu).and_then(|t| t.reshape((rows, hidden)));
-        let mut parts = vec![Part::U32(ids), Part::F32(vec![0.5; rows]), Part::Rows(bf16())];
-        parts.extend(tensor.ok().map(|tensor| Part::Rows(tensor.into())));
-        let payload = payload(Kind::Rows, units, parts);
+    fn any_payload_survives_the_wire(embeddings in 0..5usize, hidden in 1..9usize, ids in proptest::collection::vec(any::<u32>(), 0..40), units: u32, zero_copy: bool) {
+        let tensor = Tensor::arange(0f32, (embeddings * hidden) as f32, &Device::Cpu).and_then(|t| t.reshape((embeddings, hidden)));
+        let mut parts = vec![Part::U32(ids), Part::F32(vec![0.5; embeddings]), Part::Embeddings(bf16())];
+        parts.extend(tensor.ok().map(|tensor| Part::Embeddings(tensor.into())));
+        let payload = payload(Kind::Embeddings, units, parts);
         let back = decode(&encode(&payload).unwrap(), zero_copy).unwrap();
         prop_assert_eq!(back.header, payload.header);
         prop_assert_eq!(back.parts.iter().map(bits).collect::<Vec<_>>(), payload.parts.iter().map(bits).collect::<Vec<_>>());
@@ -266,8 +277,8 @@ proptest! {
     #[test]
     fn no_bytes_whatever_make_a_decoder_fall_over(hostile in hostile()) {
         static GOOD: std::sync::LazyLock<Vec<Bytes>> = std::sync::LazyLock::new(|| {
-            let rows = || payload(Kind::Rows, 2, vec![Part::Rows(bf16()), Part::F32(vec![1.0]), Part::U32(vec![])]);
-            [codes(), rows(), payload(Kind::Tokens, 0, Vec::new())].iter().map(|p| encode(p).unwrap()).collect()
+            let embeddings = || payload(Kind::Embeddings, 2, vec![Part::Embeddings(bf16()), Part::F32(vec![1.0]), Part::U32(vec![])]);
+            [codes(), embeddings(), payload(Kind::Tokens, 0, Vec::new())].iter().map(|p| encode(p).unwrap()).collect()
         });
         let frame = hostile.bytes(&GOOD);
         match (decode(&frame, true), decode(&frame, false)) {

@@ -11,7 +11,7 @@ pub(super) struct Plan {
     pub tokens: Vec<u32>,
     /// How many of them stand alone, without codes: instruction and header.
     pub plain: u32,
-    /// Codec sides of the rows behind those; padding is the last.
+    /// Codec sides of the embeddings behind those; padding is the last.
     pub opening: Vec<CodecSide>,
     pub x_vector: Option<Arc<[f32]>>,
     pub reference: Option<PlannedReference>,
@@ -33,14 +33,14 @@ impl Plan {
     }
 
     /// Begin and frames of the reference, which the text stands beside.
-    fn codec_rows(&self, tokens: &CodecTokens) -> Vec<CodecSide> {
+    fn codec_embeddings(&self, tokens: &CodecTokens) -> Vec<CodecSide> {
         let frames = self.reference.as_ref().map_or(0, |reference| reference.frames);
         [CodecSide::Token(tokens.bos)].into_iter().chain((0..frames).map(CodecSide::Frame)).collect()
     }
 
     /// The prompt of a text of at least `text` tokens that may go on; `None` while the layout depends on what follows.
     pub fn open_prompt(&self, text: u32, tokens: &CodecTokens) -> Option<TalkerPrompt> {
-        let beside = self.codec_rows(tokens);
+        let beside = self.codec_embeddings(tokens);
         if self.whole || text == 0 || ((self.reference_len() + text) as usize) < beside.len() {
             return None;
         }
@@ -55,22 +55,22 @@ impl Plan {
         }
         let words = (self.plain..self.plain + self.reference_len() + text).map(TextSide::Input).chain([TextSide::Eos]);
         let pads = std::iter::repeat(TextSide::Pad);
-        let beside = self.codec_rows(tokens);
-        let rows = if self.whole {
+        let beside = self.codec_embeddings(tokens);
+        let embeddings = if self.whole {
             let read = words.map(|word| (word, CodecSide::Token(tokens.pad)));
             read.chain(pads.zip(beside)).collect()
         } else {
             words.chain(pads).zip(beside).collect()
         };
-        self.prompt(rows, Trailing::Pad)
+        self.prompt(embeddings, Trailing::Pad)
     }
 
-    /// Opening and `rows`.
-    pub fn prompt(&self, rows: Vec<(TextSide, CodecSide)>, trailing: Trailing) -> TalkerPrompt {
+    /// Opening and `embeddings`.
+    pub fn prompt(&self, embeddings: Vec<(TextSide, CodecSide)>, trailing: Trailing) -> TalkerPrompt {
         let last = self.opening.len().saturating_sub(1);
         let side = |at| if at == last { TextSide::Bos } else { TextSide::Pad };
         let opening = self.opening.iter().enumerate().map(|(at, codec)| (side(at), *codec));
-        let mut prompt = TalkerPrompt::new(self.plain, opening.chain(rows).collect(), trailing);
+        let mut prompt = TalkerPrompt::new(self.plain, opening.chain(embeddings).collect(), trailing);
         if let Some(vector) = &self.x_vector {
             prompt = prompt.with_x_vector(Arc::clone(vector));
         }
@@ -103,14 +103,15 @@ mod tests {
         Plan { tokens: vec![], plain: 7, opening, x_vector: Some(vec![0.0].into()), reference, whole }
     }
 
-    /// The rows behind the opening, which is the same in all of them.
+    /// The embeddings behind the opening, which is the same in all of them.
     fn body(prompt: &TalkerPrompt) -> Vec<(TextSide, CodecSide)> {
-        let rows: Vec<_> = (0..).map_while(|at| prompt.row(at)).collect();
-        assert_eq!(rows.len() as u32, prompt.positions());
-        for (at, row) in rows[..7].iter().enumerate() {
-            assert_eq!((row.text, row.codec), (Input(at as u32), None));
+        let embeddings: Vec<_> = (0..).map_while(|at| prompt.embedding(at)).collect();
+        assert_eq!(embeddings.len() as u32, prompt.positions());
+        for (at, embedding) in embeddings[..7].iter().enumerate() {
+            assert_eq!((embedding.text, embedding.codec), (Input(at as u32), None));
         }
-        let coded: Vec<_> = rows[7..].iter().map(|row| (row.text, row.codec.unwrap())).collect();
+        let coded: Vec<_> =
+            embeddings[7..].iter().map(|embedding| (embedding.text, embedding.codec.unwrap())).collect();
         let [a, b, c] = NO_LANGUAGE;
         assert_eq!(coded[..5], [(Pad, a), (Pad, b), (Pad, c), (Pad, CodecSide::XVector), (Bos, PAD)]);
         coded[5..].to_vec()

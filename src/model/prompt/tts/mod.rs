@@ -1,6 +1,6 @@
 //! From a text and a voice to what the talker of Qwen3-TTS is fed (spec section 9).
 //!
-//! The talker's input rows are tokens: those of the instruction, three of the assistant's header, for in-context cloning
+//! The talker's input embeddings are tokens: those of the instruction, three of the assistant's header, for in-context cloning
 //! those of the reference's transcript, then the text. Which of them stand where, and beside which codes, is the
 //! [`TalkerPrompt`].
 

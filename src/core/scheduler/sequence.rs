@@ -1,12 +1,12 @@
-//! One row of a stage: what it may do next.
+//! One sequence of a stage: what it may do next.
 
 use crate::deadline::Stream;
 use crate::ids::{RequestId, Slot};
 use std::time::Duration;
 
-/// What the scheduler must know of a row; derived from the request, fixed for its life.
+/// What the scheduler must know of a sequence; derived from the request, fixed for its life.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct RowParams {
+pub struct SequenceParams {
     /// Positions to prefill before the first decode step; for the vocoder, frames of its context.
     pub prompt: u32,
     /// Input units that must have arrived before the prefill may start.
@@ -16,11 +16,11 @@ pub struct RowParams {
     pub prompt_emits: u32,
     /// How decode steps depend on input.
     pub pace: Pace,
-    /// Sound that the listener has of what went before the row, from its admission on.
+    /// Sound that the listener has of what went before the sequence, from its admission on.
     pub lead: Duration,
 }
 
-/// Where a row goes on that had come some way in an earlier attempt. All zero for a row that begins.
+/// Where a sequence goes on that had come some way in an earlier attempt. All zero for a sequence that begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Start {
     /// Input units that are part of its prompt and do not come again.
@@ -42,18 +42,18 @@ pub enum Pace {
     Free,
     /// One input unit per step; once the input has ended, no input (a talker, whose text is used up before its speech).
     OnePerStep,
-    /// Units are input: as many per step as have arrived, and the row ends with its input (a thinker that follows text).
+    /// Units are input: as many per step as have arrived, and the sequence ends with its input (a thinker that follows text).
     Follow,
     /// Units are input, taken in chunks of these sizes, the last of which repeats; a shorter chunk only at the end of
     /// the input (a vocoder).
     Chunks(Vec<u32>),
 }
 
-/// A row and its placeholders.
+/// A sequence and its placeholders.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct Sequence {
     pub request: RequestId,
-    pub params: RowParams,
+    pub params: SequenceParams,
     pub slot: Option<Slot>,
     /// Where it went on.
     pub start: Start,
@@ -85,9 +85,9 @@ pub(super) struct Row {
     pub flushed: bool,
 }
 
-impl Row {
-    pub fn new(request: RequestId, params: RowParams, start: Start, order: u64, now: Duration) -> Row {
-        Row {
+impl Sequence {
+    pub fn new(request: RequestId, params: SequenceParams, start: Start, order: u64, now: Duration) -> Sequence {
+        Sequence {
             request,
             slot: None,
             start,
@@ -109,8 +109,8 @@ impl Row {
         }
     }
 
-    /// Units this row could advance in the next step, at most `chunk` of them where it is free to choose; `None` while it
-    /// must wait. `Some(0)` is the flush: its input has ended and is used up, so the row ends without another unit.
+    /// Units this sequence could advance in the next step, at most `chunk` of them where it is free to choose; `None` while it
+    /// must wait. `Some(0)` is the flush: its input has ended and is used up, so the sequence ends without another unit.
     pub fn next_advance(&self, run_ahead: u32, window: u32, chunk: u32) -> Option<u32> {
         if self.slot.is_none() || self.flushed || self.placeholders >= run_ahead {
             return None;
@@ -144,7 +144,7 @@ impl Row {
         }
     }
 
-    /// Records that a step was launched with this row; says what it counts against the window until it returns.
+    /// Records that a step was launched with this sequence; says what it counts against the window until it returns.
     pub fn launched(&mut self, advance: u32) -> u32 {
         self.placeholders += 1;
         let prefilling = self.prefilled < self.params.prompt;
@@ -183,9 +183,9 @@ impl Row {
         new
     }
 
-    /// What is known of the row's listener.
+    /// What is known of the sequence's listener.
     pub fn stream(&self, now: Duration) -> Stream {
-        // Of a row that went on, what was heard before it did is of the past.
+        // Of a sequence that went on, what was heard before it did is of the past.
         let units = self.emitted - self.start.emitted + self.start.ahead.unwrap_or(0) + self.pending;
         // A first unit in the making is as good as heard: the device can do no more for it.
         let made = match self.params.pace {
@@ -207,7 +207,7 @@ impl Row {
     }
 
     fn flush(&self) -> Option<u32> {
-        // Wait for steps in flight: one of them may still end the row by itself.
+        // Wait for steps in flight: one of them may still end the sequence by itself.
         (self.input_ended && self.placeholders == 0).then_some(0)
     }
 }
