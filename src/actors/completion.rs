@@ -8,7 +8,7 @@
 use super::model_runner::{RunnerMessage, failure};
 use super::packager::Output;
 use super::sampler::{SamplerMessage, Ticket, TicketSequence};
-use super::stage::{ActorFailure, Incarnation, Resume, Wants};
+use super::stage::{ActorFailure, Resume, StageGeneration, Wants};
 use omni_core::ids::{Attempt, RequestId, Seq, Slot, StepId};
 use omni_core::scheduler::{Plan, PlannedSequence, SequenceDone};
 use omni_fault::{FaultKind, FaultPoint, FaultSite, Moment};
@@ -54,7 +54,7 @@ pub(super) enum RunnerError {
 /// Where the launch thread hands over: here and now, or to the completion thread. Dropping it waits until that thread has
 /// seen every step through.
 pub(super) struct HandOver {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     actor: ActorRef<RunnerMessage>,
     to: To,
 }
@@ -66,7 +66,7 @@ enum To {
 }
 
 impl HandOver {
-    pub fn new(stage: Arc<Incarnation>, actor: ActorRef<RunnerMessage>) -> HandOver {
+    pub fn new(stage: Arc<StageGeneration>, actor: ActorRef<RunnerMessage>) -> HandOver {
         let to = To::Here(Completion::new(Arc::clone(&stage)));
         HandOver { stage, actor, to }
     }
@@ -131,7 +131,7 @@ fn run(mut completion: Completion, queue: &flume::Receiver<Event>, actor: &Actor
 
 /// Makes tickets of outcomes.
 struct Completion {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     sequences: HashMap<Slot, Sequence>,
     /// When the last step had run, and for whom.
     last_step: Option<(Instant, Vec<RequestId>)>,
@@ -150,7 +150,7 @@ struct Sequence {
 }
 
 impl Completion {
-    fn new(stage: Arc<Incarnation>) -> Completion {
+    fn new(stage: Arc<StageGeneration>) -> Completion {
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Completion);
         Completion { stage, sequences: HashMap::new(), last_step: None, fault }
     }

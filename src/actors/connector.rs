@@ -4,7 +4,7 @@
 
 use super::model_runner::Command;
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Admission, Incarnation, Queued, RELEASED, Role};
+use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGeneration};
 use omni_core::ids::{Attempt, RequestId, Seq};
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultPoint, FaultSite, Moment};
@@ -28,19 +28,19 @@ pub(super) enum OutboundMessage {
 pub(super) struct Outbound;
 
 pub(super) struct OutboundState {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     fault: FaultSite,
 }
 
 impl Actor for Outbound {
     type Msg = OutboundMessage;
     type State = OutboundState;
-    type Arguments = Arc<Incarnation>;
+    type Arguments = Arc<StageGeneration>;
 
     async fn pre_start(
         &self,
         _: ActorRef<Self::Msg>,
-        stage: Arc<Incarnation>,
+        stage: Arc<StageGeneration>,
     ) -> Result<OutboundState, ActorProcessingErr> {
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Outbound);
         Ok(OutboundState { stage, fault })
@@ -66,7 +66,7 @@ impl Actor for Outbound {
     }
 }
 
-fn put(stage: &Incarnation, mut payload: Payload) {
+fn put(stage: &StageGeneration, mut payload: Payload) {
     let began = trace::now();
     payload.header.sent = clock::now();
     let setup = &stage.setup;
@@ -103,7 +103,7 @@ pub(super) enum InboundMessage {
 pub(super) struct Inbound;
 
 pub(super) struct InboundState {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     inbox: flume::Receiver<Payload>,
     sequence: SequenceCheck,
     sequences: HashMap<RequestId, InboundSequence>,
@@ -126,12 +126,12 @@ const INBOX: usize = 64;
 impl Actor for Inbound {
     type Msg = InboundMessage;
     type State = InboundState;
-    type Arguments = Arc<Incarnation>;
+    type Arguments = Arc<StageGeneration>;
 
     async fn pre_start(
         &self,
         myself: ActorRef<Self::Msg>,
-        stage: Arc<Incarnation>,
+        stage: Arc<StageGeneration>,
     ) -> Result<InboundState, ActorProcessingErr> {
         let (send, inbox) = flume::bounded(INBOX);
         let receiver = Arc::clone(&stage.setup.inbound);

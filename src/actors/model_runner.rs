@@ -3,7 +3,7 @@
 //! What comes of a step is the business of its [completion](super::completion).
 
 use super::completion::{Event, HandOver, LaunchedStep, RunnerError};
-use super::stage::{ActorFailure, Incarnation, Resume, Wants};
+use super::stage::{ActorFailure, Resume, StageGeneration, Wants};
 use super::supervisor::SupervisorMessage;
 use omni_core::ids::{RequestId, Slot};
 use omni_core::scheduler::Plan;
@@ -114,13 +114,13 @@ pub(super) struct ModelRunner;
 
 impl Actor for ModelRunner {
     type Msg = RunnerMessage;
-    type State = Arc<Incarnation>;
-    type Arguments = Arc<Incarnation>;
+    type State = Arc<StageGeneration>;
+    type Arguments = Arc<StageGeneration>;
 
     async fn pre_start(
         &self,
         myself: ActorRef<Self::Msg>,
-        stage: Arc<Incarnation>,
+        stage: Arc<StageGeneration>,
     ) -> Result<Self::State, ActorProcessingErr> {
         let shared = Arc::clone(&stage);
         std::thread::Builder::new()
@@ -133,7 +133,7 @@ impl Actor for ModelRunner {
         &self,
         _: ActorRef<Self::Msg>,
         message: RunnerMessage,
-        stage: &mut Arc<Incarnation>,
+        stage: &mut Arc<StageGeneration>,
     ) -> Result<(), ActorProcessingErr> {
         match message {
             RunnerMessage::Ready => {
@@ -146,7 +146,7 @@ impl Actor for ModelRunner {
 }
 
 /// The thread, whatever happens on it.
-fn run(stage: &Arc<Incarnation>, actor: &ActorRef<RunnerMessage>) {
+fn run(stage: &Arc<StageGeneration>, actor: &ActorRef<RunnerMessage>) {
     let mut runner = None;
     let died = failure(|| {
         let runner = runner.insert(Runner::new(Arc::clone(stage), actor.clone())?);
@@ -192,7 +192,7 @@ fn harm(injected: Injected) -> RunnerError {
 
 /// The state of the thread.
 struct Runner {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     /// Dropped before the model, which must outlive the steps it launched.
     completion: HandOver,
     model: Box<dyn StageModel>,
@@ -204,7 +204,7 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(stage: Arc<Incarnation>, actor: ActorRef<RunnerMessage>) -> Result<Runner, RunnerError> {
+    fn new(stage: Arc<StageGeneration>, actor: ActorRef<RunnerMessage>) -> Result<Runner, RunnerError> {
         let site = |point| stage.setup.faults.site(stage.setup.name, point);
         site(FaultPoint::Build).strike(|| None, || false).map_err(harm)?;
         let built = stage.setup.factory.build();

@@ -3,7 +3,7 @@
 
 use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Incarnation, Queued, Role, Wants};
+use super::stage::{ActorFailure, Queued, Role, StageGeneration, Wants};
 use candle_core::Tensor;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName, StepId};
 use omni_fault::{FaultPoint, FaultSite, Moment};
@@ -47,19 +47,19 @@ pub(super) enum PackagerMessage {
 pub(super) struct Packager;
 
 pub(super) struct PackagerState {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     fault: FaultSite,
 }
 
 impl Actor for Packager {
     type Msg = PackagerMessage;
     type State = PackagerState;
-    type Arguments = Arc<Incarnation>;
+    type Arguments = Arc<StageGeneration>;
 
     async fn pre_start(
         &self,
         _: ActorRef<Self::Msg>,
-        stage: Arc<Incarnation>,
+        stage: Arc<StageGeneration>,
     ) -> Result<PackagerState, ActorProcessingErr> {
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Packager);
         Ok(PackagerState { stage, fault })

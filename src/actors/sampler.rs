@@ -5,7 +5,7 @@
 
 use super::packager::{Output, PackagerMessage};
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Incarnation, Queued, Role};
+use super::stage::{ActorFailure, Queued, Role, StageGeneration};
 use omni_core::ids::{RequestId, StepId};
 use omni_core::scheduler::{SequenceDone, StepDone};
 use omni_fault::{FaultPoint, FaultSite, Moment};
@@ -62,19 +62,19 @@ pub(super) enum SamplerMessage {
 pub(super) struct Sampler;
 
 pub(super) struct SamplerState {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     fault: FaultSite,
 }
 
 impl Actor for Sampler {
     type Msg = SamplerMessage;
     type State = SamplerState;
-    type Arguments = Arc<Incarnation>;
+    type Arguments = Arc<StageGeneration>;
 
     async fn pre_start(
         &self,
         _: ActorRef<Self::Msg>,
-        stage: Arc<Incarnation>,
+        stage: Arc<StageGeneration>,
     ) -> Result<SamplerState, ActorProcessingErr> {
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Sampler);
         Ok(SamplerState { stage, fault })

@@ -3,7 +3,7 @@
 
 use super::connector::InboundMessage;
 use super::model_runner::Command;
-use super::stage::{ActorFailure, Admission, Incarnation, Resume, Role, Wants};
+use super::stage::{ActorFailure, Admission, Resume, Role, StageGeneration, Wants};
 use omni_core::arbiter::Turn;
 use omni_core::ids::{Attempt, RequestId, StepId};
 use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
@@ -65,7 +65,7 @@ impl SchedulerMessage {
 pub(super) struct Scheduler;
 
 pub(super) struct SchedulerState {
-    stage: Arc<Incarnation>,
+    stage: Arc<StageGeneration>,
     core: SchedulerCore,
     /// What sequences without a slot will be opened with.
     specs: HashMap<RequestId, (SequenceSpec, Wants, Resume)>,
@@ -81,12 +81,12 @@ pub(super) struct SchedulerState {
 impl Actor for Scheduler {
     type Msg = SchedulerMessage;
     type State = SchedulerState;
-    type Arguments = Arc<Incarnation>;
+    type Arguments = Arc<StageGeneration>;
 
     async fn pre_start(
         &self,
         myself: ActorRef<Self::Msg>,
-        stage: Arc<Incarnation>,
+        stage: Arc<StageGeneration>,
     ) -> Result<SchedulerState, ActorProcessingErr> {
         if let Some(arbiter) = &stage.setup.arbiter {
             arbiter.join(stage.setup.name, myself);

@@ -170,7 +170,7 @@ enum Current {
     /// The stage is down.
     Nobody,
     /// Actors of this process.
-    Here(Arc<Incarnation>),
+    Here(Arc<StageGeneration>),
     /// Actors of a child.
     Remote(Arc<RemoteStage>),
 }
@@ -258,7 +258,7 @@ impl StageHandle {
         let _ = self.supervisor.set(supervisor);
     }
 
-    pub(super) fn set_current(&self, current: Option<Arc<Incarnation>>) {
+    pub(super) fn set_current(&self, current: Option<Arc<StageGeneration>>) {
         *self.lock() = current.map_or(Current::Nobody, Current::Here);
     }
 
@@ -317,7 +317,7 @@ pub struct StageLoad {
 }
 
 /// One generation of a stage: its queues and, once they are there, its actors.
-pub(super) struct Incarnation {
+pub(super) struct StageGeneration {
     pub setup: Arc<StageSetup>,
     pub generation: Generation,
     pub born: Instant,
@@ -370,7 +370,7 @@ impl Role {
 }
 
 /// An actor is at work for as long as this lives.
-pub(super) struct AtWork(Arc<Incarnation>, Role);
+pub(super) struct AtWork(Arc<StageGeneration>, Role);
 
 impl Drop for AtWork {
     fn drop(&mut self) {
@@ -401,14 +401,18 @@ pub(super) struct Gauges {
     pub seen: std::sync::atomic::AtomicU64,
 }
 
-impl Incarnation {
-    pub fn new(setup: Arc<StageSetup>, generation: Generation, supervisor: ActorRef<SupervisorMessage>) -> Incarnation {
+impl StageGeneration {
+    pub fn new(
+        setup: Arc<StageSetup>,
+        generation: Generation,
+        supervisor: ActorRef<SupervisorMessage>,
+    ) -> StageGeneration {
         let SchedulerConfig { slots, window, run_ahead, .. } = setup.scheduler;
         // The windows bound what any sequence can have in any queue of the stage: its outputs, its inputs (the window of the
         // stage before, which is taken to be of the same order), its commands. A full queue is a bug, not a state.
         let sequences = slots as usize;
         let units = sequences * (window as usize + 64) * 4 + 1024;
-        Incarnation {
+        StageGeneration {
             generation,
             born: Instant::now(),
             commands: Channel::new(units),

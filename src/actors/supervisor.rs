@@ -6,7 +6,7 @@ use super::model_runner::{Command, ModelRunner};
 use super::packager::Packager;
 use super::sampler::Sampler;
 use super::scheduler::Scheduler;
-use super::stage::{Incarnation, StageHandle, StageSetup, State};
+use super::stage::{StageGeneration, StageHandle, StageSetup, State};
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
 use ractor::concurrency::JoinHandle;
@@ -49,7 +49,7 @@ struct SupervisorState {
     policy: RestartPolicy,
     born: Instant,
     failed_at: Option<Instant>,
-    current: Option<Arc<Incarnation>>,
+    current: Option<Arc<StageGeneration>>,
     /// Whether the current generation has come up.
     up: bool,
     children: Vec<(ActorCell, JoinHandle<()>)>,
@@ -131,7 +131,7 @@ impl SupervisorState {
         let generation = Generation(self.handle.status().borrow().generation.0 + 1);
         self.handle.update(|status| status.generation = generation);
         self.setup.metrics.generation.set(f64::from(generation.0));
-        let stage = Arc::new(Incarnation::new(Arc::clone(&self.setup), generation, myself.clone()));
+        let stage = Arc::new(StageGeneration::new(Arc::clone(&self.setup), generation, myself.clone()));
         self.current = Some(Arc::clone(&stage));
         self.up = false;
 
@@ -148,12 +148,12 @@ impl SupervisorState {
         &mut self,
         actor: A,
         role: &str,
-        stage: &Arc<Incarnation>,
-        place: impl Fn(&Incarnation) -> &OnceLock<ActorRef<M>>,
+        stage: &Arc<StageGeneration>,
+        place: impl Fn(&StageGeneration) -> &OnceLock<ActorRef<M>>,
         myself: &ActorRef<SupervisorMessage>,
     ) -> Result<(), SpawnErr>
     where
-        A: Actor<Msg = M, Arguments = Arc<Incarnation>>,
+        A: Actor<Msg = M, Arguments = Arc<StageGeneration>>,
         M: Message,
     {
         // Names are unique in a process and several engines may live in one: the supervisor's id makes them so.
