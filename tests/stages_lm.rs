@@ -285,10 +285,10 @@ fn hidden_states_have_the_same_bits_alone_in_a_batch_and_in_pieces() {
                 let mut got = vec![];
                 for (turn, len) in pieces.into_iter().enumerate() {
                     // The other sequence before or behind, a prefill piece or a decode step.
-                    let neighbour = if turn % 3 == 0 { 5 } else { 1 };
-                    let x = [other.narrow(0, turn, neighbour).unwrap(), sequence.narrow(0, at, len).unwrap()];
+                    let tenant = if turn % 3 == 0 { 5 } else { 1 };
+                    let x = [other.narrow(0, turn, tenant).unwrap(), sequence.narrow(0, at, len).unwrap()];
                     let mut segments =
-                        [Segment { cache: &mut beside, len: neighbour }, Segment { cache: &mut cache, len }];
+                        [Segment { cache: &mut beside, len: tenant }, Segment { cache: &mut cache, len }];
                     let x = if turn % 2 == 0 {
                         Tensor::cat(&x, 0).unwrap()
                     } else {
@@ -296,7 +296,7 @@ fn hidden_states_have_the_same_bits_alone_in_a_batch_and_in_pieces() {
                         Tensor::cat(&[&x[1], &x[0]], 0).unwrap()
                     };
                     let out = stack.forward(&x, &mut segments).unwrap();
-                    let from = if turn % 2 == 0 { neighbour } else { 0 };
+                    let from = if turn % 2 == 0 { tenant } else { 0 };
                     got.push(out.narrow(0, from, len).unwrap());
                     at += len;
                 }

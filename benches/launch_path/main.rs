@@ -153,7 +153,7 @@ async fn run(args: &Args, faults: &Faults) -> anyhow::Result<ExitCode> {
         let bench = Bench { checkpoint: &checkpoint, faults, sequences, frames, sleepers: args.sleepers };
         let mut turns: Vec<Vec<Turn>> = conditions.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
-            // Each round begins with another one, so that nobody always follows the same neighbour.
+            // Each round begins with another one, so that nobody always follows the same tenant.
             for place in 0..conditions.len() {
                 let at = (place + round * 5) % conditions.len();
                 let condition = conditions[at];

@@ -68,7 +68,7 @@ impl Admissions {
             books.restarts = restarts;
             books.core.disturbed(now);
         }
-        let asked = Asked { neighbour: terms.neighbour, promise: terms.promise, steady, chat };
+        let asked = Asked { tenant: terms.tenant, promise: terms.promise, steady, chat };
         let answer = books.core.ask(&asked, now);
         let standing = books.core.standing();
         drop(books);

@@ -3,7 +3,7 @@
 pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
 use futures::future::BoxFuture;
-pub use omni_core::admission::{Neighbour, NeighbourId, Promise, Standing};
+pub use omni_core::admission::{Promise, Standing, Tenant, TenantId};
 use omni_core::ids::{Frames, RequestId, StageName};
 use omni_fault::FaultPlan;
 use serde::Serialize;
@@ -103,7 +103,7 @@ pub struct GenerateRequest {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     /// Whose share of the places a request takes.
-    pub neighbour: Neighbour,
+    pub tenant: Tenant,
     /// When its speech has to come.
     pub promise: Promise,
     /// When it is over, whatever has come by then; `None`: the config's `limits.request_timeout`.
@@ -299,10 +299,10 @@ pub enum LaterReason {
     /// Others want their share of the places.
     #[error("you have your share of the places, and others want theirs")]
     Share,
-    /// As many as this neighbour may have at once.
+    /// As many as this tenant may have at once.
     #[error("{0} of your requests are being served already, which is your limit")]
     OwnPlaces(usize),
-    /// As many as this neighbour may have in a minute.
+    /// As many as this tenant may have in a minute.
     #[error("you have used up your {0} requests per minute")]
     OwnRate(u32),
     /// It has no deadline, and requests that have one are expected.

@@ -42,8 +42,8 @@ mod voices;
 
 pub use api::{
     AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason, Listener, ModelInfo,
-    Neighbour, NeighbourId, Output, Promise, RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams,
-    SpeechRequest, StageHealth, StageState, Standing, SubmitError, Terms, TextSource, TtsInfo, Usage,
+    Output, Promise, RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest,
+    StageHealth, StageState, Standing, SubmitError, Tenant, TenantId, Terms, TextSource, TtsInfo, Usage,
 };
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 

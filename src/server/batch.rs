@@ -34,7 +34,7 @@ const NOT_TRACED: &str = "a batch is not traced; send the request by itself";
 
 /// The handler.
 pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let neighbour = caller(&request);
+    let tenant = caller(&request);
     let (body, _held) = read_object(&app, request).await?;
     let (defaults, items) = items(&app, body)?;
     let deadline = Instant::now() + app.limits.request_timeout;
@@ -47,7 +47,7 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
         if let Ok(call) = &mut call {
             // Nobody listens to a batch.
             call.request.params.terms.promise = Promise::Patient;
-            call.request.params.terms.neighbour = neighbour;
+            call.request.params.terms.tenant = tenant;
         }
         ignored.extend(call.iter().flat_map(|call| call.ignored.iter().cloned()));
         calls.push(call);

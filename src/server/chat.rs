@@ -23,10 +23,10 @@ use std::sync::Arc;
 
 /// The handler.
 pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let neighbour = caller(&request);
+    let tenant = caller(&request);
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body)?;
-    call.request.terms.neighbour = neighbour;
+    call.request.terms.tenant = tenant;
     let recording = debug::asked(&app, &Fields::top(&body))?;
     let ChatCall { request, format, stream, include_usage, ignored } = call;
     let speaks = request.output == Output::TextAndAudio;

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use omni_config::{KeyConfig, ServerConfig, hash_key};
-use omni_engine::{Neighbour, NeighbourId};
+use omni_engine::{Tenant, TenantId};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -20,15 +20,15 @@ const IN_PROTOCOL: &str = "openai-insecure-api-key.";
 /// Who asks, as handlers see it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Caller {
-    pub neighbour: Neighbour,
+    pub tenant: Tenant,
     /// May hear what is not for everybody.
     pub trusted: bool,
 }
 
 /// Whose share a request takes.
-pub(super) fn caller(request: &Request) -> Neighbour {
+pub(super) fn caller(request: &Request) -> Tenant {
     // Every request has been through the gate.
-    request.extensions().get::<Caller>().map(|caller| caller.neighbour).unwrap_or_default()
+    request.extensions().get::<Caller>().map(|caller| caller.tenant).unwrap_or_default()
 }
 
 /// The keys of the config.
@@ -40,15 +40,15 @@ impl Keys {
         Keys(config.keys.clone())
     }
 
-    /// The neighbour who has this key. Hashes of all keys are compared to their ends, whatever they are.
-    fn holder(&self, key: &str) -> Option<Neighbour> {
+    /// The tenant who has this key. Hashes of all keys are compared to their ends, whatever they are.
+    fn holder(&self, key: &str) -> Option<Tenant> {
         let hash = hash_key(key);
         let mut holder = None;
         for (number, known) in (0..).zip(&self.0) {
             let difference = hash.iter().zip(&known.sha256).fold(0, |sum, (a, b)| std::hint::black_box(sum | (a ^ b)));
             if difference == 0 {
-                holder = Some(Neighbour {
-                    id: NeighbourId::Key(number),
+                holder = Some(Tenant {
+                    id: TenantId::Key(number),
                     weight: known.weight,
                     max_requests: known.max_requests,
                     requests_per_minute: known.requests_per_minute,
@@ -58,9 +58,9 @@ impl Keys {
         holder
     }
 
-    fn caller(&self, headers: &HeaderMap, address: IpAddr) -> Option<Neighbour> {
+    fn caller(&self, headers: &HeaderMap, address: IpAddr) -> Option<Tenant> {
         if self.0.is_empty() {
-            return Some(Neighbour { id: NeighbourId::Address(network(address)), ..Neighbour::default() });
+            return Some(Tenant { id: TenantId::Address(network(address)), ..Tenant::default() });
         }
         said(headers).and_then(|key| self.holder(key))
     }
@@ -77,7 +77,7 @@ pub(super) async fn gate(State(app): State<Arc<App>>, mut request: Request, next
         return refuse(said(request.headers()).is_some());
     }
     let trusted = caller.is_some();
-    request.extensions_mut().insert(Caller { neighbour: caller.unwrap_or_default(), trusted });
+    request.extensions_mut().insert(Caller { tenant: caller.unwrap_or_default(), trusted });
     next.run(request).await
 }
 
@@ -102,7 +102,7 @@ fn said(headers: &HeaderMap) -> Option<&str> {
     protocols.flat_map(|list| list.split(',')).find_map(|protocol| protocol.trim().strip_prefix(IN_PROTOCOL))
 }
 
-/// One neighbour has one IPv4 address, or a /64 network of IPv6 addresses to itself.
+/// One tenant has one IPv4 address, or a /64 network of IPv6 addresses to itself.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
@@ -127,14 +127,14 @@ mod tests {
         Keys(vec![key("first", 1), key("second", 5)])
     }
 
-    fn told(name: header::HeaderName, value: &str) -> Option<Neighbour> {
+    fn told(name: header::HeaderName, value: &str) -> Option<Tenant> {
         let headers = HeaderMap::from_iter([(name, value.parse().unwrap())]);
         keys().caller(&headers, IpAddr::from([127, 0, 0, 1]))
     }
 
     #[test]
     fn a_key_is_found_in_both_places_and_nothing_else_is_one() {
-        let second = Neighbour { id: NeighbourId::Key(1), weight: 5, max_requests: Some(3), requests_per_minute: None };
+        let second = Tenant { id: TenantId::Key(1), weight: 5, max_requests: Some(3), requests_per_minute: None };
         assert_eq!(told(header::AUTHORIZATION, "Bearer second"), Some(second));
         assert_eq!(told(header::AUTHORIZATION, "bearer  second "), Some(second));
         let protocols = "realtime, openai-insecure-api-key.second, other";

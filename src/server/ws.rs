@@ -17,7 +17,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::Response;
 use futures::stream::SplitSink;
 use futures::{SinkExt, StreamExt};
-use omni_engine::Neighbour;
+use omni_engine::Tenant;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::debug;
@@ -44,7 +44,7 @@ pub(super) async fn connect(
     guard.intake().begin();
     Ok(upgrade.on_upgrade(move |socket| async move {
         tokio::select! {
-            () = serve(app, socket, caller.neighbour, Arc::clone(guard.intake())) => {}
+            () = serve(app, socket, caller.tenant, Arc::clone(guard.intake())) => {}
             () = guard.closing() => {}
         }
     }))
@@ -66,11 +66,11 @@ pub(super) fn check_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-async fn serve(app: Arc<App>, socket: WebSocket, neighbour: Neighbour, intake: Arc<Intake>) {
+async fn serve(app: Arc<App>, socket: WebSocket, tenant: Tenant, intake: Arc<Intake>) {
     let (sink, mut source) = socket.split();
     let (out, queue) = mpsc::channel(OUT_QUEUE);
     let mut writer = std::pin::pin!(write(sink, queue));
-    let mut session = Session::new(app, out, neighbour, intake);
+    let mut session = Session::new(app, out, tenant, intake);
     tokio::select! {
         _ = session.run(&mut source) => {}
         // Nobody hears us any more.

@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use futures::{Stream, StreamExt};
 use omni_audio::AudioFormat;
 use omni_config::format_duration;
-use omni_engine::{Event, Neighbour, Promise, SpeechParams, SpeechRequest, Terms, TextSource};
+use omni_engine::{Event, Promise, SpeechParams, SpeechRequest, Tenant, Terms, TextSource};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub(super) struct Over;
 pub(super) struct Session {
     app: Arc<App>,
     out: mpsc::Sender<Message>,
-    neighbour: Neighbour,
+    tenant: Tenant,
     intake: Arc<Intake>,
     config: SessionConfig,
     input: Input,
@@ -75,7 +75,7 @@ enum Wake {
 
 impl Session {
     /// A session that writes to `out`.
-    pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, neighbour: Neighbour, intake: Arc<Intake>) -> Session {
+    pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, tenant: Tenant, intake: Arc<Intake>) -> Session {
         let promise = Promise::Listened(app.limits.first_audio_deadline);
         let terms = Terms { promise, ..Terms::default() };
         let speech = SpeechParams { terms, ..SpeechParams::default() };
@@ -86,7 +86,7 @@ impl Session {
         Session {
             app,
             out,
-            neighbour,
+            tenant,
             intake,
             config,
             input,
@@ -176,7 +176,7 @@ impl Session {
             let (sender, receiver) = flume::bounded(TEXT_QUEUE);
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             let mut request = request;
-            request.params.terms.neighbour = self.neighbour;
+            request.params.terms.tenant = self.tenant;
             let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
             let begun = match writer {
                 Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),

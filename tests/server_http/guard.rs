@@ -3,7 +3,7 @@
 use crate::{Site, json};
 use futures::{SinkExt, StreamExt};
 use omni_actors::config::{KeyConfig, hash_key};
-use omni_actors::engine::{LaterReason, NeighbourId, Promise, SubmitError};
+use omni_actors::engine::{LaterReason, Promise, SubmitError, TenantId};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -67,8 +67,8 @@ async fn the_engine_learns_whose_request_it_is_and_when_it_has_to_be_answered() 
         let response = tokio::spawn(async move { request.send().await.unwrap() });
         let call = site.service.call().await;
         let terms = call.speech().params.terms;
-        assert_eq!(terms.neighbour.id, NeighbourId::Key(1));
-        assert_eq!((terms.neighbour.weight, terms.neighbour.requests_per_minute), (2, Some(9)));
+        assert_eq!(terms.tenant.id, TenantId::Key(1));
+        assert_eq!((terms.tenant.weight, terms.tenant.requests_per_minute), (2, Some(9)));
         assert_eq!((terms.promise, terms.life), (promise, life.map(Duration::from_millis)), "{fields}");
         call.started().await;
         call.audio(2).await;
@@ -90,8 +90,8 @@ async fn without_keys_an_address_is_the_neighbour() {
     let site = Site::new();
     let response = site.post(SPEECH, &json!({"input": "Hi"}));
     let call = site.service.call().await;
-    let home = NeighbourId::Address([127, 0, 0, 1].into());
-    assert_eq!(call.speech().params.terms.neighbour.id, home);
+    let home = TenantId::Address([127, 0, 0, 1].into());
+    assert_eq!(call.speech().params.terms.tenant.id, home);
     call.started().await;
     call.audio(2).await;
     call.finish().await;

@@ -1,7 +1,7 @@
-//! Who is let in: only those who can be expected to hear in time, and nobody at the cost of a neighbour's share.
+//! Who is let in: only those who can be expected to hear in time, and nobody at the cost of a tenant's share.
 //!
 //! Nobody waits in a queue: whoever is not let in is told at once, with the time at which to try again. Three things
-//! decide, in this order: what the neighbour may have at most (`shares`), how many streams can be carried (`capacity`),
+//! decide, in this order: what the tenant may have at most (`shares`), how many streams can be carried (`capacity`),
 //! and how soon a first sound would come (`sounds`).
 
 mod capacity;
@@ -10,7 +10,7 @@ mod sounds;
 #[cfg(test)]
 mod tests;
 
-pub use shares::{Neighbour, NeighbourId};
+pub use shares::{Tenant, TenantId};
 
 use crate::playback::Playback;
 use capacity::Capacity;
@@ -42,7 +42,7 @@ pub enum Promise {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// By whom.
-    pub neighbour: Neighbour,
+    pub tenant: Tenant,
     /// With what promise.
     pub promise: Promise,
     /// Whether speech follows its text alone, so that when it comes says something about this server. Not so where the
@@ -73,11 +73,11 @@ pub enum Reason {
         /// When it has to.
         deadline: Duration,
     },
-    /// Others want their share of the places, and this neighbour has its own.
+    /// Others want their share of the places, and this tenant has its own.
     Share,
-    /// As many as this neighbour may have at once.
+    /// As many as this tenant may have at once.
     OwnPlaces(usize),
-    /// As many as this neighbour may have in a minute.
+    /// As many as this tenant may have in a minute.
     OwnRate(u32),
     /// It was promised nothing, and others wait who were.
     Yields,
@@ -129,7 +129,7 @@ pub struct Kept {
 
 #[derive(Debug)]
 struct Stream {
-    neighbour: NeighbourId,
+    tenant: TenantId,
     promise: Promise,
     accepted: Duration,
     /// First sounds that were being made when it came.
@@ -201,10 +201,10 @@ impl AdmissionCore {
         let places = self.places(asked.promise);
         let held = self.streams.len();
         let advice = self.advice(held.max(1));
-        if let Err((reason, wait)) = self.shares.ask(&asked.neighbour, places, now) {
+        if let Err((reason, wait)) = self.shares.ask(&asked.tenant, places, now) {
             let wait = wait.unwrap_or(advice).min(LONGEST_ADVICE);
             if reason == Reason::Places {
-                self.shares.wants(&asked.neighbour, places, now + wait + PUNCTUAL);
+                self.shares.wants(&asked.tenant, places, now + wait + PUNCTUAL);
                 if matches!(asked.promise, Promise::Listened(_)) {
                     self.wanted = now + wait + PUNCTUAL;
                 }
@@ -228,14 +228,14 @@ impl AdmissionCore {
             // Whoever was expected may have been this one.
             self.wanted = Duration::ZERO;
         }
-        self.shares.takes(&asked.neighbour, now);
+        self.shares.takes(&asked.tenant, now);
         let ticket = Ticket(self.next);
         self.next += 1;
         let ahead = self.first_sounds_to_come(asked.chat);
         self.streams.insert(
             ticket,
             Stream {
-                neighbour: asked.neighbour.id,
+                tenant: asked.tenant.id,
                 promise: asked.promise,
                 accepted: now,
                 ahead,
@@ -287,7 +287,7 @@ impl AdmissionCore {
     pub fn left(&mut self, ticket: Ticket, now: Duration) -> Option<Kept> {
         self.look(now);
         let stream = self.streams.remove(&ticket)?;
-        self.shares.leaves(stream.neighbour);
+        self.shares.leaves(stream.tenant);
         self.held = (self.held * 7 + now.saturating_sub(stream.accepted)) / 8;
         let Promise::Listened(deadline) = stream.promise else { return None };
         let first = stream.playback.time_to_first();

@@ -1,8 +1,8 @@
-//! What each neighbour may have while places are scarce.
+//! What each tenant may have while places are scarce.
 //!
-//! Free places are for whoever comes. But a neighbour that has its share takes no place that somebody else wants who has
+//! Free places are for whoever comes. But a tenant that has its share takes no place that somebody else wants who has
 //! less than theirs: those who were refused a place lately, each as many as they were refused, and one place for all who
-//! were here lately, so that a burst is refused before its neighbours are.
+//! were here lately, so that a burst is refused before its tenants are.
 
 use super::Reason;
 use std::collections::BTreeMap;
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 /// Who was here within this time counts as there.
 const AROUND: Duration = Duration::from_secs(10);
-/// Most neighbours that are remembered without a place of theirs: those who were here last.
+/// Most tenants that are remembered without a place of theirs: those who were here last.
 const REMEMBERED: usize = 4096;
 
 /// Who asks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum NeighbourId {
+pub enum TenantId {
     /// This process.
     #[default]
     Own,
@@ -28,9 +28,9 @@ pub enum NeighbourId {
 
 /// Who asks, and what they may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Neighbour {
+pub struct Tenant {
     /// Who.
-    pub id: NeighbourId,
+    pub id: TenantId,
     /// Share of the places, against the weights of the others.
     pub weight: u32,
     /// Places at once.
@@ -39,9 +39,9 @@ pub struct Neighbour {
     pub requests_per_minute: Option<u32>,
 }
 
-impl Default for Neighbour {
-    fn default() -> Neighbour {
-        Neighbour { id: NeighbourId::Own, weight: 1, max_requests: None, requests_per_minute: None }
+impl Default for Tenant {
+    fn default() -> Tenant {
+        Tenant { id: TenantId::Own, weight: 1, max_requests: None, requests_per_minute: None }
     }
 }
 
@@ -61,27 +61,22 @@ struct State {
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Shares {
-    neighbours: BTreeMap<NeighbourId, State>,
+    tenants: BTreeMap<TenantId, State>,
     held: usize,
 }
 
 impl Shares {
-    /// Whether a neighbour may have one of `places`; if not, why, and when to come again if that is known.
-    pub fn ask(
-        &mut self,
-        neighbour: &Neighbour,
-        places: usize,
-        now: Duration,
-    ) -> Result<(), (Reason, Option<Duration>)> {
-        self.see(neighbour, now);
-        let Some(own) = self.neighbours.get(&neighbour.id) else { return Ok(()) };
-        if let Some(rate) = neighbour.requests_per_minute
+    /// Whether a tenant may have one of `places`; if not, why, and when to come again if that is known.
+    pub fn ask(&mut self, tenant: &Tenant, places: usize, now: Duration) -> Result<(), (Reason, Option<Duration>)> {
+        self.see(tenant, now);
+        let Some(own) = self.tenants.get(&tenant.id) else { return Ok(()) };
+        if let Some(rate) = tenant.requests_per_minute
             && own.tokens < 1.0
         {
             let wait = (1.0 - own.tokens) * 60.0 / f64::from(rate.max(1));
             return Err((Reason::OwnRate(rate), Some(Duration::from_secs_f64(wait))));
         }
-        if let Some(most) = neighbour.max_requests
+        if let Some(most) = tenant.max_requests
             && own.held >= most
         {
             return Err((Reason::OwnPlaces(most), None));
@@ -91,7 +86,7 @@ impl Shares {
         }
         let total = self.weights(now);
         if own.held >= share(own.weight, total, places)
-            && places - self.held <= self.kept_for_others(neighbour.id, total, places, now)
+            && places - self.held <= self.kept_for_others(tenant.id, total, places, now)
         {
             return Err((Reason::Share, None));
         }
@@ -99,9 +94,9 @@ impl Shares {
     }
 
     /// It takes a place.
-    pub fn takes(&mut self, neighbour: &Neighbour, now: Duration) {
-        self.see(neighbour, now);
-        if let Some(own) = self.neighbours.get_mut(&neighbour.id) {
+    pub fn takes(&mut self, tenant: &Tenant, now: Duration) {
+        self.see(tenant, now);
+        if let Some(own) = self.tenants.get_mut(&tenant.id) {
             own.held += 1;
             own.wanted = own.wanted.saturating_sub(1);
             own.tokens -= 1.0;
@@ -110,16 +105,16 @@ impl Shares {
     }
 
     /// It was refused a place that it will come for until `expected`.
-    pub fn wants(&mut self, neighbour: &Neighbour, places: usize, expected: Duration) {
-        if let Some(own) = self.neighbours.get_mut(&neighbour.id) {
+    pub fn wants(&mut self, tenant: &Tenant, places: usize, expected: Duration) {
+        if let Some(own) = self.tenants.get_mut(&tenant.id) {
             own.wanted = (own.wanted + 1).min(places);
             own.expected = expected;
         }
     }
 
     /// It gives a place back.
-    pub fn leaves(&mut self, id: NeighbourId) {
-        if let Some(own) = self.neighbours.get_mut(&id)
+    pub fn leaves(&mut self, id: TenantId) {
+        if let Some(own) = self.tenants.get_mut(&id)
             && own.held > 0
         {
             own.held -= 1;
@@ -127,10 +122,10 @@ impl Shares {
         }
     }
 
-    fn see(&mut self, neighbour: &Neighbour, now: Duration) {
-        let rate = f64::from(neighbour.requests_per_minute.unwrap_or(u32::MAX));
-        let own = self.neighbours.entry(neighbour.id).or_insert_with(|| State {
-            weight: neighbour.weight,
+    fn see(&mut self, tenant: &Tenant, now: Duration) {
+        let rate = f64::from(tenant.requests_per_minute.unwrap_or(u32::MAX));
+        let own = self.tenants.entry(tenant.id).or_insert_with(|| State {
+            weight: tenant.weight,
             held: 0,
             seen: now,
             wanted: 0,
@@ -144,12 +139,12 @@ impl Shares {
         if own.expected < now {
             own.wanted = 0;
         }
-        if self.neighbours.len() > REMEMBERED {
-            let away = self.neighbours.iter().filter(|(id, state)| state.held == 0 && **id != neighbour.id);
+        if self.tenants.len() > REMEMBERED {
+            let away = self.tenants.iter().filter(|(id, state)| state.held == 0 && **id != tenant.id);
             // Keys are few, and what they have used of their rate must not be forgotten.
-            let away = away.filter(|(id, _)| !matches!(id, NeighbourId::Key(_)));
+            let away = away.filter(|(id, _)| !matches!(id, TenantId::Key(_)));
             if let Some(oldest) = away.min_by_key(|(_, state)| state.seen).map(|(id, _)| *id) {
-                self.neighbours.remove(&oldest);
+                self.tenants.remove(&oldest);
             }
         }
     }
@@ -159,14 +154,14 @@ impl Shares {
         self.there(now).map(|(_, state)| u64::from(state.weight)).sum()
     }
 
-    fn there(&self, now: Duration) -> impl Iterator<Item = (&NeighbourId, &State)> {
+    fn there(&self, now: Duration) -> impl Iterator<Item = (&TenantId, &State)> {
         let is_there = move |state: &State| {
             state.held > 0 || now.saturating_sub(state.seen) < AROUND || (state.wanted > 0 && state.expected >= now)
         };
-        self.neighbours.iter().filter(move |(_, state)| is_there(state))
+        self.tenants.iter().filter(move |(_, state)| is_there(state))
     }
 
-    fn kept_for_others(&self, id: NeighbourId, total: u64, places: usize, now: Duration) -> usize {
+    fn kept_for_others(&self, id: TenantId, total: u64, places: usize, now: Duration) -> usize {
         let mut wanted = 0;
         let mut around = 0;
         for (_, state) in self.there(now).filter(|(other, _)| **other != id) {

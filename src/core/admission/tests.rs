@@ -11,12 +11,12 @@ const fn ms(n: u64) -> Duration {
 const FIRST_SOUND: Duration = ms(1000);
 const LISTENED: Promise = Promise::Listened(FIRST_SOUND);
 
-fn neighbour(number: u8, weight: u32) -> Neighbour {
-    Neighbour { id: NeighbourId::Address(IpAddr::from([10, 0, 0, number])), weight, ..Neighbour::default() }
+fn tenant(number: u8, weight: u32) -> Tenant {
+    Tenant { id: TenantId::Address(IpAddr::from([10, 0, 0, number])), weight, ..Tenant::default() }
 }
 
 fn asked(promise: Promise) -> Asked {
-    Asked { neighbour: Neighbour::default(), promise, steady: true, chat: false }
+    Asked { tenant: Tenant::default(), promise, steady: true, chat: false }
 }
 
 /// Speech in chunks of 80 ms, shared out evenly, never faster than `rate` together; whoever listens reads at once.
@@ -209,8 +209,8 @@ fn with_places_alone_deadlines_mean_nothing() {
 #[test]
 fn a_burst_is_refused_before_its_neighbours_are() {
     let mut core = AdmissionCore::new(8, true);
-    let from = |who| Asked { neighbour: who, ..asked(Promise::Patient) };
-    let (quiet, loud) = (neighbour(1, 1), neighbour(2, 1));
+    let from = |who| Asked { tenant: who, ..asked(Promise::Patient) };
+    let (quiet, loud) = (tenant(1, 1), tenant(2, 1));
     let first = core.ask(&from(quiet), ms(0)).unwrap();
     core.left(first, ms(10));
     let let_in = (0..20).filter(|_| core.ask(&from(loud), ms(20)).is_ok()).count();
@@ -221,9 +221,9 @@ fn a_burst_is_refused_before_its_neighbours_are() {
 #[test]
 fn limits_of_a_key_hold_whatever_is_free() {
     let mut core = AdmissionCore::new(8, true);
-    let key = Neighbour { max_requests: Some(2), ..neighbour(1, 1) };
-    let limited = Neighbour { requests_per_minute: Some(3), ..neighbour(2, 1) };
-    let from = |who| Asked { neighbour: who, ..asked(Promise::Patient) };
+    let key = Tenant { max_requests: Some(2), ..tenant(1, 1) };
+    let limited = Tenant { requests_per_minute: Some(3), ..tenant(2, 1) };
+    let from = |who| Asked { tenant: who, ..asked(Promise::Patient) };
     let tickets: Vec<_> = (0..2).map(|_| core.ask(&from(key), ms(0)).unwrap()).collect();
     assert_eq!(core.ask(&from(key), ms(0)).unwrap_err().reason, Reason::OwnPlaces(2));
     core.left(tickets[0], ms(0));
@@ -252,7 +252,7 @@ proptest! {
             now += ms(20);
             for turn in 0..weights.len() {
                 let who = (first + turn) % weights.len();
-                let who_asks = Asked { neighbour: neighbour(who as u8, weights[who]), ..asked(Promise::Patient) };
+                let who_asks = Asked { tenant: tenant(who as u8, weights[who]), ..asked(Promise::Patient) };
                 // The first ones are loud.
                 for _ in 0..weights.len() - who {
                     held[who].extend(core.ask(&who_asks, now));
@@ -287,7 +287,7 @@ proptest! {
             match (kind, ticket) {
                 (0..=2, _) => {
                     let promise = if kind == 0 { LISTENED } else { Promise::Patient };
-                    match core.ask(&Asked { neighbour: neighbour(who, 1), ..asked(promise) }, now) {
+                    match core.ask(&Asked { tenant: tenant(who, 1), ..asked(promise) }, now) {
                         Ok(ticket) => tickets.push(ticket),
                         Err(refusal) => prop_assert!(refusal.retry_after <= LONGEST_ADVICE),
                     }

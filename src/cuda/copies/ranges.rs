@@ -1,4 +1,4 @@
-//! Which parts of an arena are free: the first that fits is taken, neighbours grow together again.
+//! Which parts of an arena are free: the first that fits is taken, tenants grow together again.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

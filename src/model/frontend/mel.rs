@@ -71,7 +71,7 @@ fn mirrored(pcm: &[f32]) -> Vec<f32> {
     padded
 }
 
-/// Triangles between the neighbours of each band's centre, of equal area. The centres are equally far apart on Slaney's
+/// Triangles between the tenants of each band's centre, of equal area. The centres are equally far apart on Slaney's
 /// mel scale, linear up to 1 kHz and logarithmic above.
 fn filters(bands: usize, rate: f64) -> Vec<f32> {
     let (top, nyquist) = (mel(rate / 2.0), rate / 2.0);

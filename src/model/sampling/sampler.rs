@@ -178,7 +178,7 @@ impl Sampler {
     }
 
     /// Inverts the distribution of `kept` in the order of ids: there, a small change of the logits moves borders by
-    /// little, while in the order of likelihood it could swap neighbours.
+    /// little, while in the order of likelihood it could swap tenants.
     fn draw(&self, uniform: f32) -> Option<u32> {
         let target = f64::from(uniform) * self.total();
         let mut sum = 0.0;

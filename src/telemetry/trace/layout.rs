@@ -1,5 +1,5 @@
 //! A trace as slices in lanes. Slices of one lane nest or follow each other, as viewers demand: where two clocks (a
-//! device's duration, a host's wake-up) make neighbours overlap by microseconds, the later one begins where the earlier
+//! device's duration, a host's wake-up) make tenants overlap by microseconds, the later one begins where the earlier
 //! one ends, and keeps its measured length in its arguments.
 
 use super::record::{Chunk, Lane, Ran, Record, Track, What};

@@ -134,7 +134,7 @@ impl Distribution {
     }
 }
 
-/// Of sorted values, with linear interpolation between neighbours (as numpy does by default).
+/// Of sorted values, with linear interpolation between tenants (as numpy does by default).
 fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let place = percent / 100.0 * last as f64;

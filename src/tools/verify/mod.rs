@@ -105,7 +105,7 @@ struct Verifier<'a> {
     checkpoint: Option<PathBuf>,
     /// Of a device; the CPU's nets otherwise.
     stages: Option<&'a dyn StageSource>,
-    /// Of the last case: neighbours mostly share them.
+    /// Of the last case: tenants mostly share them.
     nets: Option<Nets>,
 }
 
