@@ -1,4 +1,4 @@
-//! Scheduling for ears: what the policies of a stage and the arbiter of a device do for listeners, on a device that takes
+//! Scheduling for playback: what the policies of a stage and the arbiter of a device do for listeners, on a device that takes
 //! as long as a model of its costs says. What gained nothing there is not in the code.
 #![allow(clippy::unwrap_used)]
 

@@ -220,13 +220,13 @@ async fn a_step_that_never_ends_is_noticed_by_the_watchdog() {
 mod on_a_shared_device {
     use super::*;
     use omni_actors::actors::Arbiter;
-    use omni_actors::core::deadline::Ears;
+    use omni_actors::core::deadline::PlaybackPolicy;
     use std::sync::Arc;
 
     /// A listener who hears one unit an hour: one unit is a lead.
     fn patient() -> SchedulerConfig {
-        let ears = Ears { unit: Duration::from_secs(3600), ..scheduler().ears };
-        SchedulerConfig { ears, ..ahead(1) }
+        let ears = PlaybackPolicy { unit: Duration::from_secs(3600), ..scheduler().playback };
+        SchedulerConfig { playback, ..ahead(1) }
     }
 
     async fn stages(arbiter: &Arc<Arbiter>) -> [(Rig, flume::Receiver<Launch>); 2] {

@@ -229,7 +229,7 @@ impl SchedulerState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use omni_core::deadline::Ears;
+    use omni_core::deadline::PlaybackPolicy;
     use omni_core::scheduler::{Pace, SchedulerConfig, SequenceParams, Start};
     use std::time::Duration;
 
@@ -243,7 +243,7 @@ mod tests {
             window: 8,
             max_step_units: None,
             buckets: Vec::new(),
-            ears: Ears { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
+            playback: PlaybackPolicy { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
         });
         let request = RequestId(1);
         let params =

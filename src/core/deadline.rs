@@ -1,4 +1,4 @@
-//! Scheduling for ears: who needs the device most. A listener hears one unit after the other at a fixed pace; a stream that
+//! Scheduling for playback: who needs the device most. A listener hears one unit after the other at a fixed pace; a stream that
 //! is ahead of its listener gains nothing by more speed, a listener who has heard nothing yet gains everything.
 //!
 //! Everybody has a time at which they are *due*: a new sequence when it came, or when what its listener has of the same stream
@@ -13,7 +13,7 @@ const MARGIN: Duration = Duration::from_millis(40);
 
 /// What a stage makes for its listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ears {
+pub struct PlaybackPolicy {
     /// Playback time of one unit.
     pub unit: Duration,
     /// Units that the next stage gathers at most before it makes sound of them; 0 where sound is made.
@@ -33,9 +33,9 @@ pub struct Stream {
     pub units: u32,
 }
 
-/// How much a stream needs the device now, most urgent first. Times as in [`Standing::due`].
+/// How much a stream needs the device now, most urgent first. Times as in [`Priority::due`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Need {
+pub enum Urgency {
     /// Its listener waits, or is about to.
     Due,
     /// Its listener is served for a while.
@@ -46,16 +46,16 @@ pub enum Need {
 
 /// Where a stream stands among others: earlier ones go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Standing {
+pub struct Priority {
     /// When it is, or was, due.
     pub due: Duration,
     /// What follows from that at this moment.
-    pub need: Need,
+    pub urgency: Urgency,
 }
 
-impl Ears {
+impl PlaybackPolicy {
     /// Where a stream stands at `now`.
-    pub fn standing(&self, stream: &Stream, now: Duration) -> Standing {
+    pub fn priority(&self, stream: &Stream, now: Duration) -> Priority {
         let due = match stream.heard {
             None => stream.since,
             Some(start) => {
@@ -65,14 +65,14 @@ impl Ears {
                 (start + self.unit * (stream.units - waiting)).saturating_sub(MARGIN)
             }
         };
-        let need = if due <= now {
-            Need::Due
+        let urgency = if due <= now {
+            Urgency::Due
         } else if self.lead_cap.is_some_and(|cap| due - now >= cap) {
-            Need::Parked
+            Urgency::Parked
         } else {
-            Need::Ahead
+            Urgency::Ahead
         };
-        Standing { due, need }
+        Priority { due, urgency }
     }
 }
 
@@ -80,26 +80,26 @@ impl Ears {
 mod tests {
     use super::*;
 
-    const EARS: Ears = Ears { unit: ms(80), gathers: 0, lead_cap: Some(ms(2000)) };
+    const EARS: PlaybackPolicy = PlaybackPolicy { unit: ms(80), gathers: 0, lead_cap: Some(ms(2000)) };
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
-    fn at(heard: Option<u64>, units: u32, now: u64) -> Standing {
-        EARS.standing(&Stream { since: ms(100), heard: heard.map(ms), units }, ms(now))
+    fn at(heard: Option<u64>, units: u32, now: u64) -> Priority {
+        EARS.priority(&Stream { since: ms(100), heard: heard.map(ms), units }, ms(now))
     }
 
     #[test]
     fn a_new_stream_is_due_since_it_came() {
-        assert_eq!(at(None, 0, 100), Standing { due: ms(100), need: Need::Due });
+        assert_eq!(at(None, 0, 100), Priority { due: ms(100), urgency: Urgency::Due });
         assert!(at(None, 0, 500) < at(Some(450), 2, 500), "and goes before streams with lead");
     }
 
     #[test]
     fn a_stream_that_has_run_dry_before_a_new_one_came_goes_first() {
-        let dry = EARS.standing(&Stream { since: ms(0), heard: Some(ms(10)), units: 1 }, ms(100));
-        assert_eq!(dry.need, Need::Due);
+        let dry = EARS.priority(&Stream { since: ms(0), heard: Some(ms(10)), units: 1 }, ms(100));
+        assert_eq!(dry.urgency, Urgency::Due);
         assert!(dry < at(None, 0, 100));
     }
 
@@ -111,21 +111,21 @@ mod tests {
 
     #[test]
     fn a_stream_is_ahead_until_little_is_left_and_parked_past_the_cap() {
-        assert_eq!(at(Some(1000), 2, 1119).need, Need::Ahead);
-        assert_eq!(at(Some(1000), 2, 1120).need, Need::Due, "160 ms of sound, 40 ms before they end");
-        assert_eq!(at(Some(1000), 26, 1041).need, Need::Ahead);
-        assert_eq!(at(Some(1000), 26, 1040).need, Need::Parked);
-        let uncapped = Ears { lead_cap: None, ..EARS };
+        assert_eq!(at(Some(1000), 2, 1119).urgency, Urgency::Ahead);
+        assert_eq!(at(Some(1000), 2, 1120).urgency, Urgency::Due, "160 ms of sound, 40 ms before they end");
+        assert_eq!(at(Some(1000), 26, 1041).urgency, Urgency::Ahead);
+        assert_eq!(at(Some(1000), 26, 1040).urgency, Urgency::Parked);
+        let uncapped = PlaybackPolicy { lead_cap: None, ..EARS };
         assert_eq!(
-            uncapped.standing(&Stream { since: ms(0), heard: Some(ms(0)), units: 9999 }, ms(1)).need,
-            Need::Ahead
+            uncapped.priority(&Stream { since: ms(0), heard: Some(ms(0)), units: 9999 }, ms(1)).urgency,
+            Urgency::Ahead
         );
     }
 
     #[test]
     fn units_that_wait_for_their_chunk_are_no_lead() {
-        let talker = Ears { gathers: 8, ..EARS };
-        let due = |units| talker.standing(&Stream { since: ms(0), heard: Some(ms(1000)), units }, ms(1000)).due;
+        let talker = PlaybackPolicy { gathers: 8, ..EARS };
+        let due = |units| talker.priority(&Stream { since: ms(0), heard: Some(ms(1000)), units }, ms(1000)).due;
         assert_eq!(due(1), ms(1040), "the first unit is a chunk of its own");
         assert_eq!(due(6), ms(1200), "three of six are heard, the others may wait for a chunk of four");
         assert_eq!(due(100), ms(1000 + 92 * 80 - 40));

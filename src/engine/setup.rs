@@ -4,7 +4,7 @@ use super::StartError;
 use super::load::Loading;
 use crate::device::DeviceChoice;
 use omni_config::{Config, DeviceKind};
-use omni_core::deadline::Ears;
+use omni_core::deadline::PlaybackPolicy;
 use omni_core::ids::StageName;
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::SchedulerConfig;
@@ -81,7 +81,7 @@ impl<'a> StageMaker<'a> {
                 window: window(config, name),
                 buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
                 max_step_units: stage.max_step_frames,
-                ears: ears(config, name, self.unit),
+                playback: ears(config, name, self.unit),
             },
             arbiter,
             factory: self.loading.factory(name),
@@ -137,9 +137,9 @@ pub(super) fn window(config: &Config, stage: StageName) -> u32 {
 }
 
 /// What the listeners of a stage hear.
-fn ears(config: &Config, stage: StageName, unit: Duration) -> Ears {
+fn ears(config: &Config, stage: StageName, unit: Duration) -> PlaybackPolicy {
     let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
     // Text is read at any pace: nobody who has enough of it is held back.
     let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
-    Ears { unit, gathers, lead_cap }
+    PlaybackPolicy { unit, gathers, lead_cap }
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
 use omni_actors::core::arbiter::{ArbiterCore, Turn};
-use omni_actors::core::deadline::Ears;
+use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{
     Effect, Event, Pace, Plan, SchedulerConfig, SchedulerCore, SequenceDone, SequenceParams, Start, StepDone,
@@ -64,7 +64,7 @@ pub struct World {
 
 impl World {
     pub fn new(arrivals: Arrivals, requests: u64, frames: std::ops::RangeInclusive<u64>) -> World {
-        let ears = |gathers| Ears { unit: UNIT, gathers, lead_cap: Some(Duration::from_secs(2)) };
+        let ears = |gathers| PlaybackPolicy { unit: UNIT, gathers, lead_cap: Some(Duration::from_secs(2)) };
         let talker = SchedulerConfig {
             slots: 128,
             max_batch: 128,
@@ -73,7 +73,7 @@ impl World {
             window: 1024,
             max_step_units: None,
             buckets: vec![1, 2, 4, 8, 16, 32, 64, 128],
-            ears: ears(8),
+            playback: ears(8),
         };
         let vocoder = SchedulerConfig {
             max_batch: 64,
@@ -82,15 +82,15 @@ impl World {
             run_ahead: 1,
             buckets: Vec::new(),
             max_step_units: Some(128),
-            ears: ears(0),
+            playback: ears(0),
             ..talker.clone()
         };
         World { costs: COSTS, talker, vocoder, arrivals, requests, frames, prompt: 24, seed: 1, arbiter: true }
     }
 
     pub fn lead_cap(mut self, cap: Option<Duration>) -> World {
-        self.talker.ears.lead_cap = cap;
-        self.vocoder.ears.lead_cap = cap;
+        self.talker.playback.lead_cap = cap;
+        self.vocoder.playback.lead_cap = cap;
         self
     }
 

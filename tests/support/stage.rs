@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
 use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, State};
-use omni_actors::core::deadline::Ears;
+use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
@@ -105,7 +105,7 @@ pub fn scheduler() -> SchedulerConfig {
         window: 4096,
         max_step_units: None,
         buckets: Vec::new(),
-        ears: Ears { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
+        playback: PlaybackPolicy { unit: Duration::from_millis(80), gathers: 0, lead_cap: None },
     }
 }
 

@@ -10,7 +10,7 @@ mod tests;
 
 pub use sequence::{Pace, SequenceParams, Start};
 
-use crate::deadline::{Ears, Need, Standing};
+use crate::deadline::{PlaybackPolicy, Priority, Urgency};
 use crate::ids::{RequestId, Slot, StepId};
 use sequence::Sequence;
 use std::collections::{BTreeMap, VecDeque};
@@ -35,7 +35,7 @@ pub struct SchedulerConfig {
     /// Units of one step whose sequences take chunks, over all sequences; a single chunk may be longer. `None`: no bound.
     pub max_step_units: Option<u32>,
     /// What its sequences' listeners hear.
-    pub ears: Ears,
+    pub playback: PlaybackPolicy,
 }
 
 /// What happened.
@@ -303,8 +303,9 @@ impl SchedulerCore {
         self.held = false;
         while self.in_flight.len() < self.config.run_ahead as usize {
             let runnable = self.runnable(now);
-            self.held =
-                hold && !self.is_crowded() && runnable.first().is_some_and(|(standing, ..)| standing.need != Need::Due);
+            self.held = hold
+                && !self.is_crowded()
+                && runnable.first().is_some_and(|(priority, ..)| priority.urgency != Urgency::Due);
             if self.held {
                 return;
             }
@@ -315,13 +316,13 @@ impl SchedulerCore {
     }
 
     /// The sequences that can run, the most urgent ahead.
-    fn runnable(&self, now: Duration) -> Vec<(Standing, u64, RequestId)> {
-        let SchedulerConfig { run_ahead, window, prefill_chunk, ears, .. } = &self.config;
+    fn runnable(&self, now: Duration) -> Vec<(Priority, u64, RequestId)> {
+        let SchedulerConfig { run_ahead, window, prefill_chunk, playback, .. } = &self.config;
         let mut runnable: Vec<_> = self
             .sequences
             .values()
             .filter(|sequence| sequence.next_advance(*run_ahead, *window, *prefill_chunk).is_some())
-            .map(|sequence| (ears.standing(&sequence.stream(now), now), sequence.order, sequence.request))
+            .map(|sequence| (playback.priority(&sequence.stream(now), now), sequence.order, sequence.request))
             .collect();
         runnable.sort_unstable();
         runnable
@@ -338,17 +339,17 @@ impl SchedulerCore {
     }
 
     /// The most urgent sequences that can run, or `None` if no sequence can.
-    fn plan(&mut self, runnable: Vec<(Standing, u64, RequestId)>) -> Option<Plan> {
+    fn plan(&mut self, runnable: Vec<(Priority, u64, RequestId)>) -> Option<Plan> {
         let SchedulerConfig { run_ahead, window, prefill_chunk, max_batch, max_step_units, .. } = self.config;
         let somebody_waits =
-            self.waiting.is_empty() && runnable.first().is_some_and(|(standing, ..)| standing.need == Need::Due);
+            self.waiting.is_empty() && runnable.first().is_some_and(|(priority, ..)| priority.urgency == Urgency::Due);
         let (mut planned, mut prefill_left) = (Vec::new(), prefill_chunk);
         let mut bounds = StepBounds { most: max_step_units, units: 0, alike: None };
-        for (standing, _, request) in runnable {
+        for (priority, _, request) in runnable {
             if planned.len() == max_batch {
                 break;
             }
-            if somebody_waits && standing.need == Need::Parked && planned.len() >= self.bucket(planned.len()) {
+            if somebody_waits && priority.urgency == Urgency::Parked && planned.len() >= self.bucket(planned.len()) {
                 // The rest is further ahead still.
                 break;
             }
