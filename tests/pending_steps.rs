@@ -225,7 +225,7 @@ mod on_a_shared_device {
 
     /// A listener who hears one unit an hour: one unit is a lead.
     fn patient() -> SchedulerConfig {
-        let ears = PlaybackPolicy { unit: Duration::from_secs(3600), ..scheduler().playback };
+        let playback = PlaybackPolicy { unit: Duration::from_secs(3600), ..scheduler().playback };
         SchedulerConfig { playback, ..ahead(1) }
     }
 

@@ -81,7 +81,7 @@ impl<'a> StageMaker<'a> {
                 window: window(config, name),
                 buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
                 max_step_units: stage.max_step_frames,
-                playback: ears(config, name, self.unit),
+                playback: playback_policy(config, name, self.unit),
             },
             arbiter,
             factory: self.loading.factory(name),
@@ -137,7 +137,7 @@ pub(super) fn window(config: &Config, stage: StageName) -> u32 {
 }
 
 /// What the listeners of a stage hear.
-fn ears(config: &Config, stage: StageName, unit: Duration) -> PlaybackPolicy {
+fn playback_policy(config: &Config, stage: StageName, unit: Duration) -> PlaybackPolicy {
     let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
     // Text is read at any pace: nobody who has enough of it is held back.
     let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);

@@ -64,7 +64,7 @@ pub struct World {
 
 impl World {
     pub fn new(arrivals: Arrivals, requests: u64, frames: std::ops::RangeInclusive<u64>) -> World {
-        let ears = |gathers| PlaybackPolicy { unit: UNIT, gathers, lead_cap: Some(Duration::from_secs(2)) };
+        let policy = |gathers| PlaybackPolicy { unit: UNIT, gathers, lead_cap: Some(Duration::from_secs(2)) };
         let talker = SchedulerConfig {
             slots: 128,
             max_batch: 128,
@@ -73,7 +73,7 @@ impl World {
             window: 1024,
             max_step_units: None,
             buckets: vec![1, 2, 4, 8, 16, 32, 64, 128],
-            playback: ears(8),
+            playback: policy(8),
         };
         let vocoder = SchedulerConfig {
             max_batch: 64,
@@ -82,7 +82,7 @@ impl World {
             run_ahead: 1,
             buckets: Vec::new(),
             max_step_units: Some(128),
-            playback: ears(0),
+            playback: policy(0),
             ..talker.clone()
         };
         World { costs: COSTS, talker, vocoder, arrivals, requests, frames, prompt: 24, seed: 1, arbiter: true }

@@ -252,7 +252,7 @@ proptest! {
         moves in moves(), slots in 1..5u32, max_batch in 1..4usize, prefill_chunk in 1..8u32, run_ahead in 1..4u32, window in 1..9u32,
         max_step_units in proptest::option::of(1..9u32), gathers in 0..2u32, cap in proptest::option::of(0..500u64),
     ) {
-        let ears = PlaybackPolicy { unit: Duration::from_millis(80), gathers: gathers * 4, lead_cap: cap.map(Duration::from_millis) };
+        let playback = PlaybackPolicy { unit: Duration::from_millis(80), gathers: gathers * 4, lead_cap: cap.map(Duration::from_millis) };
         let config = SchedulerConfig { slots, max_batch, prefill_chunk, run_ahead, window, max_step_units, buckets: vec![2, 3], playback };
         let mut world = World::new(config);
         for step in moves {
@@ -478,7 +478,7 @@ fn nobody_who_has_heard_nothing_is_held() {
 #[test]
 fn where_slots_are_scarce_nobody_is_held_or_parked() {
     let start = Duration::from_secs(1);
-    let ears = PlaybackPolicy { lead_cap: Some(Duration::from_millis(500)), ..config().playback };
+    let playback = PlaybackPolicy { lead_cap: Some(Duration::from_millis(500)), ..config().playback };
     let mut core = vocoder(SchedulerConfig { slots: 3, playback, ..config() }, &[20, 0], start);
     assert_eq!(input(&mut core, 0, 1, start, true), [[0]]);
 }
@@ -486,7 +486,7 @@ fn where_slots_are_scarce_nobody_is_held_or_parked() {
 #[test]
 fn a_parked_sequence_waits_for_those_who_are_due_runs_when_nobody_is_and_fills_what_is_free() {
     let start = Duration::from_secs(1);
-    let ears = PlaybackPolicy { lead_cap: Some(Duration::from_millis(500)), ..config().playback };
+    let playback = PlaybackPolicy { lead_cap: Some(Duration::from_millis(500)), ..config().playback };
     let config = SchedulerConfig { slots: 8, playback, ..config() };
     for (buckets, together) in [(vec![], vec![vec![1]]), (vec![1, 2], vec![vec![1]]), (vec![2], vec![vec![1, 0]])] {
         let mut core = vocoder(SchedulerConfig { buckets: buckets.clone(), ..config.clone() }, &[20, 0, 0], start);
