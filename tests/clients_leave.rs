@@ -138,7 +138,7 @@ async fn a_request_that_lives_longer_than_it_said_has_timed_out_and_did_not_leav
     pieces.text = TextSource::Streamed(text);
     let mut requests = Vec::new();
     for mut request in [whole, pieces] {
-        request.params.terms.life = Some(life);
+        request.params.options.life = Some(life);
         let mut stream = engine.speak(request).await.unwrap();
         let Some(Event::Started { id, .. }) = stream.next().await else { panic!("the first event comes first") };
         let last = last_of(stream).await.unwrap();

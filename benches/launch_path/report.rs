@@ -123,14 +123,14 @@ impl fmt::Display for Report {
             writeln!(f, "| --- | ---: | ---: | ---: | ---: | --- |")?;
             for line in &run.lines {
                 let [ratio, least, most] = line.ratio;
-                let promise = match line.condition.promised {
+                let slo = match line.condition.promised {
                     true if ratio <= 1.02 => ", as promised",
                     true => ", MORE THAN 2 %",
                     false => "",
                 };
                 writeln!(
                     f,
-                    "| {} | {:.3} / {:.3} | {ratio:.3} ({least:.3} to {most:.3}){promise} | {:.0} / {:.0} | {:.2} | {} |",
+                    "| {} | {:.3} / {:.3} | {ratio:.3} ({least:.3} to {most:.3}){slo} | {:.0} / {:.0} | {:.2} | {} |",
                     line.condition.what,
                     line.cadence[0],
                     line.cadence[1],

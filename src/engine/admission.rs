@@ -1,7 +1,7 @@
 //! Who is let in: [`AdmissionCore`] with the clock, the metrics and those who leave. Every admitted request has a slot in
 //! every stage, so that nobody who is slow can keep the others waiting for one.
 
-use super::api::{Event, LaterReason, SubmitError, Terms};
+use super::api::{Event, LaterReason, RequestOptions, SubmitError};
 use omni_config::{AdmissionMode, LimitsConfig};
 use omni_core::admission::{AdmissionCore, Asked, Reason, Refusal, Standing, Ticket};
 use omni_telemetry::AdmissionMetrics;
@@ -30,7 +30,7 @@ struct Books {
 }
 
 /// A place, given back when dropped.
-pub(super) struct Place {
+pub(super) struct Permit {
     shared: Arc<Shared>,
     ticket: Ticket,
 }
@@ -60,7 +60,13 @@ impl Admissions {
 
     /// A place now, or why not and when to come again. `steady` and `chat` as in [`Asked`]; `restarts`: of all stages, since
     /// the process began.
-    pub fn enter(&self, terms: &Terms, steady: bool, chat: bool, restarts: u32) -> Result<Place, SubmitError> {
+    pub fn enter(
+        &self,
+        options: &RequestOptions,
+        steady: bool,
+        chat: bool,
+        restarts: u32,
+    ) -> Result<Permit, SubmitError> {
         let shared = &self.0;
         let mut books = shared.lock();
         let now = shared.now();
@@ -68,7 +74,7 @@ impl Admissions {
             books.restarts = restarts;
             books.core.disturbed(now);
         }
-        let asked = Asked { tenant: terms.tenant, promise: terms.promise, steady, chat };
+        let asked = Asked { tenant: terms.tenant, slo: terms.slo, steady, chat };
         let answer = books.core.ask(&asked, now);
         let standing = books.core.standing();
         drop(books);
@@ -76,7 +82,7 @@ impl Admissions {
         match answer {
             Ok(ticket) => {
                 shared.held.send_replace(standing.held);
-                Ok(Place { shared: Arc::clone(shared), ticket })
+                Ok(Permit { shared: Arc::clone(shared), ticket })
             }
             Err(refusal) => {
                 shared.metrics.refused(refusal.reason.as_str());
@@ -121,14 +127,14 @@ impl Shared {
     }
 }
 
-impl Place {
+impl Permit {
     /// For the reader of the answer.
     pub fn watch(&self) -> Watch {
         Watch { shared: Arc::clone(&self.shared), ticket: self.ticket }
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         let mut books = self.shared.lock();
         let kept = books.core.left(self.ticket, self.shared.now());
@@ -174,7 +180,7 @@ mod tests {
     async fn a_full_house_says_so_and_when_to_come_again() {
         let limits = LimitsConfig { max_requests: 2, ..Config::default().limits };
         let admissions = Admissions::new(&limits, 24_000);
-        let enter = || admissions.enter(&Terms::default(), true, false, 0);
+        let enter = || admissions.enter(&RequestOptions::default(), true, false, 0);
         let (first, second) = (enter().unwrap(), enter().unwrap());
         match enter() {
             Err(SubmitError::Full { limit: 2, retry_after }) => assert!(retry_after <= Duration::from_secs(1)),

@@ -3,7 +3,7 @@
 pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
 use futures::future::BoxFuture;
-pub use omni_core::admission::{Promise, Standing, Tenant, TenantId};
+pub use omni_core::admission::{Slo, Standing, Tenant, TenantId};
 use omni_core::ids::{Frames, RequestId, StageName};
 use omni_fault::FaultPlan;
 use serde::Serialize;
@@ -96,16 +96,16 @@ pub struct GenerateRequest {
     /// Same seed, same answer and same samples. `None` draws one; [`Event::Started`] tells it.
     pub seed: Option<u64>,
     /// Who asks, and when the answer has to come.
-    pub terms: Terms,
+    pub options: RequestOptions,
 }
 
 /// Who asks, and when the answer has to come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct RequestOptions {
     /// Whose share of the places a request takes.
     pub tenant: Tenant,
     /// When its speech has to come.
-    pub promise: Promise,
+    pub slo: Slo,
     /// When it is over, whatever has come by then; `None`: the config's `limits.request_timeout`.
     pub life: Option<Duration>,
 }
@@ -143,7 +143,7 @@ pub struct SpeechParams {
     /// As for chat.
     pub seed: Option<u64>,
     /// As for chat.
-    pub terms: Terms,
+    pub options: RequestOptions,
 }
 
 /// Where the text of a speech request comes from.

@@ -9,7 +9,7 @@
 //! Sequences are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards, and
 //! nothing can come between a sequence that is given again and its input.
 
-use super::admission::Place;
+use super::admission::Permit;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
 use super::journal::{Again, Edge, Journal};
@@ -82,7 +82,7 @@ impl Ledger {
         self: &Arc<Self>,
         plan: RequestPlan,
         kind: RequestKind,
-        place: Option<Place>,
+        permit: Option<Permit>,
         expired: Expired,
     ) -> ResponseStream {
         let mut books = self.lock();
@@ -115,7 +115,7 @@ impl Ledger {
         drop(books);
         let pace = self.faults.site(None, FaultPoint::Client);
         let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
-        let listener = Reader { ledger, request, pace, heard, expired, _place: place };
+        let listener = Reader { ledger, request, pace, heard, expired, _permit: place };
         ResponseStream::heard_by(events, listener)
     }
 
@@ -371,7 +371,7 @@ struct Reader {
     heard: AtomicBool,
     /// Whether it is dropped because its time is over.
     expired: Expired,
-    _place: Option<Place>,
+    _permit: Option<Permit>,
 }
 
 impl Listener for Reader {

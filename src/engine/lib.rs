@@ -42,8 +42,8 @@ mod voices;
 
 pub use api::{
     AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason, Listener, ModelInfo,
-    Output, Promise, RequestError, ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest,
-    StageHealth, StageState, Standing, SubmitError, Tenant, TenantId, Terms, TextSource, TtsInfo, Usage,
+    Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
+    StageHealth, StageState, Standing, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
 };
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
@@ -101,9 +101,9 @@ struct Shared {
 
 impl Shared {
     /// A place for a request, or why not. `steady` and `chat` as in [`Asked`](omni_core::admission::Asked).
-    fn enter(&self, terms: &Terms, steady: bool, chat: bool) -> Result<admission::Place, SubmitError> {
+    fn enter(&self, options: &RequestOptions, steady: bool, chat: bool) -> Result<admission::Permit, SubmitError> {
         let restarts = self.stages.iter().map(|stage| stage.status().borrow().restarts).sum();
-        self.admissions.enter(terms, steady, chat, restarts)
+        self.admissions.enter(options, steady, chat, restarts)
     }
 }
 
@@ -205,8 +205,8 @@ impl Engine {
     async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let plan = self.shared.planner.chat(&request)?;
-        let terms = request.terms;
-        let place = self.shared.enter(&terms, true, true)?;
+        let options = request.options;
+        let place = self.shared.enter(&options, true, true)?;
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place), Arc::clone(&expired));

@@ -2,7 +2,7 @@
 //! of them one stream to the client. The next sentence starts when the one before has been made, which is long before it
 //! has been heard.
 
-use super::admission::Place;
+use super::admission::Permit;
 use super::api::{
     AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
     TextSource, Usage,
@@ -37,11 +37,11 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         shared.planner.check_length("input", text.chars().count())?;
     }
     // A recording is encoded for those only who will be served.
-    let terms = request.params.terms;
+    let options = request.params.options;
     // Text that is still being written says itself when its sound comes.
     // And a recording is encoded first.
     let steady = matches!(request.text, TextSource::Whole(_)) && !matches!(request.params.voice, VoiceChoice::Clone(_));
-    let place = shared.enter(&terms, steady, false)?;
+    let place = shared.enter(&options, steady, false)?;
     let watch = place.watch();
     let print = voiceprint(shared, &request.params).await?;
     let options = shared.planner.speech_options(&request.params, print.as_deref())?;
@@ -172,7 +172,7 @@ impl Relay {
         }
     }
 
-    async fn run(mut self, source: Source, _place: Place) {
+    async fn run(mut self, source: Source, _permit: Permit) {
         let outcome = match source {
             Source::Sentences(sentences) => self.read(sentences).await,
             Source::Live(pieces) => live::read(&mut self, pieces).await,

@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
-use omni_engine::{Promise, ResponseStream, SpeechRequest, SubmitError, TextSource, Usage};
+use omni_engine::{ResponseStream, Slo, SpeechRequest, SubmitError, TextSource, Usage};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -46,8 +46,8 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
         let mut call = parse(&app, &merged(&defaults, item), &mut references).await;
         if let Ok(call) = &mut call {
             // Nobody listens to a batch.
-            call.request.params.terms.promise = Promise::Patient;
-            call.request.params.terms.tenant = tenant;
+            call.request.params.options.slo = Slo::BestEffort;
+            call.request.params.options.tenant = tenant;
         }
         ignored.extend(call.iter().flat_map(|call| call.ignored.iter().cloned()));
         calls.push(call);

@@ -26,7 +26,7 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let tenant = caller(&request);
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body)?;
-    call.request.terms.tenant = tenant;
+    call.request.options.tenant = tenant;
     let recording = debug::asked(&app, &Fields::top(&body))?;
     let ChatCall { request, format, stream, include_usage, ignored } = call;
     let speaks = request.output == Output::TextAndAudio;

@@ -4,7 +4,7 @@ use super::app::App;
 use super::error::{ApiError, short};
 use super::fields::{Fields, kind};
 use super::speech_request::format;
-use super::{sampling, terms};
+use super::{options, sampling};
 use omni_audio::AudioFormat;
 use omni_core::ids::Frames;
 use omni_engine::{ChatMessage, GenerateRequest, Output, SamplingOverrides};
@@ -92,7 +92,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     let output = modalities(&fields)?;
     let audio = audio(app, &fields, stream)?;
     let mut ignored =
-        fields.unknown(&[&FIELDS, &sampling::FIELDS, &terms::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
+        fields.unknown(&[&FIELDS, &sampling::FIELDS, &options::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
     ignored.extend(audio.ignored);
     let request = GenerateRequest {
         messages,
@@ -103,7 +103,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
         max_text_tokens: fields.count("max_completion_tokens")?.or(fields.count("max_tokens")?),
         max_frames: audio.max_frames,
         seed: fields.seed()?,
-        terms: terms::read(app, &fields, stream && output == Output::TextAndAudio)?,
+        options: options::read(app, &fields, stream && output == Output::TextAndAudio)?,
     };
     Ok(ChatCall { request, format: audio.format, stream, include_usage, ignored })
 }

@@ -165,7 +165,7 @@ impl Server {
 /// What an upgraded connection, which leaves its task, takes along: its place, and its part in the shutdown.
 #[derive(Clone)]
 pub(super) struct ConnectionGuard {
-    _place: Arc<Place>,
+    _permit: Arc<Permit>,
     _task: TaskTrackerToken,
     closing: CancellationToken,
     peer: SocketAddr,
@@ -173,19 +173,19 @@ pub(super) struct ConnectionGuard {
 }
 
 /// One of the connections that may be open. Counted in the metrics while it lives.
-struct Place {
+struct Permit {
     _permit: OwnedSemaphorePermit,
     open: Gauge,
 }
 
-impl Place {
-    fn new(permit: OwnedSemaphorePermit, open: &Gauge) -> Place {
+impl Permit {
+    fn new(permit: OwnedSemaphorePermit, open: &Gauge) -> Permit {
         open.increment(1.0);
-        Place { _permit: permit, open: open.clone() }
+        Permit { _permit: permit, open: open.clone() }
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.open.decrement(1.0);
     }
@@ -240,7 +240,7 @@ impl Connections {
             match self.places.clone().try_acquire_owned() {
                 Ok(permit) => {
                     let guard = ConnectionGuard {
-                        _place: Arc::new(Place::new(permit, &self.open)),
+                        _permit: Arc::new(Permit::new(permit, &self.open)),
                         _task: self.tasks.token(),
                         closing: self.closing.clone(),
                         peer,

@@ -28,7 +28,7 @@ pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Res
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body, &mut References::new(&app.references)).await?;
     let recording = debug::asked(&app, &Fields::top(&body))?;
-    call.request.params.terms.tenant = tenant;
+    call.request.params.options.tenant = tenant;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?).await?.recorded(recording);

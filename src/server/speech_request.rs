@@ -9,7 +9,7 @@ use super::terms;
 use super::voice_request;
 use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use omni_core::ids::Frames;
-use omni_engine::{SpeechParams, SpeechRequest, Terms, TextSource};
+use omni_engine::{RequestOptions, SpeechParams, SpeechRequest, TextSource};
 use serde_json::{Map, Value};
 
 /// How the audio is sent.
@@ -73,11 +73,11 @@ pub(super) async fn parse(
     let sound = sound(app, &fields, AudioFormat::Wav)?;
     let delivery = delivery(&fields, sound.format)?;
     let mut params = params(app, &fields, references).await?;
-    params.terms = terms::read(app, &fields, delivery != Delivery::Whole)?;
+    params.options = options::read(app, &fields, delivery != Delivery::Whole)?;
     let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params };
     let refused = REFUSED.map(|(field, _)| field);
     let ignored =
-        fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &terms::FIELDS, &refused, &HARMLESS]);
+        fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &options::FIELDS, &refused, &HARMLESS]);
     Ok(SpeechCall { request, sound, delivery, ignored })
 }
 
@@ -113,7 +113,7 @@ pub(super) async fn params(
         ignore_eos,
         initial_chunk_frames: first.and_then(|frames| u32::try_from(frames).ok()).map(Frames),
         seed,
-        terms: Terms::default(),
+        options: RequestOptions::default(),
     })
 }
 

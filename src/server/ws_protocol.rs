@@ -66,7 +66,7 @@ impl SessionConfig {
         refuse_what_would_change_the_answer(&fields)?;
         let sound = sound(app, &fields, AudioFormat::Pcm)?;
         let mut speech = params(app, &fields, &mut References::new(&app.references)).await?;
-        speech.terms = terms::read(app, &fields, true)?;
+        speech.options = options::read(app, &fields, true)?;
         if speech.ignore_eos {
             return Err(fields.invalid("ignore_eos", "is for POST /v1/audio/speech, where the text is whole"));
         }

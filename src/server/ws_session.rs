@@ -12,7 +12,7 @@ use axum::http::StatusCode;
 use futures::{Stream, StreamExt};
 use omni_audio::AudioFormat;
 use omni_config::format_duration;
-use omni_engine::{Event, Promise, SpeechParams, SpeechRequest, Tenant, Terms, TextSource};
+use omni_engine::{Event, RequestOptions, Slo, SpeechParams, SpeechRequest, Tenant, TextSource};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -76,9 +76,9 @@ enum Wake {
 impl Session {
     /// A session that writes to `out`.
     pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, tenant: Tenant, intake: Arc<Intake>) -> Session {
-        let promise = Promise::Listened(app.limits.first_audio_deadline);
-        let terms = Terms { promise, ..Terms::default() };
-        let speech = SpeechParams { terms, ..SpeechParams::default() };
+        let slo = Slo::Realtime(app.limits.first_audio_deadline);
+        let options = RequestOptions { slo, ..RequestOptions::default() };
+        let speech = SpeechParams { options, ..SpeechParams::default() };
         let config = SessionConfig { sound: AudioFormat::Pcm.into(), speech };
         let input = Input::new(app.limits.max_input_chars);
         let heard = Instant::now();
@@ -176,7 +176,7 @@ impl Session {
             let (sender, receiver) = flume::bounded(TEXT_QUEUE);
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             let mut request = request;
-            request.params.terms.tenant = self.tenant;
+            request.params.options.tenant = self.tenant;
             let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
             let begun = match writer {
                 Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),

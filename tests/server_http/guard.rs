@@ -3,7 +3,7 @@
 use crate::{Site, json};
 use futures::{SinkExt, StreamExt};
 use omni_actors::config::{KeyConfig, hash_key};
-use omni_actors::engine::{LaterReason, Promise, SubmitError, TenantId};
+use omni_actors::engine::{LaterReason, Slo, SubmitError, TenantId};
 use serde_json::{Value, json};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -54,22 +54,22 @@ async fn without_a_key_there_is_401_in_openais_form_and_health_is_terse() {
 #[tokio::test]
 async fn the_engine_learns_whose_request_it_is_and_when_it_has_to_be_answered() {
     let site = keyed();
-    for (fields, promise, life) in [
-        (json!({}), Promise::Patient, None),
-        (json!({"stream": true}), Promise::Listened(Duration::from_secs(2)), None),
-        (json!({"response_format": "pcm", "timeout_ms": 900}), Promise::Listened(Duration::from_secs(2)), Some(900)),
-        (json!({"deadline_ms": 150}), Promise::Listened(Duration::from_millis(150)), None),
-        (json!({"stream": true, "deadline_ms": "none"}), Promise::Patient, None),
+    for (fields, slo, life) in [
+        (json!({}), Slo::BestEffort, None),
+        (json!({"stream": true}), Slo::Realtime(Duration::from_secs(2)), None),
+        (json!({"response_format": "pcm", "timeout_ms": 900}), Slo::Realtime(Duration::from_secs(2)), Some(900)),
+        (json!({"deadline_ms": 150}), Slo::Realtime(Duration::from_millis(150)), None),
+        (json!({"stream": true, "deadline_ms": "none"}), Slo::BestEffort, None),
     ] {
         let mut body = fields.clone();
         body["input"] = json!("Hi");
         let request = site.client.post(site.url(SPEECH)).bearer_auth(KEY).json(&body);
         let response = tokio::spawn(async move { request.send().await.unwrap() });
         let call = site.service.call().await;
-        let terms = call.speech().params.terms;
+        let options = call.speech().params.options;
         assert_eq!(terms.tenant.id, TenantId::Key(1));
         assert_eq!((terms.tenant.weight, terms.tenant.requests_per_minute), (2, Some(9)));
-        assert_eq!((terms.promise, terms.life), (promise, life.map(Duration::from_millis)), "{fields}");
+        assert_eq!((terms.slo, terms.life), (slo, life.map(Duration::from_millis)), "{fields}");
         call.started().await;
         call.audio(2).await;
         call.finish().await;
@@ -91,7 +91,7 @@ async fn without_keys_an_address_is_the_neighbour() {
     let response = site.post(SPEECH, &json!({"input": "Hi"}));
     let call = site.service.call().await;
     let home = TenantId::Address([127, 0, 0, 1].into());
-    assert_eq!(call.speech().params.terms.tenant.id, home);
+    assert_eq!(call.speech().params.options.tenant.id, home);
     call.started().await;
     call.audio(2).await;
     call.finish().await;

@@ -4,8 +4,8 @@
 use omni_actors::config::{Config, DeviceKind, Placement, Precision};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
-    ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, ResponseStream,
-    SamplingOverrides, Service, SpeechParams, SpeechRequest, Terms, TextSource, Usage, process,
+    ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, RequestOptions,
+    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, process,
 };
 use omni_actors::model::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub fn chat(text: &str, output: Output) -> GenerateRequest {
         max_text_tokens: None,
         max_frames: None,
         seed: Some(1),
-        terms: Terms::default(),
+        options: RequestOptions::default(),
     }
 }
 

@@ -74,19 +74,19 @@ impl Capacity {
         (self.began, self.peak, self.made, self.late) = (now, 0, Duration::ZERO, 0);
     }
 
-    /// Draws the conclusion of a window that is over. `held` streams are there, of which `listened` could be late;
+    /// Draws the conclusion of a window that is over. `held` streams are there, of which `realtime` could be late;
     /// `ahead` of these are well ahead of their listeners.
-    pub fn look(&mut self, (held, listened, ahead): (usize, usize, usize), now: Duration) {
+    pub fn look(&mut self, (held, realtime, ahead): (usize, usize, usize), now: Duration) {
         let took = now.saturating_sub(self.began);
         if took < WINDOW {
             return;
         }
-        let all = listened.max(self.late);
+        let all = realtime.max(self.late);
         if many(self.late, all) && self.peak > 0 {
             self.lower(self.late * 2 >= all, took, now);
         } else if self.late == 0 && self.peak >= self.now && self.now < self.most {
             // Streams whose listeners have enough pause, so what was made is not all that could have been.
-            let spare = self.carried(took) > self.now || ahead * 2 > listened;
+            let spare = self.carried(took) > self.now || ahead * 2 > realtime;
             if spare && now.saturating_sub(self.changed) >= self.patience {
                 self.now += 1;
                 (self.changed, self.trying) = (now, true);

@@ -30,12 +30,12 @@ const LONGEST_ADVICE: Duration = Duration::from_secs(60);
 
 /// What a request was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Promise {
+pub enum Slo {
     /// Nothing: it takes what others leave.
     #[default]
-    Patient,
+    BestEffort,
     /// Somebody listens: the first sound within this time, and from then on sound in real time.
-    Listened(Duration),
+    Realtime(Duration),
 }
 
 /// What is being asked for.
@@ -44,7 +44,7 @@ pub struct Asked {
     /// By whom.
     pub tenant: Tenant,
     /// With what promise.
-    pub promise: Promise,
+    pub slo: Slo,
     /// Whether speech follows its text alone, so that when it comes says something about this server. Not so where the
     /// text is still being written.
     pub steady: bool,
@@ -109,13 +109,13 @@ pub struct Refusal {
 
 /// How things stand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Standing {
+pub struct AdmissionStatus {
     /// Streams that can be carried.
     pub capacity: usize,
     /// Requests that have a place.
     pub held: usize,
     /// Of those, how many somebody listens to.
-    pub listened: usize,
+    pub realtime: usize,
 }
 
 /// What became of a promise.
@@ -130,7 +130,7 @@ pub struct Kept {
 #[derive(Debug)]
 struct Stream {
     tenant: TenantId,
-    promise: Promise,
+    slo: Slo,
     accepted: Duration,
     /// First sounds that were being made when it came.
     ahead: usize,
@@ -148,7 +148,7 @@ struct Stream {
 impl Stream {
     /// The promise is broken at `now`: its first sound is overdue, or a player would have been silent for too long.
     fn is_late(&self, now: Duration) -> bool {
-        let Promise::Listened(deadline) = self.promise else { return false };
+        let Slo::Realtime(deadline) = self.slo else { return false };
         if self.complete || self.waits.is_none() {
             return self.playback.silence > BUFFERED;
         }
@@ -198,14 +198,14 @@ impl AdmissionCore {
     /// The refusal.
     pub fn ask(&mut self, asked: &Asked, now: Duration) -> Result<Ticket, Refusal> {
         self.look(now);
-        let places = self.places(asked.promise);
+        let places = self.places(asked.slo);
         let held = self.streams.len();
         let advice = self.advice(held.max(1));
         if let Err((reason, wait)) = self.shares.ask(&asked.tenant, places, now) {
             let wait = wait.unwrap_or(advice).min(LONGEST_ADVICE);
             if reason == Reason::Places {
                 self.shares.wants(&asked.tenant, places, now + wait + PUNCTUAL);
-                if matches!(asked.promise, Promise::Listened(_)) {
+                if matches!(asked.slo, Slo::Realtime(_)) {
                     self.wanted = now + wait + PUNCTUAL;
                 }
             }
@@ -219,12 +219,12 @@ impl AdmissionCore {
             && let Some(mut refusal) = self.deadline(asked, now, advice)
         {
             refusal.retry_after = refusal.retry_after.min(LONGEST_ADVICE);
-            if matches!(asked.promise, Promise::Listened(_)) && !matches!(refusal.reason, Reason::FirstSound { .. }) {
+            if matches!(asked.slo, Slo::Realtime(_)) && !matches!(refusal.reason, Reason::FirstSound { .. }) {
                 self.wanted = now + refusal.retry_after + PUNCTUAL;
             }
             return Err(refusal);
         }
-        if matches!(asked.promise, Promise::Listened(_)) {
+        if matches!(asked.slo, Slo::Realtime(_)) {
             // Whoever was expected may have been this one.
             self.wanted = Duration::ZERO;
         }
@@ -236,7 +236,7 @@ impl AdmissionCore {
             ticket,
             Stream {
                 tenant: asked.tenant.id,
-                promise: asked.promise,
+                slo: asked.slo,
                 accepted: now,
                 ahead,
                 steady: asked.steady,
@@ -289,7 +289,7 @@ impl AdmissionCore {
         let stream = self.streams.remove(&ticket)?;
         self.shares.leaves(stream.tenant);
         self.held = (self.held * 7 + now.saturating_sub(stream.accepted)) / 8;
-        let Promise::Listened(deadline) = stream.promise else { return None };
+        let Slo::Realtime(deadline) = stream.slo else { return None };
         let first = stream.playback.time_to_first();
         let in_time = first.map(|first| first.saturating_sub(stream.accepted) <= deadline);
         let playback = first.map(|_| stream.playback.silence <= BUFFERED);
@@ -303,19 +303,19 @@ impl AdmissionCore {
     }
 
     /// How things stand.
-    pub fn standing(&self) -> Standing {
-        let listened = self.streams.values().filter(|stream| stream.promise != Promise::Patient).count();
+    pub fn standing(&self) -> AdmissionStatus {
+        let realtime = self.streams.values().filter(|stream| stream.slo != Slo::BestEffort).count();
         let capacity = if self.by_deadlines { self.capacity.now() } else { self.most };
-        Standing { capacity, held: self.streams.len(), listened }
+        AdmissionStatus { capacity, held: self.streams.len(), realtime }
     }
 
     /// The places that there are for a request of this kind.
-    fn places(&self, promise: Promise) -> usize {
-        let nobody_listens = self.streams.values().all(|stream| stream.promise == Promise::Patient);
-        match promise {
+    fn places(&self, slo: Slo) -> usize {
+        let nobody_listens = self.streams.values().all(|stream| stream.slo == Slo::BestEffort);
+        match slo {
             _ if !self.by_deadlines => self.most,
             // Where nobody listens, nobody can hear too late.
-            Promise::Patient if nobody_listens => self.most,
+            Slo::BestEffort if nobody_listens => self.most,
             _ => self.capacity.now(),
         }
     }
@@ -333,7 +333,7 @@ impl AdmissionCore {
 
     /// What deadlines have against one stream more.
     fn deadline(&self, asked: &Asked, now: Duration, advice: Duration) -> Option<Refusal> {
-        let Promise::Listened(deadline) = asked.promise else {
+        let Slo::Realtime(deadline) = asked.slo else {
             let left = self.wanted.saturating_sub(now);
             return (!left.is_zero()).then(|| Refusal { reason: Reason::Yields, retry_after: left.max(advice) });
         };
@@ -351,7 +351,7 @@ impl AdmissionCore {
             return Some(Refusal { reason, retry_after: (expected - deadline).max(advice) });
         }
         // Some hear too late at this moment, whatever was learned.
-        let steady = self.streams.values().filter(|stream| stream.steady && stream.promise != Promise::Patient);
+        let steady = self.streams.values().filter(|stream| stream.steady && stream.slo != Slo::BestEffort);
         let (all, late) = steady.fold((0, 0), |(all, late), stream| {
             (all + 1, late + usize::from(!stream.complete && stream.waits.is_some() && stream.is_late(now)))
         });
@@ -361,15 +361,15 @@ impl AdmissionCore {
 
     /// Draws conclusions from what has been seen.
     fn look(&mut self, now: Duration) {
-        let (mut listened, mut ahead) = (0, 0);
-        for stream in self.streams.values_mut().filter(|stream| stream.steady && stream.promise != Promise::Patient) {
-            listened += 1;
+        let (mut realtime, mut ahead) = (0, 0);
+        for stream in self.streams.values_mut().filter(|stream| stream.steady && stream.slo != Slo::BestEffort) {
+            realtime += 1;
             ahead += usize::from(stream.playback.left(now) >= WELL_AHEAD);
             if !stream.late && stream.is_late(now) {
                 stream.late = true;
                 self.capacity.late();
             }
         }
-        self.capacity.look((self.streams.len(), listened, ahead), now);
+        self.capacity.look((self.streams.len(), realtime, ahead), now);
     }
 }

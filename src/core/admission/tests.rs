@@ -9,14 +9,14 @@ const fn ms(n: u64) -> Duration {
 }
 
 const FIRST_SOUND: Duration = ms(1000);
-const LISTENED: Promise = Promise::Listened(FIRST_SOUND);
+const LISTENED: Slo = Slo::Realtime(FIRST_SOUND);
 
 fn tenant(number: u8, weight: u32) -> Tenant {
     Tenant { id: TenantId::Address(IpAddr::from([10, 0, 0, number])), weight, ..Tenant::default() }
 }
 
-fn asked(promise: Promise) -> Asked {
-    Asked { tenant: Tenant::default(), promise, steady: true, chat: false }
+fn asked(slo: Slo) -> Asked {
+    Asked { tenant: Tenant::default(), slo, steady: true, chat: false }
 }
 
 /// Speech in chunks of 80 ms, shared out evenly, never faster than `rate` together; whoever listens reads at once.
@@ -39,8 +39,8 @@ impl Paper {
         Paper { core, rate, now: Duration::ZERO, speaking: Vec::new(), kept: Vec::new(), most: 0 }
     }
 
-    fn ask(&mut self, promise: Promise, seconds: f64) -> Result<Ticket, Refusal> {
-        let ticket = self.core.ask(&asked(promise), self.now)?;
+    fn ask(&mut self, slo: Slo, seconds: f64) -> Result<Ticket, Refusal> {
+        let ticket = self.core.ask(&asked(slo), self.now)?;
         self.core.waits(ticket, self.now);
         self.speaking.push((ticket, 0.0, (seconds / 0.08) as u32));
         self.most = self.most.max(self.speaking.len());
@@ -66,13 +66,13 @@ impl Paper {
     }
 
     /// Somebody asks every `every`; tells how many were let in.
-    fn crowd(&mut self, every: Duration, lasting: Duration, promise: Promise) -> usize {
+    fn crowd(&mut self, every: Duration, lasting: Duration, slo: Slo) -> usize {
         let until = self.now + lasting;
         let mut next = self.now;
         let mut admitted = 0;
         while self.now < until {
             while next <= self.now {
-                admitted += usize::from(self.ask(promise, 4.0).is_ok());
+                admitted += usize::from(self.ask(slo, 4.0).is_ok());
                 next += every;
             }
             self.step();
@@ -150,9 +150,9 @@ fn a_restart_is_no_overload() {
 fn who_was_promised_nothing_fills_the_machine_and_yields() {
     let mut paper = Paper::new(8, 3.0);
     for _ in 0..8 {
-        paper.ask(Promise::Patient, 8.0).unwrap();
+        paper.ask(Slo::BestEffort, 8.0).unwrap();
     }
-    let full = paper.ask(Promise::Patient, 8.0).unwrap_err();
+    let full = paper.ask(Slo::BestEffort, 8.0).unwrap_err();
     assert_eq!(full.reason, Reason::Places);
     // The first place that becomes free is for whoever listens, though others ask more often.
     let mut patient = 0;
@@ -160,14 +160,14 @@ fn who_was_promised_nothing_fills_the_machine_and_yields() {
         if step % 100 == 0 && paper.ask(LISTENED, 4.0).is_ok() {
             break;
         }
-        patient += usize::from(paper.ask(Promise::Patient, 8.0).is_ok());
+        patient += usize::from(paper.ask(Slo::BestEffort, 8.0).is_ok());
         paper.step();
     }
     assert_eq!(patient, 0);
     // And it is not kept for ever.
-    while paper.ask(Promise::Patient, 8.0).is_ok() {}
+    while paper.ask(Slo::BestEffort, 8.0).is_ok() {}
     paper.ask(LISTENED, 4.0).unwrap_err();
-    while paper.ask(Promise::Patient, 8.0).is_err() {
+    while paper.ask(Slo::BestEffort, 8.0).is_err() {
         paper.step();
     }
 }
@@ -188,7 +188,7 @@ fn nobody_is_let_in_whose_first_sound_would_come_too_late() {
         }
         now += ms(100);
     }
-    let soon = |milliseconds| asked(Promise::Listened(ms(milliseconds)));
+    let soon = |milliseconds| asked(Slo::Realtime(ms(milliseconds)));
     let _ = core.ask(&soon(350), now).unwrap();
     let _ = core.ask(&soon(350), now).unwrap();
     let refused = core.ask(&soon(120), now).unwrap_err();
@@ -199,7 +199,7 @@ fn nobody_is_let_in_whose_first_sound_would_come_too_late() {
 #[test]
 fn with_places_alone_deadlines_mean_nothing() {
     let mut core = AdmissionCore::new(3, false);
-    let tickets: Vec<_> = (0..3).map(|_| core.ask(&asked(Promise::Listened(ms(1))), ms(0)).unwrap()).collect();
+    let tickets: Vec<_> = (0..3).map(|_| core.ask(&asked(Slo::Realtime(ms(1))), ms(0)).unwrap()).collect();
     tickets.iter().for_each(|ticket| core.waits(*ticket, ms(0)));
     assert_eq!(core.ask(&asked(LISTENED), ms(9000)).unwrap_err().reason, Reason::Places);
     core.left(tickets[0], ms(9000));
@@ -209,7 +209,7 @@ fn with_places_alone_deadlines_mean_nothing() {
 #[test]
 fn a_burst_is_refused_before_its_neighbours_are() {
     let mut core = AdmissionCore::new(8, true);
-    let from = |who| Asked { tenant: who, ..asked(Promise::Patient) };
+    let from = |who| Asked { tenant: who, ..asked(Slo::BestEffort) };
     let (quiet, loud) = (tenant(1, 1), tenant(2, 1));
     let first = core.ask(&from(quiet), ms(0)).unwrap();
     core.left(first, ms(10));
@@ -223,7 +223,7 @@ fn limits_of_a_key_hold_whatever_is_free() {
     let mut core = AdmissionCore::new(8, true);
     let key = Tenant { max_requests: Some(2), ..tenant(1, 1) };
     let limited = Tenant { requests_per_minute: Some(3), ..tenant(2, 1) };
-    let from = |who| Asked { tenant: who, ..asked(Promise::Patient) };
+    let from = |who| Asked { tenant: who, ..asked(Slo::BestEffort) };
     let tickets: Vec<_> = (0..2).map(|_| core.ask(&from(key), ms(0)).unwrap()).collect();
     assert_eq!(core.ask(&from(key), ms(0)).unwrap_err().reason, Reason::OwnPlaces(2));
     core.left(tickets[0], ms(0));
@@ -252,7 +252,7 @@ proptest! {
             now += ms(20);
             for turn in 0..weights.len() {
                 let who = (first + turn) % weights.len();
-                let who_asks = Asked { tenant: tenant(who as u8, weights[who]), ..asked(Promise::Patient) };
+                let who_asks = Asked { tenant: tenant(who as u8, weights[who]), ..asked(Slo::BestEffort) };
                 // The first ones are loud.
                 for _ in 0..weights.len() - who {
                     held[who].extend(core.ask(&who_asks, now));
@@ -286,8 +286,8 @@ proptest! {
             let ticket = tickets.get(time as usize % tickets.len().max(1)).copied();
             match (kind, ticket) {
                 (0..=2, _) => {
-                    let promise = if kind == 0 { LISTENED } else { Promise::Patient };
-                    match core.ask(&Asked { tenant: tenant(who, 1), ..asked(promise) }, now) {
+                    let slo = if kind == 0 { LISTENED } else { Slo::BestEffort };
+                    match core.ask(&Asked { tenant: tenant(who, 1), ..asked(slo) }, now) {
                         Ok(ticket) => tickets.push(ticket),
                         Err(refusal) => prop_assert!(refusal.retry_after <= LONGEST_ADVICE),
                     }

@@ -2,7 +2,7 @@
 
 use omni_core::ids::{Frames, StageName};
 use omni_engine::{
-    ChatMessage, GenerateRequest, Output, SamplingOverrides, SpeechParams, SpeechRequest, Terms, TextSource,
+    ChatMessage, GenerateRequest, Output, RequestOptions, SamplingOverrides, SpeechParams, SpeechRequest, TextSource,
     VoiceChoice,
 };
 use omni_model::hf::{Family, Variant};
@@ -108,7 +108,7 @@ impl Load {
             max_text_tokens: Some(self.frames.unwrap_or(CHAT_TOKENS)),
             max_frames: Some(Frames(self.frames.unwrap_or(CHAT_FRAMES))),
             seed: Some(*seed),
-            terms: Terms::default(),
+            options: RequestOptions::default(),
         })
     }
 }
