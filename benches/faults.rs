@@ -7,7 +7,7 @@
 use omni_actors::config::Config;
 use omni_actors::core::ids::{Frames, RequestId, StageName};
 use omni_actors::engine::{Engine, Event, Service, SpeechParams, SpeechRequest, TextSource};
-use omni_actors::fault::{FaultKind, FaultPlan, FaultPoint, FaultRule, FaultSite, Moment};
+use omni_actors::fault::{FaultEvent, FaultKind, FaultPlan, FaultPoint, FaultRule, FaultSite};
 use omni_actors::model::checkpoint::Checkpoint;
 use std::hint::black_box;
 use std::path::Path;
@@ -29,7 +29,7 @@ async fn main() {
         ("enabled, a rule for another place", FaultPlan::with(0, true, &[elsewhere])),
     ] {
         let site = plan.site(StageName::Talker, FaultPoint::Runner);
-        println!("{name:>40}{:>8.2}", each(|n| strike(black_box(&site), n)));
+        println!("{name:>40}{:>8.2}", each(|n| inject(black_box(&site), n)));
     }
 
     println!("\nmicroseconds per frame, tiny checkpoint, {FRAMES} frames, least of {TURNS} turns\n");
@@ -43,8 +43,8 @@ async fn main() {
     println!("{:>40}{least_on:>8.1}", "enabled, no rule");
 }
 
-fn strike(site: &FaultSite, n: u64) {
-    site.strike(|| [Moment::of(RequestId(n))], || false).unwrap();
+fn inject(site: &FaultSite, n: u64) {
+    site.inject(|| [FaultEvent::of(RequestId(n))], || false).unwrap();
 }
 
 fn each(work: impl Fn(u64)) -> f64 {

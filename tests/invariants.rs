@@ -159,7 +159,7 @@ async fn a_unit_that_comes_twice_is_used_once() {
     assert_eq!(until_end(&rig).await.iter().map(|payload| payload.header.units).sum::<u32>(), 4, "three and the flush");
     let advanced: u32 = steps.drain().flatten().map(|sequence| sequence.advance).sum();
     assert_eq!(advanced, 3);
-    assert!(rig.world.failed.lock().unwrap().is_empty());
+    assert!(rig.context.failed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -172,8 +172,8 @@ async fn a_unit_that_is_missing_fails_its_request_clearly_and_no_other() {
     rig.feed(other, 0, Part::U32(vec![0]), 1, true);
     let payloads = until_end(&rig).await;
     assert!(payloads.iter().all(|payload| payload.header.request == other));
-    until(|| !rig.world.failed.lock().unwrap().is_empty()).await;
-    let failed = rig.world.failed.lock().unwrap().clone();
+    until(|| !rig.context.failed.lock().unwrap().is_empty()).await;
+    let failed = rig.context.failed.lock().unwrap().clone();
     assert_eq!(failed[0].0, REQUEST);
     assert!(failed[0].1.contains("#1") && failed[0].1.contains("#0"), "{failed:?}");
 }

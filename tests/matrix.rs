@@ -11,7 +11,7 @@ mod support;
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Output, Service};
-use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Ground, Phase};
+use omni_actors::fault::{FaultCapabilities, FaultKind, FaultPoint, FaultRule, Phase};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +25,7 @@ const SAMPLE: [(Placement, usize); 2] = [(Placement::Thread, 48), (Placement::Pr
 
 /// When in the life of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Moment {
+enum FaultEvent {
     BeforePrefill,
     MidPrefill,
     /// A step was launched and nobody has seen its tokens.
@@ -40,23 +40,23 @@ enum Moment {
     ComingBack,
 }
 
-const MOMENTS: [(Moment, &str); 9] = [
-    (Moment::BeforePrefill, "before prefill"),
-    (Moment::MidPrefill, "mid-prefill"),
-    (Moment::AfterLaunch, "after launch before tokens"),
-    (Moment::AfterTokens, "after tokens before delivery"),
-    (Moment::FirstChunk, "first chunk"),
-    (Moment::MidStream, "mid-stream"),
-    (Moment::LastChunk, "last chunk"),
-    (Moment::Drain, "drain"),
-    (Moment::ComingBack, "coming back"),
+const MOMENTS: [(FaultEvent, &str); 9] = [
+    (FaultEvent::BeforePrefill, "before prefill"),
+    (FaultEvent::MidPrefill, "mid-prefill"),
+    (FaultEvent::AfterLaunch, "after launch before tokens"),
+    (FaultEvent::AfterTokens, "after tokens before delivery"),
+    (FaultEvent::FirstChunk, "first chunk"),
+    (FaultEvent::MidStream, "mid-stream"),
+    (FaultEvent::LastChunk, "last chunk"),
+    (FaultEvent::Drain, "drain"),
+    (FaultEvent::ComingBack, "coming back"),
 ];
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
     stage: Option<StageName>,
     point: FaultPoint,
-    moment: Moment,
+    event: FaultEvent,
     kind: FaultKind,
     placement: Placement,
 }
@@ -67,9 +67,9 @@ const PAUSE: FaultKind = FaultKind::Delay(Duration::from_millis(30));
 impl Case {
     fn name(&self) -> String {
         let stage = self.stage.map_or(String::new(), |stage| format!("{stage} "));
-        let moment = MOMENTS.iter().find(|(moment, _)| *moment == self.moment).unwrap().1;
+        let event = MOMENTS.iter().find(|(event, _)| *event == self.event).unwrap().1;
         let placement = if self.placement == Placement::Thread { "thread" } else { "process" };
-        format!("{placement}: {stage}{} {moment} {}", self.point.as_str(), self.kind.as_str())
+        format!("{placement}: {stage}{} {event} {}", self.point.as_str(), self.kind.as_str())
     }
 
     /// The fault itself, and what brings its moment about.
@@ -80,16 +80,16 @@ impl Case {
             let elsewhere = self.stage.filter(|_| by != self.point);
             elsewhere.map(|stage| FaultRule::new(stage, by, PAUSE).phase(Phase::Stream).times(3))
         };
-        let (rule, with) = match self.moment {
-            Moment::BeforePrefill => (rule.phase(Phase::Prefill), None),
-            Moment::MidPrefill => (rule.phase(Phase::Prefill).nth(2), None),
-            Moment::AfterLaunch => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Completion)),
-            Moment::AfterTokens => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Outbound)),
-            Moment::FirstChunk => (rule.phase(Phase::First), None),
-            Moment::MidStream => (rule.phase(Phase::Stream).nth(3), None),
-            Moment::LastChunk => (rule.phase(Phase::Last), None),
-            Moment::Drain => (rule.phase(Phase::Drain), None),
-            Moment::ComingBack => {
+        let (rule, with) = match self.event {
+            FaultEvent::BeforePrefill => (rule.phase(Phase::Prefill), None),
+            FaultEvent::MidPrefill => (rule.phase(Phase::Prefill).nth(2), None),
+            FaultEvent::AfterLaunch => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Completion)),
+            FaultEvent::AfterTokens => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Outbound)),
+            FaultEvent::FirstChunk => (rule.phase(Phase::First), None),
+            FaultEvent::MidStream => (rule.phase(Phase::Stream).nth(3), None),
+            FaultEvent::LastChunk => (rule.phase(Phase::Last), None),
+            FaultEvent::Drain => (rule.phase(Phase::Drain), None),
+            FaultEvent::ComingBack => {
                 let first = FaultRule::new(self.stage, FaultPoint::Sampler, FaultKind::Panic).phase(Phase::Stream);
                 (rule.nth(2), Some(first))
             }
@@ -98,25 +98,26 @@ impl Case {
     }
 
     /// Whether such a fault can strike an engine of this placement, and does in a request like ours.
-    fn happens(&self, ground: &Ground) -> bool {
+    fn happens(&self, capabilities: &FaultCapabilities) -> bool {
         // A vocoder has no prompt: only who gives its sequences their places sees one before it has frames.
         let no_prompt = self.stage == Some(StageName::Code2wav)
             && matches!(self.point, FaultPoint::Runner | FaultPoint::Completion | FaultPoint::Sampler);
-        let prefill = matches!(self.moment, Moment::BeforePrefill | Moment::MidPrefill);
-        let held_or_mid = matches!(self.moment, Moment::AfterLaunch | Moment::AfterTokens | Moment::MidStream);
+        let prefill = matches!(self.event, FaultEvent::BeforePrefill | FaultEvent::MidPrefill);
+        let held_or_mid =
+            matches!(self.event, FaultEvent::AfterLaunch | FaultEvent::AfterTokens | FaultEvent::MidStream);
         let in_thinker = self.stage == Some(StageName::Thinker)
             && match self.point {
                 // Its text comes in one piece.
                 FaultPoint::Connector => held_or_mid,
                 // What it makes of its prompt is output already, and its first token that of the prompt's last step.
-                FaultPoint::Sampler => self.moment == Moment::MidPrefill,
-                FaultPoint::Completion => self.moment == Moment::FirstChunk,
+                FaultPoint::Sampler => self.event == FaultEvent::MidPrefill,
+                FaultPoint::Completion => self.event == FaultEvent::FirstChunk,
                 _ => false,
             };
         // Sequences are opened before a drain begins, and stages only come up when something else has failed.
-        let early = matches!(self.point, FaultPoint::Open | FaultPoint::Build) && self.moment == Moment::Drain;
-        let comes_up = (self.point == FaultPoint::Build) == (self.moment == Moment::ComingBack);
-        let fits = self.rules().iter().all(|rule| ground.check(rule).is_ok());
+        let early = matches!(self.point, FaultPoint::Open | FaultPoint::Build) && self.event == FaultEvent::Drain;
+        let comes_up = (self.point == FaultPoint::Build) == (self.event == FaultEvent::ComingBack);
+        let fits = self.rules().iter().all(|rule| capabilities.check(rule).is_ok());
         fits && comes_up && !early && !in_thinker && !(prefill && no_prompt)
     }
 }
@@ -125,7 +126,7 @@ impl Case {
 fn cases(placement: Placement) -> Vec<Case> {
     let stages = StageName::ALL.to_vec();
     let process = placement == Placement::Process;
-    let ground = Ground {
+    let capabilities = FaultCapabilities {
         apart: if process { stages.clone() } else { Vec::new() },
         framed: if process { Vec::new() } else { stages[..2].to_vec() },
         stages,
@@ -135,14 +136,14 @@ fn cases(placement: Placement) -> Vec<Case> {
     let mut all = Vec::new();
     for stage in [None].into_iter().chain(StageName::ALL.map(Some)) {
         for point in FaultPoint::ALL {
-            for (moment, _) in MOMENTS {
+            for (event, _) in MOMENTS {
                 for kind in FaultKind::all(Duration::from_millis(30)) {
-                    all.push(Case { stage, point: *point, moment, kind, placement });
+                    all.push(Case { stage, point: *point, event, kind, placement });
                 }
             }
         }
     }
-    all.retain(|case| case.happens(&ground));
+    all.retain(|case| case.happens(&capabilities));
     all
 }
 
@@ -213,7 +214,7 @@ async fn ask(engine: &Engine, draining: bool) -> [Answer; 2] {
 /// What is wrong with a case, if anything is.
 async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<(), String> {
     let engine = started(case.placement, case.rules()).await;
-    let draining = case.moment == Moment::Drain;
+    let draining = case.event == FaultEvent::Drain;
     let answers = tokio::time::timeout(PATIENCE, ask(&engine, draining)).await.map_err(|_| "hangs".to_owned())?;
     for (what, (answer, truth)) in ["speech", "chat"].iter().zip(answers.iter().zip(truth.iter())) {
         if answer.end != truth.end {
@@ -299,8 +300,8 @@ fn the_matrix_has_every_moment_of_every_actor_and_every_kind() {
                 let here = all.iter().filter(|case| case.stage == Some(stage) && case.point == *point);
                 assert!(here.clone().any(|case| case.kind == FaultKind::Panic), "{stage} {point:?}");
             }
-            for (moment, name) in MOMENTS {
-                assert!(all.iter().any(|case| case.stage == Some(stage) && case.moment == moment), "{stage} {name}");
+            for (event, name) in MOMENTS {
+                assert!(all.iter().any(|case| case.stage == Some(stage) && case.event == event), "{stage} {name}");
             }
         }
         let kinds = FaultKind::all(Duration::from_millis(30)).into_iter().filter(|kind| match kind {

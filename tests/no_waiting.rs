@@ -274,8 +274,8 @@ const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("actors/completion.rs", "run", ".recv(", 1, "the completion thread, which is there to wait"),
     ("actors/completion.rs", "step", ".wait()", 1, "the completion thread; a step that a launch has computed is there"),
     ("fault/site.rs", "happen", "sleep(", 2, "a pause or a hang that a fault plan asks for"),
-    ("fault/site.rs", "strike_async", "sleep(", 1, "a pause that a fault plan asks for"),
-    ("fault/site.rs", "strike_async", ".await", 1, "a pause that a fault plan asks for"),
+    ("fault/site.rs", "inject_async", "sleep(", 1, "a pause that a fault plan asks for"),
+    ("fault/site.rs", "inject_async", ".await", 1, "a pause that a fault plan asks for"),
     ("fault/plan.rs", "look", ".read()", 1, "only where there are rules, which are changed in an instant"),
     ("fault/plan.rs", "change", ".write()", 1, "whoever changes a plan: no launch"),
 ];

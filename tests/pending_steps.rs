@@ -64,12 +64,12 @@ async fn idle(rig: &Rig) {
 }
 
 fn dead(rig: &Rig) -> bool {
-    !rig.world.deaths.lock().unwrap().is_empty()
+    !rig.context.deaths.lock().unwrap().is_empty()
 }
 
 async fn death(rig: &Rig) -> String {
     until(|| dead(rig)).await;
-    rig.world.deaths.lock().unwrap()[0].clone()
+    rig.context.deaths.lock().unwrap()[0].clone()
 }
 
 async fn second_life(rig: &Rig) {
@@ -114,7 +114,7 @@ async fn a_sequence_that_stops_while_later_steps_are_out_is_heard_to_its_end_and
     assert_eq!(heard(&rig, ONE, 2).await, [1, 2]);
     idle(&rig).await;
     assert!(rig.output.is_empty(), "what was computed in vain is not heard");
-    assert!(rig.world.failed.lock().unwrap().is_empty());
+    assert!(rig.context.failed.lock().unwrap().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -152,7 +152,7 @@ async fn sequences_join_a_step_while_others_are_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_works() {
     let (rig, launches) = stage(3, ahead(2), &[]).await;
-    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.context.may_die.store(true, Ordering::Relaxed);
     rig.admit(sequence(ONE));
     drop(some(&launches, 2).await);
     let reason = death(&rig).await;
@@ -168,7 +168,7 @@ async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_w
 #[tokio::test(flavor = "multi_thread")]
 async fn a_panic_on_the_completion_thread_ends_the_stage() {
     let (rig, launches) = stage(3, ahead(1), &[]).await;
-    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.context.may_die.store(true, Ordering::Relaxed);
     rig.admit(sequence(ONE));
     some(&launches, 1).await.remove(0).panic();
     let reason = death(&rig).await;
@@ -180,7 +180,7 @@ async fn a_panic_on_the_completion_thread_ends_the_stage() {
 async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
     let third = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Error).nth(3);
     let (rig, launches) = stage(100, ahead(3), &[third]).await;
-    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.context.may_die.store(true, Ordering::Relaxed);
     rig.admit(sequence(ONE));
     let held = some(&launches, 2).await;
     let reason = death(&rig).await;
@@ -208,7 +208,7 @@ async fn a_step_that_never_ends_is_noticed_by_the_watchdog() {
     let (launches, seen) = flume::unbounded();
     let factory = Beside { launches, stop: 100 };
     let rig = watched(StageName::Talker, factory, ahead(2), &[], Duration::from_millis(200)).await;
-    rig.world.may_die.store(true, Ordering::Relaxed);
+    rig.context.may_die.store(true, Ordering::Relaxed);
     rig.admit(sequence(ONE));
     let held = some(&seen, 2).await;
     let reason = death(&rig).await;
@@ -293,7 +293,7 @@ mod on_a_shared_device {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_stage_that_dies_is_waited_for_no_longer() {
         let ([(talker, _talked), (vocoder, vocoded)], ahead, new) = one_ahead_and_one_new().await;
-        talker.world.may_die.store(true, Ordering::Relaxed);
+        talker.context.may_die.store(true, Ordering::Relaxed);
         ahead.end();
         sent(&vocoder, ONE, 1).await;
         assert!(vocoded.is_empty());
@@ -391,7 +391,7 @@ mod in_a_launch {
     async fn life(place: Place) -> Option<String> {
         let script = Script { steps: flume::unbounded().0, stop: 3 };
         let rig = rig(StageName::Talker, Waits(place, script), scheduler(), &[]).await;
-        rig.world.may_die.store(true, Ordering::Relaxed);
+        rig.context.may_die.store(true, Ordering::Relaxed);
         let params = SequenceParams {
             prompt: 0,
             prompt_input: 0,
@@ -413,7 +413,7 @@ mod in_a_launch {
         // A stage that dies while it closes its last sequence is told of as dead a little later.
         until(|| dead(&rig) || place != Place::Close || !cfg!(debug_assertions)).await;
         rig.stage.stop().await;
-        rig.world.deaths.lock().unwrap().first().cloned()
+        rig.context.deaths.lock().unwrap().first().cloned()
     }
 
     #[tokio::test(flavor = "multi_thread")]

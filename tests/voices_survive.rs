@@ -108,8 +108,8 @@ fn round(voices: &Path, number: u32, next: &AtomicU32, fates: &mut BTreeMap<u32,
         drop(tell);
         let mut hear = |(number, fate)| _ = fates.insert(number, fate);
         heard.iter().take(answers).for_each(&mut hear);
-        let moment = Instant::now() + pause;
-        while let Ok(answer) = heard.recv_deadline(moment) {
+        let event = Instant::now() + pause;
+        while let Ok(answer) = heard.recv_deadline(event) {
             hear(answer);
         }
         serving.signal("KILL");

@@ -11,7 +11,7 @@ use super::sampler::{SamplerMessage, Ticket, TicketSequence};
 use super::stage::{ActorFailure, Resume, StageGeneration, Wants};
 use omni_core::ids::{Attempt, RequestId, Seq, Slot, StepId};
 use omni_core::scheduler::{Plan, PlannedSequence, SequenceDone};
-use omni_fault::{FaultKind, FaultPoint, FaultSite, Moment};
+use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite};
 use omni_model::ModelError;
 use omni_model::stage::{DeviceTimes, Emit, Finish, Launched, SequenceOutput};
 use omni_telemetry::trace::{self, Ran, SequenceShare, Track, What};
@@ -178,7 +178,7 @@ impl Completion {
         if self.stage.pulse.is_stopping() {
             return Ok(());
         }
-        self.strike(&plan, &mut outcome.sequences)?;
+        self.inject(&plan, &mut outcome.sequences)?;
         let time = Span { began, returned, ended, device: outcome.times.total };
         self.stage.setup.metrics.phases(&outcome.times.phases);
         let step = plan.step;
@@ -193,15 +193,15 @@ impl Completion {
     }
 
     /// Lets happen what a fault plan asks for, before anybody hears of the step.
-    fn strike(&self, plan: &Plan, sequences: &mut [Result<SequenceOutput, ModelError>]) -> Result<(), ActorFailure> {
-        let moments = || {
+    fn inject(&self, plan: &Plan, sequences: &mut [Result<SequenceOutput, ModelError>]) -> Result<(), ActorFailure> {
+        let events = || {
             plan.sequences
                 .iter()
                 .zip(&*sequences)
-                .map(|(planned, sequence)| self.moment(planned, sequence))
+                .map(|(planned, sequence)| self.event(planned, sequence))
                 .collect::<Vec<_>>()
         };
-        let Some(hit) = self.fault.occurs(moments) else { return Ok(()) };
+        let Some(hit) = self.fault.occurs(events) else { return Ok(()) };
         match sequences.get_mut(hit.sequence) {
             Some(sequence) if hit.kind == FaultKind::Nan => {
                 *sequence = Err(ModelError::Sequence(format!(
@@ -214,19 +214,19 @@ impl Completion {
         }
     }
 
-    fn moment(&self, planned: &PlannedSequence, sequence: &Result<SequenceOutput, ModelError>) -> Moment {
+    fn event(&self, planned: &PlannedSequence, sequence: &Result<SequenceOutput, ModelError>) -> FaultEvent {
         match sequence {
             Ok(output) if !output.stale && planned.prompt && output.sampled.is_none() => {
-                Moment::prompt(planned.request)
+                FaultEvent::prompt(planned.request)
             }
             Ok(output) if !output.stale => {
                 let first = self
                     .sequences
                     .get(&planned.slot)
                     .is_some_and(|sequence| sequence.units == 0 && sequence.tokens == 0);
-                Moment::output(planned.request, first, output.finish.is_some()).in_prompt(planned.prompt)
+                FaultEvent::output(planned.request, first, output.finish.is_some()).in_prompt(planned.prompt)
             }
-            _ => Moment::of(planned.request),
+            _ => FaultEvent::of(planned.request),
         }
     }
 

@@ -7,7 +7,7 @@ use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGeneration};
 use omni_core::ids::{Attempt, RequestId, Seq};
 use omni_core::sequence::{Arrival, SequenceCheck};
-use omni_fault::{FaultPoint, FaultSite, Moment};
+use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::SequenceInput;
 use omni_telemetry::trace::{self, Track, What};
 use omni_telemetry::{Queue, clock};
@@ -56,7 +56,7 @@ impl Actor for Outbound {
             let _at_work = stage.at_work(Role::Outbound);
             match queued {
                 Queued::Item(payload) => {
-                    fault.strike_async(|| [moment(&payload.header)]).await?;
+                    fault.inject_async(|| [event(&payload.header)]).await?;
                     put(stage, payload);
                 }
                 Queued::News(news) => stage.tell_scheduler(news),
@@ -189,7 +189,7 @@ impl Actor for Inbound {
                 // inbox already, and drop that payload as nobody's.
                 if let Ok(payload) = state.inbox.try_recv() {
                     let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
-                    state.fault.strike_async(|| [moment(&payload.header)]).await?;
+                    state.fault.inject_async(|| [event(&payload.header)]).await?;
                     state.arrived(payload)?;
                     trace::since(began, state.stage.lane(Track::ConnectorIn), || What::Took(chunk));
                 }
@@ -286,8 +286,8 @@ impl InboundState {
 }
 
 /// What a payload is to a fault plan.
-fn moment(header: &Header) -> Moment {
-    Moment::units(header.request, header.seq, header.end.is_some())
+fn event(header: &Header) -> FaultEvent {
+    FaultEvent::units(header.request, header.seq, header.end.is_some())
 }
 
 /// What a part of a payload is to a stage.

@@ -7,7 +7,7 @@ use super::stage::{ActorFailure, Resume, StageGeneration, Wants};
 use super::supervisor::SupervisorMessage;
 use omni_core::ids::{RequestId, Slot};
 use omni_core::scheduler::Plan;
-use omni_fault::{Begun, FaultKind, FaultPoint, FaultSite, Injected, Moment};
+use omni_fault::{Begun, FaultEvent, FaultKind, FaultPoint, FaultSite, Injected};
 use omni_model::ModelError;
 use omni_model::launching;
 use omni_model::stage::{SequenceInput, SequenceSpec, SequenceWork, StageModel};
@@ -206,7 +206,7 @@ struct Runner {
 impl Runner {
     fn new(stage: Arc<StageGeneration>, actor: ActorRef<RunnerMessage>) -> Result<Runner, RunnerError> {
         let site = |point| stage.setup.faults.site(stage.setup.name, point);
-        site(FaultPoint::Build).strike(|| None, || false).map_err(harm)?;
+        site(FaultPoint::Build).inject(|| None, || false).map_err(harm)?;
         let built = stage.setup.factory.build();
         let model = built.map_err(|error| ActorFailure::Runner(error.to_string()))?;
         let (fault, fault_open) = (site(FaultPoint::Runner), site(FaultPoint::Open));
@@ -234,7 +234,7 @@ impl Runner {
         match command {
             Command::Open { slot, request, spec, wants, from } => {
                 let stopping = || self.stage.pulse.is_stopping();
-                self.fault_open.strike(|| [Moment::prompt(request)], stopping).map_err(harm)?;
+                self.fault_open.inject(|| [FaultEvent::prompt(request)], stopping).map_err(harm)?;
                 self.slots.insert(request, slot);
                 self.requests.insert(slot, request);
                 self.completion.tell(Event::Opened { slot, wants, from })?;
@@ -271,13 +271,13 @@ impl Runner {
 
     fn launch(&mut self, plan: Plan) -> Result<(), RunnerError> {
         let begun = &mut self.begun;
-        let moments = || {
+        let events = || {
             plan.sequences
                 .iter()
-                .map(|sequence| begun.moment(sequence.request, sequence.prompt, false))
+                .map(|sequence| begun.event(sequence.request, sequence.prompt, false))
                 .collect::<Vec<_>>()
         };
-        if let Err(injected) = self.fault.strike(moments, || self.stage.pulse.is_stopping()) {
+        if let Err(injected) = self.fault.inject(events, || self.stage.pulse.is_stopping()) {
             if injected.kind != FaultKind::Device {
                 return Err(harm(injected));
             }

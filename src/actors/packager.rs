@@ -6,7 +6,7 @@ use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Queued, Role, StageGeneration, Wants};
 use candle_core::Tensor;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName, StepId};
-use omni_fault::{FaultPoint, FaultSite, Moment};
+use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::ModelError;
 use omni_model::embeddings::Embeddings;
 use omni_model::stage::Emit;
@@ -75,7 +75,7 @@ impl Actor for Packager {
             let _at_work = state.stage.at_work(Role::Packager);
             if !outputs.is_empty() {
                 let (began, requests) = (trace::now(), outputs.len() as u32);
-                state.fault.strike_async(|| moments(&outputs)).await?;
+                state.fault.inject_async(|| events(&outputs)).await?;
                 state.pack(outputs).await?;
                 trace::since(began, state.stage.lane(Track::Packager), || What::Packaging { requests });
             }
@@ -94,9 +94,9 @@ struct Batch {
 }
 
 /// What the outputs of each request are.
-fn moments(outputs: &[Vec<Output>]) -> Vec<Moment> {
+fn events(outputs: &[Vec<Output>]) -> Vec<FaultEvent> {
     let last = |outputs: &[Output]| outputs.iter().any(|output| output.end.is_some());
-    outputs.iter().map(|outputs| Moment::units(outputs[0].request, outputs[0].seq, last(outputs))).collect()
+    outputs.iter().map(|outputs| FaultEvent::units(outputs[0].request, outputs[0].seq, last(outputs))).collect()
 }
 
 impl PackagerState {

@@ -8,7 +8,7 @@ use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Queued, Role, StageGeneration};
 use omni_core::ids::{RequestId, StepId};
 use omni_core::scheduler::{SequenceDone, StepDone};
-use omni_fault::{FaultPoint, FaultSite, Moment};
+use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -29,17 +29,17 @@ impl Ticket {
     }
 
     /// What it is about.
-    fn moments(&self) -> Vec<Moment> {
+    fn events(&self) -> Vec<FaultEvent> {
         let of = |sequence: &TicketSequence| match sequence {
             TicketSequence::Done { output: Some(output), .. } => {
-                Moment::units(output.request, output.seq, output.end.is_some())
+                FaultEvent::units(output.request, output.seq, output.end.is_some())
             }
-            TicketSequence::Done { done, output: None } => Moment::prompt(done.request),
-            TicketSequence::Failed { request, .. } => Moment::of(*request),
+            TicketSequence::Done { done, output: None } => FaultEvent::prompt(done.request),
+            TicketSequence::Failed { request, .. } => FaultEvent::of(*request),
         };
         match self {
             Ticket::Step { sequences, .. } => sequences.iter().map(of).collect(),
-            Ticket::SequenceFailed { request, .. } => vec![Moment::of(*request)],
+            Ticket::SequenceFailed { request, .. } => vec![FaultEvent::of(*request)],
         }
     }
 }
@@ -89,7 +89,7 @@ impl Actor for Sampler {
         while let Ok(ticket) = state.stage.tickets.recv.try_recv() {
             let _at_work = state.stage.at_work(Role::Sampler);
             let (began, step) = (trace::now(), ticket.step());
-            state.fault.strike_async(|| ticket.moments()).await?;
+            state.fault.inject_async(|| ticket.events()).await?;
             state.pass_on(ticket)?;
             if let Some(step) = step {
                 trace::since(began, state.stage.lane(Track::Sampler), || What::Sampled(step));

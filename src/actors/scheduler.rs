@@ -7,7 +7,7 @@ use super::stage::{ActorFailure, Admission, Resume, Role, StageGeneration, Wants
 use omni_core::arbiter::Turn;
 use omni_core::ids::{Attempt, RequestId, StepId};
 use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
-use omni_fault::{Begun, FaultPoint, FaultSite, Moment};
+use omni_fault::{Begun, FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::SequenceSpec;
 use omni_telemetry::trace::{self, Track, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -41,22 +41,22 @@ pub(super) enum SchedulerMessage {
 
 impl SchedulerMessage {
     /// What it is about.
-    fn moments(&self, begun: &mut Begun, core: &SchedulerCore) -> Vec<Moment> {
+    fn events(&self, begun: &mut Begun, core: &SchedulerCore) -> Vec<FaultEvent> {
         match self {
-            SchedulerMessage::Admit(admission) => vec![Moment::prompt(admission.request)],
+            SchedulerMessage::Admit(admission) => vec![FaultEvent::prompt(admission.request)],
             SchedulerMessage::Done { done, .. } => {
                 let in_prompt = |sequence: &SequenceDone| sequence.emitted == 0 && !sequence.finished;
                 // What late steps say of a sequence that is gone is no output.
-                let moment = |sequence: &SequenceDone| match core.knows(sequence.request) {
-                    true => begun.moment(sequence.request, in_prompt(sequence), sequence.finished),
-                    false => Moment::of(sequence.request),
+                let event = |sequence: &SequenceDone| match core.knows(sequence.request) {
+                    true => begun.event(sequence.request, in_prompt(sequence), sequence.finished),
+                    false => FaultEvent::of(sequence.request),
                 };
-                done.sequences.iter().map(moment).collect()
+                done.sequences.iter().map(event).collect()
             }
             SchedulerMessage::Input { request, .. }
             | SchedulerMessage::Acked { request, .. }
             | SchedulerMessage::SequenceFailed { request, .. }
-            | SchedulerMessage::Abort(request) => vec![Moment::of(*request)],
+            | SchedulerMessage::Abort(request) => vec![FaultEvent::of(*request)],
             SchedulerMessage::Poke => Vec::new(),
         }
     }
@@ -112,7 +112,7 @@ impl Actor for Scheduler {
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
         let _at_work = state.stage.at_work(Role::Scheduler);
-        state.fault.strike_async(|| message.moments(&mut state.begun, &state.core)).await?;
+        state.fault.inject_async(|| message.events(&mut state.begun, &state.core)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {
                 let Admission { request, params, spec, wants, from } = *admission;
@@ -254,13 +254,13 @@ mod tests {
         };
         let mut begun = Begun::default();
         core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
-        for (step, finished, moment) in [
-            (0, false, Moment::output(request, true, false)),
-            (1, true, Moment::output(request, false, true)),
-            (2, false, Moment::of(request)),
+        for (step, finished, event) in [
+            (0, false, FaultEvent::output(request, true, false)),
+            (1, true, FaultEvent::output(request, false, true)),
+            (2, false, FaultEvent::of(request)),
         ] {
             let message = SchedulerMessage::Done { done: done(step, finished), failed: Vec::new() };
-            assert_eq!(message.moments(&mut begun, &core), [moment], "step {step}");
+            assert_eq!(message.events(&mut begun, &core), [event], "step {step}");
             core.handle(Event::StepDone(done(step, finished)), Duration::ZERO);
         }
     }

@@ -286,7 +286,7 @@ pub enum SubmitError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaterReason {
     /// One stream more would make some stutter.
-    #[error("this server carries {0} streams in real time at this moment, and they are taken")]
+    #[error("this server carries {0} streams in real time at this event, and they are taken")]
     Streams(usize),
     /// The first sound would come too late.
     #[error("the first sound would come after {:.1} s, later than the {:.1} s that it may take", expected.as_secs_f32(), deadline.as_secs_f32())]

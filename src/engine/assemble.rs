@@ -13,7 +13,7 @@ use super::{ModelInfo, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use omni_core::ids::StageName;
 use omni_core::ledger::LedgerLimits;
-use omni_fault::{FaultPlan, FaultPoint, Ground};
+use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::AudioLimits;
 use omni_model::hf::{Family, SAMPLE_RATE, Variant};
@@ -39,7 +39,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here)?;
-    let settled = maker.faults.settle(ground(family, config, maker.device.kind));
+    let settled = maker.faults.settle(capabilities(family, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
     if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
         tracing::warn!(
@@ -220,11 +220,11 @@ fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
 }
 
 /// What can break on purpose.
-fn ground(family: &Family, config: &Config, device: DeviceKind) -> Ground {
+fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCapabilities {
     let stages = family.stages();
     let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
     let apart = stages.iter().filter(|stage| config.stage(**stage).placement == Placement::Process);
-    Ground {
+    FaultCapabilities {
         stages: stages.to_vec(),
         apart: apart.copied().collect(),
         framed: framed.map(|pair| pair[0]).collect(),

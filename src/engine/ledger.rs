@@ -18,7 +18,7 @@ use super::stages::Stages;
 use super::stream::Expired;
 use omni_core::ids::{RequestId, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
-use omni_fault::{FaultPlan, FaultPoint, FaultSite, Moment};
+use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
 use omni_stage::{AckSink, StageReports};
 use omni_telemetry::{Outcome, RequestKind, RequestMetrics};
 use omni_transfer::payload::{Kind, Part, Payload};
@@ -152,8 +152,8 @@ impl Ledger {
         let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));
         let mut books = self.lock();
         // A panic is all that can happen here.
-        let moment = Moment::units(request, payload.header.seq, payload.header.end.is_some());
-        let _ = self.fault.strike(|| [moment], || false);
+        let event = FaultEvent::units(request, payload.header.seq, payload.header.end.is_some());
+        let _ = self.fault.inject(|| [event], || false);
         // The client may have left: nobody will read this, so nobody needs to wait for it to be read.
         let Some(new) = self.write_down(&mut books, edge, payload) else { return };
         let (units, kind, end) = (new.header.units, new.header.kind, new.header.end);
@@ -376,12 +376,12 @@ struct Reader {
 
 impl Listener for Reader {
     fn hesitates(&self, event: &Event) -> Option<Duration> {
-        let moment = || match event {
-            Event::Audio(_) => Moment::output(self.request, !self.heard.swap(true, Ordering::Relaxed), false),
-            Event::Finished { .. } | Event::Failed(_) => Moment::output(self.request, false, true),
-            Event::Started { .. } | Event::Text(_) => Moment::of(self.request),
+        let event = || match event {
+            Event::Audio(_) => FaultEvent::output(self.request, !self.heard.swap(true, Ordering::Relaxed), false),
+            Event::Finished { .. } | Event::Failed(_) => FaultEvent::output(self.request, false, true),
+            Event::Started { .. } | Event::Text(_) => FaultEvent::of(self.request),
         };
-        self.pace.occurs(|| [moment()])?.kind.delay()
+        self.pace.occurs(|| [event()])?.kind.delay()
     }
 
     fn read(&self, event: &Event) {

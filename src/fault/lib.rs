@@ -7,9 +7,9 @@
 //! | file | what |
 //! | --- | --- |
 //! | `rule` | what a rule says |
-//! | `moment` | what a stage is at when a fault may strike |
-//! | `hit` | which occurrences a rule hits: pure |
-//! | `ground` | what can break in one engine |
+//! | `event` | what a stage is at when a fault may strike |
+//! | `matching` | which occurrences a rule hits: pure |
+//! | `capabilities` | what can break in one engine |
 //! | `plan` | the rules of an engine, and their counts |
 //! | `site` | one place, which is struck |
 //!
@@ -18,15 +18,15 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod ground;
-mod hit;
-mod moment;
+mod capabilities;
+mod event;
+mod matching;
 mod plan;
 mod rule;
 mod site;
 
-pub use ground::Ground;
-pub use moment::{Begun, Moment};
+pub use capabilities::FaultCapabilities;
+pub use event::{Begun, FaultEvent};
 pub use plan::{FaultPlan, PlanError, PlanState, RuleCount, RuleState};
 pub use rule::{FaultKind, FaultPoint, FaultRule, HANG, Phase};
-pub use site::{FaultSite, Hit, Injected};
+pub use site::{FaultSite, Injected, InjectedFault};

@@ -1,7 +1,7 @@
 //! The rules of an engine and their counts: changed while it runs, shared with its stage processes.
 
-use super::ground::Ground;
-use super::hit::World;
+use super::capabilities::FaultCapabilities;
+use super::matching::FaultContext;
 use super::rule::{FaultPoint, FaultRule};
 use super::site::{FaultSite, Site};
 use bincode::{Decode, Encode};
@@ -45,9 +45,9 @@ pub(super) struct Shared {
     accepted: AtomicU64,
     draining: AtomicBool,
     changes: watch::Sender<u64>,
-    ground: OnceLock<Ground>,
+    capabilities: OnceLock<FaultCapabilities>,
     /// In a stage process: asks the parent to kill it.
-    pub doom: OnceLock<Box<dyn Fn(Vec<RuleCount>) + Send + Sync>>,
+    pub kill: OnceLock<Box<dyn Fn(Vec<RuleCount>) + Send + Sync>>,
 }
 
 #[derive(Default)]
@@ -121,8 +121,8 @@ impl FaultPlan {
             accepted: AtomicU64::new(0),
             draining: AtomicBool::new(false),
             changes: watch::channel(0).0,
-            ground: OnceLock::new(),
-            doom: OnceLock::new(),
+            capabilities: OnceLock::new(),
+            kill: OnceLock::new(),
         };
         let plan = FaultPlan { shared: Arc::new(shared) };
         plan.shared.append(rules);
@@ -143,10 +143,10 @@ impl FaultPlan {
     ///
     /// # Errors
     /// [`PlanError::Unsuited`] for the first rule that cannot happen there.
-    pub fn settle(&self, ground: Ground) -> Result<(), PlanError> {
+    pub fn settle(&self, capabilities: FaultCapabilities) -> Result<(), PlanError> {
         let rules: Vec<FaultRule> = self.rules().into_iter().map(|state| state.rule).collect();
-        suited(&ground, &rules)?;
-        let _ = self.shared.ground.set(ground);
+        suited(&capabilities, &rules)?;
+        let _ = self.shared.capabilities.set(capabilities);
         Ok(())
     }
 
@@ -168,7 +168,7 @@ impl FaultPlan {
     /// # Errors
     /// [`PlanError::Unsuited`] for the first rule that cannot happen here.
     pub fn check(&self, rules: &[FaultRule]) -> Result<(), PlanError> {
-        self.shared.ground.get().map_or(Ok(()), |ground| suited(ground, rules))
+        self.shared.capabilities.get().map_or(Ok(()), |capabilities| suited(capabilities, rules))
     }
 
     /// Forgets those rules that will never hit again.
@@ -232,7 +232,7 @@ impl FaultPlan {
 
     /// In a stage process: who kills it when a rule says so, given the counts to go on from.
     pub fn doomed_by(&self, kill: impl Fn(Vec<RuleCount>) + Send + Sync + 'static) {
-        let _ = self.shared.doom.set(Box::new(kill));
+        let _ = self.shared.kill.set(Box::new(kill));
     }
 
     /// What each rule has done, in the order of the rules.
@@ -274,10 +274,10 @@ impl Shared {
         self.look().list.iter().map(Planned::count).collect()
     }
 
-    pub fn world(&self, planned: &Planned) -> World {
+    pub fn context(&self, planned: &Planned) -> FaultContext {
         // Most rules ask for no time and need no clock.
         let waits = !planned.rule.after.is_zero();
-        World {
+        FaultContext {
             before: planned.before,
             age: if waits { clock::since(planned.since) } else { std::time::Duration::ZERO },
             draining: self.draining.load(Ordering::Relaxed),
@@ -331,9 +331,9 @@ impl Planned {
     }
 }
 
-fn suited(ground: &Ground, rules: &[FaultRule]) -> Result<(), PlanError> {
+fn suited(capabilities: &FaultCapabilities, rules: &[FaultRule]) -> Result<(), PlanError> {
     for (number, rule) in rules.iter().enumerate() {
-        ground.check(rule).map_err(|(key, reason)| PlanError::Unsuited { rule: number, key, reason })?;
+        capabilities.check(rule).map_err(|(key, reason)| PlanError::Unsuited { rule: number, key, reason })?;
     }
     Ok(())
 }

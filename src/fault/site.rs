@@ -1,7 +1,7 @@
 //! One place where faults can happen.
 
-use super::hit::{fits, is_hit};
-use super::moment::Moment;
+use super::event::FaultEvent;
+use super::matching::{fits, is_hit};
 use super::plan::Shared;
 use super::rule::{FaultKind, FaultPoint, HANG};
 use omni_core::ids::StageName;
@@ -36,7 +36,7 @@ fn of(stage: &Option<StageName>) -> String {
 /// A fault that is to happen now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub struct Hit {
+pub struct InjectedFault {
     /// What happens.
     pub kind: FaultKind,
     /// To which of the moments, in their order.
@@ -66,10 +66,10 @@ impl FaultSite {
     /// Counts one occurrence and says what happens to it. For callers to whom it happens in a way of their own; `moments`
     /// are those that the work is about, and are asked for only where there are rules.
     #[inline]
-    pub fn occurs<M: IntoIterator<Item = Moment>>(&self, moments: impl FnOnce() -> M) -> Option<Hit> {
+    pub fn occurs<M: IntoIterator<Item = FaultEvent>>(&self, events: impl FnOnce() -> M) -> Option<InjectedFault> {
         match self.0.as_deref() {
             None => None,
-            Some(site) => site.occurs(moments),
+            Some(site) => site.occurs(events),
         }
     }
 
@@ -82,12 +82,12 @@ impl FaultSite {
     /// # Panics
     /// If a panic is planned.
     #[inline]
-    pub fn strike<M: IntoIterator<Item = Moment>>(
+    pub fn inject<M: IntoIterator<Item = FaultEvent>>(
         &self,
-        moments: impl FnOnce() -> M,
+        events: impl FnOnce() -> M,
         stopped: impl Fn() -> bool,
     ) -> Result<(), Injected> {
-        match self.occurs(moments) {
+        match self.occurs(events) {
             None => Ok(()),
             Some(hit) => self.happen(hit, stopped),
         }
@@ -101,7 +101,7 @@ impl FaultSite {
     /// # Panics
     /// If a panic is planned.
     #[cold]
-    pub fn happen(&self, hit: Hit, stopped: impl Fn() -> bool) -> Result<(), Injected> {
+    pub fn happen(&self, hit: InjectedFault, stopped: impl Fn() -> bool) -> Result<(), Injected> {
         let pause = self.begin(hit)?;
         if hit.kind == FaultKind::Delay(pause) {
             std::thread::sleep(pause);
@@ -122,18 +122,18 @@ impl FaultSite {
     /// # Panics
     /// If a panic is planned.
     #[inline]
-    pub async fn strike_async<M: IntoIterator<Item = Moment>>(
+    pub async fn inject_async<M: IntoIterator<Item = FaultEvent>>(
         &self,
-        moments: impl FnOnce() -> M,
+        events: impl FnOnce() -> M,
     ) -> Result<(), Injected> {
-        let Some(hit) = self.occurs(moments) else { return Ok(()) };
+        let Some(hit) = self.occurs(events) else { return Ok(()) };
         let pause = self.begin(hit)?;
         tokio::time::sleep(pause).await;
         self.end(hit)
     }
 
     /// What happens at once; for how long the caller has to wait then.
-    fn begin(&self, hit: Hit) -> Result<Duration, Injected> {
+    fn begin(&self, hit: InjectedFault) -> Result<Duration, Injected> {
         match hit.kind {
             // The plan asks for a panic: this is the one place that panics on purpose.
             FaultKind::Panic => panic!("{}", hit.injected),
@@ -143,8 +143,8 @@ impl FaultSite {
             FaultKind::Kill => {
                 let site = self.0.as_deref().ok_or(hit.injected)?;
                 // Whoever kills must know first what was counted, or the same occurrence is hit again and again.
-                let doom = site.plan.doom.get().ok_or(hit.injected)?;
-                doom(site.plan.counts());
+                let kill = site.plan.kill.get().ok_or(hit.injected)?;
+                kill(site.plan.counts());
                 Ok(LAST_MOMENTS)
             }
             // The rest is for those who do it themselves.
@@ -159,7 +159,7 @@ impl FaultSite {
     }
 
     /// What happens after the wait.
-    fn end(&self, hit: Hit) -> Result<(), Injected> {
+    fn end(&self, hit: InjectedFault) -> Result<(), Injected> {
         match hit.kind {
             FaultKind::Hang => Err(hit.injected),
             FaultKind::Kill => {
@@ -176,33 +176,33 @@ impl Site {
         Site { stage, point, plan }
     }
 
-    fn occurs<M: IntoIterator<Item = Moment>>(&self, moments: impl FnOnce() -> M) -> Option<Hit> {
+    fn occurs<M: IntoIterator<Item = FaultEvent>>(&self, events: impl FnOnce() -> M) -> Option<InjectedFault> {
         if self.plan.is_empty() {
             return None;
         }
         let rules = self.plan.look();
         let mut here = rules.list.iter().filter(|planned| planned.is_at(self.stage, self.point)).peekable();
         here.peek()?;
-        let moments: Vec<Moment> = moments().into_iter().collect();
+        let events: Vec<FaultEvent> = events().into_iter().collect();
         let mut first = None;
         for planned in here {
-            let Some(sequence) = fits(&planned.rule, &moments, self.plan.world(planned)) else { continue };
+            let Some(sequence) = fits(&planned.rule, &events, self.plan.context(planned)) else { continue };
             // Relaxed: the count orders nothing but itself.
             let occurrence = planned.seen.fetch_add(1, Ordering::Relaxed) + 1;
             if first.is_none() && is_hit(&planned.rule, self.plan.seed, planned.index, occurrence) {
                 planned.hits.fetch_add(1, Ordering::Relaxed);
                 let kind = planned.rule.kind;
                 let injected = Injected { stage: self.stage, point: self.point, kind, occurrence };
-                first = Some(Hit { kind, sequence, injected });
+                first = Some(InjectedFault { kind, sequence, injected });
             }
         }
         drop(rules);
-        if let Some(Hit { kind, sequence, injected }) = first {
-            let request = moments.get(sequence).map(|moment| moment.request.0);
+        if let Some(InjectedFault { kind, sequence, injected }) = first {
+            let request = events.get(sequence).map(|event| event.request.0);
             let (stage, point) = (self.stage.map(StageName::as_str), self.point.as_str());
             tracing::warn!(stage, point, occurrence = injected.occurrence, request, ?kind, "fault injected");
             // The parent of a stage process counts what that tells.
-            if self.plan.doom.get().is_none() {
+            if self.plan.kill.get().is_none() {
                 fault_injected(self.stage, point, kind.as_str(), 1);
             }
         }

@@ -157,7 +157,7 @@ async fn a_talker_says_the_same_through_its_actors() {
             let want = Said { picked: Vec::new(), ..want.clone() };
             assert_eq!(*got, want, "request {at}, run-ahead {run_ahead}: {:?}", asks[at].spec);
         }
-        assert!(rig.world.failed.lock().unwrap().is_empty());
+        assert!(rig.context.failed.lock().unwrap().is_empty());
         rig.stage.stop().await;
     }
 }

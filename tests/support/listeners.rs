@@ -48,7 +48,7 @@ pub enum Arrivals {
 }
 
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct FaultContext {
     pub costs: Costs,
     pub talker: SchedulerConfig,
     pub vocoder: SchedulerConfig,
@@ -62,8 +62,8 @@ pub struct World {
     pub arbiter: bool,
 }
 
-impl World {
-    pub fn new(arrivals: Arrivals, requests: u64, frames: std::ops::RangeInclusive<u64>) -> World {
+impl FaultContext {
+    pub fn new(arrivals: Arrivals, requests: u64, frames: std::ops::RangeInclusive<u64>) -> FaultContext {
         let policy = |gathers| PlaybackPolicy { unit: UNIT, gathers, lead_cap: Some(Duration::from_secs(2)) };
         let talker = SchedulerConfig {
             slots: 128,
@@ -85,10 +85,10 @@ impl World {
             playback: policy(0),
             ..talker.clone()
         };
-        World { costs: COSTS, talker, vocoder, arrivals, requests, frames, prompt: 24, seed: 1, arbiter: true }
+        FaultContext { costs: COSTS, talker, vocoder, arrivals, requests, frames, prompt: 24, seed: 1, arbiter: true }
     }
 
-    pub fn lead_cap(mut self, cap: Option<Duration>) -> World {
+    pub fn lead_cap(mut self, cap: Option<Duration>) -> FaultContext {
         self.talker.playback.lead_cap = cap;
         self.vocoder.playback.lead_cap = cap;
         self
@@ -188,7 +188,7 @@ struct Stage {
 }
 
 struct Sim {
-    world: World,
+    context: FaultContext,
     now: Duration,
     stages: BTreeMap<Which, Stage>,
     arbiter: ArbiterCore,
@@ -211,16 +211,16 @@ fn in_ms(time: Duration) -> Ms {
 }
 
 impl Sim {
-    fn new(world: World) -> Sim {
+    fn new(context: FaultContext) -> Sim {
         let stage = |config: &SchedulerConfig| Stage {
             core: SchedulerCore::new(config.clone()),
             queue: VecDeque::new(),
             running: None,
         };
-        let stages = [(Which::Talker, stage(&world.talker)), (Which::Vocoder, stage(&world.vocoder))].into();
-        let random = world.seed;
+        let stages = [(Which::Talker, stage(&context.talker)), (Which::Vocoder, stage(&context.vocoder))].into();
+        let random = context.seed;
         Sim {
-            world,
+            context,
             now: Duration::ZERO,
             stages,
             arbiter: ArbiterCore::default(),
@@ -235,11 +235,11 @@ impl Sim {
     }
 
     fn run(mut self) -> Report {
-        match self.world.arrivals {
+        match self.context.arrivals {
             Arrivals::Closed(count) => (0..count).for_each(|_| self.send(0.0, Message::Arrive)),
             Arrivals::Poisson(_) => self.send(0.0, Message::Arrive),
         }
-        while self.report.heard < self.world.requests {
+        while self.report.heard < self.context.requests {
             self.next();
         }
         self.report.seconds = self.now.as_secs_f64();
@@ -261,7 +261,7 @@ impl Sim {
                 let Reverse((_, _, message)) = self.messages.pop().unwrap();
                 self.receive(message);
             }
-            (_, None) => panic!("the world stands still with {} requests heard", self.report.heard),
+            (_, None) => panic!("the context stands still with {} requests heard", self.report.heard),
         }
     }
 
@@ -281,7 +281,7 @@ impl Sim {
     }
 
     fn cost(&self, which: Which, plan: &Plan) -> Ms {
-        let Costs { frame, prefill, vocoder, .. } = self.world.costs;
+        let Costs { frame, prefill, vocoder, .. } = self.context.costs;
         match which {
             Which::Talker => {
                 let (mut positions, mut sequences) = (0, 0_u32);
@@ -309,8 +309,8 @@ impl Sim {
         let both = self.stages.values().all(|stage| stage.running.is_some());
         match which {
             _ if !both => 1.0,
-            Which::Talker => self.world.costs.shared.0,
-            Which::Vocoder => self.world.costs.shared.1,
+            Which::Talker => self.context.costs.shared.0,
+            Which::Vocoder => self.context.costs.shared.1,
         }
     }
 
@@ -344,7 +344,7 @@ impl Sim {
 
     fn end_step(&mut self, which: Which) {
         let (plan, _) = self.stages.get_mut(&which).unwrap().running.take().unwrap();
-        let host = self.world.costs.host;
+        let host = self.context.costs.host;
         let mut sequences = Vec::new();
         for sequence in &plan.sequences {
             let request = self.requests.get_mut(&sequence.request).unwrap();
@@ -390,12 +390,12 @@ impl Sim {
     fn arrive(&mut self) {
         let request = RequestId(self.came);
         self.came += 1;
-        let (least, most) = (*self.world.frames.start(), *self.world.frames.end());
+        let (least, most) = (*self.context.frames.start(), *self.context.frames.end());
         let frames = least + self.draw() % (most - least + 1);
         let state = Request {
             came: self.now,
             frames,
-            prefill: self.world.prompt,
+            prefill: self.context.prompt,
             made: 0,
             talked: false,
             waiting: 0,
@@ -413,13 +413,13 @@ impl Sim {
             lead: Duration::ZERO,
         };
         self.tell(Which::Vocoder, Event::Admit(request, chunks, Start::default()));
-        let prompt = self.world.prompt;
+        let prompt = self.context.prompt;
         let talk =
             SequenceParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
         self.tell(Which::Talker, Event::Admit(request, talk, Start::default()));
         self.tell(Which::Talker, Event::Input { request, units: 1, end: true });
-        if let Arrivals::Poisson(rate) = self.world.arrivals
-            && self.came < self.world.requests
+        if let Arrivals::Poisson(rate) = self.context.arrivals
+            && self.came < self.context.requests
         {
             let uniform = (self.draw() >> 11) as f64 / (1_u64 << 53) as f64;
             self.send(-(1.0 - uniform).ln() / rate * 1e3, Message::Arrive);
@@ -428,7 +428,7 @@ impl Sim {
 
     fn tell(&mut self, which: Which, event: Event) {
         let returned = matches!(event, Event::StepDone(_));
-        let hold = self.world.arbiter && self.arbiter.holds(which.stage());
+        let hold = self.context.arbiter && self.arbiter.holds(which.stage());
         let core = &mut self.stages.get_mut(&which).unwrap().core;
         let effects = core.handle_held(event, self.now, hold);
         let turn = Turn { returned, awaited: core.is_awaited(self.now), held: core.is_held() };
@@ -470,7 +470,7 @@ impl Sim {
             self.report.heard += 1;
             self.report.underruns += u64::from(state.late);
             self.report.audio += state.frames as f64 * UNIT.as_secs_f64();
-            if let Arrivals::Closed(_) = self.world.arrivals {
+            if let Arrivals::Closed(_) = self.context.arrivals {
                 self.send(0.0, Message::Arrive);
             }
         }

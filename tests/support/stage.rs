@@ -54,13 +54,13 @@ pub struct Rig {
     pub stage: Arc<StageHandle>,
     pub input: Arc<dyn PayloadSender>,
     pub output: flume::Receiver<Payload>,
-    pub world: Arc<World>,
+    pub context: Arc<FaultContext>,
     pub leases: LeaseBook,
 }
 
 /// What the stage told others.
 #[derive(Default)]
-pub struct World {
+pub struct FaultContext {
     pub failed: Mutex<Vec<(RequestId, String)>>,
     pub acked: Mutex<HashMap<RequestId, u64>>,
     /// Why the stage died; only where a test says that it may.
@@ -68,7 +68,7 @@ pub struct World {
     pub may_die: AtomicBool,
 }
 
-impl StageReports for World {
+impl StageReports for FaultContext {
     fn sequence_failed(&self, request: RequestId, _: StageName, reason: String) {
         self.failed.lock().unwrap().push((request, reason));
     }
@@ -79,7 +79,7 @@ impl StageReports for World {
     }
 }
 
-impl AckSink for World {
+impl AckSink for FaultContext {
     fn acked(&self, request: RequestId, units: u32) {
         *self.acked.lock().unwrap().entry(request).or_default() += u64::from(units);
     }
@@ -161,7 +161,7 @@ async fn started(
 ) -> Rig {
     let (send, output) = flume::unbounded();
     let (input, inbound) = inproc(1 << 16);
-    let (world, leases) = (Arc::new(World::default()), LeaseBook::default());
+    let (context, leases) = (Arc::new(FaultContext::default()), LeaseBook::default());
     let kinds = [Kind::Embeddings, Kind::Tokens, Kind::Codes, Kind::Audio];
     let edge = |kind| OutEdge {
         kind,
@@ -186,15 +186,15 @@ async fn started(
         outbound: kinds.map(edge).into(),
         inbound: Arc::new(inbound),
         early_handoff,
-        acks: Arc::clone(&world) as Arc<dyn AckSink>,
-        reports: Arc::clone(&world) as Arc<dyn StageReports>,
+        acks: Arc::clone(&context) as Arc<dyn AckSink>,
+        reports: Arc::clone(&context) as Arc<dyn StageReports>,
         leases: leases.clone(),
         own_process: false,
     };
     let stage = StageHandle::new(name);
     actors::start(setup, Arc::clone(&stage)).await.unwrap();
     stage.status().wait_for(|status| status.state == State::Running).await.unwrap();
-    Rig { stage, input: Arc::new(input), output, world, leases }
+    Rig { stage, input: Arc::new(input), output, context, leases }
 }
 
 impl Rig {

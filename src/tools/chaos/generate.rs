@@ -95,20 +95,20 @@ impl Shuffled {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use omni_fault::Ground;
+    use omni_fault::FaultCapabilities;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, HashSet};
 
     fn suiting(apart: bool, framed: bool) -> Vec<Deck> {
         let stages = StageName::ALL.to_vec();
-        let ground = Ground {
+        let capabilities = FaultCapabilities {
             apart: if apart { stages.clone() } else { Vec::new() },
             framed: if framed { stages[..2].to_vec() } else { Vec::new() },
             stages,
             voices: true,
             gpu: false,
         };
-        decks(|rule| ground.check(rule).is_ok())
+        decks(|rule| capabilities.check(rule).is_ok())
     }
 
     fn names(decks: &[Deck]) -> Vec<&'static str> {

@@ -6,7 +6,7 @@ use crate::payload::{Part, Payload};
 use crate::reliable::{Action, LIMITS, Sender};
 use crate::transport::{PayloadSender, TransportError};
 use crate::wire::{Frame, WireError};
-use omni_fault::{FaultKind, Moment};
+use omni_fault::{FaultEvent, FaultKind};
 use omni_model::embeddings::Embeddings;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -235,7 +235,7 @@ impl Outgoing {
             frame.write(rest)
         };
         let header = &payload.header;
-        match self.options.fault.occurs(|| [Moment::units(header.request, header.seq, header.end.is_some())]) {
+        match self.options.fault.occurs(|| [FaultEvent::units(header.request, header.seq, header.end.is_some())]) {
             None => self.put(len, write).await?,
             Some(hit) => {
                 let mut bytes = vec![0; len];

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 
 /// One request that is worked on, and what it is at. A step of several sequences is at several moments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
+pub struct FaultEvent {
     /// Whose work it is.
     pub request: RequestId,
     prompt: bool,
@@ -20,31 +20,31 @@ struct Output {
     last: bool,
 }
 
-impl Moment {
+impl FaultEvent {
     /// Something of a request.
-    pub fn of(request: RequestId) -> Moment {
-        Moment { request, prompt: false, output: None }
+    pub fn of(request: RequestId) -> FaultEvent {
+        FaultEvent { request, prompt: false, output: None }
     }
 
     /// Before or inside the prompt of a request.
-    pub fn prompt(request: RequestId) -> Moment {
-        Moment { request, prompt: true, output: None }
+    pub fn prompt(request: RequestId) -> FaultEvent {
+        FaultEvent { request, prompt: true, output: None }
     }
 
     /// Output of a request. A request of one unit is at its first and its last with it.
-    pub fn output(request: RequestId, first: bool, last: bool) -> Moment {
-        Moment { request, prompt: false, output: Some(Output { first, last }) }
+    pub fn output(request: RequestId, first: bool, last: bool) -> FaultEvent {
+        FaultEvent { request, prompt: false, output: Some(Output { first, last }) }
     }
 
     /// Units on their way, from `seq` on.
-    pub fn units(request: RequestId, seq: Seq, last: bool) -> Moment {
-        Moment::output(request, seq.0 == 0, last)
+    pub fn units(request: RequestId, seq: Seq, last: bool) -> FaultEvent {
+        FaultEvent::output(request, seq.0 == 0, last)
     }
 
     /// The same, at the end of the prompt if `prompt`: the step that computes it makes the first output.
     #[must_use]
-    pub fn in_prompt(self, prompt: bool) -> Moment {
-        Moment { prompt: self.prompt || prompt, ..self }
+    pub fn in_prompt(self, prompt: bool) -> FaultEvent {
+        FaultEvent { prompt: self.prompt || prompt, ..self }
     }
 
     /// Whether this is the phase. That the engine drains is not seen here.
@@ -65,12 +65,12 @@ pub struct Begun(HashSet<RequestId>);
 
 impl Begun {
     /// The moment of a sequence that has a part in a step.
-    pub fn moment(&mut self, request: RequestId, prompt: bool, last: bool) -> Moment {
+    pub fn event(&mut self, request: RequestId, prompt: bool, last: bool) -> FaultEvent {
         if prompt {
-            return Moment::prompt(request);
+            return FaultEvent::prompt(request);
         }
         let first = self.0.insert(request);
-        Moment::output(request, first, last)
+        FaultEvent::output(request, first, last)
     }
 
     /// The sequence is gone.

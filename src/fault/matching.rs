@@ -1,12 +1,12 @@
 //! Which occurrences a rule hits: pure, and the same in every run.
 
-use super::moment::Moment;
+use super::event::FaultEvent;
 use super::rule::{FaultRule, Phase};
 use std::time::Duration;
 
 /// What is known of the world when a fault may strike.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct World {
+pub(super) struct FaultContext {
     /// Requests accepted before the rule was made.
     pub before: u64,
     /// For how long the rule has been there.
@@ -16,19 +16,19 @@ pub(super) struct World {
 }
 
 /// Whether an occurrence counts for a rule; if so, which of the moments it is about.
-pub(super) fn fits(rule: &FaultRule, moments: &[Moment], world: World) -> Option<usize> {
-    if world.age < rule.after || (rule.phase == Some(Phase::Drain) && !world.draining) {
+pub(super) fn fits(rule: &FaultRule, events: &[FaultEvent], context: FaultContext) -> Option<usize> {
+    if context.age < rule.after || (rule.phase == Some(Phase::Drain) && !context.draining) {
         return None;
     }
     let phase = rule.phase.filter(|phase| *phase != Phase::Drain);
     if rule.request.is_none() && phase.is_none() {
         return Some(0);
     }
-    let is_it = |moment: &Moment| {
-        rule.request.is_none_or(|number| moment.request.0 == world.before.saturating_add(number))
-            && phase.is_none_or(|phase| moment.is_at(phase))
+    let is_it = |event: &FaultEvent| {
+        rule.request.is_none_or(|number| event.request.0 == context.before.saturating_add(number))
+            && phase.is_none_or(|phase| event.is_at(phase))
     };
-    moments.iter().position(is_it)
+    events.iter().position(is_it)
 }
 
 /// Whether the `occurrence`-th that fits, counted from 1, is hit. `index` is the rule's place in its plan.
@@ -63,7 +63,7 @@ mod tests {
         FaultRule::new(StageName::Talker, FaultPoint::Sampler, FaultKind::Panic)
     }
 
-    const NOW: World = World { before: 0, age: Duration::ZERO, draining: false };
+    const NOW: FaultContext = FaultContext { before: 0, age: Duration::ZERO, draining: false };
 
     proptest! {
         #[test]
@@ -94,17 +94,17 @@ mod tests {
         fn a_rule_of_a_request_fits_where_it_is_one_of_those_worked_on(
             number in 1..20u64, before in 0..20u64, requests in proptest::collection::vec(1..40u64, 0..6)
         ) {
-            let moments: Vec<_> = requests.iter().map(|request| Moment::of(RequestId(*request))).collect();
-            let world = World { before, ..NOW };
+            let events: Vec<_> = requests.iter().map(|request| FaultEvent::of(RequestId(*request))).collect();
+            let context = FaultContext { before, ..NOW };
             let expected = requests.iter().position(|request| *request == before + number);
-            prop_assert_eq!(fits(&rule().request(number), &moments, world), expected);
-            prop_assert_eq!(fits(&rule(), &moments, world), Some(0));
+            prop_assert_eq!(fits(&rule().request(number), &events, context), expected);
+            prop_assert_eq!(fits(&rule(), &events, context), Some(0));
         }
 
         #[test]
         fn a_unit_of_output_is_at_least_at_one_phase_and_never_in_the_prompt(seq in 0..9u32, last: bool) {
-            let moment = Moment::units(RequestId(1), Seq(seq), last);
-            let at: Vec<_> = Phase::ALL.iter().filter(|phase| fits(&rule().phase(**phase), &[moment], NOW).is_some()).collect();
+            let event = FaultEvent::units(RequestId(1), Seq(seq), last);
+            let at: Vec<_> = Phase::ALL.iter().filter(|phase| fits(&rule().phase(**phase), &[event], NOW).is_some()).collect();
             let mut expected: Vec<&Phase> = Vec::new();
             expected.extend((seq == 0).then_some(&Phase::First));
             expected.extend((seq > 0 && !last).then_some(&Phase::Stream));
@@ -116,19 +116,19 @@ mod tests {
     #[test]
     fn a_rule_waits_for_its_time_and_for_the_drain() {
         let later = rule().after(Duration::from_secs(2));
-        assert_eq!(fits(&later, &[], World { age: Duration::from_millis(1999), ..NOW }), None);
-        assert_eq!(fits(&later, &[], World { age: Duration::from_secs(2), ..NOW }), Some(0));
+        assert_eq!(fits(&later, &[], FaultContext { age: Duration::from_millis(1999), ..NOW }), None);
+        assert_eq!(fits(&later, &[], FaultContext { age: Duration::from_secs(2), ..NOW }), Some(0));
         let draining = rule().phase(Phase::Drain);
         assert_eq!(fits(&draining, &[], NOW), None);
-        assert_eq!(fits(&draining, &[], World { draining: true, ..NOW }), Some(0));
+        assert_eq!(fits(&draining, &[], FaultContext { draining: true, ..NOW }), Some(0));
     }
 
     #[test]
     fn both_request_and_phase_must_be_of_the_same_sequence() {
         let rule = rule().request(2).phase(Phase::First);
         let (one, two) = (RequestId(1), RequestId(2));
-        let apart = [Moment::output(one, true, false), Moment::output(two, false, false)];
+        let apart = [FaultEvent::output(one, true, false), FaultEvent::output(two, false, false)];
         assert_eq!(fits(&rule, &apart, NOW), None);
-        assert_eq!(fits(&rule, &[apart[0], Moment::output(two, true, true)], NOW), Some(1));
+        assert_eq!(fits(&rule, &[apart[0], FaultEvent::output(two, true, true)], NOW), Some(1));
     }
 }

@@ -5,7 +5,7 @@ use omni_core::ids::StageName;
 
 /// What an engine is made of, as far as rules need it.
 #[derive(Clone, Debug)]
-pub struct Ground {
+pub struct FaultCapabilities {
     /// The stages that there are.
     pub stages: Vec<StageName>,
     /// Those with a process of their own.
@@ -54,7 +54,7 @@ impl FaultRule {
     }
 }
 
-impl Ground {
+impl FaultCapabilities {
     /// Whether the rule can strike here.
     ///
     /// # Errors
@@ -104,13 +104,19 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn ground() -> Ground {
+    fn capabilities() -> FaultCapabilities {
         let stages = vec![StageName::Talker, StageName::Code2wav];
-        Ground { stages, apart: vec![StageName::Talker], framed: vec![StageName::Talker], gpu: false, voices: false }
+        FaultCapabilities {
+            stages,
+            apart: vec![StageName::Talker],
+            framed: vec![StageName::Talker],
+            gpu: false,
+            voices: false,
+        }
     }
 
     fn told(rule: &FaultRule) -> String {
-        ground().check(rule).map_or_else(|(key, why)| format!("{key}: {why}"), |()| "fine".to_owned())
+        capabilities().check(rule).map_or_else(|(key, why)| format!("{key}: {why}"), |()| "fine".to_owned())
     }
 
     #[test]
