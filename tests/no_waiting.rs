@@ -2,7 +2,7 @@
 //! without a GPU:
 //!
 //! - in `src/cuda`: every call of the driver that is not known to only queue stands in a function that says so to the
-//!   launch section ([`omni_actors::model::launching`]), and every use of such a function has a place and a reason here;
+//!   launch section ([`omni_actors::model::no_block`]), and every use of such a function has a place and a reason here;
 //! - on the actors' launch path: every construct that can wait has a place and a reason here.
 //!
 //! Whoever adds a wait has to add it here too, and to say why it is none of the launch's. What is found while it runs:
@@ -154,7 +154,7 @@ fn unannounced(sources: &[Source], elsewhere: &[(&str, &str, &str)]) -> Vec<Stri
     for source in sources {
         for (line, call) in driver_calls(source) {
             let (name, text) = source.function(line);
-            let says = text.contains("launching::waits(") || text.contains("count_blocking()");
+            let says = text.contains("no_block::waits(") || text.contains("count_blocking()");
             let excused = elsewhere.iter().find(|(file, function, _)| *file == source.file && *function == name);
             used.extend(excused.map(|(file, function, _)| (*file, *function)));
             if !only_queues(&call) && !says && excused.is_none() {
@@ -197,8 +197,8 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/buffer.rs", "read", Some(1), "for tests and loading; told to the section by the call inside"),
     ("cuda/buffer.rs", "write", Some(1), "for loading; told to the section by the call inside"),
     ("cuda/copies/arena.rs", "new", None, "while a stage is built"),
-    ("cuda/copies/arena.rs", "take", Some(1), "excused: sequences wait for so long that the arena is full"),
-    ("cuda/copies/fetch.rs", "new", None, "while a stage is built; where the ring grows, that is excused"),
+    ("cuda/copies/arena.rs", "take", Some(1), "allowed: sequences wait for so long that the arena is full"),
+    ("cuda/copies/fetch.rs", "new", None, "while a stage is built; where the ring grows, that is allowed"),
     ("cuda/copies/fetch.rs", "run", Some(1), "the copying thread, which is there to wait"),
     ("cuda/copies/prefetch.rs", "new", None, "while a stage is built"),
     ("cuda/device.rs", "upload", Some(1), "for loading; told to the section by the call inside"),
@@ -212,13 +212,13 @@ const WAITS_ON_A_DEVICE: &[(&str, &str, Option<usize>, &str)] = &[
     ("cuda/talker/net.rs", "load", None, "loading"),
     ("cuda/talker/pending.rs", "wait", Some(1), "the completion thread"),
     ("cuda/talker/arrivals.rs", "new", None, "while a stage is built"),
-    ("cuda/talker/ring.rs", "make", Some(2), "excused: the ring grows to what is needed"),
+    ("cuda/talker/ring.rs", "make", Some(2), "allowed: the ring grows to what is needed"),
     ("cuda/talker/stage.rs", "drop", Some(1), "the stage has ended"),
-    ("cuda/talker/swap.rs", "save", Some(2), "excused: a sequence makes room when the pages have run out"),
+    ("cuda/talker/swap.rs", "save", Some(2), "allowed: a sequence makes room when the pages have run out"),
     ("cuda/thinker/stage.rs", "drop", Some(1), "the stage has ended"),
     ("cuda/thinker/stage.rs", "wait", Some(1), "the completion thread"),
     ("cuda/thinker/steps.rs", "new", None, "while a stage is built: graphs are captured here"),
-    ("cuda/vocoder/lease.rs", "make", Some(2), "excused: the pool grows to what is needed"),
+    ("cuda/vocoder/lease.rs", "make", Some(2), "allowed: the pool grows to what is needed"),
     ("cuda/vocoder/stage.rs", "drop", Some(2), "the stage has ended; a step that nobody waited for is dropped"),
     ("cuda/vocoder/stage.rs", "new", None, "while a stage is built: graphs are captured here"),
     ("cuda/vocoder/stage.rs", "wait", Some(1), "the completion thread"),
@@ -343,7 +343,7 @@ fn the_section_is_where_commands_are_obeyed() {
     let runner = Source::read("actors/model_runner.rs");
     let at = runner.lines.iter().position(|line| line.contains("self.obey(command)")).unwrap();
     assert!(
-        runner.lines[at - 1].contains("let _section = launching::section();"),
+        runner.lines[at - 1].contains("let _section = no_block::section();"),
         "commands are obeyed outside the section"
     );
     // Everything that the model is asked to do is part of obeying.
@@ -360,7 +360,7 @@ fn waits_are_found_wherever_they_are_put() {
         "a.rs",
         "impl A {\n    fn quiet(&self) {\n        // sys::cuCtxSynchronize()\n        unsafe { sys::cuMemcpyHtoDAsync_v2(1) };\n    }\n\n    \
          pub(super) fn launch(&mut self) {\n        let x = || unsafe { sys::cuMemcpyHtoD_v2(1) };\n        self.stream.synchronize()?;\n    }\n\n    \
-         fn said(&self) {\n        launching::waits(\"cuMemFree\");\n        unsafe { sys::cuMemFree_v2(1) };\n    }\n}\n",
+         fn said(&self) {\n        no_block::waits(\"cuMemFree\");\n        unsafe { sys::cuMemFree_v2(1) };\n    }\n}\n",
     );
     let wrong = unannounced(std::slice::from_ref(&source), &[]);
     assert_eq!(wrong, ["a.rs, launch: cuMemcpyHtoD_v2 may wait and does not say so"]);

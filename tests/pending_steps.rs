@@ -332,7 +332,7 @@ mod in_a_launch {
     impl StageFactory for Waits {
         fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
             if self.0 == Place::Build {
-                launching::waits("cuCtxSynchronize");
+                no_block::waits("cuCtxSynchronize");
             }
             Ok(Box::new(WaitsModel(self.0, self.1.build()?)))
         }
@@ -343,7 +343,7 @@ mod in_a_launch {
     impl WaitsModel {
         fn at(&self, place: Place) {
             if self.0 == place {
-                launching::waits("cuCtxSynchronize");
+                no_block::waits("cuCtxSynchronize");
             }
         }
     }
@@ -353,7 +353,7 @@ mod in_a_launch {
     impl PendingStep for Step {
         fn wait(self: Box<Self>) -> Result<StepOutcome, ModelError> {
             if self.0 == Place::Wait {
-                launching::waits("cuCtxSynchronize");
+                no_block::waits("cuCtxSynchronize");
             }
             Ok(self.1)
         }

@@ -9,7 +9,7 @@ use omni_core::ids::{RequestId, Slot};
 use omni_core::scheduler::Plan;
 use omni_fault::{Begun, FaultEvent, FaultKind, FaultPoint, FaultSite, Injected};
 use omni_model::ModelError;
-use omni_model::launching;
+use omni_model::no_block;
 use omni_model::stage::{SequenceInput, SequenceSpec, SequenceWork, StageModel};
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Track, What};
@@ -223,7 +223,7 @@ impl Runner {
             }
             self.stage.pulse.launch.take(self.stage.now());
             {
-                let _section = launching::section();
+                let _section = no_block::section();
                 self.obey(command)?;
             }
             self.stage.pulse.launch.rest();

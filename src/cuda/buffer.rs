@@ -4,7 +4,7 @@ use super::Stream;
 use super::device::Gpu;
 use super::error::{CudaError, check};
 use cudarc::driver::sys;
-use omni_model::launching;
+use omni_model::no_block;
 use std::marker::PhantomData;
 
 const MIB: usize = 1 << 20;
@@ -37,7 +37,7 @@ pub struct Buffer<T> {
 
 impl<T: Element> Buffer<T> {
     pub(super) fn new(gpu: &Gpu, what: &'static str, len: usize) -> Result<Buffer<T>, CudaError> {
-        launching::waits("cuMemAlloc");
+        no_block::waits("cuMemAlloc");
         let bytes = len * size_of::<T>();
         gpu.charge(what, bytes)?;
         let mut address = 0;
@@ -230,7 +230,7 @@ unsafe impl<T: Element> Sync for Pinned<T> {}
 impl<T: Element> Pinned<T> {
     /// `kind`: further flags of `cuMemHostAlloc`.
     pub(super) fn new(gpu: &Gpu, len: usize, kind: u32) -> Result<Pinned<T>, CudaError> {
-        launching::waits("cuMemHostAlloc");
+        no_block::waits("cuMemHostAlloc");
         let bytes = (len * size_of::<T>()).max(16);
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE | kind;
         let (mut host, mut device) = (std::ptr::null_mut(), 0);

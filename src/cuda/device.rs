@@ -7,7 +7,7 @@ use super::kernel::{Kernel, Shape, kernel_args};
 use super::stream::Stream;
 use cudarc::driver::sys;
 use omni_model::Budget;
-use omni_model::launching;
+use omni_model::no_block;
 use omni_telemetry::{DeviceMetrics, MemoryUse};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -278,7 +278,7 @@ impl Gpu {
     /// # Errors
     /// What the driver says.
     pub fn memory(&self) -> Result<(usize, usize), CudaError> {
-        launching::waits("cuMemGetInfo");
+        no_block::waits("cuMemGetInfo");
         let (mut free, mut total) = (0, 0);
         // SAFETY: both are locals.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
@@ -309,13 +309,13 @@ impl Gpu {
     /// Waits for fills and copies that were not queued on a stream of ours: the driver answers when it has taken the
     /// data, which may be before it is where it goes, and streams of ours do not wait for its own.
     pub(super) fn settle(&self) -> Result<(), CudaError> {
-        launching::waits("cuStreamSynchronize");
+        no_block::waits("cuStreamSynchronize");
         // SAFETY: the null handle is the driver's own stream.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(std::ptr::null_mut()) })
     }
 
     pub(super) fn count_blocking(&self) {
-        launching::waits("a call that waits for the GPU");
+        no_block::waits("a call that waits for the GPU");
         self.0.blocking.fetch_add(1, Ordering::Relaxed);
         self.0.metrics.blocking.increment(1);
     }

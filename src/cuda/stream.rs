@@ -3,7 +3,7 @@
 use super::device::{Gpu, Priority};
 use super::error::{CudaError, check};
 use cudarc::driver::sys;
-use omni_model::launching;
+use omni_model::no_block;
 use std::time::Duration;
 
 /// Work on the device that runs in the order in which it was queued. Belongs to one thread at a time.
@@ -67,7 +67,7 @@ impl Stream {
     /// # Errors
     /// Those of `queue`, and what the driver says.
     pub fn capture<E: From<CudaError>>(&self, queue: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
-        launching::waits("cuGraphInstantiate");
+        no_block::waits("cuGraphInstantiate");
         // Other threads may allocate meanwhile: only this thread is forbidden what cannot be captured.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
@@ -172,7 +172,7 @@ impl Event {
     /// # Errors
     /// Whatever went wrong on the device before.
     pub fn wait(&self) -> Result<(), CudaError> {
-        launching::waits("cuEventSynchronize");
+        no_block::waits("cuEventSynchronize");
         // SAFETY: the event is alive.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
     }

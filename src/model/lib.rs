@@ -8,7 +8,7 @@ pub mod embeddings;
 pub mod error;
 pub mod frontend;
 pub mod hf;
-pub mod launching;
+pub mod no_block;
 pub mod ops;
 pub mod prompt;
 pub mod sampling;

@@ -9,7 +9,7 @@ use futures::future::{BoxFuture, Shared};
 use omni_config::Precision;
 use omni_model::ModelError;
 use omni_model::embeddings::{DeviceBuffer, element_bytes};
-use omni_model::launching;
+use omni_model::no_block;
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -91,7 +91,7 @@ impl EmbeddingArena {
         let place = match range {
             Some(range) => Place::Arena(Arc::clone(&self.home), range),
             None => {
-                let _excused = launching::excused("embeddings wait for so long that the arena is full");
+                let _excused = no_block::allow("embeddings wait for so long that the arena is full");
                 Place::Alone(self.gpu.alloc("embeddings for the next stage", bytes)?)
             }
         };

@@ -3,7 +3,7 @@
 use super::arena::Memory;
 use crate::{CudaError, Event, Gpu, Pinned, Priority, Stream};
 use bytes::Bytes;
-use omni_model::launching;
+use omni_model::no_block;
 use omni_telemetry::{CopyMetrics, Direction};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -107,7 +107,7 @@ impl HostRing {
         let piece = match free {
             Some(piece) => piece,
             None => {
-                let _excused = launching::excused("all of the ring is lent, or a copy is larger than its pieces");
+                let _excused = no_block::allow("all of the ring is lent, or a copy is larger than its pieces");
                 Piece::new(&ring.gpu, len.max(ring.bytes))?
             }
         };

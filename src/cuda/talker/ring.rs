@@ -1,7 +1,7 @@
 //! Page-locked memory of steps: lent to a step when it is launched, back when its outcome was read.
 
 use crate::{CudaError, Event, Gpu, Pinned};
-use omni_model::launching;
+use omni_model::no_block;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What one step is told and what it says, and its begin and end on the device.
@@ -44,7 +44,7 @@ impl Ring {
     }
 
     fn make(&self, input: usize) -> Result<Lease, CudaError> {
-        let _excused = launching::excused("all leases are out, or one is too small: the ring grows to what is needed");
+        let _excused = no_block::allow("all leases are out, or one is too small: the ring grows to what is needed");
         let gpu = &self.gpu;
         Ok(Lease {
             input: gpu.pinned(input.max(self.input))?,

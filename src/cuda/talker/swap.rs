@@ -3,7 +3,7 @@
 use crate::decoder::Cache;
 use crate::stream::Stream;
 use crate::{CudaError, Pinned};
-use omni_model::launching;
+use omni_model::no_block;
 
 /// The pages of one sequence.
 pub(super) struct Swapped {
@@ -21,7 +21,7 @@ impl Swapped {
         let (layers, page) = (cache.layers(), cache.page_bytes());
         let bytes = layers * pages.len() * page;
         let _excused =
-            launching::excused("a sequence makes room when the pages have run out: what it saves is as large as it is");
+            no_block::allow("a sequence makes room when the pages have run out: what it saves is as large as it is");
         let sides = [stream.gpu().pinned(bytes)?, stream.gpu().pinned(bytes)?];
         for (side, from) in sides.iter().zip(cache.buffers()) {
             for (layer, (i, number)) in (0..layers).flat_map(|layer| pages.iter().enumerate().map(move |p| (layer, p)))

@@ -8,7 +8,7 @@ use super::workspace::{ROW_WORDS, Workspace};
 use crate::{CudaError, Graph, Priority, Stream};
 use omni_core::ids::Slot;
 use omni_model::error::not_open;
-use omni_model::launching;
+use omni_model::no_block;
 use omni_model::stage::{
     DeviceTimes, Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork,
     StageFactory, StageModel, StepOutcome,
@@ -396,7 +396,7 @@ impl Drop for Step {
     fn drop(&mut self) {
         // The memory is lent again only when the device is done with it.
         let _excused =
-            launching::excused("a step that is dropped was not waited for: its launch, or the stage, has failed");
+            no_block::allow("a step that is dropped was not waited for: its launch, or the stage, has failed");
         if let Some(span) = self.span.take().filter(|span| span.end.wait().is_ok()) {
             self.pool.give_back(self.leases.drain(..), span);
         }

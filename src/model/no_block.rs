@@ -11,14 +11,14 @@ use std::marker::PhantomData;
 enum Here {
     Outside,
     Inside,
-    Excused,
+    Allowed,
 }
 
 thread_local! {
     static HERE: Cell<Here> = const { Cell::new(Here::Outside) };
 }
 
-/// This thread is in the section, or excused from it, until this is dropped.
+/// This thread is in the section, or allowed to wait in it, until this is dropped.
 #[must_use]
 pub struct Section {
     before: Here,
@@ -33,9 +33,9 @@ pub fn section() -> Section {
 
 /// Lets what follows wait although it is in the section, for the reason given: something rare that has no place elsewhere,
 /// such as memory that has to grow.
-pub fn excused(_why: &'static str) -> Section {
-    // Outside the section there is nothing to be excused from.
-    here(if HERE.get() == Here::Outside { Here::Outside } else { Here::Excused })
+pub fn allow(_why: &'static str) -> Section {
+    // Outside the section there is nothing to be allowed to wait in.
+    here(if HERE.get() == Here::Outside { Here::Outside } else { Here::Allowed })
 }
 
 fn here(now: Here) -> Section {
@@ -79,7 +79,7 @@ mod tests {
         waits("before");
         {
             let _section = section();
-            let _excused = excused("a test");
+            let _allowed = allow("a test");
             waits("excused");
             // Another thread is not in it.
             std::thread::spawn(|| waits("completion")).join().unwrap();
@@ -91,7 +91,7 @@ mod tests {
     #[should_panic(expected = "cuMemAlloc in a launch")]
     fn an_excuse_ends_where_its_block_ends() {
         let _section = section();
-        drop(excused("a test"));
+        drop(allow("a test"));
         waits("cuMemAlloc");
     }
 }

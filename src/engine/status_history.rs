@@ -7,7 +7,7 @@ use tokio::task::JoinHandle;
 
 /// What is known of one stage.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Since {
+pub(super) struct StatusHistory {
     /// Unix seconds.
     pub began: u64,
     /// Of the last restart.
@@ -16,14 +16,14 @@ pub(super) struct Since {
 
 /// Follows one stage.
 pub(super) struct Follower {
-    known: Arc<Mutex<Since>>,
+    known: Arc<Mutex<StatusHistory>>,
     task: JoinHandle<()>,
 }
 
 impl Follower {
     /// Until the stage or this is gone. Must be called on a tokio runtime.
     pub fn new(stage: &StageHandle) -> Follower {
-        let known = Arc::new(Mutex::new(Since { began: unix_seconds(), recovery: None }));
+        let known = Arc::new(Mutex::new(StatusHistory { began: unix_seconds(), recovery: None }));
         let mut status = stage.status();
         let task = tokio::spawn({
             let known = Arc::clone(&known);
@@ -54,7 +54,7 @@ impl Follower {
     }
 
     /// What is known now.
-    pub fn known(&self) -> Since {
+    pub fn known(&self) -> StatusHistory {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
