@@ -8,7 +8,7 @@ use omni_actors::config::Config;
 use omni_actors::core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use omni_actors::engine::{Engine, Service};
 use omni_actors::server::Server;
-use omni_actors::telemetry::trace::{self, Chunk, Lane, Session, StepTimes, Summary, Trace, Track, What};
+use omni_actors::telemetry::trace::{self, Chunk, Component, Session, StepTimes, Summary, Trace, Track, What};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -90,7 +90,7 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
     assert_eq!(file["otherData"]["records_missing"], 0);
     let length = number(&file["otherData"], "length_us");
 
-    // Every lane has a name.
+    // Every track has a name.
     let mut names: BTreeMap<(u64, u64), String> = BTreeMap::new();
     let mut stages: BTreeMap<u64, String> = BTreeMap::new();
     for event in events(&file, "M") {
@@ -105,18 +105,18 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
     assert_eq!(stages.values().collect::<Vec<_>>(), ["requests", "thinker", "talker", "code2wav"]);
     for (pid, _) in stages.iter().skip(1) {
         let own: Vec<_> = names.range((*pid, 0)..(pid + 1, 0)).map(|(_, name)| name.as_str()).collect();
-        assert_eq!(own, Track::ALL.map(Track::as_str));
+        assert_eq!(own, Component::ALL.map(Component::as_str));
     }
 
-    // Slices of a lane nest or follow each other.
-    let mut lanes: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
+    // Slices of a track nest or follow each other.
+    let mut tracks: BTreeMap<(u64, u64), Vec<(f64, f64)>> = BTreeMap::new();
     let mut categories = BTreeSet::new();
     for event in events(&file, "X") {
-        let lane = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
-        assert!(names.contains_key(&lane), "a lane without a name: {event}");
+        let track = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+        assert!(names.contains_key(&track), "a track without a name: {event}");
         let (began, took) = (number(event, "ts"), number(event, "dur"));
         assert!(began >= 0.0 && took >= 0.0 && began <= length, "{event}");
-        lanes.entry(lane).or_default().push((began, began + took));
+        tracks.entry(track).or_default().push((began, began + took));
         categories.insert(event["cat"].as_str().unwrap());
         let known = [
             "seen",
@@ -145,13 +145,13 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
         let name = event["name"].as_str().unwrap();
         assert!(known.contains(&name.split(' ').next().unwrap()), "{name}");
     }
-    for (lane, slices) in &mut lanes {
+    for (track, slices) in &mut tracks {
         slices.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
         let mut open: Vec<f64> = Vec::new();
         for (began, ended) in slices {
             // Written with nanoseconds, as floating-point microseconds.
             open.retain(|end| *began < end - 5e-4);
-            assert!(open.iter().all(|end| *ended <= end + 5e-4), "{}: a slice sticks out", names[lane]);
+            assert!(open.iter().all(|end| *ended <= end + 5e-4), "{}: a slice sticks out", names[track]);
             open.push(*ended);
         }
     }
@@ -166,10 +166,10 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for kind in ["s", "t", "f"] {
         for event in events(&file, kind) {
-            let lane = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
+            let track = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
             let at = number(event, "ts");
             let inside = |(began, ended): &(f64, f64)| at >= began - 5e-4 && at <= ended + 5e-4;
-            assert!(lanes[&lane].iter().any(inside), "an arrow that holds on to nothing: {event}");
+            assert!(tracks[&track].iter().any(inside), "an arrow that holds on to nothing: {event}");
             arrows.entry(event["id"].as_u64().unwrap()).or_default().push((kind, at));
             *kinds.entry(event["name"].as_str().unwrap()).or_default() += usize::from(kind == "s");
         }
@@ -201,7 +201,7 @@ async fn nothing_is_recorded_while_nobody_listens() {
 }
 
 fn put(request: u64) {
-    let lane = Lane::of(StageName::Talker, Generation(1), Track::ConnectorOut);
+    let track = Track::of(StageName::Talker, Generation(1), Component::ConnectorOut);
     let chunk = Chunk {
         request: RequestId(request),
         kind: PayloadKind::Codes,
@@ -211,7 +211,7 @@ fn put(request: u64) {
         step: Some(StepId(1)),
     };
     let now = Instant::now();
-    trace::span(lane, now, now, || What::Put(chunk));
+    trace::span(track, now, now, || What::Put(chunk));
 }
 
 #[tokio::test]

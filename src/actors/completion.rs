@@ -14,7 +14,7 @@ use omni_core::scheduler::{Plan, PlannedSequence, SequenceDone};
 use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite};
 use omni_model::ModelError;
 use omni_model::stage::{DeviceTimes, Emit, Finish, Launched, SequenceOutput};
-use omni_telemetry::trace::{self, Ran, SequenceShare, Track, What};
+use omni_telemetry::trace::{self, Component, Ran, SequenceShare, What};
 use omni_transfer::payload::End;
 use ractor::ActorRef;
 use std::collections::HashMap;
@@ -188,7 +188,7 @@ impl Completion {
         let began = ended.checked_sub(took).unwrap_or(ended);
         self.trace(&plan, &outcome.times, (began, ended), bubble, &sequences);
         self.hand_over(Ticket::Step { step, ended, sequences })?;
-        trace::until_now(self.stage.lane(Track::Completion), ended, || What::Read(step));
+        trace::until_now(self.stage.track(Component::Completion), ended, || What::Read(step));
         Ok(())
     }
 
@@ -339,7 +339,7 @@ impl Completion {
             prompt: planned.prompt,
             gave: if let TicketSequence::Done { done, .. } = sequence { done.emitted } else { 0 },
         };
-        trace::span(self.stage.lane(Track::Device), time.0, time.1, || {
+        trace::span(self.stage.track(Component::Device), time.0, time.1, || {
             What::Ran(Box::new(Ran {
                 step: plan.step,
                 sequences: plan.sequences.iter().zip(sequences).map(share).collect(),

@@ -9,7 +9,7 @@ use omni_core::ids::{Attempt, RequestId, Seq};
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::SequenceInput;
-use omni_telemetry::trace::{self, Track, What};
+use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::TransportError;
@@ -77,7 +77,7 @@ fn put(stage: &StageGeneration, mut payload: Payload) {
         Err(error) => setup.reports.sequence_failed(header.request, setup.name, error.to_string()),
     }
     edge.metrics.leases.set(setup.leases.live() as f64);
-    trace::since(began, stage.lane(Track::ConnectorOut), || What::Put(header.chunk(bytes, None)));
+    trace::since(began, stage.track(Component::ConnectorOut), || What::Put(header.chunk(bytes, None)));
 }
 
 /// What the inbound connector is told.
@@ -191,7 +191,7 @@ impl Actor for Inbound {
                     let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
                     state.fault.inject_async(|| [event(&payload.header)]).await?;
                     state.arrived(payload)?;
-                    trace::since(began, state.stage.lane(Track::ConnectorIn), || What::Took(chunk));
+                    trace::since(began, state.stage.track(Component::ConnectorIn), || What::Took(chunk));
                 }
                 let metrics = &state.stage.setup.metrics;
                 metrics.queue_depth(Queue::Input, state.inbox.len());

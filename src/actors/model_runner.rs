@@ -12,7 +12,7 @@ use omni_model::ModelError;
 use omni_model::no_block;
 use omni_model::stage::{SequenceInput, SequenceSpec, SequenceWork, StageModel};
 use omni_telemetry::Queue;
-use omni_telemetry::trace::{self, Track, What};
+use omni_telemetry::trace::{self, Component, What};
 use omni_transfer::lease::Lease;
 use omni_transfer::payload::Header;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -240,7 +240,7 @@ impl Runner {
                 self.completion.tell(Event::Opened { slot, wants, from })?;
                 let began = trace::now();
                 let opened = self.model.open(slot, *spec);
-                trace::since(began, self.stage.lane(Track::Launch), || What::Opened(request));
+                trace::since(began, self.stage.track(Component::Launch), || What::Opened(request));
                 self.sequence_result(request, opened)?;
             }
             Command::Feed { header, input, end, leases } => {
@@ -249,7 +249,7 @@ impl Runner {
                 if let Some(slot) = self.slots.get(&request) {
                     let began = trace::now();
                     let fed = self.model.feed(*slot, input, end);
-                    trace::since(began, self.stage.lane(Track::Launch), || What::Fed(header.chunk(0, None)));
+                    trace::since(began, self.stage.track(Component::Launch), || What::Fed(header.chunk(0, None)));
                     self.sequence_result(request, fed)?;
                 }
                 drop(leases);
@@ -297,7 +297,7 @@ impl Runner {
         let launched = self.model.launch(&work)?;
         let (returned, step, sequences) = (Instant::now(), plan.step, plan.sequences.len() as u32);
         let what = || What::Launched { step, sequences, ahead: ahead as u32 };
-        trace::span(self.stage.lane(Track::Launch), began, returned, what);
+        trace::span(self.stage.track(Component::Launch), began, returned, what);
         self.completion.tell(Event::Step(LaunchedStep { plan, launched, began, returned }))
     }
 

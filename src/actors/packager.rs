@@ -11,7 +11,7 @@ use omni_model::ModelError;
 use omni_model::embeddings::Embeddings;
 use omni_model::stage::Emit;
 use omni_telemetry::Queue;
-use omni_telemetry::trace::{self, Track, What};
+use omni_telemetry::trace::{self, Component, What};
 use omni_transfer::lease::Lease;
 use omni_transfer::payload::{End, Header, Kind, Part, Payload};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -77,7 +77,7 @@ impl Actor for Packager {
                 let (began, requests) = (trace::now(), outputs.len() as u32);
                 state.fault.inject_async(|| events(&outputs)).await?;
                 state.pack(outputs).await?;
-                trace::since(began, state.stage.lane(Track::Packager), || What::Packaging { requests });
+                trace::since(began, state.stage.track(Component::Packager), || What::Packaging { requests });
             }
             state.pass_on(news)?;
         }
@@ -143,7 +143,7 @@ impl PackagerState {
                 Ok(payloads) => {
                     for payload in payloads {
                         let chunk = || What::Packed(payload.header.chunk(payload.bytes(), step));
-                        trace::since(began, self.stage.lane(Track::Packager), chunk);
+                        trace::since(began, self.stage.track(Component::Packager), chunk);
                         let queued = Queued::Item(payload);
                         self.stage.payloads.send.try_send(queued).map_err(|_| ActorFailure::Queue("payload"))?;
                     }

@@ -10,7 +10,7 @@ use omni_core::ids::{RequestId, StepId};
 use omni_core::scheduler::{SequenceDone, StepDone};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_telemetry::Queue;
-use omni_telemetry::trace::{self, Track, What};
+use omni_telemetry::trace::{self, Component, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::sync::Arc;
 use std::time::Instant;
@@ -92,7 +92,7 @@ impl Actor for Sampler {
             state.fault.inject_async(|| ticket.events()).await?;
             state.pass_on(ticket)?;
             if let Some(step) = step {
-                trace::since(began, state.stage.lane(Track::Sampler), || What::Sampled(step));
+                trace::since(began, state.stage.track(Component::Sampler), || What::Sampled(step));
             }
         }
         Ok(())

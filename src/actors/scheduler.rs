@@ -9,7 +9,7 @@ use omni_core::ids::{Attempt, RequestId, StepId};
 use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
 use omni_fault::{Begun, FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::SequenceSpec;
-use omni_telemetry::trace::{self, Track, What};
+use omni_telemetry::trace::{self, Component, What};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -139,7 +139,7 @@ impl Actor for Scheduler {
                 }
                 state.apply(Event::StepDone(done))?;
                 state.after = None;
-                trace::since(began, state.stage.lane(Track::Scheduler), || What::Returned(step));
+                trace::since(began, state.stage.track(Component::Scheduler), || What::Returned(step));
             }
             SchedulerMessage::SequenceFailed { request, reason } => state.fail(request, reason)?,
             SchedulerMessage::Abort(request) => {
@@ -180,7 +180,7 @@ impl SchedulerState {
                     let (step, sequences, after) = (plan.step, plan.sequences.len() as u32, self.after);
                     self.command(Command::Step(plan))?;
                     let what = || What::Planned { step, sequences, after };
-                    trace::since(began, self.stage.lane(Track::Scheduler), what);
+                    trace::since(began, self.stage.track(Component::Scheduler), what);
                     began = trace::now();
                 }
                 Effect::Close(slot) => self.command(Command::Close(slot))?,

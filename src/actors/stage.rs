@@ -13,7 +13,7 @@ use omni_core::restart::RestartLimits;
 use omni_core::scheduler::{SchedulerConfig, SequenceParams, Start};
 use omni_fault::FaultPlan;
 use omni_model::stage::{SequenceSpec, StageFactory};
-use omni_telemetry::trace::{Lane, Track};
+use omni_telemetry::trace::{Component, Track};
 use omni_telemetry::{EdgeMetrics, StageMetrics};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::{Kind, Payload};
@@ -447,8 +447,8 @@ impl StageGeneration {
     }
 
     /// Where a trace shows what a part of this generation does.
-    pub fn lane(&self, track: Track) -> Lane {
-        Lane::of(self.setup.name, self.generation, track)
+    pub fn track(&self, component: Component) -> Track {
+        Track::of(self.setup.name, self.generation, track)
     }
 
     /// Passes news on to the scheduler.

@@ -1,9 +1,9 @@
 //! What a request's stages have told each other, kept by the ledger until it is not needed any more: enough to give any
 //! stage its sequence again, at any moment, as if nothing had happened.
 //!
-//! A request has one [`Track`] per edge. What a stage made counts as made when it is on the track, for that is when the
+//! A request has one [`EdgeLog`] per edge. What a stage made counts as made when it is on the log, for that is when the
 //! next stage, or the client, can have it: a sequence that begins again makes what follows. What a stage was given is on the
-//! track before it, from its first unit. Both ends may come and go; the track decides what is new.
+//! log before it, from its first unit. Both ends may come and go; the log decides what is new.
 
 #[cfg(test)]
 mod tests;
@@ -91,7 +91,7 @@ impl Edge {
 
 /// What has passed over one edge for one request.
 #[derive(Default)]
-struct Track {
+struct EdgeLog {
     units: u32,
     ended: Option<End>,
     /// Units that the consumer has told it is done with.
@@ -103,7 +103,7 @@ struct Track {
     values: Vec<u32>,
 }
 
-impl Track {
+impl EdgeLog {
     fn bytes(&self) -> usize {
         self.values.len() * 4 + self.kept.iter().map(|(_, part)| part.bytes()).sum::<usize>()
     }
@@ -121,7 +121,7 @@ struct SequenceEntry {
     plan: SequencePlan,
     /// The admission that counts; 0 before the first.
     attempt: Attempt,
-    /// What was on its tracks when it failed last, and how often it failed there: again and again is no accident.
+    /// What was on its logs when it failed last, and how often it failed there: again and again is no accident.
     failed_at: (u32, u32),
 }
 
@@ -130,7 +130,7 @@ pub(super) struct Journal {
     request: RequestId,
     sequences: Vec<SequenceEntry>,
     /// One per [`Edge`], in their order.
-    tracks: [Track; 5],
+    logs: [EdgeLog; 5],
     attempts: u32,
     groups: usize,
 }
@@ -147,7 +147,7 @@ impl Journal {
     pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
         let entry = |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
         let sequences = sequences.into_iter().map(entry).collect();
-        Journal { request, sequences, tracks: Default::default(), attempts: 0, groups }
+        Journal { request, sequences, logs: Default::default(), attempts: 0, groups }
     }
 
     /// Stages that have not given everything, downstream first: whoever receives must know a request before anything can
@@ -158,9 +158,8 @@ impl Journal {
 
     /// Whether a stage has given everything, or has no part in the request.
     pub fn is_done(&self, stage: StageName) -> bool {
-        self.sequence(stage).is_none_or(|sequence| {
-            Edge::out_of(stage, sequence.plan.wants).all(|edge| self.track(edge).ended.is_some())
-        })
+        self.sequence(stage)
+            .is_none_or(|sequence| Edge::out_of(stage, sequence.plan.wants).all(|edge| self.log(edge).ended.is_some()))
     }
 
     /// Which admission of the consumer's sequence a payload on this edge is for now; `None` if nobody waits for it.
@@ -177,7 +176,7 @@ impl Journal {
     /// # Errors
     /// When part of a payload is known and it cannot be taken apart.
     pub fn record(&mut self, edge: Edge, payload: Payload) -> Result<Option<Payload>, ModelError> {
-        let Track { units, ended, .. } = *self.track(edge);
+        let EdgeLog { units, ended, .. } = *self.log(edge);
         if ended.is_some() || payload.header.seq.0 > units {
             // Of an attempt that goes on although another one has taken its place.
             return Ok(None);
@@ -186,19 +185,19 @@ impl Journal {
         let header = &mut payload.header;
         header.attempt = self.consumer(edge).map_or(Attempt(0), |(_, attempt)| attempt);
         let keep = !self.consumer_is_done(edge);
-        let track = self.track_mut(edge);
-        track.units += header.units;
-        track.ended = header.end;
+        let log = self.log_mut(edge);
+        log.units += header.units;
+        log.ended = header.end;
         if header.units > 0 {
-            track.began.get_or_insert_with(Instant::now);
+            log.began.get_or_insert_with(Instant::now);
         }
         // Samples are the client's once they are with it.
         if keep && edge != Edge::Audio {
             for part in &payload.parts {
                 match part {
-                    Part::U32(values) => track.values.extend_from_slice(values),
+                    Part::U32(values) => log.values.extend_from_slice(values),
                     Part::Embeddings(embeddings) => {
-                        track.kept.push((embeddings.shape().0 as u32, Part::Embeddings(embeddings.clone()).detached()));
+                        log.kept.push((embeddings.shape().0 as u32, Part::Embeddings(embeddings.clone()).detached()));
                     }
                     Part::F32(_) => {}
                 }
@@ -212,23 +211,23 @@ impl Journal {
 
     /// The consumer is done with so many more units.
     pub fn acked(&mut self, edge: Edge, units: u32) {
-        let track = self.track_mut(edge);
-        track.acked = track.acked.saturating_add(units);
+        let log = self.log_mut(edge);
+        log.acked = log.acked.saturating_add(units);
     }
 
     /// Codes so far, frame after frame.
     pub fn codes(&self) -> &[u32] {
-        &self.track(Edge::Codes).values
+        &self.log(Edge::Codes).values
     }
 
     /// Bytes kept.
     pub fn bytes(&self) -> usize {
-        self.tracks.iter().map(Track::bytes).sum()
+        self.logs.iter().map(EdgeLog::bytes).sum()
     }
 
     /// Whether a sequence that failed alone gets another attempt: not if it failed [`TRIES`] times at this very place.
     pub fn may_try_again(&mut self, stage: StageName) -> bool {
-        let at: u32 = self.outputs(stage).map(|edge| self.track(edge).units).sum();
+        let at: u32 = self.outputs(stage).map(|edge| self.log(edge).units).sum();
         let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) else { return false };
         let times = if sequence.failed_at.0 == at { sequence.failed_at.1 + 1 } else { 1 };
         sequence.failed_at = (at, times);
@@ -254,13 +253,13 @@ impl Journal {
             StageName::Code2wav => self.resume_vocoder(&mut admission),
         }
         if let Some(edge) = self.outputs(stage).next() {
-            let track = self.track(edge);
+            let log = self.log(edge);
             let start = &mut admission.from.start;
-            (start.emitted, start.acked) = (track.units, track.acked.min(track.units));
-            if track.acked == u32::MAX {
+            (start.emitted, start.acked) = (log.units, log.acked.min(log.units));
+            if log.acked == u32::MAX {
                 start.acked = u32::MAX;
             }
-            start.ahead = track.ahead(unit);
+            start.ahead = log.ahead(unit);
         }
         let input = self.input(stage, &mut admission, attempt);
         Some(Again { admission, input })
@@ -269,7 +268,7 @@ impl Journal {
     /// An answer goes on behind what is known of it. One that is known to its end is only spoken: its tokens are followed.
     fn resume_thinker(&self, admission: &mut Admission) {
         let SequenceSpec::Thinker(sequence) = &mut admission.spec else { return };
-        let (tokens, embeddings) = (self.track(Edge::Tokens), self.track(Edge::Embeddings).units);
+        let (tokens, embeddings) = (self.log(Edge::Tokens), self.log(Edge::Embeddings).units);
         admission.from.wanted = embeddings;
         if sequence.mode == ThinkerMode::Follow {
             return;
@@ -302,7 +301,7 @@ impl Journal {
             // It begins: its prompt is as it was planned.
             return Some(());
         }
-        let text = self.track(self.input_of(StageName::Talker));
+        let text = self.log(self.input_of(StageName::Talker));
         let prompt = sequence.prompt.going_on(said, self.groups, text.units, text.ended.is_some())?;
         let frames = (said.len() / self.groups.max(1)) as u32;
         *sequence = TalkerSpec { prompt: prompt.into(), said: frames, ..sequence.clone() };
@@ -315,7 +314,7 @@ impl Journal {
     /// Sound goes on behind the frames that were delivered, which are decoded again and not heard.
     fn resume_vocoder(&self, admission: &mut Admission) {
         let SequenceSpec::Vocoder(sequence) = &mut admission.spec else { return };
-        let heard = self.track(Edge::Audio).units;
+        let heard = self.log(Edge::Audio).units;
         let codes = &self.codes()[..(heard as usize * self.groups).min(self.codes().len())];
         if heard > 0 {
             let before = sequence.context.as_deref().unwrap_or_default();
@@ -329,11 +328,11 @@ impl Journal {
     /// What a sequence is to be fed that was admitted just now, from the unit on that its prompt does not hold.
     fn input(&self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
         if let SequenceSpec::Thinker(ThinkerSpec { mode: ThinkerMode::Follow, .. }) = admission.spec
-            && self.track(Edge::Text).units == 0
-            && self.track(Edge::Tokens).ended.is_some()
+            && self.log(Edge::Text).units == 0
+            && self.log(Edge::Tokens).ended.is_some()
         {
             // What ended the answer is not spoken.
-            let tokens = &self.track(Edge::Tokens).values;
+            let tokens = &self.log(Edge::Tokens).values;
             let spoken = tokens[..tokens.len().saturating_sub(1)].to_vec();
             let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(End::Stop));
             return vec![Payload { header, parts: vec![Part::U32(spoken)], leases: Vec::new() }];
@@ -342,22 +341,22 @@ impl Journal {
             return Vec::new();
         }
         let edge = self.input_of(stage);
-        let track = self.track(edge);
-        admission.from.start.consumed = track.acked.min(track.units);
+        let log = self.log(edge);
+        admission.from.start.consumed = log.acked.min(log.units);
         let from = admission.from.start.input;
         let mut pieces = Vec::new();
         let mut seq = 0;
-        for (units, part) in &track.kept {
+        for (units, part) in &log.kept {
             pieces.push((seq, *units, part.clone()));
             seq += units;
         }
-        if track.units > 0 && !track.values.is_empty() {
-            let width = track.values.len() / track.units as usize;
+        if log.units > 0 && !log.values.is_empty() {
+            let width = log.values.len() / log.units as usize;
             let per_piece = (PIECE / width.max(1)).max(1) as u32;
-            for first in (from..track.units).step_by(per_piece as usize) {
-                let units = per_piece.min(track.units - first);
+            for first in (from..log.units).step_by(per_piece as usize) {
+                let units = per_piece.min(log.units - first);
                 let range = first as usize * width..(first + units) as usize * width;
-                pieces.push((first, units, Part::U32(track.values[range].to_vec())));
+                pieces.push((first, units, Part::U32(log.values[range].to_vec())));
             }
         }
         let last = pieces.len();
@@ -365,12 +364,12 @@ impl Journal {
             .into_iter()
             .enumerate()
             .map(|(at, (seq, units, part))| {
-                let end = track.ended.filter(|_| at + 1 == last);
+                let end = log.ended.filter(|_| at + 1 == last);
                 Payload { header: self.header(edge, attempt, seq, units, end), parts: vec![part], leases: Vec::new() }
             })
             .collect();
-        if payloads.is_empty() && track.ended.is_some() {
-            let header = self.header(edge, attempt, track.units.max(from), 0, track.ended);
+        if payloads.is_empty() && log.ended.is_some() {
+            let header = self.header(edge, attempt, log.units.max(from), 0, log.ended);
             payloads.push(Payload { header, parts: Vec::new(), leases: Vec::new() });
         }
         payloads
@@ -385,8 +384,8 @@ impl Journal {
     fn forget(&mut self) {
         for edge in [Edge::Text, Edge::Embeddings, Edge::Codes] {
             if self.consumer_is_done(edge) {
-                let track = self.track_mut(edge);
-                (track.kept, track.values) = (Vec::new(), Vec::new());
+                let log = self.log_mut(edge);
+                (log.kept, log.values) = (Vec::new(), Vec::new());
             }
         }
     }
@@ -414,11 +413,11 @@ impl Journal {
         self.sequences.iter().find(|sequence| sequence.stage == stage)
     }
 
-    fn track(&self, edge: Edge) -> &Track {
-        &self.tracks[edge as usize]
+    fn log(&self, edge: Edge) -> &EdgeLog {
+        &self.logs[edge as usize]
     }
 
-    fn track_mut(&mut self, edge: Edge) -> &mut Track {
-        &mut self.tracks[edge as usize]
+    fn log_mut(&mut self, edge: Edge) -> &mut EdgeLog {
+        &mut self.logs[edge as usize]
     }
 }

@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 
 /// Record what each stage does when, as a file that a Perfetto viewer opens
 ///
-/// Speaks inside this process, or listens to a running server (--url), and writes lanes for scheduler, launch thread,
+/// Speaks inside this process, or listens to a running server (--url), and writes tracks for scheduler, launch thread,
 /// device, copies, sampler, packager and connectors of every stage, with arrows from each token to the launch that it let
 /// happen. A short summary goes to stdout.
 #[derive(Args, Debug)]

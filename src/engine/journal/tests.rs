@@ -185,7 +185,7 @@ fn a_sequence_that_fails_again_and_again_at_one_place_is_not_tried_for_ever() {
 
 proptest! {
     /// Producers that die at any moment and begin again where the journal says, or go on for a while although others have
-    /// taken their place: the consumer's track has each unit once and in order.
+    /// taken their place: the consumer's log has each unit once and in order.
     #[test]
     fn whatever_attempts_there_are_each_unit_is_taken_once(moves in proptest::collection::vec((0..3u8, 0..4usize, 1..5u32), 1..60)) {
         let mut journal = spoken();

@@ -5,7 +5,7 @@
 
 use super::flows::{Arrow, arrows};
 use super::layout::{Slice, slices};
-use super::record::{Lane, Record, Track, What};
+use super::record::{Component, Record, Track, What};
 use super::recorder::Trace;
 use super::requests::{Life, lives};
 use super::steps::Summary;
@@ -22,8 +22,8 @@ fn process(stage: StageName) -> u32 {
     REQUESTS + 1 + stage as u32
 }
 
-fn thread(track: Track) -> u32 {
-    track as u32 + 1
+fn thread(component: Component) -> u32 {
+    component as u32 + 1
 }
 
 /// Writes a trace.
@@ -104,7 +104,7 @@ impl<W: Write> File<'_, W> {
         let stages: BTreeSet<_> = slices.iter().map(|slice| slice.stage).collect();
         let mut own: BTreeMap<StageName, BTreeSet<u32>> = BTreeMap::new();
         for record in &self.trace.records {
-            if let Lane::Stage { stage, .. } = record.lane {
+            if let Track::Stage { stage, .. } = record.track {
                 own.entry(stage).or_default().insert(record.process);
             }
         }
@@ -112,8 +112,8 @@ impl<W: Write> File<'_, W> {
             let numbers: Vec<_> = own.get(&stage).into_iter().flatten().map(|id| format!("process {id}")).collect();
             self.process(process(stage), stage.as_str(), Some(numbers.join(", ")))?;
             // All of them, empty or not: the same picture for every trace.
-            for track in Track::ALL {
-                self.thread(process(stage), thread(track), track.as_str())?;
+            for component in Component::ALL {
+                self.thread(process(stage), thread(component), component.as_str())?;
             }
         }
         Ok(())
@@ -137,7 +137,7 @@ impl<W: Write> File<'_, W> {
     }
 
     fn slice(&mut self, slice: &Slice) -> io::Result<()> {
-        let (pid, tid) = (process(slice.stage), thread(slice.track));
+        let (pid, tid) = (process(slice.stage), thread(slice.component));
         let event = self.complete(pid, tid, &slice.name, slice.category, (slice.began, slice.ended), &slice.args);
         self.event(&event)
     }
@@ -176,7 +176,7 @@ impl<W: Write> File<'_, W> {
             };
             let mut event = json!({
                 "ph": kind, "id": id, "name": arrow.name, "cat": "flow",
-                "pid": process(slice.stage), "tid": thread(slice.track), "ts": self.micros(at),
+                "pid": process(slice.stage), "tid": thread(slice.component), "ts": self.micros(at),
             });
             if i == last {
                 event["bp"] = "e".into();
@@ -212,7 +212,7 @@ impl<W: Write> File<'_, W> {
     }
 
     fn counters(&mut self, record: &Record) -> io::Result<()> {
-        let Lane::Stage { stage, .. } = record.lane else { return Ok(()) };
+        let Track::Stage { stage, .. } = record.track else { return Ok(()) };
         let mut count = |name: &str, value: u32| {
             let ts = self.micros(record.began);
             self.event(&json!({

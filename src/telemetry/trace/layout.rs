@@ -1,17 +1,17 @@
-//! A trace as slices in lanes. Slices of one lane nest or follow each other, as viewers demand: where two clocks (a
+//! A trace as slices in tracks. Slices of one track nest or follow each other, as viewers demand: where two clocks (a
 //! device's duration, a host's wake-up) make tenants overlap by microseconds, the later one begins where the earlier
 //! one ends, and keeps its measured length in its arguments.
 
-use super::record::{Chunk, Lane, Ran, Record, Track, What};
+use super::record::{Chunk, Component, Ran, Record, Track, What};
 use omni_core::ids::{Generation, PayloadKind, StageName, StepId};
 use serde_json::{Map, Value, json};
 
-/// A box in a lane; times in nanoseconds.
+/// A box in a track; times in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Slice {
     pub stage: StageName,
     pub generation: Generation,
-    pub track: Track,
+    pub component: Component,
     pub name: String,
     pub category: &'static str,
     pub began: u64,
@@ -36,25 +36,25 @@ pub(super) enum About {
     Nothing,
 }
 
-/// The slices of all stages, lane by lane, each lane by time and the outer before the inner.
+/// The slices of all stages, track by track, each track by time and the outer before the inner.
 pub(super) fn slices(records: &[Record]) -> Vec<Slice> {
     let mut slices: Vec<Slice> = records.iter().filter_map(slice).collect();
-    slices.sort_by_key(|slice| (slice.stage, slice.track, slice.began, std::cmp::Reverse(slice.ended)));
-    for lane in slices.chunk_by_mut(|a, b| (a.stage, a.track) == (b.stage, b.track)) {
-        untangle(lane);
+    slices.sort_by_key(|slice| (slice.stage, slice.component, slice.began, std::cmp::Reverse(slice.ended)));
+    for track in slices.chunk_by_mut(|a, b| (a.stage, a.component) == (b.stage, b.component)) {
+        untangle(track);
     }
     let inner = slices.iter().flat_map(phases).collect::<Vec<_>>();
     slices.extend(inner);
-    slices.sort_by_key(|slice| (slice.stage, slice.track, slice.began, std::cmp::Reverse(slice.ended)));
+    slices.sort_by_key(|slice| (slice.stage, slice.component, slice.began, std::cmp::Reverse(slice.ended)));
     slices
 }
 
-/// Makes slices of one lane, ordered by their beginning, nest or follow each other.
-fn untangle(lane: &mut [Slice]) {
+/// Makes slices of one track, ordered by their beginning, nest or follow each other.
+fn untangle(track: &mut [Slice]) {
     // Ends of the slices that the current one may lie in, the innermost last.
     let mut open: Vec<u64> = Vec::new();
     let mut last = 0;
-    for slice in lane {
+    for slice in track {
         slice.began = slice.began.max(last);
         slice.ended = slice.ended.max(slice.began);
         while let Some(end) = open.last().copied() {
@@ -98,7 +98,7 @@ fn phases(slice: &Slice) -> Vec<Slice> {
 }
 
 fn slice(record: &Record) -> Option<Slice> {
-    let Lane::Stage { stage, generation, track } = record.lane else { return None };
+    let Track::Stage { stage, generation, component } = record.track else { return None };
     let (name, category, args, about) = match &record.what {
         What::Returned(step) => {
             (format!("seen {}", step.0), "scheduler", json!({ "step": step.0 }), About::Returned(*step))
@@ -134,7 +134,7 @@ fn slice(record: &Record) -> Option<Slice> {
     };
     let args = if let Value::Object(args) = args { args } else { Map::new() };
     let Record { began, ended, .. } = *record;
-    Some(Slice { stage, generation, track, name, category, began, ended, args, about })
+    Some(Slice { stage, generation, component, name, category, began, ended, args, about })
 }
 
 fn chunk_name(verb: &str, chunk: &Chunk) -> String {
@@ -181,14 +181,14 @@ mod tests {
     use proptest::prelude::*;
 
     fn read(step: u64, began: u64, ended: u64) -> Record {
-        let lane = Lane::of(StageName::Talker, Generation(1), Track::Completion);
-        Record { process: 1, lane, began, ended, what: What::Read(StepId(step)) }
+        let track = Track::of(StageName::Talker, Generation(1), Component::Completion);
+        Record { process: 1, track, began, ended, what: What::Read(StepId(step)) }
     }
 
     /// Whether every two slices are apart or one inside the other.
-    pub(in crate::trace) fn is_tidy(lane: &[Slice]) -> bool {
+    pub(in crate::trace) fn is_tidy(track: &[Slice]) -> bool {
         let mut open: Vec<u64> = Vec::new();
-        lane.iter().all(|slice| {
+        track.iter().all(|slice| {
             while open.last().is_some_and(|end| slice.began >= *end) {
                 open.pop();
             }

@@ -10,7 +10,7 @@
 //! | `record` | what is recorded |
 //! | `recorder` | buffers and sessions |
 //! | `steps` | a trace as exact numbers of each step |
-//! | `layout`, `flows`, `requests` | a trace as lanes of slices, the arrows between them, and a lane for each request |
+//! | `layout`, `flows`, `requests` | a trace as tracks of slices, the arrows between them, and a track for each request |
 //! | `chrome` | the file that a Perfetto viewer opens |
 
 mod chrome;
@@ -22,7 +22,7 @@ mod requests;
 mod steps;
 
 pub use chrome::write;
-pub use record::{Chunk, Lane, Ran, Record, SequenceShare, Track, What};
+pub use record::{Chunk, Component, Ran, Record, SequenceShare, Track, What};
 pub use recorder::{CAPACITY, Session, Trace, absorb, drain, on, settle, switched};
 pub use steps::{StepTimes, Summary};
 
@@ -36,36 +36,36 @@ pub fn now() -> Option<Instant> {
     on().then(Instant::now)
 }
 
-/// Records what went on in a lane from `began` until now. Does nothing without a beginning.
-pub fn since(began: Option<Instant>, lane: Lane, what: impl FnOnce() -> What) {
+/// Records what went on in a track from `began` until now. Does nothing without a beginning.
+pub fn since(began: Option<Instant>, track: Track, what: impl FnOnce() -> What) {
     if let Some(began) = began {
-        push(lane, clock::nanos(began), clock::now(), what());
+        push(track, clock::nanos(began), clock::now(), what());
     }
 }
 
-/// Records what went on in a lane between two moments.
-pub fn span(lane: Lane, began: Instant, ended: Instant, what: impl FnOnce() -> What) {
+/// Records what went on in a track between two moments.
+pub fn span(track: Track, began: Instant, ended: Instant, what: impl FnOnce() -> What) {
     if on() {
-        push(lane, clock::nanos(began), clock::nanos(ended), what());
+        push(track, clock::nanos(began), clock::nanos(ended), what());
     }
 }
 
-/// Records what went on in a lane from `began`, which somebody needed anyhow, until now.
-pub fn until_now(lane: Lane, began: Instant, what: impl FnOnce() -> What) {
-    since(on().then_some(began), lane, what);
+/// Records what went on in a track from `began`, which somebody needed anyhow, until now.
+pub fn until_now(track: Track, began: Instant, what: impl FnOnce() -> What) {
+    since(on().then_some(began), track, what);
 }
 
 /// Records a copy beside the steps that is over now, and took so long if that is known.
 pub fn copied(stage: StageName, direction: Direction, bytes: usize, took: Option<Duration>) {
     if on() {
-        let track = match direction {
-            Direction::DeviceToHost => Track::DeviceToHost,
-            Direction::HostToDevice | Direction::DeviceToDevice => Track::HostToDevice,
+        let component = match direction {
+            Direction::DeviceToHost => Component::DeviceToHost,
+            Direction::HostToDevice | Direction::DeviceToDevice => Component::HostToDevice,
         };
         let (now, took) = (clock::now(), took.unwrap_or_default().as_nanos() as u64);
         // Streams of copies belong to the stage as a whole, whatever its generation.
-        let lane = Lane::of(stage, Generation(0), track);
-        push(lane, now.saturating_sub(took), now, What::Copied { direction, bytes: bytes as u64 });
+        let track = Track::of(stage, Generation(0), component);
+        push(track, now.saturating_sub(took), now, What::Copied { direction, bytes: bytes as u64 });
     }
 }
 
@@ -74,7 +74,7 @@ pub fn queued(stage: StageName, queue: Queue, depth: usize) {
     if on() {
         let now = clock::now();
         // Counters belong to the stage as a whole, whatever its generation.
-        push(Lane::of(stage, Generation(0), Track::Scheduler), now, now, What::Queued(queue, depth as u32));
+        push(Track::of(stage, Generation(0), Component::Scheduler), now, now, What::Queued(queue, depth as u32));
     }
 }
 
@@ -82,6 +82,6 @@ pub fn queued(stage: StageName, queue: Queue, depth: usize) {
 pub fn request(request: RequestId, what: impl FnOnce() -> What) {
     if on() {
         let now = clock::now();
-        push(Lane::Request(request), now, now, what());
+        push(Track::Request(request), now, now, what());
     }
 }

@@ -11,7 +11,7 @@ pub struct Record {
     /// The system's number of the process.
     pub process: u32,
     /// Where.
-    pub lane: Lane,
+    pub track: Track,
     /// Since when, in nanoseconds of the [host's clock](crate::clock).
     pub began: u64,
     /// Until when; as `began` for what takes no time.
@@ -22,7 +22,7 @@ pub struct Record {
 
 /// Where something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
-pub enum Lane {
+pub enum Track {
     /// In a part of a stage.
     Stage {
         /// Which stage.
@@ -30,22 +30,22 @@ pub enum Lane {
         /// Its generation: each counts its steps from 0.
         generation: Generation,
         /// Which part.
-        track: Track,
+        component: Component,
     },
     /// To a request, as its client sees it.
     Request(RequestId),
 }
 
-impl Lane {
+impl Track {
     /// A part of a stage.
-    pub fn of(stage: StageName, generation: Generation, track: Track) -> Lane {
-        Lane::Stage { stage, generation, track }
+    pub fn of(stage: StageName, generation: Generation, component: Component) -> Track {
+        Track::Stage { stage, generation, component }
     }
 }
 
 /// A part of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Encode, Decode)]
-pub enum Track {
+pub enum Component {
     /// Takes payloads off the edge into the stage.
     ConnectorIn,
     /// Plans steps.
@@ -68,34 +68,34 @@ pub enum Track {
     ConnectorOut,
 }
 
-impl Track {
+impl Component {
     /// Every track, in the order of a picture: from input to output.
-    pub const ALL: [Track; 10] = [
-        Track::ConnectorIn,
-        Track::Scheduler,
-        Track::Launch,
-        Track::Device,
-        Track::HostToDevice,
-        Track::DeviceToHost,
-        Track::Completion,
-        Track::Sampler,
-        Track::Packager,
-        Track::ConnectorOut,
+    pub const ALL: [Component; 10] = [
+        Component::ConnectorIn,
+        Component::Scheduler,
+        Component::Launch,
+        Component::Device,
+        Component::HostToDevice,
+        Component::DeviceToHost,
+        Component::Completion,
+        Component::Sampler,
+        Component::Packager,
+        Component::ConnectorOut,
     ];
 
     /// The name in the file.
     pub fn as_str(self) -> &'static str {
         match self {
-            Track::ConnectorIn => "connector in",
-            Track::Scheduler => "scheduler",
-            Track::Launch => "launch thread",
-            Track::Device => "device compute",
-            Track::HostToDevice => "copies to device",
-            Track::DeviceToHost => "copies to host",
-            Track::Completion => "completion",
-            Track::Sampler => "sampler",
-            Track::Packager => "packager",
-            Track::ConnectorOut => "connector out",
+            Component::ConnectorIn => "connector in",
+            Component::Scheduler => "scheduler",
+            Component::Launch => "launch thread",
+            Component::Device => "device compute",
+            Component::HostToDevice => "copies to device",
+            Component::DeviceToHost => "copies to host",
+            Component::Completion => "completion",
+            Component::Sampler => "sampler",
+            Component::Packager => "packager",
+            Component::ConnectorOut => "connector out",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Buffers of records, one per thread, and those who listen.
 
-use super::record::{Lane, Record, What};
+use super::record::{Record, Track, What};
 use crate::clock;
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -66,8 +66,8 @@ pub fn switched() -> watch::Receiver<bool> {
 }
 
 /// Keeps a record, or counts it as lost.
-pub(super) fn push(lane: Lane, began: u64, ended: u64, what: What) {
-    let record = Record { process: std::process::id(), lane, began, ended: ended.max(began), what };
+pub(super) fn push(track: Track, began: u64, ended: u64, what: What) {
+    let record = Record { process: std::process::id(), track, began, ended: ended.max(began), what };
     if !room_for(1) {
         return;
     }

@@ -1,6 +1,6 @@
-//! A lane for each request: what it waited for, from its acceptance to its end.
+//! A track for each request: what it waited for, from its acceptance to its end.
 
-use super::record::{Lane, Record, What};
+use super::record::{Record, Track, What};
 use crate::{Outcome, RequestKind};
 use omni_core::ids::RequestId;
 use std::collections::BTreeMap;
@@ -29,8 +29,8 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
     // Launches come before what ran: a step's sequences are known only with the latter.
     let mut launches = BTreeMap::new();
     for record in records {
-        match (&record.what, record.lane) {
-            (What::Launched { step, .. }, Lane::Stage { stage, generation, .. }) => {
+        match (&record.what, record.track) {
+            (What::Launched { step, .. }, Track::Stage { stage, generation, .. }) => {
                 launches.insert((stage, generation, *step), record.began);
             }
             (What::Fed(chunk), _) => {
@@ -40,8 +40,8 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
         }
     }
     for record in records {
-        match (&record.what, record.lane) {
-            (What::Ran(ran), Lane::Stage { stage, generation, .. }) => {
+        match (&record.what, record.track) {
+            (What::Ran(ran), Track::Stage { stage, generation, .. }) => {
                 let launched = launches.get(&(stage, generation, ran.step)).copied().unwrap_or(record.began);
                 for sequence in &ran.sequences {
                     let life = life(&mut lives, sequence.request, record);
@@ -51,7 +51,7 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
                     }
                 }
             }
-            (what, Lane::Request(request)) => life(&mut lives, request, record).heard(what, record.began),
+            (what, Track::Request(request)) => life(&mut lives, request, record).heard(what, record.began),
             _ => {}
         }
     }
@@ -113,27 +113,27 @@ impl Life {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Chunk, Ran, SequenceShare, Track};
+    use crate::trace::{Chunk, Component, Ran, SequenceShare};
     use omni_core::ids::{Generation, PayloadKind, Seq, StageName, StepId};
 
     #[test]
     fn a_life_is_cut_where_something_came() {
         let request = RequestId(4);
-        let stage = |track, began, ended, what| {
-            let lane = Lane::of(StageName::Talker, Generation(1), track);
-            Record { process: 1, lane, began, ended, what }
+        let stage = |component, began, ended, what| {
+            let track = Track::of(StageName::Talker, Generation(1), component);
+            Record { process: 1, track, began, ended, what }
         };
-        let told = |at, what| Record { process: 1, lane: Lane::Request(request), began: at, ended: at, what };
+        let told = |at, what| Record { process: 1, track: Track::Request(request), began: at, ended: at, what };
         let ran = |step, gave, began, ended| {
             let sequences = vec![SequenceShare { request, units: 1, prompt: gave == 0, gave }];
             let ran = Ran { step: StepId(step), sequences, measured: true, bubble: None, phases: [0; 6] };
-            stage(Track::Device, began, ended, What::Ran(Box::new(ran)))
+            stage(Component::Device, began, ended, What::Ran(Box::new(ran)))
         };
         let chunk = Chunk { request, kind: PayloadKind::Tokens, seq: Seq(0), units: 3, bytes: 12, step: None };
         let records = [
             told(10, What::Accepted(RequestKind::Speech)),
-            stage(Track::Launch, 12, 13, What::Fed(chunk)),
-            stage(Track::Launch, 15, 16, What::Launched { step: StepId(0), sequences: 1, ahead: 0 }),
+            stage(Component::Launch, 12, 13, What::Fed(chunk)),
+            stage(Component::Launch, 15, 16, What::Launched { step: StepId(0), sequences: 1, ahead: 0 }),
             ran(0, 0, 16, 30),
             ran(1, 1, 30, 40),
             told(50, What::Speech { length: 80 }),
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn of_a_request_that_came_before_the_trace_the_rest_is_told() {
-        let told = |at, what| Record { process: 1, lane: Lane::Request(RequestId(1)), began: at, ended: at, what };
+        let told = |at, what| Record { process: 1, track: Track::Request(RequestId(1)), began: at, ended: at, what };
         let lives = lives(&[told(5, What::Speech { length: 80 }), told(9, What::Speech { length: 80 })]);
         assert_eq!(lives[0].1.stretches(), [("chunks", 5, 9)]);
     }

@@ -1,6 +1,6 @@
 //! A trace as exact numbers: each step's times, and what they say about the launch path.
 
-use super::record::{Lane, Ran, Record, What};
+use super::record::{Ran, Record, Track, What};
 use super::recorder::Trace;
 use omni_core::ids::{Generation, StageName, StepId};
 use std::collections::{BTreeMap, HashMap};
@@ -47,13 +47,13 @@ impl Trace {
 pub(super) fn steps(records: &[Record]) -> Steps {
     let mut steps = Steps::new();
     // Which step is the last in a payload: the packager knows, the connector need not.
-    let packed = records.iter().filter_map(|record| match (&record.what, record.lane) {
-        (What::Packed(chunk), Lane::Stage { stage, .. }) => Some(((stage, chunk.piece()), chunk.step?)),
+    let packed = records.iter().filter_map(|record| match (&record.what, record.track) {
+        (What::Packed(chunk), Track::Stage { stage, .. }) => Some(((stage, chunk.piece()), chunk.step?)),
         _ => None,
     });
     let packed: HashMap<_, _> = packed.collect();
     for record in records {
-        let Lane::Stage { stage, generation, .. } = record.lane else { continue };
+        let Track::Stage { stage, generation, .. } = record.track else { continue };
         let step = match &record.what {
             What::Planned { step, .. } | What::Launched { step, .. } | What::Returned(step) => *step,
             What::Ran(ran) => ran.step,
@@ -153,23 +153,23 @@ fn percentiles(mut nanos: Vec<u64>) -> Option<(Duration, Duration)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::record::{Chunk, Track};
+    use super::super::record::{Chunk, Component};
     use super::*;
     use omni_core::ids::{PayloadKind, RequestId, Seq};
 
-    fn record(track: Track, began: u64, ended: u64, what: What) -> Record {
-        let lane = Lane::of(StageName::Talker, Generation(1), track);
-        Record { process: 1, lane, began, ended, what }
+    fn record(component: Component, began: u64, ended: u64, what: What) -> Record {
+        let track = Track::of(StageName::Talker, Generation(1), component);
+        Record { process: 1, track, began, ended, what }
     }
 
     fn ran(step: u64, began: u64, ended: u64, bubble: Option<u64>) -> Record {
         let ran = Ran { step: StepId(step), sequences: Vec::new(), measured: true, bubble, phases: [0; 6] };
-        record(Track::Device, began, ended, What::Ran(Box::new(ran)))
+        record(Component::Device, began, ended, What::Ran(Box::new(ran)))
     }
 
     fn launched(step: u64, began: u64, ended: u64) -> Record {
         record(
-            Track::Launch,
+            Component::Launch,
             began,
             ended,
             What::Launched { step: StepId(step), sequences: 1, ahead: step.min(1) as u32 },
@@ -186,13 +186,18 @@ mod tests {
             bytes: 64,
             step,
         };
-        let packed = |seq| record(Track::Packager, 34, 35, What::Packed(chunk(seq, Some(StepId(3)))));
-        let put = |seq, began| record(Track::ConnectorOut, began, began + 4, What::Put(chunk(seq, None)));
+        let packed = |seq| record(Component::Packager, 34, 35, What::Packed(chunk(seq, Some(StepId(3)))));
+        let put = |seq, began| record(Component::ConnectorOut, began, began + 4, What::Put(chunk(seq, None)));
         let records = [
-            record(Track::Scheduler, 8, 10, What::Planned { step: StepId(3), sequences: 2, after: Some(StepId(1)) }),
+            record(
+                Component::Scheduler,
+                8,
+                10,
+                What::Planned { step: StepId(3), sequences: 2, after: Some(StepId(1)) },
+            ),
             launched(3, 11, 12),
             ran(3, 20, 30, Some(4)),
-            record(Track::Scheduler, 31, 33, What::Returned(StepId(3))),
+            record(Component::Scheduler, 31, 33, What::Returned(StepId(3))),
             packed(5),
             packed(6),
             put(5, 40),
