@@ -6,11 +6,11 @@
 
 pub mod admission;
 pub mod arbiter;
+pub mod crossfade;
 pub mod deadline;
 pub mod ids;
-pub mod joint;
+pub mod incremental_text;
 pub mod ledger;
-pub mod live;
 pub mod normalize;
 pub mod playback;
 pub mod restart;

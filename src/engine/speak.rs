@@ -13,8 +13,8 @@ use super::stream::Expired;
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
 use super::{Engine, Shared};
+use omni_core::crossfade::Crossfade;
 use omni_core::ids::Frames;
-use omni_core::joint::Joint;
 use omni_core::playback::Playback;
 use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;
@@ -65,7 +65,9 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
         TextSource::Streamed(pieces) => match (&shared.planner.family, &options.voice) {
-            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if !voice.wants_whole_text() => Source::Live(pieces),
+            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if !voice.wants_whole_text() => {
+                Source::Incremental(pieces)
+            }
             _ => {
                 let segments = Segmenter::new(max_chars);
                 Source::Sentences(Sentences { waiting: VecDeque::new(), segments, more: Some(pieces), chars: 0 })
@@ -108,7 +110,7 @@ enum Source {
     /// Spoken one after the other, each when it is whole.
     Sentences(Sentences),
     /// Spoken word by word.
-    Live(flume::Receiver<String>),
+    TextStep(flume::Receiver<String>),
 }
 
 /// A text as sentences.
@@ -127,7 +129,7 @@ pub(super) struct Relay {
     usage: Usage,
     reason: FinishReason,
     started: bool,
-    joint: Joint,
+    crossfade: Crossfade,
     /// What the client has heard by now, on this clock.
     playback: Playback,
     born: Instant,
@@ -154,7 +156,7 @@ impl From<RequestError> for Stop {
 
 impl Relay {
     fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>, expired: Expired) -> Relay {
-        let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Joint::default());
+        let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Crossfade::default());
         let (playback, born) = (Playback::default(), Instant::now());
         Relay {
             shared,
@@ -175,11 +177,11 @@ impl Relay {
     async fn run(mut self, source: Source, _permit: Permit) {
         let outcome = match source {
             Source::Sentences(sentences) => self.read(sentences).await,
-            Source::Live(pieces) => live::read(&mut self, pieces).await,
+            Source::Incremental(pieces) => incremental::read(&mut self, pieces).await,
         };
         let last = match outcome {
             Ok(()) => {
-                let end = self.joint.finish();
+                let end = self.crossfade.finish();
                 if self.audio(end, Frames(0)).await.is_err() {
                     return;
                 }
@@ -239,8 +241,8 @@ impl Relay {
             Some(Event::Failed(error)) => Err(Stop::Failed(error)),
             None => Err(Stop::Failed(RequestError::ShuttingDown)),
             Some(Event::Audio(AudioChunk { samples, frames })) => {
-                let mut ready = if std::mem::take(&mut self.between) { self.joint.border() } else { Vec::new() };
-                ready.extend(self.joint.push(&samples));
+                let mut ready = if std::mem::take(&mut self.between) { self.crossfade.border() } else { Vec::new() };
+                ready.extend(self.crossfade.push(&samples));
                 self.audio(ready, frames).await?;
                 Ok(true)
             }

@@ -2,22 +2,22 @@
 //!
 //! Nobody waits in a queue: whoever is not let in is told at once, with the time at which to try again. Three things
 //! decide, in this order: what the tenant may have at most (`shares`), how many streams can be carried (`capacity`),
-//! and how soon a first sound would come (`sounds`).
+//! and how soon a first sound would come (`ttfa`).
 
 mod capacity;
 mod shares;
-mod sounds;
 #[cfg(test)]
 mod tests;
+mod ttfa;
 
 pub use shares::{Tenant, TenantId};
 
 use crate::playback::Playback;
 use capacity::Capacity;
 use shares::Shares;
-use sounds::FirstSounds;
 use std::collections::BTreeMap;
 use std::time::Duration;
+use ttfa::TtfaPredictor;
 
 /// Silence in a stream that a player's buffer hides; more of it is a broken promise.
 pub const BUFFERED: Duration = Duration::from_millis(200);
@@ -167,7 +167,7 @@ pub struct AdmissionCore {
     by_deadlines: bool,
     shares: Shares,
     capacity: Capacity,
-    sounds: [FirstSounds; 2],
+    ttfa: [TtfaPredictor; 2],
     streams: BTreeMap<Ticket, Stream>,
     next: u64,
     /// How long a place was held lately, smoothed.
@@ -184,7 +184,7 @@ impl AdmissionCore {
             by_deadlines,
             shares: Shares::default(),
             capacity: Capacity::new(most),
-            sounds: Default::default(),
+            ttfa: Default::default(),
             streams: BTreeMap::new(),
             next: 0,
             held: Duration::from_secs(1),
@@ -271,7 +271,7 @@ impl AdmissionCore {
         }
         if first && waited && stream.steady {
             let (took, ahead) = (now.saturating_sub(stream.accepted), stream.ahead);
-            self.sounds[usize::from(stream.chat)].learn(ahead, took, now);
+            self.ttfa[usize::from(stream.chat)].learn(ahead, took, now);
         }
         self.capacity.made(length);
     }
@@ -337,11 +337,11 @@ impl AdmissionCore {
             let left = self.wanted.saturating_sub(now);
             return (!left.is_zero()).then(|| Refusal { reason: Reason::Yields, retry_after: left.max(advice) });
         };
-        let sounds = &self.sounds[usize::from(asked.chat)];
+        let sounds = &self.ttfa[usize::from(asked.chat)];
         if self.streams.is_empty() {
             // Whoever comes to an idle server finds out what it can do, unless that is known to be far from enough.
             let expected = sounds.expect(0, now).filter(|expected| *expected > deadline * 2)?;
-            return Some(Refusal { reason: Reason::FirstSound { expected, deadline }, retry_after: sounds::FORGETS });
+            return Some(Refusal { reason: Reason::FirstSound { expected, deadline }, retry_after: ttfa::FORGETS });
         }
         let ahead = self.first_sounds_to_come(asked.chat);
         if let Some(expected) = sounds.expect(ahead, now)

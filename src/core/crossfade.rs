@@ -9,14 +9,14 @@ const FADE: usize = 120;
 
 /// Pieces in, one continuous stream out.
 #[derive(Clone, Debug, Default)]
-pub struct Joint {
+pub struct Crossfade {
     /// The last samples, whose fate depends on what follows.
     held: Vec<f32>,
     /// Samples since the last border; `None` before the first.
     since: Option<usize>,
 }
 
-impl Joint {
+impl Crossfade {
     /// More samples of the piece; returns those that are final.
     pub fn push(&mut self, samples: &[f32]) -> Vec<f32> {
         let start = self.held.len();
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     fn joined(pieces: &[&[f32]], chunk: usize) -> Vec<f32> {
-        let mut joint = Joint::default();
+        let mut joint = Crossfade::default();
         let mut out = Vec::new();
         for (i, piece) in pieces.iter().enumerate() {
             if i > 0 {

@@ -5,13 +5,13 @@ use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
 use super::speak::{Relay, Stop, refused};
 use omni_core::ids::RequestId;
-use omni_core::live::{Live, LiveText};
+use omni_core::incremental_text::{IncrementalText, TextStep};
 use omni_model::prompt::{TtsPromptError, TtsStream};
 use std::collections::VecDeque;
 
 /// Reads a text aloud as it comes.
 pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>) -> Result<(), Stop> {
-    let text = LiveText::new(relay.shared.max_segment_chars);
+    let text = IncrementalText::new(relay.shared.max_segment_chars);
     let mut writer = Writer { pieces: Some(pieces), text, steps: VecDeque::new(), chars: 0 };
     while !writer.is_done() {
         Sentence::begin(relay)?.read(relay, &mut writer).await?;
@@ -23,9 +23,9 @@ pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>) -> 
 struct Writer {
     /// `None` when nothing follows.
     pieces: Option<flume::Receiver<String>>,
-    text: LiveText,
+    text: IncrementalText,
     /// Steps that nobody has taken yet.
-    steps: VecDeque<Live>,
+    steps: VecDeque<TextStep>,
     chars: usize,
 }
 
@@ -114,13 +114,13 @@ impl Sentence {
         }
     }
 
-    fn take(&mut self, step: Live) -> Result<(), TtsPromptError> {
+    fn take(&mut self, step: TextStep) -> Result<(), TtsPromptError> {
         match step {
-            Live::Words(words) => {
+            TextStep::Words(words) => {
                 self.written.push_str(&words);
                 self.text.push(&words)
             }
-            Live::Border => {
+            TextStep::Border => {
                 self.complete = true;
                 self.text.finish()
             }

@@ -7,7 +7,7 @@ use super::text::Segmenter;
 
 /// What to do next with a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Live {
+pub enum TextStep {
     /// Whole words, with the white space around them.
     Words(String),
     /// What was handed on since the last border is complete.
@@ -16,7 +16,7 @@ pub enum Live {
 
 /// Text in, whole words and borders out. See the module.
 #[derive(Clone, Debug)]
-pub struct LiveText {
+pub struct IncrementalText {
     max_chars: usize,
     segments: Segmenter,
     /// Characters of the current sentence that were handed on, not counting white space.
@@ -25,14 +25,14 @@ pub struct LiveText {
     length: usize,
 }
 
-impl LiveText {
+impl IncrementalText {
     /// Sentences longer than `max_chars` characters are cut.
-    pub fn new(max_chars: usize) -> LiveText {
-        LiveText { max_chars: max_chars.max(1), segments: Segmenter::new(usize::MAX / 8), given: 0, length: 0 }
+    pub fn new(max_chars: usize) -> IncrementalText {
+        IncrementalText { max_chars: max_chars.max(1), segments: Segmenter::new(usize::MAX / 8), given: 0, length: 0 }
     }
 
     /// More text.
-    pub fn push(&mut self, text: &str) -> Vec<Live> {
+    pub fn push(&mut self, text: &str) -> Vec<TextStep> {
         let mut steps = Vec::new();
         for sentence in self.segments.push(text) {
             self.complete(&sentence, &mut steps);
@@ -50,13 +50,13 @@ impl LiveText {
     }
 
     /// Ends the sentence behind its last whole word, for a writer who has paused and a listener who has heard it all.
-    pub fn pause(&mut self) -> Option<Live> {
+    pub fn pause(&mut self) -> Option<TextStep> {
         self.segments.pause();
-        (self.restart() > 0).then_some(Live::Border)
+        (self.restart() > 0).then_some(TextStep::Border)
     }
 
     /// Nothing follows.
-    pub fn finish(&mut self) -> Vec<Live> {
+    pub fn finish(&mut self) -> Vec<TextStep> {
         let mut steps = Vec::new();
         match self.segments.finish() {
             Some(rest) => self.complete(&rest, &mut steps),
@@ -67,15 +67,15 @@ impl LiveText {
         steps
     }
 
-    fn complete(&mut self, sentence: &str, steps: &mut Vec<Live>) {
+    fn complete(&mut self, sentence: &str, steps: &mut Vec<TextStep>) {
         self.give(sentence, steps);
         if self.restart() > 0 {
-            steps.push(Live::Border);
+            steps.push(TextStep::Border);
         }
     }
 
     /// Hands on what of the sentence's begin was not handed on.
-    fn give(&mut self, begin: &str, steps: &mut Vec<Live>) {
+    fn give(&mut self, begin: &str, steps: &mut Vec<TextStep>) {
         let mut given = self.given;
         let fresh = begin.char_indices().find(|(_, c)| {
             let new = !c.is_whitespace() && given == 0;
@@ -88,7 +88,7 @@ impl LiveText {
         let words = &begin[at..];
         self.given += words.chars().filter(|c| !c.is_whitespace()).count();
         self.length = begin.chars().count();
-        steps.push(Live::Words(words.to_owned()));
+        steps.push(TextStep::Words(words.to_owned()));
     }
 
     /// Forgets the sentence; says how much of it had been handed on.
@@ -103,48 +103,48 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn words(text: &str) -> Live {
-        Live::Words(text.into())
+    fn words(text: &str) -> TextStep {
+        TextStep::Words(text.into())
     }
 
     #[test]
     fn words_are_handed_on_before_their_sentence_is_whole() {
-        let mut text = LiveText::new(100);
+        let mut text = IncrementalText::new(100);
         assert_eq!(text.push("Good mor"), [words("Good")]);
         assert_eq!(text.push("ning, ever"), [words(" morning,")]);
-        assert_eq!(text.push("ybody. How"), [words(" everybody."), Live::Border]);
+        assert_eq!(text.push("ybody. How"), [words(" everybody."), TextStep::Border]);
         assert_eq!(text.push(" are"), [words("How")]);
-        assert_eq!(text.finish(), [words(" are"), Live::Border]);
+        assert_eq!(text.finish(), [words(" are"), TextStep::Border]);
         assert_eq!(text.finish(), []);
     }
 
     #[test]
     fn a_pause_ends_the_sentence_behind_its_last_whole_word() {
-        let mut text = LiveText::new(100);
+        let mut text = IncrementalText::new(100);
         assert_eq!(text.push("the weather is lov"), [words("the weather is")]);
-        assert_eq!(text.pause(), Some(Live::Border));
+        assert_eq!(text.pause(), Some(TextStep::Border));
         assert_eq!(text.pause(), None, "half a word is not spoken");
         assert_eq!(text.push("ely today "), [words("lovely today")]);
     }
 
     #[test]
     fn a_sentence_without_end_is_cut_behind_a_comma() {
-        let mut text = LiveText::new(20);
-        assert_eq!(text.push("one two three four five, "), [words("one two three four five,"), Live::Border]);
+        let mut text = IncrementalText::new(20);
+        assert_eq!(text.push("one two three four five, "), [words("one two three four five,"), TextStep::Border]);
         let steps = text.push(&"word ".repeat(12));
-        assert_eq!(steps.last(), Some(&Live::Border), "and behind any word when there is none for long");
+        assert_eq!(steps.last(), Some(&TextStep::Border), "and behind any word when there is none for long");
     }
 
     proptest! {
         #[test]
         fn nothing_is_lost_or_said_twice(pieces in proptest::collection::vec("[a-z .,!?A-Z\n'\"]{0,12}", 0..20), max in 1..40usize) {
-            let mut text = LiveText::new(max);
+            let mut text = IncrementalText::new(max);
             let mut steps: Vec<_> = pieces.iter().flat_map(|piece| text.push(piece)).collect();
             steps.extend(text.finish());
-            let said: String = steps.iter().filter_map(|step| if let Live::Words(words) = step { Some(words.as_str()) } else { None }).collect();
+            let said: String = steps.iter().filter_map(|step| if let TextStep::Words(words) = step { Some(words.as_str()) } else { None }).collect();
             let solid = |text: &str| text.chars().filter(|c| !c.is_whitespace()).collect::<String>();
             prop_assert_eq!(solid(&said), solid(&pieces.concat()));
-            prop_assert!(said.is_empty() || steps.last() == Some(&Live::Border));
+            prop_assert!(said.is_empty() || steps.last() == Some(&TextStep::Border));
         }
     }
 }

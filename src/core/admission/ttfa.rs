@@ -11,7 +11,7 @@ const LEAST: f64 = 0.2;
 
 /// Weighted sums of a line: time = rest + slope * ahead.
 #[derive(Debug, Default)]
-pub(super) struct FirstSounds {
+pub(super) struct TtfaPredictor {
     weight: f64,
     x: f64,
     y: f64,
@@ -20,7 +20,7 @@ pub(super) struct FirstSounds {
     at: Duration,
 }
 
-impl FirstSounds {
+impl TtfaPredictor {
     /// A first sound took so long with so many ahead of it.
     pub fn learn(&mut self, ahead: usize, took: Duration, now: Duration) {
         let keep = KEEPS * self.remembered(now);
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn a_queue_of_first_sounds_is_learned_and_foretold() {
-        let mut sounds = FirstSounds::default();
+        let mut sounds = TtfaPredictor::default();
         assert_eq!(sounds.expect(3, NOW), None, "nothing is known yet");
         for ahead in [0, 1, 2, 3, 0, 1] {
             sounds.learn(ahead, Duration::from_millis(50 + 30 * ahead as u64), NOW);
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn what_is_old_is_forgotten() {
-        let mut sounds = FirstSounds::default();
+        let mut sounds = TtfaPredictor::default();
         sounds.learn(0, Duration::from_secs(9), NOW);
         assert!(sounds.expect(0, NOW + FORGETS).is_some());
         assert_eq!(sounds.expect(0, NOW + 3 * FORGETS), None);
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn one_kind_of_experience_is_no_slope() {
-        let mut sounds = FirstSounds::default();
+        let mut sounds = TtfaPredictor::default();
         (0..5).for_each(|_| sounds.learn(0, Duration::from_millis(80), NOW));
         assert_eq!(sounds.expect(100, NOW).unwrap().as_millis(), 80);
     }
