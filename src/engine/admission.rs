@@ -18,12 +18,12 @@ struct Shared {
     born: Instant,
     samples_per_second: f64,
     metrics: AdmissionMetrics,
-    books: Mutex<Books>,
+    state: Mutex<State>,
     /// Places in use, for those who wait for the last to leave.
     held: watch::Sender<usize>,
 }
 
-struct Books {
+struct State {
     core: AdmissionCore,
     /// Restarts of all stages that have been heard of.
     restarts: u32,
@@ -53,7 +53,7 @@ impl Admissions {
             born: Instant::now(),
             samples_per_second: f64::from(sample_rate),
             metrics,
-            books: Mutex::new(Books { core, restarts: 0 }),
+            state: Mutex::new(State { core, restarts: 0 }),
             held: watch::Sender::new(0),
         }))
     }
@@ -68,16 +68,16 @@ impl Admissions {
         restarts: u32,
     ) -> Result<Permit, SubmitError> {
         let shared = &self.0;
-        let mut books = shared.lock();
+        let mut state = shared.lock();
         let now = shared.now();
-        if books.restarts != restarts {
-            books.restarts = restarts;
-            books.core.disturbed(now);
+        if state.restarts != restarts {
+            state.restarts = restarts;
+            state.core.disturbed(now);
         }
         let asked = Asked { tenant: terms.tenant, slo: terms.slo, steady, chat };
-        let answer = books.core.ask(&asked, now);
-        let standing = books.core.standing();
-        drop(books);
+        let answer = state.core.ask(&asked, now);
+        let standing = state.core.standing();
+        drop(state);
         shared.metrics.capacity(standing.capacity);
         match answer {
             Ok(ticket) => {
@@ -121,9 +121,9 @@ impl Shared {
         self.born.elapsed()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while the lock is held would be a bug in a pure core; going on serves everybody better.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -136,10 +136,10 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        let mut books = self.shared.lock();
-        let kept = books.core.left(self.ticket, self.shared.now());
-        let held = books.core.standing().held;
-        drop(books);
+        let mut state = self.shared.lock();
+        let kept = state.core.left(self.ticket, self.shared.now());
+        let held = state.core.standing().held;
+        drop(state);
         if let Some(kept) = kept {
             let promises = [("first_audio", kept.first_sound), ("playback", kept.playback)];
             for (deadline, met) in promises.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {

@@ -2,7 +2,7 @@
 
 use super::admission::Admissions;
 use super::journal::Edge;
-use super::ledger::{Acks, Ledger, Tap};
+use super::ledger::{Acks, Ledger, LedgerSink};
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
@@ -297,7 +297,7 @@ fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
 
 /// Where the output of a stage goes: past the books, to the next stage or to the client.
 fn edges_from(stage: StageName, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
-    let tap = |edge: Edge| (edge.kind(), Arc::new(Tap(Arc::clone(ledger))) as Sender);
+    let tap = |edge: Edge| (edge.kind(), Arc::new(LedgerSink(Arc::clone(ledger))) as Sender);
     Edge::from_stage(stage).map(tap).collect()
 }
 

@@ -40,10 +40,10 @@ pub(super) struct Ledger {
     metrics: RequestMetrics,
     faults: FaultPlan,
     fault: FaultSite,
-    books: Mutex<Books>,
+    state: Mutex<State>,
 }
 
-struct Books {
+struct State {
     core: LedgerCore,
     open: BTreeMap<RequestId, Open>,
     /// Stages that take sequences, by their place in [`StageName::ALL`].
@@ -67,9 +67,9 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let books = Mutex::new(Books { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
+        let state = Mutex::new(State { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
         let fault = faults.site(None, FaultPoint::Ledger);
-        Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, books }
+        Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, state }
     }
 
     /// Says how payloads get into each stage, upstream first. Once, before the first request.
@@ -85,9 +85,9 @@ impl Ledger {
         permit: Option<Permit>,
         expired: Expired,
     ) -> ResponseStream {
-        let mut books = self.lock();
+        let mut state = self.lock();
         let stages = plan.sequences.iter().map(|(stage, _)| *stage).collect();
-        let request = books.core.accept(plan.owed, stages, self.now());
+        let request = state.core.accept(plan.owed, stages, self.now());
         self.faults.accepted(request);
         let (send, events) = flume::bounded(plan.max_events);
         let meter = self.metrics.accepted(request, kind, Instant::now());
@@ -97,22 +97,22 @@ impl Ledger {
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
         let journal = Journal::new(request, plan.sequences, self.groups);
         let waiting: Vec<_> = journal.unfinished().collect();
-        books.open.insert(request, Open { client, journal, codes: plan.codes });
-        books.core.handed_over(request, self.now());
+        state.open.insert(request, Open { client, journal, codes: plan.codes });
+        state.core.handed_over(request, self.now());
         let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
         for stage in waiting {
-            self.admit(&mut books, request, stage);
+            self.admit(&mut state, request, stage);
         }
         if let Some(text) = plan.follow {
-            self.pass(&mut books, Edge::Text, text.payload(request, 0));
+            self.pass(&mut state, Edge::Text, text.payload(request, 0));
         }
         if let Some(stage) = lost {
             // It was given up after the request had been found servable.
             let failure = Failure::StageFailed(stage, "it went down just now".into());
-            let effect = books.core.fail(request, failure);
-            self.carry_out(&mut books, effect.into_iter().collect());
+            let effect = state.core.fail(request, failure);
+            self.carry_out(&mut state, effect.into_iter().collect());
         }
-        drop(books);
+        drop(state);
         let pace = self.faults.site(None, FaultPoint::Client);
         let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
         let listener = Reader { ledger, request, pace, heard, expired, _permit: place };
@@ -121,25 +121,25 @@ impl Ledger {
 
     /// More text for a request that follows one, `before` tokens of which it has. Does nothing for one that has ended.
     pub fn feed(&self, request: RequestId, before: u32, text: FollowedText) {
-        let mut books = self.lock();
-        let Some(open) = books.open.get_mut(&request) else { return };
+        let mut state = self.lock();
+        let Some(open) = state.open.get_mut(&request) else { return };
         open.client.followed(text.tokens.len() as u32);
-        self.pass(&mut books, Edge::Text, text.payload(request, before));
+        self.pass(&mut state, Edge::Text, text.payload(request, before));
     }
 
     /// Ends what has taken too long.
     pub fn tick(&self) {
-        let mut books = self.lock();
-        let effects = books.core.tick(self.now());
-        self.carry_out(&mut books, effects);
-        self.metrics.journals(books.open.values().map(|open| open.journal.bytes()).sum());
+        let mut state = self.lock();
+        let effects = state.core.tick(self.now());
+        self.carry_out(&mut state, effects);
+        self.metrics.journals(state.open.values().map(|open| open.journal.bytes()).sum());
     }
 
     /// Ends everything.
     pub fn shut_down(&self) {
-        let mut books = self.lock();
-        let effects = books.core.shut_down();
-        self.carry_out(&mut books, effects);
+        let mut state = self.lock();
+        let effects = state.core.shut_down();
+        self.carry_out(&mut state, effects);
     }
 
     /// Requests open now.
@@ -150,55 +150,55 @@ impl Ledger {
     /// Takes what a stage made for a client.
     fn deliver(&self, payload: Payload) {
         let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));
-        let mut books = self.lock();
+        let mut state = self.lock();
         // A panic is all that can happen here.
         let event = FaultEvent::units(request, payload.header.seq, payload.header.end.is_some());
         let _ = self.fault.inject(|| [event], || false);
         // The client may have left: nobody will read this, so nobody needs to wait for it to be read.
-        let Some(new) = self.write_down(&mut books, edge, payload) else { return };
+        let Some(new) = self.write_down(&mut state, edge, payload) else { return };
         let (units, kind, end) = (new.header.units, new.header.kind, new.header.end);
-        let Some(Open { client, .. }) = books.open.get_mut(&request) else { return };
+        let Some(Open { client, .. }) = state.open.get_mut(&request) else { return };
         let events = client.take(new);
         let text_only = client.is_text_only();
         let now = self.now();
         for _ in 0..events {
-            books.core.handed_over(request, now);
+            state.core.handed_over(request, now);
         }
         // The thinker of a spoken answer is paced by the talker. A text-only one has nobody but the client: its text is
         // read by the piece but counted by the token, so it goes on at once.
         if kind == Kind::Tokens && text_only {
-            self.ack(&mut books, Edge::Tokens, request, units);
+            self.ack(&mut state, Edge::Tokens, request, units);
         }
         let effect = match (kind, end) {
-            (Kind::Tokens, Some(_)) => books.core.text_done(request),
-            (Kind::Audio, Some(_)) => books.core.audio_done(request),
+            (Kind::Tokens, Some(_)) => state.core.text_done(request),
+            (Kind::Audio, Some(_)) => state.core.audio_done(request),
             _ => None,
         };
-        self.carry_out(&mut books, effect.into_iter().collect());
+        self.carry_out(&mut state, effect.into_iter().collect());
     }
 
     /// Hands a payload of an edge between stages to the next one, if that takes sequences now; if not, it will be given what
     /// it missed.
-    fn pass(&self, books: &mut Books, edge: Edge, payload: Payload) {
+    fn pass(&self, state: &mut State, edge: Edge, payload: Payload) {
         let request = payload.header.request;
-        let Some(new) = self.write_down(books, edge, payload) else { return };
-        let consumer = books.open.get(&request).and_then(|open| open.journal.consumer(edge));
-        let Some((stage, _)) = consumer.filter(|(stage, _)| books.up[*stage as usize]) else { return };
+        let Some(new) = self.write_down(state, edge, payload) else { return };
+        let consumer = state.open.get(&request).and_then(|open| open.journal.consumer(edge));
+        let Some((stage, _)) = consumer.filter(|(stage, _)| state.up[*stage as usize]) else { return };
         if let Err(error) = self.put(stage, new) {
-            self.sequence_lost(books, request, stage, error.to_string());
+            self.sequence_lost(state, request, stage, error.to_string());
         }
     }
 
     /// What of a payload is new.
-    fn write_down(&self, books: &mut Books, edge: Edge, payload: Payload) -> Option<Payload> {
+    fn write_down(&self, state: &mut State, edge: Edge, payload: Payload) -> Option<Payload> {
         let request = payload.header.request;
-        let open = books.open.get_mut(&request)?;
+        let open = state.open.get_mut(&request)?;
         let new = match open.journal.record(edge, payload) {
             Ok(new) => new?,
             Err(error) => {
                 let from = edge.producer().unwrap_or(StageName::Thinker);
-                let effect = books.core.sequence_failed(request, from, error.to_string());
-                self.carry_out(books, effect.into_iter().collect());
+                let effect = state.core.sequence_failed(request, from, error.to_string());
+                self.carry_out(state, effect.into_iter().collect());
                 return None;
             }
         };
@@ -211,8 +211,8 @@ impl Ledger {
                 open.client.stage_ended(reason);
             }
             for stage in StageName::ALL {
-                if books.open.get(&request).is_some_and(|open| open.journal.is_done(stage)) {
-                    books.core.stage_done(request, stage);
+                if state.open.get(&request).is_some_and(|open| open.journal.is_done(stage)) {
+                    state.core.stage_done(request, stage);
                 }
             }
         }
@@ -220,18 +220,18 @@ impl Ledger {
     }
 
     /// Gives a stage the sequence of a request, if it takes sequences, and what the sequence has to know.
-    fn admit(&self, books: &mut Books, request: RequestId, stage: StageName) {
-        if !books.up[stage as usize] {
+    fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
+        if !state.up[stage as usize] {
             return;
         }
-        let Some(open) = books.open.get_mut(&request) else { return };
+        let Some(open) = state.open.get_mut(&request) else { return };
         let Some(Again { admission, input }) = open.journal.admit(stage, self.unit) else { return };
         let Some(handle) = self.stages.get(stage) else { return };
         // A stage that has just gone down will be told of as down, and get it when it is up.
         handle.admit(admission);
         for payload in input {
             if let Err(error) = self.put(stage, payload) {
-                self.sequence_lost(books, request, stage, error.to_string());
+                self.sequence_lost(state, request, stage, error.to_string());
                 return;
             }
         }
@@ -244,21 +244,21 @@ impl Ledger {
     }
 
     /// A sequence could not go on. It gets another attempt, unless it has failed at the same place too often.
-    fn sequence_lost(&self, books: &mut Books, request: RequestId, stage: StageName, reason: String) {
-        let Some(open) = books.open.get_mut(&request) else { return };
+    fn sequence_lost(&self, state: &mut State, request: RequestId, stage: StageName, reason: String) {
+        let Some(open) = state.open.get_mut(&request) else { return };
         if open.journal.may_try_again(stage) {
             tracing::warn!(%request, %stage, reason, "sequence failed; it is tried again");
-            self.admit(books, request, stage);
+            self.admit(state, request, stage);
             return;
         }
         tracing::warn!(%request, %stage, reason, "sequence failed");
-        let effect = books.core.sequence_failed(request, stage, reason);
-        self.carry_out(books, effect.into_iter().collect());
+        let effect = state.core.sequence_failed(request, stage, reason);
+        self.carry_out(state, effect.into_iter().collect());
     }
 
     /// The consumer of an edge is done with units.
-    fn ack(&self, books: &mut Books, edge: Edge, request: RequestId, units: u32) {
-        let Some(open) = books.open.get_mut(&request) else { return };
+    fn ack(&self, state: &mut State, edge: Edge, request: RequestId, units: u32) {
+        let Some(open) = state.open.get_mut(&request) else { return };
         open.journal.acked(edge, units);
         if let Some(stage) = edge.producer().and_then(|producer| self.stages.get(producer)) {
             stage.acked(request, units);
@@ -269,7 +269,7 @@ impl Ledger {
         self.stages.get(stage).is_none_or(|stage| stage.is_given_up())
     }
 
-    fn carry_out(&self, books: &mut Books, effects: Vec<Effect>) {
+    fn carry_out(&self, state: &mut State, effects: Vec<Effect>) {
         for effect in effects {
             let (request, last, outcome) = match effect {
                 Effect::Complete(request) => (request, None, Outcome::Finished),
@@ -282,7 +282,7 @@ impl Ledger {
             if outcome != Outcome::Finished {
                 self.stages.iter().for_each(|stage| stage.abort(request));
             }
-            if let Some(open) = books.open.remove(&request) {
+            if let Some(open) = state.open.remove(&request) {
                 open.client.end(last, outcome);
             }
         }
@@ -292,52 +292,52 @@ impl Ledger {
         self.born.elapsed()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A panic while the lock is held would be a bug in a pure core; going on serves everybody else better than
         // refusing to speak to any client again.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StageReports for Ledger {
     fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String) {
-        let mut books = self.lock();
-        self.sequence_lost(&mut books, request, stage, reason);
+        let mut state = self.lock();
+        self.sequence_lost(&mut state, request, stage, reason);
     }
 
     fn stage_up(&self, stage: StageName) {
-        let mut books = self.lock();
-        books.up[stage as usize] = true;
+        let mut state = self.lock();
+        state.up[stage as usize] = true;
         let waiting: Vec<_> =
-            books.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
+            state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
         }
         for request in waiting {
-            self.admit(&mut books, request, stage);
+            self.admit(&mut state, request, stage);
         }
     }
 
     fn stage_down(&self, stage: StageName, reason: &str, for_good: bool) {
-        let mut books = self.lock();
-        books.up[stage as usize] = false;
+        let mut state = self.lock();
+        state.up[stage as usize] = false;
         if for_good {
-            let effects = books.core.stage_lost(stage, reason);
-            self.carry_out(&mut books, effects);
+            let effects = state.core.stage_lost(stage, reason);
+            self.carry_out(&mut state, effects);
         }
     }
 }
 
 /// What a stage hands on passes the books.
-pub(super) struct Tap(pub Arc<Ledger>);
+pub(super) struct LedgerSink(pub Arc<Ledger>);
 
-impl PayloadSender for Tap {
+impl PayloadSender for LedgerSink {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         match payload.header.kind {
             Kind::Tokens | Kind::Audio => self.0.deliver(payload),
             kind @ (Kind::Embeddings | Kind::Codes) => {
-                let mut books = self.0.lock();
-                self.0.pass(&mut books, Edge::of(kind), payload);
+                let mut state = self.0.lock();
+                self.0.pass(&mut state, Edge::of(kind), payload);
             }
         }
         Ok(())
@@ -357,8 +357,8 @@ pub(super) struct Acks {
 
 impl AckSink for Acks {
     fn acked(&self, request: RequestId, units: u32) {
-        let mut books = self.ledger.lock();
-        self.ledger.ack(&mut books, self.edge, request, units);
+        let mut state = self.ledger.lock();
+        self.ledger.ack(&mut state, self.edge, request, units);
     }
 }
 
@@ -386,22 +386,22 @@ impl Listener for Reader {
 
     fn read(&self, event: &Event) {
         let now = self.ledger.now();
-        let mut books = self.ledger.lock();
-        books.core.read(self.request, now);
+        let mut state = self.ledger.lock();
+        state.core.read(self.request, now);
         if let Event::Audio(chunk) = event {
-            self.ledger.ack(&mut books, Edge::Audio, self.request, chunk.frames.0);
+            self.ledger.ack(&mut state, Edge::Audio, self.request, chunk.frames.0);
         }
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        let mut books = self.ledger.lock();
+        let mut state = self.ledger.lock();
         let effect = match self.expired.get() {
-            Some(life) => books.core.fail(self.request, Failure::TimedOut(*life)),
-            None => books.core.client_gone(self.request),
+            Some(life) => state.core.fail(self.request, Failure::TimedOut(*life)),
+            None => state.core.client_gone(self.request),
         };
-        self.ledger.carry_out(&mut books, effect.into_iter().collect());
+        self.ledger.carry_out(&mut state, effect.into_iter().collect());
     }
 }
 

@@ -44,11 +44,11 @@ pub(super) struct Voices {
     turns: Semaphore,
     /// Where what is written to the disk can fail on purpose.
     fault: FaultSite,
-    books: Mutex<Books>,
+    state: Mutex<State>,
 }
 
 #[derive(Default)]
-struct Books {
+struct State {
     /// By lower-case name.
     voices: BTreeMap<String, Entry>,
     /// Most recently used last.
@@ -86,7 +86,7 @@ impl Voices {
         let fingerprint = encoder
             .fingerprint()
             .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;
-        let mut books = Books::default();
+        let mut state = State::default();
         // A folder that is not there is made with the first voice: whoever only speaks leaves nothing behind.
         if let Some(folder) = folder.as_ref().filter(|folder| folder.exists()) {
             let io = |source| LoadError::Io { path: folder.clone(), source };
@@ -94,21 +94,21 @@ impl Voices {
                 match file::read(&path) {
                     Ok(kept) => {
                         let name = kept.name.to_lowercase();
-                        books.voices.insert(name, Entry::Here(Box::new(Voice::of(&kept, &fingerprint))));
+                        state.voices.insert(name, Entry::Here(Box::new(Voice::of(&kept, &fingerprint))));
                     }
                     Err(reason) => tracing::warn!(file = %path.display(), reason, "a kept voice cannot be read"),
                 }
             }
-            tracing::info!(folder = %folder.display(), voices = books.voices.len(), "kept voices read");
+            tracing::info!(folder = %folder.display(), voices = state.voices.len(), "kept voices read");
         }
         let turns = Semaphore::new(ENCODINGS);
-        Ok(Voices { encoder, fingerprint, folder, max_count, turns, fault, books: Mutex::new(books) })
+        Ok(Voices { encoder, fingerprint, folder, max_count, turns, fault, state: Mutex::new(state) })
     }
 
     /// Uploaded voices by name.
     pub fn list(&self) -> Vec<VoiceInfo> {
-        let books = self.lock();
-        let here = books.voices.values().filter_map(|entry| match entry {
+        let state = self.lock();
+        let here = state.voices.values().filter_map(|entry| match entry {
             Entry::Here(voice) => Some(voice.info.clone()),
             Entry::Coming => None,
         });
@@ -142,13 +142,13 @@ impl Voices {
     }
 
     fn remove_now(&self, name: &str) -> Result<(), VoiceError> {
-        let mut books = self.lock();
+        let mut state = self.lock();
         let key = name.to_lowercase();
-        let Some(Entry::Here(_)) = books.voices.get(&key) else { return Err(VoiceError::Unknown(name.into())) };
+        let Some(Entry::Here(_)) = state.voices.get(&key) else { return Err(VoiceError::Unknown(name.into())) };
         if let Some(folder) = &self.folder {
             file::remove(&file::path_of(folder, name)).map_err(|error| VoiceError::Storage(error.to_string()))?;
         }
-        books.voices.remove(&key);
+        state.voices.remove(&key);
         Ok(())
     }
 
@@ -290,12 +290,12 @@ impl Voices {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Books {
+impl State {
     fn recall(&mut self, key: &[u8; 32]) -> Option<Arc<Voiceprint>> {
         let at = self.recent.iter().position(|(known, _)| known == key)?;
         let found = self.recent.remove(at)?;
@@ -344,14 +344,14 @@ struct Claim {
 
 impl Claim {
     fn new(voices: &Arc<Voices>, name: String) -> Result<Claim, VoiceError> {
-        let mut books = voices.lock();
-        if books.voices.contains_key(&name) {
+        let mut state = voices.lock();
+        if state.voices.contains_key(&name) {
             return Err(VoiceError::Exists(name));
         }
-        if books.voices.len() >= voices.max_count {
+        if state.voices.len() >= voices.max_count {
             return Err(VoiceError::TooMany(voices.max_count));
         }
-        books.voices.insert(name.clone(), Entry::Coming);
+        state.voices.insert(name.clone(), Entry::Coming);
         Ok(Claim { voices: Arc::clone(voices), name })
     }
 
@@ -364,9 +364,9 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let mut books = self.voices.lock();
-        if matches!(books.voices.get(&self.name), Some(Entry::Coming)) {
-            books.voices.remove(&self.name);
+        let mut state = self.voices.lock();
+        if matches!(state.voices.get(&self.name), Some(Entry::Coming)) {
+            state.voices.remove(&self.name);
         }
     }
 }
@@ -376,12 +376,12 @@ struct Waiting<'a>(&'a Voices);
 
 impl Waiting<'_> {
     fn new(voices: &Voices) -> Result<Waiting<'_>, VoiceError> {
-        let mut books = voices.lock();
-        if books.waiting >= WAITING {
+        let mut state = voices.lock();
+        if state.waiting >= WAITING {
             return Err(VoiceError::Busy);
         }
-        books.waiting += 1;
-        drop(books);
+        state.waiting += 1;
+        drop(state);
         Ok(Waiting(voices))
     }
 }
