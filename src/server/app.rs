@@ -1,8 +1,8 @@
 //! Shared state and the table of routes.
 
+use super::auth::{Keys, auth};
 use super::budget::Budget;
 use super::error::{ApiError, short};
-use super::gate::{Keys, gate};
 use super::{batch, chat, debug, faults, meta, speech, voices, ws};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -181,7 +181,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .route("/v1/chat/completions", post(chat::completions))
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(app.clone(), gate))
+        .layer(middleware::from_fn_with_state(app.clone(), auth))
         .layer(middleware::from_fn_with_state(app.clone(), common))
         .with_state(app)
 }

@@ -1,12 +1,12 @@
 //! `POST /v1/audio/speech/batch`: several texts in one request, each answered by a file or by what was wrong with it.
 
-use super::answer::{Answer, note_ignored};
 use super::app::App;
+use super::auth::caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::fields::{Fields, kind};
-use super::gate::caller;
 use super::reference::References;
+use super::response::{Answer, note_ignored};
 use super::speech::{usage_object, whole};
 use super::speech_request::{SpeechCall, parse};
 use axum::Json;

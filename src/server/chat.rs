@@ -1,13 +1,13 @@
 //! `POST /v1/chat/completions`: answers a conversation in text, or in text and speech.
 
-use super::answer::{Answer, Piece, note_ignored};
 use super::app::{App, unix_seconds};
+use super::auth::caller;
 use super::body::read_object;
 use super::chat_request::{ChatCall, parse};
 use super::debug;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::gate::caller;
+use super::response::{Answer, Piece, note_ignored};
 use super::sse;
 use axum::Json;
 use axum::extract::{Request, State};

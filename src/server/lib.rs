@@ -24,8 +24,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod answer;
 mod app;
+mod auth;
 mod batch;
 mod body;
 mod budget;
@@ -36,12 +36,12 @@ mod error;
 mod faults;
 mod fetch;
 mod fields;
-mod gate;
 mod io;
 mod listen;
 mod meta;
 mod options;
 mod reference;
+mod response;
 mod sampling;
 mod speech;
 mod speech_request;

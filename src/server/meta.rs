@@ -1,8 +1,8 @@
 //! What is served and how it is: models, health, readiness, metrics, and the page.
 
 use super::app::App;
+use super::auth::Caller;
 use super::error::ApiError;
-use super::gate::Caller;
 use axum::extract::{Path, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};

@@ -1,13 +1,13 @@
 //! `POST /v1/audio/speech`: speaks a text as it is.
 
-use super::answer::{Answer, Piece, note_ignored};
 use super::app::App;
+use super::auth::caller;
 use super::body::read_object;
 use super::debug;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::gate::caller;
 use super::reference::References;
+use super::response::{Answer, Piece, note_ignored};
 use super::speech_request::{Delivery, parse};
 use super::sse;
 use axum::body::{Body, Bytes};

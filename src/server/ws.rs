@@ -4,9 +4,9 @@
 //! read, the queue is full, the engine's stream is not read, and this request pauses; cancel is still heard.
 
 use super::app::App;
+use super::auth::Caller;
 use super::budget::Intake;
 use super::error::ApiError;
-use super::gate::Caller;
 use super::listen::ConnectionGuard;
 use super::ws_session::Session;
 use axum::Extension;

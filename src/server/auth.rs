@@ -67,7 +67,7 @@ impl Keys {
 }
 
 /// The middleware.
-pub(super) async fn gate(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+pub(super) async fn auth(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let address = request.extensions().get::<ConnectionGuard>().map(ConnectionGuard::address);
     // Every connection has one.
     let address = address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
