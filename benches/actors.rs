@@ -8,7 +8,7 @@
 #[path = "../tests/support/stage.rs"]
 mod support;
 
-use omni_actors::actors::{Admission, Resume, Wants};
+use omni_actors::actors::{Admission, Outputs, Resume};
 use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
@@ -18,7 +18,7 @@ use support::{Rig, Script, rig, scheduler};
 
 const STEPS: u32 = 20_000;
 const RECORDS: u64 = 500_000;
-const SPEECH: Wants = Wants { tokens: false, speech: true };
+const SPEECH: Outputs = Outputs { tokens: false, speech: true };
 
 #[tokio::main]
 async fn main() {
@@ -58,7 +58,7 @@ async fn overhead(run_ahead: u32, sequences: u32) -> f64 {
         let params =
             SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
         let (request, spec) = (RequestId(request.into()), SequenceSpec::Vocoder(VocoderSpec::default()));
-        rig.admit(Admission { request, params, spec, wants: SPEECH, from: Resume::default() });
+        rig.admit(Admission { request, params, spec, deliver: SPEECH, from: Resume::default() });
     }
     ends(&rig, sequences).await;
     let elapsed = start.elapsed();

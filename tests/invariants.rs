@@ -5,7 +5,7 @@
 #[path = "support/stage.rs"]
 mod support;
 
-use omni_actors::actors::{Admission, RELEASED, Resume, Wants};
+use omni_actors::actors::{Admission, Outputs, RELEASED, Resume};
 use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
@@ -21,12 +21,12 @@ fn asleep(point: FaultPoint) -> FaultRule {
     FaultRule::new(StageName::Talker, point, FaultKind::Delay(A_DAY))
 }
 
-fn sequence(request: RequestId, pace: Pace, wants: Wants) -> Admission {
+fn sequence(request: RequestId, pace: Pace, deliver: Outputs) -> Admission {
     let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO };
-    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), wants, from: Resume::default() }
+    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), deliver, from: Resume::default() }
 }
 
-const SPEECH: Wants = Wants { tokens: false, speech: true };
+const SPEECH: Outputs = Outputs { tokens: false, speech: true };
 
 async fn stage(stop: u32, config: SchedulerConfig, faults: &[FaultRule]) -> (Rig, flume::Receiver<Vec<SequenceWork>>) {
     let (steps, seen) = flume::unbounded();
@@ -121,7 +121,7 @@ async fn a_late_stop_wastes_sequences_and_repeats_nothing() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_only_request_sends_nothing_to_the_speech_stages() {
     let (rig, _steps) = stage(10, scheduler(), &[]).await;
-    rig.admit(sequence(REQUEST, Pace::Free, Wants { tokens: true, speech: false }));
+    rig.admit(sequence(REQUEST, Pace::Free, Outputs { tokens: true, speech: false }));
     let payloads = until_end(&rig).await;
     assert!(payloads.iter().all(|payload| payload.header.kind == Kind::Tokens && payload.leases.is_empty()));
     assert_eq!(codes(&payloads), (1..=10).collect::<Vec<_>>(), "the tokens are all there");

@@ -4,7 +4,7 @@
 #[path = "support/stage.rs"]
 mod support;
 
-use omni_actors::actors::{Admission, Resume, State, Wants};
+use omni_actors::actors::{Admission, Outputs, Resume, State};
 use omni_actors::core::ids::{Generation, RequestId, StageName};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
@@ -19,8 +19,8 @@ const TWO: RequestId = RequestId(2);
 
 fn sequence(request: RequestId) -> Admission {
     let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-    let wants = Wants { tokens: false, speech: true };
-    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), wants, from: Resume::default() }
+    let deliver = Outputs { tokens: false, speech: true };
+    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), deliver, from: Resume::default() }
 }
 
 fn ahead(run_ahead: u32) -> SchedulerConfig {
@@ -399,12 +399,12 @@ mod in_a_launch {
             pace: Pace::OnePerStep,
             lead: Duration::ZERO,
         };
-        let wants = Wants { tokens: false, speech: true };
+        let deliver = Outputs { tokens: false, speech: true };
         rig.admit(Admission {
             request: ONE,
             params,
             spec: SequenceSpec::Vocoder(VocoderSpec::default()),
-            wants,
+            deliver,
             from: Resume::default(),
         });
         rig.feed(ONE, 0, Part::U32(vec![1]), 1, true);

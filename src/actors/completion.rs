@@ -8,7 +8,7 @@
 use super::model_runner::{RunnerMessage, failure};
 use super::packager::Output;
 use super::sampler::{SamplerMessage, Ticket, TicketSequence};
-use super::stage::{ActorFailure, Resume, StageGeneration, Wants};
+use super::stage::{ActorFailure, Outputs, Resume, StageGeneration};
 use omni_core::ids::{Attempt, RequestId, Seq, Slot, StepId};
 use omni_core::scheduler::{Plan, PlannedSequence, SequenceDone};
 use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite};
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// What the launch thread did, in its order.
 pub(super) enum Event {
     /// A slot has a new sequence.
-    Opened { slot: Slot, wants: Wants, from: Resume },
+    Opened { slot: Slot, deliver: Outputs, from: Resume },
     /// A sequence could not be opened or fed.
     SequenceFailed { request: RequestId, reason: String },
     /// A step was launched.
@@ -140,10 +140,10 @@ struct Completion {
 
 struct Sequence {
     attempt: Attempt,
-    wants: Wants,
+    deliver: Outputs,
     /// Units made so far, and the number of the first that is wanted.
     units: u32,
-    wanted: u32,
+    deliver_from: u32,
     tokens: u32,
     /// A step of it failed.
     failed: bool,
@@ -157,9 +157,10 @@ impl Completion {
 
     fn handle(&mut self, event: Event) -> Result<(), RunnerError> {
         match event {
-            Event::Opened { slot, wants, from } => {
-                let Resume { attempt, first, wanted, tokens, .. } = from;
-                self.sequences.insert(slot, Sequence { attempt, wants, units: first, wanted, tokens, failed: false });
+            Event::Opened { slot, deliver, from } => {
+                let Resume { attempt, first, deliver_from, tokens, .. } = from;
+                self.sequences
+                    .insert(slot, Sequence { attempt, deliver, units: first, deliver_from, tokens, failed: false });
             }
             Event::SequenceFailed { request, reason } => self.hand_over(Ticket::SequenceFailed { request, reason })?,
             Event::Step(step) => self.step(step)?,
@@ -257,7 +258,7 @@ impl Completion {
             Emit::Audio(_) => planned.advance,
         };
         // What an earlier attempt passed on is made once more by sequences only, which are looked up and not computed.
-        let passed = sequence.wanted.saturating_sub(sequence.units).min(made);
+        let passed = sequence.deliver_from.saturating_sub(sequence.units).min(made);
         sequence.units += passed;
         let (units, emit) = match output.emit {
             Emit::Embeddings(sequences) if passed > 0 => match sequences.behind(passed as usize) {
@@ -271,11 +272,11 @@ impl Completion {
             Finish::Stop => End::Stop,
             Finish::Length => End::Length,
         });
-        let token = output.sampled.filter(|_| sequence.wants.tokens).map(|token| (Seq(sequence.tokens), token));
+        let token = output.sampled.filter(|_| sequence.deliver.tokens).map(|token| (Seq(sequence.tokens), token));
         let seq = Seq(sequence.units);
         sequence.units += units;
         sequence.tokens += u32::from(token.is_some());
-        let emitted = if sequence.wants.speech { units } else { u32::from(token.is_some()) };
+        let emitted = if sequence.deliver.speech { units } else { u32::from(token.is_some()) };
         let done = SequenceDone { request, emitted, finished: end.is_some() };
         let nothing = units == 0 && token.is_none() && end.is_none();
         let output = (!nothing).then(|| {
@@ -284,7 +285,7 @@ impl Completion {
                 request,
                 attempt: sequence.attempt,
                 step,
-                wants: sequence.wants,
+                deliver: sequence.deliver,
                 seq,
                 units,
                 emit,

@@ -35,7 +35,7 @@ mod supervisor;
 
 pub use arbiter::Arbiter;
 pub use stage::{
-    AckSink, Admission, OutEdge, RELEASED, Resume, StageHandle, StageLoad, StageReports, StageSetup, StageStatus,
-    State, Wants,
+    AckSink, Admission, OutEdge, Outputs, RELEASED, Resume, StageHandle, StageLoad, StageReports, StageSetup,
+    StageStatus, State,
 };
 pub use supervisor::start;

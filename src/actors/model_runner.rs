@@ -3,7 +3,7 @@
 //! What comes of a step is the business of its [completion](super::completion).
 
 use super::completion::{Event, HandOver, LaunchedStep, RunnerError};
-use super::stage::{ActorFailure, Resume, StageGeneration, Wants};
+use super::stage::{ActorFailure, Outputs, Resume, StageGeneration};
 use super::supervisor::SupervisorMessage;
 use omni_core::ids::{RequestId, Slot};
 use omni_core::scheduler::Plan;
@@ -29,7 +29,7 @@ pub(super) enum Command {
         slot: Slot,
         request: RequestId,
         spec: Box<SequenceSpec>,
-        wants: Wants,
+        deliver: Outputs,
         from: Resume,
     },
     Feed {
@@ -232,12 +232,12 @@ impl Runner {
 
     fn obey(&mut self, command: Command) -> Result<(), RunnerError> {
         match command {
-            Command::Open { slot, request, spec, wants, from } => {
+            Command::Open { slot, request, spec, deliver, from } => {
                 let stopping = || self.stage.pulse.is_stopping();
                 self.fault_open.inject(|| [FaultEvent::prompt(request)], stopping).map_err(harm)?;
                 self.slots.insert(request, slot);
                 self.requests.insert(slot, request);
-                self.completion.tell(Event::Opened { slot, wants, from })?;
+                self.completion.tell(Event::Opened { slot, deliver, from })?;
                 let began = trace::now();
                 let opened = self.model.open(slot, *spec);
                 trace::since(began, self.stage.track(Component::Launch), || What::Opened(request));

@@ -3,7 +3,7 @@
 
 use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Queued, Role, StageGeneration, Wants};
+use super::stage::{ActorFailure, Outputs, Queued, Role, StageGeneration};
 use candle_core::Tensor;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName, StepId};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
@@ -25,7 +25,7 @@ pub(super) struct Output {
     pub attempt: Attempt,
     /// The step that left it behind.
     pub step: StepId,
-    pub wants: Wants,
+    pub deliver: Outputs,
     /// Position and number of the units of `emit`.
     pub seq: Seq,
     pub units: u32,
@@ -160,7 +160,7 @@ impl PackagerState {
     async fn payloads(&self, outputs: Vec<Output>) -> Result<Vec<Payload>, ModelError> {
         let (stage, generation) = (self.stage.setup.name, self.stage.generation);
         let Some(first) = outputs.first() else { return Ok(Vec::new()) };
-        let (request, wants, seq) = (first.request, first.wants, first.seq);
+        let (request, deliver, seq) = (first.request, first.deliver, first.seq);
         let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
         let end = outputs.iter().find_map(|output| output.end);
         let units = outputs.iter().map(|output| output.units).sum();

@@ -3,7 +3,7 @@
 
 use super::connector::InboundMessage;
 use super::model_runner::Command;
-use super::stage::{ActorFailure, Admission, Resume, Role, StageGeneration, Wants};
+use super::stage::{ActorFailure, Admission, Outputs, Resume, Role, StageGeneration};
 use omni_core::arbiter::Turn;
 use omni_core::ids::{Attempt, RequestId, StepId};
 use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
@@ -68,7 +68,7 @@ pub(super) struct SchedulerState {
     stage: Arc<StageGeneration>,
     core: SchedulerCore,
     /// What sequences without a slot will be opened with.
-    specs: HashMap<RequestId, (SequenceSpec, Wants, Resume)>,
+    specs: HashMap<RequestId, (SequenceSpec, Outputs, Resume)>,
     /// Which attempt the sequence of a request is.
     attempts: HashMap<RequestId, Attempt>,
     fault: FaultSite,
@@ -115,8 +115,8 @@ impl Actor for Scheduler {
         state.fault.inject_async(|| message.events(&mut state.begun, &state.core)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {
-                let Admission { request, params, spec, wants, from } = *admission;
-                state.specs.insert(request, (spec, wants, from));
+                let Admission { request, params, spec, deliver, from } = *admission;
+                state.specs.insert(request, (spec, deliver, from));
                 state.attempts.insert(request, from.attempt);
                 state.apply(Event::Admit(request, params, from.start))?;
             }
@@ -172,8 +172,8 @@ impl SchedulerState {
         for effect in self.plan(event) {
             match effect {
                 Effect::Open(request, slot) => {
-                    let Some((spec, wants, from)) = self.specs.remove(&request) else { continue };
-                    self.command(Command::Open { slot, request, spec: Box::new(spec), wants, from })?;
+                    let Some((spec, deliver, from)) = self.specs.remove(&request) else { continue };
+                    self.command(Command::Open { slot, request, spec: Box::new(spec), deliver, from })?;
                     self.tell_inbound(InboundMessage::Opened(request, from.attempt));
                 }
                 Effect::Launch(plan) => {

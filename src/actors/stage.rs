@@ -100,7 +100,7 @@ pub struct Admission {
     /// For the model.
     pub spec: SequenceSpec,
     /// What is to be made of the sequence's output.
-    pub wants: Wants,
+    pub deliver: Outputs,
     /// Where it goes on, if an earlier attempt had come some way.
     pub from: Resume,
 }
@@ -115,14 +115,14 @@ pub struct Resume {
     /// Number of the first unit that the model emits.
     pub first: u32,
     /// Number of the first unit that is still wanted: those before it have been passed on.
-    pub wanted: u32,
+    pub deliver_from: u32,
     /// Tokens that have been passed on.
     pub tokens: u32,
 }
 
 /// What is to be made of a sequence's output.
 #[derive(Clone, Copy, Debug, bincode::Encode, bincode::Decode)]
-pub struct Wants {
+pub struct Outputs {
     /// Sampled tokens go to the client.
     pub tokens: bool,
     /// What the sequence emits goes to the next stage.

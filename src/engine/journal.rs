@@ -13,7 +13,7 @@ use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Pace;
 use omni_model::ModelError;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
-use omni_stage::{Admission, Wants};
+use omni_stage::{Admission, Outputs};
 use omni_telemetry::clock;
 use omni_transfer::payload::{End, Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ impl Edge {
     }
 
     /// What a stage with these wants sends on.
-    fn out_of(stage: StageName, wants: Wants) -> impl Iterator<Item = Edge> {
+    fn out_of(stage: StageName, deliver: Outputs) -> impl Iterator<Item = Edge> {
         Edge::from_stage(stage).filter(move |edge| if *edge == Edge::Tokens { wants.tokens } else { wants.speech })
     }
 }
@@ -136,7 +136,7 @@ pub(super) struct Journal {
 }
 
 /// What gives a stage its sequence again.
-pub(super) struct Again {
+pub(super) struct Readmission {
     pub admission: Admission,
     /// Its input so far, in order.
     pub input: Vec<Payload>,
@@ -158,8 +158,9 @@ impl Journal {
 
     /// Whether a stage has given everything, or has no part in the request.
     pub fn is_done(&self, stage: StageName) -> bool {
-        self.sequence(stage)
-            .is_none_or(|sequence| Edge::out_of(stage, sequence.plan.wants).all(|edge| self.log(edge).ended.is_some()))
+        self.sequence(stage).is_none_or(|sequence| {
+            Edge::out_of(stage, sequence.plan.deliver).all(|edge| self.log(edge).ended.is_some())
+        })
     }
 
     /// Which admission of the consumer's sequence a payload on this edge is for now; `None` if nobody waits for it.
@@ -236,7 +237,7 @@ impl Journal {
 
     /// A sequence of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit
     /// for `unit`. `None` if the stage has nothing to do for the request any more, or the journal makes no sense.
-    pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Again> {
+    pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Readmission> {
         if self.is_done(stage) {
             return None;
         }
@@ -262,14 +263,14 @@ impl Journal {
             start.ahead = log.ahead(unit);
         }
         let input = self.input(stage, &mut admission, attempt);
-        Some(Again { admission, input })
+        Some(Readmission { admission, input })
     }
 
     /// An answer goes on behind what is known of it. One that is known to its end is only spoken: its tokens are followed.
     fn resume_thinker(&self, admission: &mut Admission) {
         let SequenceSpec::Thinker(sequence) = &mut admission.spec else { return };
         let (tokens, embeddings) = (self.log(Edge::Tokens), self.log(Edge::Embeddings).units);
-        admission.from.wanted = embeddings;
+        admission.from.deliver_from = embeddings;
         if sequence.mode == ThinkerMode::Follow {
             return;
         }
@@ -277,7 +278,7 @@ impl Journal {
         if tokens.ended.is_some() {
             *sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..sequence.clone() };
             admission.params.pace = Pace::Follow;
-            admission.wants.tokens = false;
+            admission.deliver.tokens = false;
             return;
         }
         let said = &tokens.values;
@@ -307,7 +308,7 @@ impl Journal {
         *sequence = TalkerSpec { prompt: prompt.into(), said: frames, ..sequence.clone() };
         admission.params.prompt = sequence.prefill_positions();
         admission.params.prompt_input = sequence.prefill_embeddings();
-        (admission.from.first, admission.from.wanted) = (frames, frames);
+        (admission.from.first, admission.from.deliver_from) = (frames, frames);
         Some(())
     }
 
@@ -321,7 +322,7 @@ impl Journal {
             *sequence = VocoderSpec { context: Some([before, codes].concat().into()), goes_on: true };
         }
         admission.params.prompt = sequence.context_frames(self.groups);
-        (admission.from.first, admission.from.wanted) = (heard, heard);
+        (admission.from.first, admission.from.deliver_from) = (heard, heard);
         admission.from.start.input = heard;
     }
 
@@ -406,7 +407,7 @@ impl Journal {
     }
 
     fn outputs(&self, stage: StageName) -> impl Iterator<Item = Edge> {
-        self.sequence(stage).map(|sequence| Edge::out_of(stage, sequence.plan.wants)).into_iter().flatten()
+        self.sequence(stage).map(|sequence| Edge::out_of(stage, sequence.plan.deliver)).into_iter().flatten()
     }
 
     fn sequence(&self, stage: StageName) -> Option<&SequenceEntry> {

@@ -12,7 +12,7 @@
 use super::admission::Permit;
 use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
 use super::client::Client;
-use super::journal::{Again, Edge, Journal};
+use super::journal::{Edge, Journal, Readmission};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
@@ -225,7 +225,7 @@ impl Ledger {
             return;
         }
         let Some(open) = state.open.get_mut(&request) else { return };
-        let Some(Again { admission, input }) = open.journal.admit(stage, self.unit) else { return };
+        let Some(Readmission { admission, input }) = open.journal.admit(stage, self.unit) else { return };
         let Some(handle) = self.stages.get(stage) else { return };
         // A stage that has just gone down will be told of as down, and get it when it is up.
         handle.admit(admission);

@@ -150,7 +150,7 @@ impl Engine {
     }
 
     /// Waits until every stage is as wanted; an error if one has failed for good.
-    async fn all_stages(&self, wanted: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
+    async fn all_stages(&self, deliver_from: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
         for stage in self.shared.stages.iter() {
             let mut status = stage.status();
             let settled = status.wait_for(&wanted).await;

@@ -19,7 +19,7 @@ mod run;
 mod support;
 
 use asks::{Ask, Dice, Stage, on_cuda, talker, thinker};
-use omni_actors::actors::{Admission, Resume, Wants};
+use omni_actors::actors::{Admission, Outputs, Resume};
 use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::model::stage::{Finish, StageFactory, StageModel};
@@ -121,7 +121,7 @@ async fn a_talker_says_the_same_through_its_actors() {
                 request,
                 params,
                 spec,
-                wants: Wants { tokens: true, speech: true },
+                deliver: Outputs { tokens: true, speech: true },
                 from: Resume::default(),
             });
             let header = Header {

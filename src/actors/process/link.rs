@@ -271,7 +271,7 @@ impl FrameReader {
 mod tests {
     use super::super::message::ToStage;
     use super::*;
-    use crate::{Admission, Resume, Wants};
+    use crate::{Admission, Outputs, Resume};
     use omni_core::ids::{Attempt, Generation, Seq};
     use omni_core::scheduler::{Pace, SequenceParams};
     use omni_model::stage::{SequenceSpec, VocoderSpec};
@@ -286,12 +286,12 @@ mod tests {
         let params =
             SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
         let spec = SequenceSpec::Vocoder(VocoderSpec { context: Some(vec![7; codes].into()), goes_on: false });
-        let wants = Wants { tokens: false, speech: true };
+        let deliver = Outputs { tokens: false, speech: true };
         ToStage::Admit(Box::new(Admission {
             request: RequestId(request),
             params,
             spec,
-            wants,
+            deliver,
             from: Resume::default(),
         }))
     }

@@ -15,8 +15,8 @@ fn params(prompt: u32, pace: Pace) -> SequenceParams {
     SequenceParams { prompt, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO }
 }
 
-fn speech() -> Wants {
-    Wants { tokens: false, speech: true }
+fn speech() -> Outputs {
+    Outputs { tokens: false, speech: true }
 }
 
 fn talker() -> (StageName, SequencePlan) {
@@ -33,15 +33,15 @@ fn talker() -> (StageName, SequencePlan) {
         seed: 1,
         forced: None,
     };
-    (StageName::Talker, SequencePlan { params, spec: SequenceSpec::Talker(sequence), wants: speech() })
+    (StageName::Talker, SequencePlan { params, spec: SequenceSpec::Talker(sequence), deliver: speech() })
 }
 
 fn vocoder() -> (StageName, SequencePlan) {
     let spec = SequenceSpec::Vocoder(VocoderSpec::default());
-    (StageName::Code2wav, SequencePlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, wants: speech() })
+    (StageName::Code2wav, SequencePlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, deliver: speech() })
 }
 
-fn thinker(wants: Wants) -> (StageName, SequencePlan) {
+fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
     let sequence = ThinkerSpec {
         prompt: vec![10, 11, 12].into(),
         said: 0,
@@ -52,7 +52,7 @@ fn thinker(wants: Wants) -> (StageName, SequencePlan) {
         max_tokens: 50,
         seed: 1,
     };
-    (StageName::Thinker, SequencePlan { params: params(3, Pace::Free), spec: SequenceSpec::Thinker(sequence), wants })
+    (StageName::Thinker, SequencePlan { params: params(3, Pace::Free), spec: SequenceSpec::Thinker(sequence), deliver })
 }
 
 /// A text of two stages, as Qwen3-TTS has.
@@ -110,13 +110,16 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
     journal.record(Edge::Text, payload(Edge::Text, 0, (0..9).collect(), 1, true)).unwrap();
     journal.record(Edge::Codes, codes(0, 4, false)).unwrap();
     journal.acked(Edge::Codes, 3);
-    let Again { admission, input } = journal.admit(StageName::Talker, UNIT).unwrap();
+    let Readmission { admission, input } = journal.admit(StageName::Talker, UNIT).unwrap();
     let SequenceSpec::Talker(sequence) = &admission.spec else { panic!("{admission:?}") };
     assert_eq!(sequence.said, 4);
     assert_eq!(sequence.prompt.reference().unwrap()[..], (0..16).collect::<Vec<_>>());
     assert_eq!((admission.params.prompt, admission.params.prompt_input), (9 + 4, 4 + 4));
     let from = admission.from;
-    assert_eq!((from.attempt, from.first, from.wanted, from.start.emitted, from.start.acked), (Attempt(2), 4, 4, 4, 3));
+    assert_eq!(
+        (from.attempt, from.first, from.deliver_from, from.start.emitted, from.start.acked),
+        (Attempt(2), 4, 4, 4, 3)
+    );
     assert_eq!(input.len(), 1);
     assert_eq!((values(&input[0]), input[0].header.end), (&(0..9).collect::<Vec<_>>()[..], Some(End::Stop)));
     assert_eq!(input[0].header.attempt, Attempt(2));
@@ -129,7 +132,7 @@ fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
     journal.record(Edge::Codes, codes(0, 5, true)).unwrap();
     let header = Header { kind: Kind::Audio, units: 2, end: None, ..codes(0, 0, false).header };
     journal.record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.5; 20])], leases: Vec::new() }).unwrap();
-    let Again { admission, input } = journal.admit(StageName::Code2wav, UNIT).unwrap();
+    let Readmission { admission, input } = journal.admit(StageName::Code2wav, UNIT).unwrap();
     let SequenceSpec::Vocoder(sequence) = &admission.spec else { panic!("{admission:?}") };
     assert_eq!((sequence.context.as_deref(), sequence.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
     assert_eq!((admission.params.prompt, admission.from.start.input, admission.from.first), (2, 2, 2));
@@ -140,7 +143,7 @@ fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
 
 #[test]
 fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
-    let both = Wants { tokens: true, speech: true };
+    let both = Outputs { tokens: true, speech: true };
     let mut journal = Journal::new(REQUEST, vec![thinker(both), talker(), vocoder()], GROUPS);
     journal.admit(StageName::Thinker, UNIT).unwrap();
     journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![20, 21], 1, false)).unwrap();
@@ -151,12 +154,12 @@ fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
         (&[10, 11, 12, 20, 21][..], 2, 5)
     );
     assert_eq!(sequence.emit.as_deref(), Some(&[0..3, 3..5][..]));
-    assert_eq!((again.admission.from.tokens, again.admission.from.wanted, again.input.len()), (2, 0, 0));
+    assert_eq!((again.admission.from.tokens, again.admission.from.deliver_from, again.input.len()), (2, 0, 0));
 
     journal.record(Edge::Tokens, payload(Edge::Tokens, 2, vec![22, 0], 1, true)).unwrap();
     let again = journal.admit(StageName::Thinker, UNIT).unwrap();
     let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
-    assert_eq!((sequence.mode, sequence.prompt.len(), again.admission.wants.tokens), (ThinkerMode::Follow, 3, false));
+    assert_eq!((sequence.mode, sequence.prompt.len(), again.admission.deliver.tokens), (ThinkerMode::Follow, 3, false));
     assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(End::Stop)));
 }
 

@@ -17,7 +17,7 @@ use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, VocoderSpec};
 use omni_model::talker::TalkerPrompt;
 use omni_model::tokenizer::Tokenizer;
-use omni_stage::{Admission, Resume, Wants};
+use omni_stage::{Admission, Outputs, Resume};
 use omni_telemetry::clock;
 use omni_transfer::payload::{End, Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -72,7 +72,7 @@ pub(super) type CodeLog = Arc<Mutex<Vec<u32>>>;
 pub(super) struct SequencePlan {
     pub params: SequenceParams,
     pub spec: SequenceSpec,
-    pub wants: Wants,
+    pub deliver: Outputs,
 }
 
 impl RequestPlan {
@@ -88,7 +88,7 @@ impl SequencePlan {
     /// A sequence that begins.
     pub fn named(&self, request: RequestId) -> Admission {
         let (params, spec) = (self.params.clone(), self.spec.clone());
-        Admission { request, params, spec, wants: self.wants, from: Resume::default() }
+        Admission { request, params, spec, deliver: self.deliver, from: Resume::default() }
     }
 
     /// Whether it makes up what it says.
@@ -243,7 +243,7 @@ impl Common {
             seed: options.seed,
             forced: None,
         };
-        let wants = Wants { tokens: false, speech: true };
+        let deliver = Outputs { tokens: false, speech: true };
         let params = SequenceParams {
             prompt: positions,
             prompt_input: sequence.prefill_embeddings(),
@@ -251,7 +251,7 @@ impl Common {
             pace: Pace::OnePerStep,
             lead: Duration::ZERO,
         };
-        let talker = SequencePlan { params, spec: SequenceSpec::Talker(sequence), wants };
+        let talker = SequencePlan { params, spec: SequenceSpec::Talker(sequence), deliver };
         let mut ramp = self.chunk_ramp.clone();
         if let Some(first) = options.initial_chunk {
             ramp.retain(|size| *size > first.0);
@@ -264,7 +264,7 @@ impl Common {
             pace: Pace::Chunks(ramp),
             lead: Duration::ZERO,
         };
-        let vocoder = SequencePlan { params, spec: SequenceSpec::Vocoder(vocoder), wants };
+        let vocoder = SequencePlan { params, spec: SequenceSpec::Vocoder(vocoder), deliver };
         Ok([(StageName::Talker, talker), (StageName::Code2wav, vocoder)])
     }
 

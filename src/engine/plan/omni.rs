@@ -14,7 +14,7 @@ use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPromp
 use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, ThinkerMode, ThinkerSpec};
 use omni_model::talker::TalkerPrompt;
-use omni_stage::Wants;
+use omni_stage::Outputs;
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +53,8 @@ impl OmniPlanner {
         let sampling = resolve(common.generation.thinker, &request.text)?;
         let max_tokens = max_tokens.min(room);
         let thinker = self.thinker_embedding(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
-        let wants = Wants { tokens: true, speech: audio };
-        let mut sequences = vec![(StageName::Thinker, SequencePlan { wants, ..thinker })];
+        let deliver = Outputs { tokens: true, speech: audio };
+        let mut sequences = vec![(StageName::Thinker, SequencePlan { deliver, ..thinker })];
         if audio {
             let params = SpeechParams {
                 voice: VoiceChoice::named(request.voice.clone()),
@@ -150,7 +150,7 @@ impl OmniPlanner {
                 max_tokens,
                 seed,
             }),
-            wants: Wants { tokens: false, speech },
+            deliver: Outputs { tokens: false, speech },
         }
     }
 }
