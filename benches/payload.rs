@@ -145,7 +145,7 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     for slot in (0..options.sequences).map(Slot) {
         let sequence = ThinkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt: (0..PROMPT).map(|i| 100 + i * 7 + slot.0).collect(),
             mode: ThinkerMode::Sample,
             emit: (way != Way::NotAskedFor).then(|| std::iter::once(0..PROMPT).collect()),

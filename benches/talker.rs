@@ -59,7 +59,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, sequences: u32) -> Duratio
     let speaker = config.talker.speaker(config.talker.default_speaker()).unwrap();
     for slot in 0..sequences {
         let sequence = TalkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt: TalkerPrompt::omni(20, speaker, &config.talker.tokens).into(),
             sampling: defaults.talker,
             predictor: defaults.predictor,
@@ -107,7 +107,7 @@ fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
 
 fn thinker_embedding(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
     ThinkerSpec {
-        said: 0,
+        generated_len: 0,
         prompt: (0..prompt).map(|i| i * 7 % 900).collect(),
         mode: ThinkerMode::Sample,
         emit: None,

@@ -83,7 +83,7 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
     let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
     for slot in &slots {
         let row = ThinkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt: (0..USER).map(|i| 7 + i * 3 + slot.0).collect(),
             mode: ThinkerMode::Follow,
             emit: Some(std::iter::once(0..USER).collect()),
@@ -117,7 +117,7 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>
     for (slot, handed) in slots.iter().zip(handed) {
         let speaker = *omni.talker.speakers.values().next().unwrap();
         let row = TalkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt: TalkerPrompt::omni(USER, speaker, &omni.talker.tokens).into(),
             sampling: checkpoint.generation().talker,
             predictor: checkpoint.generation().predictor,
@@ -144,7 +144,7 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>
         }
     }
     slots.into_iter().for_each(|slot| model.close(slot));
-    assert!(said.iter().all(|codes| codes.len() >= FRAMES as usize), "{said:?}");
+    assert!(said.iter().all(|codes| codes.len() >= FRAMES as usize), "{generated_len:?}");
     said
 }
 

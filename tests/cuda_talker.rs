@@ -110,7 +110,7 @@ fn requests(checkpoint: &Checkpoint, count: u32) -> Vec<Request> {
             }
             let sampling = if i % 3 == 0 { SamplingParams::GREEDY } else { SAMPLED };
             let sequence = TalkerSpec {
-                said: 0,
+                generated_len: 0,
                 prompt: Arc::new(prompt),
                 sampling,
                 predictor: SamplingParams {
@@ -247,12 +247,12 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
 }
 
 /// What is left of requests that have said some frames, and go on.
-fn going_on(requests: &[Request], speech: &[Speech], groups: usize) -> (Vec<Request>, Vec<Speech>) {
+fn resume(requests: &[Request], speech: &[Speech], groups: usize) -> (Vec<Request>, Vec<Speech>) {
     let rest = |(i, (request, (frames, last, _))): (usize, (&Request, &Speech))| {
         let said = (i * 5 + 1).min(frames.len());
         let inputs = request.text.len() as u32;
-        let prompt = request.sequence.prompt.going_on(&frames[..said].concat(), groups, inputs, true).unwrap();
-        let sequence = TalkerSpec { prompt: prompt.into(), said: said as u32, ..request.sequence.clone() };
+        let prompt = request.sequence.prompt.resume(&frames[..generated_len].concat(), groups, inputs, true).unwrap();
+        let sequence = TalkerSpec { prompt: prompt.into(), generated_len: said as u32, ..request.sequence.clone() };
         (Request { sequence, text: request.text.clone() }, (frames[said..].to_vec(), *last, Vec::new()))
     };
     requests.iter().zip(speech).enumerate().map(rest).unzip()
@@ -265,7 +265,7 @@ fn sequences_that_go_on_say_what_they_would_have_said() {
         let checkpoint = fixture(name);
         let requests = requests(&checkpoint, 24);
         let whole = speak(on_cpu(&checkpoint).as_mut(), &requests, 1, 1000, 1);
-        let (rests, want) = going_on(&requests, &whole, checkpoint.family().talker().num_code_groups);
+        let (rests, want) = resume(&requests, &whole, checkpoint.family().talker().num_code_groups);
         let mut model = on_gpu(&gpu, &checkpoint, Precision::F32, options());
         for (together, chunk, ahead) in [(1, 1000, 1), (16, 9, 2)] {
             let got = speak(model.as_mut(), &rests, together, chunk, ahead);
@@ -283,7 +283,7 @@ fn bf16_sequences_that_go_on_say_what_they_would_have_said() {
     let requests = requests_for_named(&checkpoint, 24);
     let mut model = on_gpu(&gpu, &checkpoint, Precision::Bf16, options());
     let whole = speak(model.as_mut(), &requests, 8, 1000, 2);
-    let (rests, want) = going_on(&requests, &whole, checkpoint.family().talker().num_code_groups);
+    let (rests, want) = resume(&requests, &whole, checkpoint.family().talker().num_code_groups);
     let got = speak(model.as_mut(), &rests, 5, 16, 2);
     let alike = got.iter().zip(&want).filter(|(got, want)| got == want).count();
     eprintln!("{alike} of {} sequences go on with the same codes in bf16", want.len());

@@ -69,7 +69,7 @@ fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
         _ => SamplingParams { repetition_penalty: 1.5, presence_penalty: 0.2, ..SamplingParams::GREEDY },
     };
     ThinkerSpec {
-        said: 0,
+        generated_len: 0,
         emit: (!number.is_multiple_of(3)).then(|| vec![0..len / 2, len / 2 + len / 4..len].into()),
         prompt: prompt.into(),
         mode: ThinkerMode::Sample,
@@ -160,7 +160,7 @@ fn sequences_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched
     let Some(mut both) = both(OPTIONS) else { return };
     let (requests, want): (Vec<ThinkerSpec>, Vec<Said>) = requests(&mut both, 24).into_iter().unzip();
     let stage = &mut *both.device;
-    let mut said: Vec<Said> = requests.iter().map(|_| Said::default()).collect();
+    let mut generated_len: Vec<Said> = requests.iter().map(|_| Said::default()).collect();
     // Slot to request and prompt positions left; a slot is free again once the end of its sequence was seen.
     let mut running: HashMap<Slot, (usize, u32)> = HashMap::new();
     let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
@@ -219,10 +219,11 @@ fn answers_that_go_on_say_what_they_would_have_said() {
     let Some(mut both) = both(OPTIONS) else { return };
     for (number, (sequence, want)) in requests(&mut both, 12).into_iter().enumerate() {
         for said in (1..want.tokens.len()).step_by(3) {
-            let prompt = [&sequence.prompt, &want.tokens[..said]].concat();
-            let going_on = ThinkerSpec { prompt: prompt.into(), said: said as u32, emit: None, ..sequence.clone() };
+            let prompt = [&sequence.prompt, &want.tokens[..generated_len]].concat();
+            let resume =
+                ThinkerSpec { prompt: prompt.into(), generated_len: said as u32, emit: None, ..sequence.clone() };
             for stage in [&mut both.cpu, &mut both.device] {
-                let rest = alone(&mut **stage, &going_on, 7);
+                let rest = alone(&mut **stage, &resume, 7);
                 assert_eq!(rest.tokens, want.tokens[said..], "request {number} after {said} tokens");
                 assert_eq!(rest.finish, want.finish, "request {number} after {said} tokens");
             }

@@ -79,7 +79,7 @@ impl Golden {
         let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
         Golden {
             thinker: ThinkerSpec {
-                said: 0,
+                generated_len: 0,
                 prompt: prompt.ids,
                 mode: ThinkerMode::Sample,
                 emit: Some(prompt.emit),
@@ -89,7 +89,7 @@ impl Golden {
                 seed: 1,
             },
             talker: TalkerSpec {
-                said: 0,
+                generated_len: 0,
                 prompt: TalkerPrompt::omni(
                     prompt.user_embeddings,
                     config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),

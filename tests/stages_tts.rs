@@ -102,7 +102,7 @@ impl Golden {
     fn sequence(&self, prompt: Arc<TalkerPrompt>) -> TalkerSpec {
         let number = |key: &str| self.manifest["meta"][key].as_u64().unwrap() as u32;
         TalkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt,
             sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
             predictor: SamplingParams::GREEDY,
@@ -330,9 +330,9 @@ fn a_sequence_that_goes_on_says_what_it_would_have_said() {
         let (groups, inputs) = (whole[0].len(), prompt.tokens.len() as u32);
         let mut stage = nets.stage();
         for said in 0..=whole.len() {
-            let codes = whole[..said].concat();
-            let going_on = prompt.prompt.going_on(&codes, groups, inputs, true).unwrap();
-            let resumed = TalkerSpec { prompt: going_on.into(), said: said as u32, ..sequence.clone() };
+            let codes = whole[..generated_len].concat();
+            let resume = prompt.prompt.resume(&codes, groups, inputs, true).unwrap();
+            let resumed = TalkerSpec { prompt: resume.into(), generated_len: said as u32, ..sequence.clone() };
             let (rest, end) = speak(&mut *stage, 0, &resumed, tokens(), 5);
             assert_eq!((rest.as_slice(), end), (&whole[said..], finish), "{name} after {said} frames");
             stage.close(Slot(0));

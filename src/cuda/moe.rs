@@ -118,7 +118,7 @@ struct Args {
     weights: u64,
     order: u64,
     groups: u64,
-    said: u64,
+    generated_len: u64,
     rows: i32,
     hidden: i32,
     inner: i32,
@@ -183,7 +183,7 @@ pub struct Experts {
     order: Buffer<i32>,
     groups: Buffer<i32>,
     between: Buffer<u8>,
-    said: Buffer<f32>,
+    generated_len: Buffer<f32>,
 }
 
 #[derive(Clone, Copy)]
@@ -239,7 +239,7 @@ impl Experts {
             order: gpu.zeros("scratch", pairs)?,
             groups: gpu.zeros("scratch", 4 * most(&|s| s.groups(rows)))?,
             between: gpu.zeros("scratch", most(&|s| rows * s.choices() * s.width()) * bytes)?,
-            said: gpu.zeros("scratch", said)?,
+            generated_len: gpu.zeros("scratch", said)?,
         }))
     }
 
@@ -305,7 +305,7 @@ impl Experts {
             weights: self.weights.address(),
             order: self.order.address(),
             groups: self.groups.address(),
-            said: self.said.address(),
+            generated_len: self.generated_len.address(),
             rows: rows as i32,
             hidden: s.hidden as i32,
             inner: s.inner as i32,

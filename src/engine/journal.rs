@@ -290,8 +290,8 @@ impl Journal {
                 Some(emit.iter().cloned().chain(std::iter::once(asked..asked + said.len() as u32)).collect());
         }
         sequence.prompt = [&sequence.prompt, said.as_slice()].concat().into();
-        sequence.said = said.len() as u32;
-        admission.params.prompt += sequence.said;
+        sequence.generated_len = said.len() as u32;
+        admission.params.prompt += sequence.generated_len;
     }
 
     /// Speech goes on behind the frames that are known of it.
@@ -303,9 +303,9 @@ impl Journal {
             return Some(());
         }
         let text = self.log(self.input_of(StageName::Talker));
-        let prompt = sequence.prompt.going_on(said, self.groups, text.units, text.ended.is_some())?;
+        let prompt = sequence.prompt.resume(said, self.groups, text.units, text.ended.is_some())?;
         let frames = (said.len() / self.groups.max(1)) as u32;
-        *sequence = TalkerSpec { prompt: prompt.into(), said: frames, ..sequence.clone() };
+        *sequence = TalkerSpec { prompt: prompt.into(), generated_len: frames, ..sequence.clone() };
         admission.params.prompt = sequence.prefill_positions();
         admission.params.prompt_input = sequence.prefill_embeddings();
         (admission.from.first, admission.from.deliver_from) = (frames, frames);

@@ -171,7 +171,7 @@ pub struct ThinkerSpec {
     pub prompt: Arc<[u32]>,
     /// Tokens at the end of the prompt that are the answer's: to sampling, limits and random numbers they count as sampled.
     /// None of them ends the answer.
-    pub said: u32,
+    pub generated_len: u32,
     /// Where the answer comes from.
     pub mode: ThinkerMode,
     /// Which prompt positions' embedding embeddings the talker needs (spec section 5: user turns, then the 3 ids of the
@@ -190,12 +190,12 @@ pub struct ThinkerSpec {
 impl ThinkerSpec {
     /// The prompt without what was said.
     pub fn asked(&self) -> &[u32] {
-        &self.prompt[..self.prompt.len().saturating_sub(self.said as usize)]
+        &self.prompt[..self.prompt.len().saturating_sub(self.generated_len as usize)]
     }
 
     /// What was said.
     pub fn answered(&self) -> &[u32] {
-        &self.prompt[self.prompt.len().saturating_sub(self.said as usize)..]
+        &self.prompt[self.prompt.len().saturating_sub(self.generated_len as usize)..]
     }
 }
 
@@ -216,8 +216,8 @@ pub struct TalkerSpec {
     /// What the sequence begins with, and the voice.
     pub prompt: Arc<TalkerPrompt>,
     /// Frames at the end of the prompt's reference that are the sequence's own, which goes on: to sampling, limits and random
-    /// numbers they count as made. See [`TalkerPrompt::going_on`].
-    pub said: u32,
+    /// numbers they count as made. See [`TalkerPrompt::resume`].
+    pub generated_len: u32,
     /// Sampling of code 0.
     pub sampling: SamplingParams,
     /// Sampling of the other groups.
@@ -251,10 +251,10 @@ impl TalkerSpec {
             return Err(ModelError::Sequence("max_tokens is 0: expected at least 1".into()));
         }
         let frames = self.prompt.reference().map_or(0, |codes| codes.len() / config.num_code_groups.max(1));
-        if self.said as usize > frames || self.said >= self.max_tokens {
+        if self.generated_len as usize > frames || self.generated_len >= self.max_tokens {
             return Err(ModelError::Sequence(format!(
                 "{} frames were said, of {frames} in the prompt and at most {} tokens",
-                self.said, self.max_tokens
+                self.generated_len, self.max_tokens
             )));
         }
         let sampling = self.sampling.check().and_then(|()| self.predictor.check());
@@ -289,7 +289,7 @@ impl TalkerSpec {
     /// Codes 0 of the frames that the prompt holds of the sequence itself, in order.
     pub fn said_codes(&self, groups: usize) -> impl Iterator<Item = u32> {
         let codes = self.prompt.reference().map_or(&[][..], |codes| codes);
-        codes[codes.len().saturating_sub(self.said as usize * groups)..].iter().step_by(groups.max(1)).copied()
+        codes[codes.len().saturating_sub(self.generated_len as usize * groups)..].iter().step_by(groups.max(1)).copied()
     }
 
     /// Positions of the prompt.

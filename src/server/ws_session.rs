@@ -213,7 +213,7 @@ impl Session {
             if let (Some(utterance), Some(Next::Text(text))) = (&mut self.current, self.input.next())
                 && !utterance.started
             {
-                utterance.said.push_str(text);
+                utterance.spoken.push_str(text);
             }
             self.input.advance();
         } else if let Some(utterance) = &mut self.current {
@@ -336,7 +336,7 @@ impl Session {
                     "utterance": self.utterance,
                     "utterance_index": self.utterance - 1,
                     "sentence_index": 0,
-                    "sentence_text": std::mem::take(&mut utterance.said),
+                    "sentence_text": std::mem::take(&mut utterance.spoken),
                     "request_id": id.to_string(),
                     "seed": seed,
                     "sample_rate": sample_rate,

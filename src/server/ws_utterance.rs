@@ -30,15 +30,15 @@ pub(super) struct Utterance {
     /// Bytes of audio sent.
     pub bytes: u64,
     /// Its text until it begins, for the event that says so.
-    pub said: String,
+    pub spoken: String,
     /// Whether that event has been sent.
     pub started: bool,
 }
 
 impl Utterance {
     pub fn new(text: Text, format: AudioFormat, writer: AudioWriter, stream: ResponseStream) -> Utterance {
-        let (said, started) = (String::new(), false);
-        Utterance { text, stream, format, writer, begun: Instant::now(), first_audio: None, bytes: 0, said, started }
+        let (spoken, started) = (String::new(), false);
+        Utterance { text, stream, format, writer, begun: Instant::now(), first_audio: None, bytes: 0, spoken, started }
     }
 }
 

@@ -216,7 +216,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
         (0..frames).map(|at| if at % GROUPS == 0 && dice.one_in(12) { end } else { dice.int(0, 63) }).collect()
     });
     let sequence = TalkerSpec {
-        said: 0,
+        generated_len: 0,
         prompt: Arc::new(prompt),
         sampling,
         predictor: SamplingParams {
@@ -249,7 +249,7 @@ pub fn thinker() -> Stage {
         let emit: Option<Arc<[_]>> = dice.one_in(2).then(|| vec![0..len / 2, len / 2 + len / 4..len].into());
         let prompt_emits = emit.iter().flat_map(|ranges| ranges.iter()).map(|range| range.end - range.start).sum();
         let sequence = ThinkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt: (0..len).map(|_| dice.int(0, TOKENS - 1)).collect(),
             mode: ThinkerMode::Sample,
             emit,

@@ -72,7 +72,7 @@ pub struct Run<'a> {
     model: &'a mut dyn StageModel,
     core: SchedulerCore,
     asks: &'a [Ask],
-    said: Vec<Said>,
+    generated_len: Vec<Said>,
     /// Text that has not arrived, in pieces; nothing arrives before a sequence is open.
     pieces: Vec<VecDeque<Vec<u32>>>,
     slots: HashMap<usize, Slot>,
@@ -103,7 +103,7 @@ impl<'a> Run<'a> {
             model,
             core: SchedulerCore::new(config),
             asks,
-            said: vec![Said::default(); asks.len()],
+            generated_len: vec![Said::default(); asks.len()],
             pieces: pieces.collect(),
             slots: HashMap::new(),
             flying: VecDeque::new(),
@@ -115,7 +115,7 @@ impl<'a> Run<'a> {
     }
 
     fn is_over(&self, sequence: usize) -> bool {
-        self.left[sequence] || self.said[sequence].finish.is_some()
+        self.left[sequence] || self.generated_len[sequence].finish.is_some()
     }
 
     fn tell(&mut self, event: Event) {
@@ -168,9 +168,9 @@ impl<'a> Run<'a> {
             }
             let output = output.unwrap();
             assert!(!output.stale, "a sequence that nobody knows the end of has ended");
-            let before = (self.said[sequence].frames.len(), self.said[sequence].tokens.len());
-            self.said[sequence].take(output);
-            let said = &self.said[sequence];
+            let before = (self.generated_len[sequence].frames.len(), self.generated_len[sequence].tokens.len());
+            self.generated_len[sequence].take(output);
+            let said = &self.generated_len[sequence];
             let emitted = (said.frames.len() - before.0).max(said.tokens.len() - before.1) as u32;
             self.unheard[sequence] += emitted;
             sequences.push(SequenceDone { request, emitted, finished: said.finish.is_some() });
@@ -226,6 +226,6 @@ impl<'a> Run<'a> {
         }
         assert_eq!(self.model.live_sequences(), 0);
         self.seen.stale = self.core.stale();
-        (self.said, self.seen)
+        (self.generated_len, self.seen)
     }
 }

@@ -67,7 +67,7 @@ impl CudaTalker {
             return refused(format!("asked for {} units, a decode step is 1", work.advance));
         }
         let Some(side) = sequence.spec.prompt.text_side(
-            sequence.count - sequence.spec.said,
+            sequence.count - sequence.spec.generated_len,
             sequence.inputs.len() as u32,
             sequence.ended,
         ) else {
@@ -138,7 +138,8 @@ impl CudaTalker {
             return refused(format!("a step has room for {} sequences", self.frames.frame_embeddings()));
         }
         let groups = self.groups();
-        let at = sequence.spec.prefill_positions() as usize - 1 + (sequence.count - sequence.spec.said) as usize;
+        let at =
+            sequence.spec.prefill_positions() as usize - 1 + (sequence.count - sequence.spec.generated_len) as usize;
         let told = self.grow(slot, at + 1, busy, step)?;
         let Some(sequence) = self.sequences.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
         for (index, page) in sequence.pages.iter().enumerate().skip(told) {

@@ -247,7 +247,7 @@ impl StageModel for CudaTalker {
         // Behind every step that was launched before, and that may still write what is cleared here.
         self.frames.done.zero_async(&self.stream, at, 1)?;
         self.frames.counts.zero_async(&self.stream, at * vocabulary, vocabulary)?;
-        if spec.said > 0 {
+        if spec.generated_len > 0 {
             // What penalties look at.
             let mut counts = vec![0u32; vocabulary];
             spec.said_codes(config.num_code_groups).for_each(|code| counts[code as usize] += 1);
@@ -266,7 +266,7 @@ impl StageModel for CudaTalker {
             unused: 0,
             ended: false,
             prefilled: 0,
-            count: spec.said,
+            count: spec.generated_len,
             pages: Vec::new(),
             keys: Vec::new(),
             kept: 0,

@@ -244,7 +244,7 @@ impl CudaThinker {
         if samples && plan.tokens.len() == self.steps.batch() {
             return refused(format!("a step has room for {} sequences", self.steps.batch()));
         }
-        let positions = if left > 0 { from + advance } else { len + count - sequence.spec.said };
+        let positions = if left > 0 { from + advance } else { len + count - sequence.spec.generated_len };
         self.grow(slot, positions as usize)?;
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let prompt = Arc::clone(&sequence.spec.prompt);
@@ -396,7 +396,7 @@ impl StageModel for CudaThinker {
                     Upload::Counts(at * size + *token as usize, count.to_le_bytes().into())
                 };
                 self.uploads.extend(history.counts().iter().map(told));
-                Answer::Sampled { pages: Vec::new(), count: spec.said }
+                Answer::Sampled { pages: Vec::new(), count: spec.generated_len }
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };

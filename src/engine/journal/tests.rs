@@ -24,7 +24,7 @@ fn talker() -> (StageName, SequencePlan) {
     let params = SequenceParams { prompt_input: prompt.inputs(), ..params(prompt.positions(), Pace::OnePerStep) };
     let sequence = TalkerSpec {
         prompt: prompt.into(),
-        said: 0,
+        generated_len: 0,
         sampling: SamplingParams::GREEDY,
         predictor: SamplingParams::GREEDY,
         max_tokens: 100,
@@ -44,7 +44,7 @@ fn vocoder() -> (StageName, SequencePlan) {
 fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
     let sequence = ThinkerSpec {
         prompt: vec![10, 11, 12].into(),
-        said: 0,
+        generated_len: 0,
         mode: ThinkerMode::Sample,
         emit: wants.speech.then(|| std::iter::once(0..3).collect()),
         sampling: SamplingParams::GREEDY,
@@ -112,7 +112,7 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
     journal.acked(Edge::Codes, 3);
     let Readmission { admission, input } = journal.admit(StageName::Talker, UNIT).unwrap();
     let SequenceSpec::Talker(sequence) = &admission.spec else { panic!("{admission:?}") };
-    assert_eq!(sequence.said, 4);
+    assert_eq!(sequence.generated_len, 4);
     assert_eq!(sequence.prompt.reference().unwrap()[..], (0..16).collect::<Vec<_>>());
     assert_eq!((admission.params.prompt, admission.params.prompt_input), (9 + 4, 4 + 4));
     let from = admission.from;
@@ -150,7 +150,7 @@ fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
     let again = journal.admit(StageName::Thinker, UNIT).unwrap();
     let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
     assert_eq!(
-        (sequence.prompt.as_ref(), sequence.said, again.admission.params.prompt),
+        (sequence.prompt.as_ref(), sequence.generated_len, again.admission.params.prompt),
         (&[10, 11, 12, 20, 21][..], 2, 5)
     );
     assert_eq!(sequence.emit.as_deref(), Some(&[0..3, 3..5][..]));

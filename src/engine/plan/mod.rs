@@ -234,7 +234,7 @@ impl Common {
         let vocoder = VocoderSpec { context: prompt.reference().cloned(), goes_on: false };
         let sequence = TalkerSpec {
             prompt,
-            said: 0,
+            generated_len: 0,
             sampling: options.sampling,
             predictor,
             max_tokens: max_tokens.min(room + 1),

@@ -142,7 +142,7 @@ impl OmniPlanner {
             },
             spec: SequenceSpec::Thinker(ThinkerSpec {
                 prompt: Arc::clone(&prompt.ids),
-                said: 0,
+                generated_len: 0,
                 mode,
                 emit: speech.then(|| Arc::clone(&prompt.emit)),
                 sampling,

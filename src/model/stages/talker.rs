@@ -88,7 +88,7 @@ impl StageModel for TalkerStage {
             ended: false,
             codec: None,
             history,
-            count: spec.said,
+            count: spec.generated_len,
             picked: Vec::new(),
             finished: false,
             spec,
@@ -320,7 +320,7 @@ impl Sequence {
             return refused(format!("asked for {count} units, a decode step is 1"));
         }
         let inputs = self.inputs.len() as u32;
-        let Some(side) = self.spec.prompt.text_side(self.count - self.spec.said, inputs, self.ended) else {
+        let Some(side) = self.spec.prompt.text_side(self.count - self.spec.generated_len, inputs, self.ended) else {
             return refused(format!("frame {} needs one more text sequence or the end of the text", self.count));
         };
         let text = net.text_embedding(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));

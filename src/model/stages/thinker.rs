@@ -87,7 +87,7 @@ impl StageModel for ThinkerStage {
                 let mut history = History::default();
                 history.push_prompt(spec.asked());
                 spec.answered().iter().for_each(|token| history.push(*token));
-                Answer::Sampled { cache: self.net.stack().new_cache()?, history, count: spec.said, last: 0 }
+                Answer::Sampled { cache: self.net.stack().new_cache()?, history, count: spec.generated_len, last: 0 }
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
@@ -135,8 +135,8 @@ pub fn check(spec: &ThinkerSpec, vocabulary: u32, limit: usize) -> Result<(), Mo
     if spec.max_tokens == 0 {
         return refused("max_tokens is 0: expected at least 1");
     }
-    if spec.said as usize >= len || spec.said >= spec.max_tokens {
-        let (said, most) = (spec.said, spec.max_tokens);
+    if spec.generated_len as usize >= len || spec.generated_len >= spec.max_tokens {
+        let (said, most) = (spec.generated_len, spec.max_tokens);
         return refused(format!("{said} tokens were said, of a prompt of {len} and max_tokens {most}: expected fewer"));
     }
     spec.sampling.check().map_err(ModelError::Sequence)?;

@@ -100,12 +100,12 @@ impl TalkerPrompt {
         TalkerPrompt::new(plain, coded, Trailing::Text)
     }
 
-    /// The prompt of an embedding that goes on: behind this one, the positions of the frames `said` (all `groups` codes of each),
+    /// The prompt of an embedding that goes on: behind this one, the positions of the frames `generated_len` (all `groups` codes of each),
     /// as if it had come to them by itself, with `inputs` input embeddings there that are all if `ended`. Position by position the
     /// talker computes what it computed then, all at once; what comes of the last is the frame that follows.
     ///
     /// `None` if the frames cannot have been said with so much input.
-    pub fn going_on(&self, said: &[u32], groups: usize, inputs: u32, ended: bool) -> Option<TalkerPrompt> {
+    pub fn resume(&self, generated_len: &[u32], groups: usize, inputs: u32, ended: bool) -> Option<TalkerPrompt> {
         let (old, frames) = (self.reference.as_deref().unwrap_or_default(), said.len() / groups.max(1));
         if frames == 0 {
             return Some(self.clone());
@@ -271,22 +271,22 @@ mod tests {
         // Text of three embeddings behind the prompt's own; then the end of text, then padding.
         let (prompt, inputs, groups) = (omni(2), 9, 2);
         for said in 0..8 {
-            let codes: Vec<u32> = (0..said * groups).collect();
-            let going_on = prompt.going_on(&codes, groups as usize, inputs, true).unwrap();
-            assert_eq!(going_on.positions(), prompt.positions() + said);
+            let codes: Vec<u32> = (0..generated_len * groups).collect();
+            let resume = prompt.resume(&codes, groups as usize, inputs, true).unwrap();
+            assert_eq!(resume.positions(), prompt.positions() + said);
             for step in 1..12 {
                 let expected = prompt.text_side(step, inputs, true);
                 let got = match step.checked_sub(said + 1) {
                     // Its own prompt has it.
-                    None => going_on.embedding(prompt.positions() + step - 1).map(|embedding| embedding.text),
-                    Some(after) => going_on.text_side(after + 1, inputs, true),
+                    None => resume.embedding(prompt.positions() + step - 1).map(|embedding| embedding.text),
+                    Some(after) => resume.text_side(after + 1, inputs, true),
                 };
                 assert_eq!(got, expected, "step {step} after {said} frames");
             }
         }
-        let embedding = prompt.going_on(&[1, 2, 3, 4], 2, 9, false).unwrap().embedding(prompt.positions() + 1).unwrap();
+        let embedding = prompt.resume(&[1, 2, 3, 4], 2, 9, false).unwrap().embedding(prompt.positions() + 1).unwrap();
         assert_eq!(embedding.codec, Some(CodecSide::Frame(1)));
-        assert_eq!(prompt.going_on(&[1, 2, 3, 4, 5, 6, 7, 8], 2, 9, false), None, "its text has not come");
+        assert_eq!(prompt.resume(&[1, 2, 3, 4, 5, 6, 7, 8], 2, 9, false), None, "its text has not come");
     }
 
     #[test]

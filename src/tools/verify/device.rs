@@ -201,7 +201,7 @@ impl Speech {
             return Err(format!("codes do not begin with {name}"));
         }
         let sequence = TalkerSpec {
-            said: 0,
+            generated_len: 0,
             prompt,
             sampling: SamplingParams { repetition_penalty, ..SamplingParams::GREEDY },
             predictor: SamplingParams::GREEDY,
