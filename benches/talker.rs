@@ -72,7 +72,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, sequences: u32) -> Duratio
         let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();
         stage.open(Slot(slot), SequenceSpec::Talker(sequence.clone())).unwrap();
-        stage.feed(Slot(slot), SequenceInput::Embeddings(text.into()), true).unwrap();
+        stage.push_input(Slot(slot), SequenceInput::Embeddings(text.into()), true).unwrap();
         stage.step(&[SequenceWork { slot: Slot(slot), advance: sequence.prefill_positions() }]).unwrap();
     }
     median(&mut *stage, sequences, |emit| assert!(matches!(emit, Emit::Codes(_))))

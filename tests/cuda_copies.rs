@@ -94,7 +94,7 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
         };
         model.open(*slot, SequenceSpec::Thinker(row)).unwrap();
         let answer = (0..ANSWER).map(|i| 40 + i * 5 + slot.0).collect();
-        model.feed(*slot, SequenceInput::Tokens(answer), true).unwrap();
+        model.push_input(*slot, SequenceInput::Tokens(answer), true).unwrap();
     }
     for advance in [USER - 3, 3, 1, 4, ANSWER - 5] {
         let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
@@ -130,9 +130,9 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>
         prompt = row.prefill_positions();
         model.open(*slot, SequenceSpec::Talker(row)).unwrap();
         for embeddings in handed {
-            model.feed(*slot, SequenceInput::Embeddings(embeddings), false).unwrap();
+            model.push_input(*slot, SequenceInput::Embeddings(embeddings), false).unwrap();
         }
-        model.feed(*slot, SequenceInput::Nothing, true).unwrap();
+        model.push_input(*slot, SequenceInput::Nothing, true).unwrap();
     }
     let mut said = vec![Vec::new(); ROWS as usize];
     for advance in std::iter::once(prompt).chain(std::iter::repeat_n(1, FRAMES as usize)) {

@@ -149,8 +149,8 @@ fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chun
             model.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
             // In two pieces.
             let (a, b) = text.split_at(text.len() / 2);
-            model.feed(slot, SequenceInput::Tokens(a.to_vec()), false).unwrap();
-            model.feed(slot, SequenceInput::Tokens(b.to_vec()), true).unwrap();
+            model.push_input(slot, SequenceInput::Tokens(a.to_vec()), false).unwrap();
+            model.push_input(slot, SequenceInput::Tokens(b.to_vec()), true).unwrap();
             open.insert(slot, (next, sequence.prefill_positions()));
             next += 1;
         }
@@ -306,7 +306,7 @@ fn sequences_that_make_room_go_on_exactly() {
     let mut left: Vec<u32> = requests.iter().map(|request| request.sequence.prefill_positions()).collect();
     for (i, request) in requests.iter().enumerate() {
         model.open(Slot(i as u32), SequenceSpec::Talker(request.sequence.clone())).unwrap();
-        model.feed(Slot(i as u32), SequenceInput::Tokens(request.text.clone()), true).unwrap();
+        model.push_input(Slot(i as u32), SequenceInput::Tokens(request.text.clone()), true).unwrap();
     }
     let mut running: Vec<usize> = (0..requests.len()).collect();
     while !running.is_empty() {

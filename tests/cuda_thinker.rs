@@ -239,10 +239,10 @@ fn text_that_is_given_is_followed_without_the_layers() {
     let run = |stage: &mut dyn StageModel| {
         let (slot, mut said) = (Slot(3), Said::default());
         stage.open(slot, SequenceSpec::Thinker(sequence.clone())).unwrap();
-        stage.feed(slot, SequenceInput::Tokens(vec![5, 6, 7]), false).unwrap();
+        stage.push_input(slot, SequenceInput::Tokens(vec![5, 6, 7]), false).unwrap();
         for (advance, fed) in [(3, None), (len - 3, None), (2, Some(vec![9, 8])), (3, None)] {
             if let Some(tokens) = fed {
-                stage.feed(slot, SequenceInput::Tokens(tokens), true).unwrap();
+                stage.push_input(slot, SequenceInput::Tokens(tokens), true).unwrap();
             }
             said.take(stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap());
         }

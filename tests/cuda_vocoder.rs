@@ -62,7 +62,7 @@ impl Both {
     fn open(&mut self, slot: Slot, codes: &[u32], context: Option<&[u32]>) {
         let spec = VocoderSpec { context: context.map(Into::into), goes_on: false };
         self.stage.open(slot, SequenceSpec::Vocoder(spec)).unwrap();
-        self.stage.feed(slot, SequenceInput::Codes(codes.to_vec()), true).unwrap();
+        self.stage.push_input(slot, SequenceInput::Codes(codes.to_vec()), true).unwrap();
     }
 
     fn step(&mut self, work: &[(Slot, u32)]) -> Vec<(Vec<f32>, Option<Finish>)> {
@@ -230,8 +230,8 @@ fn a_bad_sequence_fails_alone() {
     assert!(sequence(net.stage.open(Slot(2), SequenceSpec::Vocoder(VocoderSpec::default()))), "there are two streams");
     net.stage.close(Slot(1));
     net.stage.open(Slot(1), SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
-    assert!(sequence(net.stage.feed(Slot(1), SequenceInput::Codes(vec![size; groups]), false)));
-    assert!(sequence(net.stage.feed(Slot(1), SequenceInput::Codes(vec![0; groups + 1]), false)));
+    assert!(sequence(net.stage.push_input(Slot(1), SequenceInput::Codes(vec![size; groups]), false)));
+    assert!(sequence(net.stage.push_input(Slot(1), SequenceInput::Codes(vec![0; groups + 1]), false)));
     let work = [(Slot(1), 1), (Slot(0), 1), (Slot(9), 0)].map(|(slot, advance)| SequenceWork { slot, advance });
     let out = net.stage.step(&work).unwrap();
     assert!(matches!(out[0], Err(ModelError::Sequence(_))) && matches!(out[2], Err(ModelError::Sequence(_))));

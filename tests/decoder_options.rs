@@ -168,7 +168,7 @@ impl Plain<'_> {
         self.linear(&format!("{name}.down_proj"), &inner)
     }
 
-    fn feed(&self, i: usize, x: &[f64]) -> Vec<f64> {
+    fn push_input(&self, i: usize, x: &[f64]) -> Vec<f64> {
         let name = format!("layers.{i}.mlp");
         let Some(moe) = self.config.moe.as_ref().filter(|_| self.config.is_sparse(i)) else {
             return self.block(&name, x);
@@ -196,7 +196,7 @@ impl Plain<'_> {
             let normed: Embeddings = xs.iter().map(|x| self.norm(&format!("{layer}.input_layernorm"), x)).collect();
             for (x, mixed) in xs.iter_mut().zip(self.attention(&layer, &normed)) {
                 add(x, &mixed, 1.0);
-                let fed = self.feed(i, &self.norm(&format!("{layer}.post_attention_layernorm"), x));
+                let fed = self.push_input(i, &self.norm(&format!("{layer}.post_attention_layernorm"), x));
                 add(x, &fed, 1.0);
             }
         }

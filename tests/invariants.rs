@@ -154,7 +154,7 @@ async fn a_unit_that_comes_twice_is_used_once() {
     let (rig, steps) = stage(100, scheduler(), &[]).await;
     rig.admit(sequence(REQUEST, Pace::Chunks(vec![1]), SPEECH));
     for seq in [0, 1, 1, 0, 2] {
-        rig.feed(REQUEST, seq, Part::U32(vec![seq]), 1, seq == 2);
+        rig.push_input(REQUEST, seq, Part::U32(vec![seq]), 1, seq == 2);
     }
     assert_eq!(until_end(&rig).await.iter().map(|payload| payload.header.units).sum::<u32>(), 4, "three and the flush");
     let advanced: u32 = steps.drain().flatten().map(|sequence| sequence.advance).sum();
@@ -168,8 +168,8 @@ async fn a_unit_that_is_missing_fails_its_request_clearly_and_no_other() {
     let other = RequestId(2);
     rig.admit(sequence(REQUEST, Pace::Chunks(vec![1]), SPEECH));
     rig.admit(sequence(other, Pace::Chunks(vec![1]), SPEECH));
-    rig.feed(REQUEST, 1, Part::U32(vec![0]), 1, true);
-    rig.feed(other, 0, Part::U32(vec![0]), 1, true);
+    rig.push_input(REQUEST, 1, Part::U32(vec![0]), 1, true);
+    rig.push_input(other, 0, Part::U32(vec![0]), 1, true);
     let payloads = until_end(&rig).await;
     assert!(payloads.iter().all(|payload| payload.header.request == other));
     until(|| !rig.context.failed.lock().unwrap().is_empty()).await;

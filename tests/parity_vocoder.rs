@@ -224,7 +224,7 @@ fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
     let (a, b) = (Slot(3), Slot(0));
     for (slot, codes) in [(a, &long), (b, &short)] {
         stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
-        stage.feed(slot, SequenceInput::Codes(codes.clone()), true).unwrap();
+        stage.push_input(slot, SequenceInput::Codes(codes.clone()), true).unwrap();
     }
     assert_eq!(stage.live_sequences(), 2);
     let (mut from_a, mut from_b) = (Vec::new(), Vec::new());
@@ -253,9 +253,9 @@ fn a_row_may_learn_of_its_end_after_its_last_frame_or_without_any() {
         let step = |stage: &mut Box<dyn StageModel>, advance| {
             stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap()
         };
-        stage.feed(slot, SequenceInput::Codes(some_codes(&TINY, frames)), false).unwrap();
+        stage.push_input(slot, SequenceInput::Codes(some_codes(&TINY, frames)), false).unwrap();
         assert_eq!(step(&mut stage, frames as u32).finish, None);
-        stage.feed(slot, SequenceInput::Nothing, true).unwrap();
+        stage.push_input(slot, SequenceInput::Nothing, true).unwrap();
         let last = step(&mut stage, 0);
         assert_eq!(last.finish, Some(Finish::Stop));
         assert!(audio(&last.emit).is_empty());
@@ -269,15 +269,15 @@ fn a_bad_row_fails_alone() {
     let (good, bad) = (Slot(0), Slot(1));
     for slot in [good, bad] {
         stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
-        stage.feed(slot, SequenceInput::Codes(some_codes(&TINY, 1)), false).unwrap();
+        stage.push_input(slot, SequenceInput::Codes(some_codes(&TINY, 1)), false).unwrap();
     }
     let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
     let size = TINY.config().codebook_size as u32;
     assert!(row(stage.open(good, SequenceSpec::Vocoder(VocoderSpec::default()))));
-    assert!(row(stage.feed(bad, SequenceInput::Codes(vec![size; TINY.config().num_quantizers]), false)));
-    assert!(row(stage.feed(bad, SequenceInput::Codes(vec![0]), false)));
-    assert!(row(stage.feed(bad, SequenceInput::Tokens(vec![0]), false)));
-    assert!(row(stage.feed(Slot(9), SequenceInput::Nothing, true)));
+    assert!(row(stage.push_input(bad, SequenceInput::Codes(vec![size; TINY.config().num_quantizers]), false)));
+    assert!(row(stage.push_input(bad, SequenceInput::Codes(vec![0]), false)));
+    assert!(row(stage.push_input(bad, SequenceInput::Tokens(vec![0]), false)));
+    assert!(row(stage.push_input(Slot(9), SequenceInput::Nothing, true)));
     let work = [
         SequenceWork { slot: bad, advance: 2 },
         SequenceWork { slot: good, advance: 1 },
@@ -301,7 +301,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     // Two rows take in the same reference side by side, the second one having come later.
     for (slot, context) in [(a, context), (b, context)] {
         stage.open(slot, behind(context)).unwrap();
-        stage.feed(slot, SequenceInput::Codes(own.to_vec()), true).unwrap();
+        stage.push_input(slot, SequenceInput::Codes(own.to_vec()), true).unwrap();
     }
     let step = |stage: &mut Box<dyn StageModel>, work: &[(Slot, u32)]| -> Vec<(Vec<f32>, Option<Finish>)> {
         let work: Vec<_> = work.iter().map(|(slot, advance)| SequenceWork { slot: *slot, advance: *advance }).collect();
@@ -316,7 +316,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     stage.close(a);
     stage.close(b);
     stage.open(c, behind(context)).unwrap();
-    stage.feed(c, SequenceInput::Codes(own.to_vec()), true).unwrap();
+    stage.push_input(c, SequenceInput::Codes(own.to_vec()), true).unwrap();
     assert_eq!(step(&mut stage, &[(c, 25)]), [nothing()]);
     assert_eq!(step(&mut stage, &[(c, 5)]), [(wave, end)]);
 }
@@ -329,14 +329,14 @@ fn a_context_that_is_no_frames_or_not_waited_for_fails_its_row_alone() {
     assert!(row(stage.open(Slot(0), behind(&[128; 8]))));
     assert_eq!(stage.live_sequences(), 0);
     stage.open(Slot(0), behind(&some_codes(&TTS, 3))).unwrap();
-    stage.feed(Slot(0), SequenceInput::Codes(some_codes(&TTS, 2)), true).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Codes(some_codes(&TTS, 2)), true).unwrap();
     for advance in [4, 0] {
         let out = stage.step(&[SequenceWork { slot: Slot(0), advance }]).unwrap();
         assert!(out[0].as_ref().is_err_and(|error| error.to_string().contains("of 3 frames of the context")));
     }
     let empty = VocoderSpec { context: Some(Vec::new().into()), goes_on: false };
     stage.open(Slot(1), SequenceSpec::Vocoder(empty)).unwrap();
-    stage.feed(Slot(1), SequenceInput::Codes(some_codes(&TTS, 2)), false).unwrap();
+    stage.push_input(Slot(1), SequenceInput::Codes(some_codes(&TTS, 2)), false).unwrap();
     let out = stage.step(&[SequenceWork { slot: Slot(1), advance: 2 }]).unwrap();
     assert_eq!(audio(&out[0].as_ref().unwrap().emit), decode_at_once(&TTS, &some_codes(&TTS, 2)));
 }

@@ -364,9 +364,9 @@ mod in_a_launch {
             self.at(Place::Open);
             self.1.open(slot, spec)
         }
-        fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
             self.at(Place::Feed);
-            self.1.feed(slot, input, end)
+            self.1.push_input(slot, input, end)
         }
         fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
             self.at(Place::Launch);
@@ -407,7 +407,7 @@ mod in_a_launch {
             deliver,
             from: Resume::default(),
         });
-        rig.feed(ONE, 0, Part::U32(vec![1]), 1, true);
+        rig.push_input(ONE, 0, Part::U32(vec![1]), 1, true);
         until(|| dead(&rig) || rig.output.drain().any(|payload| payload.header.end.is_some())).await;
         until(|| dead(&rig) || rig.stage.load().slots == 0).await;
         // A stage that dies while it closes its last sequence is told of as dead a little later.

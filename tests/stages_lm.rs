@@ -231,11 +231,11 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
             answers[i].extend(output.sampled);
             for rows in rows(&output) {
                 fed[i] += rows.dims()[0] as u32;
-                talker.feed(work.slot, SequenceInput::Embeddings(rows.into()), false).unwrap();
+                talker.push_input(work.slot, SequenceInput::Embeddings(rows.into()), false).unwrap();
             }
             if output.finish.is_some() {
                 thinking[i] = false;
-                talker.feed(work.slot, SequenceInput::Nothing, true).unwrap();
+                talker.push_input(work.slot, SequenceInput::Nothing, true).unwrap();
             }
         }
         let mut work = vec![];
@@ -322,7 +322,7 @@ fn a_seed_gives_the_same_speech_beside_other_rows() {
     let mut stage = VOICE.talker();
     for (slot, seed) in [(0, 5), (1, 7), (2, 9)] {
         stage.open(Slot(slot), SequenceSpec::Talker(sequence(seed))).unwrap();
-        stage.feed(Slot(slot), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
+        stage.push_input(Slot(slot), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
     }
     let mut together = vec![];
     for turn in 0..=alone.len() {
@@ -376,11 +376,11 @@ fn a_sequence_that_follows_text_emits_what_a_sampled_sequence_emits() {
         assert_eq!((output.sampled, output.finish), (None, None));
         emitted.extend(rows(&output));
     }
-    stage.feed(Slot(0), SequenceInput::Tokens(words[..3].to_vec()), false).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Tokens(words[..3].to_vec()), false).unwrap();
     let output = step(&mut *stage, 0, 3);
     assert_eq!((output.sampled, output.finish), (Some(words[2]), None));
     emitted.extend(rows(&output));
-    stage.feed(Slot(0), SequenceInput::Tokens(words[3..].to_vec()), true).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Tokens(words[3..].to_vec()), true).unwrap();
     let output = step(&mut *stage, 0, words.len() as u32 - 3);
     assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(Finish::Stop)));
     emitted.extend(rows(&output));
@@ -396,10 +396,10 @@ fn the_end_of_followed_text_may_come_late() {
     stage.open(Slot(0), SequenceSpec::Thinker(sequence)).unwrap();
     step(&mut *stage, 0, golden.thinker.prompt.len() as u32);
     assert!(step_sequence(&mut *stage, 0, 0).is_err(), "the input has not ended");
-    stage.feed(Slot(0), SequenceInput::Tokens(vec![5]), false).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Tokens(vec![5]), false).unwrap();
     assert!(step_sequence(&mut *stage, 0, 2).is_err(), "only one token is there");
     assert_eq!(step(&mut *stage, 0, 1).finish, None);
-    stage.feed(Slot(0), SequenceInput::Nothing, true).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Nothing, true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
 }
@@ -443,7 +443,7 @@ fn a_frame_waits_for_its_text_embedding() {
     let ready = golden.talker.prefill_embeddings() as usize;
     let mut stage = VOICE.talker();
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    stage.feed(Slot(0), SequenceInput::Embeddings(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Embeddings(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
     let early = step_sequence(&mut *stage, 0, golden.talker.prefill_positions()).unwrap_err();
     assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input rows")), "{early}");
     let mut codes = vec![];
@@ -453,12 +453,12 @@ fn a_frame_waits_for_its_text_embedding() {
             let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
             assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
         }
-        stage.feed(Slot(0), SequenceInput::Embeddings(text.narrow(0, at, 1).unwrap().into()), false).unwrap();
+        stage.push_input(Slot(0), SequenceInput::Embeddings(text.narrow(0, at, 1).unwrap().into()), false).unwrap();
         if let Emit::Codes(frame) = step(&mut *stage, 0, advance).emit {
             codes.push(frame);
         }
     }
-    stage.feed(Slot(0), SequenceInput::Nothing, true).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Nothing, true).unwrap();
     loop {
         let output = step(&mut *stage, 0, 1);
         if let Emit::Codes(frame) = output.emit {
@@ -478,7 +478,7 @@ fn an_empty_answer_has_nothing_to_speak() {
     let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
     let mut stage = VOICE.talker();
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    stage.feed(Slot(0), SequenceInput::Embeddings(rows.into()), true).unwrap();
+    stage.push_input(Slot(0), SequenceInput::Embeddings(rows.into()), true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
     assert!(step(&mut *stage, 0, 0).stale);
@@ -517,7 +517,7 @@ fn a_full_context_fails_its_row_and_no_other() {
     let (_, text, _) = think(&golden, 1000);
     let mut talker = nets.talker();
     talker.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    talker.feed(Slot(0), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
+    talker.push_input(Slot(0), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
     assert_eq!(golden.talker.prefill_positions(), 28);
     step(&mut *talker, 0, 28);
     step(&mut *talker, 0, 1);
@@ -551,15 +551,15 @@ fn input_that_does_not_fit_is_refused_and_harms_nobody() {
     refused(talker.open(Slot(0), SequenceSpec::Talker(TalkerSpec { max_tokens: 0, ..golden.talker.clone() })));
     thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     refused(thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())));
-    refused(thinker.feed(Slot(0), SequenceInput::Tokens(vec![1]), false));
+    refused(thinker.push_input(Slot(0), SequenceInput::Tokens(vec![1]), false));
     talker.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    refused(talker.feed(Slot(0), SequenceInput::Codes(vec![1]), false));
-    refused(talker.feed(
+    refused(talker.push_input(Slot(0), SequenceInput::Codes(vec![1]), false));
+    refused(talker.push_input(
         Slot(0),
         SequenceInput::Embeddings(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap().into()),
         false,
     ));
-    refused(talker.feed(Slot(9), SequenceInput::Nothing, true));
+    refused(talker.push_input(Slot(9), SequenceInput::Nothing, true));
     assert!(step_sequence(&mut *thinker, 0, 40).is_err(), "more than the prompt has");
     assert!(step_sequence(&mut *thinker, 8, 1).is_err(), "not open");
     assert_eq!(step(&mut *thinker, 0, 39).sampled, Some(golden.answer()[0]));

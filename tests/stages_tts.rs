@@ -160,7 +160,7 @@ fn text_may_arrive_a_token_at_a_time() {
         let early = step_sequence(&mut *stage, 0, sequence.prefill_positions()).unwrap_err();
         assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input rows")), "{early}");
         let first = waiting.drain(..sequence.prefill_embeddings() as usize).collect();
-        stage.feed(Slot(0), SequenceInput::Tokens(first), false).unwrap();
+        stage.push_input(Slot(0), SequenceInput::Tokens(first), false).unwrap();
         let mut output = step(&mut *stage, 0, sequence.prefill_positions());
         loop {
             if let Emit::Codes(frame) = &output.emit {
@@ -172,7 +172,7 @@ fn text_may_arrive_a_token_at_a_time() {
             if let Some(token) = waiting.pop_front() {
                 let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
                 assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
-                stage.feed(Slot(0), SequenceInput::Tokens(vec![token]), waiting.is_empty()).unwrap();
+                stage.push_input(Slot(0), SequenceInput::Tokens(vec![token]), waiting.is_empty()).unwrap();
             }
             output = step(&mut *stage, 0, 1);
         }
@@ -196,7 +196,7 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothin
             if let Some(sequence) = rows.get(round / 3).filter(|_| round % 3 == 0) {
                 let slot = Slot(round as u32 / 3);
                 stage.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
-                stage.feed(slot, SequenceInput::Tokens(prompts[round / 3].tokens.clone()), true).unwrap();
+                stage.push_input(slot, SequenceInput::Tokens(prompts[round / 3].tokens.clone()), true).unwrap();
             }
             // A step is asked for before anybody has seen that the one before it ended the sequence: two come late.
             let mut work = vec![];
@@ -242,7 +242,7 @@ fn a_seed_gives_the_same_speech_beside_other_rows_and_voices() {
     let mut stage = nets.stage();
     for i in 0..4 {
         stage.open(Slot(i as u32), SequenceSpec::Talker(sequence(i, 7))).unwrap();
-        stage.feed(Slot(i as u32), tokens(i), true).unwrap();
+        stage.push_input(Slot(i as u32), tokens(i), true).unwrap();
     }
     let mut together = vec![vec![]; 4];
     for turn in 0..20 {
@@ -302,9 +302,9 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
     }
     let refused =
         |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Sequence(_))), "{result:?}");
-    refused(stage.feed(Slot(0), SequenceInput::Tokens(vec![512]), false));
-    refused(stage.feed(Slot(0), SequenceInput::Codes(vec![1]), false));
-    refused(stage.feed(
+    refused(stage.push_input(Slot(0), SequenceInput::Tokens(vec![512]), false));
+    refused(stage.push_input(Slot(0), SequenceInput::Codes(vec![1]), false));
+    refused(stage.push_input(
         Slot(0),
         SequenceInput::Embeddings(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap().into()),
         false,
@@ -368,7 +368,7 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
     let mut stage = nets.stage();
     let forced = TalkerSpec { forced: Some(other.concat().into()), ..sequence.clone() };
     stage.open(Slot(0), SequenceSpec::Talker(forced)).unwrap();
-    stage.feed(Slot(0), tokens(), true).unwrap();
+    stage.push_input(Slot(0), tokens(), true).unwrap();
     for (at, frame) in other.iter().enumerate() {
         let output = step(&mut *stage, 0, if at == 0 { sequence.prefill_positions() } else { 1 });
         let picked = output.picked.unwrap();

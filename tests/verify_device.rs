@@ -52,8 +52,8 @@ impl StageModel for Changed {
         self.inner.open(slot, spec)
     }
 
-    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
-        self.inner.feed(slot, input, end)
+    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        self.inner.push_input(slot, input, end)
     }
 
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {

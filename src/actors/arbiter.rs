@@ -35,7 +35,7 @@ impl Arbiter {
         let mut state = self.lock();
         let (result, turn) = work(state.core.holds(stage));
         let woken = state.core.settle(stage, turn);
-        state.poke(&woken);
+        state.wake(&woken);
         result
     }
 
@@ -44,7 +44,7 @@ impl Arbiter {
         let mut state = self.lock();
         state.schedulers[stage as usize] = None;
         let woken = state.core.leave(stage);
-        state.poke(&woken);
+        state.wake(&woken);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -54,9 +54,9 @@ impl Arbiter {
 }
 
 impl State {
-    fn poke(&self, stages: &[StageName]) {
+    fn wake(&self, stages: &[StageName]) {
         for scheduler in stages.iter().filter_map(|stage| self.schedulers[*stage as usize].as_ref()) {
-            let _ = scheduler.cast(SchedulerMessage::Poke);
+            let _ = scheduler.cast(SchedulerMessage::Wake);
         }
     }
 }

@@ -220,7 +220,7 @@ impl InboundState {
         };
         sequence.open = true;
         for payload in std::mem::take(&mut sequence.waiting) {
-            self.feed(payload)?;
+            self.push_input(payload)?;
         }
         Ok(())
     }
@@ -252,7 +252,7 @@ impl InboundState {
             }
         }
         match self.sequences.get_mut(&header.request) {
-            Some(sequence) if sequence.open => self.feed(payload),
+            Some(sequence) if sequence.open => self.push_input(payload),
             Some(sequence) => {
                 sequence.waiting.push(payload.detached());
                 Ok(())
@@ -262,7 +262,7 @@ impl InboundState {
     }
 
     /// The runner first, then the scheduler: a plan can never be ahead of its input.
-    fn feed(&self, payload: Payload) -> Result<(), ActorFailure> {
+    fn push_input(&self, payload: Payload) -> Result<(), ActorFailure> {
         let Payload { header, parts, leases } = payload;
         let (request, units, end) = (header.request, header.units, header.end.is_some());
         let inputs = match parts.into_iter().map(|part| input(header.kind, part)).collect::<Option<Vec<_>>>() {
@@ -277,7 +277,7 @@ impl InboundState {
         let (last, mut leases) = (inputs.len() - 1, Some(leases));
         for (at, input) in inputs.into_iter().enumerate() {
             let leases = leases.take_if(|_| at == last).unwrap_or_default();
-            let command = Command::Feed { header, input, end: end && at == last, leases };
+            let command = Command::Input { header, input, end: end && at == last, leases };
             self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
         }
         self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });

@@ -32,7 +32,7 @@ pub(super) enum Command {
         deliver: Outputs,
         from: Resume,
     },
-    Feed {
+    Input {
         header: Header,
         input: SequenceInput,
         end: bool,
@@ -224,13 +224,13 @@ impl Runner {
             self.stage.pulse.launch.take(self.stage.now());
             {
                 let _section = no_block::section();
-                self.obey(command)?;
+                self.execute(command)?;
             }
             self.stage.pulse.launch.rest();
         }
     }
 
-    fn obey(&mut self, command: Command) -> Result<(), RunnerError> {
+    fn execute(&mut self, command: Command) -> Result<(), RunnerError> {
         match command {
             Command::Open { slot, request, spec, deliver, from } => {
                 let stopping = || self.stage.pulse.is_stopping();
@@ -243,14 +243,16 @@ impl Runner {
                 trace::since(began, self.stage.track(Component::Launch), || What::Opened(request));
                 self.sequence_result(request, opened)?;
             }
-            Command::Feed { header, input, end, leases } => {
+            Command::Input { header, input, end, leases } => {
                 let request = header.request;
                 // A sequence that ended early takes no more input.
                 if let Some(slot) = self.slots.get(&request) {
                     let began = trace::now();
-                    let fed = self.model.feed(*slot, input, end);
-                    trace::since(began, self.stage.track(Component::Launch), || What::Fed(header.chunk(0, None)));
-                    self.sequence_result(request, fed)?;
+                    let pushed = self.model.push_input(*slot, input, end);
+                    trace::since(began, self.stage.track(Component::Launch), || {
+                        What::InputPushed(header.chunk(0, None))
+                    });
+                    self.sequence_result(request, pushed)?;
                 }
                 drop(leases);
             }

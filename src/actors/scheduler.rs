@@ -36,7 +36,7 @@ pub(super) enum SchedulerMessage {
     /// From the inbound connector, which has forgotten the request already.
     Abort(RequestId),
     /// From the arbiter of the device: what a step was kept back for may be over.
-    Poke,
+    Wake,
 }
 
 impl SchedulerMessage {
@@ -57,7 +57,7 @@ impl SchedulerMessage {
             | SchedulerMessage::Acked { request, .. }
             | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => vec![FaultEvent::of(*request)],
-            SchedulerMessage::Poke => Vec::new(),
+            SchedulerMessage::Wake => Vec::new(),
         }
     }
 }
@@ -148,7 +148,7 @@ impl Actor for Scheduler {
                 state.begun.forget(request);
                 state.apply(Event::Abort(request))?;
             }
-            SchedulerMessage::Poke => state.apply(Event::Poke)?,
+            SchedulerMessage::Wake => state.apply(Event::Wake)?,
         }
         state.count();
         Ok(())

@@ -152,7 +152,7 @@ impl Sentence {
                     sequence.fed += tokens.len() as u32;
                     sequence.ended = self.complete;
                     let text = FollowedText { tokens, ended: self.complete };
-                    relay.shared.ledger.feed(sequence.request, before, text);
+                    relay.shared.ledger.push_text(sequence.request, before, text);
                 }
             }
             Some(_) => {}

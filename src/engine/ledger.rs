@@ -120,7 +120,7 @@ impl Ledger {
     }
 
     /// More text for a request that follows one, `before` tokens of which it has. Does nothing for one that has ended.
-    pub fn feed(&self, request: RequestId, before: u32, text: FollowedText) {
+    pub fn push_text(&self, request: RequestId, before: u32, text: FollowedText) {
         let mut state = self.lock();
         let Some(open) = state.open.get_mut(&request) else { return };
         open.client.followed(text.tokens.len() as u32);

@@ -31,7 +31,7 @@ pub trait StageModel {
     ///
     /// # Errors
     /// [`ModelError::Sequence`] for input of the wrong kind or width.
-    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError>;
+    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError>;
 
     /// Begins to advance sequences together. With [`Launched::Pending`] the step may still run when this returns; it comes
     /// after every step launched before and sees all input fed before. Must not wait for a device.

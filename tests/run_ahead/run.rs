@@ -45,7 +45,7 @@ pub fn alone(model: &mut dyn StageModel, ask: &Ask) -> Said {
     let slot = Slot(0);
     model.open(slot, ask.spec.clone()).unwrap();
     if matches!(ask.spec, SequenceSpec::Talker(_)) {
-        model.feed(slot, SequenceInput::Tokens(ask.text.clone()), true).unwrap();
+        model.push_input(slot, SequenceInput::Tokens(ask.text.clone()), true).unwrap();
     }
     let starved = (ask.text.len() as u32) < ask.params.prompt_input;
     let mut advance = if starved { 0 } else { ask.params.prompt };
@@ -147,11 +147,11 @@ impl<'a> Run<'a> {
     }
 
     /// The next piece of a sequence's text arrives.
-    fn feed(&mut self, sequence: usize) {
+    fn push_input(&mut self, sequence: usize) {
         let Some(piece) = self.pieces[sequence].pop_front() else { return };
         let (units, end) = (piece.len() as u32, self.pieces[sequence].is_empty());
         let input = if units == 0 { SequenceInput::Nothing } else { SequenceInput::Tokens(piece) };
-        self.model.feed(self.slots[&sequence], input, end).unwrap();
+        self.model.push_input(self.slots[&sequence], input, end).unwrap();
         self.tell(Event::Input { request: RequestId(sequence as u64), units, end });
     }
 
@@ -210,7 +210,7 @@ impl<'a> Run<'a> {
                     ));
                     admitted += 1;
                 }
-                'f' => self.feed(dice.pick(&hungry)),
+                'f' => self.push_input(dice.pick(&hungry)),
                 'h' => self.hear(),
                 'k' => {
                     let sequence = dice.pick(&behind);

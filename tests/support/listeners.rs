@@ -163,7 +163,7 @@ enum Message {
     Done(Which, u64, Vec<(RequestId, u32, bool)>),
     Codes(RequestId, u32, bool),
     Audio(RequestId, u32, bool),
-    Poke(Which),
+    Wake(Which),
 }
 
 struct Request {
@@ -382,7 +382,7 @@ impl Sim {
                 state.codes_ended |= end;
                 self.tell(Which::Vocoder, Event::Input { request, units, end });
             }
-            Message::Poke(which) => self.tell(which, Event::Poke),
+            Message::Wake(which) => self.tell(which, Event::Wake),
             Message::Audio(request, frames, end) => self.hear(request, frames, end),
         }
     }
@@ -434,7 +434,7 @@ impl Sim {
         let turn = Turn { returned, awaited: core.is_awaited(self.now), held: core.is_held() };
         for woken in self.arbiter.settle(which.stage(), turn) {
             assert_eq!(woken, StageName::Code2wav, "a talker waits for nobody here");
-            self.send(0.0, Message::Poke(Which::Vocoder));
+            self.send(0.0, Message::Wake(Which::Vocoder));
         }
         for effect in effects {
             match effect {

@@ -24,7 +24,7 @@ pub fn speak(
     chunk: u32,
 ) -> (Vec<Vec<u32>>, Option<Finish>) {
     stage.open(Slot(slot), SequenceSpec::Talker(sequence.clone())).unwrap();
-    stage.feed(Slot(slot), input, true).unwrap();
+    stage.push_input(Slot(slot), input, true).unwrap();
     let (mut frames, mut left) = (vec![], sequence.prefill_positions());
     loop {
         let advance = if left > 0 { chunk.min(left) } else { 1 };

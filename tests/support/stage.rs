@@ -203,7 +203,7 @@ impl Rig {
     }
 
     /// Sends input to the stage as the stage before would.
-    pub fn feed(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
+    pub fn push_input(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
         let kind = if matches!(part, Part::Embeddings(_)) { Kind::Embeddings } else { Kind::Codes };
         let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
         let header = Header { request, generation, attempt: Attempt(0), seq, kind, units, end, sent: 0 };
@@ -235,7 +235,7 @@ impl StageModel for Scripted {
         self.sequences.insert(slot, 0);
         Ok(())
     }
-    fn feed(&mut self, _: Slot, _: SequenceInput, _: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, _: Slot, _: SequenceInput, _: bool) -> Result<(), ModelError> {
         Ok(())
     }
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
@@ -333,8 +333,8 @@ impl StageModel for BesideModel {
     fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
         self.inner.open(slot, spec)
     }
-    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
-        self.inner.feed(slot, input, end)
+    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        self.inner.push_input(slot, input, end)
     }
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
         let (end, ended) = flume::bounded(1);

@@ -64,7 +64,7 @@ pub enum Event {
     /// The request is gone: free its sequence now.
     Abort(RequestId),
     /// What the stage was held back for may be over.
-    Poke,
+    Wake,
 }
 
 /// The outcome of a step.
@@ -191,7 +191,7 @@ impl SchedulerCore {
             Event::Abort(request) => {
                 self.release(request, &mut effects);
             }
-            Event::Poke => {}
+            Event::Wake => {}
         }
         self.seat(&mut effects);
         self.launch(now, hold, &mut effects);

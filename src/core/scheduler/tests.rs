@@ -276,13 +276,13 @@ proptest! {
                 Move::Ack(index) => if let Some(request) = who(index) { world.ack(request) },
                 Move::Hold(hold) => {
                     world.hold = hold;
-                    world.tell(Event::Poke);
+                    world.tell(Event::Wake);
                 }
                 Move::Abort(index) => if let Some(request) = who(index) { world.abort(request) },
             }
         }
         world.hold = false;
-        world.tell(Event::Poke);
+        world.tell(Event::Wake);
         world.run_out();
         prop_assert_eq!(world.core.waiting(), 0);
         prop_assert_eq!(world.core.free.len(), slots as usize, "a slot leaked");
@@ -463,7 +463,7 @@ fn a_step_that_nobody_waits_for_is_held_and_goes_when_its_listener_gets_short_of
     let mut core = vocoder(config(), &[10], start);
     assert_eq!(input(&mut core, 0, 1, start, true), Vec::<Vec<u64>>::new());
     assert!(core.is_held() && !core.is_awaited(start));
-    assert_eq!(launches(&core.handle_held(Event::Poke, later, true)).len(), 1, "800 ms of sound are nearly over");
+    assert_eq!(launches(&core.handle_held(Event::Wake, later, true)).len(), 1, "800 ms of sound are nearly over");
     assert!(!core.is_held());
 }
 

@@ -280,7 +280,7 @@ impl StageModel for CudaTalker {
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
         if sequence.ended {
             return refused(format!("{slot}: sequences after the end of the text"));

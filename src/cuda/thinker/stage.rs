@@ -405,7 +405,7 @@ impl StageModel for CudaThinker {
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         let vocabulary = self.net.vocabulary();
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let Answer::Followed { waiting, ended } = &mut sequence.answer else {

@@ -190,7 +190,7 @@ impl Child {
                 }
                 Received::Control(words) => {
                     for word in words {
-                        if self.obey(word) {
+                        if self.execute(word) {
                             return Ok(());
                         }
                     }
@@ -201,7 +201,7 @@ impl Child {
     }
 
     /// Whether that was the last word.
-    fn obey(&self, word: ToStage) -> bool {
+    fn execute(&self, word: ToStage) -> bool {
         match word {
             ToStage::Admit(admission) => {
                 // A stage that went down just now is told of as down, and gets its sequences when it is up.

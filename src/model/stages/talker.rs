@@ -97,7 +97,7 @@ impl StageModel for TalkerStage {
         Ok(())
     }
 
-    fn feed(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if sequence.ended {
             return refused(format!("{slot}: sequences after the end of the text"));

@@ -59,7 +59,7 @@ impl Places {
                 }
                 About::Put(chunk) => places.put.insert(chunk.piece(), at),
                 About::Took(chunk) => places.took.insert(chunk.piece(), at),
-                About::Fed(chunk) => places.fed.insert(chunk.piece(), at),
+                About::InputPushed(chunk) => places.fed.insert(chunk.piece(), at),
                 About::Planned { .. } | About::Nothing => None,
             };
         }

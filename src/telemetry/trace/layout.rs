@@ -32,7 +32,7 @@ pub(super) enum About {
     Packed(Chunk),
     Put(Chunk),
     Took(Chunk),
-    Fed(Chunk),
+    InputPushed(Chunk),
     Nothing,
 }
 
@@ -112,7 +112,9 @@ fn slice(record: &Record) -> Option<Slice> {
             (format!("launch {}", step.0), "launch", args, About::Launched(*step))
         }
         What::Opened(request) => ("open".to_owned(), "launch", json!({ "request": request.0 }), About::Nothing),
-        What::Fed(chunk) => (chunk_name("feed", chunk), "launch", chunk_args(chunk), About::Fed(*chunk)),
+        What::InputPushed(chunk) => {
+            (chunk_name("feed", chunk), "launch", chunk_args(chunk), About::InputPushed(*chunk))
+        }
         What::Ran(ran) => {
             let kind = if ran.prompt() > 0 { "prefill" } else { "step" };
             (format!("{kind} {}", ran.step.0), "device", ran_args(ran, record), About::Ran(ran.step))

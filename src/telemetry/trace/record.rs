@@ -126,7 +126,7 @@ pub enum What {
     /// A sequence was opened in the device state.
     Opened(RequestId),
     /// Input was given to the device state.
-    Fed(Chunk),
+    InputPushed(Chunk),
     /// A step ran.
     Ran(Box<Ran>),
     /// What a step left behind was read and handed to the sampler.

@@ -33,7 +33,7 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
             (What::Launched { step, .. }, Track::Stage { stage, generation, .. }) => {
                 launches.insert((stage, generation, *step), record.began);
             }
-            (What::Fed(chunk), _) => {
+            (What::InputPushed(chunk), _) => {
                 life(&mut lives, chunk.request, record).input.get_or_insert(record.began);
             }
             _ => {}
@@ -132,7 +132,7 @@ mod tests {
         let chunk = Chunk { request, kind: PayloadKind::Tokens, seq: Seq(0), units: 3, bytes: 12, step: None };
         let records = [
             told(10, What::Accepted(RequestKind::Speech)),
-            stage(Component::Launch, 12, 13, What::Fed(chunk)),
+            stage(Component::Launch, 12, 13, What::InputPushed(chunk)),
             stage(Component::Launch, 15, 16, What::Launched { step: StepId(0), sequences: 1, ahead: 0 }),
             ran(0, 0, 16, 30),
             ran(1, 1, 30, 40),

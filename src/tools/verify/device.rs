@@ -287,7 +287,7 @@ impl Speech {
     ) -> Result<Vec<SequenceOutput>, ModelError> {
         let mut advance = sequence.prefill_positions();
         talker.open(SLOT, SequenceSpec::Talker(sequence))?;
-        talker.feed(SLOT, self.input.clone(), true)?;
+        talker.push_input(SLOT, self.input.clone(), true)?;
         let mut outputs = Vec::new();
         for _ in 0..steps {
             outputs.push(step(talker, advance)?);
@@ -345,7 +345,7 @@ impl<'a> Sound<'a> {
     fn steps(&mut self, codes: &[u32]) -> Result<Vec<f32>, ModelError> {
         let (stage, mut samples) = (self.stage.as_mut(), Vec::new());
         stage.open(SLOT, SequenceSpec::Vocoder(VocoderSpec::default()))?;
-        stage.feed(SLOT, SequenceInput::Codes(codes.to_vec()), true)?;
+        stage.push_input(SLOT, SequenceInput::Codes(codes.to_vec()), true)?;
         let groups = self.config.num_quantizers;
         for chunk in codes.chunks(CHUNK * groups) {
             if let Emit::Audio(piece) = step(stage, (chunk.len() / groups) as u32)?.emit {
