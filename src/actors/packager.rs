@@ -180,11 +180,11 @@ impl PackagerState {
         let attempt = Attempt(0);
         let header = |kind, seq, units| Header { request, generation, attempt, seq, kind, units, end, sent: 0 };
         let mut payloads = Vec::new();
-        if wants.tokens && (token_seq.is_some() || end.is_some()) {
+        if deliver.tokens && (token_seq.is_some() || end.is_some()) {
             let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);
             payloads.push(Payload { header, parts: vec![Part::U32(tokens)], leases: Vec::new() });
         }
-        if wants.speech && (units > 0 || end.is_some()) {
+        if deliver.speech && (units > 0 || end.is_some()) {
             let (kind, parts) = match stage {
                 StageName::Thinker => (Kind::Embeddings, self.embeddings(embeddings).await?),
                 StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),

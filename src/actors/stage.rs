@@ -448,7 +448,7 @@ impl StageGeneration {
 
     /// Where a trace shows what a part of this generation does.
     pub fn track(&self, component: Component) -> Track {
-        Track::of(self.setup.name, self.generation, track)
+        Track::of(self.setup.name, self.generation, component)
     }
 
     /// Passes news on to the scheduler.

@@ -3,7 +3,7 @@
 
 use super::api::{Event, LaterReason, RequestOptions, SubmitError};
 use omni_config::{AdmissionMode, LimitsConfig};
-use omni_core::admission::{AdmissionCore, Asked, Reason, Refusal, Standing, Ticket};
+use omni_core::admission::{AdmissionCore, AdmissionStatus, Asked, Reason, Refusal, Ticket};
 use omni_telemetry::AdmissionMetrics;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -74,7 +74,7 @@ impl Admissions {
             state.restarts = restarts;
             state.core.disturbed(now);
         }
-        let asked = Asked { tenant: terms.tenant, slo: terms.slo, steady, chat };
+        let asked = Asked { tenant: options.tenant, slo: options.slo, steady, chat };
         let answer = state.core.ask(&asked, now);
         let standing = state.core.standing();
         drop(state);
@@ -92,7 +92,7 @@ impl Admissions {
     }
 
     /// How things stand.
-    pub fn standing(&self) -> Standing {
+    pub fn standing(&self) -> AdmissionStatus {
         self.0.lock().core.standing()
     }
 

@@ -3,7 +3,7 @@
 pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
 use futures::future::BoxFuture;
-pub use omni_core::admission::{Slo, Standing, Tenant, TenantId};
+pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
 use omni_core::ids::{Frames, RequestId, StageName};
 use omni_fault::FaultPlan;
 use serde::Serialize;
@@ -331,7 +331,7 @@ pub struct EngineHealth {
     /// Requests in flight.
     pub requests: usize,
     /// How many streams are carried, and how many could be.
-    pub admission: Standing,
+    pub admission: AdmissionStatus,
     /// Upstream first.
     pub stages: Vec<StageHealth>,
 }

@@ -85,7 +85,7 @@ impl Edge {
 
     /// What a stage with these wants sends on.
     fn out_of(stage: StageName, deliver: Outputs) -> impl Iterator<Item = Edge> {
-        Edge::from_stage(stage).filter(move |edge| if *edge == Edge::Tokens { wants.tokens } else { wants.speech })
+        Edge::from_stage(stage).filter(move |edge| if *edge == Edge::Tokens { deliver.tokens } else { deliver.speech })
     }
 }
 

@@ -115,7 +115,7 @@ impl Ledger {
         drop(state);
         let pace = self.faults.site(None, FaultPoint::Client);
         let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
-        let listener = Reader { ledger, request, pace, heard, expired, _permit: place };
+        let listener = Reader { ledger, request, pace, heard, expired, _permit: permit };
         ResponseStream::heard_by(events, listener)
     }
 

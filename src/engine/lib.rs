@@ -41,9 +41,9 @@ pub mod voice;
 mod voices;
 
 pub use api::{
-    AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason, Listener, ModelInfo,
-    Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
-    StageHealth, StageState, Standing, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
+    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason,
+    Listener, ModelInfo, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo,
+    SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
 };
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
@@ -60,7 +60,7 @@ use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
 use omni_transfer::lease::LeaseBook;
 use plan::Planner;
 use stages::Stages;
-use status_history::{Follower, Since};
+use status_history::{Follower, StatusHistory};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -150,7 +150,7 @@ impl Engine {
     }
 
     /// Waits until every stage is as wanted; an error if one has failed for good.
-    async fn all_stages(&self, deliver_from: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
+    async fn all_stages(&self, wanted: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
         for stage in self.shared.stages.iter() {
             let mut status = stage.status();
             let settled = status.wait_for(&wanted).await;
@@ -210,7 +210,7 @@ impl Engine {
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place), Arc::clone(&expired));
-        Ok(stream.watched(watch).lasting(terms.life, expired))
+        Ok(stream.watched(watch).lasting(options.life, expired))
     }
 }
 
@@ -321,7 +321,7 @@ fn no_cloning() -> VoiceError {
     VoiceError::Invalid { param: "audio_sample", message }
 }
 
-fn stage_health(stage: &StageHandle, since: Since) -> StageHealth {
+fn stage_health(stage: &StageHandle, since: StatusHistory) -> StageHealth {
     let status = stage.status().borrow().clone();
     StageHealth {
         name: stage.name(),

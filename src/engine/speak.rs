@@ -7,7 +7,7 @@ use super::api::{
     AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
     TextSource, Usage,
 };
-use super::live;
+use super::incremental;
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
 use super::voice::VoiceChoice;
@@ -37,12 +37,12 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         shared.planner.check_length("input", text.chars().count())?;
     }
     // A recording is encoded for those only who will be served.
-    let options = request.params.options;
+    let asked = request.params.options;
     // Text that is still being written says itself when its sound comes.
     // And a recording is encoded first.
     let steady = matches!(request.text, TextSource::Whole(_)) && !matches!(request.params.voice, VoiceChoice::Clone(_));
-    let place = shared.enter(&options, steady, false)?;
-    let watch = place.watch();
+    let permit = shared.enter(&asked, steady, false)?;
+    let watch = permit.watch();
     let print = voiceprint(shared, &request.params).await?;
     let options = shared.planner.speech_options(&request.params, print.as_deref())?;
     let expired = Expired::default();
@@ -59,8 +59,8 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
                 let text = waiting.front().map_or("", String::as_str);
                 let plan = shared.planner.speech(text, &options)?;
                 let kind = RequestKind::Speech;
-                let stream = shared.ledger.open_request(plan, kind, Some(place), Arc::clone(&expired));
-                return Ok(stream.watched(watch).lasting(terms.life, expired));
+                let stream = shared.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired));
+                return Ok(stream.watched(watch).lasting(asked.life, expired));
             }
             Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
@@ -81,10 +81,10 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     tokio::spawn(async move {
         tokio::select! {
             () = gone.cancelled() => {}
-            () = relay.run(source, place) => {}
+            () = relay.run(source, permit) => {}
         }
     });
-    Ok(ResponseStream::new(events, listening).watched(watch).lasting(terms.life, expired))
+    Ok(ResponseStream::new(events, listening).watched(watch).lasting(asked.life, expired))
 }
 
 /// The voice that the client brought or uploaded before, encoded; `None` for those that the checkpoint knows itself.
@@ -110,7 +110,7 @@ enum Source {
     /// Spoken one after the other, each when it is whole.
     Sentences(Sentences),
     /// Spoken word by word.
-    TextStep(flume::Receiver<String>),
+    Incremental(flume::Receiver<String>),
 }
 
 /// A text as sentences.
@@ -156,7 +156,7 @@ impl From<RequestError> for Stop {
 
 impl Relay {
     fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>, expired: Expired) -> Relay {
-        let (usage, reason, joint) = (Usage::default(), FinishReason::Stop, Crossfade::default());
+        let (usage, reason, crossfade) = (Usage::default(), FinishReason::Stop, Crossfade::default());
         let (playback, born) = (Playback::default(), Instant::now());
         Relay {
             shared,
@@ -165,7 +165,7 @@ impl Relay {
             usage,
             reason,
             started: false,
-            joint,
+            crossfade,
             playback,
             born,
             between: false,

@@ -3,9 +3,9 @@
 use super::app::App;
 use super::error::{ApiError, short};
 use super::fields::Fields;
+use super::options;
 use super::reference::References;
 use super::sampling;
-use super::terms;
 use super::voice_request;
 use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use omni_core::ids::Frames;

@@ -67,9 +67,9 @@ async fn the_engine_learns_whose_request_it_is_and_when_it_has_to_be_answered() 
         let response = tokio::spawn(async move { request.send().await.unwrap() });
         let call = site.service.call().await;
         let options = call.speech().params.options;
-        assert_eq!(terms.tenant.id, TenantId::Key(1));
-        assert_eq!((terms.tenant.weight, terms.tenant.requests_per_minute), (2, Some(9)));
-        assert_eq!((terms.slo, terms.life), (slo, life.map(Duration::from_millis)), "{fields}");
+        assert_eq!(options.tenant.id, TenantId::Key(1));
+        assert_eq!((options.tenant.weight, options.tenant.requests_per_minute), (2, Some(9)));
+        assert_eq!((options.slo, options.life), (slo, life.map(Duration::from_millis)), "{fields}");
         call.started().await;
         call.audio(2).await;
         call.finish().await;

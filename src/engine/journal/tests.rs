@@ -46,7 +46,7 @@ fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
         prompt: vec![10, 11, 12].into(),
         generated_len: 0,
         mode: ThinkerMode::Sample,
-        emit: wants.speech.then(|| std::iter::once(0..3).collect()),
+        emit: deliver.speech.then(|| std::iter::once(0..3).collect()),
         sampling: SamplingParams::GREEDY,
         eos: vec![0].into(),
         max_tokens: 50,

@@ -104,9 +104,9 @@ impl TalkerPrompt {
     /// as if it had come to them by itself, with `inputs` input embeddings there that are all if `ended`. Position by position the
     /// talker computes what it computed then, all at once; what comes of the last is the frame that follows.
     ///
-    /// `None` if the frames cannot have been said with so much input.
-    pub fn resume(&self, generated_len: &[u32], groups: usize, inputs: u32, ended: bool) -> Option<TalkerPrompt> {
-        let (old, frames) = (self.reference.as_deref().unwrap_or_default(), said.len() / groups.max(1));
+    /// `None` if the frames cannot have been generated with so much input.
+    pub fn resume(&self, generated: &[u32], groups: usize, inputs: u32, ended: bool) -> Option<TalkerPrompt> {
+        let (old, frames) = (self.reference.as_deref().unwrap_or_default(), generated.len() / groups.max(1));
         if frames == 0 {
             return Some(self.clone());
         }
@@ -121,7 +121,7 @@ impl TalkerPrompt {
         let trailing = if text_ended { Trailing::Pad } else { self.trailing };
         let mut prompt = TalkerPrompt::new(self.plain, coded, trailing);
         prompt.x_vector.clone_from(&self.x_vector);
-        prompt.reference = Some([old, said].concat().into());
+        prompt.reference = Some([old, generated].concat().into());
         Some(prompt)
     }
 
@@ -270,18 +270,18 @@ mod tests {
     fn a_sequence_that_goes_on_has_its_frames_behind_its_prompt_and_the_same_text_after_them() {
         // Text of three embeddings behind the prompt's own; then the end of text, then padding.
         let (prompt, inputs, groups) = (omni(2), 9, 2);
-        for said in 0..8 {
+        for generated_len in 0..8 {
             let codes: Vec<u32> = (0..generated_len * groups).collect();
             let resume = prompt.resume(&codes, groups as usize, inputs, true).unwrap();
-            assert_eq!(resume.positions(), prompt.positions() + said);
+            assert_eq!(resume.positions(), prompt.positions() + generated_len);
             for step in 1..12 {
                 let expected = prompt.text_side(step, inputs, true);
-                let got = match step.checked_sub(said + 1) {
+                let got = match step.checked_sub(generated_len + 1) {
                     // Its own prompt has it.
                     None => resume.embedding(prompt.positions() + step - 1).map(|embedding| embedding.text),
                     Some(after) => resume.text_side(after + 1, inputs, true),
                 };
-                assert_eq!(got, expected, "step {step} after {said} frames");
+                assert_eq!(got, expected, "step {step} after {generated_len} frames");
             }
         }
         let embedding = prompt.resume(&[1, 2, 3, 4], 2, 9, false).unwrap().embedding(prompt.positions() + 1).unwrap();
