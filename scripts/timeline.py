@@ -18,7 +18,7 @@ import sys
 from html import escape
 from pathlib import Path
 
-NAMES = {"code2wav": "vocoder"}
+NAMES = {"vocoder": "vocoder"}
 
 LEFT, RIGHT, WIDTH, LANE, GAP, TOP = 150, 20, 1400, 34, 16, 92
 THIN = 22
@@ -26,7 +26,7 @@ PHASES = {"preprocess": "other", "backbone": "p0", "code_predictor": "p1", "samp
 
 STYLE = """
 .bg{fill:#fcfcfd}.t{fill:#1d2939}.s{fill:#667085;font-size:12px}.grid{stroke:#e4e7ec}.lane{fill:#f2f4f7}
-.n{fill:#fff;font-size:11px;text-anchor:middle}.talker0{fill:#2f6db5}.talker1{fill:#4f8fd6}.code2wav0{fill:#2f8f4e}.code2wav1{fill:#4bad6b}
+.n{fill:#fff;font-size:11px;text-anchor:middle}.talker0{fill:#2f6db5}.talker1{fill:#4f8fd6}.vocoder0{fill:#2f8f4e}.vocoder1{fill:#4bad6b}
 .prompt{fill:#b4690e}.thinker0{fill:#7a5af8}.thinker1{fill:#9b8afb}.other{fill:#98a2b3}.p0{fill:#12b76a}.p1{fill:#f79009}.p2{fill:#d92d20}.p3{fill:#0e7090}.line{fill:none;stroke-width:1.2}.ahead{stroke:#2f8f4e}.late{stroke:#d92d20}.after{stroke:#98a2b3}
 @media (prefers-color-scheme:dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9aa4b2}.grid{stroke:#2a313c}.lane{fill:#161b22}.ahead{stroke:#56c77a}.late{stroke:#ff7b72}}
 """
@@ -121,7 +121,7 @@ def about(stage, step):
 
 def label(stage, step):
     """What a bar says: rows, and frames of each for the vocoder."""
-    if stage == "code2wav" and step["rows"] and step["units"] != step["rows"]:
+    if stage == "vocoder" and step["rows"] and step["units"] != step["rows"]:
         return f"{step['rows']}×{step['units'] / step['rows']:g}"
     return str(step["rows"]) + (f"+{step['prompt']}p" if step["prompt"] else "")
 
@@ -143,7 +143,7 @@ def draw(stages, frames, load):
     d = Drawing(begin, end)
     step_ms = tick(end - begin)
     everyone = {"talker": [s for steps in stages["talker"] for s in steps]}
-    everyone["code2wav"] = [s for steps in stages.get("code2wav", []) for s in steps]
+    everyone["vocoder"] = [s for steps in stages.get("vocoder", []) for s in steps]
     shown = {name: [s for s in steps if s["known_us"] > begin and min(s["began_us"], s["runs_us"]) < end] for name, steps in everyone.items()}
     on_device = any(s["device_us"] is not None for steps in shown.values() for s in steps)
     bottom = TOP + 4 * LANE + 3 * GAP
@@ -185,7 +185,7 @@ def draw(stages, frames, load):
     facts = [f"{ahead} of {len(frames)} frames were launched before the one before them was known"]
     if gaps:
         facts.append(f"a frame every {statistics.median(gaps) / 1000:.2f} ms (median)")
-    facts.append(f"the talker ran {100 * busy(shown['talker'], begin, end):.0f} % of the time, the vocoder {100 * busy(shown['code2wav'], begin, end):.0f} %")
+    facts.append(f"the talker ran {100 * busy(shown['talker'], begin, end):.0f} % of the time, the vocoder {100 * busy(shown['vocoder'], begin, end):.0f} %")
     title = f"{len(frames)} frames" + (f", {load}" if load else "") + f": talker steps {frames[0]['step']} to {frames[-1]['step']}, {rows} rows"
     d.text(10, 26, title, font_size="16", font_weight="600")
     d.text(10, 48, "; ".join(facts), "s")

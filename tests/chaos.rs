@@ -45,7 +45,7 @@ fn rule(stage: &str, point: &str, kind: &str, more: &str) -> String {
 #[test]
 fn slow_actors_are_heard_by_nobody() {
     let plan =
-        ["thinker", "talker", "code2wav"].map(|stage| rule(stage, "sampler", "delay", "delay = \"5ms\"\ntimes = 20"));
+        ["thinker", "talker", "vocoder"].map(|stage| rule(stage, "sampler", "delay", "delay = \"5ms\"\ntimes = 20"));
     let (done, report, _) = chaos(&plan.concat(), &[]);
     done.succeeds().shows("  disturbed |").tells("set for the drill: supervision.backoff=");
     assert_eq!(report["streams"]["started"], 12);
@@ -83,14 +83,14 @@ fn a_stage_that_stays_down_ends_the_drill_with_an_error_and_what_was_not_heard()
 #[test]
 fn the_one_fault_of_many_that_is_to_blame_is_found_and_can_be_run_again() {
     let harmless = (1..6).map(|i| rule("talker", "packager", "delay", &format!("delay = \"1ms\"\nnth = {i}")));
-    let culprit = rule("code2wav", "sampler", "error", "nth = 20\ntimes = \"all\"");
+    let culprit = rule("vocoder", "sampler", "error", "nth = 20\ntimes = \"all\"");
     let plan: String = harmless.clone().chain([culprit]).chain(harmless).collect();
     let limits = ["--set", "supervision.max_restarts=2", "--set", "supervision.meltdown_window=30s"];
     let (done, _, omni) = chaos(&plan, &[&limits[..], &["--shrink"]].concat());
     done.exits(1).shows("1 faults are in").shows("--plan");
     let smallest = std::fs::read_to_string(omni.path("chaos-smallest.toml")).unwrap();
     assert_eq!(smallest.matches("[[faults]]").count(), 1, "{smallest}");
-    assert!(smallest.contains("point = \"sampler\"") && smallest.contains("code2wav"), "{smallest}");
+    assert!(smallest.contains("point = \"sampler\"") && smallest.contains("vocoder"), "{smallest}");
     let (again, ..) = chaos(&smallest, &limits);
     again.exits(1);
 }
@@ -100,7 +100,7 @@ fn actors_that_die_are_heard_by_nobody() {
     let mut plan = String::new();
     let deaths =
         [("runner", "panic"), ("open", "oom"), ("sampler", "error"), ("packager", "panic"), ("connector", "error")];
-    let everywhere = deaths.iter().flat_map(|death| ["thinker", "talker", "code2wav"].map(|stage| (stage, *death)));
+    let everywhere = deaths.iter().flat_map(|death| ["thinker", "talker", "vocoder"].map(|stage| (stage, *death)));
     for ((stage, (point, kind)), number) in everywhere.zip(1..) {
         plan += &rule(stage, point, kind, &format!("after = \"{}ms\"", 100 * number));
     }
@@ -110,7 +110,7 @@ fn actors_that_die_are_heard_by_nobody() {
     assert_eq!(report["streams"]["identical"], report["streams"]["started"]);
     assert!(report["streams"]["recovered"].as_u64().unwrap() > 0, "{report}");
     let outages = |stage: &str| report["stages"][stage]["outages"].as_u64().unwrap();
-    assert!(outages("thinker") > 0 && outages("talker") > 0 && outages("code2wav") > 0, "{report}");
+    assert!(outages("thinker") > 0 && outages("talker") > 0 && outages("vocoder") > 0, "{report}");
 }
 
 #[test]

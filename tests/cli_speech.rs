@@ -193,7 +193,7 @@ fn trace_writes_a_file_and_says_what_is_in_it() {
     let omni = Omni::new();
     let file = omni.path("trace.json");
     let omni = omni.arguments(&["trace", "--frames", "8", "--concurrency", "2", "--requests", "3", "-o", &file]);
-    omni.run().succeeds().shows("0 missing").shows("talker").shows("code2wav").shows("ui.perfetto.dev");
+    omni.run().succeeds().shows("0 missing").shows("talker").shows("vocoder").shows("ui.perfetto.dev");
     assert_eq!(std::fs::read_dir(omni.folder()).unwrap().count(), 1, "only the trace is left");
     let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();

@@ -141,15 +141,15 @@ fn a_checkpoint_path_starts_at_the_files_folder() {
 fn values_mean_what_they_say() {
     let text = "
 model = { name = \"bob\", default_voice = \"Alto\" }
-stages.code2wav.chunk_ramp = [1, 12]
+stages.vocoder.chunk_ramp = [1, 12]
 limits.request_timeout = \"1.5s\"
 telemetry = { log = \"warn,omni_engine=debug\", log_format = \"json\" }
 ";
     let config = parse(text).unwrap();
     assert_eq!(config.model.name, "bob");
     assert_eq!(config.model.default_voice.as_deref(), Some("alto"));
-    assert_eq!(config.stage(StageName::Code2wav).chunk_ramp, [Frames(1), Frames(12)]);
-    assert_eq!(config.stage(StageName::Code2wav).prefill_chunk, 12);
+    assert_eq!(config.stage(StageName::Vocoder).chunk_ramp, [Frames(1), Frames(12)]);
+    assert_eq!(config.stage(StageName::Vocoder).prefill_chunk, 12);
     assert_eq!(config.limits.request_timeout, Duration::from_millis(1500));
     assert_eq!(config.telemetry.log_format, LogFormat::Json);
 }
@@ -157,7 +157,7 @@ telemetry = { log = \"warn,omni_engine=debug\", log_format = \"json\" }
 #[test]
 fn fault_rules_need_a_place_and_a_kind() {
     let rules = parse(
-        "[[faults]]\nstage = \"code2wav\"\npoint = \"packager\"\nkind = \"delay\"\ndelay = \"50ms\"\ntimes = \"all\"",
+        "[[faults]]\nstage = \"vocoder\"\npoint = \"packager\"\nkind = \"delay\"\ndelay = \"50ms\"\ntimes = \"all\"",
     );
     let expected =
         FaultRule::new(StageName::Code2wav, FaultPoint::Packager, FaultKind::Delay(Duration::from_millis(50)));
@@ -219,7 +219,7 @@ fn what_nobody_said_depends_on_the_device() {
     assert_eq!(config.device.kv_memory, Some(8 << 30));
     assert_eq!(config.max_batch(StageName::Code2wav, DeviceKind::Cpu), 1);
     assert_eq!(config.max_batch(StageName::Code2wav, DeviceKind::Cuda), 32);
-    assert_eq!([StageName::Talker, StageName::Code2wav].map(|stage| config.run_ahead(stage)), [2, 1]);
+    assert_eq!([StageName::Talker, StageName::Vocoder].map(|stage| config.run_ahead(stage)), [2, 1]);
     assert_eq!(config.max_batch(StageName::Talker, DeviceKind::Cuda), 128);
     assert_eq!(config.max_batch(StageName::Thinker, DeviceKind::Cuda), 5);
 }

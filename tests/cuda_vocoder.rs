@@ -127,7 +127,7 @@ fn snr(got: &[f32], want: &[f32]) -> f64 {
 fn waveforms_in_f32_equal_the_reference() {
     let Some(gpu) = gpu() else { return };
     for (folder, file) in [
-        (OMNI, "tests/fixtures/qwen3_omni/golden/code2wav.safetensors"),
+        (OMNI, "tests/fixtures/qwen3_omni/golden/vocoder.safetensors"),
         (TTS, "tests/fixtures/qwen3_tts/golden/decoder12hz.safetensors"),
         (VOICE, ""),
     ] {

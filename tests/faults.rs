@@ -146,7 +146,7 @@ async fn a_stage_that_fails_again_and_again_is_given_up_and_says_why() {
 async fn a_runner_that_hangs_is_noticed_and_replaced() {
     let hang = FaultKind::Delay(Duration::from_secs(3600));
     let engine = engine(&tiny(), |config| {
-        config.faults = vec![rule(StageName::Code2wav, FaultPoint::Runner, hang, 2, 1)];
+        config.faults = vec![rule(StageName::Vocoder, FaultPoint::Runner, hang, 2, 1)];
         config.supervision.watchdog = Duration::from_millis(400);
         config.supervision.max_restarts = 1000;
     })
@@ -156,7 +156,7 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
         tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs with the runner");
     assert_eq!(hung.end, undisturbed.end);
     assert!(hung.samples == undisturbed.samples, "other samples");
-    let reason = engine.health().stages[StageName::Code2wav as usize].last_reason.clone().unwrap_or_default();
+    let reason = engine.health().stages[StageName::Vocoder as usize].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
 }
 
@@ -234,7 +234,7 @@ async fn what_an_edge_cannot_deliver_fails_its_request_clearly_and_no_other() {
         let lost = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");
         let Err(error) = lost.end.unwrap() else { panic!("it cannot have finished") };
         let error = error.to_string();
-        assert!(error.contains("code2wav") && error.contains("did not get through"), "{error}");
+        assert!(error.contains("vocoder") && error.contains("did not get through"), "{error}");
         let mut heard = false;
         for _ in 0..20 {
             heard |= say(&engine, frames(12, 5)).await.end.unwrap().is_ok();

@@ -5,7 +5,7 @@
 mod support;
 
 use omni_actors::config::{self, Config, Placement, TransportKind};
-use omni_actors::core::ids::StageName::{self, Code2wav, Talker, Thinker};
+use omni_actors::core::ids::StageName::{self, Talker, Thinker, Vocoder};
 use omni_actors::engine::{Engine, NewVoice, Service, StageState, VoiceSource};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Phase, PlanError};
 use omni_actors::model::checkpoint::Checkpoint;
@@ -100,7 +100,7 @@ async fn a_phase_is_when_a_sequence_is_at_it() {
     let engine = drill(|_| {}).await;
     let undisturbed = heard(&engine, "undisturbed").await;
     for (stage, point) in
-        [(Talker, FaultPoint::Completion), (Talker, FaultPoint::Sampler), (Code2wav, FaultPoint::Packager)]
+        [(Talker, FaultPoint::Completion), (Talker, FaultPoint::Sampler), (Vocoder, FaultPoint::Packager)]
     {
         // A short prompt is one step, which makes the first output: who comes behind sees that alone.
         let here = |phase: &&Phase| match phase {
@@ -140,7 +140,7 @@ async fn a_rule_of_a_request_counts_from_when_it_was_made() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_strikes_while_the_engine_drains_strikes_nobody_before() {
     let slow = FaultKind::Delay(Duration::from_millis(5));
-    let rule = FaultRule::new(Code2wav, FaultPoint::Packager, slow).phase(Phase::Drain).times(u64::MAX);
+    let rule = FaultRule::new(Vocoder, FaultPoint::Packager, slow).phase(Phase::Drain).times(u64::MAX);
     let engine = drill(|config| config.faults = vec![rule]).await;
     let undisturbed = say(&engine, frames(200, 5)).await;
     assert_eq!(hits(&engine), 0);

@@ -100,7 +100,7 @@ impl Case {
     /// Whether such a fault can strike an engine of this placement, and does in a request like ours.
     fn happens(&self, capabilities: &FaultCapabilities) -> bool {
         // A vocoder has no prompt: only who gives its sequences their places sees one before it has frames.
-        let no_prompt = self.stage == Some(StageName::Code2wav)
+        let no_prompt = self.stage == Some(StageName::Vocoder)
             && matches!(self.point, FaultPoint::Runner | FaultPoint::Completion | FaultPoint::Sampler);
         let prefill = matches!(self.event, FaultEvent::BeforePrefill | FaultEvent::MidPrefill);
         let held_or_mid =

@@ -235,7 +235,7 @@ mod on_a_shared_device {
         let talker = Beside { launches: talks, stop: 100 };
         let talker = support::sharing(StageName::Talker, talker, patient(), &[], arbiter).await;
         let vocoder = Beside { launches: vocodes, stop: 100 };
-        let vocoder = support::sharing(StageName::Code2wav, vocoder, patient(), &[], arbiter).await;
+        let vocoder = support::sharing(StageName::Vocoder, vocoder, patient(), &[], arbiter).await;
         [(talker, talked), (vocoder, vocoded)]
     }
 

@@ -125,7 +125,7 @@ async fn twenty_requests_at_once_are_each_as_if_alone_in_one_process() {
 async fn a_killed_process_is_replaced_and_its_streams_go_on() {
     let undisturbed = say(&engine(&tiny(), |_| {}).await, frames(40, 5)).await;
     let engine = apart(|config| config.stages[2].window = 1).await;
-    for (round, stage) in [StageName::Talker, StageName::Code2wav].into_iter().enumerate() {
+    for (round, stage) in [StageName::Talker, StageName::Vocoder].into_iter().enumerate() {
         let mut stream = engine.speak(frames(40, 5)).await.unwrap();
         // Until the first sound: whoever makes it waits for it to be read, so both stages are in the middle of it.
         let first = loop {
@@ -181,16 +181,16 @@ async fn an_actor_that_dies_in_a_process_is_replaced_there() {
 async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_again() {
     let hang = FaultKind::Delay(Duration::from_secs(3600));
     let engine = apart(|config| {
-        config.faults = vec![rule(StageName::Code2wav, FaultPoint::Runner, hang, 2, 1)];
+        config.faults = vec![rule(StageName::Vocoder, FaultPoint::Runner, hang, 2, 1)];
         config.supervision.watchdog = Duration::from_millis(400);
         config.supervision.max_restarts = 1000;
     })
     .await;
-    let process = Watched::new(pid(&engine, StageName::Code2wav));
+    let process = Watched::new(pid(&engine, StageName::Vocoder));
     let hung = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");
     // It would hang again, had the new process begun to count from 1.
     assert!(hung.end.unwrap().is_ok());
-    let reason = engine.health().stages[StageName::Code2wav as usize].last_reason.clone().unwrap_or_default();
+    let reason = engine.health().stages[StageName::Vocoder as usize].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
     process.ends_within(OUTLIVES);
 }
@@ -201,7 +201,7 @@ async fn a_process_whose_stage_does_not_come_up_is_replaced_and_what_broke_is_no
     let engine = apart(|config| config.faults = vec![oom]).await;
     let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the fault came again");
     assert!(answer.end.unwrap().is_ok());
-    let health = engine.health().stages[StageName::Code2wav as usize].clone();
+    let health = engine.health().stages[StageName::Vocoder as usize].clone();
     assert_eq!((health.state, health.restarts), (StageState::Running, 1), "{health:?}");
 }
 
@@ -335,7 +335,7 @@ fn processes_ignore_signals_that_are_for_the_server_and_text_alone_wakes_no_voic
         for _ in 0..5 {
             asked += 1;
             let text = String::from_utf8(Ask::new("GET", "/metrics", &[], "").send(&serving.url).body).unwrap();
-            for (most, stage) in most.iter_mut().zip(["thinker", "talker", "code2wav"]) {
+            for (most, stage) in most.iter_mut().zip(["thinker", "talker", "vocoder"]) {
                 let series = format!("omni_link_frames_total{{stage=\"{stage}\",direction=\"down\"}} ");
                 let count: i64 = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse().unwrap();
                 *most = (count - asked).max(*most);

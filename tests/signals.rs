@@ -24,7 +24,7 @@ const OUTLIVES: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Clients at once.
 const CLIENTS: usize = 4;
-const STAGES: [&str; 3] = ["thinker", "talker", "code2wav"];
+const STAGES: [&str; 3] = ["thinker", "talker", "vocoder"];
 
 /// How often each case is played.
 fn rounds() -> usize {

@@ -100,7 +100,7 @@ fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
         "omni_audio_seconds_sum 0.16",
         "omni_stage_queue_depth{stage=\"talker\",queue=\"output\"} 3",
         "omni_stage_phase_seconds_sum{stage=\"talker\",phase=\"backbone\"} 0.002",
-        "omni_copy_bytes_total{stage=\"code2wav\",direction=\"d2h\"} 4096",
+        "omni_copy_bytes_total{stage=\"vocoder\",direction=\"d2h\"} 4096",
         "omni_payload_bytes_total{stage=\"talker\",kind=\"codes\"} 100",
     ] {
         assert!(text.lines().any(|shown| shown == line), "{line} is missing:\n{text}");

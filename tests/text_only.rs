@@ -68,7 +68,7 @@ async fn a_text_only_request_takes_none_of_the_ways_of_speech() {
         for series in [
             "payloads_total{stage=\"thinker\",kind=\"sequences\"}",
             "payloads_total{stage=\"talker\",kind=\"codes\"}",
-            "steps_total{stage=\"code2wav\"}",
+            "steps_total{stage=\"vocoder\"}",
         ] {
             assert!(grown.iter().any(|name| name.ends_with(series)), "{placement:?}: {series} is not among {grown:?}");
         }

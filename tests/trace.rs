@@ -102,7 +102,7 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
             other => panic!("{other}"),
         }
     }
-    assert_eq!(stages.values().collect::<Vec<_>>(), ["requests", "thinker", "talker", "code2wav"]);
+    assert_eq!(stages.values().collect::<Vec<_>>(), ["requests", "thinker", "talker", "vocoder"]);
     for (pid, _) in stages.iter().skip(1) {
         let own: Vec<_> = names.range((*pid, 0)..(pid + 1, 0)).map(|(_, name)| name.as_str()).collect();
         assert_eq!(own, Component::ALL.map(Component::as_str));

@@ -76,7 +76,7 @@ pub const CONDITIONS: &[Condition] = &[
     off("no-zero-copy", "zero-copy frames off", &[("transfer.transport", "wire"), ("transfer.zero_copy", "false")]),
     off("wire", "wire frames", &[("transfer.transport", "wire")]),
     off("shm", "shared memory", &[("transfer.transport", "shm")]),
-    off("process", "vocoder in a process of its own", &[("stages.code2wav.placement", "process")]),
+    off("process", "vocoder in a process of its own", &[("stages.vocoder.placement", "process")]),
     serial("serialized", "serialized order", Trouble::None),
     serial("serialized-5", "serialized, packager + 5 ms", Trouble::SlowPackager(5)),
     serial("serialized-50", "serialized, packager + 50 ms", Trouble::SlowPackager(50)),
@@ -93,7 +93,7 @@ impl Trouble {
             Trouble::None | Trouble::Sleepers => Vec::new(),
             Trouble::SlowPackager(ms) => rule(StageName::Talker, FaultPoint::Packager, ms, 1, u64::MAX),
             Trouble::Stall(ms) => {
-                rule(StageName::Code2wav, FaultPoint::Connector, ms, u64::from(before + sequences * frames / 4), 1)
+                rule(StageName::Vocoder, FaultPoint::Connector, ms, u64::from(before + sequences * frames / 4), 1)
             }
         }
     }

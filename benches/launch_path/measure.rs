@@ -55,7 +55,7 @@ impl Bench<'_> {
         config.limits.request_timeout = AN_HOUR;
         config.limits.stalled_client_timeout = AN_HOUR;
         config.stages[StageName::Talker as usize].window = self.window();
-        config.stages[StageName::Code2wav as usize].window = AUDIO_WINDOW;
+        config.stages[StageName::Vocoder as usize].window = AUDIO_WINDOW;
         config.faults.extend(condition.trouble.faults(self.sequences, self.frames, self.sequences * WARM_UP));
         config
     }

@@ -85,7 +85,7 @@ impl Config {
     pub fn run_ahead(&self, stage: StageName) -> usize {
         // Nothing the vocoder makes is its own next input, and a step planned ahead is a choice made too early: a first
         // chunk would wait for it.
-        let suits = if stage == StageName::Code2wav { 1 } else { 2 };
+        let suits = if stage == StageName::Vocoder { 1 } else { 2 };
         self.stage(stage).run_ahead.unwrap_or(suits)
     }
 }

@@ -348,10 +348,10 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let (window, most) = match name {
         StageName::Thinker => (512, 65_536),
         StageName::Talker => (1024, 65_536),
-        StageName::Code2wav => (64, 4096),
+        StageName::Vocoder => (64, 4096),
     };
     let window = r.int(&key("window"), window, 1..=most);
-    if name == StageName::Code2wav {
+    if name == StageName::Vocoder {
         let chunk_ramp = ramp(r, &key("chunk_ramp"));
         let prefill_chunk = chunk_ramp.iter().map(|frames| frames.0).max().unwrap_or(1);
         let max_step_frames = Some(r.int(&key("max_step_frames"), 128, 1..=4096));

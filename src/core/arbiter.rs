@@ -64,7 +64,7 @@ impl ArbiterCore {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use StageName::{Code2wav, Talker, Thinker};
+    use StageName::{Talker, Thinker, Vocoder};
 
     const AWAITED: Turn = Turn { returned: false, awaited: true, held: false };
     const HELD: Turn = Turn { returned: false, awaited: false, held: true };
@@ -73,20 +73,20 @@ mod tests {
     fn stages_wait_for_those_before_them_only() {
         let mut arbiter = ArbiterCore::default();
         arbiter.settle(Talker, AWAITED);
-        assert_eq!([Thinker, Talker, Code2wav].map(|stage| arbiter.holds(stage)), [false, false, true]);
+        assert_eq!([Thinker, Talker, Vocoder].map(|stage| arbiter.holds(stage)), [false, false, true]);
     }
 
     #[test]
     fn a_stage_that_was_held_looks_again_when_a_step_returns_and_when_nobody_waits_any_more() {
         let mut arbiter = ArbiterCore::default();
         arbiter.settle(Talker, AWAITED);
-        arbiter.settle(Code2wav, HELD);
+        arbiter.settle(Vocoder, HELD);
         assert_eq!(arbiter.settle(Talker, AWAITED), [], "nothing new");
-        assert_eq!(arbiter.settle(Talker, Turn { returned: true, ..AWAITED }), [Code2wav]);
+        assert_eq!(arbiter.settle(Talker, Turn { returned: true, ..AWAITED }), [Vocoder]);
         assert_eq!(arbiter.settle(Talker, Turn { returned: true, ..AWAITED }), [], "it was told already");
-        arbiter.settle(Code2wav, HELD);
-        assert_eq!(arbiter.settle(Talker, Turn::default()), [Code2wav]);
-        assert!(!arbiter.holds(Code2wav));
+        arbiter.settle(Vocoder, HELD);
+        assert_eq!(arbiter.settle(Talker, Turn::default()), [Vocoder]);
+        assert!(!arbiter.holds(Vocoder));
     }
 
     #[test]
@@ -94,9 +94,9 @@ mod tests {
         let mut arbiter = ArbiterCore::default();
         arbiter.settle(Thinker, AWAITED);
         arbiter.settle(Talker, HELD);
-        arbiter.settle(Code2wav, HELD);
-        assert_eq!(arbiter.leave(Thinker), [Talker, Code2wav]);
-        assert!(!arbiter.holds(Talker) && !arbiter.holds(Code2wav));
+        arbiter.settle(Vocoder, HELD);
+        assert_eq!(arbiter.leave(Thinker), [Talker, Vocoder]);
+        assert!(!arbiter.holds(Talker) && !arbiter.holds(Vocoder));
         assert_eq!(arbiter.leave(Thinker), []);
     }
 }

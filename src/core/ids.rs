@@ -71,19 +71,19 @@ pub enum StageName {
     /// Text sequences in, codec frames out: talker backbone and code predictor.
     Talker,
     /// Codec frames in, waveform out: the vocoder.
-    Code2wav,
+    Vocoder,
 }
 
 impl StageName {
     /// Every stage, upstream first.
-    pub const ALL: [StageName; 3] = [StageName::Thinker, StageName::Talker, StageName::Code2wav];
+    pub const ALL: [StageName; 3] = [StageName::Thinker, StageName::Talker, StageName::Vocoder];
 
     /// The lower-case name used in configs, logs, metrics and `/health`.
     pub fn as_str(self) -> &'static str {
         match self {
             StageName::Thinker => "thinker",
             StageName::Talker => "talker",
-            StageName::Code2wav => "code2wav",
+            StageName::Vocoder => "vocoder",
         }
     }
 }

@@ -216,7 +216,7 @@ mod tests {
         let mut ledger = ledger();
         let (text, speech) = (accept(&mut ledger, TEXT), accept(&mut ledger, SPEECH));
         ledger.stage_done(speech, StageName::Thinker);
-        assert_eq!(ledger.stage_lost(StageName::Code2wav, "panic").len(), 1);
+        assert_eq!(ledger.stage_lost(StageName::Vocoder, "panic").len(), 1);
         let failed = ledger.stage_lost(StageName::Thinker, "panic");
         assert_eq!(failed, [Effect::Fail(text, Failure::StageFailed(StageName::Thinker, "panic".into()))]);
     }

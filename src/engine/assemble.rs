@@ -94,7 +94,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             groups,
             chunk_ramp: chunk_ramp(config),
             max_input_chars: config.limits.max_input_chars,
-            audio_window: window(config, StageName::Code2wav),
+            audio_window: window(config, StageName::Vocoder),
         },
     };
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
@@ -209,7 +209,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
         StageName::Thinker => transfer.edges.sequences,
-        StageName::Talker | StageName::Code2wav => transfer.edges.codes,
+        StageName::Talker | StageName::Vocoder => transfer.edges.codes,
     };
     edge.unwrap_or(transfer.transport)
 }

@@ -251,7 +251,7 @@ impl Journal {
         match stage {
             StageName::Thinker => self.resume_thinker(&mut admission),
             StageName::Talker => self.resume_talker(&mut admission)?,
-            StageName::Code2wav => self.resume_vocoder(&mut admission),
+            StageName::Vocoder => self.resume_vocoder(&mut admission),
         }
         if let Some(edge) = self.outputs(stage).next() {
             let log = self.log(edge);
@@ -397,7 +397,7 @@ impl Journal {
             // The answer is what the thinker goes on from.
             Edge::Tokens => self.is_done(StageName::Thinker),
             Edge::Audio => true,
-            Edge::Codes => self.is_done(StageName::Code2wav),
+            Edge::Codes => self.is_done(StageName::Vocoder),
             Edge::Text | Edge::Embeddings => self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage)),
         }
     }

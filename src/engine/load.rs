@@ -109,7 +109,7 @@ impl Loading {
                 };
                 Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options)))
             }
-            StageName::Code2wav => {
+            StageName::Vocoder => {
                 let chunks: Vec<u32> = setup.chunk_ramp.iter().map(|frames| frames.0).collect();
                 let limits = vocoder::Limits::new(slots, &chunks);
                 let precision = match self.device.dtype {
@@ -151,7 +151,7 @@ fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Bo
             Box::new(ThinkerFactory::new(Arc::new(net)))
         }
         StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, checkpoint.family())?))),
-        StageName::Code2wav => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
+        StageName::Vocoder => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),
     };
     loader.finish()?;
     Ok(factory)

@@ -126,7 +126,7 @@ pub(super) fn edge_capacity(config: &Config, from: StageName) -> usize {
 
 /// Frames of the chunks in which speech is sent.
 pub(super) fn chunk_ramp(config: &Config) -> Vec<u32> {
-    config.stage(StageName::Code2wav).chunk_ramp.iter().map(|frames| frames.0).collect()
+    config.stage(StageName::Vocoder).chunk_ramp.iter().map(|frames| frames.0).collect()
 }
 
 /// A stage's window, never smaller than what the next one wants at once.

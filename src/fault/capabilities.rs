@@ -28,7 +28,7 @@ impl FaultRule {
         let at = format!("point = \"{}\"", point.as_str());
         match (stage, point.has_stage()) {
             (None, true) => {
-                return Err(("stage", format!("must be set with {at}: \"thinker\", \"talker\" or \"code2wav\"")));
+                return Err(("stage", format!("must be set with {at}: \"thinker\", \"talker\" or \"vocoder\"")));
             }
             (Some(_), false) => return Err(("stage", format!("must not be set with {at}, which is in no stage"))),
             _ => {}
@@ -105,7 +105,7 @@ mod tests {
     use std::time::Duration;
 
     fn capabilities() -> FaultCapabilities {
-        let stages = vec![StageName::Talker, StageName::Code2wav];
+        let stages = vec![StageName::Talker, StageName::Vocoder];
         FaultCapabilities {
             stages,
             apart: vec![StageName::Talker],
@@ -136,7 +136,7 @@ mod tests {
     fn what_cannot_happen_is_refused_with_what_can() {
         let rule = |stage: Option<StageName>, point, kind| FaultRule::new(stage, point, kind);
         let talker = Some(StageName::Talker);
-        let vocoder = Some(StageName::Code2wav);
+        let vocoder = Some(StageName::Vocoder);
         for (rule, expected) in [
             (rule(None, FaultPoint::Runner, FaultKind::Panic), "stage: must be set with point = \"runner\""),
             (rule(talker, FaultPoint::Client, FaultKind::Full), "stage: must not be set with point = \"client\""),
@@ -151,7 +151,7 @@ mod tests {
             (rule(vocoder, FaultPoint::Edge, FaultKind::Cut), "point: no frame of the edge behind code2wav"),
             (
                 rule(Some(StageName::Thinker), FaultPoint::Runner, FaultKind::Panic),
-                "stage: this model has no thinker: must be \"talker\" or \"code2wav\"",
+                "stage: this model has no thinker: must be \"talker\" or \"vocoder\"",
             ),
             (
                 rule(talker, FaultPoint::Runner, FaultKind::Panic).phase(Phase::Last),

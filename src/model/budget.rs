@@ -133,7 +133,7 @@ mod tests {
     fn parts_that_are_missing_or_too_large_are_refused_with_what_to_write() {
         let told =
             fit(&config([(Thread, Some(8)), (Process, None), (Thread, None)]), &OMNI, |_| Some(80 * GIB)).unwrap_err();
-        assert!(told.starts_with("stages.talker.device_memory + stages.code2wav.device_memory: give a size"), "{told}");
+        assert!(told.starts_with("stages.talker.device_memory + stages.vocoder.device_memory: give a size"), "{told}");
         let told =
             fit(&config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(5))]), &OMNI, |_| Some(80 * GIB));
         assert!(told.unwrap_err().contains("81.0 GiB together, and the GPU has 80.0 GiB"));
@@ -148,7 +148,7 @@ mod tests {
     fn a_gpu_that_one_process_has_to_itself_is_not_shared_out() {
         let mut config = config([(Thread, None), (Process, None), (Thread, None)]);
         config.stages[StageName::Thinker as usize].device_index = Some(1);
-        config.stages[StageName::Code2wav as usize].device_index = Some(1);
+        config.stages[StageName::Vocoder as usize].device_index = Some(1);
         assert_eq!(fit(&config, &OMNI, |_| Some(80 * GIB)), Ok(()));
         assert_eq!(Budget::of(&config, &OMNI, &[StageName::Talker], 0), None);
         config.stages[StageName::Thinker as usize].device_index = None;
@@ -159,11 +159,11 @@ mod tests {
     #[test]
     fn stages_of_one_process_share_their_parts() {
         let config = config([(Thread, Some(60)), (Process, Some(16)), (Thread, Some(4))]);
-        let threads = Budget::of(&config, &OMNI, &[StageName::Thinker, StageName::Code2wav], 0).unwrap();
+        let threads = Budget::of(&config, &OMNI, &[StageName::Thinker, StageName::Vocoder], 0).unwrap();
         assert_eq!(threads.check("weights", 60 * GIB, 4 * GIB), Ok(()));
         let told = threads.check("the cache", 62 * GIB, 2 * GIB + 1).unwrap_err().to_string();
         let expected = "the cache needs 2049 MiB of GPU memory and 2048 MiB of stages.thinker.device_memory + \
-                        stages.code2wav.device_memory are left; raise that, or lower [device] kv_memory or limits.max_requests";
+                        stages.vocoder.device_memory are left; raise that, or lower [device] kv_memory or limits.max_requests";
         assert_eq!(told, expected);
         let talker = Budget::of(&config, &OMNI, &[StageName::Talker], 0).unwrap();
         assert!(talker.check("weights", 0, 16 * GIB).is_ok() && talker.check("weights", 17 * GIB, 1).is_err());

@@ -31,7 +31,7 @@ async fn health_stays_green_while_readiness_turns_red() {
     let health: Value = health.json().await.unwrap();
     assert_eq!(health["ready"], false);
     let stages: Vec<&str> = health["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
-    assert_eq!(stages, ["thinker", "talker", "code2wav"]);
+    assert_eq!(stages, ["thinker", "talker", "vocoder"]);
     assert_eq!(health["stages"][0]["state"], "running");
 }
 

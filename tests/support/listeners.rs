@@ -151,7 +151,7 @@ impl Which {
     fn stage(self) -> StageName {
         match self {
             Which::Talker => StageName::Talker,
-            Which::Vocoder => StageName::Code2wav,
+            Which::Vocoder => StageName::Vocoder,
         }
     }
 }
@@ -433,7 +433,7 @@ impl Sim {
         let effects = core.handle_held(event, self.now, hold);
         let turn = Turn { returned, awaited: core.is_awaited(self.now), held: core.is_held() };
         for woken in self.arbiter.settle(which.stage(), turn) {
-            assert_eq!(woken, StageName::Code2wav, "a talker waits for nobody here");
+            assert_eq!(woken, StageName::Vocoder, "a talker waits for nobody here");
             self.send(0.0, Message::Wake(Which::Vocoder));
         }
         for effect in effects {

@@ -38,7 +38,7 @@ fn talker() -> (StageName, SequencePlan) {
 
 fn vocoder() -> (StageName, SequencePlan) {
     let spec = SequenceSpec::Vocoder(VocoderSpec::default());
-    (StageName::Code2wav, SequencePlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, deliver: speech() })
+    (StageName::Vocoder, SequencePlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, deliver: speech() })
 }
 
 fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
@@ -128,11 +128,11 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
 #[test]
 fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
     let mut journal = spoken();
-    journal.admit(StageName::Code2wav, UNIT).unwrap();
+    journal.admit(StageName::Vocoder, UNIT).unwrap();
     journal.record(Edge::Codes, codes(0, 5, true)).unwrap();
     let header = Header { kind: Kind::Audio, units: 2, end: None, ..codes(0, 0, false).header };
     journal.record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.5; 20])], leases: Vec::new() }).unwrap();
-    let Readmission { admission, input } = journal.admit(StageName::Code2wav, UNIT).unwrap();
+    let Readmission { admission, input } = journal.admit(StageName::Vocoder, UNIT).unwrap();
     let SequenceSpec::Vocoder(sequence) = &admission.spec else { panic!("{admission:?}") };
     assert_eq!((sequence.context.as_deref(), sequence.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
     assert_eq!((admission.params.prompt, admission.from.start.input, admission.from.first), (2, 2, 2));

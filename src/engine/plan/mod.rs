@@ -265,7 +265,7 @@ impl Common {
             lead: Duration::ZERO,
         };
         let vocoder = SequencePlan { params, spec: SequenceSpec::Vocoder(vocoder), deliver };
-        Ok([(StageName::Talker, talker), (StageName::Code2wav, vocoder)])
+        Ok([(StageName::Talker, talker), (StageName::Vocoder, vocoder)])
     }
 
     /// A plan for a text that is spoken as it is: `sequences` of the stages, `follow` for the first of them.

@@ -70,7 +70,7 @@ impl Snapshot {
         let change = Snapshot(
             self.0.iter().map(|(key, now)| (key.clone(), now - before.0.get(key).copied().unwrap_or(0.0))).collect(),
         );
-        let stages = ["thinker", "talker", "code2wav"].into_iter().filter_map(|stage| change.stage(stage)).collect();
+        let stages = ["thinker", "talker", "vocoder"].into_iter().filter_map(|stage| change.stage(stage)).collect();
         let buckets = change.values_of("omni_frame_seconds_count", "bucket");
         let mut frames: Vec<BucketFigures> = buckets
             .filter_map(|(bucket, frames)| {
