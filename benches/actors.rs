@@ -12,7 +12,7 @@ use omni_actors::actors::{Admission, Outputs, Resume};
 use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
-use omni_actors::telemetry::trace::{self, Lane, Session, Track, What};
+use omni_actors::telemetry::trace::{self, Component, Session, Track, What};
 use std::time::{Duration, Instant};
 use support::{Rig, Script, rig, scheduler};
 
@@ -40,11 +40,11 @@ async fn main() {
 
 /// Nanoseconds of a call site as the launch thread has them: a span between two moments that it knows anyhow.
 fn record() -> f64 {
-    let lane = Lane::of(StageName::Talker, Generation(1), Track::Launch);
+    let track = Track::of(StageName::Talker, Generation(1), Component::Launch);
     let began = Instant::now();
     for step in 0..RECORDS {
         let what = || What::Launched { step: StepId(step), sequences: 8, ahead: 1 };
-        trace::span(std::hint::black_box(lane), began, began, what);
+        trace::span(std::hint::black_box(track), began, began, what);
     }
     began.elapsed().as_secs_f64() * 1e9 / RECORDS as f64
 }

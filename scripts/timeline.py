@@ -49,7 +49,7 @@ def read(events, processes):
             launches[stage, args["step"]] = (event["ts"], event["ts"] + event["dur"])
         if event["cat"] != "device" or (stage, args["step"]) not in launches:
             continue
-        step = {k: args[k] for k in ("step", "rows", "units", "prompt")}
+        step = {k: args[k] for k in ("step", "sequences", "units", "prompt")}
         step["began_us"], step["returned_us"] = launches.pop((stage, args["step"]))
         step["runs_us"], step["known_us"] = event["ts"], event["ts"] + event["dur"]
         step["device_us"] = args["took_us"] if args["measured"] else None
@@ -73,7 +73,7 @@ def window(lists, first, frames):
         sys.exit(f"no talker step {first} in the trace; it has up to {lists[-1][-1]['step']}")
     windows = [steps[i : i + frames] for steps in lists for i in range(max(1, len(steps) - frames + 1))]
     # Of equals, the shortest: no pauses between requests.
-    return max(windows, key=lambda w: (len(w), sum(s["rows"] for s in w), -sum(s["prompt"] for s in w), w[0]["known_us"] - w[-1]["known_us"]))
+    return max(windows, key=lambda w: (len(w), sum(s["sequences"] for s in w), -sum(s["prompt"] for s in w), w[0]["known_us"] - w[-1]["known_us"]))
 
 
 def tick(span_us):
@@ -116,14 +116,14 @@ def about(stage, step):
     """What a pointer on a bar tells."""
     device = "" if step["device_us"] is None else f", {step['device_us'] / 1000:.2f} ms on the device"
     prompt = f" ({step['prompt']} of prompts)" if step["prompt"] else ""
-    return f"{NAMES.get(stage, stage)} step {step['step']}: {step['rows']} rows, {step['units']} units{prompt}{device}"
+    return f"{NAMES.get(stage, stage)} step {step['step']}: {step['sequences']} sequences, {step['units']} units{prompt}{device}"
 
 
 def label(stage, step):
     """What a bar says: rows, and frames of each for the vocoder."""
-    if stage == "vocoder" and step["rows"] and step["units"] != step["rows"]:
-        return f"{step['rows']}×{step['units'] / step['rows']:g}"
-    return str(step["rows"]) + (f"+{step['prompt']}p" if step["prompt"] else "")
+    if stage == "vocoder" and step["sequences"] and step["units"] != step["sequences"]:
+        return f"{step['sequences']}×{step['units'] / step['sequences']:g}"
+    return str(step["sequences"]) + (f"+{step['prompt']}p" if step["prompt"] else "")
 
 
 def busy(steps, begin, end):
@@ -179,7 +179,7 @@ def draw(stages, frames, load):
             d.line(d.x(step["returned_us"]), top - GAP - 4, d.x(step["runs_us"]), top + 2, f"line {kind}")
 
     ahead = sum(s["ahead"] for s in frames)
-    rows = sorted({s["rows"] for s in frames})
+    rows = sorted({s["sequences"] for s in frames})
     rows = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
     gaps = [b["known_us"] - a["known_us"] for a, b in zip(frames, frames[1:])]
     facts = [f"{ahead} of {len(frames)} frames were launched before the one before them was known"]

@@ -61,7 +61,13 @@ impl Service for HalfSecond {
     }
 
     fn health(&self) -> EngineHealth {
-        EngineHealth { ready: true, draining: false, requests: 0, admission: Standing::default(), stages: Vec::new() }
+        EngineHealth {
+            ready: true,
+            draining: false,
+            requests: 0,
+            admission: AdmissionStatus::default(),
+            stages: Vec::new(),
+        }
     }
 
     fn drain(&self, _: Duration) -> BoxFuture<'_, ()> {

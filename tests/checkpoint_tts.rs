@@ -23,7 +23,7 @@ fn tiny(folder: &str) -> [Value; 2] {
 #[test]
 fn a_folder_tells_family_variant_and_size() {
     let custom = Checkpoint::open(Path::new(CUSTOM)).unwrap();
-    assert_eq!(custom.family().stages(), [StageName::Talker, StageName::Code2wav]);
+    assert_eq!(custom.family().stages(), [StageName::Talker, StageName::Vocoder]);
     let config = custom.tts().unwrap();
     assert_eq!(config.variant, Variant::CustomVoice);
     assert!(config.follows_instructions);

@@ -7,7 +7,7 @@ mod support;
 use omni_actors::engine::{Engine, Event, Output, RequestError, ResponseStream, Service, SubmitError, TextSource};
 use omni_actors::model::sampling::{Domain, uniform};
 use omni_actors::telemetry::Outcome;
-use omni_actors::telemetry::trace::{Lane, Session, What};
+use omni_actors::telemetry::trace::{Session, Track, What};
 use std::time::Duration;
 use support::{PATIENCE, chat, collect, engine, frames, idle, say, tiny};
 
@@ -148,7 +148,7 @@ async fn a_request_that_lives_longer_than_it_said_has_timed_out_and_did_not_leav
     idle(&engine).await;
     let trace = session.end();
     for request in requests {
-        let own = trace.records.iter().filter(|record| record.lane == Lane::Request(request));
+        let own = trace.records.iter().filter(|record| record.track == Track::Request(request));
         let ends: Vec<_> =
             own.filter_map(|record| if let What::Ended(how) = record.what { Some(how) } else { None }).collect();
         assert_eq!(ends, [Outcome::TimedOut], "{request}");

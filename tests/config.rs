@@ -160,7 +160,7 @@ fn fault_rules_need_a_place_and_a_kind() {
         "[[faults]]\nstage = \"vocoder\"\npoint = \"packager\"\nkind = \"delay\"\ndelay = \"50ms\"\ntimes = \"all\"",
     );
     let expected =
-        FaultRule::new(StageName::Code2wav, FaultPoint::Packager, FaultKind::Delay(Duration::from_millis(50)));
+        FaultRule::new(StageName::Vocoder, FaultPoint::Packager, FaultKind::Delay(Duration::from_millis(50)));
     let expected = expected.times(u64::MAX);
     assert_eq!(rules.unwrap().faults, [expected]);
     let told = problems("[[faults]]\nstage = \"talker\"\nkind = \"explode\"");
@@ -217,8 +217,8 @@ fn what_nobody_said_depends_on_the_device() {
     let config = parse("[device]\nkind = \"cuda\"\nkv_memory = \"8GiB\"\n[stages.thinker]\nmax_batch = 5").unwrap();
     assert_eq!(config.device.kind, Some(DeviceKind::Cuda));
     assert_eq!(config.device.kv_memory, Some(8 << 30));
-    assert_eq!(config.max_batch(StageName::Code2wav, DeviceKind::Cpu), 1);
-    assert_eq!(config.max_batch(StageName::Code2wav, DeviceKind::Cuda), 32);
+    assert_eq!(config.max_batch(StageName::Vocoder, DeviceKind::Cpu), 1);
+    assert_eq!(config.max_batch(StageName::Vocoder, DeviceKind::Cuda), 32);
     assert_eq!([StageName::Talker, StageName::Vocoder].map(|stage| config.run_ahead(stage)), [2, 1]);
     assert_eq!(config.max_batch(StageName::Talker, DeviceKind::Cuda), 128);
     assert_eq!(config.max_batch(StageName::Thinker, DeviceKind::Cuda), 5);

@@ -144,7 +144,7 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>
         }
     }
     slots.into_iter().for_each(|slot| model.close(slot));
-    assert!(said.iter().all(|codes| codes.len() >= FRAMES as usize), "{generated_len:?}");
+    assert!(said.iter().all(|codes| codes.len() >= FRAMES as usize), "{said:?}");
     said
 }
 

@@ -251,7 +251,7 @@ fn resume(requests: &[Request], speech: &[Speech], groups: usize) -> (Vec<Reques
     let rest = |(i, (request, (frames, last, _))): (usize, (&Request, &Speech))| {
         let said = (i * 5 + 1).min(frames.len());
         let inputs = request.text.len() as u32;
-        let prompt = request.sequence.prompt.resume(&frames[..generated_len].concat(), groups, inputs, true).unwrap();
+        let prompt = request.sequence.prompt.resume(&frames[..said].concat(), groups, inputs, true).unwrap();
         let sequence = TalkerSpec { prompt: prompt.into(), generated_len: said as u32, ..request.sequence.clone() };
         (Request { sequence, text: request.text.clone() }, (frames[said..].to_vec(), *last, Vec::new()))
     };

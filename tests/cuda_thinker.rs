@@ -160,7 +160,7 @@ fn sequences_that_join_and_leave_say_what_they_say_alone_with_two_steps_launched
     let Some(mut both) = both(OPTIONS) else { return };
     let (requests, want): (Vec<ThinkerSpec>, Vec<Said>) = requests(&mut both, 24).into_iter().unzip();
     let stage = &mut *both.device;
-    let mut generated_len: Vec<Said> = requests.iter().map(|_| Said::default()).collect();
+    let mut said: Vec<Said> = requests.iter().map(|_| Said::default()).collect();
     // Slot to request and prompt positions left; a slot is free again once the end of its sequence was seen.
     let mut running: HashMap<Slot, (usize, u32)> = HashMap::new();
     let mut waiting: VecDeque<usize> = (0..requests.len()).collect();
@@ -219,7 +219,7 @@ fn answers_that_go_on_say_what_they_would_have_said() {
     let Some(mut both) = both(OPTIONS) else { return };
     for (number, (sequence, want)) in requests(&mut both, 12).into_iter().enumerate() {
         for said in (1..want.tokens.len()).step_by(3) {
-            let prompt = [&sequence.prompt, &want.tokens[..generated_len]].concat();
+            let prompt = [&sequence.prompt, &want.tokens[..said]].concat();
             let resume =
                 ThinkerSpec { prompt: prompt.into(), generated_len: said as u32, emit: None, ..sequence.clone() };
             for stage in [&mut both.cpu, &mut both.device] {

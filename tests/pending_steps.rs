@@ -311,7 +311,7 @@ mod in_a_launch {
     use omni_actors::model::stage::{
         Launched, PendingStep, SequenceInput, SequenceWork, StageFactory, StageModel, StepOutcome,
     };
-    use omni_actors::model::{LoadError, ModelError, launching};
+    use omni_actors::model::{LoadError, ModelError, no_block};
     use omni_actors::telemetry;
     use support::Script;
 

@@ -274,7 +274,7 @@ async fn what_a_checkpoint_cannot_do_is_refused_with_the_reason() {
     ];
     for (engine, params, expected) in cases {
         let said = refused(engine, request("Good morning.", params)).await;
-        assert!(said.contains(expected), "{generated_len:?} does not say {expected:?}");
+        assert!(said.contains(expected), "{said:?} does not say {expected:?}");
     }
     assert!(refused(&custom, request("  ", vivian())).await.contains("no text"));
 }

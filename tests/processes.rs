@@ -18,7 +18,7 @@ use omni_actors::config::{Config, Placement};
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::{Engine, Event, Output, Service, StageState, SubmitError};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::telemetry::trace::{self, Lane, Record, Session};
+use omni_actors::telemetry::trace::{self, Record, Session, Track};
 use process::Watched;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
@@ -98,7 +98,7 @@ async fn a_trace_has_what_the_processes_did_on_one_clock() {
         let trace = session.end();
         let of = |(stage, process): &(StageName, u32)| {
             let theirs = |record: &&Record| record.process == *process;
-            let named = |record: &Record| matches!(record.lane, Lane::Stage { stage: name, .. } if name == *stage);
+            let named = |record: &Record| matches!(record.track, Track::Stage { stage: name, .. } if name == *stage);
             let mut records = trace.records.iter().filter(theirs).peekable();
             records.peek().is_some() && records.all(|record| named(record) && record.ended <= trace.ended)
         };
@@ -159,8 +159,8 @@ async fn an_actor_that_dies_in_a_process_is_replaced_there() {
         (StageName::Thinker, FaultPoint::Scheduler, FaultKind::Panic, 2),
         (StageName::Talker, FaultPoint::Runner, FaultKind::Error, 3),
         (StageName::Talker, FaultPoint::Sampler, FaultKind::Panic, 1),
-        (StageName::Code2wav, FaultPoint::Connector, FaultKind::Panic, 1),
-        (StageName::Code2wav, FaultPoint::Packager, FaultKind::Error, 2),
+        (StageName::Vocoder, FaultPoint::Connector, FaultKind::Panic, 1),
+        (StageName::Vocoder, FaultPoint::Packager, FaultKind::Error, 2),
     ] {
         let case = format!("{stage} {point:?} {kind:?}");
         let engine = apart(|config| config.faults = vec![rule(stage, point, kind, nth, 1)]).await;
@@ -197,7 +197,7 @@ async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_whose_stage_does_not_come_up_is_replaced_and_what_broke_is_not_broken_again() {
-    let oom = FaultRule::new(StageName::Code2wav, FaultPoint::Build, FaultKind::Oom);
+    let oom = FaultRule::new(StageName::Vocoder, FaultPoint::Build, FaultKind::Oom);
     let engine = apart(|config| config.faults = vec![oom]).await;
     let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the fault came again");
     assert!(answer.end.unwrap().is_ok());

@@ -330,7 +330,7 @@ fn a_sequence_that_goes_on_says_what_it_would_have_said() {
         let (groups, inputs) = (whole[0].len(), prompt.tokens.len() as u32);
         let mut stage = nets.stage();
         for said in 0..=whole.len() {
-            let codes = whole[..generated_len].concat();
+            let codes = whole[..said].concat();
             let resume = prompt.prompt.resume(&codes, groups, inputs, true).unwrap();
             let resumed = TalkerSpec { prompt: resume.into(), generated_len: said as u32, ..sequence.clone() };
             let (rest, end) = speak(&mut *stage, 0, &resumed, tokens(), 5);

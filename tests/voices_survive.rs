@@ -168,7 +168,7 @@ fn voices_survive_a_server_that_is_killed_at_any_moment() {
     assert!(count(Fate::Kept) > 0 && count(Fate::Gone) > 0, "nothing was tested");
 
     // A stop that is no accident changes nothing either.
-    let generated_len: Vec<_> = fates
+    let said: Vec<_> = fates
         .iter()
         .filter(|(_, fate)| **fate == Fate::Kept)
         .map(|(n, _)| (*n, says_by_name(&serving.url, *n)))

@@ -188,7 +188,7 @@ impl PackagerState {
             let (kind, parts) = match stage {
                 StageName::Thinker => (Kind::Embeddings, self.embeddings(embeddings).await?),
                 StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),
-                StageName::Code2wav => (Kind::Audio, vec![Part::F32(samples)]),
+                StageName::Vocoder => (Kind::Audio, vec![Part::F32(samples)]),
             };
             payloads.push(Payload { header: header(kind, seq, units), parts, leases });
         }

@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
-    ChatMessage, Event, GenerateRequest, Output, Recording, ResponseStream, SamplingOverrides, Service, SpeechParams,
-    SpeechRequest, Terms, TextSource, VoiceChoice,
+    ChatMessage, Event, GenerateRequest, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides, Service,
+    SpeechParams, SpeechRequest, TextSource, VoiceChoice,
 };
 use omni_model::checkpoint::EmbeddedFiles;
 use omni_tools::exit::Interrupted;
@@ -161,7 +161,7 @@ impl SayArgs {
                 max_text_tokens: None,
                 max_frames: self.max_frames.map(Frames),
                 seed,
-                terms: Terms::default(),
+                options: RequestOptions::default(),
             };
             service.submit(request).await
         } else {

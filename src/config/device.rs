@@ -69,7 +69,7 @@ impl Config {
         max_batch.unwrap_or(match (on, stage) {
             // On a CPU the vocoder's sequences run one after the other and its steps are long: one sequence at a time, chosen as
             // late as possible, is what keeps the most listeners from running dry (docs/performance.md).
-            (DeviceKind::Cpu, StageName::Code2wav) => 1,
+            (DeviceKind::Cpu, StageName::Vocoder) => 1,
             (DeviceKind::Cpu, _) => 8,
             (DeviceKind::Cuda, StageName::Talker) => buckets.last().map_or(1, |bucket| *bucket as usize),
             (DeviceKind::Cuda, _) => 32,

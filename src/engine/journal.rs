@@ -46,9 +46,9 @@ impl Edge {
         match self {
             Edge::Text => (None, Some(StageName::Thinker), Kind::Tokens),
             Edge::Embeddings => (Some(StageName::Thinker), Some(StageName::Talker), Kind::Embeddings),
-            Edge::Codes => (Some(StageName::Talker), Some(StageName::Code2wav), Kind::Codes),
+            Edge::Codes => (Some(StageName::Talker), Some(StageName::Vocoder), Kind::Codes),
             Edge::Tokens => (Some(StageName::Thinker), None, Kind::Tokens),
-            Edge::Audio => (Some(StageName::Code2wav), None, Kind::Audio),
+            Edge::Audio => (Some(StageName::Vocoder), None, Kind::Audio),
         }
     }
 

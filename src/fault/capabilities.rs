@@ -124,7 +124,7 @@ mod tests {
         for (stage, point, kind) in [
             (Some(StageName::Talker), FaultPoint::Sampler, FaultKind::Kill),
             (Some(StageName::Talker), FaultPoint::Edge, FaultKind::Cut),
-            (Some(StageName::Code2wav), FaultPoint::Build, FaultKind::Oom),
+            (Some(StageName::Vocoder), FaultPoint::Build, FaultKind::Oom),
             (None, FaultPoint::Client, FaultKind::Slow(Duration::from_secs(1))),
             (None, FaultPoint::Ledger, FaultKind::Panic),
         ] {
@@ -146,9 +146,9 @@ mod tests {
             ),
             (rule(None, FaultPoint::Voices, FaultKind::Panic), "kind: with point = \"voices\" must be \"full\""),
             (rule(None, FaultPoint::Voices, FaultKind::Full), "point: this model takes no uploaded voices"),
-            (rule(vocoder, FaultPoint::Runner, FaultKind::Kill), "kind: needs stages.code2wav.placement = \"process\""),
+            (rule(vocoder, FaultPoint::Runner, FaultKind::Kill), "kind: needs stages.vocoder.placement = \"process\""),
             (rule(talker, FaultPoint::Runner, FaultKind::Device), "kind: needs a GPU"),
-            (rule(vocoder, FaultPoint::Edge, FaultKind::Cut), "point: no frame of the edge behind code2wav"),
+            (rule(vocoder, FaultPoint::Edge, FaultKind::Cut), "point: no frame of the edge behind vocoder"),
             (
                 rule(Some(StageName::Thinker), FaultPoint::Runner, FaultKind::Panic),
                 "stage: this model has no thinker: must be \"talker\" or \"vocoder\"",

@@ -79,7 +79,7 @@ catalogue! {
     BATCH_SEQUENCES = Histogram(ROWS), "omni_stage_batch_sequences", ["stage"], "Embeddings that advanced together in one step.";
     BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
     RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
-    UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (code2wav).";
+    UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (vocoder).";
     STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Embeddings computed in vain, because they had ended in a step that was still in flight.";
     SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
     PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";

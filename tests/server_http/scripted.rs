@@ -233,7 +233,7 @@ impl Service for Scripted {
             ready: self.ready.load(Ordering::SeqCst),
             draining: self.draining.load(Ordering::SeqCst),
             requests: 0,
-            admission: Standing::default(),
+            admission: AdmissionStatus::default(),
             stages: stages.into(),
         }
     }

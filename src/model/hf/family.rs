@@ -37,7 +37,7 @@ impl Family {
     pub fn stages(&self) -> &'static [StageName] {
         match self {
             Family::Omni(_) => &StageName::ALL,
-            Family::Tts(_) => &[StageName::Talker, StageName::Code2wav],
+            Family::Tts(_) => &[StageName::Talker, StageName::Vocoder],
         }
     }
 

@@ -141,7 +141,7 @@ mod tests {
     fn a_model_that_only_speaks_is_only_asked_to() {
         let load = load("qwen3_tts/custom_voice");
         assert_eq!(count(&load, Kind::Speech), 24);
-        assert_eq!(load.stages_of(Kind::Speech), [StageName::Talker, StageName::Code2wav]);
+        assert_eq!(load.stages_of(Kind::Speech), [StageName::Talker, StageName::Vocoder]);
     }
 
     #[test]
