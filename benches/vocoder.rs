@@ -8,8 +8,8 @@
 use candle_core::{DType, Device, Result, Tensor};
 use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::model::hf::SAMPLE_RATE;
-use omni_actors::model::ops::{self, Linear};
 use omni_actors::model::vocoder::{Stream, Vocoder};
+use omni_actors::ops::{self, Linear};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

@@ -15,7 +15,8 @@
 //! | [`actors`] | supervisor, scheduler, model runner, sampler, packager, connector: one file each |
 //! | [`transfer`] | payloads, leases, wire frames, transports |
 //! | `cuda` | the CUDA engine and its kernels, with the feature `cuda` |
-//! | [`model`] | nets, weights, tokenizer, prompts, sampling, CPU kernels |
+//! | [`model`] | nets, weights, tokenizer, prompts, sampling |
+//! | [`ops`] | the CPU kernels |
 //! | [`audio`] | formats of sound: wav, flac, mp3, opus; speed |
 //! | [`config`] | what the user wrote, and what it means |
 //! | [`fault`] | faults on purpose |
@@ -33,6 +34,7 @@ pub use omni_cuda as cuda;
 pub use omni_engine as engine;
 pub use omni_fault as fault;
 pub use omni_model as model;
+pub use omni_ops as ops;
 pub use omni_server as server;
 pub use omni_stage as actors;
 pub use omni_telemetry as telemetry;

@@ -9,7 +9,7 @@ use std::process::Command;
 
 const DRAWING: &str = include_str!("../docs/architecture.md");
 /// Crates that may write `unsafe`, and where: CPU kernels, the CUDA driver, shared memory.
-const UNSAFE: [&str; 3] = ["src/model", "src/cuda", "src/transfer"];
+const UNSAFE: [&str; 3] = ["src/ops", "src/cuda", "src/transfer"];
 /// What `core` may use from outside: derives for what crosses a process border, and nothing that runs.
 const OF_CORE: [&str; 2] = ["bincode", "serde"];
 

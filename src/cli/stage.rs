@@ -3,7 +3,7 @@
 use super::EmbeddedFiles;
 use clap::Args;
 use omni_engine::process;
-use omni_model::ops::give_large_blocks_back;
+use omni_ops::give_large_blocks_back;
 
 /// Serve one stage for the server that started this process
 #[derive(Args, Debug)]

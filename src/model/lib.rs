@@ -1,5 +1,6 @@
 //! Nets, weights, tokenizer, prompts and sampling of the two families, and the trait that a runner drives.
 
+#![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod budget;
@@ -9,7 +10,6 @@ pub mod error;
 pub mod frontend;
 pub mod hf;
 pub mod no_block;
-pub mod ops;
 pub mod prompt;
 pub mod sampling;
 pub mod stage;

@@ -3,9 +3,9 @@
 use crate::LoadError;
 use crate::checkpoint::Loader;
 use crate::hf::ThinkerConfig;
-use crate::ops::Linear;
 use crate::transformer::{DecoderStack, output_head};
 use candle_core::{Result, Tensor};
+use omni_ops::Linear;
 
 /// Embedding table, decoder stack, head.
 pub struct Thinker {

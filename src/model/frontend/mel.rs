@@ -1,7 +1,7 @@
 //! The log-mel spectrum that the speaker encoder hears (spec section 10).
 
-use crate::ops::Linear;
 use candle_core::{Device, Result, Tensor};
+use omni_ops::Linear;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 use std::f64::consts::PI;

@@ -4,8 +4,8 @@ use super::mel::MelSpectrum;
 use crate::LoadError;
 use crate::checkpoint::{Loader, Scope};
 use crate::hf::{SAMPLE_RATE, SpeakerEncoderConfig};
-use crate::ops::Linear;
 use candle_core::{D, Device, Result, Tensor};
+use omni_ops::Linear;
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 

@@ -6,10 +6,10 @@ use super::table::Table;
 use crate::LoadError;
 use crate::checkpoint::{Loader, Scope};
 use crate::hf::{ChatTokens, Family, SPECIAL_CODEC_IDS, TalkerConfig, TtsTokens};
-use crate::ops::Linear;
 use crate::sampling::Suppress;
 use crate::transformer::{DecoderStack, output_head};
 use candle_core::{Result, Tensor};
+use omni_ops::Linear;
 
 /// Backbone, head, projection of text and code predictor.
 pub struct Talker {

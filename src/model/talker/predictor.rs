@@ -5,9 +5,9 @@ use super::table::Table;
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::TalkerConfig;
-use crate::ops::Linear;
 use crate::transformer::{DecoderStack, KvCache, Segment};
 use candle_core::{Result, Tensor};
+use omni_ops::Linear;
 
 /// A small decoder that runs afresh for every frame: a prompt of two rows gives code 1, each further pass one code more.
 /// Every group but the first has its own embedding table and its own head.

@@ -5,8 +5,8 @@ use super::stack::Segment;
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
-use crate::ops::{self, Angles, Linear};
 use candle_core::{Result, Tensor};
+use omni_ops::{Angles, Linear, attention};
 
 /// The attention half of a decoder layer.
 pub(super) struct Attention {
@@ -60,7 +60,7 @@ impl Attention {
                 &new.values.narrow(0, at, segment.len)?,
             )?;
             let queries = new.queries.narrow(0, at, segment.len)?;
-            outputs.push(ops::attention(&queries, keys, values, past, None, self.scale)?);
+            outputs.push(attention(&queries, keys, values, past, None, self.scale)?);
             at += segment.len;
         }
         let mixed = if outputs.len() == 1 { outputs.swap_remove(0) } else { Tensor::cat(&outputs, 0)? };

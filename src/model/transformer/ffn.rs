@@ -4,8 +4,8 @@ use super::moe::Moe;
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
-use crate::ops::{Linear, silu_mul};
 use candle_core::{Result, Tensor};
+use omni_ops::{Linear, silu_mul};
 
 /// What a layer has: one block, or experts.
 pub(super) enum Ffn {

@@ -1,8 +1,8 @@
 //! Cutting queries, keys and values out of their common projection, with norm and rotation, in one pass: as separate
 //! tensor ops this costs more in calls and allocations than in arithmetic when a batch has few positions.
 
-use crate::ops::{Angles, rms_norm};
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, bail};
+use omni_ops::{Angles, rms_norm};
 
 /// Lanes of the partial sums: fixed, so that the sum has one order and the loop still vectorizes.
 const LANES: usize = 16;
@@ -137,8 +137,8 @@ fn sum_of_squares(values: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Rope;
     use candle_core::Device;
+    use omni_ops::Rope;
 
     #[test]
     fn the_kernel_agrees_with_plain_operations() {

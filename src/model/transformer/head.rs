@@ -3,8 +3,8 @@
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
-use crate::ops::Linear;
 use candle_core::Tensor;
+use omni_ops::Linear;
 
 /// The weights of an output head: its own, or the embedding table if there are none and the config shares it. As in the
 /// reference, weights that are there count more than the config.

@@ -4,8 +4,8 @@ use super::ffn::SwiGlu;
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::MoeConfig;
-use crate::ops::Linear;
 use candle_core::{Result, Tensor};
+use omni_ops::Linear;
 
 /// A router, its experts, and the expert that every position goes through, if there is one.
 pub(super) struct Moe {

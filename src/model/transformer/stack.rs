@@ -6,8 +6,8 @@ use super::ffn::Ffn;
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
-use crate::ops::{Angles, Rope, rms_norm};
 use candle_core::{Device, Result, Tensor};
+use omni_ops::{Angles, Rope, rms_norm};
 
 /// One row's share of a flattened batch: its cache and how many of the new positions are its own.
 #[derive(Debug)]

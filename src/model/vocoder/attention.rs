@@ -3,8 +3,8 @@
 
 use crate::LoadError;
 use crate::checkpoint::Scope;
-use crate::ops::{Angles, Linear};
 use candle_core::{D, Result, Tensor};
+use omni_ops::{Angles, Linear};
 
 /// Sizes of an attention.
 #[derive(Clone, Copy)]

@@ -3,8 +3,8 @@
 use super::state::{HistoryPlan, Plan, Stream};
 use crate::LoadError;
 use crate::checkpoint::Scope;
-use crate::ops::{Linear, depthwise_conv};
 use candle_core::{Result, Tensor};
+use omni_ops::{Linear, depthwise_conv};
 
 /// A convolution of stride 1 that sees the past only.
 pub(crate) struct CausalConv {

@@ -7,8 +7,8 @@ use super::state::{Plan, Stream};
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::VocoderConfig;
-use crate::ops::{Linear, layer_norm, snake};
 use candle_core::{Result, Tensor};
+use omni_ops::{Linear, layer_norm, snake};
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 

@@ -6,8 +6,8 @@ use super::state::{Plan, Stream};
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::{VocoderConfig, VocoderInput};
-use crate::ops::Linear;
 use candle_core::{Result, Tensor};
+use omni_ops::Linear;
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 

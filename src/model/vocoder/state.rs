@@ -1,8 +1,8 @@
 //! What a stream carries from one chunk to the next.
 
 use crate::hf::VocoderConfig;
-use crate::ops::attention;
 use candle_core::{DType, Device, Result, Tensor};
+use omni_ops::attention;
 
 /// State of one stream. Bounded, however long the stream is.
 pub struct Stream {

@@ -5,8 +5,8 @@ use super::state::Stream;
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
-use crate::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
 use candle_core::{Result, Tensor};
+use omni_ops::{Angles, Linear, Rope, rms_norm, silu_mul};
 
 pub(super) struct Transformer {
     /// Projections into it and out of it again, where the width outside is another.

@@ -3,8 +3,8 @@
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::CodecEncoderConfig;
-use crate::ops::Linear;
 use candle_core::{Result, Tensor};
+use omni_ops::Linear;
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 

@@ -3,9 +3,9 @@
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::CodecEncoderConfig;
-use crate::ops::{Linear, elu};
 use crate::vocoder::{CausalConv, HistoryPlan, Plan, Stream, load_pointwise};
 use candle_core::{Device, Result, Tensor};
+use omni_ops::{Linear, elu};
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 

@@ -4,9 +4,9 @@
 use crate::LoadError;
 use crate::checkpoint::Scope;
 use crate::hf::CodecTransformerConfig;
-use crate::ops::{Angles, Linear, Rope, attention, layer_norm};
 use crate::vocoder::{Attention, AttentionSizes};
 use candle_core::{Result, Tensor};
+use omni_ops::{Angles, Linear, Rope, attention, layer_norm};
 
 type Loaded<T> = std::result::Result<T, LoadError>;
 
