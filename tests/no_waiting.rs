@@ -339,18 +339,18 @@ fn nothing_between_a_command_and_its_step_waits_for_anybody() {
 }
 
 #[test]
-fn the_section_is_where_commands_are_obeyed() {
+fn the_section_is_where_commands_are_executed() {
     let runner = Source::read("actors/model_runner.rs");
     let at = runner.lines.iter().position(|line| line.contains("self.execute(command)")).unwrap();
     assert!(
         runner.lines[at - 1].contains("let _section = no_block::section();"),
-        "commands are obeyed outside the section"
+        "commands are executed outside the section"
     );
-    // Everything that the model is asked to do is part of obeying.
+    // Everything that the model is asked to do is part of executing.
     for (function, _) in
         runner.places(&["self.model.open(", "self.model.push_input(", "self.model.launch(", "self.model.close("])
     {
-        assert!(["obey", "launch"].contains(&function.as_str()), "{function} asks the model");
+        assert!(["execute", "launch"].contains(&function.as_str()), "{function} asks the model");
     }
 }
 

@@ -18,7 +18,7 @@ use std::sync::{Arc, LazyLock};
 /// The waveform tolerance of the fixtures; typical is 1e-5.
 const WAVE: f32 = 2e-4;
 
-const CODE2WAV: &str = "tests/fixtures/qwen3_omni/golden/vocoder.safetensors";
+const CODE2WAV: &str = "tests/fixtures/qwen3_omni/golden/code2wav.safetensors";
 const DECODER_12HZ: &str = "tests/fixtures/qwen3_tts/golden/decoder12hz.safetensors";
 
 static TINY: LazyLock<Arc<Vocoder>> = LazyLock::new(|| load("tests/fixtures/qwen3_omni"));

@@ -279,7 +279,7 @@ pub struct TransferConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct EdgesConfig {
     /// From the thinker to the talker.
-    pub sequences: Option<TransportKind>,
+    pub embeddings: Option<TransportKind>,
     /// From the talker to the vocoder.
     pub codes: Option<TransportKind>,
 }

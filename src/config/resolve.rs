@@ -328,7 +328,7 @@ fn transfer(r: &mut Reader) -> TransferConfig {
     let (device_handover, zero_copy) = (switch("device_handover"), switch("zero_copy"));
     let kinds = [("default", None)].into_iter().chain(kinds.map(|(name, kind)| (name, Some(kind)))).collect::<Vec<_>>();
     let mut edge = |name: &str| r.choice(&format!("transfer.edges.{name}"), "default", &kinds).flatten();
-    let edges = EdgesConfig { sequences: edge("sequences"), codes: edge("codes") };
+    let edges = EdgesConfig { embeddings: edge("embeddings"), codes: edge("codes") };
     TransferConfig { transport, edges, shm_bytes, early_handoff, async_d2h, async_h2d, device_handover, zero_copy }
 }
 
