@@ -445,7 +445,7 @@ fn a_frame_waits_for_its_text_embedding() {
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
     stage.push_input(Slot(0), SequenceInput::Embeddings(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
     let early = step_sequence(&mut *stage, 0, golden.talker.prefill_positions()).unwrap_err();
-    assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input rows")), "{early}");
+    assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input embeddings")), "{early}");
     let mut codes = vec![];
     for (at, advance) in (ready - 1..text.dims()[0]).zip([golden.talker.prefill_positions()].into_iter().chain([1; 99]))
     {

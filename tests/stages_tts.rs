@@ -158,7 +158,7 @@ fn text_may_arrive_a_token_at_a_time() {
 
         stage.open(Slot(0), SequenceSpec::Talker(sequence.clone())).unwrap();
         let early = step_sequence(&mut *stage, 0, sequence.prefill_positions()).unwrap_err();
-        assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input rows")), "{early}");
+        assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input embeddings")), "{early}");
         let first = waiting.drain(..sequence.prefill_embeddings() as usize).collect();
         stage.push_input(Slot(0), SequenceInput::Tokens(first), false).unwrap();
         let mut output = step(&mut *stage, 0, sequence.prefill_positions());

@@ -59,7 +59,7 @@ impl CudaTalker {
             }
             let (have, want) = (sequence.inputs.len() as u32, sequence.spec.prefill_embeddings());
             if have < want {
-                return refused(format!("the speech prompt needs {want} input sequences, {have} have arrived"));
+                return refused(format!("the speech prompt needs {want} input embeddings, {have} have arrived"));
             }
             return self.plan_prompt(slot, work.advance, busy, step);
         }
@@ -71,7 +71,7 @@ impl CudaTalker {
             sequence.inputs.len() as u32,
             sequence.ended,
         ) else {
-            return refused(format!("frame {} needs one more text sequence or the end of the text", sequence.count));
+            return refused(format!("frame {} needs one more text embedding or the end of the text", sequence.count));
         };
         let Some(text) = self.special.embedding(side, &sequence.inputs) else {
             return refused(format!("frame {} needs a text sequence that has not arrived", sequence.count));

@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_is_opened_again_as_it_was() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let overrides = serde_json::from_str(r#"{"talker_config.accept_hidden_layer": 1}"#).unwrap();
         let first = Checkpoint::open_with(&root.join("tests/fixtures/qwen3_omni"), &overrides).unwrap();
         let bytes = bincode::encode_to_vec(first.origin(), bincode::config::standard()).unwrap();

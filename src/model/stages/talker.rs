@@ -309,7 +309,7 @@ impl Sequence {
             }
             None => {
                 let (have, want) = (self.inputs.len(), self.spec.prefill_embeddings());
-                refused(format!("the speech prompt needs {want} input sequences, {have} have arrived"))
+                refused(format!("the speech prompt needs {want} input embeddings, {have} have arrived"))
             }
         }
     }
@@ -321,7 +321,7 @@ impl Sequence {
         }
         let inputs = self.inputs.len() as u32;
         let Some(side) = self.spec.prompt.text_side(self.count - self.spec.generated_len, inputs, self.ended) else {
-            return refused(format!("frame {} needs one more text sequence or the end of the text", self.count));
+            return refused(format!("frame {} needs one more text embedding or the end of the text", self.count));
         };
         let text = net.text_embedding(side, |at| self.inputs.get_mut(at as usize).and_then(Option::take));
         match (&self.codec, text) {
