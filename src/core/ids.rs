@@ -118,3 +118,13 @@ impl PayloadKind {
         }
     }
 }
+
+/// Why a sequence, its stream or a whole request ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, bincode::Encode, bincode::Decode)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// By itself: the model said so, or the input ended.
+    Stop,
+    /// At a limit on tokens or frames.
+    Length,
+}

@@ -41,10 +41,11 @@ pub mod voice;
 mod voices;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason,
-    Listener, ModelInfo, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo,
-    SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
+    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
+    Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
+    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
 };
+pub use omni_core::ids::FinishReason;
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
 use admission::Admissions;

@@ -4,8 +4,7 @@
 
 use super::admission::Permit;
 use super::api::{
-    AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
-    TextSource, Usage,
+    AudioChunk, Event, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource, Usage,
 };
 use super::incremental;
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
@@ -14,7 +13,7 @@ use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
 use super::{Engine, Shared};
 use omni_core::crossfade::Crossfade;
-use omni_core::ids::Frames;
+use omni_core::ids::{FinishReason, Frames};
 use omni_core::playback::Playback;
 use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;

@@ -9,7 +9,7 @@ pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
-use omni_core::ids::{Attempt, Frames, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, FinishReason, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
@@ -19,7 +19,7 @@ use omni_model::talker::TalkerPrompt;
 use omni_model::tokenizer::Tokenizer;
 use omni_stage::{Admission, Outputs, Resume};
 use omni_telemetry::clock;
-use omni_transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -108,7 +108,7 @@ impl FollowedText {
     /// As the first stage's input, `before` tokens of it having gone ahead.
     pub fn payload(self, request: RequestId, before: u32) -> Payload {
         let units = self.tokens.len() as u32;
-        let end = self.ended.then_some(End::Stop);
+        let end = self.ended.then_some(FinishReason::Stop);
         let header = Header {
             request,
             generation: Generation(0),
