@@ -7,7 +7,7 @@ use crate::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError
 use crate::voice::{TaskType, VoiceChoice};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
-use omni_core::normalize::spell_out;
+use omni_core::text::spell_out;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::{OmniConfig, SAMPLE_RATE};
 use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
