@@ -3,7 +3,7 @@
 
 use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
-use super::speak::{Relay, Stop, refused};
+use super::relay::{Relay, Stop, refused};
 use omni_core::ids::RequestId;
 use omni_core::text::{IncrementalText, TextStep};
 use omni_model::prompt::{TtsPromptError, TtsStream};
