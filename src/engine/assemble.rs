@@ -208,7 +208,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
 /// How the payloads of a stage travel to the next.
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
-        StageName::Thinker => transfer.edges.sequences,
+        StageName::Thinker => transfer.edges.embeddings,
         StageName::Talker | StageName::Vocoder => transfer.edges.codes,
     };
     edge.unwrap_or(transfer.transport)
