@@ -17,7 +17,7 @@ use omni_actors::model::Checkpoint;
 use omni_actors::model::embeddings::{DeviceBuffer, Embeddings};
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Launched, SequenceSpec, SequenceWork, StageFactory, StageModel, StepOutcome, ThinkerMode, ThinkerSpec,
+    Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::telemetry::CopyMetrics;
 use std::collections::VecDeque;
@@ -166,7 +166,11 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
                 .sequences
                 .into_iter()
                 .filter_map(|sequence| {
-                    if let Emit::Embeddings(sequences) = sequence.unwrap().emit { Some(sequences) } else { None }
+                    if let Some(StageData::Embeddings(sequences)) = sequence.unwrap().emit {
+                        Some(sequences)
+                    } else {
+                        None
+                    }
                 })
                 .collect();
             assert_eq!(sequences.len(), options.sequences as usize);

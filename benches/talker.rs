@@ -8,7 +8,7 @@ use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::Checkpoint;
 use omni_actors::model::stage::{
-    Emit, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
+    SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -72,10 +72,10 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, sequences: u32) -> Duratio
         let width = config.talker.text_hidden_size;
         let text = Tensor::randn(0f32, 1.0, (30, width), &Device::Cpu).unwrap();
         stage.open(Slot(slot), SequenceSpec::Talker(sequence.clone())).unwrap();
-        stage.push_input(Slot(slot), SequenceInput::Embeddings(text.into()), true).unwrap();
+        stage.push_input(Slot(slot), Some(StageData::Embeddings(text.into())), true).unwrap();
         stage.step(&[SequenceWork { slot: Slot(slot), advance: sequence.prefill_positions() }]).unwrap();
     }
-    median(&mut *stage, sequences, |emit| assert!(matches!(emit, Emit::Codes(_))))
+    median(&mut *stage, sequences, |emit| assert!(matches!(emit, Some(StageData::Codes(_)))))
 }
 
 /// Median time of a step in which every sequence samples a token.
@@ -118,14 +118,14 @@ fn thinker_embedding(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
     }
 }
 
-fn median(stage: &mut dyn StageModel, sequences: u32, check: impl Fn(&Emit)) -> Duration {
+fn median(stage: &mut dyn StageModel, sequences: u32, check: impl Fn(Option<&StageData>)) -> Duration {
     let work: Vec<SequenceWork> = (0..sequences).map(|slot| SequenceWork { slot: Slot(slot), advance: 1 }).collect();
     let mut times: Vec<Duration> = (0..WARM_UP + STEPS)
         .map(|_| {
             let start = Instant::now();
             let outputs = stage.step(&work).unwrap();
             let time = start.elapsed();
-            outputs.iter().for_each(|output| check(&output.as_ref().unwrap().emit));
+            outputs.iter().for_each(|output| check(output.as_ref().unwrap().emit.as_ref()));
             time
         })
         .skip(WARM_UP)

@@ -13,7 +13,7 @@ use omni_actors::model::Checkpoint;
 use omni_actors::model::embeddings::Embeddings;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
+    SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -94,12 +94,12 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
         };
         model.open(*slot, SequenceSpec::Thinker(row)).unwrap();
         let answer = (0..ANSWER).map(|i| 40 + i * 5 + slot.0).collect();
-        model.push_input(*slot, SequenceInput::Tokens(answer), true).unwrap();
+        model.push_input(*slot, Some(StageData::Tokens(answer)), true).unwrap();
     }
     for advance in [USER - 3, 3, 1, 4, ANSWER - 5] {
         let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
         for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
-            if let Emit::Embeddings(embeddings) = output.unwrap().emit {
+            if let Some(StageData::Embeddings(embeddings)) = output.unwrap().emit {
                 handed[row].push(embeddings);
             }
         }
@@ -130,15 +130,15 @@ fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>
         prompt = row.prefill_positions();
         model.open(*slot, SequenceSpec::Talker(row)).unwrap();
         for embeddings in handed {
-            model.push_input(*slot, SequenceInput::Embeddings(embeddings), false).unwrap();
+            model.push_input(*slot, Some(StageData::Embeddings(embeddings)), false).unwrap();
         }
-        model.push_input(*slot, SequenceInput::Nothing, true).unwrap();
+        model.push_input(*slot, None, true).unwrap();
     }
     let mut said = vec![Vec::new(); ROWS as usize];
     for advance in std::iter::once(prompt).chain(std::iter::repeat_n(1, FRAMES as usize)) {
         let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
         for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
-            if let Emit::Codes(codes) = output.unwrap().emit {
+            if let Some(StageData::Codes(codes)) = output.unwrap().emit {
                 said[row].extend(codes);
             }
         }

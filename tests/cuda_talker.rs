@@ -13,7 +13,7 @@ use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
 use omni_actors::model::hf::Family;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Launched, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec,
+    Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
@@ -149,8 +149,8 @@ fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chun
             model.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
             // In two pieces.
             let (a, b) = text.split_at(text.len() / 2);
-            model.push_input(slot, SequenceInput::Tokens(a.to_vec()), false).unwrap();
-            model.push_input(slot, SequenceInput::Tokens(b.to_vec()), true).unwrap();
+            model.push_input(slot, Some(StageData::Tokens(a.to_vec())), false).unwrap();
+            model.push_input(slot, Some(StageData::Tokens(b.to_vec())), true).unwrap();
             open.insert(slot, (next, sequence.prefill_positions()));
             next += 1;
         }
@@ -181,7 +181,7 @@ fn speak(model: &mut dyn StageModel, requests: &[Request], together: usize, chun
                 if output.stale {
                     continue;
                 }
-                if let Emit::Codes(codes) = output.emit {
+                if let Some(StageData::Codes(codes)) = output.emit {
                     speech[request].0.push(codes);
                 }
                 speech[request].2.extend(output.picked);
@@ -306,7 +306,7 @@ fn sequences_that_make_room_go_on_exactly() {
     let mut left: Vec<u32> = requests.iter().map(|request| request.sequence.prefill_positions()).collect();
     for (i, request) in requests.iter().enumerate() {
         model.open(Slot(i as u32), SequenceSpec::Talker(request.sequence.clone())).unwrap();
-        model.push_input(Slot(i as u32), SequenceInput::Tokens(request.text.clone()), true).unwrap();
+        model.push_input(Slot(i as u32), Some(StageData::Tokens(request.text.clone())), true).unwrap();
     }
     let mut running: Vec<usize> = (0..requests.len()).collect();
     while !running.is_empty() {
@@ -317,7 +317,7 @@ fn sequences_that_make_room_go_on_exactly() {
                 .collect();
             for (i, output) in pair.iter().zip(model.step(&work).unwrap()) {
                 let output = output.unwrap();
-                if let Emit::Codes(codes) = output.emit {
+                if let Some(StageData::Codes(codes)) = output.emit {
                     speech[*i].0.push(codes);
                 }
                 if output.finish.is_some() {

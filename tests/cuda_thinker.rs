@@ -4,14 +4,13 @@
 
 use candle_core::Device;
 use omni_actors::config::Precision;
-use omni_actors::core::ids::Slot;
+use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::cuda::Gpu;
 use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
 use omni_actors::model::Checkpoint;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel,
-    ThinkerMode, ThinkerSpec,
+    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::model::stages::thinker::ThinkerFactory;
 use omni_actors::model::thinker::Thinker;
@@ -86,7 +85,7 @@ fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
 struct Said {
     tokens: Vec<u32>,
     sequences: Vec<u32>,
-    finish: Option<Finish>,
+    finish: Option<FinishReason>,
 }
 
 impl Said {
@@ -96,7 +95,7 @@ impl Said {
         }
         assert!(self.finish.is_none(), "a sequence that has ended says no more");
         self.tokens.extend(output.sampled);
-        if let Emit::Embeddings(sequences) = output.emit {
+        if let Some(StageData::Embeddings(sequences)) = output.emit {
             let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
             let sequences = runtime.block_on(sequences.fetched()).unwrap();
             self.sequences.extend(
@@ -137,7 +136,7 @@ fn requests(both: &mut Both, count: u32) -> Vec<(ThinkerSpec, Said)> {
             sequence.eos =
                 vec![sequence.eos.first().copied().unwrap_or(0), want.tokens[want.tokens.len().min(5) - 1]].into();
             want = alone(&mut *both.cpu, &sequence, 1000);
-            assert_eq!(want.finish, Some(Finish::Stop), "request {number}");
+            assert_eq!(want.finish, Some(FinishReason::Stop), "request {number}");
         }
         (sequence, want)
     };
@@ -239,10 +238,10 @@ fn text_that_is_given_is_followed_without_the_layers() {
     let run = |stage: &mut dyn StageModel| {
         let (slot, mut said) = (Slot(3), Said::default());
         stage.open(slot, SequenceSpec::Thinker(sequence.clone())).unwrap();
-        stage.push_input(slot, SequenceInput::Tokens(vec![5, 6, 7]), false).unwrap();
+        stage.push_input(slot, Some(StageData::Tokens(vec![5, 6, 7])), false).unwrap();
         for (advance, fed) in [(3, None), (len - 3, None), (2, Some(vec![9, 8])), (3, None)] {
             if let Some(tokens) = fed {
-                stage.push_input(slot, SequenceInput::Tokens(tokens), true).unwrap();
+                stage.push_input(slot, Some(StageData::Tokens(tokens)), true).unwrap();
             }
             said.take(stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap());
         }
@@ -250,7 +249,7 @@ fn text_that_is_given_is_followed_without_the_layers() {
         said
     };
     let want = run(&mut *both.cpu);
-    assert_eq!(want.finish, Some(Finish::Stop));
+    assert_eq!(want.finish, Some(FinishReason::Stop));
     assert_eq!(run(&mut *both.device), want);
 }
 

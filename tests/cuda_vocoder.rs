@@ -4,12 +4,10 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
-use omni_actors::core::ids::Slot;
+use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::cuda::Gpu;
 use omni_actors::cuda::vocoder::{CudaVocoder, CudaVocoderFactory, Limits, Precision};
-use omni_actors::model::stage::{
-    Emit, Finish, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, VocoderSpec,
-};
+use omni_actors::model::stage::{SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, VocoderSpec};
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, ModelError};
 use std::collections::HashMap;
@@ -62,13 +60,13 @@ impl Both {
     fn open(&mut self, slot: Slot, codes: &[u32], context: Option<&[u32]>) {
         let spec = VocoderSpec { context: context.map(Into::into), goes_on: false };
         self.stage.open(slot, SequenceSpec::Vocoder(spec)).unwrap();
-        self.stage.push_input(slot, SequenceInput::Codes(codes.to_vec()), true).unwrap();
+        self.stage.push_input(slot, Some(StageData::Codes(codes.to_vec())), true).unwrap();
     }
 
-    fn step(&mut self, work: &[(Slot, u32)]) -> Vec<(Vec<f32>, Option<Finish>)> {
+    fn step(&mut self, work: &[(Slot, u32)]) -> Vec<(Vec<f32>, Option<FinishReason>)> {
         let work: Vec<_> = work.iter().map(|(slot, advance)| SequenceWork { slot: *slot, advance: *advance }).collect();
         let outputs = self.stage.step(&work).unwrap().into_iter().map(Result::unwrap);
-        outputs.map(|output| (audio(&output.emit), output.finish)).collect()
+        outputs.map(|output| (audio(output.emit.as_ref()), output.finish)).collect()
     }
 
     /// A stream alone, in pieces of the given sizes, the last one repeated.
@@ -88,10 +86,10 @@ impl Both {
     }
 }
 
-fn audio(emit: &Emit) -> Vec<f32> {
+fn audio(emit: Option<&StageData>) -> Vec<f32> {
     match emit {
-        Emit::Audio(samples) => samples.clone(),
-        Emit::None => Vec::new(),
+        Some(StageData::Audio(samples)) => samples.clone(),
+        None => Vec::new(),
         other => panic!("{other:?}"),
     }
 }
@@ -206,7 +204,7 @@ fn sequences_end_with_their_input_and_their_slots_are_used_again() {
         net.open(slot, &codes, None);
         let first = net.step(&[(slot, 4)]).remove(0);
         let last = net.step(&[(slot, 5)]).remove(0);
-        assert_eq!((first.1, last.1), (None, Some(Finish::Stop)));
+        assert_eq!((first.1, last.1), (None, Some(FinishReason::Stop)));
         assert!(worst(&[first.0, last.0].concat(), &want) <= 1e-4, "round {round}");
         assert!(net.stage.step(&[SequenceWork { slot, advance: 1 }]).unwrap()[0].as_ref().unwrap().stale);
         net.stage.close(slot);
@@ -230,12 +228,12 @@ fn a_bad_sequence_fails_alone() {
     assert!(sequence(net.stage.open(Slot(2), SequenceSpec::Vocoder(VocoderSpec::default()))), "there are two streams");
     net.stage.close(Slot(1));
     net.stage.open(Slot(1), SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
-    assert!(sequence(net.stage.push_input(Slot(1), SequenceInput::Codes(vec![size; groups]), false)));
-    assert!(sequence(net.stage.push_input(Slot(1), SequenceInput::Codes(vec![0; groups + 1]), false)));
+    assert!(sequence(net.stage.push_input(Slot(1), Some(StageData::Codes(vec![size; groups])), false)));
+    assert!(sequence(net.stage.push_input(Slot(1), Some(StageData::Codes(vec![0; groups + 1])), false)));
     let work = [(Slot(1), 1), (Slot(0), 1), (Slot(9), 0)].map(|(slot, advance)| SequenceWork { slot, advance });
     let out = net.stage.step(&work).unwrap();
     assert!(matches!(out[0], Err(ModelError::Sequence(_))) && matches!(out[2], Err(ModelError::Sequence(_))));
-    assert!(worst(&audio(&out[1].as_ref().unwrap().emit), &net.on_cpu(&codes)) <= 1e-4);
+    assert!(worst(&audio(out[1].as_ref().unwrap().emit.as_ref()), &net.on_cpu(&codes)) <= 1e-4);
 }
 
 #[test]
@@ -246,7 +244,7 @@ fn a_sequence_with_a_context_is_heard_from_where_its_reference_ends() {
     let want = net.in_pieces(&codes, &[8])[25 * 1920..].to_vec();
     let (context, own) = codes.split_at(25 * groups);
     let nothing = || (Vec::new(), None);
-    let speech = || (want.clone(), Some(Finish::Stop));
+    let speech = || (want.clone(), Some(FinishReason::Stop));
     // Two sequences take in the same reference side by side, the second one having come later.
     for slot in [Slot(0), Slot(1)] {
         net.open(slot, own, Some(context));
@@ -296,7 +294,7 @@ fn launching_waits_for_nothing() {
     for step in pending {
         let outcome = step.wait().unwrap();
         println!("{:?}", outcome.times.total.unwrap());
-        heard.extend(audio(&outcome.sequences[0].as_ref().unwrap().emit));
+        heard.extend(audio(outcome.sequences[0].as_ref().unwrap().emit.as_ref()));
     }
     net.stage.close(Slot(0));
     assert!(heard == net.in_pieces(&codes, &[8]));

@@ -2,12 +2,10 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device, Tensor};
-use omni_actors::core::ids::Slot;
+use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::model::ModelError;
 use omni_actors::model::checkpoint::Checkpoint;
-use omni_actors::model::stage::{
-    Emit, Finish, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, VocoderSpec,
-};
+use omni_actors::model::stage::{SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, VocoderSpec};
 use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::vocoder::Vocoder;
 use proptest::prelude::*;
@@ -208,10 +206,10 @@ fn behind(context: &[u32]) -> SequenceSpec {
     SequenceSpec::Vocoder(VocoderSpec { context: Some(context.into()), goes_on: false })
 }
 
-fn audio(emit: &Emit) -> &[f32] {
+fn audio(emit: Option<&StageData>) -> &[f32] {
     match emit {
-        Emit::Audio(samples) => samples,
-        Emit::None => &[],
+        Some(StageData::Audio(samples)) => samples,
+        None => &[],
         other => panic!("{other:?}"),
     }
 }
@@ -224,17 +222,17 @@ fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
     let (a, b) = (Slot(3), Slot(0));
     for (slot, codes) in [(a, &long), (b, &short)] {
         stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
-        stage.push_input(slot, SequenceInput::Codes(codes.clone()), true).unwrap();
+        stage.push_input(slot, Some(StageData::Codes(codes.clone())), true).unwrap();
     }
     assert_eq!(stage.live_sequences(), 2);
     let (mut from_a, mut from_b) = (Vec::new(), Vec::new());
     for (step, (of_a, of_b)) in [(1, 1), (3, 3), (5, 0)].into_iter().enumerate() {
         let work = [SequenceWork { slot: a, advance: of_a }, SequenceWork { slot: b, advance: of_b }];
         let out: Vec<_> = stage.step(&work).unwrap().into_iter().map(Result::unwrap).collect();
-        from_a.extend_from_slice(audio(&out[0].emit));
-        from_b.extend_from_slice(audio(&out[1].emit));
-        assert_eq!(out[0].finish, (step == 2).then_some(Finish::Stop));
-        assert_eq!(out[1].finish, (step == 1).then_some(Finish::Stop));
+        from_a.extend_from_slice(audio(out[0].emit.as_ref()));
+        from_b.extend_from_slice(audio(out[1].emit.as_ref()));
+        assert_eq!(out[0].finish, (step == 2).then_some(FinishReason::Stop));
+        assert_eq!(out[1].finish, (step == 1).then_some(FinishReason::Stop));
         assert_eq!(out[1].stale, step == 2);
     }
     assert_eq!(from_a, decode_at_once(&TINY, &long));
@@ -253,12 +251,12 @@ fn a_row_may_learn_of_its_end_after_its_last_frame_or_without_any() {
         let step = |stage: &mut Box<dyn StageModel>, advance| {
             stage.step(&[SequenceWork { slot, advance }]).unwrap().remove(0).unwrap()
         };
-        stage.push_input(slot, SequenceInput::Codes(some_codes(&TINY, frames)), false).unwrap();
+        stage.push_input(slot, Some(StageData::Codes(some_codes(&TINY, frames))), false).unwrap();
         assert_eq!(step(&mut stage, frames as u32).finish, None);
-        stage.push_input(slot, SequenceInput::Nothing, true).unwrap();
+        stage.push_input(slot, None, true).unwrap();
         let last = step(&mut stage, 0);
-        assert_eq!(last.finish, Some(Finish::Stop));
-        assert!(audio(&last.emit).is_empty());
+        assert_eq!(last.finish, Some(FinishReason::Stop));
+        assert!(audio(last.emit.as_ref()).is_empty());
         stage.close(slot);
     }
 }
@@ -269,15 +267,15 @@ fn a_bad_row_fails_alone() {
     let (good, bad) = (Slot(0), Slot(1));
     for slot in [good, bad] {
         stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
-        stage.push_input(slot, SequenceInput::Codes(some_codes(&TINY, 1)), false).unwrap();
+        stage.push_input(slot, Some(StageData::Codes(some_codes(&TINY, 1))), false).unwrap();
     }
     let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
     let size = TINY.config().codebook_size as u32;
     assert!(row(stage.open(good, SequenceSpec::Vocoder(VocoderSpec::default()))));
-    assert!(row(stage.push_input(bad, SequenceInput::Codes(vec![size; TINY.config().num_quantizers]), false)));
-    assert!(row(stage.push_input(bad, SequenceInput::Codes(vec![0]), false)));
-    assert!(row(stage.push_input(bad, SequenceInput::Tokens(vec![0]), false)));
-    assert!(row(stage.push_input(Slot(9), SequenceInput::Nothing, true)));
+    assert!(row(stage.push_input(bad, Some(StageData::Codes(vec![size; TINY.config().num_quantizers])), false)));
+    assert!(row(stage.push_input(bad, Some(StageData::Codes(vec![0])), false)));
+    assert!(row(stage.push_input(bad, Some(StageData::Tokens(vec![0])), false)));
+    assert!(row(stage.push_input(Slot(9), None, true)));
     let work = [
         SequenceWork { slot: bad, advance: 2 },
         SequenceWork { slot: good, advance: 1 },
@@ -286,7 +284,7 @@ fn a_bad_row_fails_alone() {
     let out = stage.step(&work).unwrap();
     assert!(matches!(out[0], Err(ModelError::Sequence(_))));
     assert!(matches!(out[2], Err(ModelError::Sequence(_))));
-    assert_eq!(audio(&out[1].as_ref().unwrap().emit), decode_at_once(&TINY, &some_codes(&TINY, 1)));
+    assert_eq!(audio(out[1].as_ref().unwrap().emit.as_ref()), decode_at_once(&TINY, &some_codes(&TINY, 1)));
 }
 
 #[test]
@@ -297,16 +295,16 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     let want = &decode_at_once(&TTS, &codes)[25 * 1920..];
     let (a, b, c) = (Slot(0), Slot(1), Slot(2));
     let nothing = || (Vec::new(), None);
-    let (wave, end) = (want.to_vec(), Some(Finish::Stop));
+    let (wave, end) = (want.to_vec(), Some(FinishReason::Stop));
     // Two rows take in the same reference side by side, the second one having come later.
     for (slot, context) in [(a, context), (b, context)] {
         stage.open(slot, behind(context)).unwrap();
-        stage.push_input(slot, SequenceInput::Codes(own.to_vec()), true).unwrap();
+        stage.push_input(slot, Some(StageData::Codes(own.to_vec())), true).unwrap();
     }
-    let step = |stage: &mut Box<dyn StageModel>, work: &[(Slot, u32)]| -> Vec<(Vec<f32>, Option<Finish>)> {
+    let step = |stage: &mut Box<dyn StageModel>, work: &[(Slot, u32)]| -> Vec<(Vec<f32>, Option<FinishReason>)> {
         let work: Vec<_> = work.iter().map(|(slot, advance)| SequenceWork { slot: *slot, advance: *advance }).collect();
         let outputs = stage.step(&work).unwrap().into_iter().map(Result::unwrap);
-        outputs.map(|output| (audio(&output.emit).to_vec(), output.finish)).collect()
+        outputs.map(|output| (audio(output.emit.as_ref()).to_vec(), output.finish)).collect()
     };
     assert_eq!(step(&mut stage, &[(a, 12)]), [nothing()]);
     assert_eq!(step(&mut stage, &[(b, 7), (a, 13)]), [nothing(), nothing()]);
@@ -316,7 +314,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     stage.close(a);
     stage.close(b);
     stage.open(c, behind(context)).unwrap();
-    stage.push_input(c, SequenceInput::Codes(own.to_vec()), true).unwrap();
+    stage.push_input(c, Some(StageData::Codes(own.to_vec())), true).unwrap();
     assert_eq!(step(&mut stage, &[(c, 25)]), [nothing()]);
     assert_eq!(step(&mut stage, &[(c, 5)]), [(wave, end)]);
 }
@@ -329,14 +327,14 @@ fn a_context_that_is_no_frames_or_not_waited_for_fails_its_row_alone() {
     assert!(row(stage.open(Slot(0), behind(&[128; 8]))));
     assert_eq!(stage.live_sequences(), 0);
     stage.open(Slot(0), behind(&some_codes(&TTS, 3))).unwrap();
-    stage.push_input(Slot(0), SequenceInput::Codes(some_codes(&TTS, 2)), true).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Codes(some_codes(&TTS, 2))), true).unwrap();
     for advance in [4, 0] {
         let out = stage.step(&[SequenceWork { slot: Slot(0), advance }]).unwrap();
         assert!(out[0].as_ref().is_err_and(|error| error.to_string().contains("of 3 frames of the context")));
     }
     let empty = VocoderSpec { context: Some(Vec::new().into()), goes_on: false };
     stage.open(Slot(1), SequenceSpec::Vocoder(empty)).unwrap();
-    stage.push_input(Slot(1), SequenceInput::Codes(some_codes(&TTS, 2)), false).unwrap();
+    stage.push_input(Slot(1), Some(StageData::Codes(some_codes(&TTS, 2))), false).unwrap();
     let out = stage.step(&[SequenceWork { slot: Slot(1), advance: 2 }]).unwrap();
-    assert_eq!(audio(&out[0].as_ref().unwrap().emit), decode_at_once(&TTS, &some_codes(&TTS, 2)));
+    assert_eq!(audio(out[0].as_ref().unwrap().emit.as_ref()), decode_at_once(&TTS, &some_codes(&TTS, 2)));
 }

@@ -309,7 +309,7 @@ mod in_a_launch {
     use super::*;
     use omni_actors::core::ids::Slot;
     use omni_actors::model::stage::{
-        Launched, PendingStep, SequenceInput, SequenceWork, StageFactory, StageModel, StepOutcome,
+        Launched, PendingStep, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
     };
     use omni_actors::model::{LoadError, ModelError, no_block};
     use omni_actors::telemetry;
@@ -364,7 +364,7 @@ mod in_a_launch {
             self.at(Place::Open);
             self.1.open(slot, spec)
         }
-        fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+        fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
             self.at(Place::Feed);
             self.1.push_input(slot, input, end)
         }

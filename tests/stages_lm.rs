@@ -5,12 +5,12 @@
 mod sequences;
 
 use candle_core::{Device, Tensor};
-use omni_actors::core::ids::Slot;
+use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::model::prompt::ChatPrompt;
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Emit, Finish, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec,
-    ThinkerMode, ThinkerSpec, VocoderSpec,
+    SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode,
+    ThinkerSpec, VocoderSpec,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
@@ -134,8 +134,8 @@ const VOICES: [&str; 8] = [
 
 fn rows(output: &SequenceOutput) -> Vec<Tensor> {
     match &output.emit {
-        Emit::Embeddings(rows) => vec![rows.tensor().unwrap()],
-        Emit::None => vec![],
+        Some(StageData::Embeddings(rows)) => vec![rows.tensor().unwrap()],
+        None => vec![],
         other => panic!("expected rows, got {other:?}"),
     }
 }
@@ -145,7 +145,7 @@ fn bits(t: &Tensor) -> Vec<u32> {
 }
 
 /// Answers and emitted rows, with the prompt in pieces of `chunk`.
-fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<Finish>) {
+fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishReason>) {
     let mut stage = golden.nets.thinker();
     stage.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     let (mut answer, mut emitted, mut left) = (vec![], vec![], golden.thinker.prompt.len() as u32);
@@ -168,8 +168,8 @@ fn speak(
     sequence: &TalkerSpec,
     text: &[Tensor],
     chunk: u32,
-) -> (Vec<Vec<u32>>, Option<Finish>) {
-    sequences::speak(stage, slot, sequence, SequenceInput::Embeddings(Tensor::cat(text, 0).unwrap().into()), chunk)
+) -> (Vec<Vec<u32>>, Option<FinishReason>) {
+    sequences::speak(stage, slot, sequence, Some(StageData::Embeddings(Tensor::cat(text, 0).unwrap().into())), chunk)
 }
 
 #[test]
@@ -191,14 +191,14 @@ fn every_golden_request_gives_its_tokens_and_codes_whatever_the_pieces_of_the_pr
 #[test]
 fn an_answer_that_ends_by_length_or_by_its_stop_token_says_so() {
     let (answer, text, finish) = think(&Golden::read("text_ethan"), 16);
-    assert_eq!((answer.len(), finish), (10, Some(Finish::Length)));
+    assert_eq!((answer.len(), finish), (10, Some(FinishReason::Length)));
     // User turn and header, then every token but the last, which is never embedded.
     let golden = Golden::read("text_ethan");
     let text_embeddings = text.iter().map(|t| t.dims()[0]).sum::<usize>();
     assert_eq!(text_embeddings as u32, golden.talker.prefill_embeddings() + 8);
     let stopped = Golden::read("text_ethan_thinker_eos");
     let (answer, _, finish) = think(&stopped, 16);
-    assert_eq!(finish, Some(Finish::Stop));
+    assert_eq!(finish, Some(FinishReason::Stop));
     assert_eq!(answer.last(), stopped.thinker.eos.last());
 }
 
@@ -231,11 +231,11 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
             answers[i].extend(output.sampled);
             for rows in rows(&output) {
                 fed[i] += rows.dims()[0] as u32;
-                talker.push_input(work.slot, SequenceInput::Embeddings(rows.into()), false).unwrap();
+                talker.push_input(work.slot, Some(StageData::Embeddings(rows.into())), false).unwrap();
             }
             if output.finish.is_some() {
                 thinking[i] = false;
-                talker.push_input(work.slot, SequenceInput::Nothing, true).unwrap();
+                talker.push_input(work.slot, None, true).unwrap();
             }
         }
         let mut work = vec![];
@@ -251,7 +251,7 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
         }
         for (work, output) in work.iter().zip(talker.step(&work).unwrap()) {
             let (i, output) = (work.slot.0 as usize, output.unwrap());
-            if let Emit::Codes(frame) = output.emit {
+            if let Some(StageData::Codes(frame)) = output.emit {
                 codes[i].push(frame);
             }
             speaking[i] = output.finish.is_none();
@@ -322,14 +322,14 @@ fn a_seed_gives_the_same_speech_beside_other_rows() {
     let mut stage = VOICE.talker();
     for (slot, seed) in [(0, 5), (1, 7), (2, 9)] {
         stage.open(Slot(slot), SequenceSpec::Talker(sequence(seed))).unwrap();
-        stage.push_input(Slot(slot), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
+        stage.push_input(Slot(slot), Some(StageData::Embeddings(Tensor::cat(&text, 0).unwrap().into())), true).unwrap();
     }
     let mut together = vec![];
     for turn in 0..=alone.len() {
         let advance = if turn == 0 { sequence(0).prefill_positions() } else { 1 };
         let work = [2, 1, 0].map(|slot| SequenceWork { slot: Slot(slot), advance });
         let outputs = stage.step(&work).unwrap();
-        if let Emit::Codes(frame) = &outputs[1].as_ref().unwrap().emit {
+        if let Some(StageData::Codes(frame)) = &outputs[1].as_ref().unwrap().emit {
             together.push(frame.clone());
         }
     }
@@ -352,7 +352,7 @@ fn steps_after_the_end_are_stale_and_do_nothing() {
         for _ in 0..3 {
             let late = step(&mut **stage, 4, 1);
             assert!(late.stale && late.sampled.is_none() && late.finish.is_none());
-            assert!(matches!(late.emit, Emit::None));
+            assert!(matches!(late.emit, None));
         }
         assert_eq!(stage.live_sequences(), 1);
         stage.close(Slot(4));
@@ -376,13 +376,13 @@ fn a_sequence_that_follows_text_emits_what_a_sampled_sequence_emits() {
         assert_eq!((output.sampled, output.finish), (None, None));
         emitted.extend(rows(&output));
     }
-    stage.push_input(Slot(0), SequenceInput::Tokens(words[..3].to_vec()), false).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Tokens(words[..3].to_vec())), false).unwrap();
     let output = step(&mut *stage, 0, 3);
     assert_eq!((output.sampled, output.finish), (Some(words[2]), None));
     emitted.extend(rows(&output));
-    stage.push_input(Slot(0), SequenceInput::Tokens(words[3..].to_vec()), true).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Tokens(words[3..].to_vec())), true).unwrap();
     let output = step(&mut *stage, 0, words.len() as u32 - 3);
-    assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(Finish::Stop)));
+    assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(FinishReason::Stop)));
     emitted.extend(rows(&output));
     assert_eq!(bits(&Tensor::cat(&emitted, 0).unwrap()), bits(&Tensor::cat(&sampled, 0).unwrap()));
     assert!(step(&mut *stage, 0, 1).stale);
@@ -396,12 +396,12 @@ fn the_end_of_followed_text_may_come_late() {
     stage.open(Slot(0), SequenceSpec::Thinker(sequence)).unwrap();
     step(&mut *stage, 0, golden.thinker.prompt.len() as u32);
     assert!(step_sequence(&mut *stage, 0, 0).is_err(), "the input has not ended");
-    stage.push_input(Slot(0), SequenceInput::Tokens(vec![5]), false).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Tokens(vec![5])), false).unwrap();
     assert!(step_sequence(&mut *stage, 0, 2).is_err(), "only one token is there");
     assert_eq!(step(&mut *stage, 0, 1).finish, None);
-    stage.push_input(Slot(0), SequenceInput::Nothing, true).unwrap();
+    stage.push_input(Slot(0), None, true).unwrap();
     let output = step(&mut *stage, 0, 0);
-    assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
+    assert_eq!((output.sampled, output.finish), (None, Some(FinishReason::Stop)));
 }
 
 #[test]
@@ -413,7 +413,7 @@ fn a_text_only_row_emits_nothing() {
     let mut answer = vec![];
     loop {
         let output = step(&mut *stage, 0, advance);
-        assert!(matches!(output.emit, Emit::None));
+        assert!(matches!(output.emit, None));
         answer.extend(output.sampled);
         if output.finish.is_some() {
             break;
@@ -429,10 +429,10 @@ fn a_sequence_that_ignores_the_end_makes_exactly_the_frames_it_is_allowed() {
     let (_, text, _) = think(&golden, 1000);
     let long = TalkerSpec { ignore_eos: true, max_tokens: 61, ..golden.talker.clone() };
     let (frames, finish) = speak(&mut *VOICE.talker(), 0, &long, &text, 1000);
-    assert_eq!((frames.len(), finish), (60, Some(Finish::Length)));
+    assert_eq!((frames.len(), finish), (60, Some(FinishReason::Length)));
     assert!(frames.iter().flatten().all(|code| *code < 512));
     let one = TalkerSpec { max_tokens: 1, ..golden.talker };
-    assert_eq!(speak(&mut *VOICE.talker(), 0, &one, &text, 1000), (vec![], Some(Finish::Length)));
+    assert_eq!(speak(&mut *VOICE.talker(), 0, &one, &text, 1000), (vec![], Some(FinishReason::Length)));
 }
 
 #[test]
@@ -443,7 +443,9 @@ fn a_frame_waits_for_its_text_embedding() {
     let ready = golden.talker.prefill_embeddings() as usize;
     let mut stage = VOICE.talker();
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    stage.push_input(Slot(0), SequenceInput::Embeddings(text.narrow(0, 0, ready - 1).unwrap().into()), false).unwrap();
+    stage
+        .push_input(Slot(0), Some(StageData::Embeddings(text.narrow(0, 0, ready - 1).unwrap().into())), false)
+        .unwrap();
     let early = step_sequence(&mut *stage, 0, golden.talker.prefill_positions()).unwrap_err();
     assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input embeddings")), "{early}");
     let mut codes = vec![];
@@ -453,15 +455,15 @@ fn a_frame_waits_for_its_text_embedding() {
             let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
             assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
         }
-        stage.push_input(Slot(0), SequenceInput::Embeddings(text.narrow(0, at, 1).unwrap().into()), false).unwrap();
-        if let Emit::Codes(frame) = step(&mut *stage, 0, advance).emit {
+        stage.push_input(Slot(0), Some(StageData::Embeddings(text.narrow(0, at, 1).unwrap().into())), false).unwrap();
+        if let Some(StageData::Codes(frame)) = step(&mut *stage, 0, advance).emit {
             codes.push(frame);
         }
     }
-    stage.push_input(Slot(0), SequenceInput::Nothing, true).unwrap();
+    stage.push_input(Slot(0), None, true).unwrap();
     loop {
         let output = step(&mut *stage, 0, 1);
-        if let Emit::Codes(frame) = output.emit {
+        if let Some(StageData::Codes(frame)) = output.emit {
             codes.push(frame);
         }
         if output.finish.is_some() {
@@ -478,9 +480,9 @@ fn an_empty_answer_has_nothing_to_speak() {
     let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
     let mut stage = VOICE.talker();
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    stage.push_input(Slot(0), SequenceInput::Embeddings(rows.into()), true).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Embeddings(rows.into())), true).unwrap();
     let output = step(&mut *stage, 0, 0);
-    assert_eq!((output.sampled, output.finish), (None, Some(Finish::Stop)));
+    assert_eq!((output.sampled, output.finish), (None, Some(FinishReason::Stop)));
     assert!(step(&mut *stage, 0, 0).stale);
 }
 
@@ -517,7 +519,7 @@ fn a_full_context_fails_its_row_and_no_other() {
     let (_, text, _) = think(&golden, 1000);
     let mut talker = nets.talker();
     talker.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    talker.push_input(Slot(0), SequenceInput::Embeddings(Tensor::cat(&text, 0).unwrap().into()), true).unwrap();
+    talker.push_input(Slot(0), Some(StageData::Embeddings(Tensor::cat(&text, 0).unwrap().into())), true).unwrap();
     assert_eq!(golden.talker.prefill_positions(), 28);
     step(&mut *talker, 0, 28);
     step(&mut *talker, 0, 1);
@@ -551,15 +553,15 @@ fn input_that_does_not_fit_is_refused_and_harms_nobody() {
     refused(talker.open(Slot(0), SequenceSpec::Talker(TalkerSpec { max_tokens: 0, ..golden.talker.clone() })));
     thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     refused(thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())));
-    refused(thinker.push_input(Slot(0), SequenceInput::Tokens(vec![1]), false));
+    refused(thinker.push_input(Slot(0), Some(StageData::Tokens(vec![1])), false));
     talker.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    refused(talker.push_input(Slot(0), SequenceInput::Codes(vec![1]), false));
+    refused(talker.push_input(Slot(0), Some(StageData::Codes(vec![1])), false));
     refused(talker.push_input(
         Slot(0),
-        SequenceInput::Embeddings(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap().into()),
+        Some(StageData::Embeddings(Tensor::zeros((2, 7), candle_core::DType::F32, &Device::Cpu).unwrap().into())),
         false,
     ));
-    refused(talker.push_input(Slot(9), SequenceInput::Nothing, true));
+    refused(talker.push_input(Slot(9), None, true));
     assert!(step_sequence(&mut *thinker, 0, 40).is_err(), "more than the prompt has");
     assert!(step_sequence(&mut *thinker, 8, 1).is_err(), "not open");
     assert_eq!(step(&mut *thinker, 0, 39).sampled, Some(golden.answer()[0]));

@@ -6,12 +6,10 @@
 mod sequences;
 
 use candle_core::{DType, Device, Tensor};
-use omni_actors::core::ids::Slot;
+use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::model::prompt::{Reference, Speaker, TtsPrompter, TtsRequest};
 use omni_actors::model::sampling::SamplingParams;
-use omni_actors::model::stage::{
-    Emit, Finish, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec,
-};
+use omni_actors::model::stage::{SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec};
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::talker::{CodecSide, Talker, TalkerPrompt, TextSide, Trailing};
 use omni_actors::model::{Checkpoint, ModelError};
@@ -122,15 +120,15 @@ impl Golden {
 
 #[test]
 fn every_golden_request_gives_its_codes_whatever_the_pieces_of_the_prompt() {
-    let others = [("voice_design_english", Finish::Length), ("cv_streaming_auto_vivian_eos", Finish::Stop)];
-    let limited = CUSTOM.into_iter().chain(BASE).map(|name| (name, Finish::Length));
+    let others = [("voice_design_english", FinishReason::Length), ("cv_streaming_auto_vivian_eos", FinishReason::Stop)];
+    let limited = CUSTOM.into_iter().chain(BASE).map(|name| (name, FinishReason::Length));
     for (name, ends) in limited.chain(others) {
         let golden = Golden::read(name);
         let nets = golden.nets();
         let prompt = nets.prompter.prompt(&golden.request()).unwrap();
         let sequence = golden.sequence(prompt.prompt);
         for chunk in [1000, 1, 3, 7] {
-            let input = SequenceInput::Tokens(prompt.tokens.clone());
+            let input = Some(StageData::Tokens(prompt.tokens.clone()));
             let (codes, finish) = speak(&mut *nets.stage(), 0, &sequence, input, chunk);
             assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
             assert_eq!(finish, Some(ends), "{name}");
@@ -160,10 +158,10 @@ fn text_may_arrive_a_token_at_a_time() {
         let early = step_sequence(&mut *stage, 0, sequence.prefill_positions()).unwrap_err();
         assert!(matches!(&early, ModelError::Sequence(text) if text.contains("input embeddings")), "{early}");
         let first = waiting.drain(..sequence.prefill_embeddings() as usize).collect();
-        stage.push_input(Slot(0), SequenceInput::Tokens(first), false).unwrap();
+        stage.push_input(Slot(0), Some(StageData::Tokens(first)), false).unwrap();
         let mut output = step(&mut *stage, 0, sequence.prefill_positions());
         loop {
-            if let Emit::Codes(frame) = &output.emit {
+            if let Some(StageData::Codes(frame)) = &output.emit {
                 codes.push(frame.clone());
             }
             if output.finish.is_some() {
@@ -172,7 +170,7 @@ fn text_may_arrive_a_token_at_a_time() {
             if let Some(token) = waiting.pop_front() {
                 let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
                 assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
-                stage.push_input(Slot(0), SequenceInput::Tokens(vec![token]), waiting.is_empty()).unwrap();
+                stage.push_input(Slot(0), Some(StageData::Tokens(vec![token])), waiting.is_empty()).unwrap();
             }
             output = step(&mut *stage, 0, 1);
         }
@@ -196,7 +194,7 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothin
             if let Some(sequence) = rows.get(round / 3).filter(|_| round % 3 == 0) {
                 let slot = Slot(round as u32 / 3);
                 stage.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
-                stage.push_input(slot, SequenceInput::Tokens(prompts[round / 3].tokens.clone()), true).unwrap();
+                stage.push_input(slot, Some(StageData::Tokens(prompts[round / 3].tokens.clone())), true).unwrap();
             }
             // A step is asked for before anybody has seen that the one before it ended the sequence: two come late.
             let mut work = vec![];
@@ -212,7 +210,7 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothin
                 let (i, output) = (work.slot.0 as usize, output.unwrap());
                 assert_eq!(output.stale, over[i] > 0);
                 over[i] += u32::from(output.finish.is_some() || over[i] > 0);
-                if let Emit::Codes(frame) = output.emit {
+                if let Some(StageData::Codes(frame)) = output.emit {
                     codes[i].push(frame);
                 }
             }
@@ -236,7 +234,7 @@ fn a_seed_gives_the_same_speech_beside_other_rows_and_voices() {
         seed,
         ..golden[i].sequence(prompts[i].prompt.clone())
     };
-    let tokens = |i: usize| SequenceInput::Tokens(prompts[i].tokens.clone());
+    let tokens = |i: usize| Some(StageData::Tokens(prompts[i].tokens.clone()));
     let alone: Vec<_> = (0..4).map(|i| speak(&mut *nets.stage(), 0, &sequence(i, 7), tokens(i), 1000).0).collect();
     assert_ne!(alone[0], speak(&mut *nets.stage(), 0, &sequence(0, 8), tokens(0), 1000).0);
     let mut stage = nets.stage();
@@ -249,7 +247,7 @@ fn a_seed_gives_the_same_speech_beside_other_rows_and_voices() {
         let advance = |i: usize| if turn == 0 { sequence(i, 7).prefill_positions() } else { 1 };
         let work = [2, 0, 3, 1].map(|i| SequenceWork { slot: Slot(i as u32), advance: advance(i) });
         for (work, output) in work.iter().zip(stage.step(&work).unwrap()) {
-            if let Emit::Codes(frame) = output.unwrap().emit {
+            if let Some(StageData::Codes(frame)) = output.unwrap().emit {
                 together[work.slot.0 as usize].push(frame);
             }
         }
@@ -266,7 +264,7 @@ fn the_end_is_not_sampled_before_the_least_number_of_tokens() {
     let prompt = nets.prompter.prompt(&golden.request()).unwrap();
     let spoken = |least| {
         let sequence = TalkerSpec { min_tokens: least, ..golden.sequence(prompt.prompt.clone()) };
-        speak(&mut *nets.stage(), 0, &sequence, SequenceInput::Tokens(prompt.tokens.clone()), 1000).0
+        speak(&mut *nets.stage(), 0, &sequence, Some(StageData::Tokens(prompt.tokens.clone())), 1000).0
     };
     assert_eq!(spoken(0), Vec::<Vec<u32>>::new());
     let frames = spoken(3);
@@ -302,16 +300,16 @@ fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
     }
     let refused =
         |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Sequence(_))), "{result:?}");
-    refused(stage.push_input(Slot(0), SequenceInput::Tokens(vec![512]), false));
-    refused(stage.push_input(Slot(0), SequenceInput::Codes(vec![1]), false));
+    refused(stage.push_input(Slot(0), Some(StageData::Tokens(vec![512])), false));
+    refused(stage.push_input(Slot(0), Some(StageData::Codes(vec![1])), false));
     refused(stage.push_input(
         Slot(0),
-        SequenceInput::Embeddings(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap().into()),
+        Some(StageData::Embeddings(Tensor::zeros((1, 80), DType::F32, &Device::Cpu).unwrap().into())),
         false,
     ));
     assert_eq!(stage.live_sequences(), 1);
     stage.close(Slot(0));
-    let (codes, _) = speak(&mut *stage, 0, &sequence, SequenceInput::Tokens(prompt.tokens), 1000);
+    let (codes, _) = speak(&mut *stage, 0, &sequence, Some(StageData::Tokens(prompt.tokens)), 1000);
     assert_eq!(codes, golden.codes());
 }
 
@@ -325,7 +323,7 @@ fn a_sequence_that_goes_on_says_what_it_would_have_said() {
         let sampling = SamplingParams { frequency_penalty: 0.2, presence_penalty: 0.1, ..defaults.talker };
         let sequence =
             TalkerSpec { sampling, predictor: defaults.predictor, seed: 7, ..golden.sequence(prompt.prompt.clone()) };
-        let tokens = || SequenceInput::Tokens(prompt.tokens.clone());
+        let tokens = || Some(StageData::Tokens(prompt.tokens.clone()));
         let (whole, finish) = speak(&mut *nets.stage(), 0, &sequence, tokens(), 1000);
         let (groups, inputs) = (whole[0].len(), prompt.tokens.len() as u32);
         let mut stage = nets.stage();
@@ -352,7 +350,7 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
         seed: 7,
         ..golden.sequence(prompt.prompt.clone())
     };
-    let tokens = || SequenceInput::Tokens(prompt.tokens.clone());
+    let tokens = || Some(StageData::Tokens(prompt.tokens.clone()));
     let (sampled, finish) = speak(&mut *nets.stage(), 0, &sequence, tokens(), 1000);
     assert_eq!(sampled.len(), 23);
     for frames in [0, 1, 9, 23] {
@@ -374,10 +372,10 @@ fn forced_codes_are_said_and_what_follows_is_as_if_they_had_been_sampled() {
         let picked = output.picked.unwrap();
         assert_eq!(output.sampled, Some(frame[0]));
         if at == 6 {
-            assert_eq!((output.finish, picked.len()), (Some(Finish::Stop), 1));
+            assert_eq!((output.finish, picked.len()), (Some(FinishReason::Stop), 1));
             break;
         }
-        assert!(matches!(output.emit, Emit::Codes(codes) if codes == *frame));
+        assert!(matches!(output.emit, Some(StageData::Codes(codes)) if codes == *frame));
         if at == 0 {
             assert_eq!(picked[0], sampled[0][0]);
         }

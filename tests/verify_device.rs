@@ -6,7 +6,7 @@ use candle_core::Device;
 use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
 use omni_actors::model::stage::{
-    Emit, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel, StepOutcome,
+    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::vocoder::VocoderFactory;
@@ -52,7 +52,7 @@ impl StageModel for Changed {
         self.inner.open(slot, spec)
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         self.inner.push_input(slot, input, end)
     }
 
@@ -128,8 +128,8 @@ fn picks_that_are_others_fail_all_cases_together() {
 #[test]
 fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their_cases() {
     let quieter = |output: &mut SequenceOutput| match &mut output.emit {
-        Emit::Audio(samples) => samples.iter_mut().for_each(|sample| *sample *= 0.985),
-        Emit::Codes(codes) => codes[3] ^= 1,
+        Some(StageData::Audio(samples)) => samples.iter_mut().for_each(|sample| *sample *= 0.985),
+        Some(StageData::Codes(codes)) => codes[3] ^= 1,
         _ => {}
     };
     let (summary, lines) = run(&OnCpu { precision: Precision::Bf16, change: quieter }, TTS);

@@ -13,9 +13,8 @@ use omni_core::ids::{Attempt, RequestId, Seq, Slot, StepId};
 use omni_core::scheduler::{Plan, PlannedSequence, SequenceDone};
 use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite};
 use omni_model::ModelError;
-use omni_model::stage::{DeviceTimes, Emit, Finish, Launched, SequenceOutput};
+use omni_model::stage::{DeviceTimes, Launched, SequenceOutput, StageData};
 use omni_telemetry::trace::{self, Component, Ran, SequenceShare, What};
-use omni_transfer::payload::End;
 use ractor::ActorRef;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -252,26 +251,24 @@ impl Completion {
             }
         };
         let made = match &output.emit {
-            Emit::None => 0,
-            Emit::Embeddings(sequences) => sequences.shape().0 as u32,
-            Emit::Codes(_) => 1,
-            Emit::Audio(_) => planned.advance,
+            None => 0,
+            Some(StageData::Embeddings(sequences)) => sequences.shape().0 as u32,
+            Some(StageData::Tokens(tokens)) => tokens.len() as u32,
+            Some(StageData::Codes(_)) => 1,
+            Some(StageData::Audio(_)) => planned.advance,
         };
         // What an earlier attempt passed on is made once more by sequences only, which are looked up and not computed.
         let passed = sequence.deliver_from.saturating_sub(sequence.units).min(made);
         sequence.units += passed;
         let (units, emit) = match output.emit {
-            Emit::Embeddings(sequences) if passed > 0 => match sequences.behind(passed as usize) {
-                Ok(rest) => (made - passed, rest.map_or(Emit::None, Emit::Embeddings)),
+            Some(StageData::Embeddings(sequences)) if passed > 0 => match sequences.behind(passed as usize) {
+                Ok(rest) => (made - passed, rest.map(StageData::Embeddings)),
                 Err(error) => return TicketSequence::Failed { request, reason: error.to_string() },
             },
             emit => (made, emit),
         };
-        let bytes = emit.bytes();
-        let end = output.finish.map(|finish| match finish {
-            Finish::Stop => End::Stop,
-            Finish::Length => End::Length,
-        });
+        let bytes = emit.as_ref().map_or(0, StageData::bytes);
+        let end = output.finish;
         let token = output.sampled.filter(|_| sequence.deliver.tokens).map(|token| (Seq(sequence.tokens), token));
         let seq = Seq(sequence.units);
         sequence.units += units;

@@ -8,7 +8,7 @@ use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGenerat
 use omni_core::ids::{Attempt, RequestId, Seq};
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
-use omni_model::stage::SequenceInput;
+use omni_model::stage::StageData;
 use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
@@ -265,8 +265,9 @@ impl InboundState {
     fn push_input(&self, payload: Payload) -> Result<(), ActorFailure> {
         let Payload { header, parts, leases } = payload;
         let (request, units, end) = (header.request, header.units, header.end.is_some());
-        let inputs = match parts.into_iter().map(|part| input(header.kind, part)).collect::<Option<Vec<_>>>() {
-            _ if units == 0 => vec![SequenceInput::Nothing],
+        let inputs = match parts.into_iter().map(|part| input(header.kind, part).map(Some)).collect::<Option<Vec<_>>>()
+        {
+            _ if units == 0 => vec![None],
             Some(inputs) if !inputs.is_empty() => inputs,
             _ => {
                 let reason = format!("a payload of {} without its data", header.kind.as_str());
@@ -291,11 +292,11 @@ fn event(header: &Header) -> FaultEvent {
 }
 
 /// What a part of a payload is to a stage.
-fn input(kind: Kind, part: Part) -> Option<SequenceInput> {
+fn input(kind: Kind, part: Part) -> Option<StageData> {
     match (kind, part) {
-        (Kind::Embeddings, Part::Embeddings(sequences)) => Some(SequenceInput::Embeddings(sequences)),
-        (Kind::Codes, Part::U32(codes)) => Some(SequenceInput::Codes(codes)),
-        (Kind::Tokens, Part::U32(tokens)) => Some(SequenceInput::Tokens(tokens)),
+        (Kind::Embeddings, Part::Embeddings(sequences)) => Some(StageData::Embeddings(sequences)),
+        (Kind::Codes, Part::U32(codes)) => Some(StageData::Codes(codes)),
+        (Kind::Tokens, Part::U32(tokens)) => Some(StageData::Tokens(tokens)),
         _ => None,
     }
 }

@@ -10,7 +10,7 @@ use omni_core::scheduler::Plan;
 use omni_fault::{Begun, FaultEvent, FaultKind, FaultPoint, FaultSite, Injected};
 use omni_model::ModelError;
 use omni_model::no_block;
-use omni_model::stage::{SequenceInput, SequenceSpec, SequenceWork, StageModel};
+use omni_model::stage::{SequenceSpec, SequenceWork, StageData, StageModel};
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Component, What};
 use omni_transfer::lease::Lease;
@@ -34,7 +34,7 @@ pub(super) enum Command {
     },
     Input {
         header: Header,
-        input: SequenceInput,
+        input: Option<StageData>,
         end: bool,
         leases: Vec<Lease>,
     },

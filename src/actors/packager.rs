@@ -5,15 +5,15 @@ use super::connector::OutboundMessage;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Outputs, Queued, Role, StageGeneration};
 use candle_core::Tensor;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName, StepId};
+use omni_core::ids::{Attempt, FinishReason, RequestId, Seq, StageName, StepId};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::ModelError;
 use omni_model::embeddings::Embeddings;
-use omni_model::stage::Emit;
+use omni_model::stage::StageData;
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Component, What};
 use omni_transfer::lease::Lease;
-use omni_transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_transfer::payload::{Header, Kind, Part, Payload};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,10 +29,10 @@ pub(super) struct Output {
     /// Position and number of the units of `emit`.
     pub seq: Seq,
     pub units: u32,
-    pub emit: Emit,
+    pub emit: Option<StageData>,
     /// The sampled token and its position, for the client.
     pub token: Option<(Seq, u32)>,
-    pub end: Option<End>,
+    pub end: Option<FinishReason>,
     /// For as long as this is in use.
     pub lease: Lease,
 }
@@ -169,10 +169,11 @@ impl PackagerState {
         for output in outputs {
             tokens.extend(output.token.map(|(_, token)| token));
             match output.emit {
-                Emit::None => {}
-                Emit::Embeddings(some) => embeddings.push(some),
-                Emit::Codes(frame) => codes.extend(frame),
-                Emit::Audio(chunk) => samples.extend(chunk),
+                None => {}
+                Some(StageData::Embeddings(some)) => embeddings.push(some),
+                Some(StageData::Tokens(more)) => tokens.extend(more),
+                Some(StageData::Codes(frame)) => codes.extend(frame),
+                Some(StageData::Audio(chunk)) => samples.extend(chunk),
             }
             leases.push(output.lease);
         }

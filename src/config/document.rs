@@ -6,14 +6,14 @@ use toml::Spanned;
 use toml::Value;
 use toml::de::{DeTable, DeValue};
 
-/// A value somebody wrote.
+/// A value of the file or the command line.
 #[derive(Clone, Debug)]
 pub(super) struct Leaf {
     pub value: Value,
     pub line: Option<usize>,
 }
 
-/// What somebody wrote: values by path, and the sections they stand in.
+/// What the user wrote: values by path, and the sections they stand in.
 #[derive(Debug, Default)]
 pub(super) struct Document {
     pub leaves: BTreeMap<String, Leaf>,
@@ -59,8 +59,8 @@ impl Document {
                 }
             }
             other => {
-                // A DeValue keeps numbers as text, so that any size can be told; those that fit no i64 stay text here
-                // and are refused by whoever wants a number.
+                // A DeValue keeps numbers as text, so that an error can show one of any size. A number that fits no i64
+                // stays text here, and the reader refuses it where a key needs a number.
                 let value = plain(other);
                 self.leaves.insert(path, Leaf { value, line: Some(line) });
             }

@@ -1,4 +1,4 @@
-//! Everything that is wrong with a config, told at once.
+//! Errors of a config: everything that is wrong with it, in one list.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -40,7 +40,7 @@ pub enum ConfigError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The file was read; these things in it are wrong.

@@ -1,4 +1,4 @@
-//! `[[keys]]`: who may use the server, and what they may have. The config holds hashes; a key in clear is never kept.
+//! `[[keys]]`: which clients may use the server, and what each may have. The config holds hashes, never a key itself.
 
 use super::reader::Reader;
 use sha2::{Digest, Sha256};
@@ -8,13 +8,13 @@ use toml::Value;
 /// One of `[[keys]]`.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct KeyConfig {
-    /// Whose it is, for logs and people.
+    /// Name of the client that has it, for logs.
     pub name: String,
     /// SHA-256 of the key.
     pub sha256: [u8; 32],
     /// Share of the places, against those of other keys.
     pub weight: u32,
-    /// Requests in flight; `None`: as many as there are places.
+    /// Requests in flight; `None`: `limits.max_requests`.
     pub max_requests: Option<usize>,
     /// Requests accepted in a minute; `None`: no limit.
     pub requests_per_minute: Option<u32>,

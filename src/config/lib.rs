@@ -113,16 +113,16 @@ pub enum CheckpointSource {
 /// `[speech]`
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct SpeechConfig {
-    /// The user turn that a spoken text is put behind; `{text}` stands for the text. Default `Say: {text}`.
+    /// The user turn in front of a spoken text; `{text}` stands for the text. Default `Say: {text}`.
     pub prompt: String,
     /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
     /// commas, then at spaces. `None` is what suits the family.
     pub max_segment_chars: Option<usize>,
-    /// Whether numbers, signs and abbreviations are written out in English words before they are spoken, by Qwen3-Omni
-    /// checkpoints. On for the embedded voice unless the file says otherwise.
+    /// Whether the planner of Qwen3-Omni spells numbers, signs and abbreviations out in English words. On for the embedded
+    /// voice unless the file says otherwise.
     pub spell_out: bool,
-    /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is being spoken and the writer pauses
-    /// inside a sentence for this long, the words that are there are spoken.
+    /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is left to speak and the writer pauses
+    /// inside a sentence for this long, the words so far become a sentence.
     pub flush_after: Duration,
     /// A stream that is this far ahead of its listener waits while another one needs the device.
     pub lead_cap: Duration,
@@ -145,7 +145,7 @@ pub struct ServerConfig {
     pub idle_timeout: Duration,
     /// Whether clients without a key may come from other machines.
     pub allow_anonymous: bool,
-    /// Who may use it; empty: everybody who can reach it.
+    /// Keys of the clients that may use it; empty: every client that can reach it may.
     pub keys: Vec<KeyConfig>,
     /// How long running streams may go on after the first Ctrl-C or SIGTERM.
     pub drain_grace: Duration,
@@ -171,19 +171,19 @@ pub struct LimitsConfig {
 /// What decides whether a request is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum AdmissionMode {
-    /// Whether it, and those who are there, can be served in time.
+    /// Whether the new stream and all running ones can be expected to be in time.
     Deadlines,
     /// Whether there is a place.
     Places,
 }
 
 impl ServerConfig {
-    /// Why it must not listen where it is told to, if so.
+    /// Why the server must not listen at `listen`, if it must not.
     pub fn too_open(&self) -> Option<&'static str> {
         let open = !self.listen.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
         open.then_some(
             "can be reached from other machines, and there are no [[keys]]: add some (docs/security.md), or let \
-             everybody in with server.allow_anonymous = true",
+             every client in with server.allow_anonymous = true",
         )
     }
 }
@@ -248,8 +248,8 @@ pub struct StageConfig {
     pub chunk_ramp: Vec<Frames>,
     /// Vocoder only, `None` for the others: most frames of one step, over all sequences.
     pub max_step_frames: Option<u32>,
-    /// Talker only, empty for the others: sequences, ascending, for which a GPU has a captured graph of a frame. A step runs
-    /// the smallest that holds its sequences.
+    /// Talker only, empty for the others: batch sizes, ascending, for which a GPU captures the graph of a frame. A step
+    /// runs the smallest graph that holds its sequences.
     pub buckets: Vec<u32>,
 }
 
@@ -269,9 +269,9 @@ pub struct TransferConfig {
     pub async_d2h: bool,
     /// Whether copies to a device run beside its steps, as soon as there is something to copy; off: in the step.
     pub async_h2d: bool,
-    /// Whether a stage on the same device is handed the producer's buffer; off: the host's copy of it.
+    /// Whether a stage on the same device gets the producer's buffer; off: the host's copy of it.
     pub device_handover: bool,
-    /// Whether what is decoded from a frame stays where the frame is until it is used; off: it is copied.
+    /// Whether decoded embeddings stay in their frame until they are used; off: they are copied out.
     pub zero_copy: bool,
 }
 
@@ -318,7 +318,7 @@ impl Placement {
 /// `[supervision]`
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct SupervisionConfig {
-    /// First pause before a restart; doubles with each failure in a sequence.
+    /// First pause before a restart; doubles with each failure in a row.
     pub backoff: Duration,
     /// Longest pause.
     pub max_backoff: Duration,
@@ -326,7 +326,7 @@ pub struct SupervisionConfig {
     pub max_restarts: usize,
     /// See `max_restarts`.
     pub meltdown_window: Duration,
-    /// A runner that has not turned for this long, with work to do, counts as failed.
+    /// A model runner that has work and has launched nothing for this long counts as failed.
     pub watchdog: Duration,
 }
 
@@ -344,8 +344,8 @@ pub struct TelemetryConfig {
 /// `[drill]`
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct DrillConfig {
-    /// Whether faults can be planned while the engine runs: by `/debug/faults`, and by whoever holds the engine.
+    /// Whether faults can be planned while the engine runs: at `/debug/faults`, and by a program that has the engine.
     pub enabled: bool,
-    /// By which the chances of rules are drawn.
+    /// Seed of the chances of rules.
     pub seed: u64,
 }

@@ -131,7 +131,7 @@ impl Reader {
         self.problem(None, key, None, message.into());
     }
 
-    /// Every problem, those about keys that nobody looked up included, by line.
+    /// Every problem, those about keys that were never looked up included, by line.
     pub fn finish(mut self) -> (Vec<Declared>, Vec<Problem>) {
         let sections: BTreeSet<String> = self.declared.iter().flat_map(|declared| parents(&declared.key)).collect();
         let unknown: Vec<(String, Option<usize>)> = self
@@ -197,17 +197,17 @@ fn nearest(path: &str, known: &[&str]) -> String {
 /// Letters to insert, delete or change.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
-    let mut sequence: Vec<usize> = (0..=b.len()).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {
-        let mut corner = sequence[0];
-        sequence[0] = i + 1;
+        let mut corner = row[0];
+        row[0] = i + 1;
         for (j, y) in b.iter().enumerate() {
             let change = corner + usize::from(x != *y);
-            corner = sequence[j + 1];
-            sequence[j + 1] = change.min(sequence[j] + 1).min(corner + 1);
+            corner = row[j + 1];
+            row[j + 1] = change.min(row[j] + 1).min(corner + 1);
         }
     }
-    sequence[b.len()]
+    row[b.len()]
 }
 
 #[cfg(test)]

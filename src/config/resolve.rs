@@ -149,7 +149,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     let limits = LimitsConfig {
         max_requests: r.int("limits.max_requests", 16, 1..=4096),
         admission: r.choice("limits.admission", "deadlines", &admission).unwrap_or(AdmissionMode::Deadlines),
-        // Longer than anybody likes to wait, so that only overload breaks it.
+        // Longer than a listener likes to wait, so that only overload breaks it.
         first_audio_deadline: r.duration("limits.first_audio_deadline", secs(2), ms(10)..=DAY),
         // A long chapter of a book; OpenAI's speech route takes 4096.
         max_input_chars: r.int("limits.max_input_chars", 65_536, 1..=10_000_000),
@@ -387,11 +387,10 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
 
 fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {
     let allowed = "a list of 1 to 16 ascending whole numbers from 1 to 256".to_owned();
-    let sequences =
-        |value: &Value| u32::try_from(value.as_integer()?).ok().filter(|sequences| (1..=256).contains(sequences));
+    let size = |value: &Value| u32::try_from(value.as_integer()?).ok().filter(|size| (1..=256).contains(size));
     r.value(key, "[1, 2, 4, 8, 16, 32, 64, 128]", allowed, |value| {
         let list = value.as_array().filter(|list| (1..=16).contains(&list.len()))?;
-        let list = list.iter().map(sequences).collect::<Option<Vec<_>>>()?;
+        let list = list.iter().map(size).collect::<Option<Vec<_>>>()?;
         list.is_sorted_by(|a, b| a < b).then_some(list)
     })
     .unwrap_or_else(|| (0..8).map(|power| 1 << power).collect())

@@ -29,13 +29,13 @@ id!(
     "s"
 );
 id!(
-    /// How often a stage has been (re)started. Messages of another generation than the current one are dropped.
+    /// How often a stage has been started. Actors drop messages of any generation but the current one.
     Generation(u32),
     "g"
 );
 id!(
-    /// Which admission of a request's sequence to a stage, counted from 1 over all stages of the request; 0 for sequences that are
-    /// never admitted again. What is meant for an earlier one is dropped.
+    /// Which admission of a request's sequence to a stage, counted from 1 over all stages of the request; 0 for sequences
+    /// that are admitted only once. A stage drops what is meant for an earlier attempt.
     Attempt(u32),
     "a"
 );
@@ -68,7 +68,7 @@ id!(
 pub enum StageName {
     /// Text in, text out: the language model.
     Thinker,
-    /// Text sequences in, codec frames out: talker backbone and code predictor.
+    /// Text in, as embeddings or tokens; codec frames out: talker backbone and code predictor.
     Talker,
     /// Codec frames in, waveform out: the vocoder.
     Vocoder,
@@ -97,7 +97,7 @@ impl fmt::Display for StageName {
 /// What the parts of a payload are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub enum PayloadKind {
-    /// One tensor `[units, hidden]`: embedding embeddings for a talker.
+    /// One tensor `[units, hidden]`: embeddings for a talker.
     Embeddings,
     /// Token ids of an answer, for the client.
     Tokens,
@@ -111,10 +111,20 @@ impl PayloadKind {
     /// The name in metrics and traces.
     pub fn as_str(self) -> &'static str {
         match self {
-            PayloadKind::Embeddings => "sequences",
+            PayloadKind::Embeddings => "embeddings",
             PayloadKind::Tokens => "tokens",
             PayloadKind::Codes => "codes",
             PayloadKind::Audio => "audio",
         }
     }
+}
+
+/// Why a sequence, its stream or a whole request ended well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, bincode::Encode, bincode::Decode)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// By itself: the model said so, or the input ended.
+    Stop,
+    /// At a limit on tokens or frames.
+    Length,
 }

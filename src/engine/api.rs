@@ -4,7 +4,7 @@ pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
 use futures::future::BoxFuture;
 pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
-use omni_core::ids::{Frames, RequestId, StageName};
+use omni_core::ids::{FinishReason, Frames, RequestId, StageName};
 use omni_fault::FaultPlan;
 use serde::Serialize;
 use std::sync::Arc;
@@ -187,16 +187,6 @@ pub struct AudioChunk {
     pub samples: Arc<[f32]>,
     /// Codec frames that it was made of.
     pub frames: Frames,
-}
-
-/// Why a request ended well.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FinishReason {
-    /// The model said so.
-    Stop,
-    /// A limit on tokens or frames.
-    Length,
 }
 
 /// What a request used.

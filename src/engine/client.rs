@@ -1,7 +1,7 @@
 //! One client: turns tokens into text and samples into chunks, and counts what was used.
 
-use super::api::{AudioChunk, Event, FinishReason, Usage};
-use omni_core::ids::Frames;
+use super::api::{AudioChunk, Event, Usage};
+use omni_core::ids::{FinishReason, Frames};
 use omni_model::tokenizer::{Detokenizer, Tokenizer};
 use omni_telemetry::{Outcome, RequestMeter};
 use omni_transfer::payload::{Kind, Part, Payload};
@@ -44,7 +44,7 @@ impl Client {
     pub fn take(&mut self, payload: Payload) -> usize {
         let (header, part) = (payload.header, payload.parts.into_iter().next());
         match (header.kind, part) {
-            (Kind::Tokens, Some(Part::U32(tokens))) => self.tokens(&tokens, header.end.map(Into::into)),
+            (Kind::Tokens, Some(Part::U32(tokens))) => self.tokens(&tokens, header.end),
             (Kind::Audio, Some(Part::F32(samples))) => {
                 self.usage.frames.0 += header.units;
                 if samples.is_empty() {
@@ -102,14 +102,5 @@ impl Client {
         }
         self.meter.text(Instant::now());
         self.event(Event::Text(delta))
-    }
-}
-
-impl From<omni_transfer::payload::End> for FinishReason {
-    fn from(end: omni_transfer::payload::End) -> FinishReason {
-        match end {
-            omni_transfer::payload::End::Stop => FinishReason::Stop,
-            omni_transfer::payload::End::Length => FinishReason::Length,
-        }
     }
 }

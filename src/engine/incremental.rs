@@ -3,9 +3,9 @@
 
 use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
-use super::speak::{Relay, Stop, refused};
+use super::relay::{Relay, Stop, refused};
 use omni_core::ids::RequestId;
-use omni_core::incremental_text::{IncrementalText, TextStep};
+use omni_core::text::{IncrementalText, TextStep};
 use omni_model::prompt::{TtsPromptError, TtsStream};
 use std::collections::VecDeque;
 

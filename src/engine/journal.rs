@@ -9,13 +9,13 @@
 mod tests;
 
 use super::plan::SequencePlan;
-use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Pace;
 use omni_model::ModelError;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_stage::{Admission, Outputs};
 use omni_telemetry::clock;
-use omni_transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
 
 /// How often a sequence may fail at one place.
@@ -93,7 +93,7 @@ impl Edge {
 #[derive(Default)]
 struct EdgeLog {
     units: u32,
-    ended: Option<End>,
+    ended: Option<FinishReason>,
     /// Units that the consumer has told it is done with.
     acked: u32,
     /// When the first unit passed.
@@ -335,7 +335,7 @@ impl Journal {
             // What ended the answer is not spoken.
             let tokens = &self.log(Edge::Tokens).values;
             let spoken = tokens[..tokens.len().saturating_sub(1)].to_vec();
-            let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(End::Stop));
+            let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(FinishReason::Stop));
             return vec![Payload { header, parts: vec![Part::U32(spoken)], leases: Vec::new() }];
         }
         if stage == StageName::Thinker && self.sequences.first().is_some_and(|sequence| sequence.plan.samples()) {
@@ -376,7 +376,7 @@ impl Journal {
         payloads
     }
 
-    fn header(&self, edge: Edge, attempt: Attempt, seq: u32, units: u32, end: Option<End>) -> Header {
+    fn header(&self, edge: Edge, attempt: Attempt, seq: u32, units: u32, end: Option<FinishReason>) -> Header {
         let (request, generation) = (self.request, Generation(0));
         Header { request, generation, attempt, seq: Seq(seq), kind: edge.kind(), units, end, sent: clock::now() }
     }

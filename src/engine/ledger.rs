@@ -10,7 +10,7 @@
 //! nothing can come between a sequence that is given again and its input.
 
 use super::admission::Permit;
-use super::api::{Event, FinishReason, Listener, RequestError, ResponseStream};
+use super::api::{Event, Listener, RequestError, ResponseStream};
 use super::client::Client;
 use super::journal::{Edge, Journal, Readmission};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
@@ -205,8 +205,7 @@ impl Ledger {
         if let (Edge::Codes, Some(log), Some(Part::U32(codes))) = (edge, &open.codes, new.parts.first()) {
             log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
         }
-        if let Some(end) = new.header.end {
-            let reason = FinishReason::from(end);
+        if let Some(reason) = new.header.end {
             if edge != Edge::Text {
                 open.client.stage_ended(reason);
             }

@@ -3,7 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `api` | what a client of the engine says and hears |
-//! | `build`, `stages` | from a checkpoint and a config to supervised stages with edges between them |
+//! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
 //! | `setup` | what a stage is made of, wherever it runs |
 //! | `process` | stages in processes of their own: the child's side |
 //! | `ledger` | every accepted request, its client, and what becomes of it |
@@ -12,9 +12,10 @@
 //! | `plan` | from a request to the sequences that it needs in each stage |
 //! | `admission` | who is let in |
 //! | `stream` | the answer to a request, as its client reads it |
-//! | `since` | since when each stage is in its state |
-//! | `speak` | a text, sentence after sentence, as one stream |
-//! | `live` | the same for a text that is still being written |
+//! | `status_history` | since when each stage is in its state, and how long its last recovery took |
+//! | `speak` | speech requests: a text, sentence after sentence |
+//! | `incremental` | the same word by word, for a text that is still being written |
+//! | `relay` | the requests of one text as one stream |
 //! | `voice` | voices as clients name, bring and see them |
 //! | `voices` | voices that clients brought: encoded once, kept on disk |
 
@@ -32,6 +33,7 @@ mod ledger;
 mod load;
 mod plan;
 pub mod process;
+mod relay;
 mod setup;
 mod speak;
 mod stages;
@@ -41,10 +43,11 @@ pub mod voice;
 mod voices;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, FinishReason, GenerateRequest, LaterReason,
-    Listener, ModelInfo, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo,
-    SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
+    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
+    Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
+    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
 };
+pub use omni_core::ids::FinishReason;
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
 use admission::Admissions;

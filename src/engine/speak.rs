@@ -3,31 +3,22 @@
 //! has been heard.
 
 use super::admission::Permit;
-use super::api::{
-    AudioChunk, Event, FinishReason, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError,
-    TextSource, Usage,
-};
+use super::api::{RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
 use super::incremental;
-use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
+use super::plan::{FamilyPlanner, SpeechVoice};
+use super::relay::{Relay, Stop, refused};
 use super::stream::Expired;
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
 use super::{Engine, Shared};
-use omni_core::crossfade::Crossfade;
-use omni_core::ids::Frames;
-use omni_core::playback::Playback;
 use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
-use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
 /// Events that may wait between a sentence and its reader: hardly any, for the sentence keeps its own.
 const RELAY: usize = 2;
-
-/// How long before a piece is to be heard it is due: its prompt must be read and its first chunk be made.
-const AHEAD: Duration = Duration::from_millis(500);
 
 /// Accepts a speech request.
 pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<ResponseStream, SubmitError> {
@@ -81,7 +72,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     tokio::spawn(async move {
         tokio::select! {
             () = gone.cancelled() => {}
-            () = relay.run(source, permit) => {}
+            () = read(relay, source, permit) => {}
         }
     });
     Ok(ResponseStream::new(events, listening).watched(watch).lasting(asked.life, expired))
@@ -121,152 +112,23 @@ struct Sentences {
     chars: usize,
 }
 
-/// Puts the requests of one text together to one stream.
-pub(super) struct Relay {
-    pub shared: Arc<Shared>,
-    pub options: SpeechOptions,
-    send: flume::Sender<Event>,
-    usage: Usage,
-    reason: FinishReason,
-    started: bool,
-    crossfade: Crossfade,
-    /// What the client has heard by now, on this clock.
-    playback: Playback,
-    born: Instant,
-    /// Whether a piece has been passed on that another may follow.
-    between: bool,
-    /// Of the current piece, if the voice is to be kept.
-    codes: Option<CodeLog>,
-    expired: Expired,
+/// Reads a text to its end. The permit is held for as long.
+async fn read(mut relay: Relay, source: Source, _permit: Permit) {
+    let outcome = match source {
+        Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
+        Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
+    };
+    relay.finish(outcome).await;
 }
 
-/// Why a relay stops early.
-pub(super) enum Stop {
-    /// The client left.
-    Gone,
-    /// The request fails.
-    Failed(RequestError),
-}
-
-impl From<RequestError> for Stop {
-    fn from(error: RequestError) -> Stop {
-        Stop::Failed(error)
+async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
+    while let Some(text) = sentences.next(&relay.shared).await? {
+        let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
+        let mut sentence = relay.open(plan);
+        while relay.pass_on(sentence.next().await).await? {}
+        relay.keep_voice(&text);
     }
-}
-
-impl Relay {
-    fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>, expired: Expired) -> Relay {
-        let (usage, reason, crossfade) = (Usage::default(), FinishReason::Stop, Crossfade::default());
-        let (playback, born) = (Playback::default(), Instant::now());
-        Relay {
-            shared,
-            options,
-            send,
-            usage,
-            reason,
-            started: false,
-            crossfade,
-            playback,
-            born,
-            between: false,
-            codes: None,
-            expired,
-        }
-    }
-
-    async fn run(mut self, source: Source, _permit: Permit) {
-        let outcome = match source {
-            Source::Sentences(sentences) => self.read(sentences).await,
-            Source::Incremental(pieces) => incremental::read(&mut self, pieces).await,
-        };
-        let last = match outcome {
-            Ok(()) => {
-                let end = self.crossfade.finish();
-                if self.audio(end, Frames(0)).await.is_err() {
-                    return;
-                }
-                Event::Finished { reason: self.reason, usage: self.usage }
-            }
-            Err(Stop::Gone) => return,
-            Err(Stop::Failed(error)) => Event::Failed(error),
-        };
-        let _ = self.send.send_async(last).await;
-    }
-
-    async fn read(&mut self, mut sentences: Sentences) -> Result<(), Stop> {
-        while let Some(text) = sentences.next(&self.shared).await? {
-            let plan = self.shared.planner.speech(&text, &self.options).map_err(refused)?;
-            let mut sentence = self.open(plan);
-            while self.pass_on(sentence.next().await).await? {}
-            self.keep_voice(&text);
-        }
-        Ok(())
-    }
-
-    /// Gives a piece to the stages.
-    pub fn open(&mut self, mut plan: RequestPlan) -> ResponseStream {
-        let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
-        self.codes = may_change.then(CodeLog::default);
-        plan.codes.clone_from(&self.codes);
-        plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
-        self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
-    }
-
-    /// After a piece has been made: those that follow are spoken by whoever spoke it.
-    pub fn keep_voice(&mut self, text: &str) {
-        let Some(log) = self.codes.take() else { return };
-        let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
-        if let SpeechVoice::Tts(voice) = &self.options.voice
-            && !codes.is_empty()
-        {
-            self.options.voice = SpeechVoice::Tts(voice.that_said(text, &codes));
-        }
-    }
-
-    /// Passes an event of the current piece on; `false` when that was its last.
-    pub async fn pass_on(&mut self, event: Option<Event>) -> Result<bool, Stop> {
-        match event {
-            Some(Event::Finished { reason, usage }) => {
-                self.usage.prompt_tokens += usage.prompt_tokens;
-                self.usage.text_tokens += usage.text_tokens;
-                self.usage.frames.0 += usage.frames.0;
-                if reason == FinishReason::Length {
-                    self.reason = reason;
-                }
-                // The same request seed must not make every piece draw the same numbers.
-                self.options.seed = self.options.seed.wrapping_add(1);
-                self.between = true;
-                Ok(false)
-            }
-            Some(Event::Failed(error)) => Err(Stop::Failed(error)),
-            None => Err(Stop::Failed(RequestError::ShuttingDown)),
-            Some(Event::Audio(AudioChunk { samples, frames })) => {
-                let mut ready = if std::mem::take(&mut self.between) { self.crossfade.border() } else { Vec::new() };
-                ready.extend(self.crossfade.push(&samples));
-                self.audio(ready, frames).await?;
-                Ok(true)
-            }
-            Some(Event::Started { .. }) if self.started => Ok(true),
-            Some(event) => {
-                self.started = true;
-                self.tell(event).await?;
-                Ok(true)
-            }
-        }
-    }
-
-    async fn audio(&mut self, samples: Vec<f32>, frames: Frames) -> Result<(), Stop> {
-        if samples.is_empty() {
-            return Ok(());
-        }
-        let seconds = samples.len() as f64 / f64::from(self.shared.info.sample_rate);
-        self.playback.chunk(self.born.elapsed(), Duration::from_secs_f64(seconds));
-        self.tell(Event::Audio(AudioChunk { samples: samples.into(), frames })).await
-    }
-
-    async fn tell(&self, event: Event) -> Result<(), Stop> {
-        self.send.send_async(event).await.map_err(|_| Stop::Gone)
-    }
+    Ok(())
 }
 
 impl Sentences {
@@ -292,9 +154,4 @@ impl Sentences {
             }
         }
     }
-}
-
-/// What cannot be spoken, found out after the request had been accepted.
-pub(super) fn refused(error: SubmitError) -> RequestError {
-    RequestError::Refused(error.to_string())
 }

@@ -14,7 +14,7 @@ use crate::embeddings::Embeddings;
 use crate::hf::{TalkerConfig, VocoderConfig};
 use crate::sampling::SamplingParams;
 use crate::talker::TalkerPrompt;
-use omni_core::ids::Slot;
+use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::Phases;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,11 +27,12 @@ pub trait StageModel {
     /// [`ModelError::Sequence`] when the sequence asks for what the checkpoint cannot do.
     fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError>;
 
-    /// Appends input to a sequence. Data is on this device already; `end` says that nothing follows.
+    /// Appends input to a sequence. Data is on this device already; `end` says that nothing follows. Without input it
+    /// is the news of the end alone.
     ///
     /// # Errors
     /// [`ModelError::Sequence`] for input of the wrong kind or width.
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError>;
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError>;
 
     /// Begins to advance sequences together. With [`Launched::Pending`] the step may still run when this returns; it comes
     /// after every step launched before and sees all input fed before. Must not wait for a device.
@@ -204,7 +205,7 @@ impl ThinkerSpec {
 pub enum ThinkerMode {
     /// The model samples it.
     Sample,
-    /// It is fed as [`SequenceInput::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
+    /// It is fed as [`StageData::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
     /// embeddings of text positions.
     Follow,
 }
@@ -323,31 +324,39 @@ impl VocoderSpec {
     }
 }
 
-/// Input for a sequence, one unit per token, sequence or frame.
+/// What travels between stages: what one sequence emits is what the next takes. The variant says what the units are, as
+/// [`PayloadKind`](omni_core::ids::PayloadKind) does for a payload. On a wire this becomes parts, which know numbers only.
 #[derive(Clone, Debug)]
-pub enum SequenceInput {
-    /// Answer tokens for a [`ThinkerMode::Follow`] sequence; text for a talker sequence of a model that reads text itself.
-    Tokens(Vec<u32>),
-    /// Embedding embeddings `[n, hidden]` for a talker embedding of a model with a thinker.
+pub enum StageData {
+    /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of the
+    /// talker's text.
     Embeddings(Embeddings),
-    /// Codes for a vocoder sequence, frame after frame, `groups` codes each.
+    /// Tokens, one unit each: the answer of a [`ThinkerMode::Follow`] sequence; text for a talker that reads text itself.
+    Tokens(Vec<u32>),
+    /// Codes, frame after frame, `groups` codes each: a talker emits one frame a step.
     Codes(Vec<u32>),
-    /// Nothing but the news that the input has ended.
-    Nothing,
+    /// Samples in [-1, 1] at the model's rate, from the vocoder.
+    Audio(Vec<f32>),
 }
 
-impl SequenceInput {
+impl StageData {
+    /// Size of the data.
+    pub fn bytes(&self) -> usize {
+        match self {
+            StageData::Embeddings(embeddings) => embeddings.bytes(),
+            StageData::Tokens(numbers) | StageData::Codes(numbers) => numbers.len() * 4,
+            StageData::Audio(samples) => samples.len() * 4,
+        }
+    }
+
     /// The tokens of text of a sequence that takes nothing else, all inside a vocabulary of so many.
     ///
     /// # Errors
     /// [`ModelError::Sequence`] for anything else.
     pub fn into_tokens(self, slot: Slot, vocabulary: u32) -> Result<Vec<u32>, ModelError> {
         match self {
-            SequenceInput::Tokens(tokens) => in_vocabulary(&tokens, vocabulary).map(|()| tokens),
-            SequenceInput::Nothing => Ok(Vec::new()),
-            SequenceInput::Embeddings(_) | SequenceInput::Codes(_) => {
-                refused(format!("{slot}: the thinker takes tokens only"))
-            }
+            StageData::Tokens(tokens) => in_vocabulary(&tokens, vocabulary).map(|()| tokens),
+            _ => refused(format!("{slot}: the thinker takes tokens only")),
         }
     }
 
@@ -357,14 +366,11 @@ impl SequenceInput {
     /// [`ModelError::Sequence`] for anything else.
     pub fn into_codes(self, slot: Slot, config: &VocoderConfig) -> Result<Vec<u32>, ModelError> {
         match self {
-            SequenceInput::Codes(codes) => match config.check_codes(&codes) {
+            StageData::Codes(codes) => match config.check_codes(&codes) {
                 Ok(()) => Ok(codes),
                 Err(reason) => refused(format!("{slot}: {reason}")),
             },
-            SequenceInput::Nothing => Ok(Vec::new()),
-            SequenceInput::Tokens(_) | SequenceInput::Embeddings(_) => {
-                refused(format!("{slot}: the vocoder takes codes only"))
-            }
+            _ => refused(format!("{slot}: the vocoder takes codes only")),
         }
     }
 }
@@ -375,46 +381,11 @@ pub struct SequenceOutput {
     /// The token that the scheduler waits for: thinker token or code 0. `None` inside a prompt and for the vocoder.
     pub sampled: Option<u32>,
     /// Set when the sequence ended with this step.
-    pub finish: Option<Finish>,
+    pub finish: Option<FinishReason>,
     /// The sequence had already ended when this step ran: nothing happened.
     pub stale: bool,
     /// What a talker sequence would have picked in a frame whose codes are forced; code 0 alone where it ended the sequence.
     pub picked: Option<Box<[u32]>>,
-    /// What goes downstream.
-    pub emit: Emit,
-}
-
-/// Why a sequence ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finish {
-    /// A stop token, or the end of the input.
-    Stop,
-    /// The limit on tokens.
-    Length,
-}
-
-/// What a sequence hands downstream in one step.
-#[derive(Clone, Debug, Default)]
-pub enum Emit {
-    /// Nothing.
-    #[default]
-    None,
-    /// Thinker: embedding embeddings `[n, hidden]` of positions that are now certain to be part of the talker's text.
-    Embeddings(Embeddings),
-    /// Talker: the codes of one frame.
-    Codes(Vec<u32>),
-    /// Vocoder: samples in [-1, 1] at the model's rate.
-    Audio(Vec<f32>),
-}
-
-impl Emit {
-    /// Size of the data.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Emit::None => 0,
-            Emit::Embeddings(sequences) => sequences.bytes(),
-            Emit::Codes(codes) => codes.len() * 4,
-            Emit::Audio(samples) => samples.len() * 4,
-        }
-    }
+    /// What goes downstream, if anything does.
+    pub emit: Option<StageData>,
 }

@@ -3,7 +3,7 @@
 pub use omni_core::ids::PayloadKind as Kind;
 
 use super::lease::Lease;
-use omni_core::ids::{Attempt, Generation, RequestId, Seq, StepId};
+use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, StepId};
 use omni_model::ModelError;
 use omni_model::embeddings::Embeddings;
 use omni_telemetry::trace::Chunk;
@@ -35,7 +35,7 @@ pub struct Header {
     /// How much it is, in the units of the receiving stage.
     pub units: u32,
     /// Set on the last payload of the stream, which may have no units.
-    pub end: Option<End>,
+    pub end: Option<FinishReason>,
     /// When it was put on its edge, on the clock of the sender's host; 0 before that.
     pub sent: u64,
 }
@@ -48,16 +48,8 @@ impl Header {
     }
 }
 
-/// How a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum End {
-    /// By itself.
-    Stop,
-    /// At a limit.
-    Length,
-}
-
-/// A piece of data: a handle wherever one will do.
+/// A piece of data: a handle wherever one will do. The numbers alone: what they are, `header.kind` says. A stage's
+/// [`StageData`](omni_model::stage::StageData) says it itself; a wire could only repeat the header and contradict it.
 #[derive(Clone, Debug)]
 pub enum Part {
     /// Embedding embeddings, wherever they are.

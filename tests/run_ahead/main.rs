@@ -20,10 +20,10 @@ mod support;
 
 use asks::{Ask, Dice, Stage, on_cuda, talker, thinker};
 use omni_actors::actors::{Admission, Outputs, Resume};
-use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
+use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
 use omni_actors::core::scheduler::SchedulerConfig;
-use omni_actors::model::stage::{Finish, StageFactory, StageModel};
-use omni_actors::transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_actors::model::stage::{StageFactory, StageModel};
+use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use run::{Run, Said, Seen, alone};
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ fn compare(stage: &Stage, count: usize, seed: u64) {
                 stage.name, asks[at].spec
             );
             compared += 1;
-            stopped += usize::from(want.finish == Some(Finish::Stop));
+            stopped += usize::from(want.finish == Some(FinishReason::Stop));
         }
         all.deepest = all.deepest.max(seen.deepest);
         all.together = all.together.max(seen.together);
@@ -131,7 +131,7 @@ async fn a_talker_says_the_same_through_its_actors() {
                 seq: Seq(0),
                 kind: Kind::Tokens,
                 units: text.len() as u32,
-                end: Some(End::Stop),
+                end: Some(FinishReason::Stop),
                 sent: 0,
             };
             rig.input.put(Payload { header, parts: vec![Part::U32(text)], leases: Vec::new() }).unwrap();
@@ -150,7 +150,7 @@ async fn a_talker_says_the_same_through_its_actors() {
             }
             if let Some(end) = payload.header.end {
                 open -= 1;
-                said.finish = Some(if end == End::Stop { Finish::Stop } else { Finish::Length });
+                said.finish = Some(if end == FinishReason::Stop { FinishReason::Stop } else { FinishReason::Length });
             }
         }
         for (at, (got, want)) in got.iter().zip(&want).enumerate() {

@@ -1,13 +1,11 @@
 //! What is said: sequences, and a run of them whose outcomes come late.
 
 use super::asks::{Ask, Dice};
-use omni_actors::core::ids::{RequestId, Slot};
+use omni_actors::core::ids::{FinishReason, RequestId, Slot};
 use omni_actors::core::scheduler::{
     Effect, Event, Plan, SchedulerConfig, SchedulerCore, SequenceDone, Start, StepDone,
 };
-use omni_actors::model::stage::{
-    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageModel,
-};
+use omni_actors::model::stage::{Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageModel};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 /// What a sequence says.
@@ -18,7 +16,7 @@ pub struct Said {
     pub picked: Vec<Box<[u32]>>,
     /// Embedding sequences, bit by bit.
     pub sequences: Vec<u32>,
-    pub finish: Option<Finish>,
+    pub finish: Option<FinishReason>,
 }
 
 impl Said {
@@ -27,8 +25,8 @@ impl Said {
         self.tokens.extend(output.sampled);
         self.picked.extend(output.picked);
         match output.emit {
-            Emit::Codes(codes) => self.frames.push(codes),
-            Emit::Embeddings(sequences) => {
+            Some(StageData::Codes(codes)) => self.frames.push(codes),
+            Some(StageData::Embeddings(sequences)) => {
                 let waiting = tokio::runtime::Builder::new_current_thread().build().unwrap();
                 let sequences = waiting.block_on(sequences.fetched()).unwrap().tensor().unwrap();
                 self.sequences
@@ -45,7 +43,7 @@ pub fn alone(model: &mut dyn StageModel, ask: &Ask) -> Said {
     let slot = Slot(0);
     model.open(slot, ask.spec.clone()).unwrap();
     if matches!(ask.spec, SequenceSpec::Talker(_)) {
-        model.push_input(slot, SequenceInput::Tokens(ask.text.clone()), true).unwrap();
+        model.push_input(slot, Some(StageData::Tokens(ask.text.clone())), true).unwrap();
     }
     let starved = (ask.text.len() as u32) < ask.params.prompt_input;
     let mut advance = if starved { 0 } else { ask.params.prompt };
@@ -150,7 +148,7 @@ impl<'a> Run<'a> {
     fn push_input(&mut self, sequence: usize) {
         let Some(piece) = self.pieces[sequence].pop_front() else { return };
         let (units, end) = (piece.len() as u32, self.pieces[sequence].is_empty());
-        let input = if units == 0 { SequenceInput::Nothing } else { SequenceInput::Tokens(piece) };
+        let input = if units == 0 { None } else { Some(StageData::Tokens(piece)) };
         self.model.push_input(self.slots[&sequence], input, end).unwrap();
         self.tell(Event::Input { request: RequestId(sequence as u64), units, end });
     }

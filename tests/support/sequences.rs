@@ -1,11 +1,9 @@
 //! Sequences driven through the stage trait, one step at a time.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
-use omni_actors::core::ids::Slot;
+use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::model::ModelError;
-use omni_actors::model::stage::{
-    Emit, Finish, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageModel, TalkerSpec,
-};
+use omni_actors::model::stage::{SequenceOutput, SequenceSpec, SequenceWork, StageData, StageModel, TalkerSpec};
 
 pub fn step(stage: &mut dyn StageModel, slot: u32, advance: u32) -> SequenceOutput {
     step_sequence(stage, slot, advance).unwrap()
@@ -20,9 +18,9 @@ pub fn speak(
     stage: &mut dyn StageModel,
     slot: u32,
     sequence: &TalkerSpec,
-    input: SequenceInput,
+    input: Option<StageData>,
     chunk: u32,
-) -> (Vec<Vec<u32>>, Option<Finish>) {
+) -> (Vec<Vec<u32>>, Option<FinishReason>) {
     stage.open(Slot(slot), SequenceSpec::Talker(sequence.clone())).unwrap();
     stage.push_input(Slot(slot), input, true).unwrap();
     let (mut frames, mut left) = (vec![], sequence.prefill_positions());
@@ -30,7 +28,7 @@ pub fn speak(
         let advance = if left > 0 { chunk.min(left) } else { 1 };
         left -= advance.min(left);
         let output = step(stage, slot, advance);
-        if let Emit::Codes(codes) = &output.emit {
+        if let Some(StageData::Codes(codes)) = &output.emit {
             frames.push(codes.clone());
         }
         if output.finish.is_some() {

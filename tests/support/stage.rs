@@ -3,18 +3,17 @@
 
 use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, State};
 use omni_actors::core::deadline::PlaybackPolicy;
-use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq, Slot, StageName};
+use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
-    Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory,
-    StageModel, StepOutcome,
+    Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::{LoadError, ModelError};
 use omni_actors::telemetry::{EdgeMetrics, StageMetrics};
 use omni_actors::transfer::lease::LeaseBook;
-use omni_actors::transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::transport::{PayloadSender, TransportError, inproc};
 use std::collections::HashMap;
 use std::panic::Location;
@@ -205,7 +204,7 @@ impl Rig {
     /// Sends input to the stage as the stage before would.
     pub fn push_input(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
         let kind = if matches!(part, Part::Embeddings(_)) { Kind::Embeddings } else { Kind::Codes };
-        let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(End::Stop));
+        let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(FinishReason::Stop));
         let header = Header { request, generation, attempt: Attempt(0), seq, kind, units, end, sent: 0 };
         self.input.put(Payload { header, parts: vec![part], leases: Vec::new() }).unwrap();
     }
@@ -235,7 +234,7 @@ impl StageModel for Scripted {
         self.sequences.insert(slot, 0);
         Ok(())
     }
-    fn push_input(&mut self, _: Slot, _: SequenceInput, _: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, _: Slot, _: Option<StageData>, _: bool) -> Result<(), ModelError> {
         Ok(())
     }
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
@@ -246,11 +245,11 @@ impl StageModel for Scripted {
                 return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
             }
             *done += 1;
-            let finish = (*done >= self.script.stop || work.advance == 0).then_some(Finish::Stop);
+            let finish = (*done >= self.script.stop || work.advance == 0).then_some(FinishReason::Stop);
             Ok(SequenceOutput {
                 sampled: Some(*done),
                 finish,
-                emit: Emit::Codes(vec![*done]),
+                emit: Some(StageData::Codes(vec![*done])),
                 ..SequenceOutput::default()
             })
         });
@@ -333,7 +332,7 @@ impl StageModel for BesideModel {
     fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError> {
         self.inner.open(slot, spec)
     }
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         self.inner.push_input(slot, input, end)
     }
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {

@@ -5,9 +5,10 @@ use super::ring::{Lease, Ring};
 use super::swap::Swapped;
 use super::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
 use metrics::Histogram;
+use omni_core::ids::FinishReason;
 use omni_model::ModelError;
 use omni_model::error::refused;
-use omni_model::stage::{DeviceTimes, Emit, Finish, PendingStep, SequenceOutput, StepOutcome};
+use omni_model::stage::{DeviceTimes, PendingStep, SequenceOutput, StageData, StepOutcome};
 use omni_telemetry::{CopyMetrics, Phase, Phases};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,8 +127,8 @@ fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<SequenceO
         return refused("a logit is not a number or no code is allowed, so no code can be sampled");
     }
     let finish = match status {
-        status if status & STOPPED != 0 => Some(Finish::Stop),
-        status if status & EXHAUSTED != 0 => Some(Finish::Length),
+        status if status & STOPPED != 0 => Some(FinishReason::Stop),
+        status if status & EXHAUSTED != 0 => Some(FinishReason::Length),
         _ => None,
     };
     if finish.is_some() {
@@ -135,7 +136,7 @@ fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<SequenceO
         // Nothing was said but code 0.
         return Ok(SequenceOutput { sampled: Some(*sampled), finish, picked: picked(1), ..SequenceOutput::default() });
     }
-    let emit = Emit::Codes(codes.to_vec());
+    let emit = Some(StageData::Codes(codes.to_vec()));
     Ok(SequenceOutput { sampled: Some(*sampled), emit, picked: picked(groups), ..SequenceOutput::default() })
 }
 

@@ -7,10 +7,10 @@ use super::stage::{CudaTalker, Target, Upload};
 use super::swap::Swapped;
 use super::table::{LAST, NO_END, NONE, NewPage, PromptEmbedding, StepSequence};
 use crate::decoder::PAGE;
-use omni_core::ids::Slot;
+use omni_core::ids::{FinishReason, Slot};
 use omni_model::ModelError;
 use omni_model::error::refused;
-use omni_model::stage::{Finish, SequenceOutput, SequenceWork};
+use omni_model::stage::{SequenceOutput, SequenceWork};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -46,7 +46,7 @@ impl CudaTalker {
         if work.advance == 0 {
             if sequence.ended && (sequence.inputs.len() as u32) < sequence.spec.prefill_embeddings() {
                 sequence.finished.store(true, Ordering::Release);
-                let output = SequenceOutput { finish: Some(Finish::Stop), ..SequenceOutput::default() };
+                let output = SequenceOutput { finish: Some(FinishReason::Stop), ..SequenceOutput::default() };
                 return Ok(Part::Known(Ok(output)));
             }
             return refused(format!("{slot}: asked for 0 units of a sequence that can go on"));

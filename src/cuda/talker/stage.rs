@@ -19,7 +19,7 @@ use crate::stream::Stream;
 use metrics::Histogram;
 use omni_core::ids::{Slot, StageName};
 use omni_model::error::refused;
-use omni_model::stage::{Launched, SequenceInput, SequenceSpec, SequenceWork, StageFactory, StageModel, TalkerSpec};
+use omni_model::stage::{Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::{CopyMetrics, DeviceMetrics};
 use std::collections::{BTreeMap, HashSet};
@@ -280,20 +280,20 @@ impl StageModel for CudaTalker {
         Ok(())
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         let Some(sequence) = self.sequences.get_mut(&slot) else { return refused(format!("{slot} is not open")) };
         if sequence.ended {
             return refused(format!("{slot}: sequences after the end of the text"));
         }
         match (input, self.net.text_vocabulary()) {
-            (SequenceInput::Nothing, _) => {}
-            (SequenceInput::Tokens(tokens), Some(vocabulary)) => {
+            (None, _) => {}
+            (Some(StageData::Tokens(tokens)), Some(vocabulary)) => {
                 if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
                     return refused(format!("token {token} is outside the vocabulary of {vocabulary}"));
                 }
                 sequence.inputs.extend(tokens);
             }
-            (SequenceInput::Embeddings(sequences), None) => {
+            (Some(StageData::Embeddings(sequences)), None) => {
                 let wanted = self.net.config.text_hidden_size;
                 let count = match sequences.shape() {
                     (n, width) if n > 0 && width == wanted => n,

@@ -4,7 +4,7 @@ use crate::copies::{EmbeddingBuffer, HostBytes, Memory};
 use bytes::Bytes;
 use omni_config::Precision;
 use omni_model::embeddings::{DeviceEmbeddings, EmbeddingBytes, Embeddings, element_bytes};
-use omni_model::stage::Emit;
+use omni_model::stage::StageData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl Handed {
 }
 
 impl Arrived {
-    pub fn sequences(&self, range: Range<usize>) -> Emit {
+    pub fn sequences(&self, range: Range<usize>) -> Option<StageData> {
         let sequences = match self {
             _ if range.is_empty() => None,
             Arrived::Nothing => None,
@@ -49,6 +49,6 @@ impl Arrived {
                     .map(Embeddings::Bytes)
             }
         };
-        sequences.map_or(Emit::None, Emit::Embeddings)
+        sequences.map(StageData::Embeddings)
     }
 }

@@ -15,13 +15,13 @@ use crate::talker::ring::{Lease, Ring};
 use crate::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED};
 use crate::{CudaError, Priority, Stream};
 use omni_config::Precision;
-use omni_core::ids::{Slot, StageName};
+use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::embeddings::element_bytes;
 use omni_model::error::{not_open, refused};
 use omni_model::sampling::History;
 use omni_model::stage::{
-    Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory,
-    StageModel, StepOutcome, ThinkerMode, ThinkerSpec,
+    Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel,
+    StepOutcome, ThinkerMode, ThinkerSpec,
 };
 use omni_model::stages::thinker::{check, prompt_embeddings};
 use omni_model::{LoadError, ModelError};
@@ -229,7 +229,7 @@ impl CudaThinker {
                     return refused(format!("{slot}: asked for {want} tokens, {} are there", waiting.len()));
                 }
                 let followed: Vec<u32> = waiting.drain(..want).collect();
-                let finish = (*ended && waiting.is_empty()).then_some(Finish::Stop);
+                let finish = (*ended && waiting.is_empty()).then_some(FinishReason::Stop);
                 sequence.finished.store(finish.is_some(), Ordering::Release);
                 let output = SequenceOutput { sampled: followed.last().copied(), finish, ..SequenceOutput::default() };
                 let handed = plan.hand(followed.into_iter().filter(|_| sequence.spec.emit.is_some()));
@@ -405,7 +405,7 @@ impl StageModel for CudaThinker {
         Ok(())
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         let vocabulary = self.net.vocabulary();
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let Answer::Followed { waiting, ended } = &mut sequence.answer else {
@@ -414,7 +414,9 @@ impl StageModel for CudaThinker {
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));
         }
-        waiting.extend(input.into_tokens(slot, vocabulary)?);
+        if let Some(input) = input {
+            waiting.extend(input.into_tokens(slot, vocabulary)?);
+        }
         *ended = end;
         Ok(())
     }
@@ -484,7 +486,7 @@ impl PendingStep for Pending {
                         let own = usize::from(output.sampled.is_some() && output.finish.is_none());
                         // Without a token of its own a sequence still hands on what it has of its prompt.
                         let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
-                        let emit = if output.stale { Emit::None } else { handed.sequences(range) };
+                        let emit = if output.stale { None } else { handed.sequences(range) };
                         SequenceOutput { emit, ..output }
                     })
                 }
@@ -515,8 +517,8 @@ fn read(words: &[u32], finished: &AtomicBool) -> Result<SequenceOutput, ModelErr
         return refused("a logit is not a number or no token is possible, so no token can be sampled");
     }
     let finish = match status {
-        status if status & STOPPED != 0 => Some(Finish::Stop),
-        status if status & EXHAUSTED != 0 => Some(Finish::Length),
+        status if status & STOPPED != 0 => Some(FinishReason::Stop),
+        status if status & EXHAUSTED != 0 => Some(FinishReason::Length),
         _ => None,
     };
     Ok(SequenceOutput { sampled: Some(token), finish, ..SequenceOutput::default() })

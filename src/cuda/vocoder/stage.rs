@@ -6,12 +6,12 @@ use super::net::CudaVocoder;
 use super::plan::{Launch, batches, plan};
 use super::workspace::{ROW_WORDS, Workspace};
 use crate::{CudaError, Graph, Priority, Stream};
-use omni_core::ids::Slot;
+use omni_core::ids::{FinishReason, Slot};
 use omni_model::error::not_open;
 use omni_model::no_block;
 use omni_model::stage::{
-    DeviceTimes, Emit, Finish, Launched, PendingStep, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork,
-    StageFactory, StageModel, StepOutcome,
+    DeviceTimes, Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory,
+    StageModel, StepOutcome,
 };
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::{self as telemetry, Phases};
@@ -181,7 +181,7 @@ impl CudaVocoderStage {
             todo.jobs.push(Job { slot: sequence.slot, codes, heard_by: Some(index) });
         }
         sequence.finished = sequence.ended && sequence.waiting.is_empty();
-        Ok(SequenceOutput { finish: sequence.finished.then_some(Finish::Stop), ..SequenceOutput::default() })
+        Ok(SequenceOutput { finish: sequence.finished.then_some(FinishReason::Stop), ..SequenceOutput::default() })
     }
 
     /// Queues all of a step.
@@ -298,12 +298,14 @@ impl StageModel for CudaVocoderStage {
         Ok(())
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if sequence.ended {
             return Err(ModelError::Sequence(format!("{slot}: frames after the end of the stream")));
         }
-        sequence.waiting.extend(input.into_codes(slot, &self.net.config)?);
+        if let Some(input) = input {
+            sequence.waiting.extend(input.into_codes(slot, &self.net.config)?);
+        }
         sequence.ended = end;
         Ok(())
     }
@@ -380,8 +382,8 @@ impl PendingStep for Step {
             let samples = self.leases[heard.lease].samples.get(heard.range);
             if let Some(Ok(output)) = self.results.get_mut(heard.sequence) {
                 match &mut output.emit {
-                    Emit::Audio(before) => before.extend(samples),
-                    emit if !samples.is_empty() => *emit = Emit::Audio(samples),
+                    Some(StageData::Audio(before)) => before.extend(samples),
+                    emit if !samples.is_empty() => *emit = Some(StageData::Audio(samples)),
                     _ => {}
                 }
             }

@@ -68,7 +68,7 @@ fn payload(edge: Edge, seq: u32, values: Vec<u32>, width: usize, end: bool) -> P
         seq: Seq(seq),
         kind: edge.kind(),
         units: (values.len() / width) as u32,
-        end: end.then_some(End::Stop),
+        end: end.then_some(FinishReason::Stop),
         sent: 0,
     };
     Payload { header, parts: vec![Part::U32(values)], leases: Vec::new() }
@@ -121,7 +121,7 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
         (Attempt(2), 4, 4, 4, 3)
     );
     assert_eq!(input.len(), 1);
-    assert_eq!((values(&input[0]), input[0].header.end), (&(0..9).collect::<Vec<_>>()[..], Some(End::Stop)));
+    assert_eq!((values(&input[0]), input[0].header.end), (&(0..9).collect::<Vec<_>>()[..], Some(FinishReason::Stop)));
     assert_eq!(input[0].header.attempt, Attempt(2));
 }
 
@@ -136,7 +136,10 @@ fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
     let SequenceSpec::Vocoder(sequence) = &admission.spec else { panic!("{admission:?}") };
     assert_eq!((sequence.context.as_deref(), sequence.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
     assert_eq!((admission.params.prompt, admission.from.start.input, admission.from.first), (2, 2, 2));
-    assert_eq!((input[0].header.seq, input[0].header.units, input[0].header.end), (Seq(2), 3, Some(End::Stop)));
+    assert_eq!(
+        (input[0].header.seq, input[0].header.units, input[0].header.end),
+        (Seq(2), 3, Some(FinishReason::Stop))
+    );
     assert_eq!(values(&input[0]), (8..20).collect::<Vec<_>>());
     assert!(journal.admit(StageName::Talker, UNIT).is_none(), "the talker has given everything");
 }
@@ -160,7 +163,7 @@ fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
     let again = journal.admit(StageName::Thinker, UNIT).unwrap();
     let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
     assert_eq!((sequence.mode, sequence.prompt.len(), again.admission.deliver.tokens), (ThinkerMode::Follow, 3, false));
-    assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(End::Stop)));
+    assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(FinishReason::Stop)));
 }
 
 #[test]
@@ -170,7 +173,7 @@ fn nothing_is_kept_that_nobody_needs() {
     assert_eq!(journal.bytes(), 400);
     journal.record(Edge::Codes, codes(0, 10, true)).unwrap();
     assert_eq!(journal.bytes(), 10 * GROUPS * 4, "the talker is done with its text");
-    let header = Header { kind: Kind::Audio, units: 10, end: Some(End::Stop), ..codes(0, 0, false).header };
+    let header = Header { kind: Kind::Audio, units: 10, end: Some(FinishReason::Stop), ..codes(0, 0, false).header };
     journal
         .record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.0; 100])], leases: Vec::new() })
         .unwrap();

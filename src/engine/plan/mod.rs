@@ -9,7 +9,7 @@ pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
-use omni_core::ids::{Attempt, Frames, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
@@ -19,7 +19,7 @@ use omni_model::talker::TalkerPrompt;
 use omni_model::tokenizer::Tokenizer;
 use omni_stage::{Admission, Outputs, Resume};
 use omni_telemetry::clock;
-use omni_transfer::payload::{End, Header, Kind, Part, Payload};
+use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -108,7 +108,7 @@ impl FollowedText {
     /// As the first stage's input, `before` tokens of it having gone ahead.
     pub fn payload(self, request: RequestId, before: u32) -> Payload {
         let units = self.tokens.len() as u32;
-        let end = self.ended.then_some(End::Stop);
+        let end = self.ended.then_some(FinishReason::Stop);
         let header = Header {
             request,
             generation: Generation(0),
@@ -123,14 +123,19 @@ impl FollowedText {
     }
 }
 
-/// What a speech request says besides its text; checked once, used for each of its sentences.
+/// What [`SpeechParams`] come to on this checkpoint: checked once, used for each sentence of the request.
 #[derive(Clone, Debug)]
 pub(super) struct SpeechOptions {
     pub voice: SpeechVoice,
+    /// Sampling of code 0.
     pub sampling: SamplingParams,
-    pub max_frames: Option<Frames>,
+    /// Sampling of the other codes of a frame.
+    pub predictor: SamplingParams,
+    /// At most this many code-0 tokens, the last of which gets no frame.
+    pub max_tokens: u32,
     pub ignore_eos: bool,
-    pub initial_chunk: Option<Frames>,
+    /// Sizes of the chunks in which the speech is sent.
+    pub chunk_ramp: Vec<u32>,
     pub seed: u64,
 }
 
@@ -203,27 +208,26 @@ impl Common {
             let message = "ignore_eos needs max_new_tokens: how many frames to make".to_string();
             return Err(SubmitError::Invalid { param: "ignore_eos", message });
         }
-        Ok(SpeechOptions {
-            voice,
-            sampling: resolve(self.generation.talker, &params.speech)?,
-            max_frames: params.max_frames,
-            ignore_eos: params.ignore_eos,
-            initial_chunk: params.initial_chunk_frames,
-            seed: params.seed.unwrap_or_else(random_seed),
-        })
+        let sampling = resolve(self.generation.talker, &params.speech)?;
+        let predictor = if sampling.is_greedy() { SamplingParams::GREEDY } else { self.generation.predictor };
+        // The last token has no frame (spec section 6).
+        let max_tokens =
+            params.max_frames.map_or(self.generation.talker_max_tokens, |frames| frames.0.saturating_add(1));
+        let mut chunk_ramp = self.chunk_ramp.clone();
+        if let Some(first) = params.initial_chunk_frames {
+            chunk_ramp.retain(|size| *size > first.0);
+            chunk_ramp.insert(0, first.0.max(1));
+        }
+        let (ignore_eos, seed) = (params.ignore_eos, params.seed.unwrap_or_else(random_seed));
+        Ok(SpeechOptions { voice, sampling, predictor, max_tokens, ignore_eos, chunk_ramp, seed })
     }
 
     /// The sequences that make speech: talker and vocoder.
-    fn speech_embeddings(
+    fn speech_sequences(
         &self,
         prompt: Arc<TalkerPrompt>,
         options: &SpeechOptions,
     ) -> Result<[(StageName, SequencePlan); 2], SubmitError> {
-        let greedy = options.sampling.is_greedy();
-        let predictor = if greedy { SamplingParams::GREEDY } else { self.generation.predictor };
-        // The last token has no frame (spec section 6).
-        let max_tokens =
-            options.max_frames.map_or(self.generation.talker_max_tokens, |frames| frames.0.saturating_add(1));
         let positions = prompt.positions();
         let room = self.max_positions.saturating_sub(positions);
         if room == 0 {
@@ -236,8 +240,8 @@ impl Common {
             prompt,
             generated_len: 0,
             sampling: options.sampling,
-            predictor,
-            max_tokens: max_tokens.min(room + 1),
+            predictor: options.predictor,
+            max_tokens: options.max_tokens.min(room + 1),
             min_tokens: self.generation.talker_min_tokens,
             ignore_eos: options.ignore_eos,
             seed: options.seed,
@@ -252,16 +256,11 @@ impl Common {
             lead: Duration::ZERO,
         };
         let talker = SequencePlan { params, spec: SequenceSpec::Talker(sequence), deliver };
-        let mut ramp = self.chunk_ramp.clone();
-        if let Some(first) = options.initial_chunk {
-            ramp.retain(|size| *size > first.0);
-            ramp.insert(0, first.0.max(1));
-        }
         let params = SequenceParams {
             prompt: vocoder.context_frames(self.groups),
             prompt_input: 0,
             prompt_emits: 0,
-            pace: Pace::Chunks(ramp),
+            pace: Pace::Chunks(options.chunk_ramp.clone()),
             lead: Duration::ZERO,
         };
         let vocoder = SequencePlan { params, spec: SequenceSpec::Vocoder(vocoder), deliver };

@@ -7,8 +7,8 @@ use crate::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError
 use crate::voice::{TaskType, VoiceChoice};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
-use omni_core::normalize::spell_out;
 use omni_core::scheduler::{Pace, SequenceParams};
+use omni_core::text::spell_out;
 use omni_model::hf::{OmniConfig, SAMPLE_RATE};
 use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
 use omni_model::sampling::SamplingParams;
@@ -52,7 +52,7 @@ impl OmniPlanner {
         }
         let sampling = resolve(common.generation.thinker, &request.text)?;
         let max_tokens = max_tokens.min(room);
-        let thinker = self.thinker_embedding(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        let thinker = self.thinker_sequence(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
         let deliver = Outputs { tokens: true, speech: audio };
         let mut sequences = vec![(StageName::Thinker, SequencePlan { deliver, ..thinker })];
         if audio {
@@ -65,7 +65,7 @@ impl OmniPlanner {
             };
             let speaker = self.voice(&params)?;
             let options = common.options(SpeechVoice::Omni(speaker), &params)?;
-            sequences.extend(common.speech_embeddings(self.talker_prompt(&prompt, speaker), &options)?);
+            sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker), &options)?);
         }
         Ok(RequestPlan {
             owed: Owed { text: true, audio },
@@ -92,9 +92,9 @@ impl OmniPlanner {
         let speech = self.prompter.speech(&self.speech_prompt, &text);
         let SpeechPrompt { prompt, answer } = speech.map_err(|error| refuse_prompt("input", &error))?;
         let (mode, tokens) = (ThinkerMode::Follow, answer.len() as u32 + 1);
-        let thinker = self.thinker_embedding(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
+        let thinker = self.thinker_sequence(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
         let mut sequences = vec![(StageName::Thinker, thinker)];
-        sequences.extend(common.speech_embeddings(self.talker_prompt(&prompt, speaker), options)?);
+        sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker), options)?);
         Ok(common.spoken(sequences, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
     }
 
@@ -122,7 +122,7 @@ impl OmniPlanner {
         TalkerPrompt::omni(prompt.user_embeddings, speaker, &self.config.talker.tokens).into()
     }
 
-    fn thinker_embedding(
+    fn thinker_sequence(
         &self,
         prompt: &ChatPrompt,
         mode: ThinkerMode,

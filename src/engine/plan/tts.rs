@@ -47,7 +47,7 @@ impl TtsPlanner {
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
         let prompt = self.prompter.prompt(&voice.says(text)).map_err(|error| refuse(&error))?;
-        let sequences = common.speech_embeddings(prompt.prompt, options)?;
+        let sequences = common.speech_sequences(prompt.prompt, options)?;
         let used = prompt.tokens.len() as u32;
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
     }
@@ -66,7 +66,7 @@ impl TtsPlanner {
         ended: bool,
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
-        let sequences = common.speech_embeddings(prompt, options)?;
+        let sequences = common.speech_sequences(prompt, options)?;
         let used = tokens.len() as u32;
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens, ended }, options))
     }

@@ -12,14 +12,13 @@ use super::{Batch, LanguageModel, Running};
 use crate::error::{in_vocabulary, not_open, refused};
 use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::stage::{
-    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel,
-    TalkerSpec,
+    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec,
 };
 use crate::talker::{PredictorCaches, Talker, TextSide};
 use crate::transformer::{KvCache, Segment};
 use crate::{LoadError, ModelError};
 use candle_core::Tensor;
-use omni_core::ids::Slot;
+use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::{Phase, PhaseClock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -97,17 +96,17 @@ impl StageModel for TalkerStage {
         Ok(())
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if sequence.ended {
             return refused(format!("{slot}: sequences after the end of the text"));
         }
-        check_input(&self.net, slot, &input)?;
+        check_input(&self.net, slot, input.as_ref())?;
         // What follows speech that has stopped needs no projection.
         if !sequence.finished {
             let sequences = match &input {
-                SequenceInput::Tokens(tokens) if !tokens.is_empty() => Some(self.net.read(tokens)?),
-                SequenceInput::Embeddings(sequences) => Some(self.net.project(&sequences.tensor()?)?),
+                Some(StageData::Tokens(tokens)) if !tokens.is_empty() => Some(self.net.read(tokens)?),
+                Some(StageData::Embeddings(sequences)) => Some(self.net.project(&sequences.tensor()?)?),
                 _ => None,
             };
             if let Some(sequences) = sequences {
@@ -155,7 +154,7 @@ impl LanguageModel for TalkerStage {
         if work.advance == 0 {
             if sequence.ended && (sequence.inputs.len() as u32) < sequence.spec.prefill_embeddings() {
                 sequence.finished = true;
-                return Ok(SequenceOutput { finish: Some(Finish::Stop), ..SequenceOutput::default() });
+                return Ok(SequenceOutput { finish: Some(FinishReason::Stop), ..SequenceOutput::default() });
             }
             return refused(format!("{slot}: asked for 0 units of a sequence that can go on"));
         }
@@ -280,7 +279,7 @@ impl TalkerStage {
             }
             entry.sequence.codec = Some(codec.narrow(0, at, 1)?);
             if let Ok(output) = &mut results[entry.place] {
-                output.emit = Emit::Codes([&[*code], codes.as_slice()].concat());
+                output.emit = Some(StageData::Codes([&[*code], codes.as_slice()].concat()));
                 output.picked = entry.sequence.take_picked();
             }
         }
@@ -347,17 +346,21 @@ impl Sequence {
         Some(std::mem::take(&mut self.picked)).filter(|picked| !picked.is_empty()).map(Vec::into_boxed_slice)
     }
 
-    fn ends_with(&self, code: u32, eos: u32) -> Option<Finish> {
-        if code == eos { Some(Finish::Stop) } else { (self.count >= self.spec.max_tokens).then_some(Finish::Length) }
+    fn ends_with(&self, code: u32, eos: u32) -> Option<FinishReason> {
+        if code == eos {
+            Some(FinishReason::Stop)
+        } else {
+            (self.count >= self.spec.max_tokens).then_some(FinishReason::Length)
+        }
     }
 }
 
 /// Whether a talker can take an input: tokens if it reads text itself, sequences of its thinker's width otherwise.
-fn check_input(net: &Talker, slot: Slot, input: &SequenceInput) -> Result<(), ModelError> {
+fn check_input(net: &Talker, slot: Slot, input: Option<&StageData>) -> Result<(), ModelError> {
     match (input, net.text_vocabulary()) {
-        (SequenceInput::Nothing, _) => Ok(()),
-        (SequenceInput::Tokens(tokens), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
-        (SequenceInput::Embeddings(sequences), None) => match (sequences.shape(), net.config().text_hidden_size) {
+        (None, _) => Ok(()),
+        (Some(StageData::Tokens(tokens)), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
+        (Some(StageData::Embeddings(sequences)), None) => match (sequences.shape(), net.config().text_hidden_size) {
             ((n, width), wanted) if n > 0 && width == wanted => Ok(()),
             (shape, wanted) => refused(format!("{slot}: expected sequences [n, {wanted}], got {shape:?}")),
         },

@@ -12,14 +12,13 @@ use super::{Batch, LanguageModel};
 use crate::error::{in_vocabulary, not_open, refused};
 use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
 use crate::stage::{
-    Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory, StageModel,
-    ThinkerMode, ThinkerSpec,
+    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
 };
 use crate::thinker::Thinker;
 use crate::transformer::{KvCache, Segment};
 use crate::{LoadError, ModelError};
 use candle_core::Tensor;
-use omni_core::ids::Slot;
+use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::{Phase, PhaseClock};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -95,7 +94,7 @@ impl StageModel for ThinkerStage {
         Ok(())
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         let vocabulary = self.net.vocabulary();
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let Answer::Followed { waiting, ended } = &mut sequence.answer else {
@@ -104,7 +103,9 @@ impl StageModel for ThinkerStage {
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));
         }
-        waiting.extend(input.into_tokens(slot, vocabulary)?);
+        if let Some(input) = input {
+            waiting.extend(input.into_tokens(slot, vocabulary)?);
+        }
         *ended = end;
         Ok(())
     }
@@ -197,7 +198,7 @@ impl LanguageModel for ThinkerStage {
                 let sequences = if sequence.spec.emit.is_some() { followed.as_slice() } else { &[] };
                 Ok(SequenceOutput {
                     sampled: followed.last().copied(),
-                    finish: sequence.finished.then_some(Finish::Stop),
+                    finish: sequence.finished.then_some(FinishReason::Stop),
                     emit: embedded(&self.net, sequences)?,
                     ..SequenceOutput::default()
                 })
@@ -292,16 +293,16 @@ impl Sequence {
         Ok(token)
     }
 
-    fn ends_with(&self, token: u32) -> Option<Finish> {
+    fn ends_with(&self, token: u32) -> Option<FinishReason> {
         let Answer::Sampled { count, .. } = &self.answer else { return None };
         if self.spec.eos.contains(&token) {
-            Some(Finish::Stop)
+            Some(FinishReason::Stop)
         } else {
-            (*count >= self.spec.max_tokens).then_some(Finish::Length)
+            (*count >= self.spec.max_tokens).then_some(FinishReason::Length)
         }
     }
 }
 
-fn embedded(net: &Thinker, tokens: &[u32]) -> Result<Emit, ModelError> {
-    if tokens.is_empty() { Ok(Emit::None) } else { Ok(Emit::Embeddings(net.embed(tokens)?.into())) }
+fn embedded(net: &Thinker, tokens: &[u32]) -> Result<Option<StageData>, ModelError> {
+    if tokens.is_empty() { Ok(None) } else { Ok(Some(StageData::Embeddings(net.embed(tokens)?.into()))) }
 }

@@ -6,12 +6,11 @@
 
 use crate::error::not_open;
 use crate::stage::{
-    DeviceTimes, Emit, Finish, Launched, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageFactory,
-    StageModel, StepOutcome,
+    DeviceTimes, Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use crate::vocoder::{Context, Contexts, Stream, Vocoder};
 use crate::{LoadError, ModelError};
-use omni_core::ids::Slot;
+use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::{self as telemetry, PhaseClock};
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -88,12 +87,14 @@ impl StageModel for VocoderStage {
         Ok(())
     }
 
-    fn push_input(&mut self, slot: Slot, input: SequenceInput, end: bool) -> Result<(), ModelError> {
+    fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError> {
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         if sequence.ended {
             return Err(ModelError::Sequence(format!("{slot}: frames after the end of the stream")));
         }
-        sequence.waiting.extend(input.into_codes(slot, self.net.config())?);
+        if let Some(input) = input {
+            sequence.waiting.extend(input.into_codes(slot, self.net.config())?);
+        }
         sequence.ended = end;
         Ok(())
     }
@@ -150,8 +151,8 @@ impl VocoderStage {
         let samples = self.net.decode(stream, &codes)?;
         sequence.finished = sequence.ended && sequence.waiting.is_empty();
         Ok(Ok(SequenceOutput {
-            finish: sequence.finished.then_some(Finish::Stop),
-            emit: if samples.is_empty() { Emit::None } else { Emit::Audio(samples) },
+            finish: sequence.finished.then_some(FinishReason::Stop),
+            emit: if samples.is_empty() { None } else { Some(StageData::Audio(samples)) },
             ..SequenceOutput::default()
         }))
     }

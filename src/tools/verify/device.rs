@@ -17,9 +17,7 @@ use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::hf::VocoderConfig;
 use omni_model::sampling::SamplingParams;
-use omni_model::stage::{
-    Emit, SequenceInput, SequenceOutput, SequenceSpec, SequenceWork, StageModel, TalkerSpec, VocoderSpec,
-};
+use omni_model::stage::{SequenceOutput, SequenceSpec, SequenceWork, StageData, StageModel, TalkerSpec, VocoderSpec};
 use omni_model::talker::TalkerPrompt;
 use omni_model::{Checkpoint, LoadError, ModelError};
 use std::cell::RefMut;
@@ -138,7 +136,7 @@ pub(super) fn run(
 /// What a case has spoken.
 struct Speech {
     sequence: TalkerSpec,
-    input: SequenceInput,
+    input: Option<StageData>,
     /// Codes of the recording that the speech goes on from, frame after frame.
     recording: Vec<u32>,
     /// The reference's codes, frame after frame.
@@ -156,7 +154,7 @@ impl Speech {
         let prompter = nets.checkpoint.tts_prompter().map_err(|e| e.to_string())?;
         let case = tts::prepare(manifest, reference, &prompter)?;
         let limits = (case.min_tokens, case.limit);
-        let input = SequenceInput::Tokens(case.prompt.tokens);
+        let input = Some(StageData::Tokens(case.prompt.tokens));
         let speech = Speech::new(case.prompt.prompt, input, limits, case.repetition_penalty, (reference, nets))?;
         Ok(Speech { recording: case.recording, ..speech })
     }
@@ -173,7 +171,7 @@ impl Speech {
         let limits = (0, request.codec_tokens as u32);
         Speech::new(
             prompt.into(),
-            SequenceInput::Embeddings(sequences.into()),
+            Some(StageData::Embeddings(sequences.into())),
             limits,
             request.repetition_penalty,
             (reference, nets),
@@ -183,7 +181,7 @@ impl Speech {
     /// The sequence of a case, greedy.
     fn new(
         prompt: Arc<TalkerPrompt>,
-        input: SequenceInput,
+        input: Option<StageData>,
         (min_tokens, max_tokens): (u32, u32),
         repetition_penalty: f32,
         (reference, nets): (&Values, &Nets),
@@ -223,7 +221,7 @@ impl Speech {
         trace.frames = outputs
             .into_iter()
             .filter_map(|output| match output.emit {
-                Emit::Codes(codes) => Some(codes),
+                Some(StageData::Codes(codes)) => Some(codes),
                 _ => None,
             })
             .collect();
@@ -345,10 +343,10 @@ impl<'a> Sound<'a> {
     fn steps(&mut self, codes: &[u32]) -> Result<Vec<f32>, ModelError> {
         let (stage, mut samples) = (self.stage.as_mut(), Vec::new());
         stage.open(SLOT, SequenceSpec::Vocoder(VocoderSpec::default()))?;
-        stage.push_input(SLOT, SequenceInput::Codes(codes.to_vec()), true)?;
+        stage.push_input(SLOT, Some(StageData::Codes(codes.to_vec())), true)?;
         let groups = self.config.num_quantizers;
         for chunk in codes.chunks(CHUNK * groups) {
-            if let Emit::Audio(piece) = step(stage, (chunk.len() / groups) as u32)?.emit {
+            if let Some(StageData::Audio(piece)) = step(stage, (chunk.len() / groups) as u32)?.emit {
                 samples.extend(piece);
             }
         }

@@ -1,9 +1,9 @@
 use super::*;
-use crate::payload::{End, Kind, Part, Payload};
+use crate::payload::{Kind, Part, Payload};
 use bytes::Bytes;
 use candle_core::{Device, Tensor};
 use omni_config::Precision;
-use omni_core::ids::{Attempt, Generation, RequestId, Seq};
+use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
 use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ fn header(kind: Kind, units: u32) -> Header {
         seq: Seq(7),
         kind,
         units,
-        end: Some(End::Stop),
+        end: Some(FinishReason::Stop),
         sent: 0,
     }
 }

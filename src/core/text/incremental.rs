@@ -3,7 +3,7 @@
 //! The borders are those of [`Segmenter`]; only the words before them do not wait for it. A sentence that becomes too long
 //! is cut behind a comma, or behind any word when there is none for long.
 
-use super::text::Segmenter;
+use super::Segmenter;
 
 /// What to do next with a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
