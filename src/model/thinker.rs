@@ -1,10 +1,10 @@
 //! The thinker: text in, text out (spec section 4).
 
 use crate::LoadError;
-use crate::checkpoint::Loader;
 use crate::hf::ThinkerConfig;
 use crate::ops::Linear;
 use crate::transformer::{DecoderStack, output_head};
+use crate::weights::Loader;
 use candle_core::{Result, Tensor};
 
 /// Embedding table, decoder stack, head.

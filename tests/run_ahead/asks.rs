@@ -111,7 +111,7 @@ mod cuda {
     use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
     use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
     use omni_actors::model::Checkpoint;
-    use omni_actors::model::checkpoint::Loader;
+    use omni_actors::model::weights::Loader;
     use omni_actors::model::hf::ThinkerConfig;
     use omni_actors::model::stage::StageFactory;
     use std::sync::Arc;
@@ -149,7 +149,7 @@ mod cuda {
 #[cfg(not(feature = "cuda"))]
 mod cuda {
     use omni_actors::model::Checkpoint;
-    use omni_actors::model::checkpoint::Loader;
+    use omni_actors::model::weights::Loader;
     use omni_actors::model::hf::ThinkerConfig;
     use omni_actors::model::stage::StageFactory;
 

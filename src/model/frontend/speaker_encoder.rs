@@ -2,9 +2,9 @@
 
 use super::mel::MelSpectrum;
 use crate::LoadError;
-use crate::checkpoint::{Loader, Scope};
 use crate::hf::{SAMPLE_RATE, SpeakerEncoderConfig};
 use crate::ops::Linear;
+use crate::weights::{Loader, Scope};
 use candle_core::{D, Device, Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

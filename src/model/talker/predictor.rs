@@ -3,10 +3,10 @@
 use super::net::biased;
 use super::table::Table;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::TalkerConfig;
 use crate::ops::Linear;
 use crate::transformer::{DecoderStack, KvCache, Segment};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 /// A small decoder that runs afresh for every frame: a prompt of two rows gives code 1, each further pass one code more.

@@ -3,9 +3,9 @@
 use super::fused::SplitQkv;
 use super::stack::Segment;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
 use crate::ops::{self, Angles, Linear};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 /// The attention half of a decoder layer.

@@ -2,9 +2,9 @@
 
 use super::moe::Moe;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
 use crate::ops::{Linear, silu_mul};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 /// What a layer has: one block, or experts.

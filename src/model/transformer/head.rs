@@ -1,9 +1,9 @@
 //! From hidden states to logits.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
 use crate::ops::Linear;
+use crate::weights::Scope;
 use candle_core::Tensor;
 
 /// The weights of an output head: its own, or the embedding table if there are none and the config shares it. As in the

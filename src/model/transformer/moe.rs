@@ -2,9 +2,9 @@
 
 use super::ffn::SwiGlu;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::MoeConfig;
 use crate::ops::Linear;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 /// A router, its experts, and the expert that every position goes through, if there is one.

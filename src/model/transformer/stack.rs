@@ -4,9 +4,9 @@ use super::attention::Attention;
 use super::cache::KvCache;
 use super::ffn::Ffn;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
 use crate::ops::{Angles, Rope, rms_norm};
+use crate::weights::Scope;
 use candle_core::{Device, Result, Tensor};
 
 /// One row's share of a flattened batch: its cache and how many of the new positions are its own.

@@ -2,8 +2,8 @@
 //! codec have it.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::ops::{Angles, Linear};
+use crate::weights::Scope;
 use candle_core::{D, Result, Tensor};
 
 /// Sizes of an attention.

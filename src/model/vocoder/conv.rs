@@ -2,8 +2,8 @@
 
 use super::state::{HistoryPlan, Plan, Stream};
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::ops::{Linear, depthwise_conv};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 /// A convolution of stride 1 that sees the past only.

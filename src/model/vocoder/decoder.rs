@@ -5,9 +5,9 @@ use super::Probe;
 use super::conv::{CausalConv, CausalDepthwise, CausalTransposedConv, load_pointwise};
 use super::state::{Plan, Stream};
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::VocoderConfig;
 use crate::ops::{Linear, layer_norm, snake};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

@@ -4,9 +4,9 @@ use super::Probe;
 use super::conv::CausalConv;
 use super::state::{Plan, Stream};
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::{VocoderConfig, VocoderInput};
 use crate::ops::Linear;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

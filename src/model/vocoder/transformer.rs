@@ -3,9 +3,9 @@
 use super::attention::{Attention, AttentionSizes};
 use super::state::Stream;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
 use crate::ops::{Angles, Linear, Rope, rms_norm, silu_mul};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 pub(super) struct Transformer {

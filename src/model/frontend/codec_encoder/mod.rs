@@ -9,9 +9,9 @@ mod seanet;
 mod transformer;
 
 use crate::LoadError;
-use crate::checkpoint::Loader;
 use crate::hf::CodecEncoderConfig;
 use crate::ops::Linear;
+use crate::weights::Loader;
 use candle_core::{Device, Result, Tensor};
 use quantizer::Quantizer;
 use seanet::SeaNet;

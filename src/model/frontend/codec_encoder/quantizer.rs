@@ -1,9 +1,9 @@
 //! Vectors to codes: two chains of codebooks, each codebook quantizing what the ones before it left over.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::CodecEncoderConfig;
 use crate::ops::Linear;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;

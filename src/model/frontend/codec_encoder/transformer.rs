@@ -2,10 +2,10 @@
 //! branches, no norm at the end.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::CodecTransformerConfig;
 use crate::ops::{Angles, Linear, Rope, attention, layer_norm};
 use crate::vocoder::{Attention, AttentionSizes};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 
 type Loaded<T> = std::result::Result<T, LoadError>;
