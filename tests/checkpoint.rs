@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device};
-use omni_actors::model::checkpoint::{Files, Weights};
 use omni_actors::model::hf::{Family, GenerationDefaults, OmniConfig};
+use omni_actors::model::weights::{Files, Weights};
 use omni_actors::model::{Checkpoint, LoadError};
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -9,9 +9,9 @@ use omni_actors::cuda::decoder::{Engine, Rows, Stack};
 use omni_actors::cuda::weights::Uploader;
 use omni_actors::cuda::{Gpu, Priority};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::checkpoint::Scope;
 use omni_actors::model::hf::DecoderConfig;
 use omni_actors::model::transformer::{DecoderStack, Segment};
+use omni_actors::model::weights::Scope;
 use std::path::{Path, PathBuf};
 
 fn path(relative: &str) -> PathBuf {

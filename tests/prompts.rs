@@ -3,10 +3,10 @@
 
 use candle_core::{DType, Device, Tensor};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::checkpoint::Files;
 use omni_actors::model::prompt::{ChatPrompt, Message, PromptError, Prompter, Role};
 use omni_actors::model::template::{ChatTemplate, TemplateMessage};
 use omni_actors::model::tokenizer::{Detokenizer, Tokenizer};
+use omni_actors::model::weights::Files;
 use proptest::prelude::*;
 use serde_json::Value;
 use std::collections::HashMap;

@@ -11,7 +11,7 @@ mod say;
 mod sink;
 mod stage;
 
-pub use omni_model::checkpoint::EmbeddedFiles;
+pub use omni_model::weights::EmbeddedFiles;
 
 use clap::{Parser, Subcommand};
 use omni_engine::process;

@@ -3,8 +3,8 @@
 use clap::Args;
 use omni_config::{self as config, Config, Override};
 use omni_engine::{Engine, Service};
-use omni_model::checkpoint::EmbeddedFiles;
 use omni_model::hf::{Family, Variant};
+use omni_model::weights::EmbeddedFiles;
 use omni_ops::give_large_blocks_back;
 use omni_server::Server;
 use omni_telemetry as telemetry;

@@ -10,7 +10,7 @@ use omni_engine::{
     ChatMessage, Event, GenerateRequest, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides, Service,
     SpeechParams, SpeechRequest, TextSource, VoiceChoice,
 };
-use omni_model::checkpoint::EmbeddedFiles;
+use omni_model::weights::EmbeddedFiles;
 use omni_tools::exit::Interrupted;
 use omni_tools::exit::Usage;
 use omni_tools::local;

@@ -10,8 +10,8 @@ use super::stream::Stream;
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
 use omni_model::LoadError;
-use omni_model::checkpoint::Scope;
 use omni_model::hf::DecoderConfig;
+use omni_model::weights::Scope;
 
 /// Positions of a page of the cache: `PAGE` of `kernels/attention.cu`.
 pub const PAGE: usize = 16;

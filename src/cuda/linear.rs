@@ -8,7 +8,7 @@ use super::stream::Stream;
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
 use omni_model::LoadError;
-use omni_model::checkpoint::Scope;
+use omni_model::weights::Scope;
 
 /// What becomes of a sum: the numbers of `kernels/linear.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,8 +9,8 @@ use super::stream::Stream;
 use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
 use omni_model::LoadError;
-use omni_model::checkpoint::Scope;
 use omni_model::hf::{DecoderConfig, MoeConfig};
+use omni_model::weights::Scope;
 
 /// `MAX_EXPERTS`, `MAX_CHOICES` and `GROUP` of `kernels/moe.cuh`.
 const MAX_EXPERTS: usize = 512;

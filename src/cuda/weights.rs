@@ -9,8 +9,8 @@ use candle_core::{CpuStorage, DType, Storage, Tensor};
 use cudarc::driver::sys;
 use omni_config::Precision;
 use omni_model::LoadError;
-use omni_model::checkpoint::random::{Fill, RandomTensor};
-use omni_model::checkpoint::{RawTensor, Scope};
+use omni_model::weights::random::{Fill, RandomTensor};
+use omni_model::weights::{RawTensor, Scope};
 use std::cell::RefCell;
 
 /// Threads of the kernels that fill and convert.

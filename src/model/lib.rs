@@ -11,6 +11,7 @@ pub mod frontend;
 pub mod hf;
 pub mod no_block;
 pub mod prompt;
+pub mod prompters;
 pub mod sampling;
 pub mod stage;
 pub mod stages;
@@ -20,6 +21,7 @@ pub mod thinker;
 pub mod tokenizer;
 pub mod transformer;
 pub mod vocoder;
+pub mod weights;
 
 pub use budget::Budget;
 pub use checkpoint::Checkpoint;

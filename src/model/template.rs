@@ -1,7 +1,7 @@
 //! Chat templates: the Jinja programs with which checkpoints write a conversation as text.
 
 use crate::LoadError;
-use crate::checkpoint::Files;
+use crate::weights::Files;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};

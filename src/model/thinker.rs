@@ -1,9 +1,9 @@
 //! The thinker: text in, text out (spec section 4).
 
 use crate::LoadError;
-use crate::checkpoint::Loader;
 use crate::hf::ThinkerConfig;
 use crate::transformer::{DecoderStack, output_head};
+use crate::weights::Loader;
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 

@@ -15,4 +15,4 @@ pub mod signals;
 pub mod trace;
 pub mod verify;
 
-pub use omni_model::checkpoint::EmbeddedFiles;
+pub use omni_model::weights::EmbeddedFiles;

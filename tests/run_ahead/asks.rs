@@ -111,9 +111,9 @@ mod cuda {
     use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
     use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
     use omni_actors::model::Checkpoint;
-    use omni_actors::model::checkpoint::Loader;
     use omni_actors::model::hf::ThinkerConfig;
     use omni_actors::model::stage::StageFactory;
+    use omni_actors::model::weights::Loader;
     use std::sync::Arc;
 
     pub fn talker(loader: &Loader, checkpoint: &Checkpoint) -> Box<dyn StageFactory> {
@@ -149,9 +149,9 @@ mod cuda {
 #[cfg(not(feature = "cuda"))]
 mod cuda {
     use omni_actors::model::Checkpoint;
-    use omni_actors::model::checkpoint::Loader;
     use omni_actors::model::hf::ThinkerConfig;
     use omni_actors::model::stage::StageFactory;
+    use omni_actors::model::weights::Loader;
 
     pub fn talker(_: &Loader, _: &Checkpoint) -> Box<dyn StageFactory> {
         panic!("OMNI_TEST_DEVICE=cuda needs --features cuda")

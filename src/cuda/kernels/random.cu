@@ -1,5 +1,5 @@
 // Random weights: element `index` of a tensor is a function of (seed, name, index) alone, with the same bits as
-// src/model/checkpoint/random.rs computes on a CPU.
+// src/model/weights/random.rs computes on a CPU.
 //
 // Words come from Philox keyed by the seed, its counter (index / 4, hash of the name); element index takes word index % 4.
 // A word becomes a multiple of 2^-23 in [-1, 1), exactly; times `bound` in f32; rounded to bf16, nearest even. The f32

@@ -6,8 +6,8 @@ use crate::weights::{Uploader, Weight, element_size};
 use crate::{Buffer, Gpu};
 use omni_config::Precision;
 use omni_model::LoadError;
-use omni_model::checkpoint::{Loader, Scope};
 use omni_model::hf::{ChatTokens, Family, TalkerConfig, TtsTokens};
+use omni_model::weights::{Loader, Scope};
 
 /// Rows of a table that are projected together while loading.
 const LOAD_ROWS: usize = 4096;

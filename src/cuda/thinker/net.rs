@@ -6,8 +6,8 @@ use crate::linear::Linear;
 use crate::weights::{Uploader, Weight};
 use omni_config::Precision;
 use omni_model::LoadError;
-use omni_model::checkpoint::Loader;
 use omni_model::hf::{DecoderConfig, ThinkerConfig};
+use omni_model::weights::Loader;
 
 /// Everything that does not change while rows run.
 pub struct ThinkerNet {

@@ -5,8 +5,8 @@ use super::packing::{self, Packed, wide};
 use super::{Limits, Precision};
 use crate::{Buffer, CudaError, Gpu};
 use candle_core::{DType, Device, Tensor};
-use omni_model::checkpoint::Scope;
 use omni_model::hf::{Family, VocoderConfig, VocoderInput};
+use omni_model::weights::Scope;
 use omni_model::{Checkpoint, LoadError};
 
 type Loaded<T> = Result<T, LoadError>;

@@ -1,32 +1,23 @@
-//! A checkpoint in the layout of Hugging Face: config, weights, tokenizer, generation defaults, chat template.
+//! A checkpoint in the layout of Hugging Face: config, weights and generation defaults.
 //!
-//! Opening reads and checks the small files and the headers of the weights; tensors are read when a net asks for them, or
-//! made out of a seed where there are none ([`random`]).
+//! Opening reads and checks the configs and the headers of the weights. A net reads its tensors through a [`Loader`],
+//! which makes them from a seed when the checkpoint was opened without weights ([`crate::weights::random`]). The
+//! tokenizer and the prompters stand above this module ([`crate::prompters`]): it must not import them.
 
-mod files;
-mod loader;
 mod origin;
-pub mod random;
-mod weights;
 
-pub use files::{EmbeddedFiles, Files};
-pub use loader::{Loader, RawTensor, Scope};
 pub use origin::Origin;
-pub use weights::Weights;
 
 use crate::LoadError;
 use crate::hf::{Family, GenerationDefaults, OmniConfig, TtsConfig};
-use crate::prompt::{Prompter, TtsPrompter};
-use crate::template::ChatTemplate;
-use crate::tokenizer::Tokenizer;
+use crate::weights::{EmbeddedFiles, Files, Loader, Source, Weights};
 use candle_core::Device;
-use loader::Source;
 use omni_config::WeightsKind;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
 
-const CONFIG: &str = "config.json";
+pub(crate) const CONFIG: &str = "config.json";
 const GENERATION: &str = "generation_config.json";
 /// Where the codec of a Qwen3-TTS checkpoint is.
 const CODEC: &str = "speech_tokenizer";
@@ -175,42 +166,9 @@ impl Checkpoint {
         &self.files
     }
 
-    /// What makes prompts: the tokenizer and the chat template, which are read now.
-    ///
-    /// # Errors
-    /// [`LoadError`] when one of them is missing or malformed, or does not fit `config.json`.
-    pub fn prompter(&self) -> Result<Prompter, LoadError> {
-        let tokenizer = self.tokenizer()?;
-        let template = ChatTemplate::load(&self.files)?;
-        Ok(Prompter::new(tokenizer.into(), template.into(), self.omni()?))
-    }
-
-    /// What makes prompts of a Qwen3-TTS checkpoint: the tokenizer, which is read now.
-    ///
-    /// # Errors
-    /// Those of [`Checkpoint::tokenizer`]; [`LoadError::Invalid`] when this is a Qwen3-Omni model.
-    pub fn tts_prompter(&self) -> Result<TtsPrompter, LoadError> {
-        TtsPrompter::new(self.tokenizer()?.into(), self.tts()?.clone(), &self.tokenizer_files)
-    }
-
-    /// The tokenizer, which is read now.
-    ///
-    /// # Errors
-    /// [`LoadError`] when it is missing or malformed, or its ids do not fit `config.json`.
-    pub fn tokenizer(&self) -> Result<Tokenizer, LoadError> {
-        let tokenizer = Tokenizer::load(&self.tokenizer_files)?;
-        let misfit = |reason| Err(self.tokenizer_files.invalid("tokenizer.json", reason));
-        let (have, room) = (tokenizer.vocabulary_size(), self.family.text_vocab_size());
-        if have > room {
-            return misfit(format!("has {have} ids, but the text vocabulary of {CONFIG} has {room}"));
-        }
-        for (text, id) in ["<|im_start|>", "<|im_end|>"].into_iter().zip(self.family.turn_tokens()) {
-            match tokenizer.encode_structure(text) {
-                Ok(ids) if ids == [id] => {}
-                _ => return misfit(format!("does not give {text} the id {id} that {CONFIG} says")),
-            }
-        }
-        Ok(tokenizer)
+    /// The files that have the tokenizer: another folder's where the checkpoint was opened so.
+    pub(crate) fn tokenizer_files(&self) -> &Files {
+        &self.tokenizer_files
     }
 
     /// Tensors for nets on `device`. The net must use all of each family in `owned` (`thinker`, `talker`, `code2wav`;

@@ -1,7 +1,8 @@
 //! How a checkpoint was opened: what another process of the same program needs to open it again.
 
-use super::{Checkpoint, EmbeddedFiles, Files};
+use super::Checkpoint;
 use crate::LoadError;
+use crate::weights::{EmbeddedFiles, Files};
 use omni_config::WeightsKind;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use super::mel::MelSpectrum;
 use crate::LoadError;
-use crate::checkpoint::{Loader, Scope};
 use crate::hf::{SAMPLE_RATE, SpeakerEncoderConfig};
+use crate::weights::{Loader, Scope};
 use candle_core::{D, Device, Result, Tensor};
 use omni_ops::Linear;
 

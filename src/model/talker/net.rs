@@ -4,10 +4,10 @@ use super::predictor::CodePredictor;
 use super::prompt::{CodecSide, TalkerPrompt, TextSide};
 use super::table::Table;
 use crate::LoadError;
-use crate::checkpoint::{Loader, Scope};
 use crate::hf::{ChatTokens, Family, SPECIAL_CODEC_IDS, TalkerConfig, TtsTokens};
 use crate::sampling::Suppress;
 use crate::transformer::{DecoderStack, output_head};
+use crate::weights::{Loader, Scope};
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 

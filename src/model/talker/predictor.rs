@@ -3,9 +3,9 @@
 use super::net::biased;
 use super::table::Table;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::TalkerConfig;
 use crate::transformer::{DecoderStack, KvCache, Segment};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 

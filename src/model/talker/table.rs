@@ -1,7 +1,7 @@
 //! Embedding tables.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
+use crate::weights::Scope;
 use candle_core::{DType, Result, Tensor};
 
 /// A table of which a step needs a row or two, kept as it is stored: in 16 bits, that of text has 622 MB at real size and

@@ -3,7 +3,7 @@
 use super::bytes::{TokenBytes, alphabet};
 use super::{AddedToken, Tokenizer};
 use crate::LoadError;
-use crate::checkpoint::Files;
+use crate::weights::Files;
 use serde_json::{Map, Value, json};
 
 const TOKENIZER: &str = "tokenizer.json";

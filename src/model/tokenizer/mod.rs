@@ -12,7 +12,7 @@ pub use detokenizer::Detokenizer;
 pub use words::Words;
 
 use crate::LoadError;
-use crate::checkpoint::Files;
+use crate::weights::Files;
 use bytes::TokenBytes;
 
 /// Words to ids and ids to bytes. Immutable and shared by all requests.

@@ -3,8 +3,8 @@
 use super::fused::SplitQkv;
 use super::stack::Segment;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::{Angles, Linear, attention};
 

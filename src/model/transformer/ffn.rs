@@ -2,8 +2,8 @@
 
 use super::moe::Moe;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::{Linear, silu_mul};
 

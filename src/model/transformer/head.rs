@@ -1,8 +1,8 @@
 //! From hidden states to logits.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
+use crate::weights::Scope;
 use candle_core::Tensor;
 use omni_ops::Linear;
 

@@ -2,8 +2,8 @@
 
 use super::ffn::SwiGlu;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::MoeConfig;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 

@@ -4,8 +4,8 @@ use super::attention::Attention;
 use super::cache::KvCache;
 use super::ffn::Ffn;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::DecoderConfig;
+use crate::weights::Scope;
 use candle_core::{Device, Result, Tensor};
 use omni_ops::{Angles, Rope, rms_norm};
 

@@ -2,7 +2,7 @@
 //! codec have it.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
+use crate::weights::Scope;
 use candle_core::{D, Result, Tensor};
 use omni_ops::{Angles, Linear};
 

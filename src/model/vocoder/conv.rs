@@ -2,7 +2,7 @@
 
 use super::state::{HistoryPlan, Plan, Stream};
 use crate::LoadError;
-use crate::checkpoint::Scope;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::{Linear, depthwise_conv};
 

@@ -5,8 +5,8 @@ use super::Probe;
 use super::conv::{CausalConv, CausalDepthwise, CausalTransposedConv, load_pointwise};
 use super::state::{Plan, Stream};
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::VocoderConfig;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::{Linear, layer_norm, snake};
 

@@ -4,8 +4,8 @@ use super::Probe;
 use super::conv::CausalConv;
 use super::state::{Plan, Stream};
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::{VocoderConfig, VocoderInput};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 

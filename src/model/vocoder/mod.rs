@@ -24,8 +24,8 @@ pub(crate) use attention::{Attention, AttentionSizes};
 pub(crate) use conv::{CausalConv, load_pointwise};
 pub(crate) use state::{HistoryPlan, Plan};
 
-use crate::checkpoint::Scope;
 use crate::hf::{Family, VocoderConfig};
+use crate::weights::Scope;
 use crate::{Checkpoint, LoadError};
 use candle_core::{Device, IndexOp, Result, Tensor};
 use decoder::Decoder;

@@ -3,8 +3,8 @@
 use super::attention::{Attention, AttentionSizes};
 use super::state::Stream;
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::{VocoderConfig, VocoderInput, WindowedTransformerConfig};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::{Angles, Linear, Rope, rms_norm, silu_mul};
 

@@ -9,8 +9,8 @@ mod seanet;
 mod transformer;
 
 use crate::LoadError;
-use crate::checkpoint::Loader;
 use crate::hf::CodecEncoderConfig;
+use crate::weights::Loader;
 use candle_core::{Device, Result, Tensor};
 use omni_ops::Linear;
 use quantizer::Quantizer;

@@ -1,8 +1,8 @@
 //! Vectors to codes: two chains of codebooks, each codebook quantizing what the ones before it left over.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::CodecEncoderConfig;
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 

@@ -1,9 +1,9 @@
 //! Samples to positions of the transformer: causal convolutions, each downsampling behind residual blocks.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::CodecEncoderConfig;
 use crate::vocoder::{CausalConv, HistoryPlan, Plan, Stream, load_pointwise};
+use crate::weights::Scope;
 use candle_core::{Device, Result, Tensor};
 use omni_ops::{Linear, elu};
 

@@ -2,9 +2,9 @@
 //! branches, no norm at the end.
 
 use crate::LoadError;
-use crate::checkpoint::Scope;
 use crate::hf::CodecTransformerConfig;
 use crate::vocoder::{Attention, AttentionSizes};
+use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::{Angles, Linear, Rope, attention, layer_norm};
 

@@ -12,10 +12,10 @@ pub use error::TtsPromptError;
 pub use stream::TtsStream;
 
 use crate::LoadError;
-use crate::checkpoint::Files;
 use crate::hf::{CodecTokens, TtsConfig, Variant};
 use crate::talker::{CodecSide, TalkerPrompt, Trailing};
 use crate::tokenizer::Tokenizer;
+use crate::weights::Files;
 use layout::{Plan, PlannedReference};
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! How a net gets its tensors, and how every one that does not fit is reported at once.
 
 use super::random::RandomTensor;
-use super::weights::Weights;
+use super::stored::Weights;
 use crate::LoadError;
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
@@ -14,7 +14,7 @@ const MAX_LISTED: usize = 60;
 
 /// Where tensors come from.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// Files.
     Stored(Arc<Weights>),
     /// Nowhere: any tensor of any shape can be had.
@@ -41,7 +41,7 @@ pub struct Loader {
 }
 
 impl Loader {
-    pub(super) fn new(source: Source, device: &Device, owned: &[&str]) -> Loader {
+    pub(crate) fn new(source: Source, device: &Device, owned: &[&str]) -> Loader {
         Loader {
             source,
             device: device.clone(),
