@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Draws a trace as an SVG: which steps ran when, or with --lanes everything of a few milliseconds.
+"""Draws a trace as an SVG: which steps ran when, or with --tracks everything of a few milliseconds.
 
     omni-actors trace --concurrency 8 -o trace.json
     scripts/timeline.py trace.json --frames 20 --load "c = 8" -o docs/images/timeline.svg
-    scripts/timeline.py trace.json --lanes 40 -o docs/images/tracing.svg
+    scripts/timeline.py trace.json --tracks 40 -o docs/images/tracing.svg
 
-The first picture: the host's lanes show the launch calls, the device's lanes the steps. Their end is when the outcome was
+The first picture: the host's tracks show the launch calls, the device's tracks the steps. Their end is when the outcome was
 known on the host, their beginning that minus the device's own measure; where a device does not measure (the CPU computes
-inside the launch), a step is drawn from its launch to its end. The second: every lane of every stage, and the arrows of the
+inside the launch), a step is drawn from its launch to its end. The second: every track of every stage, and the arrows of the
 trace. Needs nothing but Python 3.9.
 """
 
@@ -20,15 +20,15 @@ from pathlib import Path
 
 NAMES = {"vocoder": "vocoder"}
 
-LEFT, RIGHT, WIDTH, LANE, GAP, TOP = 150, 20, 1400, 34, 16, 92
+LEFT, RIGHT, WIDTH, TRACK, GAP, TOP = 150, 20, 1400, 34, 16, 92
 THIN = 22
 PHASES = {"preprocess": "other", "backbone": "p0", "code_predictor": "p1", "sampling": "p2", "postprocess": "other", "vocoder": "p3"}
 
 STYLE = """
-.bg{fill:#fcfcfd}.t{fill:#1d2939}.s{fill:#667085;font-size:12px}.grid{stroke:#e4e7ec}.lane{fill:#f2f4f7}
+.bg{fill:#fcfcfd}.t{fill:#1d2939}.s{fill:#667085;font-size:12px}.grid{stroke:#e4e7ec}.track{fill:#f2f4f7}
 .n{fill:#fff;font-size:11px;text-anchor:middle}.talker0{fill:#2f6db5}.talker1{fill:#4f8fd6}.vocoder0{fill:#2f8f4e}.vocoder1{fill:#4bad6b}
 .prompt{fill:#b4690e}.thinker0{fill:#7a5af8}.thinker1{fill:#9b8afb}.other{fill:#98a2b3}.p0{fill:#12b76a}.p1{fill:#f79009}.p2{fill:#d92d20}.p3{fill:#0e7090}.line{fill:none;stroke-width:1.2}.ahead{stroke:#2f8f4e}.late{stroke:#d92d20}.after{stroke:#98a2b3}
-@media (prefers-color-scheme:dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9aa4b2}.grid{stroke:#2a313c}.lane{fill:#161b22}.ahead{stroke:#56c77a}.late{stroke:#ff7b72}}
+@media (prefers-color-scheme:dark){.bg{fill:#0d1117}.t{fill:#e6edf3}.s{fill:#9aa4b2}.grid{stroke:#2a313c}.track{fill:#161b22}.ahead{stroke:#56c77a}.late{stroke:#ff7b72}}
 """
 
 
@@ -64,7 +64,7 @@ def read(events, processes):
 
 
 def window(lists, first, frames):
-    """`frames` steps in a row from step `first`; without `first`, those with the most rows and the fewest prompts."""
+    """`frames` steps in a row from step `first`; without `first`, those with the most sequences and the fewest prompts."""
     if first is not None:
         for steps in reversed(lists):
             for i, step in enumerate(steps):
@@ -120,7 +120,7 @@ def about(stage, step):
 
 
 def label(stage, step):
-    """What a bar says: rows, and frames of each for the vocoder."""
+    """What a bar says: sequences, and frames of each for the vocoder."""
     if stage == "vocoder" and step["sequences"] and step["units"] != step["sequences"]:
         return f"{step['sequences']}×{step['units'] / step['sequences']:g}"
     return str(step["sequences"]) + (f"+{step['prompt']}p" if step["prompt"] else "")
@@ -146,7 +146,7 @@ def draw(stages, frames, load):
     everyone["vocoder"] = [s for steps in stages.get("vocoder", []) for s in steps]
     shown = {name: [s for s in steps if s["known_us"] > begin and min(s["began_us"], s["runs_us"]) < end] for name, steps in everyone.items()}
     on_device = any(s["device_us"] is not None for steps in shown.values() for s in steps)
-    bottom = TOP + 4 * LANE + 3 * GAP
+    bottom = TOP + 4 * TRACK + 3 * GAP
     at = 0.0
     while at * 1000 <= end - begin:
         x = d.x(begin + at * 1000)
@@ -157,21 +157,21 @@ def draw(stages, frames, load):
 
     y = TOP
     for name, steps in shown.items():
-        for lane in ("launch", "device" if on_device else "computes"):
-            d.shapes.append(f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{LANE}"/>')
-            words = {"launch": "launch calls", "device": "on the device", "computes": "computes"}[lane]
+        for track in ("launch", "device" if on_device else "computes"):
+            d.shapes.append(f'<rect class="track" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{TRACK}"/>')
+            words = {"launch": "launch calls", "device": "on the device", "computes": "computes"}[track]
             d.text(10, y + 15, NAMES.get(name, name), font_weight="600")
             d.text(10, y + 29, words, "s")
             for step in steps:
                 kind = "prompt" if step["prompt"] else f"{name}{step['step'] % 2}"
-                if lane == "launch":
+                if track == "launch":
                     if step["returned_us"] < begin or step["began_us"] > end:
                         continue
-                    d.bar(y + 4, LANE - 8, step["began_us"], step["returned_us"], kind, "", about(name, step) + f", launched within {(step['returned_us'] - step['began_us']) / 1000:.2f} ms")
+                    d.bar(y + 4, TRACK - 8, step["began_us"], step["returned_us"], kind, "", about(name, step) + f", launched within {(step['returned_us'] - step['began_us']) / 1000:.2f} ms")
                 else:
-                    d.bar(y + 2, LANE - 4, step["runs_us"], step["known_us"], kind, label(name, step), about(name, step))
-            y += LANE + GAP
-        top = y - LANE - GAP
+                    d.bar(y + 2, TRACK - 4, step["runs_us"], step["known_us"], kind, label(name, step), about(name, step))
+            y += TRACK + GAP
+        top = y - TRACK - GAP
         for step in steps:
             if step["device_us"] is None or step["began_us"] < begin or step["runs_us"] > end:
                 continue
@@ -179,17 +179,17 @@ def draw(stages, frames, load):
             d.line(d.x(step["returned_us"]), top - GAP - 4, d.x(step["runs_us"]), top + 2, f"line {kind}")
 
     ahead = sum(s["ahead"] for s in frames)
-    rows = sorted({s["sequences"] for s in frames})
-    rows = f"{rows[0]}" if len(rows) == 1 else f"{rows[0]} to {rows[-1]}"
+    sequences = sorted({s["sequences"] for s in frames})
+    sequences = f"{sequences[0]}" if len(sequences) == 1 else f"{sequences[0]} to {sequences[-1]}"
     gaps = [b["known_us"] - a["known_us"] for a, b in zip(frames, frames[1:])]
     facts = [f"{ahead} of {len(frames)} frames were launched before the one before them was known"]
     if gaps:
         facts.append(f"a frame every {statistics.median(gaps) / 1000:.2f} ms (median)")
     facts.append(f"the talker ran {100 * busy(shown['talker'], begin, end):.0f} % of the time, the vocoder {100 * busy(shown['vocoder'], begin, end):.0f} %")
-    title = f"{len(frames)} frames" + (f", {load}" if load else "") + f": talker steps {frames[0]['step']} to {frames[-1]['step']}, {rows} rows"
+    title = f"{len(frames)} frames" + (f", {load}" if load else "") + f": talker steps {frames[0]['step']} to {frames[-1]['step']}, {sequences} sequences"
     d.text(10, 26, title, font_size="16", font_weight="600")
     d.text(10, 48, "; ".join(facts), "s")
-    legend = "numbers: rows (rows × frames of each, +positions of prompts)"
+    legend = "numbers: sequences (sequences × frames of each, +positions of prompts)"
     if on_device:
         legend += "; lines: from launch to run, of the talker green if the frame before was not known yet and red if it was"
     d.text(10, 68, legend, "s")
@@ -211,8 +211,8 @@ def picture(d, height, title, facts):
     )
 
 
-def lanes(events, processes, threads, first_ms, length_ms, load):
-    """Every lane with something in it, from `first_ms` on, with the arrows."""
+def tracks(events, processes, threads, first_ms, length_ms, load):
+    """Every track with something in it, from `first_ms` on, with the arrows."""
     slices = [e for e in events if e["ph"] == "X"]
     begin = first_ms * 1000 if first_ms is not None else busiest(slices, length_ms * 1000)
     end = begin + length_ms * 1000
@@ -225,7 +225,7 @@ def lanes(events, processes, threads, first_ms, length_ms, load):
             y += GAP
             d.text(10, y, NAMES.get(processes[place[0]], processes[place[0]]), font_weight="600")
             y += 6
-        d.shapes.append(f'<rect class="lane" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{THIN - 3}"/>')
+        d.shapes.append(f'<rect class="track" x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{THIN - 3}"/>')
         d.text(10, y + 13, threads[place], "s")
         tops[place], last = y, place[0]
         y += THIN
@@ -278,21 +278,21 @@ def busiest(slices, length):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
-    parser.add_argument("--from", dest="first", type=int, metavar="STEP", help="the first talker step; by default where most rows run")
+    parser.add_argument("--from", dest="first", type=int, metavar="STEP", help="the first talker step; by default where most sequences run")
     parser.add_argument("--frames", type=int, default=20, help="how many talker steps (20)")
-    parser.add_argument("--lanes", type=float, metavar="MS", help="draw everything of so many milliseconds instead")
-    parser.add_argument("--at", type=float, metavar="MS", help="with --lanes: from when on; by default where most happens")
+    parser.add_argument("--tracks", type=float, metavar="MS", help="draw everything of so many milliseconds instead")
+    parser.add_argument("--at", type=float, metavar="MS", help="with --tracks: from when on; by default where most happens")
     parser.add_argument("--load", default="", help='for the title, such as "c = 8, 1.7B on an H200"')
     parser.add_argument("-o", "--output", type=Path, required=True)
     args = parser.parse_args()
-    if args.frames < 1 or (args.lanes is not None and args.lanes <= 0):
-        parser.error("--frames: at least 1; --lanes: above 0")
+    if args.frames < 1 or (args.tracks is not None and args.tracks <= 0):
+        parser.error("--frames: at least 1; --tracks: above 0")
     try:
         events, processes, threads = load_trace(args.trace)
     except (OSError, ValueError, KeyError, TypeError) as error:
         sys.exit(f"{args.trace}: not a trace: {error}")
-    if args.lanes is not None:
-        args.output.write_text(lanes(events, processes, threads, args.at, args.lanes, args.load))
+    if args.tracks is not None:
+        args.output.write_text(tracks(events, processes, threads, args.at, args.tracks, args.load))
         print(args.output)
         return
     stages = read(events, processes)
