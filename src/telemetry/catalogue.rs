@@ -1,4 +1,4 @@
-//! Every metric there is: name, kind, labels, meaning. `docs/operations.md` repeats them for people; a test compares.
+//! Every metric: its name, kind, labels and meaning. `docs/operations.md` repeats them; a test compares the two.
 
 /// What kind of series a metric is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,11 +34,11 @@ const WAIT_SECONDS: &[f64] =
     &[5e-3, 10e-3, 20e-3, 40e-3, 60e-3, 80e-3, 120e-3, 160e-3, 240e-3, 300e-3, 400e-3, 600e-3, 1.0, 2.0, 5.0, 10.0];
 /// From one word to a whole reading.
 const LONG_SECONDS: &[f64] = &[0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0];
-/// 1 is as fast as one listens; above it a player runs dry.
+/// Speech is made as fast as a player plays it at 1; above 1 the player runs dry.
 const FACTOR: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 5.0];
 /// Powers of two up to the largest batch the config allows.
-const ROWS: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-/// Every value the config allows, singly.
+const SEQUENCES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+/// Every value that the config allows has a bucket of its own.
 const RUN_AHEAD: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
 
 macro_rules! catalogue {
@@ -71,28 +71,28 @@ catalogue! {
 
     ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that admission takes this server to carry in real time, at most limits.max_requests.";
     REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were told to come later, by why.";
-    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Promises to those who listen, met and missed: the first sound in time, and the rest in real time.";
+    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines of requests, met and missed: the first sound in time, and the rest in real time.";
 
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
     STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
     PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "What of a step's time one phase took, as far as the device measures it.";
-    BATCH_SEQUENCES = Histogram(ROWS), "omni_stage_batch_sequences", ["stage"], "Embeddings that advanced together in one step.";
+    BATCH_SEQUENCES = Histogram(SEQUENCES), "omni_stage_batch_sequences", ["stage"], "Sequences that advanced together in one step.";
     BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
     RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
     UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (vocoder).";
-    STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Embeddings computed in vain, because they had ended in a step that was still in flight.";
+    STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Sequences computed in vain, because they had ended in a step that was still in flight.";
     SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
     PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";
     CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "From a payload being put on the edge into this stage to the stage having taken it over.";
-    SEQUENCES_LIVE = Gauge, "omni_stage_sequences", ["stage"], "Embeddings that hold a slot.";
+    SEQUENCES_LIVE = Gauge, "omni_stage_sequences", ["stage"], "Sequences that hold a slot.";
     QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
     GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
     RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
 
-    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that a plan had happen, on purpose; the stage is empty for points outside of stages.";
+    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that the fault plan injected; the stage is empty for points outside of stages.";
 
-    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: sequences and codes for the next stage, tokens and audio for the client.";
+    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: embeddings and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
     EDGE_REPEATED = Counter, "omni_edge_repeated_total", ["stage"], "Frames that a stage sent again because they had not arrived whole.";
     EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Payloads that could not be delivered; their requests were told.";
@@ -105,7 +105,7 @@ catalogue! {
     COPY_BYTES = Counter, "omni_copy_bytes_total", ["stage", "direction"], "Bytes of those copies.";
     COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies on its stream, where it is measured.";
 
-    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by everybody, the driver included.";
+    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by all processes, the driver included.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
     LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls that may wait for the GPU, made by a launch thread while it launched; anything but 0 is a bug.";
     FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the sequences it was captured for.";
