@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod architecture;
+mod named_tests;
 mod no_waiting;
