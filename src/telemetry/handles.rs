@@ -3,7 +3,7 @@
 use super::catalogue::{self as c, Metric};
 use super::exposition::install;
 use super::phase::{Phase, Phases};
-use super::trace;
+use super::trace::Recorder;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use omni_core::ids::{PayloadKind, StageName};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub enum Queue {
     Input,
     /// Plans that the runner has not launched.
     Plans,
-    /// Steps that ran and whose tokens nobody has looked at.
+    /// Steps that ran and whose tokens the sampler has not read.
     Tickets,
     /// Outputs that wait to be packaged.
     Packager,
@@ -38,10 +38,11 @@ impl Queue {
     }
 }
 
-/// What one stage records. Cheap to clone; the same series go on after a restart.
+/// What one stage records. A clone is cheap; a restarted stage goes on with the same series.
 #[derive(Clone)]
 pub struct StageMetrics {
     stage: StageName,
+    recorder: Recorder,
     /// Steps launched.
     pub steps: Counter,
     /// Seconds of one step.
@@ -75,8 +76,8 @@ pub struct StageMetrics {
 }
 
 impl StageMetrics {
-    /// Handles of one stage.
-    pub fn new(stage: StageName) -> StageMetrics {
+    /// Handles of one stage, whose queues a trace shows too.
+    pub fn new(stage: StageName, recorder: Recorder) -> StageMetrics {
         install();
         let label = stage.as_str();
         let count = |metric: Metric| counter!(metric.name, "stage" => label);
@@ -84,6 +85,7 @@ impl StageMetrics {
         let histogram = |metric: Metric| histogram!(metric.name, "stage" => label);
         StageMetrics {
             stage,
+            recorder,
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
             phases: Phase::ALL
@@ -114,7 +116,7 @@ impl StageMetrics {
     /// Tells how many messages wait in a queue.
     pub fn queue_depth(&self, queue: Queue, depth: usize) {
         self.queues[queue as usize].set(depth as f64);
-        trace::queued(self.stage, queue, depth);
+        self.recorder.queued(self.stage, queue, depth);
     }
 }
 
@@ -124,7 +126,7 @@ impl std::fmt::Debug for StageMetrics {
     }
 }
 
-/// What the supervisor of a stage process records; the rest of the stage's series are in that process.
+/// What the supervisor of a stage process records; the process itself has the other series of the stage.
 #[derive(Clone)]
 pub struct SupervisionMetrics {
     /// Current generation.
@@ -279,10 +281,11 @@ impl Direction {
     }
 }
 
-/// What copies of payload data record. A request that is not spoken makes none.
+/// What copies of payload data record. A text-only request makes no copies.
 #[derive(Clone)]
 pub struct CopyMetrics {
     stage: StageName,
+    recorder: Recorder,
     handles: [CopyHandles; Direction::ALL.len()],
 }
 
@@ -294,8 +297,8 @@ struct CopyHandles {
 }
 
 impl CopyMetrics {
-    /// Handles of the stage whose output or input is copied.
-    pub fn new(stage: StageName) -> CopyMetrics {
+    /// Handles of the stage whose output or input is copied; a trace shows the copies too.
+    pub fn new(stage: StageName, recorder: Recorder) -> CopyMetrics {
         install();
         let handles = Direction::ALL.map(|direction| {
             let (stage, direction) = (stage.as_str(), direction.as_str());
@@ -305,12 +308,12 @@ impl CopyMetrics {
                 seconds: histogram!(c::COPY_SECONDS.name, "stage" => stage, "direction" => direction),
             }
         });
-        CopyMetrics { stage, handles }
+        CopyMetrics { stage, recorder, handles }
     }
 
     /// One copy is over; `took` is its time on its stream, where that is known.
     pub fn copied(&self, direction: Direction, bytes: usize, took: Option<Duration>) {
-        trace::copied(self.stage, direction, bytes, took);
+        self.recorder.copied(self.stage, direction, bytes, took);
         let handles = &self.handles[direction as usize];
         handles.copies.increment(1);
         handles.bytes.increment(bytes as u64);
@@ -326,12 +329,12 @@ impl std::fmt::Debug for CopyMetrics {
     }
 }
 
-/// Whose use of device memory.
+/// Who uses device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
     /// What this process allocated.
     Allocated,
-    /// All that is in use on the device, by whomever, code and graphs included, as the driver counts.
+    /// What all processes use on the device, code and graphs included, as the driver counts.
     Used,
 }
 
@@ -412,7 +415,7 @@ impl std::fmt::Debug for HttpMetrics {
     }
 }
 
-/// A launch thread called something that may wait for its device. By name: it is not to happen.
+/// A launch thread called something that may wait for its device. It has no handle, because it must not happen.
 pub fn launch_waited() {
     install();
     counter!(c::LAUNCH_WAITS.name).increment(1);

@@ -11,6 +11,7 @@ use omni_actors::model::stage::{
     Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::{LoadError, ModelError};
+use omni_actors::telemetry::trace::Recorder;
 use omni_actors::telemetry::{EdgeMetrics, StageMetrics};
 use omni_actors::transfer::lease::LeaseBook;
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
@@ -21,7 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// For whatever has to happen at last. Far beyond what it takes: who waits longer hangs, on the slowest machine too.
+/// For what has to happen at last. Far beyond what it takes: a test that waits longer hangs, on the slowest machine
+/// too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What happens soon. Panics where it does not, with the place of the call.
@@ -181,7 +183,8 @@ async fn started(
         },
         watchdog,
         faults: FaultPlan::new(faults),
-        metrics: StageMetrics::new(name),
+        metrics: StageMetrics::new(name, Recorder::default()),
+        recorder: Recorder::default(),
         outbound: kinds.map(edge).into(),
         inbound: Arc::new(inbound),
         early_handoff,
@@ -301,7 +304,7 @@ impl Launch {
 
 impl StageFactory for Beside {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        // Nobody listens to what the device would do; the launches below tell the same.
+        // No test listens to what the device would do; the launches below tell the same.
         let script = Script { steps: flume::unbounded().0, stop: self.stop };
         Ok(Box::new(BesideModel { inner: script.build()?, launches: self.launches.clone(), life: Arc::new(()) }))
     }
