@@ -12,7 +12,7 @@ use omni_actors::actors::{Admission, Outputs, Resume};
 use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
-use omni_actors::telemetry::trace::{self, Component, Session, Track, What};
+use omni_actors::telemetry::trace::{self, Component, Recorder, Session, Track, What};
 use std::time::{Duration, Instant};
 use support::{Rig, Script, rig, scheduler};
 
@@ -23,9 +23,10 @@ const SPEECH: Outputs = Outputs { tokens: false, speech: true };
 #[tokio::main]
 async fn main() {
     println!("a record of a trace: nanoseconds on the thread that makes it, mean of {RECORDS}\n");
-    println!("{:>20}{:>10.2}", "nobody listens", record());
-    let session = Session::begin();
-    println!("{:>20}{:>10.2}\n", "somebody listens", record());
+    let recorder = Recorder::default();
+    println!("{:>20}{:>10.2}", "nobody listens", record(&recorder));
+    let session = Session::begin(&recorder);
+    println!("{:>20}{:>10.2}\n", "somebody listens", record(&recorder));
     assert_eq!(session.end().records.len(), RECORDS as usize);
 
     println!("actor layer: microseconds per step, model computes nothing, {STEPS} steps\n");
@@ -39,8 +40,8 @@ async fn main() {
 }
 
 /// Nanoseconds of a call site as the launch thread has them: a span between two moments that it knows anyhow.
-fn record() -> f64 {
-    let track = Track::of(StageName::Talker, Generation(1), Component::Launch);
+fn record(recorder: &Recorder) -> f64 {
+    let track = recorder.writer(Track::of(StageName::Talker, Generation(1), Component::Launch));
     let began = Instant::now();
     for step in 0..RECORDS {
         let what = || What::Launched { step: StepId(step), sequences: 8, ahead: 1 };

@@ -20,6 +20,7 @@ use omni_actors::model::stage::{
     Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::telemetry::CopyMetrics;
+use omni_actors::telemetry::trace::Recorder;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -211,7 +212,10 @@ fn copies(gpu: &Gpu) {
     println!("\n{:>12}{:>16}{:>16}{:>10}", "copy", "plain", "ours", "ratio");
     for sequences in [64, 256, 1024] {
         let (width, bytes) = (2048, sequences * 4096);
-        let copies = Arc::new(HostCopies::new(gpu, 2 * AT_ONCE, bytes, CopyMetrics::new(StageName::Thinker)).unwrap());
+        let copies = Arc::new(
+            HostCopies::new(gpu, 2 * AT_ONCE, bytes, CopyMetrics::new(StageName::Thinker, Recorder::default()))
+                .unwrap(),
+        );
         let arena = EmbeddingArena::new(gpu, AT_ONCE * sequences, width, Precision::Bf16, copies).unwrap();
         let source = gpu.zeros::<u8>("source", bytes).unwrap();
         let to: Vec<_> = (0..AT_ONCE).map(|_| gpu.pinned::<u8>(bytes).unwrap()).collect();

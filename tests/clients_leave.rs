@@ -128,7 +128,7 @@ async fn a_request_that_lives_too_long_is_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_lives_longer_than_it_said_has_timed_out_and_did_not_leave() {
     let engine = engine(&tiny(), |_| {}).await;
-    let session = Session::begin();
+    let session = Session::begin(&engine.recorder());
     let life = Duration::from_millis(100);
     // Alone, and as a text of pieces, which others put together.
     let (whole, mut pieces) = (frames(60_000, 1), frames(60_000, 1));

@@ -18,7 +18,7 @@ use omni_actors::config::{Config, Placement};
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::{Engine, Event, Output, Service, StageState, SubmitError};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::telemetry::trace::{self, Record, Session, Track};
+use omni_actors::telemetry::trace::{Record, Session, Track};
 use process::Watched;
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
@@ -90,11 +90,11 @@ async fn a_trace_has_what_the_processes_did_on_one_clock() {
     let processes = StageName::ALL.map(|stage| (stage, pid(&engine, stage)));
     // Until the trace is long enough for the processes to have sent what they recorded.
     for requests in 1.. {
-        let session = Session::begin();
+        let session = Session::begin(&engine.recorder());
         for _ in 0..requests {
             assert!(say(&engine, frames(12, 5)).await.end.unwrap().is_ok());
         }
-        trace::settle().await;
+        session.settle().await;
         let trace = session.end();
         let of = |(stage, process): &(StageName, u32)| {
             let theirs = |record: &&Record| record.process == *process;

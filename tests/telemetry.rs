@@ -3,6 +3,7 @@
 
 use omni_actors::core::ids::{PayloadKind, RequestId, StageName};
 use omni_actors::telemetry::catalogue::{self, Kind};
+use omni_actors::telemetry::trace::Recorder;
 use omni_actors::telemetry::{
     self, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse,
     Outcome, Phase, Phases, Queue, RepairMetrics, RequestKind, RequestMetrics, StageMetrics,
@@ -29,7 +30,7 @@ fn record_one_of_each() {
     admission.refused("places");
     admission.deadline("playback", true);
     for name in StageName::ALL {
-        let stage = StageMetrics::new(name);
+        let stage = StageMetrics::new(name, Recorder::default());
         stage.steps.increment(1);
         stage.units.increment(1);
         stage.stale_outcomes.increment(1);
@@ -47,7 +48,11 @@ fn record_one_of_each() {
         let edge = EdgeMetrics::new(name, PayloadKind::Codes);
         stage.phases(&Phases::only(Phase::Backbone, Duration::from_millis(2)));
         stage.connector_seconds.record(Duration::from_micros(30));
-        CopyMetrics::new(name).copied(Direction::DeviceToHost, 4096, Some(Duration::from_micros(20)));
+        CopyMetrics::new(name, Recorder::default()).copied(
+            Direction::DeviceToHost,
+            4096,
+            Some(Duration::from_micros(20)),
+        );
         edge.sent(100);
         let repair = RepairMetrics::new(name);
         repair.repeated.increment(1);
@@ -62,7 +67,7 @@ fn record_one_of_each() {
 #[test]
 fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
     record_one_of_each();
-    let requests = RequestMetrics::new();
+    let requests = RequestMetrics::new(Recorder::default());
     let began = Instant::now();
     let at = |ms: u64| began + Duration::from_millis(ms);
     let length = Duration::from_millis(80);

@@ -1,4 +1,4 @@
-//! A trace of a real engine: complete, tidy, and a file as viewers want it.
+//! A trace of a real engine: it is complete, holds nothing of other engines, and makes a file that viewers open.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/engine.rs"]
@@ -8,35 +8,25 @@ use omni_actors::config::Config;
 use omni_actors::core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
 use omni_actors::engine::{Engine, Service};
 use omni_actors::server::Server;
-use omni_actors::telemetry::trace::{self, Chunk, Component, Session, StepTimes, Summary, Trace, Track, What};
+use omni_actors::telemetry::trace::{
+    self, Chunk, Component, Recorder, Session, StepTimes, Summary, Trace, Track, What,
+};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use support::{collect, engine, frames, idle, tiny};
-use tokio::sync::{Mutex, MutexGuard};
-
-/// There is one recorder in a process.
-async fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::const_new(());
-    ALONE.lock().await
-}
+use support::{collect, engine, frames, idle, say, tiny};
 
 /// Two requests side by side, traced from before the first until the engine is idle.
 async fn traced() -> Trace {
     let engine = engine(&tiny(), |_| {}).await;
-    let session = Session::begin();
+    let session = Session::begin(&engine.recorder());
     let (first, second) = (engine.speak(frames(12, 1)).await.unwrap(), engine.speak(frames(7, 2)).await.unwrap());
     let answers = tokio::join!(collect(first), collect(second));
     assert!(answers.0.end.unwrap().is_ok() && answers.1.end.unwrap().is_ok());
     idle(&engine).await;
-    let trace = session.end();
-    // Nothing of it is recorded by the next session: neither by actors that go on, nor what one of them that knew of this
-    // session put down behind its end.
-    engine.drain(Duration::ZERO).await;
-    trace::drain();
-    trace
+    session.end()
 }
 
 fn file(trace: &Trace) -> Value {
@@ -55,7 +45,6 @@ fn events<'a>(file: &'a Value, kind: &str) -> Vec<&'a Value> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_step_is_there_with_all_its_times_in_order() {
-    let _alone = alone().await;
     let trace = traced().await;
     assert_eq!(trace.missing, 0);
     let steps = trace.steps();
@@ -84,7 +73,6 @@ async fn every_step_is_there_with_all_its_times_in_order() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_file_is_what_viewers_of_chrome_traces_open() {
-    let _alone = alone().await;
     let trace = traced().await;
     let file = file(&trace);
     assert_eq!(file["otherData"]["records_missing"], 0);
@@ -192,15 +180,45 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
     assert!(counters.is_superset(&BTreeSet::from(["sequences", "run-ahead", "queue: packager"])), "{counters:?}");
 }
 
-#[tokio::test]
-async fn nothing_is_recorded_while_nobody_listens() {
-    let _alone = alone().await;
-    assert!(!trace::on() && trace::now().is_none());
-    trace::request(RequestId(1), || panic!("nobody asked for this"));
-    assert_eq!(trace::drain(), []);
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_of_one_process_are_traced_apart() {
+    let (one, other) = (engine(&tiny(), |_| {}).await, engine(&tiny(), |_| {}).await);
+    let sessions = (Session::begin(&one.recorder()), Session::begin(&other.recorder()));
+    let spoken = tokio::join!(say(&one, frames(6, 1)), async {
+        say(&other, frames(6, 1)).await;
+        say(&other, frames(3, 2)).await
+    });
+    assert!(spoken.0.end.unwrap().is_ok() && spoken.1.end.unwrap().is_ok());
+    idle(&one).await;
+    idle(&other).await;
+    // Both engines call their first request r1.
+    let requests = |trace: &Trace| -> Vec<u64> {
+        let accepted = trace.records.iter().filter(|record| matches!(record.what, What::Accepted(_)));
+        accepted.map(|record| if let Track::Request(request) = record.track { request.0 } else { 0 }).collect()
+    };
+    let frames = |trace: &Trace| -> u32 {
+        let of_vocoder =
+            |record: &&trace::Record| matches!(record.track, Track::Stage { stage: StageName::Vocoder, .. });
+        let ran = trace.records.iter().filter(of_vocoder);
+        ran.map(|record| if let What::Ran(ran) = &record.what { ran.units() } else { 0 }).sum()
+    };
+    let (one, other) = (sessions.0.end(), sessions.1.end());
+    assert_eq!((requests(&one), frames(&one)), (vec![1], 6));
+    assert_eq!((requests(&other), frames(&other)), (vec![1, 2], 9));
 }
 
-fn put(request: u64) {
+#[test]
+fn nothing_is_recorded_while_no_session_listens() {
+    let (recorder, other) = (Recorder::default(), Recorder::default());
+    let _elsewhere = Session::begin(&other);
+    assert!(!recorder.on());
+    recorder.request(RequestId(1), || panic!("no session asked for this"));
+    let to = recorder.writer(Track::Request(RequestId(1)));
+    trace::since(trace::now(), to, || panic!("no session asked for this"));
+    assert_eq!((recorder.drain(), other.drain()), (Vec::new(), Vec::new()));
+}
+
+fn put(recorder: &Recorder, request: u64) {
     let track = Track::of(StageName::Talker, Generation(1), Component::ConnectorOut);
     let chunk = Chunk {
         request: RequestId(request),
@@ -211,65 +229,64 @@ fn put(request: u64) {
         step: Some(StepId(1)),
     };
     let now = Instant::now();
-    trace::span(track, now, now, || What::Put(chunk));
+    trace::span(recorder.writer(track), now, now, || What::Put(chunk));
 }
 
-#[tokio::test]
-async fn sessions_see_what_went_on_while_they_listened_and_nothing_is_kept_afterwards() {
-    let _alone = alone().await;
-    let mut switched = trace::switched();
-    let outer = Session::begin();
+#[test]
+fn sessions_see_what_went_on_while_they_listened_and_nothing_is_kept_afterwards() {
+    let recorder = Recorder::default();
+    let mut switched = recorder.switched();
+    let outer = Session::begin(&recorder);
     assert!(*switched.borrow_and_update());
-    put(1);
-    let inner = Session::begin();
-    put(2);
+    put(&recorder, 1);
+    let inner = Session::begin(&recorder);
+    put(&recorder, 2);
     let seen = |trace: Trace| -> Vec<u64> {
-        trace
-            .records
-            .iter()
-            .map(|record| if let What::Put(chunk) = &record.what { chunk.request.0 } else { 0 })
-            .collect()
+        let requests = trace.records.iter();
+        requests.map(|record| if let What::Put(chunk) = &record.what { chunk.request.0 } else { 0 }).collect()
     };
     assert_eq!(seen(inner.end()), [2]);
-    std::thread::spawn(|| put(3)).join().unwrap();
+    std::thread::scope(|scope| _ = scope.spawn(|| put(&recorder, 3)));
     assert_eq!(seen(outer.end()), [1, 2, 3]);
-    assert!(!*switched.borrow_and_update() && !trace::on());
-    assert_eq!(trace::drain(), []);
-    drop(Session::begin());
-    assert!(!trace::on());
+    assert!(!*switched.borrow_and_update() && !recorder.on());
+    assert_eq!(recorder.drain(), []);
+    drop(Session::begin(&recorder));
+    assert!(!recorder.on());
 }
 
-#[tokio::test]
-async fn records_of_another_process_take_their_place_by_time() {
-    let _alone = alone().await;
-    let session = Session::begin();
-    put(1);
-    let elsewhere = trace::drain();
-    put(2);
+#[test]
+fn records_of_another_process_take_their_place_by_time() {
+    let recorder = Recorder::default();
+    let session = Session::begin(&recorder);
+    put(&recorder, 1);
+    let elsewhere = recorder.drain();
+    put(&recorder, 2);
     let bytes = bincode::encode_to_vec(&elsewhere, bincode::config::standard()).unwrap();
     let (mut arrived, _): (Vec<trace::Record>, _) =
         bincode::decode_from_slice(&bytes, bincode::config::standard()).unwrap();
     assert_eq!(arrived, elsewhere);
     arrived.push(trace::Record { process: 1, what: What::Missing(5), ..arrived[0].clone() });
-    trace::absorb(arrived);
+    recorder.absorb(arrived);
     let trace = session.end();
     assert_eq!((trace.records.len(), trace.missing), (2, 5));
     assert!(trace.records[0].began <= trace.records[1].began);
-    trace::absorb(elsewhere);
-    assert_eq!(trace::drain(), [], "nobody listens any more");
+    recorder.absorb(elsewhere);
+    assert_eq!(recorder.drain(), [], "no session listens any more");
 }
 
-#[tokio::test]
-async fn what_does_not_fit_is_counted() {
-    let _alone = alone().await;
-    let session = Session::begin();
+#[test]
+fn what_does_not_fit_is_counted() {
+    let (recorder, neighbour) = (Recorder::default(), Recorder::default());
+    let (session, other) = (Session::begin(&recorder), Session::begin(&neighbour));
     for request in 0..trace::CAPACITY as u64 + 10 {
-        put(request);
+        put(&recorder, request);
     }
-    let trace = session.end();
+    put(&neighbour, 1);
+    let (trace, other) = (session.end(), other.end());
     assert_eq!((trace.records.len(), trace.missing), (trace::CAPACITY, 10));
-    let session = Session::begin();
-    put(1);
+    assert_eq!((other.records.len(), other.missing), (1, 0), "a full recorder takes no room from another one");
+    let session = Session::begin(&recorder);
+    put(&recorder, 1);
     assert_eq!(session.end().records.len(), 1, "there is room again");
 }
 
@@ -294,11 +311,9 @@ impl Site {
         Site { url, client: reqwest::Client::new(), serving, engine }
     }
 
-    /// Resolves when nothing of it can be recorded any more.
     async fn close(self) {
         self.serving.abort();
         self.engine.drain(Duration::ZERO).await;
-        trace::drain();
     }
 
     async fn post(&self, path: &str, body: &Value) -> reqwest::Response {
@@ -317,7 +332,6 @@ fn steps_of(file: &Value) -> usize {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_asks_for_it_is_traced_from_acceptance_to_end() {
-    let _alone = alone().await;
     let site = Site::new(true).await;
     let speech = json!({"input": "one two", "max_new_tokens": 5, "ignore_eos": true, "trace": true});
     let chat = json!({"messages": [{"role": "user", "content": "one"}], "max_tokens": 5, "trace": true});
@@ -338,7 +352,7 @@ async fn a_request_that_asks_for_it_is_traced_from_acceptance_to_end() {
     let plain = site.post("/v1/audio/speech", &json!({"input": "one", "max_new_tokens": 2})).await;
     assert!(!plain.headers().contains_key("x-trace"));
     plain.bytes().await.unwrap();
-    assert!(!trace::on(), "nothing is recorded any more");
+    assert!(!site.engine.recorder().on(), "nothing is recorded any more");
     assert_eq!(site.get("/debug/trace/99").await.0, 404);
     assert_eq!(site.get("/debug/trace/x").await.0, 404);
     site.close().await;
@@ -346,12 +360,11 @@ async fn a_request_that_asks_for_it_is_traced_from_acceptance_to_end() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_is_traced_for_as_long_as_asked() {
-    let _alone = alone().await;
     let site = Site::new(true).await;
     let speech = json!({"input": "one two", "max_new_tokens": 5, "ignore_eos": true});
     let speaking = async {
         // Until the trace has begun.
-        while !trace::on() {
+        while !site.engine.recorder().on() {
             tokio::task::yield_now().await;
         }
         assert_eq!(site.get("/debug/trace?seconds=1").await.0, 409, "one at a time");
@@ -370,7 +383,6 @@ async fn a_server_is_traced_for_as_long_as_asked() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_may_not_be_traced_says_which_key_allows_it() {
-    let _alone = alone().await;
     let site = Site::new(false).await;
     assert_eq!(site.get("/debug/trace?seconds=1").await.0, 404);
     for (path, body) in [

@@ -68,7 +68,7 @@ impl Bench<'_> {
             _ => Vec::new(),
         };
         self.faults.take();
-        let session = Session::begin();
+        let session = Session::begin(&engine.recorder());
         let hash = self.hear_all(&engine, self.frames).await?;
         let trace = session.end();
         let faults = self.faults.take();

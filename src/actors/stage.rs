@@ -13,7 +13,7 @@ use omni_core::restart::RestartLimits;
 use omni_core::scheduler::{SchedulerConfig, SequenceParams, Start};
 use omni_fault::FaultPlan;
 use omni_model::stage::{SequenceSpec, StageFactory};
-use omni_telemetry::trace::{Component, Track};
+use omni_telemetry::trace::{Component, Recorder, Track, TrackWriter};
 use omni_telemetry::{EdgeMetrics, StageMetrics};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::{Kind, Payload};
@@ -44,6 +44,8 @@ pub struct StageSetup {
     pub faults: FaultPlan,
     /// Where the stage counts.
     pub metrics: StageMetrics,
+    /// The engine's, where the stage records what it does when.
+    pub recorder: Recorder,
     /// Where its output goes.
     pub outbound: Vec<OutEdge>,
     /// Where its input comes from.
@@ -446,9 +448,9 @@ impl StageGeneration {
         busy.into_iter().max_by_key(|(_, busy)| *busy).unwrap_or_default()
     }
 
-    /// Where a trace shows what a part of this generation does.
-    pub fn track(&self, component: Component) -> Track {
-        Track::of(self.setup.name, self.generation, component)
+    /// Where a part of this generation records what it does.
+    pub fn track(&self, component: Component) -> TrackWriter<'_> {
+        self.setup.recorder.writer(Track::of(self.setup.name, self.generation, component))
     }
 
     /// Passes news on to the scheduler.

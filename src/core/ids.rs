@@ -19,7 +19,7 @@ macro_rules! id {
 }
 
 id!(
-    /// One accepted request, unique for the life of the process. Carried by every message about it.
+    /// One accepted request, unique for the life of its engine. Carried by every message about it.
     RequestId(u64),
     "r"
 );

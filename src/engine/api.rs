@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
 use omni_core::ids::{FinishReason, Frames, RequestId, StageName};
 use omni_fault::FaultPlan;
+use omni_telemetry::trace::Recorder;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -391,6 +392,11 @@ pub trait Service: Send + Sync {
     /// All metrics in Prometheus' text format, those of stages in processes of their own included.
     fn metrics(&self) -> BoxFuture<'_, String> {
         Box::pin(std::future::ready(omni_telemetry::render()))
+    }
+
+    /// What a trace of this service listens to. A service that records nothing has a recorder that stays empty.
+    fn recorder(&self) -> Recorder {
+        Recorder::default()
     }
 
     /// The faults that can be planned while it runs; `None` where that was not asked for.

@@ -57,7 +57,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         into.push(sender);
         inbound.push(receiver);
     }
-    let metrics = RequestMetrics::new();
+    let metrics = RequestMetrics::new(maker.recorder.clone());
     let limits = LedgerLimits {
         request_timeout: config.limits.request_timeout,
         stalled_client_timeout: config.limits.stalled_client_timeout,
@@ -111,6 +111,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         leases: maker.leases.clone(),
         draining: AtomicBool::new(false),
         faults: maker.faults.clone(),
+        recorder: maker.recorder.clone(),
         speech: config.speech.clone(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
         voices,

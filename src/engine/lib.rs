@@ -59,6 +59,7 @@ use omni_fault::FaultPlan;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::{StageHandle, StageStatus, State};
+use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
 use omni_transfer::lease::LeaseBook;
 use plan::Planner;
@@ -95,6 +96,7 @@ struct Shared {
     leases: LeaseBook,
     draining: AtomicBool,
     faults: FaultPlan,
+    recorder: Recorder,
     speech: SpeechConfig,
     max_segment_chars: usize,
     /// Of a checkpoint that clones voices.
@@ -296,6 +298,10 @@ impl Service for Engine {
             let told: Vec<_> = futures::future::join_all(asked).await.into_iter().flatten().collect();
             telemetry::merged(&telemetry::render(), &told)
         })
+    }
+
+    fn recorder(&self) -> Recorder {
+        self.shared.recorder.clone()
     }
 
     fn faults(&self) -> Option<&FaultPlan> {

@@ -15,6 +15,7 @@ use omni_model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder
 use omni_model::talker::Talker;
 use omni_model::thinker::Thinker;
 use omni_model::vocoder::Vocoder;
+use omni_telemetry::trace::Recorder;
 use std::sync::{Arc, OnceLock};
 
 /// What the stages of one pipeline load from and run on.
@@ -26,6 +27,9 @@ pub(super) struct Loading {
     /// The stages of this process, which share its parts of the GPUs.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
     here: Vec<StageName>,
+    /// Where stages on GPUs record their copies.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
+    recorder: Recorder,
     /// Each opened by the first stage that loads on it, one for all.
     #[cfg(feature = "cuda")]
     gpus: std::sync::Mutex<std::collections::BTreeMap<usize, omni_cuda::Gpu>>,
@@ -33,12 +37,19 @@ pub(super) struct Loading {
 
 impl Loading {
     /// For one checkpoint, config and device. Reads and opens nothing yet.
-    pub fn new(checkpoint: &Checkpoint, config: &Config, device: DeviceChoice, here: &[StageName]) -> Arc<Loading> {
+    pub fn new(
+        checkpoint: &Checkpoint,
+        config: &Config,
+        device: DeviceChoice,
+        here: &[StageName],
+        recorder: Recorder,
+    ) -> Arc<Loading> {
         Arc::new(Loading {
             checkpoint: checkpoint.clone(),
             config: config.clone(),
             device,
             here: here.into(),
+            recorder,
             #[cfg(feature = "cuda")]
             gpus: std::sync::Mutex::default(),
         })
@@ -87,7 +98,7 @@ impl Loading {
                     kv_memory,
                     sequences_in_step: !self.config.transfer.async_d2h,
                 };
-                Ok(Box::new(CudaThinkerFactory::new(Arc::new(net), options)))
+                Ok(Box::new(CudaThinkerFactory::new(Arc::new(net), options).with_recorder(self.recorder.clone())))
             }
             StageName::Talker => {
                 let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);
@@ -107,7 +118,7 @@ impl Loading {
                     text_embeddings: slots * 256,
                     async_h2d: self.config.transfer.async_h2d,
                 };
-                Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options)))
+                Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options).with_recorder(self.recorder.clone())))
             }
             StageName::Vocoder => {
                 let chunks: Vec<u32> = setup.chunk_ramp.iter().map(|frames| frames.0).collect();

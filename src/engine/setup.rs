@@ -12,6 +12,7 @@ use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::SAMPLE_RATE;
 use omni_stage::{AckSink, Arbiter, OutEdge, StageReports, StageSetup};
+use omni_telemetry::trace::Recorder;
 use omni_telemetry::{EdgeMetrics, StageMetrics};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::Kind;
@@ -28,6 +29,8 @@ pub(super) struct StageMaker<'a> {
     /// Time that a listener needs for one frame.
     pub unit: Duration,
     pub faults: FaultPlan,
+    /// What the engine's requests and stages record.
+    pub recorder: Recorder,
     pub leases: LeaseBook,
     /// Of each GPU, which computes the steps of several stages side by side; on a CPU the system shares the cores out.
     arbiters: BTreeMap<usize, Arc<Arbiter>>,
@@ -54,12 +57,14 @@ impl<'a> StageMaker<'a> {
         let family = checkpoint.family().stages();
         device.fit(config, family).map_err(StartError::Config)?;
         let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
+        let recorder = Recorder::default();
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
         Ok(StageMaker {
             config,
-            loading: Loading::new(checkpoint, config, device.clone(), here),
+            loading: Loading::new(checkpoint, config, device.clone(), here, recorder.clone()),
             unit: Duration::from_secs_f64(samples / f64::from(SAMPLE_RATE)),
             faults: FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults),
+            recorder,
             leases: LeaseBook::default(),
             arbiters: if device.kind == DeviceKind::Cuda { of_gpus().collect() } else { BTreeMap::new() },
             device,
@@ -88,7 +93,8 @@ impl<'a> StageMaker<'a> {
             restart: restart_limits(config),
             watchdog: config.supervision.watchdog,
             faults: self.faults.clone(),
-            metrics: StageMetrics::new(name),
+            metrics: StageMetrics::new(name, self.recorder.clone()),
+            recorder: self.recorder.clone(),
             outbound: outbound
                 .into_iter()
                 .map(|(kind, sender)| OutEdge {

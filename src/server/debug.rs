@@ -8,7 +8,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use omni_telemetry::trace::{self, Session, Trace};
+use omni_telemetry::trace::{self, Recorder, Session, Trace};
 use serde::Deserialize;
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -56,7 +56,7 @@ impl Traces {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn begin(&self) -> Recording {
+    fn begin(&self, recorder: &Recorder) -> Recording {
         let (done, trace) = watch::channel(None);
         let mut kept = self.lock();
         kept.next += 1;
@@ -68,7 +68,7 @@ impl Traces {
         {
             kept.traces.pop_front();
         }
-        Recording { id, session: Some(Session::begin()), done }
+        Recording { id, session: Some(Session::begin(recorder)), done }
     }
 }
 
@@ -99,7 +99,7 @@ impl Drop for Recording {
         // Without a runtime the server is gone, and with it everybody who could ask.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             runtime.spawn(async move {
-                trace::settle().await;
+                session.settle().await;
                 let ended = tokio::task::spawn_blocking(move || session.end()).await;
                 done.send_replace(ended.ok().map(Arc::new));
             });
@@ -111,7 +111,7 @@ impl Drop for Recording {
 pub(super) fn asked(app: &App, fields: &Fields<'_>) -> Result<Option<Recording>, ApiError> {
     match (fields.boolean("trace")?, &app.traces) {
         (None | Some(false), _) => Ok(None),
-        (Some(true), Some(traces)) => Ok(Some(traces.begin())),
+        (Some(true), Some(traces)) => Ok(Some(traces.begin(&app.service.recorder()))),
         (Some(true), None) => {
             Err(fields
                 .invalid("trace", "this server takes no traces; telemetry.trace = true in its config allows them"))
@@ -134,9 +134,9 @@ pub(super) async fn now(State(app): State<Arc<App>>, Query(wanted): Query<Wanted
     let busy =
         || ApiError::new(StatusCode::CONFLICT, "trace_busy", "a trace is being taken; try again when it is over");
     let permit = permit.ok_or_else(busy)?;
-    let session = Session::begin();
+    let session = Session::begin(&app.service.recorder());
     tokio::select! {
-        () = tokio::time::sleep(Duration::from_secs_f64(seconds)) => trace::settle().await,
+        () = tokio::time::sleep(Duration::from_secs_f64(seconds)) => session.settle().await,
         () = app.stopping.cancelled() => {}
     }
     let ended = tokio::task::spawn_blocking(move || session.end()).await;

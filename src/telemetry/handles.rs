@@ -3,7 +3,7 @@
 use super::catalogue::{self as c, Metric};
 use super::exposition::install;
 use super::phase::{Phase, Phases};
-use super::trace;
+use super::trace::Recorder;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use omni_core::ids::{PayloadKind, StageName};
 use std::time::Duration;
@@ -42,6 +42,7 @@ impl Queue {
 #[derive(Clone)]
 pub struct StageMetrics {
     stage: StageName,
+    recorder: Recorder,
     /// Steps launched.
     pub steps: Counter,
     /// Seconds of one step.
@@ -75,8 +76,8 @@ pub struct StageMetrics {
 }
 
 impl StageMetrics {
-    /// Handles of one stage.
-    pub fn new(stage: StageName) -> StageMetrics {
+    /// Handles of one stage, whose queues a trace shows too.
+    pub fn new(stage: StageName, recorder: Recorder) -> StageMetrics {
         install();
         let label = stage.as_str();
         let count = |metric: Metric| counter!(metric.name, "stage" => label);
@@ -84,6 +85,7 @@ impl StageMetrics {
         let histogram = |metric: Metric| histogram!(metric.name, "stage" => label);
         StageMetrics {
             stage,
+            recorder,
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
             phases: Phase::ALL
@@ -114,7 +116,7 @@ impl StageMetrics {
     /// Tells how many messages wait in a queue.
     pub fn queue_depth(&self, queue: Queue, depth: usize) {
         self.queues[queue as usize].set(depth as f64);
-        trace::queued(self.stage, queue, depth);
+        self.recorder.queued(self.stage, queue, depth);
     }
 }
 
@@ -283,6 +285,7 @@ impl Direction {
 #[derive(Clone)]
 pub struct CopyMetrics {
     stage: StageName,
+    recorder: Recorder,
     handles: [CopyHandles; Direction::ALL.len()],
 }
 
@@ -294,8 +297,8 @@ struct CopyHandles {
 }
 
 impl CopyMetrics {
-    /// Handles of the stage whose output or input is copied.
-    pub fn new(stage: StageName) -> CopyMetrics {
+    /// Handles of the stage whose output or input is copied; a trace shows the copies too.
+    pub fn new(stage: StageName, recorder: Recorder) -> CopyMetrics {
         install();
         let handles = Direction::ALL.map(|direction| {
             let (stage, direction) = (stage.as_str(), direction.as_str());
@@ -305,12 +308,12 @@ impl CopyMetrics {
                 seconds: histogram!(c::COPY_SECONDS.name, "stage" => stage, "direction" => direction),
             }
         });
-        CopyMetrics { stage, handles }
+        CopyMetrics { stage, recorder, handles }
     }
 
     /// One copy is over; `took` is its time on its stream, where that is known.
     pub fn copied(&self, direction: Direction, bytes: usize, took: Option<Duration>) {
-        trace::copied(self.stage, direction, bytes, took);
+        self.recorder.copied(self.stage, direction, bytes, took);
         let handles = &self.handles[direction as usize];
         handles.copies.increment(1);
         handles.bytes.increment(bytes as u64);

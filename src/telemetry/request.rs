@@ -2,7 +2,7 @@
 
 use super::catalogue as c;
 use super::exposition::install;
-use super::trace::{self, What};
+use super::trace::{Recorder, What};
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use omni_core::ids::RequestId;
 use omni_core::playback::Playback;
@@ -55,6 +55,7 @@ impl Outcome {
 pub struct RequestMetrics(Arc<Handles>);
 
 struct Handles {
+    recorder: Recorder,
     in_flight: Gauge,
     ledger_bytes: Gauge,
     outcomes: [[Counter; OUTCOMES.len()]; KINDS.len()],
@@ -69,11 +70,12 @@ struct Handles {
 }
 
 impl RequestMetrics {
-    /// Handles for every kind and outcome.
-    pub fn new() -> RequestMetrics {
+    /// Handles for every kind and outcome; a trace shows the requests too.
+    pub fn new(recorder: Recorder) -> RequestMetrics {
         install();
         let requests = |kind, outcome| counter!(c::REQUESTS.name, "kind" => kind, "outcome" => outcome);
         RequestMetrics(Arc::new(Handles {
+            recorder,
             in_flight: gauge!(c::REQUESTS_IN_FLIGHT.name),
             ledger_bytes: gauge!(c::LEDGER_BYTES.name),
             outcomes: KINDS.map(|kind| OUTCOMES.map(|outcome| requests(kind, outcome))),
@@ -100,7 +102,7 @@ impl RequestMetrics {
 
     /// A request was accepted at `now`.
     pub fn accepted(&self, request: RequestId, kind: RequestKind, now: Instant) -> RequestMeter {
-        trace::request(request, || What::Accepted(kind));
+        self.0.recorder.request(request, || What::Accepted(kind));
         self.0.in_flight.increment(1.0);
         RequestMeter {
             metrics: Arc::clone(&self.0),
@@ -112,12 +114,6 @@ impl RequestMetrics {
             player: Playback::default(),
             outcome: Outcome::Aborted,
         }
-    }
-}
-
-impl Default for RequestMetrics {
-    fn default() -> RequestMetrics {
-        RequestMetrics::new()
     }
 }
 
@@ -144,7 +140,7 @@ impl RequestMeter {
     /// A piece of the answer's text went to the client.
     pub fn text(&mut self, now: Instant) {
         self.seen = now;
-        trace::request(self.request, || What::Text);
+        self.metrics.recorder.request(self.request, || What::Text);
         if !self.spoke {
             self.spoke = true;
             self.metrics.ttft.record(now.duration_since(self.accepted));
@@ -154,7 +150,7 @@ impl RequestMeter {
     /// An audio chunk of `length` went to the client.
     pub fn audio(&mut self, now: Instant, length: Duration) {
         self.seen = now;
-        trace::request(self.request, || What::Speech { length: length.as_nanos() as u64 });
+        self.metrics.recorder.request(self.request, || What::Speech { length: length.as_nanos() as u64 });
         let arrival = self.player.chunk(now.duration_since(self.accepted), length);
         if arrival.first {
             self.metrics.ttfa[self.kind as usize].record(now.duration_since(self.accepted));
@@ -175,7 +171,7 @@ impl RequestMeter {
 
 impl Drop for RequestMeter {
     fn drop(&mut self) {
-        trace::request(self.request, || What::Ended(self.outcome));
+        self.metrics.recorder.request(self.request, || What::Ended(self.outcome));
         let metrics = &self.metrics;
         let took = self.seen.duration_since(self.accepted);
         metrics.in_flight.decrement(1.0);

@@ -107,9 +107,9 @@ async fn record(args: &TraceArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Re
         .into());
     }
     let service = local::start_ready(config, embedded).await?;
-    let session = Session::begin();
+    let session = Session::begin(&service.recorder());
     let spoken = speak_all(args, &service).await;
-    trace::settle().await;
+    session.settle().await;
     service.drain(Duration::ZERO).await;
     let trace = session.end();
     spoken?;

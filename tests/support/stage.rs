@@ -11,6 +11,7 @@ use omni_actors::model::stage::{
     Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::{LoadError, ModelError};
+use omni_actors::telemetry::trace::Recorder;
 use omni_actors::telemetry::{EdgeMetrics, StageMetrics};
 use omni_actors::transfer::lease::LeaseBook;
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
@@ -181,7 +182,8 @@ async fn started(
         },
         watchdog,
         faults: FaultPlan::new(faults),
-        metrics: StageMetrics::new(name),
+        metrics: StageMetrics::new(name, Recorder::default()),
+        recorder: Recorder::default(),
         outbound: kinds.map(edge).into(),
         inbound: Arc::new(inbound),
         early_handoff,

@@ -12,7 +12,8 @@ use crate::stage::{AckSink, StageHandle, StageReports, State};
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
 use omni_fault::FaultPlan;
-use omni_telemetry::{LinkMetrics, SupervisionMetrics, trace};
+use omni_telemetry::trace::Recorder;
+use omni_telemetry::{LinkMetrics, SupervisionMetrics};
 use omni_transfer::payload::{Kind, Payload};
 use omni_transfer::shm::ring;
 use omni_transfer::transport::PayloadSender;
@@ -46,6 +47,8 @@ pub struct ProcessSetup {
     pub faults: FaultPlan,
     /// Where starts are counted.
     pub metrics: SupervisionMetrics,
+    /// The engine's, which takes what the child has recorded.
+    pub recorder: Recorder,
     /// Most payloads on their way to the child.
     pub capacity: usize,
     /// Where the stage's output goes.
@@ -225,7 +228,7 @@ impl SupervisorState {
                 let _ = myself.cast(Message::Gone(number, error));
             })
         };
-        let tracing = tokio::spawn(tell_who_listens(Arc::clone(&remote)));
+        let tracing = tokio::spawn(tell_who_listens(self.setup.recorder.clone(), Arc::clone(&remote)));
         let drilling = tokio::spawn(tell_what_breaks(self.setup.faults.clone(), changes, Arc::clone(&remote)));
         tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
@@ -364,7 +367,7 @@ async fn listen_to(
                         FromStage::SequenceFailed(request, reason) => {
                             parent.reports.sequence_failed(request, name, reason)
                         }
-                        FromStage::Trace(records) => trace::absorb(records),
+                        FromStage::Trace(records) => parent.recorder.absorb(records),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
                         FromStage::Pulse(pulse) => {
                             parent.faults.resume(&pulse.faults);
@@ -388,8 +391,8 @@ async fn listen_to(
 }
 
 /// Has the child record what it does for as long as somebody here takes a trace.
-async fn tell_who_listens(remote: Arc<RemoteStage>) {
-    let (mut switched, mut told) = (trace::switched(), false);
+async fn tell_who_listens(recorder: Recorder, remote: Arc<RemoteStage>) {
+    let (mut switched, mut told) = (recorder.switched(), false);
     loop {
         let on = *switched.borrow_and_update();
         if on != told {

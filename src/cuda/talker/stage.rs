@@ -21,6 +21,7 @@ use omni_core::ids::{Slot, StageName};
 use omni_model::error::refused;
 use omni_model::stage::{Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec};
 use omni_model::{LoadError, ModelError};
+use omni_telemetry::trace::Recorder;
 use omni_telemetry::{CopyMetrics, DeviceMetrics};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -62,18 +63,24 @@ impl TalkerOptions {
 pub struct CudaTalkerFactory {
     net: Arc<TalkerNet>,
     options: TalkerOptions,
+    recorder: Recorder,
 }
 
 impl CudaTalkerFactory {
     /// For weights that are loaded.
     pub fn new(net: Arc<TalkerNet>, options: TalkerOptions) -> CudaTalkerFactory {
-        CudaTalkerFactory { net, options }
+        CudaTalkerFactory { net, options, recorder: Recorder::default() }
+    }
+
+    /// Has the stage record its copies there.
+    pub fn with_recorder(self, recorder: Recorder) -> CudaTalkerFactory {
+        CudaTalkerFactory { recorder, ..self }
     }
 }
 
 impl StageFactory for CudaTalkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(CudaTalker::new(Arc::clone(&self.net), &self.options)?))
+        Ok(Box::new(CudaTalker::new(Arc::clone(&self.net), &self.options, self.recorder.clone())?))
     }
 }
 
@@ -147,7 +154,7 @@ impl CudaTalker {
     ///
     /// # Errors
     /// When the device has no room, or the sizes are beyond what the kernels take.
-    pub fn new(net: Arc<TalkerNet>, options: &TalkerOptions) -> Result<CudaTalker, LoadError> {
+    pub fn new(net: Arc<TalkerNet>, options: &TalkerOptions, recorder: Recorder) -> Result<CudaTalker, LoadError> {
         let config = &net.config;
         let largest = config.text.vocab_size.max(config.predictor.vocab_size);
         if largest > MAX_SAMPLED {
@@ -207,7 +214,7 @@ impl CudaTalker {
             text_free,
             uploads: Vec::new(),
             arrivals: Vec::new(),
-            copies: CopyMetrics::new(StageName::Talker),
+            copies: CopyMetrics::new(StageName::Talker, recorder),
             intake: Intake::new(&net, options.async_h2d)?,
             order: 0,
             net,

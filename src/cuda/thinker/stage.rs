@@ -26,6 +26,7 @@ use omni_model::stage::{
 use omni_model::stages::thinker::{check, prompt_embeddings};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::CopyMetrics;
+use omni_telemetry::trace::Recorder;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,18 +63,24 @@ pub struct ThinkerOptions {
 pub struct CudaThinkerFactory {
     net: Arc<ThinkerNet>,
     options: ThinkerOptions,
+    recorder: Recorder,
 }
 
 impl CudaThinkerFactory {
     /// For weights that are loaded.
     pub fn new(net: Arc<ThinkerNet>, options: ThinkerOptions) -> CudaThinkerFactory {
-        CudaThinkerFactory { net, options }
+        CudaThinkerFactory { net, options, recorder: Recorder::default() }
+    }
+
+    /// Has the stage record its copies there.
+    pub fn with_recorder(self, recorder: Recorder) -> CudaThinkerFactory {
+        CudaThinkerFactory { recorder, ..self }
     }
 }
 
 impl StageFactory for CudaThinkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options)?))
+        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options, self.recorder.clone())?))
     }
 }
 
@@ -153,7 +160,7 @@ impl CudaThinker {
     ///
     /// # Errors
     /// When the device has no room.
-    pub fn new(net: Arc<ThinkerNet>, options: &ThinkerOptions) -> Result<CudaThinker, LoadError> {
+    pub fn new(net: Arc<ThinkerNet>, options: &ThinkerOptions, recorder: Recorder) -> Result<CudaThinker, LoadError> {
         net.gpu.bind()?;
         let began = std::time::Instant::now();
         let stream = net.gpu.stream(Priority::Normal)?;
@@ -174,7 +181,7 @@ impl CudaThinker {
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, input, 2 * steps.batch())?;
         let sequence = net.config.hidden_size * element_bytes(net.precision);
         let copied = (steps.prompt_embeddings() + steps.batch()) * sequence;
-        let copies = HostCopies::new(&net.gpu, HOST_COPIES, copied, CopyMetrics::new(StageName::Thinker))?;
+        let copies = HostCopies::new(&net.gpu, HOST_COPIES, copied, CopyMetrics::new(StageName::Thinker, recorder))?;
         let arena_embeddings = options.slots * HANDED_ROWS + 2 * steps.prompt_embeddings();
         let arena =
             EmbeddingArena::new(&net.gpu, arena_embeddings, net.config.hidden_size, net.precision, Arc::new(copies))?;

@@ -14,7 +14,7 @@ use omni_model::weights::EmbeddedFiles;
 use omni_stage::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
 use omni_stage::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
 use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageStatus, State};
-use omni_telemetry::trace::{self, Session};
+use omni_telemetry::trace::{Recorder, Session};
 use omni_telemetry::{self as telemetry, LogError};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::Payload;
@@ -143,6 +143,7 @@ async fn run(
         out: out.clone(),
         inbox,
         faults: maker.faults.clone(),
+        recorder: maker.recorder.clone(),
         leases: maker.leases.clone(),
         admitted: AtomicU64::new(0),
         busy: Notify::new(),
@@ -167,6 +168,7 @@ struct Child {
     out: Outbox<FromStage>,
     inbox: flume::Sender<Payload>,
     faults: FaultPlan,
+    recorder: Recorder,
     leases: LeaseBook,
     admitted: AtomicU64,
     /// Something was heard.
@@ -212,7 +214,7 @@ impl Child {
             ToStage::Abort(request) => self.handle.abort(request),
             ToStage::Acked(request, units) => self.handle.acked(request, units),
             ToStage::Trace(on) => {
-                let session = on.then(Session::begin);
+                let session = on.then(|| Session::begin(&self.recorder));
                 *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
             }
             ToStage::Faults(faults) => self.faults.follow(faults),
@@ -239,12 +241,12 @@ impl Child {
 
     /// Tells what was recorded, for as long as somebody wants to know.
     async fn tell_trace(&self) -> std::convert::Infallible {
-        let mut switched = trace::switched();
+        let mut switched = self.recorder.switched();
         loop {
             // The switch is never taken away.
             let _ = switched.wait_for(|on| *on).await;
             tokio::time::sleep(FLUSH).await;
-            for records in trace::drain().chunks(RECORDS) {
+            for records in self.recorder.drain().chunks(RECORDS) {
                 self.out.tell(FromStage::Trace(records.to_vec()));
             }
         }

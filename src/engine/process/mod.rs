@@ -56,6 +56,7 @@ pub(super) fn setup(
         watchdog: config.supervision.watchdog,
         faults: maker.faults.clone(),
         metrics: SupervisionMetrics::new(name),
+        recorder: maker.recorder.clone(),
         // The text of a client, the window of the stage before: whichever is more.
         capacity: StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default(),
         outbound,

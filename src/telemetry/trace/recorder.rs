@@ -1,51 +1,63 @@
-//! Buffers of records, one per thread, and those who listen.
+//! The recorder of one engine: a buffer for each thread that records, and the sessions that listen.
 
 use super::record::{Record, Track, What};
 use crate::clock;
-use std::cell::OnceCell;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Most records that are kept, of all threads and processes together: some 100 MB, and half a minute of a GPU that speaks
-/// with 16 voices at once.
+/// The records that a recorder keeps at most, of all threads and processes together: some 100 MB, which is half a minute
+/// of a GPU that speaks with 16 voices at once.
 pub const CAPACITY: usize = 1 << 20;
 
-/// A process that records for another one sends what it has more often than this.
+/// A process that records for another one sends its records more often than this.
 const FLUSH: Duration = Duration::from_millis(250);
 
-/// Records of one allocation: little enough that no thread stumbles over getting it.
+/// Records in one allocation: few enough that an allocation does not delay a launch thread.
 const BLOCK: usize = 256;
 
-static ON: AtomicBool = AtomicBool::new(false);
-/// Records in buffers and in the store.
-static KEPT: AtomicUsize = AtomicUsize::new(0);
-/// Records that did not fit, since the process began.
-static LOST: AtomicU64 = AtomicU64::new(0);
-/// Whether another process sent records since somebody began to listen.
-static ELSEWHERE: AtomicBool = AtomicBool::new(false);
-static SHARED: LazyLock<Mutex<Shared>> = LazyLock::new(Mutex::default);
-static SWITCH: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::channel(false).0);
+/// Sessions of all recorders of this process. It only keeps [`super::now`] from reading the clock in vain: what is recorded
+/// is each recorder's own affair.
+static SESSIONS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    static MINE: OnceCell<Arc<Buffer>> = const { OnceCell::new() };
+    /// The buffers of this thread, one for each recorder that it has recorded for.
+    static BUFFERS: RefCell<Vec<(Weak<Inner>, Arc<Buffer>)>> = const { RefCell::new(Vec::new()) };
 }
 
 type Block = Vec<Record>;
 
-/// Of one thread.
+/// The records of one thread that the store does not have yet.
 #[derive(Default)]
 struct Buffer(Mutex<Vec<Block>>);
 
+/// What one engine records about itself. Engines in one process have a recorder each, for their requests have the same
+/// ids. A clone is the same recorder.
+#[derive(Clone, Default)]
+pub struct Recorder(Arc<Inner>);
+
+struct Inner {
+    on: AtomicBool,
+    /// Records in buffers and in the store.
+    kept: AtomicUsize,
+    /// Records that did not fit, ever.
+    lost: AtomicU64,
+    /// Whether another process has sent records since the first of the present sessions began.
+    elsewhere: AtomicBool,
+    state: Mutex<State>,
+    switch: watch::Sender<bool>,
+}
+
 #[derive(Default)]
-struct Shared {
+struct State {
     buffers: Vec<Arc<Buffer>>,
     /// What has been taken out of buffers.
     store: Vec<Block>,
     sessions: Vec<Listening>,
     next: u64,
-    /// [`LOST`] up to here has been told by [`drain`].
+    /// [`Recorder::drain`] has told of the records that were lost up to this one.
     told: u64,
 }
 
@@ -54,53 +66,186 @@ struct Listening {
     since: u64,
 }
 
-/// Whether anybody listens.
+/// One track of a recorder: what a part of a stage writes to.
+#[derive(Clone, Copy, Debug)]
+pub struct TrackWriter<'a> {
+    recorder: &'a Recorder,
+    track: Track,
+}
+
+impl TrackWriter<'_> {
+    /// Whether a session listens.
+    pub(super) fn on(self) -> bool {
+        self.recorder.on()
+    }
+
+    pub(super) fn push(self, began: u64, ended: u64, what: What) {
+        self.recorder.push(self.track, began, ended, what);
+    }
+}
+
+/// Whether a session listens to any recorder of this process.
 #[inline]
-pub fn on() -> bool {
-    ON.load(Relaxed)
+pub(super) fn anybody_listens() -> bool {
+    SESSIONS.load(Relaxed) > 0
 }
 
-/// Tells each time somebody begins to listen and when nobody does any more, for those who pass it on to other processes.
-pub fn switched() -> watch::Receiver<bool> {
-    SWITCH.subscribe()
-}
-
-/// Keeps a record, or counts it as lost.
-pub(super) fn push(track: Track, began: u64, ended: u64, what: What) {
-    let record = Record { process: std::process::id(), track, began, ended: ended.max(began), what };
-    if !room_for(1) {
-        return;
+impl Recorder {
+    /// Whether a session listens.
+    #[inline]
+    pub fn on(&self) -> bool {
+        self.0.on.load(Relaxed)
     }
-    // A thread whose locals are gone already is about to end: what it still does is nothing to see.
-    let kept = MINE.try_with(|mine| {
-        let mut blocks = lock(&mine.get_or_init(join).0);
-        match blocks.last_mut() {
-            Some(block) if block.len() < BLOCK => block.push(record),
-            _ => {
-                let mut block = Vec::with_capacity(BLOCK);
-                block.push(record);
-                blocks.push(block);
-            }
+
+    /// A track to record in.
+    pub fn writer(&self, track: Track) -> TrackWriter<'_> {
+        TrackWriter { recorder: self, track }
+    }
+
+    /// Changes when the first session begins and when the last one ends: a parent tells its stage processes of both.
+    pub fn switched(&self) -> watch::Receiver<bool> {
+        self.0.switch.subscribe()
+    }
+
+    /// Takes all records out, each thread's oldest first; sessions of this process get none of them. A stage process sends
+    /// them to its parent. The last record tells how many were lost since the call before.
+    pub fn drain(&self) -> Vec<Record> {
+        let mut state = self.lock();
+        state.gather();
+        let mut records: Vec<Record> = std::mem::take(&mut state.store).into_iter().flatten().collect();
+        self.0.kept.fetch_sub(records.len(), Relaxed);
+        let lost = self.0.lost.load(Relaxed);
+        if let (missing @ 1.., Some(last)) = (lost - state.told, records.last()) {
+            records.push(Record { what: What::Missing(missing), ..last.clone() });
+            state.told = lost;
         }
-    });
-    if kept.is_err() {
-        KEPT.fetch_sub(1, Relaxed);
+        records
+    }
+
+    /// Adds records that a stage process has drained. Drops them if no session listens.
+    pub fn absorb(&self, records: Vec<Record>) {
+        let mut state = self.lock();
+        if !state.sessions.is_empty() && self.room_for(records.len()) {
+            self.0.elsewhere.store(true, Relaxed);
+            state.store.push(records);
+        }
+    }
+
+    /// Waits until stage processes have sent what they have recorded by now; returns at once if none records.
+    pub async fn settle(&self) {
+        if self.0.elsewhere.load(Relaxed) {
+            tokio::time::sleep(FLUSH).await;
+        }
+    }
+
+    /// Keeps a record, or counts it as lost.
+    fn push(&self, track: Track, began: u64, ended: u64, what: What) {
+        let record = Record { process: std::process::id(), track, began, ended: ended.max(began), what };
+        if !self.room_for(1) {
+            return;
+        }
+        // A thread that has no locals any more is about to end; what it still does is not recorded.
+        let kept = BUFFERS.try_with(|buffers| {
+            let mut buffers = buffers.borrow_mut();
+            let own = buffers.iter().position(|(of, _)| std::ptr::eq(of.as_ptr(), Arc::as_ptr(&self.0)));
+            let own = own.unwrap_or_else(|| {
+                buffers.retain(|(of, _)| of.strong_count() > 0);
+                buffers.push((Arc::downgrade(&self.0), self.new_buffer()));
+                buffers.len() - 1
+            });
+            let mut blocks = lock(&buffers[own].1.0);
+            match blocks.last_mut() {
+                Some(block) if block.len() < BLOCK => block.push(record),
+                _ => {
+                    let mut block = Vec::with_capacity(BLOCK);
+                    block.push(record);
+                    blocks.push(block);
+                }
+            }
+        });
+        if kept.is_err() {
+            self.0.kept.fetch_sub(1, Relaxed);
+        }
+    }
+
+    fn room_for(&self, records: usize) -> bool {
+        if self.0.kept.fetch_add(records, Relaxed) + records <= CAPACITY {
+            return true;
+        }
+        self.0.kept.fetch_sub(records, Relaxed);
+        self.0.lost.fetch_add(records as u64, Relaxed);
+        false
+    }
+
+    fn new_buffer(&self) -> Arc<Buffer> {
+        let buffer = Arc::<Buffer>::default();
+        self.lock().buffers.push(Arc::clone(&buffer));
+        buffer
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.0.state)
+    }
+
+    /// Forgets a session, and what no other session wants.
+    fn leave(&self, id: u64) {
+        let mut state = self.lock();
+        let before = state.sessions.len();
+        state.sessions.retain(|session| session.id != id);
+        if state.sessions.len() == before {
+            return;
+        }
+        SESSIONS.fetch_sub(1, Relaxed);
+        let oldest = state.sessions.iter().map(|session| session.since).min();
+        if oldest.is_none() {
+            self.0.on.store(false, Relaxed);
+            self.0.elsewhere.store(false, Relaxed);
+            self.0.switch.send_replace(false);
+        }
+        self.forget(&mut state, oldest);
+    }
+
+    /// Drops what ended before a moment; without one, everything.
+    fn forget(&self, state: &mut State, oldest: Option<u64>) {
+        state.gather();
+        state.store.retain(|block| {
+            let wanted = oldest.is_some_and(|oldest| block.iter().any(|record| record.ended >= oldest));
+            if !wanted {
+                self.0.kept.fetch_sub(block.len(), Relaxed);
+            }
+            wanted
+        });
     }
 }
 
-fn room_for(records: usize) -> bool {
-    if KEPT.fetch_add(records, Relaxed) + records <= CAPACITY {
-        return true;
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("on", &self.on()).finish_non_exhaustive()
     }
-    KEPT.fetch_sub(records, Relaxed);
-    LOST.fetch_add(records as u64, Relaxed);
-    false
 }
 
-fn join() -> Arc<Buffer> {
-    let buffer = Arc::<Buffer>::default();
-    lock(&SHARED).buffers.push(Arc::clone(&buffer));
-    buffer
+impl Default for Inner {
+    fn default() -> Inner {
+        Inner {
+            on: AtomicBool::new(false),
+            kept: AtomicUsize::new(0),
+            lost: AtomicU64::new(0),
+            elsewhere: AtomicBool::new(false),
+            state: Mutex::default(),
+            switch: watch::channel(false).0,
+        }
+    }
+}
+
+impl State {
+    /// Empties the buffers into the store. A thread that records waits for as long as one vector is moved.
+    fn gather(&mut self) {
+        let State { buffers, store, .. } = self;
+        for buffer in buffers.iter() {
+            store.append(&mut *lock(&buffer.0));
+        }
+        buffers.retain(|buffer| Arc::strong_count(buffer) > 1);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -108,47 +253,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes all records out that there are, the oldest first for each thread; whoever listens in this process gets none of
-/// them. For a process that sends its records to another one, and for measuring. What was lost since the last call is told
-/// by a last record.
-pub fn drain() -> Vec<Record> {
-    let mut shared = lock(&SHARED);
-    shared.gather();
-    let mut records: Vec<Record> = std::mem::take(&mut shared.store).into_iter().flatten().collect();
-    KEPT.fetch_sub(records.len(), Relaxed);
-    let lost = LOST.load(Relaxed);
-    if let (missing @ 1.., Some(last)) = (lost - shared.told, records.last()) {
-        records.push(Record { what: What::Missing(missing), ..last.clone() });
-        shared.told = lost;
-    }
-    records
-}
-
-/// Adds records that another process drained. Dropped while nobody listens.
-pub fn absorb(records: Vec<Record>) {
-    let mut shared = lock(&SHARED);
-    if !shared.sessions.is_empty() && room_for(records.len()) {
-        ELSEWHERE.store(true, Relaxed);
-        shared.store.push(records);
-    }
-}
-
-/// Waits until other processes that take part have sent what they have recorded by now; returns at once if none does.
-pub async fn settle() {
-    if ELSEWHERE.load(Relaxed) {
-        tokio::time::sleep(FLUSH).await;
-    }
-}
-
-/// Somebody who listens. Until the last one ends or is dropped, everything is recorded.
+/// Listens to one recorder, which records for as long as it has a session.
 #[derive(Debug)]
 pub struct Session {
+    recorder: Recorder,
     id: u64,
     since: u64,
     lost: u64,
 }
 
-/// What went on during a session.
+/// What an engine did during a session.
 #[derive(Clone, Debug, Default)]
 pub struct Trace {
     /// From when, in nanoseconds of the [host's clock](clock).
@@ -163,30 +277,38 @@ pub struct Trace {
 
 impl Session {
     /// Listens from now on.
-    pub fn begin() -> Session {
-        let mut shared = lock(&SHARED);
-        if shared.sessions.is_empty() {
-            // What was on its way while the last one ended.
-            shared.forget(None);
+    pub fn begin(recorder: &Recorder) -> Session {
+        let mut state = recorder.lock();
+        if state.sessions.is_empty() {
+            // Records that a thread wrote while the last session ended.
+            recorder.forget(&mut state, None);
         }
-        let (id, since) = (shared.next, clock::now());
-        shared.next += 1;
-        shared.sessions.push(Listening { id, since });
-        ON.store(true, Relaxed);
-        SWITCH.send_replace(true);
-        Session { id, since, lost: LOST.load(Relaxed) }
+        let (id, since) = (state.next, clock::now());
+        state.next += 1;
+        state.sessions.push(Listening { id, since });
+        SESSIONS.fetch_add(1, Relaxed);
+        recorder.0.on.store(true, Relaxed);
+        recorder.0.switch.send_replace(true);
+        let lost = recorder.0.lost.load(Relaxed);
+        drop(state);
+        Session { recorder: recorder.clone(), id, since, lost }
+    }
+
+    /// See [`Recorder::settle`].
+    pub async fn settle(&self) {
+        self.recorder.settle().await;
     }
 
     /// Listens no longer.
     pub fn end(self) -> Trace {
         let ended = clock::now();
-        let mut shared = lock(&SHARED);
-        shared.gather();
+        let mut state = self.recorder.lock();
+        state.gather();
         let inside = |record: &&Record| record.began >= self.since && record.began <= ended;
-        let mut records: Vec<Record> = shared.store.iter().flatten().filter(inside).cloned().collect();
-        shared.leave(self.id);
-        drop(shared);
-        let mut missing = LOST.load(Relaxed) - self.lost;
+        let mut records: Vec<Record> = state.store.iter().flatten().filter(inside).cloned().collect();
+        drop(state);
+        self.recorder.leave(self.id);
+        let mut missing = self.recorder.0.lost.load(Relaxed) - self.lost;
         records.retain(|record| match record.what {
             What::Missing(elsewhere) => {
                 missing += elsewhere;
@@ -201,45 +323,6 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        lock(&SHARED).leave(self.id);
-    }
-}
-
-impl Shared {
-    /// Empties the buffers into the store. Threads are kept from recording for as long as a pointer is swapped.
-    fn gather(&mut self) {
-        let Shared { buffers, store, .. } = self;
-        for buffer in buffers.iter() {
-            store.append(&mut *lock(&buffer.0));
-        }
-        buffers.retain(|buffer| Arc::strong_count(buffer) > 1);
-    }
-
-    /// Forgets a session, and what no other session wants.
-    fn leave(&mut self, id: u64) {
-        let before = self.sessions.len();
-        self.sessions.retain(|session| session.id != id);
-        if self.sessions.len() == before {
-            return;
-        }
-        let oldest = self.sessions.iter().map(|session| session.since).min();
-        if oldest.is_none() {
-            ON.store(false, Relaxed);
-            ELSEWHERE.store(false, Relaxed);
-            SWITCH.send_replace(false);
-        }
-        self.forget(oldest);
-    }
-
-    /// Drops what ended before a moment; without one, everything.
-    fn forget(&mut self, oldest: Option<u64>) {
-        self.gather();
-        self.store.retain(|block| {
-            let wanted = oldest.is_some_and(|oldest| block.iter().any(|record| record.ended >= oldest));
-            if !wanted {
-                KEPT.fetch_sub(block.len(), Relaxed);
-            }
-            wanted
-        });
+        self.recorder.leave(self.id);
     }
 }
