@@ -5,15 +5,11 @@
 //! `OMNI_FUZZ_SEED` begins elsewhere. A failure names the seed that shows it at once.
 #![allow(clippy::unwrap_used)]
 
-#[path = "support/http.rs"]
-mod http;
-#[path = "support/omni.rs"]
-mod omni;
-#[path = "support/tts.rs"]
-mod tts;
+mod support;
 
+use crate::support::http::{Ask, PATIENCE};
+use crate::support::tts;
 use bytes::Bytes;
-use http::{Ask, PATIENCE};
 use omni_actors::config;
 use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
 use omni_actors::model::Checkpoint;

@@ -1,3 +1,12 @@
-//! What integration tests share.
+//! What integration tests share. Each executable has all of it and uses a part.
 
+pub mod engine;
+pub mod golden;
+pub mod http;
+pub mod listeners;
 pub mod omni;
+pub mod process;
+pub mod recording;
+pub mod sequences;
+pub mod stage;
+pub mod tts;

@@ -1,0 +1,113 @@
+//! The metrics that `/metrics` shows, and that their documentation is complete.
+#![allow(clippy::unwrap_used)]
+
+use omni_core::ids::{PayloadKind, RequestId, StageName};
+use omni_telemetry::catalogue::{self, Kind};
+use omni_telemetry::trace::Recorder;
+use omni_telemetry::{
+    self as telemetry, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics,
+    MemoryUse, Outcome, Phase, Phases, Queue, RepairMetrics, RequestKind, RequestMetrics, StageMetrics,
+};
+use std::time::{Duration, Instant};
+
+const OPERATIONS: &str = include_str!("../../../docs/operations.md");
+
+fn record_one_of_each() {
+    telemetry::process_started();
+    telemetry::set_ready(true);
+    telemetry::launch_waited();
+    let device = DeviceMetrics::new(0);
+    device.blocking.increment(1);
+    device.memory(MemoryUse::Used, 1 << 30);
+    DeviceMetrics::frame_seconds(8).record(Duration::from_millis(2));
+    let http = HttpMetrics::new();
+    http.connections.set(1.0);
+    http.response("/v1/audio/speech", 200);
+    http.input_bytes.set(1.0);
+    http.unauthorized.increment(1);
+    let admission = AdmissionMetrics::new();
+    admission.capacity(16);
+    admission.refused("places");
+    admission.deadline("playback", true);
+    for name in StageName::ALL {
+        let stage = StageMetrics::new(name, Recorder::default());
+        stage.steps.increment(1);
+        stage.units.increment(1);
+        stage.stale_outcomes.increment(1);
+        stage.restarts.increment(1);
+        stage.sequences.set(1.0);
+        stage.generation.set(1.0);
+        stage.queue_depth(Queue::Output, 3);
+        for histogram in [&stage.step_seconds, &stage.bubble_seconds, &stage.sample_seconds] {
+            histogram.record(Duration::from_millis(1));
+        }
+        stage.package_seconds.record(Duration::from_millis(1));
+        stage.recovery_seconds.record(Duration::from_millis(1));
+        stage.batch_sequences.record(4.0);
+        stage.run_ahead.record(1.0);
+        let edge = EdgeMetrics::new(name, PayloadKind::Codes);
+        stage.phases(&Phases::only(Phase::Backbone, Duration::from_millis(2)));
+        stage.connector_seconds.record(Duration::from_micros(30));
+        CopyMetrics::new(name, Recorder::default()).copied(
+            Direction::DeviceToHost,
+            4096,
+            Some(Duration::from_micros(20)),
+        );
+        edge.sent(100);
+        let repair = RepairMetrics::new(name);
+        repair.repeated.increment(1);
+        repair.lost.increment(1);
+        edge.leases.set(1.0);
+        let (down, _) = LinkMetrics::pair(name);
+        down.passed(64);
+        telemetry::fault_injected(Some(name), "runner", "panic", 1);
+    }
+}
+
+#[test]
+fn a_recorded_metric_is_rendered_and_every_one_is_documented() {
+    record_one_of_each();
+    let requests = RequestMetrics::new(Recorder::default());
+    let began = Instant::now();
+    let at = |ms: u64| began + Duration::from_millis(ms);
+    let length = Duration::from_millis(80);
+    let mut request = requests.accepted(RequestId(1), RequestKind::Speech, began);
+    request.text(at(10));
+    request.audio(at(50), length);
+    request.audio(at(250), length);
+    request.end(at(260), Outcome::Finished);
+    drop(requests.accepted(RequestId(2), RequestKind::Chat, began));
+    requests.refused(RequestKind::Chat);
+
+    let text = telemetry::render();
+    for metric in catalogue::ALL {
+        assert!(
+            text.contains(&format!("# HELP {} {}", metric.name, metric.help)),
+            "{} is not rendered:\n{text}",
+            metric.name
+        );
+        let (kind, labels) = match metric.kind {
+            Kind::Counter => ("counter", metric.labels.join(", ")),
+            Kind::Gauge => ("gauge", metric.labels.join(", ")),
+            Kind::Histogram(_) => ("histogram", metric.labels.join(", ")),
+        };
+        let sequence = format!("| `{}` | {kind} | {labels} | {} |", metric.name, metric.help).replace("|  |", "| |");
+        assert!(OPERATIONS.contains(&sequence), "docs/operations.md lacks this sequence:\n{sequence}");
+    }
+    for line in [
+        "omni_requests_total{kind=\"speech\",outcome=\"finished\"} 1",
+        "omni_requests_total{kind=\"chat\",outcome=\"aborted\"} 1",
+        "omni_requests_total{kind=\"chat\",outcome=\"refused\"} 1",
+        "omni_requests_in_flight 0",
+        "omni_underruns_total 1",
+        "omni_ttfa_seconds_bucket{kind=\"speech\",le=\"0.04\"} 0",
+        "omni_ttfa_seconds_bucket{kind=\"speech\",le=\"0.06\"} 1",
+        "omni_audio_seconds_sum 0.16",
+        "omni_stage_queue_depth{stage=\"talker\",queue=\"output\"} 3",
+        "omni_stage_phase_seconds_sum{stage=\"talker\",phase=\"backbone\"} 0.002",
+        "omni_copy_bytes_total{stage=\"vocoder\",direction=\"d2h\"} 4096",
+        "omni_payload_bytes_total{stage=\"talker\",kind=\"codes\"} 100",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line} is missing:\n{text}");
+    }
+}

@@ -1,0 +1,167 @@
+//! `bench` against our own server with an engine whose answers are known, so that its figures can be checked.
+
+use crate::support::omni::{Done, Omni};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use omni_actors::config::Config;
+use omni_actors::core::ids::{Frames, RequestId};
+use omni_actors::engine::*;
+use omni_actors::server::Server;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Speaks half a second for everybody, but refuses every third request.
+struct HalfSecond {
+    info: ModelInfo,
+    asked: AtomicUsize,
+}
+
+impl Service for HalfSecond {
+    fn info(&self) -> &ModelInfo {
+        &self.info
+    }
+
+    fn submit(&self, _: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        async { Err(SubmitError::NotReady("speech only".to_owned())) }.boxed()
+    }
+
+    fn speak(&self, _: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
+        let refused = self.asked.fetch_add(1, Ordering::Relaxed) % 3 == 2;
+        async move {
+            if refused {
+                return Err(SubmitError::Full { limit: 1, retry_after: Duration::from_secs(1) });
+            }
+            let (send, events) = flume::unbounded();
+            let chunk = |samples| Event::Audio(AudioChunk { samples: vec![0.25; samples].into(), frames: Frames(1) });
+            send.send(Event::Started { id: RequestId(1), seed: 1 }).unwrap();
+            send.send(chunk(1_920)).unwrap();
+            send.send(chunk(10_080)).unwrap();
+            send.send(Event::Finished { reason: FinishReason::Stop, usage: Usage::default() }).unwrap();
+            Ok(ResponseStream::new(events, ()))
+        }
+        .boxed()
+    }
+
+    fn voices(&self) -> Vec<VoiceInfo> {
+        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+        self.info.voices.iter().map(built_in).collect()
+    }
+
+    fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>> {
+        std::future::ready(Err(VoiceError::Exists(voice.name))).boxed()
+    }
+
+    fn remove_voice<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), VoiceError>> {
+        std::future::ready(Err(VoiceError::Unknown(name.into()))).boxed()
+    }
+
+    fn health(&self) -> EngineHealth {
+        EngineHealth {
+            ready: true,
+            draining: false,
+            requests: 0,
+            admission: AdmissionStatus::default(),
+            stages: Vec::new(),
+        }
+    }
+
+    fn drain(&self, _: Duration) -> BoxFuture<'_, ()> {
+        async {}.boxed()
+    }
+}
+
+/// Runs `bench --url` with these arguments against such a server.
+fn bench(args: &[&str]) -> (Done, serde_json::Value) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let mut config = Config::default();
+    config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
+    let server = Server::bind(&config.server).unwrap();
+    let url = format!("http://{}", server.local_addr());
+    let info = ModelInfo {
+        id: "half-second".to_owned(),
+        voices: vec!["heart".to_owned()],
+        default_voice: Some("heart".to_owned()),
+        sample_rate: 24_000,
+        samples_per_frame: 1_920,
+        tts: None,
+    };
+    let service = Arc::new(HalfSecond { info, asked: AtomicUsize::new(0) });
+    runtime.spawn(async move { server.serve(service, &config.limits, std::future::pending()).await });
+
+    let omni = Omni::new();
+    let json = omni.path("figures.json");
+    let mut all = vec!["bench", "--url", &url, "--warmup", "0", "--json", &json];
+    all.extend(args);
+    let omni = omni.arguments(&all);
+    let done = omni.run();
+    let figures = std::fs::read(&json).map_or(serde_json::Value::Null, |text| serde_json::from_slice(&text).unwrap());
+    (done, figures)
+}
+
+#[test]
+fn a_closed_loop_counts_what_was_spoken_and_what_was_refused() {
+    let (done, report) = bench(&["--concurrency", "1,2", "--requests", "6"]);
+    done.succeeds().shows("c=1").shows("c=2").shows("4/6");
+    for (i, concurrency) in [1, 2].into_iter().enumerate() {
+        let level = &report["levels"][i];
+        assert_eq!(level["load"]["concurrency"], concurrency);
+        assert_eq!((&level["requests"], &level["succeeded"]), (&6.into(), &4.into()), "{level}");
+        assert_eq!(level["audio_s"], 2.0);
+        let errors = level["errors"].as_object().unwrap();
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        let (error, times) = errors.iter().next().unwrap();
+        assert!(error.starts_with("429 ") && *times == 2, "{error}: {times}");
+    }
+}
+
+#[test]
+fn an_open_loop_sends_what_its_seed_says() {
+    let args = ["--rate", "40", "--duration", "0.5", "--seed", "3"];
+    let (first, report) = bench(&args);
+    first.succeeds();
+    let level = &report["levels"][0];
+    assert_eq!(level["load"]["loop"], "open");
+    assert_eq!(level["load"]["duration_s"], 0.5);
+    assert!(level["requests"].as_u64().unwrap() > 5, "{level}");
+    let (_, again) = bench(&args);
+    assert_eq!(again["levels"][0]["requests"], level["requests"]);
+}
+
+#[test]
+fn a_sweep_fixes_the_frames_and_holds_the_server_to_them() {
+    // Half a second is 6 frames and a quarter.
+    let (done, report) = bench(&["--sweep", "1,2", "--rates", "30", "--duration", "0.3", "--frames", "6"]);
+    done.succeeds().shows("c=2").shows("30/s").shows("ms per frame p50");
+    assert_eq!(report["levels"].as_array().unwrap().len(), 3);
+    assert_eq!((&report["levels"][0]["frames"], &report["levels"][0]["succeeded"]), (&6.into(), &11.into()));
+    let (done, report) = bench(&["--requests", "1", "--frames", "7"]);
+    done.exits(1);
+    assert_eq!(report["levels"][0]["errors"]["6 frames instead of 7"], 1);
+}
+
+#[test]
+fn a_floor_needs_a_model_to_be_of() {
+    let (done, _) = bench(&["--bandwidth", "4.3e12"]);
+    done.exits(2).tells("--bandwidth: give --config or --checkpoint too");
+    let args = ["--bandwidth", "4.3e12", "--config", "configs/random-tts-1.7b.toml", "--requests", "1"];
+    let (done, report) = bench(&args);
+    done.succeeds().shows("floor: 5.32 GB of weights per frame at 4.30 TB/s are 1.24 ms; 0.71 ms if");
+    assert!((report["floor"]["frame_ms"].as_f64().unwrap() - 1.237).abs() < 0.001);
+}
+
+#[test]
+fn fields_for_the_body_reach_the_server() {
+    let (done, report) = bench(&["--requests", "3", "--extra", "{\"voice\": \"bob\"}"]);
+    done.exits(1).tells("without a single successful request");
+    let errors = report["levels"][0]["errors"].to_string();
+    assert!(errors.contains("400") && errors.contains("bob"), "{errors}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told() {
+    let done = Omni::new().args(["bench", "--url", "http://127.0.0.1:9"]).run();
+    done.exits(1).tells("http://127.0.0.1:9 does not speak: could not connect");
+}

@@ -1,0 +1,92 @@
+//! The command line as a user meets it: what it prints, what it writes, how it exits.
+
+use crate::support::omni::{Omni, omni};
+
+#[test]
+fn help_names_every_command_and_the_exit_codes() {
+    let done = omni(["--help"]).run();
+    done.succeeds();
+    for word in ["run", "say", "check", "bench", "Exit codes"] {
+        assert!(done.stdout.contains(word), "{word} is not in\n{}", done.stdout);
+    }
+}
+
+#[test]
+fn wrong_usage_exits_with_2() {
+    omni(["sing"]).run().exits(2).tells("unrecognized subcommand 'sing'");
+    omni(["say"]).run().exits(2);
+    omni(["run", "--listen", "here"]).run().exits(2).tells("--listen");
+    omni(["run", "--set", "listen"]).run().exits(2).tells("write KEY=VALUE");
+}
+
+#[test]
+fn check_says_what_the_example_means() {
+    let done = omni(["check", "configs/example.toml"]).run();
+    done.succeeds();
+    for line in ["configs/example.toml: ok", "127.0.0.1:8080 (this machine only)", "heart, alto; default heart"] {
+        assert!(done.stdout.contains(line), "{line} is not in\n{}", done.stdout);
+    }
+    let apart = omni(["check", "configs/example.toml", "--set", "stages.talker.placement=process"]).run();
+    apart.succeeds().shows("talker    a process of its own, batch 8");
+}
+
+#[test]
+fn check_lists_everything_that_is_wrong() {
+    let omni = Omni::new();
+    let config = omni.file("bad.toml", "[server]\nlisten = 1\nport = 2\n[limits]\nmax_requests = 0\n");
+    let done = omni.args(["check", &config]).run();
+    done.exits(2).tells("3 problems");
+    let lines: Vec<&str> = done.stdout.lines().collect();
+    assert_eq!(lines.len(), 3, "{}", done.stdout);
+    assert_eq!(lines[2], format!("{config}: line 5: limits.max_requests = 0: must be a whole number from 1 to 4096"));
+}
+
+#[test]
+fn check_opens_the_checkpoint() {
+    let omni = Omni::new();
+    let nowhere = omni.file("nowhere.toml", "[model]\ncheckpoint = \"gone\"\n");
+    omni.args(["check", &nowhere]).run().exits(2).shows("model.checkpoint = ").shows("gone");
+    let omni = Omni::new();
+    let stranger = omni.file("stranger.toml", "[model]\ndefault_voice = \"bob\"\n");
+    omni.args(["check", &stranger]).run().exits(2).shows("model.default_voice = \"bob\": must be one of: heart, alto");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_refused_and_nothing_starts() {
+    for command in ["check", "run"] {
+        let config = "configs/example.toml";
+        let done = omni([command, config, "--set", "device.kind=cuda", "--set", "device.index=63"]).run();
+        done.exits(2);
+        let told = done.stdout.clone() + &done.stderr;
+        assert!(told.contains("device.kind = \"cuda\"") && told.contains("use \"cpu\" or \"auto\""), "{told}");
+    }
+}
+
+#[test]
+fn a_missing_config_is_told_by_name() {
+    omni(["check", "no/such.toml"]).run().exits(2).tells("cannot read no/such.toml");
+    omni(["run", "no/such.toml"]).run().exits(2).tells("cannot read no/such.toml");
+}
+
+#[test]
+fn a_broken_fault_plan_starts_nothing() {
+    let omni = Omni::new();
+    let plan = omni.file("plan.toml", "[[faults]]\nstage = \"mouth\"\n");
+    let told = omni.args(["run", "--faults", &plan]).run();
+    told.exits(2).tells("faults[0].stage = \"mouth\": must be \"thinker\" or \"talker\" or \"vocoder\"");
+}
+
+#[test]
+fn silence_is_nothing_to_say() {
+    omni(["say", "  "]).run().exits(2).tells("nothing to say");
+    omni(["say", "-"]).stdin("\n").run().exits(2).tells("nothing to say");
+}
+
+#[test]
+fn bench_refuses_loads_that_make_no_sense() {
+    omni(["bench", "--concurrency", "0"]).run().exits(2).tells("--concurrency");
+    omni(["bench", "--rate", "-1"]).run().exits(2);
+    omni(["bench", "--rate", "1", "--concurrency", "2"]).run().exits(2).tells("cannot be used with");
+    omni(["bench", "--url", "ftp://127.0.0.1"]).run().exits(1).tells("only http:// is supported");
+    omni(["bench", "--extra", "[1]"]).run().exits(2).tells("must be a JSON object");
+}

@@ -1,0 +1,232 @@
+//! Embeddings from a thinker to a talker on GPUs: handed over where they are, through the host, and to another GPU.
+
+use crate::gpu;
+use candle_core::Device;
+use omni_actors::config::Precision;
+use omni_actors::core::ids::Slot;
+use omni_actors::cuda::Gpu;
+use omni_actors::cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+use omni_actors::cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
+use omni_actors::model::Checkpoint;
+use omni_actors::model::embeddings::Embeddings;
+use omni_actors::model::sampling::SamplingParams;
+use omni_actors::model::stage::{
+    SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
+};
+use omni_actors::model::stages::talker::TalkerFactory;
+use omni_actors::model::stages::thinker::ThinkerFactory;
+use omni_actors::model::talker::{Talker, TalkerPrompt};
+use omni_actors::model::thinker::Thinker;
+use std::path::Path;
+use std::sync::Arc;
+
+const ROWS: u32 = 3;
+const USER: u32 = 10;
+const ANSWER: u32 = 20;
+const FRAMES: u32 = 12;
+
+fn checkpoint() -> Checkpoint {
+    Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni")).unwrap()
+}
+
+fn thinker(gpu: Option<&Gpu>, precision: Precision, sequences_in_step: bool) -> Box<dyn StageModel> {
+    let checkpoint = checkpoint();
+    let config = &checkpoint.omni().unwrap().thinker;
+    let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
+    let Some(gpu) = gpu else {
+        return ThinkerFactory::new(Arc::new(Thinker::load(&loader, config).unwrap())).build().unwrap();
+    };
+    gpu.bind().unwrap();
+    let net = ThinkerNet::load(gpu, precision, &loader, config).unwrap();
+    let options =
+        ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 16, run_ahead: 2, kv_memory: None, sequences_in_step };
+    CudaThinkerFactory::new(Arc::new(net), options).build().unwrap()
+}
+
+fn talker(gpu: Option<&Gpu>, precision: Precision, async_h2d: bool) -> Box<dyn StageModel> {
+    let checkpoint = checkpoint();
+    let loader = checkpoint.loader(&["talker"], &Device::Cpu);
+    let Some(gpu) = gpu else {
+        return TalkerFactory::new(Arc::new(Talker::load(&loader, checkpoint.family()).unwrap())).build().unwrap();
+    };
+    gpu.bind().unwrap();
+    let net = TalkerNet::load(gpu, precision, &loader, checkpoint.family()).unwrap();
+    let options = TalkerOptions {
+        slots: 8,
+        buckets: vec![1, 2, 4],
+        prefill_chunk: 32,
+        run_ahead: 2,
+        kv_memory: None,
+        text_embeddings: 1024,
+        async_h2d,
+    };
+    CudaTalkerFactory::new(Arc::new(net), options).build().unwrap()
+}
+
+fn here(embeddings: Embeddings) -> Embeddings {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(embeddings.fetched()).unwrap()
+}
+
+/// Follows a text for each of [`ROWS`] embeddings that share their steps; all embeddings that each hands on, in order.
+fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
+    let mut handed = vec![Vec::new(); ROWS as usize];
+    let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
+    for slot in &slots {
+        let row = ThinkerSpec {
+            generated_len: 0,
+            prompt: (0..USER).map(|i| 7 + i * 3 + slot.0).collect(),
+            mode: ThinkerMode::Follow,
+            emit: Some(std::iter::once(0..USER).collect()),
+            sampling: SamplingParams::GREEDY,
+            eos: Vec::new().into(),
+            max_tokens: 1000,
+            seed: 1,
+        };
+        model.open(*slot, SequenceSpec::Thinker(row)).unwrap();
+        let answer = (0..ANSWER).map(|i| 40 + i * 5 + slot.0).collect();
+        model.push_input(*slot, Some(StageData::Tokens(answer)), true).unwrap();
+    }
+    for advance in [USER - 3, 3, 1, 4, ANSWER - 5] {
+        let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
+        for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
+            if let Some(StageData::Embeddings(embeddings)) = output.unwrap().emit {
+                handed[row].push(embeddings);
+            }
+        }
+    }
+    slots.into_iter().for_each(|slot| model.close(slot));
+    handed
+}
+
+/// What a talker says to the embeddings.
+fn say(model: &mut dyn StageModel, handed: Vec<Vec<Embeddings>>) -> Vec<Vec<u32>> {
+    let checkpoint = checkpoint();
+    let omni = checkpoint.omni().unwrap();
+    let slots: Vec<Slot> = (0..ROWS).map(Slot).collect();
+    let mut prompt = 0;
+    for (slot, handed) in slots.iter().zip(handed) {
+        let speaker = *omni.talker.speakers.values().next().unwrap();
+        let row = TalkerSpec {
+            generated_len: 0,
+            prompt: TalkerPrompt::omni(USER, speaker, &omni.talker.tokens).into(),
+            sampling: checkpoint.generation().talker,
+            predictor: checkpoint.generation().predictor,
+            max_tokens: FRAMES + 1,
+            min_tokens: 0,
+            ignore_eos: true,
+            seed: 7 + u64::from(slot.0),
+            forced: None,
+        };
+        prompt = row.prefill_positions();
+        model.open(*slot, SequenceSpec::Talker(row)).unwrap();
+        for embeddings in handed {
+            model.push_input(*slot, Some(StageData::Embeddings(embeddings)), false).unwrap();
+        }
+        model.push_input(*slot, None, true).unwrap();
+    }
+    let mut said = vec![Vec::new(); ROWS as usize];
+    for advance in std::iter::once(prompt).chain(std::iter::repeat_n(1, FRAMES as usize)) {
+        let work: Vec<SequenceWork> = slots.iter().map(|slot| SequenceWork { slot: *slot, advance }).collect();
+        for (row, output) in model.step(&work).unwrap().into_iter().enumerate() {
+            if let Some(StageData::Codes(codes)) = output.unwrap().emit {
+                said[row].extend(codes);
+            }
+        }
+    }
+    slots.into_iter().for_each(|slot| model.close(slot));
+    assert!(said.iter().all(|codes| codes.len() >= FRAMES as usize), "{said:?}");
+    said
+}
+
+fn on_the_host(handed: Vec<Vec<Embeddings>>) -> Vec<Vec<Embeddings>> {
+    handed.into_iter().map(|embeddings| embeddings.into_iter().map(here).collect()).collect()
+}
+
+fn values(handed: &[Vec<Embeddings>]) -> Vec<Vec<u32>> {
+    let bits = |embeddings: &Embeddings| -> Vec<u32> {
+        embeddings
+            .tensor()
+            .unwrap()
+            .flatten_all()
+            .unwrap()
+            .to_vec1::<f32>()
+            .unwrap()
+            .iter()
+            .map(|x| x.to_bits())
+            .collect()
+    };
+    handed.iter().map(|embeddings| embeddings.iter().flat_map(bits).collect()).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn embeddings_are_the_same_wherever_they_are_taken_over() {
+    let gpu = gpu();
+    let want_rows = hand(&mut *thinker(None, Precision::F32, false));
+    let want = say(&mut *talker(None, Precision::F32, false), want_rows.clone());
+    let there = hand(&mut *thinker(Some(&gpu), Precision::F32, false));
+    assert!(there.iter().flatten().all(|embeddings| matches!(embeddings, Embeddings::Device(_))), "{there:?}");
+    let in_step = hand(&mut *thinker(Some(&gpu), Precision::F32, true));
+    assert!(in_step.iter().flatten().all(|embeddings| matches!(embeddings, Embeddings::Bytes(_))), "{in_step:?}");
+    let fetched = on_the_host(there.clone());
+    assert_eq!(values(&fetched), values(&want_rows));
+    assert_eq!(values(&in_step), values(&want_rows));
+
+    let talker = |async_h2d| talker(Some(&gpu), Precision::F32, async_h2d);
+    assert_eq!(say(&mut *talker(true), there.clone()), want, "on the device");
+    assert_eq!(say(&mut *talker(true), fetched.clone()), want, "through the host, ahead of the step");
+    assert_eq!(say(&mut *talker(false), fetched), want, "through the host, in the step");
+    // In the engine's own precision the ways agree with each other.
+    let there = hand(&mut *thinker(Some(&gpu), Precision::Bf16, false));
+    let fetched = on_the_host(there.clone());
+    let bf16 = |embeddings| say(&mut *self::talker(Some(&gpu), Precision::Bf16, true), embeddings);
+    assert_eq!(bf16(there), bf16(fetched));
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn embeddings_of_one_step_share_one_copy_and_keep_it() {
+    let gpu = gpu();
+    let mut model = thinker(Some(&gpu), Precision::F32, false);
+    let handed = hand(&mut *model);
+    let first: Vec<Embeddings> = handed.iter().map(|embeddings| here(embeddings[0].clone())).collect();
+    let begins: Vec<(usize, usize)> = first
+        .iter()
+        .map(|embeddings| match embeddings {
+            Embeddings::Bytes(bytes) => (bytes.data().as_ptr() as usize, bytes.data().len()),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    for pair in begins.windows(2) {
+        assert_eq!(pair[0].0 + pair[0].1, pair[1].0, "one copy has the embeddings of all who share a step");
+    }
+    // Others come and go; what is still in use stays as it is.
+    let before = values(std::slice::from_ref(&first));
+    drop(handed);
+    for _ in 0..30 {
+        on_the_host(hand(&mut *model));
+    }
+    assert_eq!(values(&[first]), before);
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn handing_over_and_taking_over_never_block_the_launch_thread() {
+    let gpu = gpu();
+    let (mut think, mut talk) = (thinker(Some(&gpu), Precision::F32, false), talker(Some(&gpu), Precision::F32, true));
+    let before = gpu.blocking_calls();
+    let there = hand(&mut *think);
+    let fetched = on_the_host(there.clone());
+    say(&mut *talk, there);
+    say(&mut *talk, fetched);
+    assert_eq!(gpu.blocking_calls(), before);
+}
+
+#[test]
+#[ignore = "needs two GPUs"]
+fn embeddings_cross_from_one_gpu_to_another() {
+    let (first, second) = (&Gpu::open(0).unwrap(), &Gpu::open(1).unwrap());
+    let there = hand(&mut *thinker(Some(first), Precision::F32, false));
+    let want = say(&mut *talker(Some(first), Precision::F32, true), there.clone());
+    assert_eq!(say(&mut *talker(Some(second), Precision::F32, true), there), want);
+}

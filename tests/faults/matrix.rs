@@ -1,0 +1,313 @@
+//! Whatever dies at whatever moment: every actor, every moment of a request, every kind of fault, with stages in threads and in
+//! processes. Each stream is the undisturbed one, sample for sample, and nothing of it is left behind.
+//!
+//! `cargo test --test matrix` runs a sample. `OMNI_MATRIX=all` runs every case, `OMNI_MATRIX=200` so many of each placement, and
+//! `OMNI_MATRIX='talker runner'` those with that in their name. `OMNI_MATRIX_SEED` draws another sample.
+
+use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, idle, tiny};
+use omni_actors::config::{Config, Placement, TransportKind};
+use omni_actors::core::ids::{Frames, StageName};
+use omni_actors::engine::{Engine, Output, Service};
+use omni_actors::fault::{FaultCapabilities, FaultKind, FaultPoint, FaultRule, Phase};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::task::JoinSet;
+
+/// Cases at once: those that wait for a watchdog need no core.
+const AT_ONCE: usize = 4;
+/// How many cases of each placement a plain `cargo test` runs: what two busy cores do in about 20 s.
+const SAMPLE: [(Placement, usize); 2] = [(Placement::Thread, 48), (Placement::Process, 8)];
+
+/// When in the life of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum FaultEvent {
+    BeforePrefill,
+    MidPrefill,
+    /// A step was launched and nobody has seen its tokens.
+    AfterLaunch,
+    /// The tokens are known and what was made of them has not left the stage.
+    AfterTokens,
+    FirstChunk,
+    MidStream,
+    LastChunk,
+    Drain,
+    /// While the stage comes up again after another fault.
+    ComingBack,
+}
+
+const MOMENTS: [(FaultEvent, &str); 9] = [
+    (FaultEvent::BeforePrefill, "before prefill"),
+    (FaultEvent::MidPrefill, "mid-prefill"),
+    (FaultEvent::AfterLaunch, "after launch before tokens"),
+    (FaultEvent::AfterTokens, "after tokens before delivery"),
+    (FaultEvent::FirstChunk, "first chunk"),
+    (FaultEvent::MidStream, "mid-stream"),
+    (FaultEvent::LastChunk, "last chunk"),
+    (FaultEvent::Drain, "drain"),
+    (FaultEvent::ComingBack, "coming back"),
+];
+
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    stage: Option<StageName>,
+    point: FaultPoint,
+    event: FaultEvent,
+    kind: FaultKind,
+    placement: Placement,
+}
+
+/// Long enough for others to act meanwhile.
+const PAUSE: FaultKind = FaultKind::Delay(Duration::from_millis(30));
+
+impl Case {
+    fn name(&self) -> String {
+        let stage = self.stage.map_or(String::new(), |stage| format!("{stage} "));
+        let event = MOMENTS.iter().find(|(event, _)| *event == self.event).unwrap().1;
+        let placement = if self.placement == Placement::Thread { "thread" } else { "process" };
+        format!("{placement}: {stage}{} {event} {}", self.point.as_str(), self.kind.as_str())
+    }
+
+    /// The fault itself, and what brings its moment about.
+    fn rules(&self) -> Vec<FaultRule> {
+        let rule = FaultRule::new(self.stage, self.point, self.kind);
+        // Somebody else of the same stage holds the moment open.
+        let held = |by: FaultPoint| {
+            let elsewhere = self.stage.filter(|_| by != self.point);
+            elsewhere.map(|stage| FaultRule::new(stage, by, PAUSE).phase(Phase::Stream).times(3))
+        };
+        let (rule, with) = match self.event {
+            FaultEvent::BeforePrefill => (rule.phase(Phase::Prefill), None),
+            FaultEvent::MidPrefill => (rule.phase(Phase::Prefill).nth(2), None),
+            FaultEvent::AfterLaunch => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Completion)),
+            FaultEvent::AfterTokens => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Outbound)),
+            FaultEvent::FirstChunk => (rule.phase(Phase::First), None),
+            FaultEvent::MidStream => (rule.phase(Phase::Stream).nth(3), None),
+            FaultEvent::LastChunk => (rule.phase(Phase::Last), None),
+            FaultEvent::Drain => (rule.phase(Phase::Drain), None),
+            FaultEvent::ComingBack => {
+                let first = FaultRule::new(self.stage, FaultPoint::Sampler, FaultKind::Panic).phase(Phase::Stream);
+                (rule.nth(2), Some(first))
+            }
+        };
+        [rule].into_iter().chain(with).collect()
+    }
+
+    /// Whether such a fault can strike an engine of this placement, and does in a request like ours.
+    fn happens(&self, capabilities: &FaultCapabilities) -> bool {
+        // A vocoder has no prompt: only who gives its sequences their places sees one before it has frames.
+        let no_prompt = self.stage == Some(StageName::Vocoder)
+            && matches!(self.point, FaultPoint::Runner | FaultPoint::Completion | FaultPoint::Sampler);
+        let prefill = matches!(self.event, FaultEvent::BeforePrefill | FaultEvent::MidPrefill);
+        let held_or_mid =
+            matches!(self.event, FaultEvent::AfterLaunch | FaultEvent::AfterTokens | FaultEvent::MidStream);
+        let in_thinker = self.stage == Some(StageName::Thinker)
+            && match self.point {
+                // Its text comes in one piece.
+                FaultPoint::Connector => held_or_mid,
+                // What it makes of its prompt is output already, and its first token that of the prompt's last step.
+                FaultPoint::Sampler => self.event == FaultEvent::MidPrefill,
+                FaultPoint::Completion => self.event == FaultEvent::FirstChunk,
+                _ => false,
+            };
+        // Sequences are opened before a drain begins, and stages only come up when something else has failed.
+        let early = matches!(self.point, FaultPoint::Open | FaultPoint::Build) && self.event == FaultEvent::Drain;
+        let comes_up = (self.point == FaultPoint::Build) == (self.event == FaultEvent::ComingBack);
+        let fits = self.rules().iter().all(|rule| capabilities.check(rule).is_ok());
+        fits && comes_up && !early && !in_thinker && !(prefill && no_prompt)
+    }
+}
+
+/// Every case of a placement, from the lists.
+fn cases(placement: Placement) -> Vec<Case> {
+    let stages = StageName::ALL.to_vec();
+    let process = placement == Placement::Process;
+    let capabilities = FaultCapabilities {
+        apart: if process { stages.clone() } else { Vec::new() },
+        framed: if process { Vec::new() } else { stages[..2].to_vec() },
+        stages,
+        voices: false,
+        gpu: false,
+    };
+    let mut all = Vec::new();
+    for stage in [None].into_iter().chain(StageName::ALL.map(Some)) {
+        for point in FaultPoint::ALL {
+            for (event, _) in MOMENTS {
+                for kind in FaultKind::all(Duration::from_millis(30)) {
+                    all.push(Case { stage, point: *point, event, kind, placement });
+                }
+            }
+        }
+    }
+    all.retain(|case| case.happens(&capabilities));
+    all
+}
+
+/// Those that are to be run now.
+fn chosen(placement: Placement, sample: usize) -> Vec<Case> {
+    let mut all = cases(placement);
+    let asked = std::env::var("OMNI_MATRIX").unwrap_or_default();
+    let count = match asked.as_str() {
+        "all" => all.len(),
+        "" => sample,
+        other => match other.parse() {
+            Ok(count) => count,
+            Err(_) => {
+                all.retain(|case| case.name().contains(other));
+                all.len()
+            }
+        },
+    };
+    let seed = std::env::var("OMNI_MATRIX_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(1u64);
+    all.sort_by_cached_key(|case| mix(seed, &case.name()));
+    all.truncate(count);
+    all
+}
+
+/// FNV-1a over a name, so that a sample stays what it is when the matrix grows.
+fn mix(seed: u64, name: &str) -> u64 {
+    let prime = 0x0100_0000_01B3u64;
+    seed.to_le_bytes()
+        .iter()
+        .chain(name.as_bytes())
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(prime))
+}
+
+async fn started(placement: Placement, rules: Vec<FaultRule>) -> Engine {
+    engine(&tiny(), |config: &mut Config| {
+        config.stages.iter_mut().for_each(|stage| stage.placement = placement);
+        // Prompts take several steps.
+        config.stages.iter_mut().take(2).for_each(|stage| stage.prefill_chunk = 4);
+        if placement == Placement::Thread {
+            config.transfer.transport = TransportKind::Wire;
+        }
+        config.supervision.backoff = Duration::from_millis(1);
+        config.supervision.max_restarts = 1000;
+        config.supervision.meltdown_window = Duration::from_secs(1);
+        config.supervision.watchdog = Duration::from_millis(500);
+        // What strikes is asked for; a case says what is wrong itself.
+        "off".clone_into(&mut config.telemetry.log);
+        config.faults = rules;
+    })
+    .await
+}
+
+/// A text that is spoken and a turn that is answered, at once.
+async fn ask(engine: &Engine, draining: bool) -> [Answer; 2] {
+    let mut turn = chat("one two three four five six", Output::TextAndAudio);
+    turn.max_text_tokens = Some(8);
+    turn.max_frames = Some(Frames(12));
+    let (speech, turn) = (engine.speak(frames(12, 5)).await.unwrap(), engine.submit(turn).await.unwrap());
+    let drain = async {
+        if draining {
+            engine.drain(PATIENCE).await;
+        }
+    };
+    let (speech, turn, ()) = tokio::join!(collect(speech), collect(turn), drain);
+    [speech, turn]
+}
+
+/// What is wrong with a case, if anything is.
+async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<(), String> {
+    let engine = started(case.placement, case.rules()).await;
+    let draining = case.event == FaultEvent::Drain;
+    let answers = tokio::time::timeout(PATIENCE, ask(&engine, draining)).await.map_err(|_| "hangs".to_owned())?;
+    for (what, (answer, truth)) in ["speech", "chat"].iter().zip(answers.iter().zip(truth.iter())) {
+        if answer.end != truth.end {
+            return Err(format!("{what} ended with {:?}", answer.end));
+        }
+        if answer.text != truth.text {
+            return Err(format!("{what}: text {:?} instead of {:?}", answer.text, truth.text));
+        }
+        if answer.samples != truth.samples {
+            let at = answer.samples.iter().zip(&truth.samples).position(|(a, b)| a != b);
+            let (heard, owed) = (answer.samples.len(), truth.samples.len());
+            return Err(format!("{what}: {heard} of {owed} samples, other ones from {at:?}"));
+        }
+    }
+    // The processes of an engine that has drained tell nothing any more.
+    if !(draining && case.placement == Placement::Process) {
+        let struck = async {
+            while engine.faults().counts().first().is_none_or(|count| count.hits == 0) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, struck).await.map_err(|_| "the fault never struck".to_owned())?;
+    }
+    let left = tokio::spawn(async move { idle(&engine).await }).await;
+    left.map_err(|_| "something is left of the requests".to_owned())
+}
+
+async fn all_stand(placement: Placement) {
+    mute_injected_panics();
+    let sample = SAMPLE.iter().find(|(of, _)| *of == placement).unwrap().1;
+    let cases = chosen(placement, sample);
+    let count = cases.len();
+    let undisturbed = started(placement, Vec::new()).await;
+    let truth = Arc::new(ask(&undisturbed, false).await);
+    assert!(truth.iter().all(|answer| answer.end.as_ref().unwrap().is_ok() && !answer.samples.is_empty()));
+    drop(undisturbed);
+    let (waiting, failed) = (Arc::new(Mutex::new(VecDeque::from(cases))), Arc::new(Mutex::new(Vec::new())));
+    let mut workers = JoinSet::new();
+    for _ in 0..AT_ONCE {
+        let (waiting, failed, truth) = (Arc::clone(&waiting), Arc::clone(&failed), Arc::clone(&truth));
+        workers.spawn(async move {
+            loop {
+                let next = waiting.lock().unwrap().pop_front();
+                let Some(case) = next else { return };
+                if let Err(wrong) = run(case, Arc::clone(&truth)).await {
+                    failed.lock().unwrap().push(format!("{}: {wrong}", case.name()));
+                }
+            }
+        });
+    }
+    workers.join_all().await;
+    let mut failed = std::mem::take(&mut *failed.lock().unwrap());
+    failed.sort();
+    assert!(failed.is_empty(), "{} of {count} cases:\n{}", failed.len(), failed.join("\n"));
+}
+
+/// A thousand panics that were asked for would hide the one that was not.
+fn mute_injected_panics() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !panic.payload().downcast_ref::<String>().is_some_and(|message| message.starts_with("injected fault")) {
+            usual(panic);
+        }
+    }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_dies_at_whatever_moment_every_stream_in_threads_is_heard_to_its_end() {
+    all_stand(Placement::Thread).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_dies_at_whatever_moment_every_stream_through_processes_is_heard_to_its_end() {
+    all_stand(Placement::Process).await;
+}
+
+#[test]
+fn the_matrix_has_every_moment_of_every_actor_and_every_kind() {
+    for placement in [Placement::Thread, Placement::Process] {
+        let all = cases(placement);
+        for stage in StageName::ALL {
+            for point in FaultPoint::ALL.iter().filter(|point| point.has_stage() && **point != FaultPoint::Edge) {
+                let here = all.iter().filter(|case| case.stage == Some(stage) && case.point == *point);
+                assert!(here.clone().any(|case| case.kind == FaultKind::Panic), "{stage} {point:?}");
+            }
+            for (event, name) in MOMENTS {
+                assert!(all.iter().any(|case| case.stage == Some(stage) && case.event == event), "{stage} {name}");
+            }
+        }
+        let kinds = FaultKind::all(Duration::from_millis(30)).into_iter().filter(|kind| match kind {
+            FaultKind::Full | FaultKind::Device => false,
+            FaultKind::Kill => placement == Placement::Process,
+            kind if kind.suits(FaultPoint::Edge) && !kind.suits(FaultPoint::Runner) => placement == Placement::Thread,
+            _ => true,
+        });
+        for kind in kinds {
+            assert!(all.iter().any(|case| case.kind == kind), "{kind:?}");
+        }
+    }
+}

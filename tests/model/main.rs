@@ -1,0 +1,20 @@
+//! Checkpoints, prompts, nets and front ends, without the engine: what they read, what they refuse, and that they compute what the
+//! reference computes.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod checkpoint;
+mod checkpoint_tts;
+mod decoder_options;
+mod frontend;
+mod parity_lm;
+mod parity_tts;
+mod parity_vocoder;
+mod prompts;
+mod prompts_tts;
+mod random_weights;
+mod stages_lm;
+mod stages_tts;
+mod verify_device;

@@ -1,0 +1,117 @@
+//! API keys as operators and clients meet them: who gets in, whose share it is, and that no key is ever told to anybody.
+
+use crate::support::http::{Ask, Reply};
+use crate::support::omni::{Omni, Serving, omni};
+use omni_actors::config::hash_key;
+use serde_json::{Value, json};
+
+const LOUD: &str = "sk-loud-4f1c2a7b9d";
+const QUIET: &str = "sk-quiet-8e3d5b6a0c";
+const WRONG: &str = "sk-wrong-1a2b3c4d5e";
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A server with two keys, one by its hash and one in a file; it logs all it can.
+fn server() -> Serving {
+    let omni = Omni::new();
+    omni.file("quiet.key", &format!("{QUIET}\n"));
+    let config = format!(
+        "[model]\ncheckpoint = \"{}/tests/fixtures/qwen3_omni\"\n[limits]\nmax_requests = 4\n\
+         [[keys]]\nname = \"loud\"\nsha256 = \"{}\"\n[[keys]]\nname = \"quiet\"\nfile = \"quiet.key\"\nmax_requests = 2\n",
+        env!("CARGO_MANIFEST_DIR"),
+        hex(&hash_key(LOUD))
+    );
+    let config = omni.file("keys.toml", &config);
+    let log = omni.path("log.txt");
+    let serving =
+        omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).variable("OMNI_LOG", "trace").log_to(&log).serve();
+    while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
+        std::thread::yield_now();
+    }
+    serving
+}
+
+fn speech(key: &str, frames: u32) -> Ask {
+    let body = json!({
+        "input": "one two three", "seed": 5, "response_format": "pcm", "max_new_tokens": frames, "ignore_eos": true,
+        "deadline_ms": "none",
+    });
+    let mut ask = Ask::json("/v1/audio/speech", &body);
+    ask.headers.push(format!("Authorization: Bearer {key}"));
+    ask
+}
+
+fn health(serving: &Serving) -> Value {
+    Ask::new("GET", "/health", &[&format!("Authorization: Bearer {QUIET}")], "").send(&serving.url).json()
+}
+
+#[test]
+fn keys_open_the_server_and_appear_nowhere() {
+    let serving = server();
+    assert_eq!(speech(LOUD, 3).send(&serving.url).status, 200);
+    assert_eq!(speech(QUIET, 3).send(&serving.url).status, 200);
+    let refused = speech(WRONG, 3).send(&serving.url);
+    assert_eq!(refused.status, 401);
+    assert_eq!(refused.json()["error"]["code"], "invalid_api_key");
+    let told = [health(&serving).to_string(), String::from_utf8(refused.body).unwrap()];
+    for key in [QUIET, WRONG] {
+        // Refused too, for it is no WebSocket; the key has been looked at by then.
+        let header = format!("Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{key}");
+        let reply = Ask::new("GET", "/v1/audio/speech/stream", &[&header], "").send(&serving.url);
+        assert_eq!(reply.status, if key == QUIET { 426 } else { 401 });
+    }
+    let metrics = Ask::new("GET", "/metrics", &[&format!("Authorization: Bearer {QUIET}")], "").send(&serving.url);
+    let metrics = String::from_utf8(metrics.body).unwrap();
+    assert!(metrics.contains("omni_http_unauthorized_total 2"), "{metrics}");
+    serving.signal("TERM");
+    let (code, log) = serving.log();
+    assert_eq!(code, Some(0));
+    assert!(log.len() > 1000, "this is no log to look for keys in: {log}");
+    for text in told.iter().chain([&log, &metrics]) {
+        for key in [LOUD, QUIET, WRONG] {
+            assert!(!text.contains(key) && !text.contains(&hex(&hash_key(key))), "a key is told");
+        }
+    }
+}
+
+#[test]
+fn a_loud_key_leaves_a_quiet_one_its_share_and_a_limit_is_a_limit() {
+    let serving = server();
+    // It was here lately, so a place is kept for it.
+    assert_eq!(speech(QUIET, 3).send(&serving.url).status, 200);
+    std::thread::scope(|scope| {
+        let loud: Vec<_> = (0..8).map(|_| scope.spawn(|| speech(LOUD, 600).send(&serving.url).status)).collect();
+        while health(&serving)["requests"].as_u64() < Some(3) {
+            std::thread::yield_now();
+        }
+        let asked: Reply = speech(QUIET, 3).send(&serving.url);
+        assert_eq!(asked.status, 200, "{}", String::from_utf8_lossy(&asked.body));
+        let statuses: Vec<_> = loud.into_iter().map(|loud| loud.join().unwrap()).collect();
+        assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+        assert!(statuses.iter().all(|status| [200, 429].contains(status)), "{statuses:?}");
+    });
+    std::thread::scope(|scope| {
+        let own: Vec<_> = (0..2).map(|_| scope.spawn(|| speech(QUIET, 300).send(&serving.url).status)).collect();
+        while health(&serving)["requests"].as_u64() < Some(2) {
+            std::thread::yield_now();
+        }
+        let third = speech(QUIET, 3).send(&serving.url);
+        assert_eq!(third.status, 429);
+        assert!(third.json()["error"]["message"].as_str().unwrap().contains("which is your limit"));
+        own.into_iter().for_each(|own| assert_eq!(own.join().unwrap(), 200));
+    });
+}
+
+#[test]
+fn a_server_does_not_listen_for_strangers_unasked() {
+    for command in [vec!["run", "--listen", "0.0.0.0:0"], vec!["run", "--set", "server.listen=[::]:0"]] {
+        let done = Omni::new().arguments(&command).run();
+        done.exits(2).tells("can be reached from other machines").tells("server.allow_anonymous = true");
+    }
+    omni(["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80"]).run().exits(2).shows("server.listen");
+    let open =
+        ["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80", "--set", "server.allow_anonymous=true"];
+    omni(open).run().succeeds().shows("reachable from outside, by anybody");
+}

@@ -1,0 +1,12 @@
+//! The HTTP surface: its routes, its limits, and clients that break the rules.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod e2e_http;
+mod hostile;
+mod keys;
+mod overload;
+mod routes;
+mod text_only;

@@ -1,0 +1,34 @@
+//! The golden cases of both families, on stages that a test chooses.
+#![allow(dead_code, clippy::unwrap_used, reason = "each test binary uses its own part")]
+
+use omni_actors::config::Precision;
+use omni_actors::tools::verify::{StageSource, Summary, verify_on};
+use std::path::Path;
+
+pub const TTS: &str = "tests/fixtures/qwen3_tts/golden";
+pub const OMNI: &str = "tests/fixtures/qwen3_omni/golden";
+
+/// The summary and the lines of a golden folder.
+pub fn run(source: &dyn StageSource, golden: &str) -> (Summary, String) {
+    let mut lines = String::new();
+    let summary = verify_on(source, Path::new(golden), None, |report| {
+        println!("{report}");
+        lines.push_str(&format!("{report}\n"));
+    });
+    let summary = summary.unwrap();
+    println!("{summary}");
+    (summary, lines)
+}
+
+/// All cases of both families pass, so many are skipped, and a request has its codes and its sound compared.
+pub fn passes(source: &dyn StageSource) {
+    for (golden, passed, skipped) in [(TTS, 9, 1), (OMNI, 4, 5)] {
+        let (summary, lines) = run(source, golden);
+        assert!(summary.passed_all(), "{lines}");
+        assert_eq!((summary.passed, summary.failed, summary.skipped), (passed, 0, skipped));
+        let rounds = source.precision() == Precision::Bf16;
+        assert_eq!(summary.picks.first.of >= 40, rounds);
+        let wanted = if rounds { "same code 0 in" } else { "all tokens equal; 3 of 3 tensors compared" };
+        assert!(lines.lines().filter(|line| line.contains(wanted)).count() >= 3, "{lines}");
+    }
+}
