@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// One moment on both clocks.
 static ANCHOR: LazyLock<(Instant, u64)> = LazyLock::new(|| {
-    // Of a few readings the closest: between the two clocks of one the thread may have been put to sleep.
+    // The closest of a few readings: the system may put the thread to sleep between the two clocks of one.
     let reading = |_| {
         let before = Instant::now();
         let nanos = now();
@@ -24,7 +24,7 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// A moment of this process.
+/// The reading for a moment of this process.
 pub fn nanos(at: Instant) -> u64 {
     let (anchor, nanos) = *ANCHOR;
     match at.checked_duration_since(anchor) {

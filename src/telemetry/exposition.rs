@@ -14,8 +14,8 @@ pub fn render() -> String {
     install().map(PrometheusHandle::render).unwrap_or_default()
 }
 
-/// Installs the recorder on the first call. Every maker of handles calls it first, for a handle made before the
-/// recorder would record nothing. `None` only if somebody else installed a recorder in this process.
+/// Installs the recorder on the first call. Every constructor of handles calls it first, because a handle that is older
+/// than the recorder records nothing. `None` only if the process has a recorder of another program already.
 pub(super) fn install() -> Option<&'static PrometheusHandle> {
     static HANDLE: OnceLock<Option<PrometheusHandle>> = OnceLock::new();
     HANDLE

@@ -15,7 +15,7 @@ pub enum Queue {
     Input,
     /// Plans that the runner has not launched.
     Plans,
-    /// Steps that ran and whose tokens nobody has looked at.
+    /// Steps that ran and whose tokens the sampler has not read.
     Tickets,
     /// Outputs that wait to be packaged.
     Packager,
@@ -38,7 +38,7 @@ impl Queue {
     }
 }
 
-/// What one stage records. Cheap to clone; the same series go on after a restart.
+/// What one stage records. A clone is cheap; a restarted stage goes on with the same series.
 #[derive(Clone)]
 pub struct StageMetrics {
     stage: StageName,
@@ -126,7 +126,7 @@ impl std::fmt::Debug for StageMetrics {
     }
 }
 
-/// What the supervisor of a stage process records; the rest of the stage's series are in that process.
+/// What the supervisor of a stage process records; the process itself has the other series of the stage.
 #[derive(Clone)]
 pub struct SupervisionMetrics {
     /// Current generation.
@@ -281,7 +281,7 @@ impl Direction {
     }
 }
 
-/// What copies of payload data record. A request that is not spoken makes none.
+/// What copies of payload data record. A text-only request makes no copies.
 #[derive(Clone)]
 pub struct CopyMetrics {
     stage: StageName,
@@ -329,12 +329,12 @@ impl std::fmt::Debug for CopyMetrics {
     }
 }
 
-/// Whose use of device memory.
+/// Who uses device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryUse {
     /// What this process allocated.
     Allocated,
-    /// All that is in use on the device, by whomever, code and graphs included, as the driver counts.
+    /// What all processes use on the device, code and graphs included, as the driver counts.
     Used,
 }
 
@@ -415,7 +415,7 @@ impl std::fmt::Debug for HttpMetrics {
     }
 }
 
-/// A launch thread called something that may wait for its device. By name: it is not to happen.
+/// A launch thread called something that may wait for its device. It has no handle, because it must not happen.
 pub fn launch_waited() {
     install();
     counter!(c::LAUNCH_WAITS.name).increment(1);

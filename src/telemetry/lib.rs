@@ -1,8 +1,8 @@
-//! What the process tells about itself: metrics and logs.
+//! What the program tells about itself: metrics of the process, log lines, and traces of an engine.
 //!
-//! Names live in [`catalogue`] alone. Everybody else holds pre-made handles ([`StageMetrics`], [`EdgeMetrics`],
-//! [`CopyMetrics`], [`RequestMetrics`], [`DeviceMetrics`], [`HttpMetrics`]); nothing on a step path looks a metric up by name. No metric or log line at
-//! level info carries what a client said.
+//! Only [`catalogue`] has names of metrics. Other modules hold handles ([`StageMetrics`], [`EdgeMetrics`],
+//! [`CopyMetrics`], [`RequestMetrics`], [`DeviceMetrics`], [`HttpMetrics`]); code on a step path never looks a metric
+//! up by its name. No metric, trace, or log line of level info may carry a client's text.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -4,7 +4,7 @@ use omni_core::ids::StageName;
 use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 
-/// Takes the place of `telemetry.log` when set.
+/// Replaces `telemetry.log` when it is set.
 const VARIABLE: &str = "OMNI_LOG";
 
 /// Logging that could not be set up.
@@ -23,7 +23,7 @@ pub enum LogError {
     Twice,
 }
 
-/// What the decoder of recordings finds remarkable in the files of strangers is not.
+/// The decoder of recordings logs oddities of clients' files at level info.
 const QUIETER: &str = "symphonia=warn";
 
 /// How a log line is written.

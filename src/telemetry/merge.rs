@@ -1,4 +1,5 @@
-//! One exposition out of those of several processes: each family once, with its `# HELP` and `# TYPE`, and no series twice.
+//! One exposition out of those of several processes: each family once, with its `# HELP` and `# TYPE`, and no series
+//! twice.
 
 use omni_core::ids::StageName;
 use std::collections::{HashMap, HashSet};
@@ -17,8 +18,8 @@ struct Family<'a> {
     series: HashSet<String>,
 }
 
-/// Adds what the processes of stages expose to what this process does. Where both have a series, this process knows better.
-/// Series that do not say of which stage they are get the label `process`, so that those of several processes stay apart.
+/// Adds what stage processes expose to what this process exposes. Where both have a series, that of this process
+/// counts. A series without the label `stage` gets the label `process`, which keeps those of several processes apart.
 pub fn merged(own: &str, stages: &[(StageName, String)]) -> String {
     let mut all = Families::default();
     all.add(own, None);

@@ -1,4 +1,4 @@
-//! What a step spends its time on, in buckets that are never added up into one number.
+//! The phases of a step, and how long each took.
 
 use std::time::{Duration, Instant};
 
@@ -37,12 +37,12 @@ impl Phase {
     }
 }
 
-/// How long a step was at each phase; zero for what it did not do or nobody measured.
+/// How long a step spent in each phase; zero for a phase that it did not have, or that was not measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Phases([Duration; Phase::ALL.len()]);
 
 impl Phases {
-    /// All of it one phase.
+    /// A step of a single phase.
     pub fn only(phase: Phase, time: Duration) -> Phases {
         let mut phases = Phases::default();
         phases.add(phase, time);
@@ -59,14 +59,14 @@ impl Phases {
         self.0[phase as usize]
     }
 
-    /// What was measured, in the order of [`Phase::ALL`].
+    /// The phases that were measured, in the order of [`Phase::ALL`].
     pub fn measured(&self) -> impl Iterator<Item = (Phase, Duration)> + '_ {
         Phase::ALL.into_iter().map(|phase| (phase, self.get(phase))).filter(|(_, time)| !time.is_zero())
     }
 }
 
-/// Splits the time of a thread that computes into phases: whatever passed since the last call belongs to the phase of
-/// this one.
+/// Splits the time of a computing thread into phases: each [`PhaseClock::lap`] gives the time since the one before to a
+/// phase.
 #[derive(Clone, Debug)]
 pub struct PhaseClock {
     phases: Phases,
@@ -79,7 +79,7 @@ impl PhaseClock {
         PhaseClock { phases: Phases::default(), last: Instant::now() }
     }
 
-    /// What passed since the last call was this.
+    /// Gives the time since the last call to a phase.
     pub fn lap(&mut self, phase: Phase) {
         let now = Instant::now();
         self.phases.add(phase, now - self.last);

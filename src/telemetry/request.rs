@@ -1,4 +1,4 @@
-//! What one request records about itself, from acceptance to its last event.
+//! What one request records, from its acceptance to its last event.
 
 use super::catalogue as c;
 use super::exposition::install;
@@ -123,8 +123,8 @@ impl std::fmt::Debug for RequestMetrics {
     }
 }
 
-/// Follows one request. Dropped without [`RequestMeter::end`], it counts as aborted: that is what a client that left
-/// looks like.
+/// Follows one request. A meter that is dropped without [`RequestMeter::end`] counts the request as aborted, because a
+/// client that leaves drops it so.
 pub struct RequestMeter {
     metrics: Arc<Handles>,
     request: RequestId,

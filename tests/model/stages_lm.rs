@@ -1,6 +1,6 @@
 //! Thinker and talker driven through the stage trait: golden tokens, whatever the batch and the split of the prompt.
 
-use crate::support::sequences::{step, step_sequence};
+use crate::support::sequences::{self, step, step_sequence};
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::{FinishReason, Slot};
 use omni_actors::model::prompt::ChatPrompt;
@@ -165,7 +165,7 @@ fn speak(
     text: &[Tensor],
     chunk: u32,
 ) -> (Vec<Vec<u32>>, Option<FinishReason>) {
-    crate::support::sequences::speak(stage, slot, sequence, Some(StageData::Embeddings(Tensor::cat(text, 0).unwrap().into())), chunk)
+    sequences::speak(stage, slot, sequence, Some(StageData::Embeddings(Tensor::cat(text, 0).unwrap().into())), chunk)
 }
 
 #[test]

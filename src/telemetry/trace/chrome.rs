@@ -1,7 +1,7 @@
 //! A trace as a file: Chrome's trace events as JSON, which ui.perfetto.dev and chrome://tracing open.
 //!
-//! Each stage is a process of the picture with its tracks as threads, and so are the requests, one thread each. Times are
-//! microseconds since the trace began.
+//! Each stage is a process of the picture with its tracks as threads, and so are the requests, one thread each. Times
+//! are microseconds since the trace began.
 
 use super::flows::{Arrow, arrows};
 use super::layout::{Slice, slices};
@@ -46,7 +46,7 @@ pub fn write(trace: &Trace, out: &mut impl Write) -> io::Result<()> {
     file.foot()
 }
 
-/// What the steps of a stage say, for those who do not want to look at a picture.
+/// The summary of a stage, for readers of the file who do not open the picture.
 fn summary(stage: &Summary) -> Value {
     let micros = |time: Duration| time.as_nanos() as f64 / 1e3;
     let pair = |pair: Option<(Duration, Duration)>| {
@@ -98,7 +98,7 @@ impl<W: Write> File<'_, W> {
         Ok(())
     }
 
-    /// Who is who, and in which order from top to bottom.
+    /// The names of processes and tracks, and their order from top to bottom.
     fn names(&mut self, slices: &[Slice]) -> io::Result<()> {
         self.process(REQUESTS, "requests", None)?;
         let stages: BTreeSet<_> = slices.iter().map(|slice| slice.stage).collect();
@@ -111,7 +111,7 @@ impl<W: Write> File<'_, W> {
         for stage in stages {
             let numbers: Vec<_> = own.get(&stage).into_iter().flatten().map(|id| format!("process {id}")).collect();
             self.process(process(stage), stage.as_str(), Some(numbers.join(", ")))?;
-            // All of them, empty or not: the same picture for every trace.
+            // All of them, empty or not, so that every trace has the same picture.
             for component in Component::ALL {
                 self.thread(process(stage), thread(component), component.as_str())?;
             }
@@ -158,7 +158,7 @@ impl<W: Write> File<'_, W> {
         })
     }
 
-    /// Holds on to the end of its first slice and to the beginning of the others.
+    /// Leads from the end of its first slice to the beginning of each other one.
     fn arrow(&mut self, id: usize, arrow: &Arrow, slices: &[Slice]) -> io::Result<()> {
         let last = arrow.over.len() - 1;
         let mut at = 0;

@@ -2,8 +2,8 @@
 //!
 //! | arrow | from | over | to |
 //! | --- | --- | --- | --- |
-//! | `token` | the step whose return let the scheduler plan | the sampler, the scheduler | the launch of the step that was planned |
-//! | `payload` | the step that made it | packager, connector out, connector in | the feed of the next stage, or the client's edge |
+//! | `token` | the step whose return let the scheduler plan | the sampler, the scheduler | the launch of the planned step |
+//! | `payload` | the step that made it | packager, both connectors | the next stage's launch thread, or the client's edge |
 
 use super::layout::{About, Slice, to_client};
 use omni_core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};

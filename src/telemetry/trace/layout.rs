@@ -1,6 +1,6 @@
 //! A trace as slices in tracks. Slices of one track nest or follow each other, as viewers demand: where two clocks (a
-//! device's duration, a host's wake-up) make tenants overlap by microseconds, the later one begins where the earlier
-//! one ends, and keeps its measured length in its arguments.
+//! device's duration, a host's wake-up) make neighbouring slices overlap by microseconds, the later one begins where
+//! the earlier one ends, and keeps its measured length in its arguments.
 
 use super::record::{Chunk, Component, Ran, Record, Track, What};
 use omni_core::ids::{Generation, PayloadKind, StageName, StepId};
@@ -17,7 +17,7 @@ pub(super) struct Slice {
     pub began: u64,
     pub ended: u64,
     pub args: Map<String, Value>,
-    /// What arrows hold on to.
+    /// What arrows find it by.
     pub about: About,
 }
 
@@ -63,7 +63,7 @@ fn untangle(track: &mut [Slice]) {
             } else if slice.ended <= end {
                 break;
             } else {
-                // Neither inside nor behind: it waits for its turn.
+                // It overlaps: it begins where the open one ends.
                 slice.began = end;
                 open.pop();
             }
@@ -73,7 +73,7 @@ fn untangle(track: &mut [Slice]) {
     }
 }
 
-/// What a step was at, as slices inside its own: laid end to end in the order of a step, for only their lengths are known.
+/// The phases of a step as slices inside its own, laid end to end in their order: only their lengths are known.
 fn phases(slice: &Slice) -> Vec<Slice> {
     let (About::Ran(_), Some(Value::Object(phases))) = (slice.about, slice.args.get("phases_us")) else {
         return Vec::new();
@@ -209,7 +209,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_was_recorded_every_lane_is_tidy(times in prop::collection::vec((0u64..200, 0u64..60), 0..40)) {
+        fn whatever_was_recorded_every_track_is_tidy(times in prop::collection::vec((0u64..200, 0u64..60), 0..40)) {
             let records: Vec<_> =
                 times.iter().enumerate().map(|(i, (began, took))| read(i as u64, *began, began + took)).collect();
             let slices = slices(&records);

@@ -1,9 +1,9 @@
 //! What each stage of an engine did when: off until a session listens, and then bounded.
 //!
-//! A call site costs one relaxed atomic load while no session listens. While one does, each thread writes its records into
-//! a buffer of its own, whose lock only a session that collects records takes too; what does not fit is counted. Every
-//! engine has a [`Recorder`], and a [`Session`] listens to one recorder; a recorder may have several sessions. Records are
-//! plain data on the [clock of the host](super::clock), so a stage process sends its records to its parent:
+//! A call site costs one relaxed atomic load while no session listens. While one does, each thread writes its records
+//! into a buffer of its own, whose lock only a session that collects records takes too; what does not fit is counted.
+//! Every engine has a [`Recorder`], and a [`Session`] listens to one recorder; a recorder may have several sessions.
+//! Records are plain data on the [clock of the host](super::clock), so a stage process sends its records to its parent:
 //! [`Recorder::drain`] there, [`Recorder::absorb`] here.
 //!
 //! | file | what |
@@ -11,7 +11,7 @@
 //! | `record` | what is recorded |
 //! | `recorder` | buffers and sessions |
 //! | `steps` | a trace as exact numbers of each step |
-//! | `layout`, `flows`, `requests` | a trace as tracks of slices, the arrows between them, and a track for each request |
+//! | `layout`, `flows`, `requests` | a trace as tracks of slices, arrows, and a track for each request |
 //! | `chrome` | the file that a Perfetto viewer opens |
 
 mod chrome;

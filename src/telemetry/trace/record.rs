@@ -69,7 +69,7 @@ pub enum Component {
 }
 
 impl Component {
-    /// Every track, in the order of a picture: from input to output.
+    /// Every component, from input to output: the order of the tracks in a picture.
     pub const ALL: [Component; 10] = [
         Component::ConnectorIn,
         Component::Scheduler,
@@ -179,21 +179,21 @@ pub struct Chunk {
     pub seq: Seq,
     /// Its units.
     pub units: u32,
-    /// Its bytes; 0 where nobody counted.
+    /// Its bytes; 0 where they are not counted.
     pub bytes: u64,
     /// The last step that is in it, where known.
     pub step: Option<StepId>,
 }
 
 impl Chunk {
-    /// What it is known by on its edge, from the packager to the feed.
+    /// Its key on its edge, from the packager to the next stage's launch thread.
     pub fn piece(&self) -> (RequestId, PayloadKind, Seq) {
         (self.request, self.kind, self.seq)
     }
 }
 
-/// A step that ran. The record's time is that on the device, as far as the device tells: otherwise from its launch, or the
-/// end of the step before, until its end was known.
+/// A step that ran. The record's time is that on the device, as far as the device tells: otherwise from its launch, or
+/// the end of the step before, until its end was known.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Ran {
     /// Which.
@@ -202,7 +202,8 @@ pub struct Ran {
     pub sequences: Vec<SequenceShare>,
     /// Whether the device measured it.
     pub measured: bool,
-    /// How long the device had nothing to do before it, in nanoseconds; `None` if no sequence had been in the step before.
+    /// How long the device had nothing to do before it, in nanoseconds; `None` if no sequence had been in the step
+    /// before.
     pub bubble: Option<u64>,
     /// Nanoseconds of each phase, in the order of [`Phase::ALL`].
     pub phases: [u64; Phase::ALL.len()],

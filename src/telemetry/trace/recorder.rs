@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// The records that a recorder keeps at most, of all threads and processes together: some 100 MB, which is half a minute
-/// of a GPU that speaks with 16 voices at once.
+/// The records that a recorder keeps at most, of all threads and processes together: some 100 MB, which is half a
+/// minute of a GPU that speaks with 16 voices at once.
 pub const CAPACITY: usize = 1 << 20;
 
 /// A process that records for another one sends its records more often than this.
@@ -18,8 +18,8 @@ const FLUSH: Duration = Duration::from_millis(250);
 /// Records in one allocation: few enough that an allocation does not delay a launch thread.
 const BLOCK: usize = 256;
 
-/// Sessions of all recorders of this process. It only keeps [`super::now`] from reading the clock in vain: what is recorded
-/// is each recorder's own affair.
+/// Sessions of all recorders of this process. It only keeps [`super::now`] from reading the clock in vain: what is
+/// recorded is each recorder's own affair.
 static SESSIONS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
@@ -107,8 +107,8 @@ impl Recorder {
         self.0.switch.subscribe()
     }
 
-    /// Takes all records out, each thread's oldest first; sessions of this process get none of them. A stage process sends
-    /// them to its parent. The last record tells how many were lost since the call before.
+    /// Takes all records out, each thread's oldest first; sessions of this process get none of them. A stage process
+    /// sends them to its parent. The last record tells how many were lost since the call before.
     pub fn drain(&self) -> Vec<Record> {
         let mut state = self.lock();
         state.gather();

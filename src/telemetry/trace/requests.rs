@@ -1,4 +1,4 @@
-//! A track for each request: what it waited for, from its acceptance to its end.
+//! A track for each request: what the request waited for, from its acceptance to its end.
 
 use super::record::{Record, Track, What};
 use crate::{Outcome, RequestKind};
@@ -14,12 +14,12 @@ pub(super) struct Life {
     input: Option<u64>,
     /// The first step with it was launched.
     launched: Option<u64>,
-    /// The first step that gave something was known.
+    /// The end of the first step that gave output.
     gave: Option<u64>,
     /// Pieces that went to the client: when, and the length of their sound.
     pub pieces: Vec<(u64, Option<u64>)>,
     pub ended: Option<(u64, Outcome)>,
-    /// When it was last heard of.
+    /// The end of its last record.
     seen: u64,
 }
 
@@ -77,14 +77,14 @@ impl Life {
         }
     }
 
-    /// Since when it is known.
+    /// Its first record.
     pub fn began(&self) -> u64 {
         let first = self.pieces.first().map(|(at, _)| *at);
         let known = [self.accepted, self.input, self.launched, self.gave, first];
         known.into_iter().flatten().min().unwrap_or(self.seen)
     }
 
-    /// Until when.
+    /// Its end, or its last record.
     pub fn until(&self) -> u64 {
         self.ended.map_or(self.seen, |(at, _)| at).max(self.began())
     }

@@ -26,7 +26,7 @@ pub struct StepTimes {
     pub ahead: Option<u32>,
     /// When it began and ended on the device, as far as the host knows.
     pub ran: Option<(u64, u64)>,
-    /// How long the device had nothing to do before it; `None` where nobody had been waiting.
+    /// How long the device had nothing to do before it; `None` where no sequence had been waiting.
     pub bubble: Option<u64>,
     /// When the scheduler had taken up its outcome.
     pub seen: Option<u64>,
@@ -101,8 +101,8 @@ pub struct Summary {
     pub bubble: Option<(Duration, Duration)>,
     /// Steps out at a launch, unseen by the scheduler; the mean.
     pub ahead: Option<f64>,
-    /// Share of launches that returned before the outcome of the step before was known, among those that followed a step
-    /// within the trace.
+    /// Share of launches that returned before the outcome of the step before was known, among those that followed a
+    /// step within the trace.
     pub early: Option<f64>,
 }
 
@@ -121,7 +121,7 @@ impl Summary {
             let before = number.0.checked_sub(1).and_then(|before| steps.get(&(stage, *generation, StepId(before))));
             let Some((_, known)) = before.and_then(|before| before.ran) else { continue };
             early.extend(step.launched.map(|(_, returned)| f64::from(u8::from(returned <= known))));
-            // A pause in which nobody wanted anything is no cadence.
+            // A pause without any sequence is no cadence.
             if let (Some((_, ended)), Some(_)) = (step.ran, step.bubble) {
                 cadence.push(ended.saturating_sub(known));
             }
@@ -220,7 +220,7 @@ mod tests {
             // Launched after the step before was known.
             launched(2, 25, 26),
             ran(2, 26, 36, Some(6)),
-            // Nobody had been waiting.
+            // No sequence had been waiting.
             launched(3, 1000, 1001),
             ran(3, 1001, 1011, None),
         ];
