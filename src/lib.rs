@@ -4,7 +4,7 @@
 //! Sampled tokens go straight back to the scheduler; everything that the next step does not need happens elsewhere.
 //!
 //! Every folder in `src/` is a crate of one workspace, and this package names them all. A crate depends only on those
-//! below it in this list; `tests/architecture.rs` holds the drawing in `docs/architecture.md` to that.
+//! below it in this list; `tests/house/architecture.rs` holds the drawing in `docs/architecture.md` to that.
 //!
 //! | crate | what |
 //! | --- | --- |

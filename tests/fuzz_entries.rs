@@ -1,8 +1,9 @@
-//! Everything that comes in from outside, damaged: bodies and messages of clients, frames of an edge, configs, fault plans
-//! and the files of a checkpoint. Whatever it is, it is taken or refused with words; nothing panics, nothing is left behind.
+//! Everything that comes in from outside, damaged: bodies and messages of clients, frames of an edge, configs, fault
+//! plans and the files of a checkpoint. The program takes it or refuses it with words; it never panics and keeps
+//! nothing of it. The tests measure the memory of their own process, so they have an executable to themselves.
 //!
-//! A few seconds in all; `OMNI_FUZZ_SECONDS=3600 cargo test --test fuzz_entries -- --nocapture` goes on for an hour, and
-//! `OMNI_FUZZ_SEED` begins elsewhere. A failure names the seed that shows it at once.
+//! A few seconds in all; `OMNI_FUZZ_SECONDS=3600 cargo test --test fuzz_entries -- --nocapture` goes on for an hour,
+//! and `OMNI_FUZZ_SEED` begins elsewhere. A failure names the seed that shows it at once.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -35,7 +36,7 @@ impl Dice {
         ((z ^ (z >> 31)) % below.max(1) as u64) as usize
     }
 
-    /// What somebody meant well, damaged in one to four places.
+    /// Valid input, damaged in one to four places.
     fn damaged(&mut self, good: &[u8]) -> Vec<u8> {
         const WORDS: [&[u8]; 16] = [
             b"-1",

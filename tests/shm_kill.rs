@@ -1,5 +1,6 @@
-//! A process that uses a ring may be killed at any moment: the one that survives notices, is not stuck, and nothing is left
-//! behind, neither a segment nor a file nor a descriptor.
+//! A process that uses a ring may be killed at any moment: the one that survives notices and is not stuck, and neither
+//! a segment nor a file nor a descriptor is left. The test counts the descriptors of its own process, so it has an
+//! executable to itself.
 //!
 //! `OMNI_KILLS=10000 cargo test --test shm_kill -- --nocapture` kills that many; without the variable it is 300.
 #![allow(clippy::unwrap_used)]
@@ -33,7 +34,7 @@ fn frame(n: u64) -> Vec<u8> {
     data
 }
 
-/// The peer's part: pushes or pops as fast as it can, until somebody kills it.
+/// The peer's part: pushes or pops as fast as it can, until the test kills it.
 #[test]
 fn a_peer_works_until_it_is_killed() {
     let Ok(handle) = std::env::var(PEER) else { return };
@@ -153,7 +154,7 @@ fn kill(mut command: Command, chance: u64, working: flume::Receiver<()>) -> Join
 }
 
 #[test]
-fn whoever_is_killed_leaves_nothing_and_nobody_is_stuck() {
+fn a_killed_peer_leaves_nothing_behind_and_the_survivor_is_not_stuck() {
     if std::env::var_os(PEER).is_some() {
         return;
     }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Speaks half a second for everybody, but refuses every third request.
+/// Answers each request with half a second of speech, but refuses every third one.
 struct HalfSecond {
     info: ModelInfo,
     asked: AtomicUsize,

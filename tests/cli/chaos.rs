@@ -39,7 +39,7 @@ fn rule(stage: &str, point: &str, kind: &str, more: &str) -> String {
 }
 
 #[test]
-fn slow_actors_are_heard_by_nobody() {
+fn slow_actors_change_no_stream() {
     let plan =
         ["thinker", "talker", "vocoder"].map(|stage| rule(stage, "sampler", "delay", "delay = \"5ms\"\ntimes = 20"));
     let (done, report, _) = chaos(&plan.concat(), &[]);
@@ -51,7 +51,7 @@ fn slow_actors_are_heard_by_nobody() {
 }
 
 #[test]
-fn frames_that_are_lost_or_damaged_on_an_edge_are_heard_by_nobody() {
+fn frames_that_are_lost_or_damaged_on_an_edge_change_no_stream() {
     let plan: String = ["drop", "corrupt", "duplicate", "reorder"]
         .iter()
         .enumerate()
@@ -92,7 +92,7 @@ fn the_one_fault_of_many_that_is_to_blame_is_found_and_can_be_run_again() {
 }
 
 #[test]
-fn actors_that_die_are_heard_by_nobody() {
+fn actors_that_die_change_no_stream() {
     let mut plan = String::new();
     let deaths =
         [("runner", "panic"), ("open", "oom"), ("sampler", "error"), ("packager", "panic"), ("connector", "error")];

@@ -212,7 +212,7 @@ fn listening_for_strangers_needs_keys_or_leave() {
 }
 
 #[test]
-fn what_nobody_said_depends_on_the_device() {
+fn unset_keys_depend_on_the_device() {
     let config = parse("[device]\nkind = \"cuda\"\nkv_memory = \"8GiB\"\n[stages.thinker]\nmax_batch = 5").unwrap();
     assert_eq!(config.device.kind, Some(DeviceKind::Cuda));
     assert_eq!(config.device.kv_memory, Some(8 << 30));

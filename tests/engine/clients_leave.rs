@@ -1,4 +1,4 @@
-//! Clients that leave, that stop reading, that are too many: none of them costs anybody else anything.
+//! Clients that leave, that stop reading, or that are too many do not disturb other clients.
 
 use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say, tiny};
 use omni_actors::engine::{Engine, Event, Output, RequestError, ResponseStream, Service, SubmitError, TextSource};
@@ -126,7 +126,7 @@ async fn a_request_that_lives_longer_than_it_said_has_timed_out_and_did_not_leav
     let engine = engine(&tiny(), |_| {}).await;
     let session = Session::begin(&engine.recorder());
     let life = Duration::from_millis(100);
-    // Alone, and as a text of pieces, which others put together.
+    // As a whole text, and as one that arrives in pieces.
     let (whole, mut pieces) = (frames(60_000, 1), frames(60_000, 1));
     let (send, text) = flume::unbounded();
     send.send("one two three".to_owned()).unwrap();

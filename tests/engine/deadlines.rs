@@ -1,5 +1,5 @@
-//! Scheduling for playback: what the policies of a stage and the arbiter of a device do for listeners, on a device that takes
-//! as long as a model of its costs says. What gained nothing there is not in the code.
+//! Scheduling for playback: what the policies of a stage and the arbiter of a device do for listeners, on a device that
+//! takes as long as a model of its costs says. A policy that gained nothing there is not in the code.
 
 use crate::support::listeners::{Arrivals, FaultContext, Report};
 use std::time::Duration;
@@ -47,15 +47,15 @@ fn the_same_seed_is_the_same_history() {
 }
 
 #[test]
-fn in_a_rush_everybody_is_heard_in_turn_and_nobody_who_was_heard_runs_dry() {
+fn in_a_rush_requests_start_in_turn_and_no_started_stream_runs_dry() {
     let report = open(300.0).run();
     smooth(&report);
     assert!(report.percentile(0.5) > 1000.0, "this is more than the device can do: {report}");
-    assert!(report.overtaken < 100.0, "somebody was overtaken by one who came {} ms later", report.overtaken);
+    assert!(report.overtaken < 100.0, "a request was overtaken by one that came {} ms later", report.overtaken);
 }
 
 #[test]
-fn the_arbiter_brings_first_sounds_sooner_and_costs_nobody_his_sound() {
+fn the_arbiter_brings_first_sounds_sooner_and_no_stream_runs_dry() {
     for (name, context) in [("40 a second", open(40.0)), ("32 at a time", closed(32)), ("64 at a time", closed(64))] {
         let with = context.clone().run();
         let without = FaultContext { arbiter: false, ..context }.run();

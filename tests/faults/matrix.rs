@@ -1,8 +1,9 @@
-//! Whatever dies at whatever moment: every actor, every moment of a request, every kind of fault, with stages in threads and in
-//! processes. Each stream is the undisturbed one, sample for sample, and nothing of it is left behind.
+//! Every kind of fault in every actor at every moment of a request, with stages in threads and in processes. Each
+//! stream is the undisturbed one, sample for sample, and the engine keeps nothing of it.
 //!
-//! `cargo test --test matrix` runs a sample. `OMNI_MATRIX=all` runs every case, `OMNI_MATRIX=200` so many of each placement, and
-//! `OMNI_MATRIX='talker runner'` those with that in their name. `OMNI_MATRIX_SEED` draws another sample.
+//! `cargo test --test faults matrix` runs a sample. `OMNI_MATRIX=all` runs every case, `OMNI_MATRIX=200` so many of
+//! each placement, and `OMNI_MATRIX='talker runner'` those with that in their name. `OMNI_MATRIX_SEED` draws another
+//! sample.
 
 use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, idle, tiny};
 use omni_actors::config::{Config, Placement, TransportKind};
@@ -24,7 +25,7 @@ const SAMPLE: [(Placement, usize); 2] = [(Placement::Thread, 48), (Placement::Pr
 enum FaultEvent {
     BeforePrefill,
     MidPrefill,
-    /// A step was launched and nobody has seen its tokens.
+    /// A step was launched and the sampler has not read its tokens.
     AfterLaunch,
     /// The tokens are known and what was made of them has not left the stage.
     AfterTokens,
@@ -71,7 +72,7 @@ impl Case {
     /// The fault itself, and what brings its moment about.
     fn rules(&self) -> Vec<FaultRule> {
         let rule = FaultRule::new(self.stage, self.point, self.kind);
-        // Somebody else of the same stage holds the moment open.
+        // A fault of another actor of the same stage holds the moment open.
         let held = |by: FaultPoint| {
             let elsewhere = self.stage.filter(|_| by != self.point);
             elsewhere.map(|stage| FaultRule::new(stage, by, PAUSE).phase(Phase::Stream).times(3))

@@ -1,4 +1,4 @@
-//! Fault plans on a running pipeline: every kind strikes where and when its rule says, and no stream is the worse for it.
+//! Fault plans on a running pipeline: every kind of fault happens where and when its rule says, and no stream changes.
 
 use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, tiny};
 use omni_actors::config::{self, Config, Placement, TransportKind};
@@ -78,7 +78,7 @@ async fn whatever_a_stage_meets_at_whatever_point_every_stream_is_as_it_would_ha
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_hangs_is_noticed_and_replaced() {
+async fn an_actor_that_hangs_is_noticed_and_replaced() {
     let engine = drill(|config| config.supervision.watchdog = Duration::from_millis(300)).await;
     let undisturbed = heard(&engine, "undisturbed").await;
     for (stage, point) in IN_A_STAGE.into_iter().enumerate().map(|(at, point)| (StageName::ALL[at % 3], point)) {
@@ -134,7 +134,7 @@ async fn a_rule_of_a_request_counts_from_when_it_was_made() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_strikes_while_the_engine_drains_strikes_nobody_before() {
+async fn a_rule_for_draining_waits_until_the_engine_drains() {
     let slow = FaultKind::Delay(Duration::from_millis(5));
     let rule = FaultRule::new(Vocoder, FaultPoint::Packager, slow).phase(Phase::Drain).times(u64::MAX);
     let engine = drill(|config| config.faults = vec![rule]).await;
@@ -163,7 +163,7 @@ async fn an_edge_that_is_cut_is_made_anew() {
             survives(&engine, rule, &undisturbed).await;
         }
         let restarts: Vec<_> = engine.health().stages.iter().map(|stage| stage.restarts).collect();
-        assert_eq!(restarts, [0, 1, 3], "who reads goes down, and nobody else");
+        assert_eq!(restarts, [0, 1, 3], "the stage that reads it goes down, and no other");
         idle(&engine).await;
     }
 }

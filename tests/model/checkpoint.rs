@@ -202,7 +202,7 @@ fn every_missing_extra_and_misshaped_tensor_is_listed() {
 }
 
 #[test]
-fn a_family_that_nobody_knows_is_refused() {
+fn an_unknown_family_is_refused() {
     let (_dir, path) = copy();
     edit_header(&path.join("model.safetensors"), |header| {
         let norm = header.remove("talker.model.norm.weight").unwrap();

@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn speech_behind_frames_that_nobody_hears_has_the_bits_of_both_decoded_together(
+    fn speech_behind_muted_frames_has_the_bits_of_both_decoded_together(
         heard in 0usize..3, absorbed in 1usize..40, size in 1usize..40,
     ) {
         for net in [&*TINY, &*TTS] {
@@ -214,7 +214,7 @@ fn audio(emit: Option<&StageData>) -> &[f32] {
 }
 
 #[test]
-fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
+fn sequences_of_a_stage_speak_side_by_side_and_end_with_their_input() {
     let (mut stage, groups) = (stage(), TINY.config().num_quantizers);
     let long = some_codes(&TINY, 9);
     let short = long[..4 * groups].iter().rev().copied().collect::<Vec<_>>();
@@ -242,7 +242,7 @@ fn rows_of_a_stage_speak_side_by_side_and_end_with_their_input() {
 }
 
 #[test]
-fn a_row_may_learn_of_its_end_after_its_last_frame_or_without_any() {
+fn a_sequence_may_learn_of_its_end_after_its_last_frame_or_without_any() {
     let mut stage = stage();
     let slot = Slot(1);
     for frames in [0, 2] {
@@ -261,20 +261,20 @@ fn a_row_may_learn_of_its_end_after_its_last_frame_or_without_any() {
 }
 
 #[test]
-fn a_bad_row_fails_alone() {
+fn a_bad_sequence_fails_alone() {
     let mut stage = stage();
     let (good, bad) = (Slot(0), Slot(1));
     for slot in [good, bad] {
         stage.open(slot, SequenceSpec::Vocoder(VocoderSpec::default())).unwrap();
         stage.push_input(slot, Some(StageData::Codes(some_codes(&TINY, 1))), false).unwrap();
     }
-    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
+    let refused = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
     let size = TINY.config().codebook_size as u32;
-    assert!(row(stage.open(good, SequenceSpec::Vocoder(VocoderSpec::default()))));
-    assert!(row(stage.push_input(bad, Some(StageData::Codes(vec![size; TINY.config().num_quantizers])), false)));
-    assert!(row(stage.push_input(bad, Some(StageData::Codes(vec![0])), false)));
-    assert!(row(stage.push_input(bad, Some(StageData::Tokens(vec![0])), false)));
-    assert!(row(stage.push_input(Slot(9), None, true)));
+    assert!(refused(stage.open(good, SequenceSpec::Vocoder(VocoderSpec::default()))));
+    assert!(refused(stage.push_input(bad, Some(StageData::Codes(vec![size; TINY.config().num_quantizers])), false)));
+    assert!(refused(stage.push_input(bad, Some(StageData::Codes(vec![0])), false)));
+    assert!(refused(stage.push_input(bad, Some(StageData::Tokens(vec![0])), false)));
+    assert!(refused(stage.push_input(Slot(9), None, true)));
     let work = [
         SequenceWork { slot: bad, advance: 2 },
         SequenceWork { slot: good, advance: 1 },
@@ -287,7 +287,7 @@ fn a_bad_row_fails_alone() {
 }
 
 #[test]
-fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
+fn a_sequence_with_a_context_is_heard_from_where_its_reference_ends() {
     let (mut stage, groups) = (VocoderFactory::new(TTS.clone()).build().unwrap(), TTS.config().num_quantizers);
     let codes = some_codes(&TTS, 30);
     let (context, own) = codes.split_at(25 * groups);
@@ -295,7 +295,7 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
     let (a, b, c) = (Slot(0), Slot(1), Slot(2));
     let nothing = || (Vec::new(), None);
     let (wave, end) = (want.to_vec(), Some(FinishReason::Stop));
-    // Two rows take in the same reference side by side, the second one having come later.
+    // Two sequences take in the same reference side by side; the second one comes later.
     for (slot, context) in [(a, context), (b, context)] {
         stage.open(slot, behind(context)).unwrap();
         stage.push_input(slot, Some(StageData::Codes(own.to_vec())), true).unwrap();
@@ -319,11 +319,11 @@ fn a_row_with_a_context_is_heard_from_where_its_reference_ends() {
 }
 
 #[test]
-fn a_context_that_is_no_frames_or_not_waited_for_fails_its_row_alone() {
+fn a_context_that_is_no_frames_or_not_waited_for_fails_its_sequence_alone() {
     let mut stage = VocoderFactory::new(TTS.clone()).build().unwrap();
-    let row = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
-    assert!(row(stage.open(Slot(0), behind(&[0; 7]))));
-    assert!(row(stage.open(Slot(0), behind(&[128; 8]))));
+    let refused = |result: Result<(), ModelError>| matches!(result, Err(ModelError::Sequence(_)));
+    assert!(refused(stage.open(Slot(0), behind(&[0; 7]))));
+    assert!(refused(stage.open(Slot(0), behind(&[128; 8]))));
     assert_eq!(stage.live_sequences(), 0);
     stage.open(Slot(0), behind(&some_codes(&TTS, 3))).unwrap();
     stage.push_input(Slot(0), Some(StageData::Codes(some_codes(&TTS, 2))), true).unwrap();

@@ -32,9 +32,10 @@ fn cloned(frames: usize) -> Speaker<'static> {
 
 /// Codec ids of the opening: what stands before the speaker.
 fn opening(prompt: &TtsPrompt) -> Vec<u32> {
-    let rows = (0..).map_while(|at| prompt.prompt.embedding(at)).filter_map(|row: PromptEmbedding| row.codec);
+    let embeddings =
+        (0..).map_while(|at| prompt.prompt.embedding(at)).filter_map(|embedding: PromptEmbedding| embedding.codec);
     let id = |side| if let CodecSide::Token(id) = side { Some(id) } else { None };
-    rows.map_while(id).collect()
+    embeddings.map_while(id).collect()
 }
 
 #[test]

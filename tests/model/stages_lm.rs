@@ -128,11 +128,11 @@ const VOICES: [&str; 8] = [
     "voice_alto_3",
 ];
 
-fn rows(output: &SequenceOutput) -> Vec<Tensor> {
+fn embeddings(output: &SequenceOutput) -> Vec<Tensor> {
     match &output.emit {
-        Some(StageData::Embeddings(rows)) => vec![rows.tensor().unwrap()],
+        Some(StageData::Embeddings(emitted)) => vec![emitted.tensor().unwrap()],
         None => vec![],
-        other => panic!("expected rows, got {other:?}"),
+        other => panic!("expected embeddings, got {other:?}"),
     }
 }
 
@@ -140,7 +140,7 @@ fn bits(t: &Tensor) -> Vec<u32> {
     t.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// Answers and emitted rows, with the prompt in pieces of `chunk`.
+/// Answers and emitted embeddings, with the prompt in pieces of `chunk`.
 fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishReason>) {
     let mut stage = golden.nets.thinker();
     stage.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
@@ -149,7 +149,7 @@ fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishRe
         let advance = if left > 0 { chunk.min(left) } else { 1 };
         left -= advance.min(left);
         let output = step(&mut *stage, 0, advance);
-        emitted.extend(rows(&output));
+        emitted.extend(embeddings(&output));
         answer.extend(output.sampled);
         if output.finish.is_some() {
             return (answer, emitted, output.finish);
@@ -157,7 +157,7 @@ fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishRe
     }
 }
 
-/// A talker sequence that is fed all its rows at once; codes and why it ended.
+/// A talker sequence that gets all its embeddings at once; its codes and why it ended.
 fn speak(
     stage: &mut dyn StageModel,
     slot: u32,
@@ -172,12 +172,12 @@ fn speak(
 fn every_golden_request_gives_its_tokens_and_codes_whatever_the_pieces_of_the_prompt() {
     for name in VOICES.into_iter().chain(["text_ethan", "text_ethan_thinker_eos"]) {
         let golden = Golden::read(name);
-        let mut whole_rows = None;
+        let mut whole_embeddings = None;
         for chunk in [1000, 1, 3, 7] {
             let (answer, text, _) = think(&golden, chunk);
             assert_eq!(answer, golden.answer(), "{name}, prompt in pieces of {chunk}");
             let text_bits = bits(&Tensor::cat(&text, 0).unwrap());
-            assert_eq!(*whole_rows.get_or_insert(text_bits.clone()), text_bits);
+            assert_eq!(*whole_embeddings.get_or_insert(text_bits.clone()), text_bits);
             let (codes, _) = speak(&mut *golden.nets.talker(), 0, &golden.talker, &text, chunk);
             assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
         }
@@ -210,7 +210,8 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
     let mut fed = vec![0; golden.len()];
     let (mut thinking, mut speaking) = (vec![true; golden.len()], vec![true; golden.len()]);
     for round in 0.. {
-        // Row i joins at round 2 i; prompts go in pieces of different sizes beside the decode steps of other rows.
+        // Sequence i joins at round 2 i; prompts go in pieces of different sizes beside the decode steps of other
+        // sequences.
         if let Some(g) = golden.get(round / 2).filter(|_| round % 2 == 0) {
             thinker.open(Slot(round as u32 / 2), SequenceSpec::Thinker(g.thinker.clone())).unwrap();
             talker.open(Slot(round as u32 / 2), SequenceSpec::Talker(g.talker.clone())).unwrap();
@@ -225,9 +226,9 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone() {
         for (work, output) in work.iter().zip(thinker.step(&work).unwrap()) {
             let (i, output) = (work.slot.0 as usize, output.unwrap());
             answers[i].extend(output.sampled);
-            for rows in rows(&output) {
-                fed[i] += rows.dims()[0] as u32;
-                talker.push_input(work.slot, Some(StageData::Embeddings(rows.into())), false).unwrap();
+            for embeddings in embeddings(&output) {
+                fed[i] += embeddings.dims()[0] as u32;
+                talker.push_input(work.slot, Some(StageData::Embeddings(embeddings.into())), false).unwrap();
             }
             if output.finish.is_some() {
                 thinking[i] = false;
@@ -303,7 +304,7 @@ fn hidden_states_have_the_same_bits_alone_in_a_batch_and_in_pieces() {
 }
 
 #[test]
-fn a_seed_gives_the_same_speech_beside_other_rows() {
+fn a_seed_gives_the_same_speech_beside_other_sequences() {
     let golden = Golden::read("voice_heart_1");
     let (_, text, _) = think(&golden, 1000);
     let defaults = VOICE.checkpoint.generation();
@@ -370,16 +371,16 @@ fn a_sequence_that_follows_text_emits_what_a_sampled_sequence_emits() {
     for advance in [5, prompt - 5] {
         let output = step(&mut *stage, 0, advance);
         assert_eq!((output.sampled, output.finish), (None, None));
-        emitted.extend(rows(&output));
+        emitted.extend(embeddings(&output));
     }
     stage.push_input(Slot(0), Some(StageData::Tokens(words[..3].to_vec())), false).unwrap();
     let output = step(&mut *stage, 0, 3);
     assert_eq!((output.sampled, output.finish), (Some(words[2]), None));
-    emitted.extend(rows(&output));
+    emitted.extend(embeddings(&output));
     stage.push_input(Slot(0), Some(StageData::Tokens(words[3..].to_vec())), true).unwrap();
     let output = step(&mut *stage, 0, words.len() as u32 - 3);
     assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(FinishReason::Stop)));
-    emitted.extend(rows(&output));
+    emitted.extend(embeddings(&output));
     assert_eq!(bits(&Tensor::cat(&emitted, 0).unwrap()), bits(&Tensor::cat(&sampled, 0).unwrap()));
     assert!(step(&mut *stage, 0, 1).stale);
 }
@@ -401,7 +402,7 @@ fn the_end_of_followed_text_may_come_late() {
 }
 
 #[test]
-fn a_text_only_row_emits_nothing() {
+fn a_text_only_sequence_emits_nothing() {
     let golden = Golden::read("voice_heart_0");
     let mut stage = VOICE.thinker();
     stage.open(Slot(0), SequenceSpec::Thinker(ThinkerSpec { emit: None, ..golden.thinker.clone() })).unwrap();
@@ -483,7 +484,7 @@ fn an_empty_answer_has_nothing_to_speak() {
 }
 
 #[test]
-fn a_full_context_fails_its_row_and_no_other() {
+fn a_full_context_fails_its_sequence_and_no_other() {
     let short = json!({
         "thinker_config.text_config.max_position_embeddings": 40,
         "talker_config.text_config.max_position_embeddings": 30,
@@ -526,7 +527,7 @@ fn a_full_context_fails_its_row_and_no_other() {
 }
 
 #[test]
-fn input_that_does_not_fit_is_refused_and_harms_nobody() {
+fn input_that_does_not_fit_is_refused_and_harms_no_other_sequence() {
     let golden = Golden::read("text_ethan");
     let (mut thinker, mut talker) = (TINY.thinker(), TINY.talker());
     let refused = |result: Result<(), ModelError>| assert!(matches!(result, Err(ModelError::Sequence(_))));

@@ -1,5 +1,5 @@
-//! The talker of Qwen3-TTS through the stage trait: golden codes, whatever the batch, the split of the prompt and the way
-//! the text arrives.
+//! The talker of Qwen3-TTS through the stage trait: golden codes, whatever the batch, the split of the prompt and the
+//! way the text arrives.
 
 use crate::support::sequences::{speak, step, step_sequence};
 use candle_core::{DType, Device, Tensor};
@@ -180,26 +180,27 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothin
         let golden: Vec<Golden> = names.iter().map(|name| Golden::read(name)).collect();
         let nets = golden[0].nets();
         let prompts: Vec<_> = golden.iter().map(|g| nets.prompter.prompt(&g.request()).unwrap()).collect();
-        let rows: Vec<_> = golden.iter().zip(&prompts).map(|(g, p)| g.sequence(p.prompt.clone())).collect();
-        let mut left: Vec<u32> = rows.iter().map(TalkerSpec::prefill_positions).collect();
-        let (mut codes, mut over) = (vec![vec![]; rows.len()], vec![0; rows.len()]);
+        let sequences: Vec<_> = golden.iter().zip(&prompts).map(|(g, p)| g.sequence(p.prompt.clone())).collect();
+        let mut left: Vec<u32> = sequences.iter().map(TalkerSpec::prefill_positions).collect();
+        let (mut codes, mut over) = (vec![vec![]; sequences.len()], vec![0; sequences.len()]);
         let mut stage = nets.stage();
         for round in 0.. {
             assert!(round < 200);
-            // Row i joins at round 3 i; prompts go in pieces of different sizes beside the decode steps of other rows.
-            if let Some(sequence) = rows.get(round / 3).filter(|_| round % 3 == 0) {
+            // Sequence i joins at round 3 i; prompts go in pieces of different sizes beside the decode steps of other
+            // sequences.
+            if let Some(sequence) = sequences.get(round / 3).filter(|_| round % 3 == 0) {
                 let slot = Slot(round as u32 / 3);
                 stage.open(slot, SequenceSpec::Talker(sequence.clone())).unwrap();
                 stage.push_input(slot, Some(StageData::Tokens(prompts[round / 3].tokens.clone())), true).unwrap();
             }
-            // A step is asked for before anybody has seen that the one before it ended the sequence: two come late.
+            // A step is asked for before the host has seen that the one before it ended the sequence: two come late.
             let mut work = vec![];
-            for i in (0..rows.len().min(round / 3 + 1)).filter(|i| over[*i] < 3) {
+            for i in (0..sequences.len().min(round / 3 + 1)).filter(|i| over[*i] < 3) {
                 let advance = if left[i] > 0 { (i as u32 + 2).min(left[i]) } else { 1 };
                 left[i] -= advance.min(left[i]);
                 work.push(SequenceWork { slot: Slot(i as u32), advance });
             }
-            if work.is_empty() && round / 3 >= rows.len() {
+            if work.is_empty() && round / 3 >= sequences.len() {
                 break;
             }
             for (work, output) in work.iter().zip(stage.step(&work).unwrap()) {
@@ -218,7 +219,7 @@ fn sequences_of_a_mixed_batch_give_what_they_give_alone_and_late_steps_do_nothin
 }
 
 #[test]
-fn a_seed_gives_the_same_speech_beside_other_rows_and_voices() {
+fn a_seed_gives_the_same_speech_beside_other_sequences_and_voices() {
     let golden: Vec<Golden> = BASE.iter().map(|name| Golden::read(name)).collect();
     let nets = golden[0].nets();
     let defaults = nets.checkpoint.generation();
@@ -268,7 +269,7 @@ fn the_end_is_not_sampled_before_the_least_number_of_tokens() {
 }
 
 #[test]
-fn voices_and_input_that_do_not_fit_are_refused_and_harm_nobody() {
+fn voices_and_input_that_do_not_fit_are_refused_and_harm_no_other_sequence() {
     let golden = Golden::read("base_icl_streaming_english");
     let nets = golden.nets();
     let prompt = nets.prompter.prompt(&golden.request()).unwrap();

@@ -16,7 +16,7 @@ use omni_actors::model::{Checkpoint, LoadError, ModelError};
 use omni_actors::tools::verify::StageSource;
 use std::sync::Arc;
 
-/// The CPU's stages, said to compute in an element type, with `change` between them and whoever drives them.
+/// The CPU's stages, said to compute in an element type, with `change` applied to what they give.
 struct OnCpu {
     precision: Precision,
     change: fn(&mut SequenceOutput),

@@ -1,6 +1,6 @@
-//! SIGTERM and SIGKILL of a server under load: streams that were under way after the first are finished, and after either
-//! nothing is left: no process, no socket, no segment, no temporary file. `OMNI_SIGNALS=100 cargo test --test signals` does
-//! so a hundred times each.
+//! SIGTERM and SIGKILL of a server under load: streams that were under way after the first are finished, and after
+//! either nothing is left: no process, no socket, no segment, no temporary file. `OMNI_SIGNALS=100 cargo test --test
+//! processes signals` does so a hundred times each.
 
 use crate::support::http::{Ask, Reply};
 use crate::support::omni::{Omni, Serving};
@@ -76,7 +76,7 @@ impl Site {
             std::thread::yield_now();
         }
         let address = self.serving.url.strip_prefix("http://").unwrap();
-        assert!(TcpStream::connect(address).is_err(), "{placement}: somebody still listens on {address}");
+        assert!(TcpStream::connect(address).is_err(), "{placement}: a process still listens on {address}");
         let files: Vec<_> = std::fs::read_dir(&self.folder).unwrap().map(|file| file.unwrap().path()).collect();
         assert!(files.is_empty(), "{placement}: {files:?} are left");
         let segments: Vec<_> =

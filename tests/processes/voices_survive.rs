@@ -131,7 +131,7 @@ fn check(url: &str, folder: &Path, fates: &mut BTreeMap<u32, Fate>) {
     }
     let kept = fates.iter().filter(|(_, fate)| **fate == Fate::Kept).map(|(number, _)| *number);
     let kept: Vec<u32> = kept.collect();
-    assert_eq!(kept.len(), listed.len(), "voices that nobody uploaded: {listed:?}");
+    assert_eq!(kept.len(), listed.len(), "voices that no client uploaded: {listed:?}");
     for number in kept {
         assert_eq!(says_by_name(url, number), says_with_its_recording(url, number), "voice {number} speaks otherwise");
     }

@@ -198,7 +198,7 @@ async fn cancel_and_disconnect_free_everything() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stage_that_dies_is_heard_by_nobody_and_told_in_health() {
+async fn a_stage_that_dies_changes_no_stream_and_shows_in_health() {
     let rule = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Panic).nth(5);
     let site = Site::new(|config| {
         config.faults = vec![rule];

@@ -1,4 +1,5 @@
-//! API keys as operators and clients meet them: who gets in, whose share it is, and that no key is ever told to anybody.
+//! API keys as operators and clients meet them: which requests get in, whose share they take, and that no key ever
+//! shows in an answer, a metric or a log.
 
 use crate::support::http::{Ask, Reply};
 use crate::support::omni::{Omni, Serving, omni};

@@ -1,5 +1,6 @@
-//! More requests than there is room for: each is answered in full or told at once when to come again, and nothing hangs.
-//! The full one, which also holds the server to its deadlines: `omni-actors bench --overload 4 --requests 1000`.
+//! More requests than there is room for: each is answered in full or told at once when to come again, and nothing
+//! hangs. The whole test, which also holds the server to its deadlines: `omni-actors bench --overload 4 --requests
+//! 1000`.
 
 use crate::support::http::Ask;
 use crate::support::omni::Omni;
@@ -33,7 +34,7 @@ fn at_four_times_the_load_every_request_is_answered_or_told_to_come_later() {
 }
 
 #[test]
-fn whoever_is_refused_is_told_when_to_come_and_those_without_a_deadline_fill_the_machine() {
+fn a_refused_client_is_told_when_to_come_again_and_requests_without_a_deadline_fill_the_machine() {
     let serving = Omni::new()
         .args([
             "run",

@@ -21,7 +21,8 @@ pub const GREEDY: SamplingOverrides = SamplingOverrides {
     presence_penalty: None,
 };
 
-/// For whatever has to happen at last. Far beyond what it takes: who waits longer hangs, on the slowest machine too.
+/// For what has to happen at last. Far beyond what it takes: a test that waits longer hangs, on the slowest machine
+/// too.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// For limits on time that a test is not about.
 const AN_HOUR: Duration = Duration::from_secs(3600);
@@ -51,9 +52,9 @@ pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -
         _ => DeviceKind::Cpu,
     });
     config.device.dtype = Some(Precision::F32);
-    // However slow the machine is, nobody is let go.
+    // However slow the machine is, no request times out.
     (config.limits.request_timeout, config.limits.stalled_client_timeout) = (AN_HOUR, AN_HOUR);
-    // Stages in processes, for whoever runs a test so, or asks for it.
+    // Stages run in processes where the environment or a test says so.
     process::set_binary(env!("CARGO_BIN_EXE_omni-actors"));
     if std::env::var("OMNI_TEST_PLACEMENT").as_deref() == Ok("process") {
         config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);

@@ -60,7 +60,7 @@ impl Ask {
         Reply::read(&self.bytes(url)?)
     }
 
-    /// All that comes back; `None` if nobody listens.
+    /// All that comes back; `None` if no server listens.
     pub fn bytes(&self, url: &str) -> Option<Vec<u8>> {
         let host = url.strip_prefix("http://").unwrap();
         let mut socket = TcpStream::connect(host).ok()?;

@@ -1,5 +1,6 @@
-//! A device and its listeners in simulated time: the real schedulers of a talker and a vocoder, a device that takes as long
-//! as a model of its costs says, clients that play what they get. Nothing here looks at a clock; a seed fixes it all.
+//! A device and its listeners in simulated time: the real schedulers of a talker and a vocoder, a device that takes as
+//! long as a model of its costs says, clients that play what they get. Nothing here looks at a clock; a seed fixes it
+//! all.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
 use omni_actors::core::arbiter::{ArbiterCore, Turn};
@@ -433,7 +434,7 @@ impl Sim {
         let effects = core.handle_held(event, self.now, hold);
         let turn = Turn { returned, awaited: core.is_awaited(self.now), held: core.is_held() };
         for woken in self.arbiter.settle(which.stage(), turn) {
-            assert_eq!(woken, StageName::Vocoder, "a talker waits for nobody here");
+            assert_eq!(woken, StageName::Vocoder, "a talker does not wait here");
             self.send(0.0, Message::Wake(Which::Vocoder));
         }
         for effect in effects {

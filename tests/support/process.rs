@@ -26,7 +26,7 @@ impl Watched {
     }
 }
 
-/// Processes that run and were started with this in their environment, by themselves or by whoever started them.
+/// Processes that run and have this in their environment, of their own or from the process that started them.
 pub fn marked(variable: &str) -> Vec<u32> {
     let has_it = |pid: &u32| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();

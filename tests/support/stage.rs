@@ -22,7 +22,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// For whatever has to happen at last. Far beyond what it takes: who waits longer hangs, on the slowest machine too.
+/// For what has to happen at last. Far beyond what it takes: a test that waits longer hangs, on the slowest machine
+/// too.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What happens soon. Panics where it does not, with the place of the call.
@@ -303,7 +304,7 @@ impl Launch {
 
 impl StageFactory for Beside {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        // Nobody listens to what the device would do; the launches below tell the same.
+        // No test listens to what the device would do; the launches below tell the same.
         let script = Script { steps: flume::unbounded().0, stop: self.stop };
         Ok(Box::new(BesideModel { inner: script.build()?, launches: self.launches.clone(), life: Arc::new(()) }))
     }

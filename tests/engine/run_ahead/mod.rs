@@ -1,10 +1,10 @@
-//! Steps that are launched before the last one is known say what they would have said one after the other: random requests
-//! (sampling, penalties, limits, forced codes, ends) in random batches that sequences join and leave, up to eight steps out,
-//! against each request alone and step by step.
+//! Steps that are launched before the outcome of the last one is known give the same tokens as steps one after the
+//! other: random requests (sampling, penalties, limits, forced codes, ends) in random batches that sequences join and
+//! leave, up to eight steps out, against each request alone and step by step.
 //!
-//! The real scheduler drives the real stage models of the tiny checkpoints. A step's outcome is kept back until a die says
-//! that the host hears of it, so that stops come late and sequences run in vain. `cargo test` takes some hundreds of requests; all
-//! ten thousand:
+//! The real scheduler drives the real stage models of the tiny checkpoints. A die says when the host hears of a step's
+//! outcome, so stops come late and sequences run in vain. `cargo test` takes some hundreds of requests; all ten
+//! thousand:
 //!
 //! ```sh
 //! cargo test --release --test engine run_ahead -- --ignored

@@ -159,13 +159,13 @@ impl<'a> Run<'a> {
         let mut sequences = Vec::new();
         for (planned, output) in plan.sequences.iter().zip(launched.wait().unwrap().sequences) {
             let (request, sequence) = (planned.request, planned.request.0 as usize);
-            // Who is over has no slot any more, or somebody else has it: nobody listens.
+            // A sequence that has ended has no slot any more, or another one has it: its outcome is dropped.
             if self.is_over(sequence) {
                 sequences.push(SequenceDone { request, emitted: 0, finished: false });
                 continue;
             }
             let output = output.unwrap();
-            assert!(!output.stale, "a sequence that nobody knows the end of has ended");
+            assert!(!output.stale, "a sequence has ended before the host knows of it");
             let before = (self.generated_len[sequence].frames.len(), self.generated_len[sequence].tokens.len());
             self.generated_len[sequence].take(output);
             let said = &self.generated_len[sequence];

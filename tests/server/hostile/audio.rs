@@ -1,4 +1,4 @@
-//! Files that nobody should have to decode: small, and endless.
+//! Small files that would decode to endless sound.
 
 /// Silence as FLAC: every frame of 65535 samples takes 14 to 17 bytes. A minute more costs a hundred bytes.
 pub fn flac_of_silence(hours: u64, declared: bool) -> Vec<u8> {

@@ -13,7 +13,7 @@ pub struct Case {
     pub name: String,
     pub ask: Ask,
     pub status: u16,
-    /// What the message says, so that somebody can do better next time.
+    /// What the message says, so that the client can do better next time.
     pub says: &'static str,
 }
 

@@ -1,5 +1,5 @@
-//! A server among people who mean it no good: every bad request gets an answer that says what is wrong with it, and
-//! nothing is left of it afterwards.
+//! Clients that break the rules on purpose: every bad request gets an answer that says what is wrong with it, and the
+//! server keeps nothing of it.
 
 mod audio;
 mod cases;

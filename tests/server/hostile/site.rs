@@ -15,7 +15,7 @@ pub fn site() -> u16 {
     port
 }
 
-/// Whoever asked may hang up at any time; that is what is tested.
+/// The client may hang up at any time; the tests show that it does.
 fn answer(mut socket: TcpStream) {
     let mut head = Vec::new();
     let mut byte = [0];

@@ -1,5 +1,5 @@
-//! Recordings that should not have been sent: from places that are nobody's business, in files that are no voices, in forms
-//! that say too little or too much.
+//! Recordings that should not have been sent: from places that a client has no business in, in files that are no
+//! voices, in forms that say too little or too much.
 
 use super::audio;
 use super::cases::{Case, case, cloned, gzip_header};
