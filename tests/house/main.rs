@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod architecture;
+mod documents;
 mod no_waiting;
