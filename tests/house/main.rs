@@ -3,4 +3,5 @@
 
 mod architecture;
 mod named_tests;
+mod documents;
 mod no_waiting;

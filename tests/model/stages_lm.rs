@@ -474,10 +474,11 @@ fn a_frame_waits_for_its_text_embedding() {
 fn an_empty_answer_has_nothing_to_speak() {
     let golden = Golden::read("voice_heart_0");
     let (_, text, _) = think(&golden, 1000);
-    let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
+    let embeddings =
+        Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
     let mut stage = VOICE.talker();
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    stage.push_input(Slot(0), Some(StageData::Embeddings(rows.into())), true).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Embeddings(embeddings.into())), true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(FinishReason::Stop)));
     assert!(step(&mut *stage, 0, 0).stale);
