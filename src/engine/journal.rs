@@ -19,7 +19,7 @@ use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
 
 /// How often a sequence may fail at one place.
-const TRIES: u32 = 4;
+pub(super) const TRIES: u32 = 4;
 /// Integers in one payload of those that are given again.
 const PIECE: usize = 1 << 16;
 
@@ -123,6 +123,8 @@ struct SequenceEntry {
     attempt: Attempt,
     /// What was on its logs when it failed last, and how often it failed there: again and again is no accident.
     failed_at: (u32, u32),
+    /// The unit of its input that got lost last, and how often it did.
+    lost_at: (Seq, u32),
 }
 
 /// See the module.
@@ -145,7 +147,8 @@ pub(super) struct Readmission {
 impl Journal {
     /// Of a request that needs these sequences, upstream first; a frame has `groups` codes.
     pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
-        let entry = |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
+        let entry =
+            |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0), lost_at: (Seq(0), 0) };
         let sequences = sequences.into_iter().map(entry).collect();
         Journal { request, sequences, logs: Default::default(), attempts: 0, groups }
     }
@@ -235,6 +238,16 @@ impl Journal {
         times < TRIES
     }
 
+    /// Whether a sequence whose input got lost from `unit` on is given it again: not if this very unit got lost [`TRIES`]
+    /// times. What counts is how far the input came, not the output: on an edge that loses much, a sequence may be admitted
+    /// again before the attempt that has more of its input than the one before has made anything of it.
+    pub fn may_send_again(&mut self, stage: StageName, unit: Seq) -> bool {
+        let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) else { return false };
+        let times = if sequence.lost_at.0 == unit { sequence.lost_at.1 + 1 } else { 1 };
+        sequence.lost_at = (unit, times);
+        times < TRIES
+    }
+
     /// A sequence of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit
     /// for `unit`. `None` if the stage has nothing to do for the request any more, or the journal makes no sense.
     pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Readmission> {
@@ -302,7 +315,7 @@ impl Journal {
             // It begins: its prompt is as it was planned.
             return Some(());
         }
-        let text = self.log(self.input_of(StageName::Talker));
+        let text = self.log(self.edge_into(StageName::Talker));
         let prompt = sequence.prompt.resume(said, self.groups, text.units, text.ended.is_some())?;
         let frames = (said.len() / self.groups.max(1)) as u32;
         *sequence = TalkerSpec { prompt: prompt.into(), generated_len: frames, ..sequence.clone() };
@@ -341,7 +354,7 @@ impl Journal {
         if stage == StageName::Thinker && self.sequences.first().is_some_and(|sequence| sequence.plan.samples()) {
             return Vec::new();
         }
-        let edge = self.input_of(stage);
+        let edge = self.edge_into(stage);
         let log = self.log(edge);
         admission.from.start.consumed = log.acked.min(log.units);
         let from = admission.from.start.input;
@@ -402,7 +415,8 @@ impl Journal {
         }
     }
 
-    fn input_of(&self, stage: StageName) -> Edge {
+    /// The edge over which a stage gets the input of this request.
+    pub fn edge_into(&self, stage: StageName) -> Edge {
         Edge::into_stage(stage, self.sequences.first().is_some_and(|sequence| sequence.stage == stage))
     }
 
