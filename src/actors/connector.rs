@@ -1,18 +1,24 @@
-//! The Connector actors: the two ends of a stage's edges. The outbound one puts payloads on their transport; the inbound
-//! one takes them off, checks that every unit comes once and in order, hands them to the runner and only then tells the
-//! scheduler.
+//! The Connector actors: the two ends of a stage's edges. The outbound one puts payloads on their transport; the
+//! inbound one takes them off, checks that every unit comes once and in order, hands them to the runner and only then
+//! tells the scheduler.
+//!
+//! A transport repairs nothing. When a unit is missing, because a later one came or because the sender has come
+//! further, the inbound connector lets go of the sequence and reports it
+//! ([`StageReports::input_lost`](super::StageReports::input_lost)): the request ledger admits the sequence again with
+//! its input. Faults of an edge are injected where it ends, here.
 
 use super::model_runner::Command;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGeneration};
-use omni_core::ids::{Attempt, RequestId, Seq};
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::sequence::{Arrival, SequenceCheck};
-use omni_fault::{FaultEvent, FaultPoint, FaultSite};
+use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite, InjectedFault};
 use omni_model::stage::StageData;
 use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
-use omni_transfer::transport::TransportError;
+use omni_transfer::transport::{Delivery, Sent, TransportError};
+use omni_transfer::wire::{self, WireError};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -88,13 +94,13 @@ pub(super) enum InboundMessage {
     Opened(RequestId, Attempt),
     /// From the scheduler: the sequence has ended; whatever still comes is not needed.
     Closed(RequestId, Attempt),
-    /// From the scheduler: the sequence could not go on; another one may.
+    /// From the scheduler: the sequence could not go on; another attempt may.
     Lost(RequestId, Attempt),
     /// From the scheduler, which does not know the request yet.
     Acked { request: RequestId, units: u32 },
     /// The request is gone.
     Abort(RequestId),
-    /// A payload is in the inbox.
+    /// Something is in the inbox.
     Arrived,
     /// The transport broke.
     Broken(TransportError),
@@ -104,10 +110,14 @@ pub(super) struct Inbound;
 
 pub(super) struct InboundState {
     stage: Arc<StageGeneration>,
-    inbox: flume::Receiver<Payload>,
+    inbox: flume::Receiver<Delivery>,
     sequence: SequenceCheck,
     sequences: HashMap<RequestId, InboundSequence>,
     fault: FaultSite,
+    /// Of the edge that ends here.
+    edge: FaultSite,
+    /// A payload that a fault lets the next one overtake.
+    held_back: Option<Payload>,
     receiving: tokio::task::JoinHandle<()>,
 }
 
@@ -119,7 +129,7 @@ struct InboundSequence {
     waiting: Vec<Payload>,
 }
 
-/// Payloads taken off the transport and not yet handed on: enough to keep this actor busy, few enough to leave the
+/// Deliveries taken off the transport and not yet handed on: enough to keep this actor busy, few enough to leave the
 /// back-pressure to the transport.
 const INBOX: usize = 64;
 
@@ -138,7 +148,7 @@ impl Actor for Inbound {
         let receiving = tokio::spawn(async move {
             loop {
                 let message = match receiver.get().await {
-                    Ok(payload) => match send.send_async(payload).await {
+                    Ok(delivery) => match send.send_async(delivery).await {
                         Ok(()) => InboundMessage::Arrived,
                         Err(_) => return,
                     },
@@ -151,8 +161,17 @@ impl Actor for Inbound {
             }
         });
         let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Connector);
-        let sequence = SequenceCheck::default();
-        Ok(InboundState { stage, inbox, sequence, sequences: HashMap::new(), fault, receiving })
+        let edge = stage_before(stage.setup.name).map(|from| stage.setup.faults.site(from, FaultPoint::Edge));
+        Ok(InboundState {
+            stage,
+            inbox,
+            sequence: SequenceCheck::default(),
+            sequences: HashMap::new(),
+            fault,
+            edge: edge.unwrap_or_default(),
+            held_back: None,
+            receiving,
+        })
     }
 
     async fn handle(
@@ -168,7 +187,7 @@ impl Actor for Inbound {
                 let sequence = InboundSequence { attempt: from.attempt, ..InboundSequence::default() };
                 state.sequence.open(request, from.attempt, Seq(from.start.input));
                 if state.sequences.insert(request, sequence).is_some() {
-                    // Whoever sent this had been told that the sequence was lost, and knows better.
+                    // The ledger had been told that the sequence was lost.
                     state.stage.tell_scheduler(SchedulerMessage::Abort(request));
                 }
                 state.stage.tell_scheduler(SchedulerMessage::Admit(admission));
@@ -185,13 +204,13 @@ impl Actor for Inbound {
                 state.stage.tell_scheduler(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
-                // One message, one payload: draining would overtake the admission of a request whose payload is in the
-                // inbox already, and drop that payload as nobody's.
-                if let Ok(payload) = state.inbox.try_recv() {
-                    let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
-                    state.fault.inject_async(|| [event(&payload.header)]).await?;
-                    state.arrived(payload)?;
-                    trace::since(began, state.stage.track(Component::ConnectorIn), || What::Took(chunk));
+                // One message, one delivery: draining would overtake the admission of a request whose payload is in the
+                // inbox already, and drop that payload as if its request were gone.
+                match state.inbox.try_recv() {
+                    Ok(Delivery::Payload(payload)) => state.delivered(payload).await?,
+                    Ok(Delivery::Broken(error)) => broken(&error),
+                    Ok(Delivery::Sent(positions)) => positions.into_iter().for_each(|sent| state.sent(sent)),
+                    Err(_) => {}
                 }
                 let metrics = &state.stage.setup.metrics;
                 metrics.queue_depth(Queue::Input, state.inbox.len());
@@ -225,29 +244,80 @@ impl InboundState {
         Ok(())
     }
 
-    /// Whether there was anything to forget.
+    /// Drops what is known of a request; false if nothing was.
     fn forgotten(&mut self, request: RequestId) -> bool {
         self.sequence.close(request);
         self.sequences.remove(&request).is_some()
     }
 
-    /// Nothing that still comes is needed.
+    /// The input that still comes is not needed: the producer must not wait for it to be used.
     fn released(&mut self, request: RequestId) {
         if self.forgotten(request) {
             self.stage.setup.acks.acked(request, RELEASED);
         }
     }
 
+    /// A payload came over the edge: what a fault plan makes of that.
+    async fn delivered(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
+        let hit = self.edge.occurs(|| [event(&payload.header)]);
+        let overtaken = self.held_back.take();
+        match hit.map(|hit| (hit.kind, hit)) {
+            None => self.taken(payload).await?,
+            Some((FaultKind::Drop, _)) => {}
+            Some((FaultKind::Duplicate, _)) => {
+                let Payload { header, parts, .. } = &payload;
+                let twin = Payload { header: *header, parts: parts.clone(), leases: Vec::new() };
+                self.taken(payload).await?;
+                self.taken(twin).await?;
+            }
+            // Not where it came: it must not hold up the ring.
+            Some((FaultKind::Reorder, _)) => self.held_back = Some(payload.detached()),
+            Some((FaultKind::Corrupt, hit)) => corrupted(&payload, hit),
+            Some((FaultKind::Delay(pause), _)) => {
+                tokio::time::sleep(pause).await;
+                self.taken(payload).await?;
+            }
+            Some((FaultKind::Cut, _)) => return Err(ActorFailure::Edge(TransportError::Closed).into()),
+            // Other kinds are not for edges: the config refuses them.
+            Some(_) => self.taken(payload).await?,
+        }
+        if let Some(overtaken) = overtaken {
+            self.taken(overtaken).await?;
+        }
+        Ok(())
+    }
+
+    async fn taken(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
+        let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
+        self.fault.inject_async(|| [event(&payload.header)]).await?;
+        self.arrived(payload)?;
+        trace::since(began, self.stage.track(Component::ConnectorIn), || What::Took(chunk));
+        Ok(())
+    }
+
+    /// The sender has come this far with a sequence.
+    fn sent(&mut self, Sent { request, attempt, next, ended }: Sent) {
+        if let Some(expected) = self.sequence.sent(request, attempt, next, ended) {
+            self.input_lost(request, attempt, expected);
+        }
+    }
+
+    /// Unit `expected` did not come: the sequence is let go of, for the ledger to admit it again with all of its input.
+    fn input_lost(&mut self, request: RequestId, attempt: Attempt, expected: Seq) {
+        self.forgotten(request);
+        self.stage.tell_scheduler(SchedulerMessage::Abort(request));
+        self.stage.setup.reports.input_lost(request, self.stage.setup.name, attempt, expected);
+    }
+
     fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
+        let Header { request, attempt, seq, units, end, sent, .. } = payload.header;
         let header = payload.header;
-        let setup = &self.stage.setup;
-        match self.sequence.arrived(header.request, header.attempt, header.seq, header.units) {
-            Arrival::Next if header.sent > 0 => setup.metrics.connector_seconds.record(clock::since(header.sent)),
+        match self.sequence.arrived(request, attempt, seq, units, end.is_some()) {
+            Arrival::Next if sent > 0 => self.stage.setup.metrics.connector_seconds.record(clock::since(sent)),
             Arrival::Next => {}
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
-                let reason = format!("input unit {} came where {expected} was due", header.seq);
-                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request: header.request, reason });
+                self.input_lost(request, attempt, expected);
                 return Ok(());
             }
         }
@@ -286,12 +356,41 @@ impl InboundState {
     }
 }
 
-/// What a payload is to a fault plan.
+/// Whose output comes over the edge into a stage; `None` where the input is a client's.
+fn stage_before(stage: StageName) -> Option<StageName> {
+    match stage {
+        StageName::Thinker => None,
+        StageName::Talker => Some(StageName::Thinker),
+        StageName::Vocoder => Some(StageName::Talker),
+    }
+}
+
+/// A payload arrived damaged. The gap that it leaves says whose it was.
+fn broken(error: &WireError) {
+    tracing::warn!(%error, "a payload arrived damaged and is dropped");
+}
+
+/// Damages a payload as bits that change on the way do, and drops what its frame is then.
+fn corrupted(payload: &Payload, hit: InjectedFault) {
+    let frame = wire::encode(payload).map(Vec::from);
+    let damaged = frame.and_then(|mut frame| {
+        // Somewhere else each time, and the same in each run.
+        let at = hit.injected.occurrence as usize * 37 % frame.len();
+        frame[at] ^= 0x55;
+        wire::decode(&frame.into(), false)
+    });
+    match damaged {
+        Err(error) => broken(&error),
+        Ok(payload) => tracing::error!(request = %payload.header.request, "a damaged frame was not recognized"),
+    }
+}
+
+/// The event of a payload for fault plans.
 fn event(header: &Header) -> FaultEvent {
     FaultEvent::units(header.request, header.seq, header.end.is_some())
 }
 
-/// What a part of a payload is to a stage.
+/// A part of a payload as input of a stage.
 fn input(kind: Kind, part: Part) -> Option<StageData> {
     match (kind, part) {
         (Kind::Embeddings, Part::Embeddings(sequences)) => Some(StageData::Embeddings(sequences)),

@@ -8,7 +8,7 @@ use super::process::RemoteStage;
 use super::sampler::{SamplerMessage, Ticket};
 use super::scheduler::SchedulerMessage;
 use super::supervisor::SupervisorMessage;
-use omni_core::ids::{Attempt, Generation, RequestId, StageName};
+use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::{SchedulerConfig, SequenceParams, Start};
 use omni_fault::FaultPlan;
@@ -86,6 +86,9 @@ pub trait AckSink: Send + Sync {
 pub trait StageReports: Send + Sync {
     /// One sequence cannot go on: the stage has let go of it, and takes it again.
     fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String);
+    /// Input of one attempt of a sequence, from `unit` on, got lost on its edge: the stage has let go of the sequence, and
+    /// takes it again.
+    fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq);
     /// The stage takes sequences from now on; those it had before are lost.
     fn stage_up(&self, stage: StageName);
     /// All sequences of the stage are lost. `for_good`: it will not come up again.

@@ -19,8 +19,8 @@ use omni_model::frontend::AudioLimits;
 use omni_model::hf::{Family, SAMPLE_RATE, Variant};
 use omni_stage::process::IntoStage;
 use omni_stage::{self as actors, AckSink, StageHandle, StageReports};
-use omni_telemetry::{RepairMetrics, RequestMetrics};
-use omni_transfer::link::{self, LinkOptions, LostSink};
+use omni_telemetry::RequestMetrics;
+use omni_transfer::link::edge::{self, EdgeOptions, LostSink};
 use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
@@ -51,7 +51,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
     // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
-    let edges = Edges { config, faults: &maker.faults, told: Arc::clone(&told) };
+    let edges = Edges { config, told: Arc::clone(&told) };
     for stage in stages.iter() {
         let (sender, receiver) = edges.towards(stage, stages.before(stage.name()).map(|stage| stage.name()))?;
         into.push(sender);
@@ -215,9 +215,9 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     edge.unwrap_or(transfer.transport)
 }
 
-/// Whether the edge between two stages carries frames. An edge of handles, and the link to a process, lose nothing.
+/// Whether the edge between two stages carries frames. An edge of handles loses nothing.
 fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
-    config.stage(to).placement == Placement::Thread && transport(&config.transfer, from) != TransportKind::Inproc
+    config.stage(to).placement == Placement::Process || transport(&config.transfer, from) != TransportKind::Inproc
 }
 
 /// Which faults this engine can inject.
@@ -237,8 +237,7 @@ fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCa
 /// Makes the edges between stages.
 struct Edges<'a> {
     config: &'a Config,
-    faults: &'a FaultPlan,
-    /// Gets the reports of lost payloads.
+    /// Gets the reports of what could not be sent.
     told: Arc<OnceLock<Weak<Ledger>>>,
 }
 
@@ -260,7 +259,8 @@ impl Edges<'_> {
         Ok((sender, Some(receiver)))
     }
 
-    /// An edge of frames between two stages of this process. The ledger gives the receiver again what the edge loses.
+    /// An edge between two stages of this process that passes frames. A payload that fits no frame fails the receiver's
+    /// sequence.
     fn frames(&self, from: StageName, to: StageName) -> Result<(Sender, Receiver), StartError> {
         let told = Arc::clone(&self.told);
         let lost: LostSink = Arc::new(move |request, reason| {
@@ -268,17 +268,12 @@ impl Edges<'_> {
                 ledger.sequence_failed(request, to, reason);
             }
         });
-        let options = LinkOptions {
-            capacity: edge_capacity(self.config, from),
-            zero_copy: self.config.transfer.zero_copy,
-            fault: self.faults.site(from, FaultPoint::Edge),
-            metrics: RepairMetrics::new(from),
-            lost,
-        };
+        let options =
+            EdgeOptions { capacity: edge_capacity(self.config, from), zero_copy: self.config.transfer.zero_copy, lost };
         if transport(&self.config.transfer, from) == TransportKind::Wire {
-            return Ok(erase(link::over_channel(options)));
+            return Ok(erase(edge::over_queue(options)));
         }
-        let ring = link::over_ring(self.config.transfer.shm_bytes, options);
+        let ring = edge::over_ring(self.config.transfer.shm_bytes, options);
         let ring =
             ring.map_err(|error| StartError::Config(format!("transfer.shm_bytes: no shared memory: {error}")))?;
         Ok(erase(ring))

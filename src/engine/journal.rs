@@ -20,7 +20,7 @@ use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::time::{Duration, Instant};
 
 /// How often a sequence may fail at one place.
-const TRIES: u32 = 4;
+pub(super) const TRIES: u32 = 4;
 /// Integers in one payload of a readmission.
 const PIECE: usize = 1 << 16;
 
@@ -126,6 +126,8 @@ struct SequenceEntry {
     /// How many units were on its logs when it failed last, and how often it failed there: a sequence that fails at the
     /// same unit every time would fail forever.
     failed_at: (u32, u32),
+    /// The unit of its input that got lost last, and how often it did.
+    lost_at: (Seq, u32),
 }
 
 /// See the module.
@@ -148,7 +150,8 @@ pub(super) struct Readmission {
 impl Journal {
     /// The journal of a request that needs these sequences, upstream first; a frame has `groups` codes.
     pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
-        let entry = |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
+        let entry =
+            |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0), lost_at: (Seq(0), 0) };
         let sequences = sequences.into_iter().map(entry).collect();
         Journal { request, sequences, logs: Default::default(), attempts: 0, groups }
     }
@@ -238,6 +241,16 @@ impl Journal {
         times < TRIES
     }
 
+    /// Whether a sequence whose input got lost from `unit` on is given it again: not if this very unit got lost [`TRIES`]
+    /// times. What counts is how far the input came, not the output: on an edge that loses much, a sequence may be admitted
+    /// again before the attempt that has more of its input than the one before has made anything of it.
+    pub fn may_send_again(&mut self, stage: StageName, unit: Seq) -> bool {
+        let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) else { return false };
+        let times = if sequence.lost_at.0 == unit { sequence.lost_at.1 + 1 } else { 1 };
+        sequence.lost_at = (unit, times);
+        times < TRIES
+    }
+
     /// Readmits the stage's sequence: it goes on where its output on the log ends, with its input so far. A listener
     /// hears one unit for `unit`. `None` if the stage has nothing left to do for the request, or the journal
     /// contradicts itself.
@@ -307,7 +320,7 @@ impl Journal {
             // It has made nothing yet: its prompt is as planned.
             return Some(());
         }
-        let text = self.log(self.input_of(StageName::Talker));
+        let text = self.log(self.edge_into(StageName::Talker));
         let prompt = sequence.prompt.resume(said, self.groups, text.units, text.ended.is_some())?;
         let frames = (said.len() / self.groups.max(1)) as u32;
         *sequence = TalkerSpec { prompt: prompt.into(), generated_len: frames, ..sequence.clone() };
@@ -347,7 +360,7 @@ impl Journal {
         if stage == StageName::Thinker && self.sequences.first().is_some_and(|sequence| sequence.plan.samples()) {
             return Vec::new();
         }
-        let edge = self.input_of(stage);
+        let edge = self.edge_into(stage);
         let log = self.log(edge);
         admission.from.start.consumed = log.acked.min(log.units);
         let from = admission.from.start.input;
@@ -408,7 +421,8 @@ impl Journal {
         }
     }
 
-    fn input_of(&self, stage: StageName) -> Edge {
+    /// The edge over which a stage gets the input of this request.
+    pub fn edge_into(&self, stage: StageName) -> Edge {
         Edge::into_stage(stage, self.sequences.first().is_some_and(|sequence| sequence.stage == stage))
     }
 

@@ -12,15 +12,15 @@
 use super::admission::Permit;
 use super::api::{Event, Listener, RequestError, ResponseStream};
 use super::client::Client;
-use super::journal::{Edge, Journal, Readmission};
+use super::journal::{Edge, Journal, Readmission, TRIES};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{RequestId, StageName};
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
 use omni_stage::{AckSink, StageReports};
-use omni_telemetry::{Outcome, RequestKind, RequestMetrics};
+use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
 use omni_transfer::payload::{Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use std::collections::BTreeMap;
@@ -255,6 +255,28 @@ impl Ledger {
         self.carry_out(state, effect.into_iter().collect());
     }
 
+    /// Input of a sequence got lost on its edge. The sequence gets another attempt with all of its input, unless this unit
+    /// has been lost too often.
+    fn input_lost(&self, state: &mut State, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
+        let Some(open) = state.open.get_mut(&request) else { return };
+        let edge = open.journal.edge_into(stage);
+        // Of an attempt that another one has taken the place of.
+        if open.journal.consumer(edge) != Some((stage, attempt)) {
+            return;
+        }
+        let from = edge.producer();
+        edge_lost(from);
+        if open.journal.may_send_again(stage, unit) {
+            tracing::warn!(%request, %stage, %unit, "input got lost on its edge; the sequence is tried again");
+            self.admit(state, request, stage);
+            return;
+        }
+        let reason = format!("input from unit {unit} on did not get through the edge in {TRIES} attempts");
+        tracing::warn!(%request, %stage, reason, "sequence failed");
+        let effect = state.core.sequence_failed(request, stage, reason);
+        self.carry_out(state, effect.into_iter().collect());
+    }
+
     /// The consumer of an edge has acknowledged units.
     fn ack(&self, state: &mut State, edge: Edge, request: RequestId, units: u32) {
         let Some(open) = state.open.get_mut(&request) else { return };
@@ -304,6 +326,11 @@ impl StageReports for Ledger {
         self.sequence_lost(&mut state, request, stage, reason);
     }
 
+    fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
+        let mut state = self.lock();
+        Ledger::input_lost(self, &mut state, request, stage, attempt, unit);
+    }
+
     fn stage_up(&self, stage: StageName) {
         let mut state = self.lock();
         state.up[stage as usize] = true;
@@ -340,10 +367,6 @@ impl PayloadSender for LedgerSink {
             }
         }
         Ok(())
-    }
-
-    fn queued(&self) -> usize {
-        0
     }
 }
 

@@ -94,8 +94,7 @@ catalogue! {
 
     PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: embeddings and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
-    EDGE_REPEATED = Counter, "omni_edge_repeated_total", ["stage"], "Frames that a stage sent again because they had not arrived whole.";
-    EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Payloads that could not be delivered; their requests were told.";
+    EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Times that input of a sequence got lost on the edge behind the stage, and the sequence was admitted again or failed.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
 
     LINK_FRAMES = Counter, "omni_link_frames_total", ["stage", "direction"], "Frames between this process and that of a stage: down to the stage, or up from it.";
