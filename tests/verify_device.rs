@@ -13,11 +13,13 @@ use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::talker::Talker;
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, LoadError, ModelError};
-use omni_actors::tools::verify::{StageSource, Summary, verify_on};
+use omni_actors::tools::verify::{StageSource, Summary, verify, verify_on};
 use std::path::Path;
 use std::sync::Arc;
 
 const TTS: &str = "tests/fixtures/qwen3_tts/golden";
+/// Requests that the reference ran as one batch: other prompts, voices and ends, and one that clones a recording.
+const BATCH: &str = "tests/fixtures/qwen3_tts/golden_batch";
 const OMNI: &str = "tests/fixtures/qwen3_omni/golden";
 
 /// The CPU's stages, said to compute in an element type, with `change` between them and whoever drives them.
@@ -96,6 +98,51 @@ fn passes(source: &dyn StageSource) {
     }
 }
 
+/// The requests of each batch run at once, and each has its codes and its sound compared.
+fn batches_pass(source: &dyn StageSource) {
+    let (summary, lines) = run(source, BATCH);
+    assert!(summary.passed_all(), "{lines}");
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (2, 0, 0), "{lines}");
+    assert!(lines.contains("3 requests at once") && lines.contains("2 requests at once"), "{lines}");
+    match source.precision() {
+        Precision::F32 => assert!(lines.contains("9 of 9 tensors compared"), "{lines}"),
+        // 4, 8, 8, 7 and 7 frames, and the code 0 behind each.
+        Precision::Bf16 => assert_eq!((summary.picks.first.of, summary.picks.all.of), (39, 34 * 8 + 5)),
+    }
+}
+
+#[test]
+fn requests_of_one_batch_equal_the_reference_each_by_itself() {
+    let mut lines = String::new();
+    let summary = verify(Path::new(BATCH), None, |report| lines.push_str(&format!("{report}\n"))).unwrap();
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (2, 0, 0), "{lines}");
+    assert!(lines.lines().all(|line| line.contains("all tokens equal") && !line.contains("not computed")), "{lines}");
+    for precision in [Precision::F32, Precision::Bf16] {
+        batches_pass(&OnCpu { precision, change: |_| {} });
+    }
+}
+
+#[test]
+fn a_code_that_differs_in_one_request_of_a_batch_is_told_with_its_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = folder.path().join("golden");
+    std::fs::create_dir(&golden).unwrap();
+    let name = |ending: &str| format!("base_batch_clone.{ending}");
+    std::fs::copy(Path::new(BATCH).join(name("json")), golden.join(name("json"))).unwrap();
+    let mut bytes = std::fs::read(Path::new(BATCH).join(name("safetensors"))).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    // Group 0 of frame 3 of the second request.
+    let at = 8 + header + json["codes.1"]["data_offsets"][0].as_u64().unwrap() as usize + 4 * 3 * 8;
+    bytes[at] ^= 1;
+    std::fs::write(golden.join(name("safetensors")), bytes).unwrap();
+    let mut lines = String::new();
+    let base = Path::new(TTS).parent().unwrap().join("base");
+    let summary = verify(&golden, Some(&base), |report| lines.push_str(&format!("{report}\n"))).unwrap();
+    assert_eq!(summary.failed, 1, "{lines}");
+    assert!(lines.contains("first difference codes.1[3, 0]"), "{lines}");
+}
+
 #[test]
 fn stages_that_compute_as_the_reference_say_the_same() {
     passes(&OnCpu { precision: Precision::F32, change: |_| {} });
@@ -145,7 +192,10 @@ fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their
 fn a_gpu_says_what_the_reference_says_in_f32_and_nearly_so_in_bf16() {
     for precision in [Precision::F32, Precision::Bf16] {
         match omni_actors::tools::verify::gpu(0, precision) {
-            Ok(gpu) => passes(gpu.as_ref()),
+            Ok(gpu) => {
+                passes(gpu.as_ref());
+                batches_pass(gpu.as_ref());
+            }
             Err(error) => println!("SKIPPED: {error}"),
         }
     }

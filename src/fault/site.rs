@@ -58,11 +58,6 @@ pub(super) struct Site {
 }
 
 impl FaultSite {
-    /// Whether anything can happen here, now or later.
-    pub fn is_planned(&self) -> bool {
-        self.0.is_some()
-    }
-
     /// Counts one occurrence and says what happens to it. For callers to whom it happens in a way of their own; `moments`
     /// are those that the work is about, and are asked for only where there are rules.
     #[inline]

@@ -80,11 +80,6 @@ impl CudaVocoder {
         &self.config
     }
 
-    /// Bytes that a stream's state takes on the device.
-    pub fn stream_bytes(&self) -> usize {
-        self.weights.layout.slot() * size_of::<f32>()
-    }
-
     /// Queues what advances the rows of the workspace's table by `frames` frames each.
     pub(super) fn queue(
         &self,

@@ -40,7 +40,7 @@ impl VoiceEncoder {
         let speaker = SpeakerEncoder::load(&loader, speaker)?;
         loader.finish()?;
         let loader = checkpoint.codec_loader(&["encoder"], device)?;
-        let codec = CodecEncoder::load(&loader, &config.codec.encoder, config.codec.encoder_valid_num_quantizers)?;
+        let codec = CodecEncoder::load(&loader, &config.codec.encoder, config.codec.encoder_groups())?;
         loader.finish()?;
         Ok(Some(VoiceEncoder { speaker, codec }))
     }

@@ -138,11 +138,6 @@ impl<'a> Node<'a> {
         self.required(key, "a number above 0", 1.0, as_positive)
     }
 
-    /// A finite number above 0 that may be missing.
-    pub fn optional_positive(&self, key: &str) -> Option<f64> {
-        self.optional(key, "a number above 0", as_positive)
-    }
-
     /// A number in `low..=high` that may be missing.
     pub fn optional_between(&self, key: &str, low: f64, high: f64) -> Option<f32> {
         let what = format!("a number from {low} to {high}");

@@ -158,6 +158,10 @@ impl TtsPrompter {
         let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole };
         let reference = match &request.speaker {
             Speaker::Cloned { x_vector, reference } => {
+                let (made, read) = (config.codec.encoder_groups(), config.talker.num_code_groups);
+                if reference.is_some() && made != read {
+                    return Err(TtsPromptError::SoundOnly { made, read });
+                }
                 plan.x_vector = Some(Arc::clone(x_vector));
                 reference.as_ref()
             }
