@@ -197,8 +197,8 @@ fn dialects(node: &Node<'_>, languages: &BTreeMap<String, u32>) -> BTreeMap<Stri
 }
 
 impl CodecConfig {
-    /// Codes that the encoder makes of a frame. Where the talker's frames have another number, as some checkpoints
-    /// have it, a voice is cloned by its x-vector alone: the reference fails with a transcript.
+    /// Codes per frame that the encoder makes. Where the talker reads another number, only the x-vector of a voice can
+    /// be used: the reference fails if a transcript is given.
     pub fn encoder_groups(&self) -> usize {
         self.encoder_valid_num_quantizers.min(self.encoder.num_quantizers)
     }

@@ -6,8 +6,8 @@
 //! split into calls, or how many threads run. So a prompt that is prefilled in pieces leaves the same cache, and a
 //! request gets the same tokens whatever else is in the batch.
 //!
-//! This is the only folder below `model` that uses `unsafe`: vector instructions, tiles written from several threads, and a
-//! word with the allocator.
+//! This is the only folder below `model` that uses `unsafe`: vector instructions, tiles written from several threads,
+//! and the allocator's settings.
 
 mod act;
 mod attention;

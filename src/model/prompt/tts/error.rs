@@ -1,9 +1,9 @@
-//! What a checkpoint cannot do, in words for whoever asked.
+//! Requests that a checkpoint cannot serve, as messages for the client.
 
 use crate::hf::{UnknownSpeaker, Variant};
 use crate::tokenizer::TokenizeError;
 
-/// A request that this checkpoint cannot serve. The client's mistake, but for the last.
+/// A request that this checkpoint cannot serve. All but the last are the client's mistake.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum TtsPromptError {
