@@ -89,3 +89,9 @@ __device__ __forceinline__ float normed(float x, float scale, float gain) {
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+
+// Weights of a gated feed-forward layer: their rows are gate and up in turns of eight, 8 gates then their 8 ups, so that a tile of 16 outputs holds
+// both halves of 8 results. Result `i` has its gate in this row. The fast kernels take whole turns only and find its up 8
+// rows further; where the results are no multiple of 8, the last turn is shorter.
+__device__ __forceinline__ int gate_row(int i) { return (i / 8) * 16 + i % 8; }
+__device__ __forceinline__ int up_row(int i, int results) { return gate_row(i) + min(8, results - (i / 8) * 8); }

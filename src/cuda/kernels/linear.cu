@@ -33,7 +33,7 @@ __device__ __forceinline__ void linear_plain(const LinearArgs& a) {
         return warp_sum(sum);
     };
     if (MODE == SILU_MUL) {
-        const float gate = dot(gate_row(result)), up = dot(gate_row(result) + 8);
+        const float gate = dot(gate_row(result)), up = dot(up_row(result, results));
         if (lane == 0) finish_gated<T>(a, row, result, gate, up);
     } else {
         const float sum = dot(result);

@@ -7,12 +7,12 @@
 
 #include "common.cuh"
 
-// What becomes of a sum. Same numbers in src/model/cuda/linear.rs.
+// What becomes of a sum. Same numbers in src/cuda/linear.rs.
 enum Mode {
     STORE = 0,     // y[T] = sum + bias
     STORE_F32 = 1, // y[f32] = sum + bias
     ADD = 2,       // y[f32] += sum + bias
-    SILU_MUL = 3,  // y[T] = silu(gate) * up; see `partner`
+    SILU_MUL = 3,  // y[T] = silu(gate) * up; see `gate_row`
     SILU = 4,      // y[T] = silu(sum + bias)
 };
 
@@ -28,10 +28,6 @@ struct LinearArgs {
     int ldy;
     float eps;
 };
-
-// SILU_MUL: the rows of W are gate and up in turns of eight, 8 gates then their 8 ups, so that a tile of 16 outputs holds
-// both halves of 8 results. Result `i` has its gate in this row and its up 8 further.
-__device__ __forceinline__ int gate_row(int i) { return (i / 8) * 16 + i % 8; }
 
 // What a result of ADD is added to.
 template <int MODE>

@@ -41,7 +41,7 @@ struct MoeArgs {
     const float* weights;       // [pairs]
     int* order;                 // [pairs]: pairs by expert
     Group* groups;              // [max_groups]: those behind the last have a count of 0
-    float* said;                // [pairs, hidden]: what each expert says, unweighted
+    float* outputs;             // [pairs, hidden]: the output of each expert, unweighted
     int rows, hidden, inner, shared_inner;
     int width; // the larger of inner and shared_inner
     int experts, choices, max_groups;

@@ -50,6 +50,31 @@ impl Comparison {
     pub fn passed(&self) -> bool {
         self.worst.is_none() && self.difference.is_none() && self.misfits.is_empty()
     }
+
+    /// Adds what was found in another request of the same case.
+    pub(super) fn absorb(&mut self, other: Comparison) {
+        let larger = |a: Option<FloatError>, b: Option<FloatError>, size: fn(&FloatError) -> f32| match (a, b) {
+            (Some(a), Some(b)) => Some(if size(&b) > size(&a) { b } else { a }),
+            (a, b) => a.or(b),
+        };
+        self.compared += other.compared;
+        self.integers += other.integers;
+        self.largest = larger(self.largest.take(), other.largest, |error| error.error);
+        self.worst = larger(self.worst.take(), other.worst, |error| error.error / error.allowed);
+        self.difference = self.difference.take().or(other.difference);
+        self.misfits.extend(other.misfits);
+        self.unknown.extend(other.unknown);
+    }
+
+    /// Puts the number of a request behind the name of every tensor, as the reference writes it.
+    pub(super) fn name_request(&mut self, index: usize) {
+        let errors = self.largest.iter_mut().chain(&mut self.worst).map(|error| &mut error.tensor);
+        for tensor in errors.chain(self.difference.iter_mut().map(|difference| &mut difference.tensor)) {
+            tensor.push_str(&format!(".{index}"));
+        }
+        self.misfits.iter_mut().for_each(|text| text.push_str(&format!(" in request {index}")));
+        self.unknown.iter_mut().for_each(|tensor| tensor.push_str(&format!(".{index}")));
+    }
 }
 
 /// Compares everything that both sides have. Inputs (`in.*`) are not results.

@@ -1,7 +1,7 @@
 //! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and notes everything that the reference
 //! notes.
 
-use super::speak::{Run, Speech, positions};
+use super::speak::{Run, Speech, positions, speak};
 use super::value::{Value, Values};
 use candle_core::{D, Result, Tensor};
 use omni_model::hf::OmniConfig;
@@ -44,7 +44,7 @@ pub struct Trace {
 pub fn generate(config: &OmniConfig, thinker: &Thinker, talker: &Talker, request: &Request) -> Result<Trace> {
     let mut trace = Trace::default();
     let answer = think(config, thinker, request, &mut trace)?;
-    speak(config, thinker, talker, request, &answer, &mut trace)?;
+    say(config, thinker, talker, request, &answer, &mut trace)?;
     Ok(trace)
 }
 
@@ -91,7 +91,7 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
 }
 
 /// Speaks the answer.
-fn speak(
+fn say(
     config: &OmniConfig,
     thinker: &Thinker,
     talker: &Talker,
@@ -114,7 +114,7 @@ fn speak(
         axes: 3,
         batches: 0,
     };
-    speech.run(trace)?;
+    speak(&[speech], std::slice::from_mut(trace))?;
     let frames = trace.frames.len();
     if let Some(groups) = trace.frames.first().map(Vec::len) {
         let codes: Vec<u32> = (0..groups).flat_map(|g| trace.frames.iter().map(move |frame| frame[g])).collect();

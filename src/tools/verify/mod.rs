@@ -1,6 +1,7 @@
 //! Checks a checkpoint against what a reference implementation computed from it: a folder of cases, each a manifest
 //! `NAME.json` and tensors `NAME.safetensors`. Tokens and codes must be equal, floats close.
 
+mod batch;
 mod case;
 pub mod command;
 mod compare;
