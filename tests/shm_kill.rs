@@ -144,6 +144,7 @@ fn kill(mut command: Command, chance: u64, working: flume::Receiver<()>) -> Join
         if chance & 0x300 != 0 {
             working.recv_timeout(PATIENCE).expect("the peer does nothing");
         }
+        #[expect(clippy::disallowed_methods, reason = "a kill at any moment is the test")]
         std::thread::sleep(Duration::from_micros((chance >> 16) % 2500));
         let killed = Instant::now();
         child.kill().unwrap();

@@ -99,11 +99,13 @@ impl FaultSite {
     pub fn happen(&self, hit: InjectedFault, stopped: impl Fn() -> bool) -> Result<(), Injected> {
         let pause = self.begin(hit)?;
         if hit.kind == FaultKind::Delay(pause) {
+            #[expect(clippy::disallowed_methods, reason = "the pause that a fault plan asks for")]
             std::thread::sleep(pause);
             return Ok(());
         }
         let begun = Instant::now();
         while !pause.is_zero() && begun.elapsed() < pause && !stopped() {
+            #[expect(clippy::disallowed_methods, reason = "the hang that a fault plan asks for")]
             std::thread::sleep(GLANCE);
         }
         self.end(hit)

@@ -40,6 +40,7 @@ pub(super) fn install() -> Option<&'static PrometheusHandle> {
                 .name("metrics-upkeep".to_owned())
                 .spawn(move || {
                     loop {
+                        #[expect(clippy::disallowed_methods, reason = "this thread does nothing else")]
                         std::thread::sleep(UPKEEP);
                         upkeep.run_upkeep();
                     }

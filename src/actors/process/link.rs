@@ -63,6 +63,7 @@ pub struct Queue<C> {
 /// A queue for at most `capacity` payloads; the windows of the requests bound how many there can be. Control messages are
 /// small and are not counted.
 pub fn outbox<C: Control>(capacity: usize) -> (Outbox<C>, Queue<C>) {
+    #[expect(clippy::disallowed_methods, reason = "the windows of the requests bound the payloads")]
     let (send, items) = flume::unbounded();
     let payloads = Arc::new(AtomicUsize::new(0));
     (Outbox { items: send, payloads: Arc::clone(&payloads), capacity }, Queue { items, payloads })

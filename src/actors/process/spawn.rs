@@ -34,6 +34,7 @@ impl Process {
     pub async fn spawn(mut command: Command, stage: StageName) -> io::Result<Process> {
         command.process_group(0);
         let (told, started) = oneshot::channel();
+        #[expect(clippy::disallowed_methods, reason = "a process is given two orders in its life")]
         let (orders, received) = flume::unbounded();
         let (tell_end, ended) = watch::channel(None);
         std::thread::Builder::new().name(format!("{stage}-process")).spawn(move || {
