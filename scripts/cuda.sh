@@ -10,6 +10,6 @@ if [ -z "${NVCC:-}${CUDA_HOME:-}" ] && ! command -v nvcc >/dev/null; then
     [ -x "$cache/nvidia/cu13/bin/nvcc" ] || scripts/cuda-toolkit.sh "$cache"
     export CUDA_HOME=$cache/nvidia/cu13
 fi
-cargo clippy --locked --features cuda --all-targets -- -D warnings
-cargo test --locked --features cuda -p omni-cuda
+cargo clippy --locked --features cuda -p omni-actors -p omni-cuda -p omni-engine -p omni-tools --all-targets -- -D warnings
+cargo test --locked -p omni-cuda
 cargo test --locked --features cuda --test cli
