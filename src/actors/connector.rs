@@ -6,6 +6,7 @@ use super::model_runner::Command;
 use super::scheduler::SchedulerMessage;
 use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGeneration};
 use omni_core::ids::{Attempt, RequestId, Seq};
+use omni_core::scheduler::Ack;
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::StageData;
@@ -90,8 +91,8 @@ pub(super) enum InboundMessage {
     Closed(RequestId, Attempt),
     /// From the scheduler: the sequence could not go on; another one may.
     Lost(RequestId, Attempt),
-    /// From the scheduler, which does not know the request yet.
-    Acked { request: RequestId, units: u32 },
+    /// From the scheduler, which does not know these requests yet.
+    Acked(Vec<Ack>),
     /// The request is gone.
     Abort(RequestId),
     /// A payload is in the inbox.
@@ -177,8 +178,8 @@ impl Actor for Inbound {
             InboundMessage::Closed(request, attempt) if state.is_at(request, attempt) => state.released(request),
             InboundMessage::Lost(request, attempt) if state.is_at(request, attempt) => _ = state.forgotten(request),
             InboundMessage::Closed(..) | InboundMessage::Lost(..) => {}
-            InboundMessage::Acked { request, units } => {
-                state.stage.tell_scheduler(SchedulerMessage::Acked { request, units, behind: true });
+            InboundMessage::Acked(acks) => {
+                state.stage.tell_scheduler(SchedulerMessage::Acked { acks, behind: true });
             }
             InboundMessage::Abort(request) => {
                 state.released(request);
@@ -234,7 +235,7 @@ impl InboundState {
     /// Nothing that still comes is needed.
     fn released(&mut self, request: RequestId) {
         if self.forgotten(request) {
-            self.stage.setup.acks.acked(request, RELEASED);
+            self.stage.setup.acks.acked(&[Ack { request, units: RELEASED }]);
         }
     }
 

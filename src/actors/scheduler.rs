@@ -6,7 +6,7 @@ use super::model_runner::Command;
 use super::stage::{ActorFailure, Admission, Outputs, Resume, Role, StageGeneration};
 use omni_core::arbiter::Turn;
 use omni_core::ids::{Attempt, RequestId, StepId};
-use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
+use omni_core::scheduler::{Ack, Effect, Event, SchedulerCore, SequenceDone, StepDone};
 use omni_fault::{Begun, FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::SequenceSpec;
 use omni_telemetry::trace::{self, Component, What};
@@ -24,9 +24,8 @@ pub(super) enum SchedulerMessage {
     Input { request: RequestId, units: u32, end: bool },
     /// The next stage, or the client, took output over.
     Acked {
-        request: RequestId,
-        units: u32,
-        /// Whether it came by way of the inbound connector, and so behind the admission that went ahead of it.
+        acks: Vec<Ack>,
+        /// Whether they came by way of the inbound connector, and so behind the admission that went ahead of it.
         behind: bool,
     },
     /// The outcome of a step, from the sampler, before anybody else hears of it.
@@ -54,9 +53,9 @@ impl SchedulerMessage {
                 done.sequences.iter().map(event).collect()
             }
             SchedulerMessage::Input { request, .. }
-            | SchedulerMessage::Acked { request, .. }
             | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => vec![FaultEvent::of(*request)],
+            SchedulerMessage::Acked { acks, .. } => acks.iter().map(|ack| FaultEvent::of(ack.request)).collect(),
             SchedulerMessage::Wake => Vec::new(),
         }
     }
@@ -121,27 +120,35 @@ impl Actor for Scheduler {
                 state.apply(Event::Admit(request, params, from.start))?;
             }
             SchedulerMessage::Input { request, units, end } => state.apply(Event::Input { request, units, end })?,
-            SchedulerMessage::Acked { request, units, behind } => {
-                if state.core.knows(request) || behind {
+            SchedulerMessage::Acked { acks, behind } => {
+                let (known, unknown): (Vec<_>, _) =
+                    acks.into_iter().partition(|ack| behind || state.core.knows(ack.request));
+                for Ack { request, units } in known {
                     state.apply(Event::Acked { request, units })?;
-                } else {
-                    // Its sequence may be on its way to here.
-                    state.tell_inbound(InboundMessage::Acked { request, units });
+                }
+                if !unknown.is_empty() {
+                    // Their sequences may be on their way to here.
+                    state.tell_inbound(InboundMessage::Acked(unknown));
                 }
             }
             SchedulerMessage::Done { done, failed } => {
                 let (began, step) = (trace::now(), done.step);
                 state.stage.gauges.seen.store(step.0 + 1, Ordering::Relaxed);
                 state.after = Some(step);
-                // Sequences that failed go first, or the event would plan them once more.
-                for (request, reason) in failed {
-                    state.fail(request, reason)?;
+                // Sequences that failed go first, or the event would plan them once more. The engine hears of them when
+                // the next step is launched.
+                for (request, _) in &failed {
+                    state.drop_failed(*request)?;
                 }
                 state.apply(Event::StepDone(done))?;
                 state.after = None;
+                failed.into_iter().for_each(|(request, reason)| state.report(request, reason));
                 trace::since(began, state.stage.track(Component::Scheduler), || What::Returned(step));
             }
-            SchedulerMessage::SequenceFailed { request, reason } => state.fail(request, reason)?,
+            SchedulerMessage::SequenceFailed { request, reason } => {
+                state.drop_failed(request)?;
+                state.report(request, reason);
+            }
             SchedulerMessage::Abort(request) => {
                 state.specs.remove(&request);
                 state.attempts.remove(&request);
@@ -156,15 +163,20 @@ impl Actor for Scheduler {
 }
 
 impl SchedulerState {
-    fn fail(&mut self, request: RequestId, reason: String) -> Result<(), ActorFailure> {
+    /// Frees a sequence that failed.
+    fn drop_failed(&mut self, request: RequestId) -> Result<(), ActorFailure> {
         self.specs.remove(&request);
         self.begun.forget(request);
         self.apply(Event::Abort(request))?;
         if let Some(attempt) = self.attempts.remove(&request) {
             self.tell_inbound(InboundMessage::Lost(request, attempt));
         }
-        self.stage.setup.reports.sequence_failed(request, self.stage.setup.name, reason);
         Ok(())
+    }
+
+    /// Tells the engine, which gives the stage another attempt.
+    fn report(&self, request: RequestId, reason: String) {
+        self.stage.setup.reports.sequence_failed(request, self.stage.setup.name, reason);
     }
 
     fn apply(&mut self, event: Event) -> Result<(), ActorFailure> {
@@ -184,7 +196,7 @@ impl SchedulerState {
                     began = trace::now();
                 }
                 Effect::Close(slot) => self.command(Command::Close(slot))?,
-                Effect::Consumed { request, units } => self.stage.setup.acks.acked(request, units),
+                Effect::Consumed(acks) => self.stage.setup.acks.acked(&acks),
                 Effect::Finished(request) => {
                     self.begun.forget(request);
                     if let Some(attempt) = self.attempts.remove(&request) {

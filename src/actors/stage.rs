@@ -10,7 +10,7 @@ use super::scheduler::SchedulerMessage;
 use super::supervisor::SupervisorMessage;
 use omni_core::ids::{Attempt, Generation, RequestId, StageName};
 use omni_core::restart::RestartLimits;
-use omni_core::scheduler::{SchedulerConfig, SequenceParams, Start};
+use omni_core::scheduler::{Ack, SchedulerConfig, SequenceParams, Start};
 use omni_fault::FaultPlan;
 use omni_model::stage::{SequenceSpec, StageFactory};
 use omni_telemetry::trace::{Component, Recorder, Track, TrackWriter};
@@ -76,10 +76,11 @@ pub struct OutEdge {
     pub metrics: EdgeMetrics,
 }
 
-/// Told by a consumer that it took units over, so that the producer may go on.
+/// A consumer tells it which units it took over, so that the producer may go on.
 pub trait AckSink: Send + Sync {
-    /// `units` in addition to earlier ones; [`RELEASED`] for all that may ever come.
-    fn acked(&self, request: RequestId, units: u32);
+    /// Takes the acknowledgements of one event, each in addition to earlier ones; [`RELEASED`] units are all that may
+    /// ever come. Implementations must not block: a scheduler calls this.
+    fn acked(&self, acks: &[Ack]);
 }
 
 /// What a stage tells the engine. Implementations must not block.
@@ -290,15 +291,15 @@ impl StageHandle {
 }
 
 impl AckSink for StageHandle {
-    fn acked(&self, request: RequestId, units: u32) {
+    fn acked(&self, acks: &[Ack]) {
         match self.current() {
             Current::Nobody => {}
             Current::Here(now) => {
                 if let Some(scheduler) = now.scheduler.get() {
-                    let _ = scheduler.cast(SchedulerMessage::Acked { request, units, behind: false });
+                    let _ = scheduler.cast(SchedulerMessage::Acked { acks: acks.to_vec(), behind: false });
                 }
             }
-            Current::Remote(remote) => remote.acked(request, units),
+            Current::Remote(remote) => remote.acked(acks),
         }
     }
 }

@@ -4,7 +4,7 @@
 use crate::support::stage::{Rig, Script, next, rig, scheduler, serialized, until};
 use omni_actors::actors::{Admission, Outputs, RELEASED, Resume};
 use omni_actors::core::ids::{RequestId, StageName};
-use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::stage::{SequenceSpec, SequenceWork, VocoderSpec};
 use omni_actors::transfer::payload::{Kind, Part, Payload};
@@ -138,7 +138,7 @@ async fn a_sequence_pauses_when_its_output_is_not_taken_over() {
         let step = next(&steps).await;
         assert_eq!(step.len(), 1, "the first sequence has used up its window");
     }
-    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), REQUEST, RELEASED);
+    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), &[Ack { request: REQUEST, units: RELEASED }]);
     for _ in 0..95 {
         next(&steps).await;
     }

@@ -3,7 +3,7 @@
 use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, sharing, soon, until, watched};
 use omni_actors::actors::{Admission, Outputs, Resume, State};
 use omni_actors::core::ids::{Generation, RequestId, StageName};
-use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
 use omni_actors::transfer::payload::{Part, Payload};
@@ -269,7 +269,7 @@ mod on_a_shared_device {
         sent(&talker, TWO, 0).await;
         let second = some(&talked, 1).await.remove(0);
         assert!(vocoded.is_empty(), "the next stage has not taken the first unit over");
-        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), TWO, 1);
+        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), &[Ack { request: TWO, units: 1 }]);
         some(&vocoded, 1).await.remove(0).end();
         second.end();
     }

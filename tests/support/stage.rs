@@ -5,7 +5,7 @@ use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandl
 use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
-use omni_actors::core::scheduler::SchedulerConfig;
+use omni_actors::core::scheduler::{Ack, SchedulerConfig};
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
     Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
@@ -81,8 +81,10 @@ impl StageReports for FaultContext {
 }
 
 impl AckSink for FaultContext {
-    fn acked(&self, request: RequestId, units: u32) {
-        *self.acked.lock().unwrap().entry(request).or_default() += u64::from(units);
+    fn acked(&self, acks: &[Ack]) {
+        for Ack { request, units } in acks {
+            *self.acked.lock().unwrap().entry(*request).or_default() += u64::from(*units);
+        }
     }
 }
 

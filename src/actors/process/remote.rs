@@ -4,6 +4,7 @@ use super::link::Outbox;
 use super::message::{Pulse, ToStage};
 use crate::stage::{Admission, StageHandle, StageLoad};
 use omni_core::ids::RequestId;
+use omni_core::scheduler::Ack;
 use omni_fault::PlanState;
 use omni_transfer::payload::Payload;
 use omni_transfer::transport::{PayloadSender, TransportError};
@@ -56,8 +57,10 @@ impl RemoteStage {
         self.out.tell(ToStage::Abort(request));
     }
 
-    pub(crate) fn acked(&self, request: RequestId, units: u32) {
-        self.out.tell(ToStage::Acked(request, units));
+    pub(crate) fn acked(&self, acks: &[Ack]) {
+        for Ack { request, units } in acks {
+            self.out.tell(ToStage::Acked(*request, *units));
+        }
     }
 
     pub(super) fn faults(&self, faults: PlanState) {

@@ -11,6 +11,7 @@ use super::spawn::Process;
 use crate::stage::{AckSink, StageHandle, StageReports, State};
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
+use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{LinkMetrics, SupervisionMetrics};
@@ -363,7 +364,7 @@ async fn listen_to(
             Received::Control(words) => {
                 for word in words {
                     match word {
-                        FromStage::Acked(request, units) => parent.acks.acked(request, units),
+                        FromStage::Acked(request, units) => parent.acks.acked(&[Ack { request, units }]),
                         FromStage::SequenceFailed(request, reason) => {
                             parent.reports.sequence_failed(request, name, reason)
                         }

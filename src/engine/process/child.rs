@@ -8,6 +8,7 @@ use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use futures::future::BoxFuture;
 use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::weights::EmbeddedFiles;
@@ -212,7 +213,7 @@ impl Child {
                 self.admitted.fetch_add(1, Ordering::Relaxed);
             }
             ToStage::Abort(request) => self.handle.abort(request),
-            ToStage::Acked(request, units) => self.handle.acked(request, units),
+            ToStage::Acked(request, units) => self.handle.acked(&[Ack { request, units }]),
             ToStage::Trace(on) => {
                 let session = on.then(|| Session::begin(&self.recorder));
                 *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
@@ -293,8 +294,10 @@ impl PayloadSender for Parent {
 }
 
 impl AckSink for Parent {
-    fn acked(&self, request: RequestId, units: u32) {
-        self.out.tell(FromStage::Acked(request, units));
+    fn acked(&self, acks: &[Ack]) {
+        for Ack { request, units } in acks {
+            self.out.tell(FromStage::Acked(*request, *units));
+        }
     }
 }
 
