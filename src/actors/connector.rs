@@ -2,9 +2,12 @@
 //! one takes them off, checks that every unit comes once and in order, hands them to the runner and only then tells the
 //! scheduler.
 
-use super::model_runner::Command;
-use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGeneration};
+use crate::failure::ActorFailure;
+use crate::generation::{Commands, Life, Peer};
+use crate::messages::{Command, InboundMessage, Ready, SchedulerMessage};
+use crate::pulse::Role;
+use crate::queue::QueueReceiver;
+use crate::setup::{AckSink, OutEdge, RELEASED, StageReports};
 use omni_core::ids::{Attempt, RequestId, Seq};
 use omni_core::scheduler::Ack;
 use omni_core::sequence::{Arrival, SequenceCheck};
@@ -12,99 +15,84 @@ use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::StageData;
 use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
+use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
-use omni_transfer::transport::TransportError;
+use omni_transfer::transport::PayloadReceiver;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What the outbound connector is told.
-#[derive(Debug)]
-pub(super) enum OutboundMessage {
-    /// There are payloads.
-    Ready,
+/// What the outbound connector has of its stage.
+pub(super) struct OutboundEnds {
+    pub life: Arc<Life>,
+    pub payloads: QueueReceiver<Payload>,
+    pub edges: Arc<[OutEdge]>,
+    pub reports: Arc<dyn StageReports>,
+    pub leases: LeaseBook,
 }
 
 pub(super) struct Outbound;
 
 pub(super) struct OutboundState {
-    stage: Arc<StageGeneration>,
+    ends: OutboundEnds,
     fault: FaultSite,
 }
 
 impl Actor for Outbound {
-    type Msg = OutboundMessage;
+    type Msg = Ready;
     type State = OutboundState;
-    type Arguments = Arc<StageGeneration>;
+    type Arguments = OutboundEnds;
 
-    async fn pre_start(
-        &self,
-        _: ActorRef<Self::Msg>,
-        stage: Arc<StageGeneration>,
-    ) -> Result<OutboundState, ActorProcessingErr> {
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Outbound);
-        Ok(OutboundState { stage, fault })
+    async fn pre_start(&self, _: ActorRef<Self::Msg>, ends: OutboundEnds) -> Result<OutboundState, ActorProcessingErr> {
+        let fault = ends.life.site(FaultPoint::Outbound);
+        Ok(OutboundState { ends, fault })
     }
 
     async fn handle(
         &self,
         _: ActorRef<Self::Msg>,
-        OutboundMessage::Ready: OutboundMessage,
-        OutboundState { stage, fault }: &mut OutboundState,
+        Ready: Ready,
+        OutboundState { ends, fault }: &mut OutboundState,
     ) -> Result<(), ActorProcessingErr> {
-        while let Ok(queued) = stage.payloads.recv.try_recv() {
-            let _at_work = stage.at_work(Role::Outbound);
-            match queued {
-                Queued::Item(payload) => {
-                    fault.inject_async(|| [event(&payload.header)]).await?;
-                    put(stage, payload);
-                }
-                Queued::News(news) => stage.tell_scheduler(news),
-            }
+        ends.payloads.heard();
+        while let Some(payload) = ends.payloads.next()? {
+            let _at_work = ends.life.pulse.at_work(Role::Outbound);
+            fault.inject_async(|| [event(&payload.header)]).await?;
+            ends.put(payload);
         }
         Ok(())
     }
 }
 
-fn put(stage: &StageGeneration, mut payload: Payload) {
-    let began = trace::now();
-    payload.header.sent = clock::now();
-    let setup = &stage.setup;
-    let (header, bytes) = (payload.header, payload.bytes());
-    let Some(edge) = setup.outbound.iter().find(|edge| edge.kind == header.kind) else { return };
-    match edge.sender.put(payload) {
-        Ok(()) => edge.metrics.sent(bytes),
-        Err(error) => setup.reports.sequence_failed(header.request, setup.name, error.to_string()),
+impl OutboundEnds {
+    fn put(&self, mut payload: Payload) {
+        let began = trace::now();
+        payload.header.sent = clock::now();
+        let (header, bytes) = (payload.header, payload.bytes());
+        let Some(edge) = self.edges.iter().find(|edge| edge.kind == header.kind) else { return };
+        match edge.sender.put(payload) {
+            Ok(()) => edge.metrics.sent(bytes),
+            Err(error) => self.reports.sequence_failed(header.request, self.life.stage, error.to_string()),
+        }
+        edge.metrics.leases.set(self.leases.live() as f64);
+        trace::since(began, self.life.track(Component::ConnectorOut), || What::Put(header.chunk(bytes, None)));
     }
-    edge.metrics.leases.set(setup.leases.live() as f64);
-    trace::since(began, stage.track(Component::ConnectorOut), || What::Put(header.chunk(bytes, None)));
 }
 
-/// What the inbound connector is told.
-pub(super) enum InboundMessage {
-    /// Payloads of this request will come.
-    Admit(Box<Admission>),
-    /// From the scheduler: the model has a sequence for it now.
-    Opened(RequestId, Attempt),
-    /// From the scheduler: the sequence has ended; whatever still comes is not needed.
-    Closed(RequestId, Attempt),
-    /// From the scheduler: the sequence could not go on; another one may.
-    Lost(RequestId, Attempt),
-    /// From the scheduler, which does not know these requests yet.
-    Acked(Vec<Ack>),
-    /// The request is gone.
-    Abort(RequestId),
-    /// A payload is in the inbox.
-    Arrived,
-    /// The transport broke.
-    Broken(TransportError),
+/// What the inbound connector has of its stage.
+pub(super) struct InboundEnds {
+    pub life: Arc<Life>,
+    pub edge: Arc<dyn PayloadReceiver>,
+    pub commands: Commands,
+    pub scheduler: Peer<SchedulerMessage>,
+    pub acks: Arc<dyn AckSink>,
 }
 
 pub(super) struct Inbound;
 
 pub(super) struct InboundState {
-    stage: Arc<StageGeneration>,
+    ends: InboundEnds,
     inbox: flume::Receiver<Payload>,
     sequence: SequenceCheck,
     sequences: HashMap<RequestId, InboundSequence>,
@@ -127,15 +115,15 @@ const INBOX: usize = 64;
 impl Actor for Inbound {
     type Msg = InboundMessage;
     type State = InboundState;
-    type Arguments = Arc<StageGeneration>;
+    type Arguments = InboundEnds;
 
     async fn pre_start(
         &self,
         myself: ActorRef<Self::Msg>,
-        stage: Arc<StageGeneration>,
+        ends: InboundEnds,
     ) -> Result<InboundState, ActorProcessingErr> {
         let (send, inbox) = flume::bounded(INBOX);
-        let receiver = Arc::clone(&stage.setup.inbound);
+        let receiver = Arc::clone(&ends.edge);
         let receiving = tokio::spawn(async move {
             loop {
                 let message = match receiver.get().await {
@@ -151,9 +139,9 @@ impl Actor for Inbound {
                 }
             }
         });
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Connector);
+        let fault = ends.life.site(FaultPoint::Connector);
         let sequence = SequenceCheck::default();
-        Ok(InboundState { stage, inbox, sequence, sequences: HashMap::new(), fault, receiving })
+        Ok(InboundState { ends, inbox, sequence, sequences: HashMap::new(), fault, receiving })
     }
 
     async fn handle(
@@ -162,28 +150,28 @@ impl Actor for Inbound {
         message: InboundMessage,
         state: &mut InboundState,
     ) -> Result<(), ActorProcessingErr> {
-        let _at_work = state.stage.at_work(Role::Inbound);
+        let _at_work = state.ends.life.pulse.at_work(Role::Inbound);
         match message {
             InboundMessage::Admit(admission) => {
                 let (request, from) = (admission.request, admission.from);
                 let sequence = InboundSequence { attempt: from.attempt, ..InboundSequence::default() };
                 state.sequence.open(request, from.attempt, Seq(from.start.input));
                 if state.sequences.insert(request, sequence).is_some() {
-                    // Whoever sent this had been told that the sequence was lost, and knows better.
-                    state.stage.tell_scheduler(SchedulerMessage::Abort(request));
+                    // The engine has heard that the sequence was lost, so this is its next attempt.
+                    state.ends.scheduler.tell(SchedulerMessage::Abort(request));
                 }
-                state.stage.tell_scheduler(SchedulerMessage::Admit(admission));
+                state.ends.scheduler.tell(SchedulerMessage::Admit(admission));
             }
             InboundMessage::Opened(request, attempt) => state.opened(request, attempt)?,
             InboundMessage::Closed(request, attempt) if state.is_at(request, attempt) => state.released(request),
             InboundMessage::Lost(request, attempt) if state.is_at(request, attempt) => _ = state.forgotten(request),
             InboundMessage::Closed(..) | InboundMessage::Lost(..) => {}
             InboundMessage::Acked(acks) => {
-                state.stage.tell_scheduler(SchedulerMessage::Acked { acks, behind: true });
+                state.ends.scheduler.tell(SchedulerMessage::Acked { acks, behind: true });
             }
             InboundMessage::Abort(request) => {
                 state.released(request);
-                state.stage.tell_scheduler(SchedulerMessage::Abort(request));
+                state.ends.scheduler.tell(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
                 // One message, one payload: draining would overtake the admission of a request whose payload is in the
@@ -192,14 +180,14 @@ impl Actor for Inbound {
                     let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
                     state.fault.inject_async(|| [event(&payload.header)]).await?;
                     state.arrived(payload)?;
-                    trace::since(began, state.stage.track(Component::ConnectorIn), || What::Took(chunk));
+                    trace::since(began, state.ends.life.track(Component::ConnectorIn), || What::Took(chunk));
                 }
-                let metrics = &state.stage.setup.metrics;
+                let metrics = &state.ends.life.metrics;
                 metrics.queue_depth(Queue::Input, state.inbox.len());
             }
             InboundMessage::Broken(error) => return Err(ActorFailure::Edge(error).into()),
         }
-        state.stage.gauges.inputs.store(state.sequences.len(), Ordering::Relaxed);
+        state.ends.life.gauges.inputs.store(state.sequences.len(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -235,20 +223,21 @@ impl InboundState {
     /// Nothing that still comes is needed.
     fn released(&mut self, request: RequestId) {
         if self.forgotten(request) {
-            self.stage.setup.acks.acked(&[Ack { request, units: RELEASED }]);
+            self.ends.acks.acked(&[Ack { request, units: RELEASED }]);
         }
     }
 
     fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
         let header = payload.header;
-        let setup = &self.stage.setup;
         match self.sequence.arrived(header.request, header.attempt, header.seq, header.units) {
-            Arrival::Next if header.sent > 0 => setup.metrics.connector_seconds.record(clock::since(header.sent)),
+            Arrival::Next if header.sent > 0 => {
+                self.ends.life.metrics.connector_seconds.record(clock::since(header.sent))
+            }
             Arrival::Next => {}
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
                 let reason = format!("input unit {} came where {expected} was due", header.seq);
-                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request: header.request, reason });
+                self.ends.scheduler.tell(SchedulerMessage::SequenceFailed { request: header.request, reason });
                 return Ok(());
             }
         }
@@ -272,7 +261,7 @@ impl InboundState {
             Some(inputs) if !inputs.is_empty() => inputs,
             _ => {
                 let reason = format!("a payload of {} without its data", header.kind.as_str());
-                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request, reason });
+                self.ends.scheduler.tell(SchedulerMessage::SequenceFailed { request, reason });
                 return Ok(());
             }
         };
@@ -280,9 +269,9 @@ impl InboundState {
         for (at, input) in inputs.into_iter().enumerate() {
             let leases = leases.take_if(|_| at == last).unwrap_or_default();
             let command = Command::Input { header, input, end: end && at == last, leases };
-            self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
+            self.ends.commands.put(command)?;
         }
-        self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });
+        self.ends.scheduler.tell(SchedulerMessage::Input { request, units, end });
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! A stage whose device computes beside the host: steps are launched and end when the test lets them.
 
 use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, sharing, soon, until, watched};
-use omni_actors::actors::{Admission, Outputs, Resume, State};
+use omni_actors::actors::{Admission, Outputs, Resume, StageState};
 use omni_actors::core::ids::{Generation, RequestId, StageName};
 use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
@@ -70,7 +70,7 @@ async fn death(rig: &Rig) -> String {
 
 async fn second_life(rig: &Rig) {
     let second = |status: &omni_actors::actors::StageStatus| {
-        status.state == State::Running && status.generation == Generation(2)
+        status.state == StageState::Running && status.generation == Generation(2)
     };
     soon(rig.stage.status().wait_for(second)).await.unwrap();
 }

@@ -2,7 +2,7 @@
 
 use super::link::Outbox;
 use super::message::{Pulse, ToStage};
-use crate::stage::{Admission, StageHandle, StageLoad};
+use crate::{Admission, StageHandle, StageLoad};
 use omni_core::ids::RequestId;
 use omni_core::scheduler::Ack;
 use omni_fault::PlanState;

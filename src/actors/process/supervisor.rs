@@ -8,7 +8,7 @@ use super::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received, ou
 use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use super::spawn::Process;
-use crate::stage::{AckSink, StageHandle, StageReports, State};
+use crate::{AckSink, StageHandle, StageReports, StageState};
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
 use omni_core::scheduler::Ack;
@@ -248,10 +248,10 @@ impl SupervisorState {
                 }
             }
             // The news of a generation may be older than the news of its end.
-            FromStage::Status(status) if status.state == State::Running && status.generation > self.down.0 => {
+            FromStage::Status(status) if status.state == StageState::Running && status.generation > self.down.0 => {
                 self.running(status.generation);
             }
-            FromStage::Status(status) if status.state == State::Failed => {
+            FromStage::Status(status) if status.state == StageState::Failed => {
                 self.replace(myself, status.last_reason).await;
             }
             // Whoever looks after it finds it killed, as by anybody else.
@@ -277,7 +277,7 @@ impl SupervisorState {
         self.handle.update(|status| {
             status.generation = generation;
             status.restarts += u32::from(recovered.is_some());
-            status.state = State::Running;
+            status.state = StageState::Running;
         });
         // A state may be told more than once.
         if self.up < generation {
@@ -297,7 +297,7 @@ impl SupervisorState {
         }
         self.handle.update(|status| {
             status.generation = status.generation.max(generation);
-            status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
+            status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
             status.last_reason = Some(reason.to_owned());
         });
         self.setup.reports.stage_down(self.handle.name(), reason, verdict == Verdict::GiveUp);

@@ -14,7 +14,7 @@ use omni_model::checkpoint::Checkpoint;
 use omni_model::weights::EmbeddedFiles;
 use omni_stage::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
 use omni_stage::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
-use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageStatus, State};
+use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageState, StageStatus};
 use omni_telemetry::trace::{Recorder, Session};
 use omni_telemetry::{self as telemetry, LogError};
 use omni_transfer::lease::LeaseBook;
@@ -102,7 +102,7 @@ pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(
     let outcome = run(&setup, embedded, from, &out).await;
     if let Err(ChildError::Failed(_, reason)) = &outcome {
         let (generation, last_reason) = (setup.generation, Some(reason.clone()));
-        out.tell(FromStage::Status(StageStatus { state: State::Failed, generation, restarts: 0, last_reason }));
+        out.tell(FromStage::Status(StageStatus { state: StageState::Failed, generation, restarts: 0, last_reason }));
     }
     out.finish();
     let _ = tokio::time::timeout(LAST_WORDS, speaking).await;
@@ -230,7 +230,7 @@ impl Child {
         let mut changes = self.handle.status();
         loop {
             let status = changes.borrow_and_update().clone();
-            if status.state == State::Failed {
+            if status.state == StageState::Failed {
                 return status.last_reason.unwrap_or_default();
             }
             self.out.tell(FromStage::Status(status));
