@@ -22,6 +22,31 @@
 //! | [`fault`] | faults on purpose |
 //! | [`telemetry`] | metrics, logs, traces |
 //! | [`core`] | ids and pure state machines: no runtime, no clock, no tensors |
+//!
+//! # The engine as a library
+//!
+//! ```no_run
+//! use omni_actors::engine::{Engine, Event, Service, SpeechParams, SpeechRequest, TextSource};
+//! use omni_actors::{config, model::Checkpoint};
+//! use std::path::Path;
+//!
+//! # #[tokio::main]
+//! # async fn main() -> anyhow::Result<()> {
+//! let config = config::parse("", Path::new("."), &[])?;
+//! let checkpoint = Checkpoint::open(Path::new("assets/voice/checkpoint"))?;
+//! let engine = Engine::start(&checkpoint, &config).await?;
+//! let text = TextSource::Whole("Good morning.".to_owned());
+//! let mut speech = engine.speak(SpeechRequest { text, params: SpeechParams::default() }).await?;
+//! while let Some(event) = speech.next().await {
+//!     if let Event::Audio(chunk) = event {
+//!         println!("{} samples more, of {} a second", chunk.samples.len(), engine.info().sample_rate);
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `examples/engine_as_library.rs` writes them into a file.
 
 #![forbid(unsafe_code)]
 

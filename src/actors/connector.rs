@@ -1,6 +1,11 @@
-//! The Connector actors: the two ends of a stage's edges. The outbound one puts payloads on their transport; the inbound
-//! one takes them off, checks that every unit comes once and in order, hands them to the runner and only then tells the
-//! scheduler.
+//! The Connector actors: the two ends of a stage's edges. The outbound one puts payloads on their transport; the
+//! inbound one takes them off, checks that every unit comes once and in order, hands them to the runner and only then
+//! tells the scheduler.
+//!
+//! A transport repairs nothing. When a unit is missing, because a later one came or because the sender has come
+//! further, the inbound connector lets go of the sequence and reports it
+//! ([`StageReports::input_lost`](super::StageReports::input_lost)): the request ledger admits the sequence again with
+//! its input. Faults of an edge are injected where it ends, here.
 
 use crate::failure::ActorFailure;
 use crate::generation::{Commands, Life, Peer};
@@ -8,16 +13,17 @@ use crate::messages::{Command, InboundMessage, Ready, SchedulerMessage};
 use crate::pulse::Role;
 use crate::queue::QueueReceiver;
 use crate::setup::{AckSink, OutEdge, RELEASED, StageReports};
-use omni_core::ids::{Attempt, RequestId, Seq};
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_core::sequence::{Arrival, SequenceCheck};
-use omni_fault::{FaultEvent, FaultPoint, FaultSite};
+use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite, InjectedFault};
 use omni_model::stage::StageData;
 use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
-use omni_transfer::transport::PayloadReceiver;
+use omni_transfer::transport::{Delivery, PayloadReceiver, Sent, TransportError};
+use omni_transfer::wire::{self, WireError};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -87,16 +93,21 @@ pub(super) struct InboundEnds {
     pub commands: Commands,
     pub scheduler: Peer<SchedulerMessage>,
     pub acks: Arc<dyn AckSink>,
+    pub reports: Arc<dyn StageReports>,
 }
 
 pub(super) struct Inbound;
 
 pub(super) struct InboundState {
     ends: InboundEnds,
-    inbox: flume::Receiver<Payload>,
+    inbox: flume::Receiver<Delivery>,
     sequence: SequenceCheck,
     sequences: HashMap<RequestId, InboundSequence>,
     fault: FaultSite,
+    /// Of the edge that ends here.
+    edge: FaultSite,
+    /// A payload that a fault lets the next one overtake.
+    held_back: Option<Payload>,
     receiving: tokio::task::JoinHandle<()>,
 }
 
@@ -108,7 +119,7 @@ struct InboundSequence {
     waiting: Vec<Payload>,
 }
 
-/// Payloads taken off the transport and not yet handed on: enough to keep this actor busy, few enough to leave the
+/// Deliveries taken off the transport and not yet handed on: enough to keep this actor busy, few enough to leave the
 /// back-pressure to the transport.
 const INBOX: usize = 64;
 
@@ -127,7 +138,7 @@ impl Actor for Inbound {
         let receiving = tokio::spawn(async move {
             loop {
                 let message = match receiver.get().await {
-                    Ok(payload) => match send.send_async(payload).await {
+                    Ok(delivery) => match send.send_async(delivery).await {
                         Ok(()) => InboundMessage::Arrived,
                         Err(_) => return,
                     },
@@ -140,8 +151,17 @@ impl Actor for Inbound {
             }
         });
         let fault = ends.life.site(FaultPoint::Connector);
-        let sequence = SequenceCheck::default();
-        Ok(InboundState { ends, inbox, sequence, sequences: HashMap::new(), fault, receiving })
+        let edge = stage_before(ends.life.stage).map(|from| ends.life.site_behind(from));
+        Ok(InboundState {
+            ends,
+            inbox,
+            sequence: SequenceCheck::default(),
+            sequences: HashMap::new(),
+            fault,
+            edge: edge.unwrap_or_default(),
+            held_back: None,
+            receiving,
+        })
     }
 
     async fn handle(
@@ -174,13 +194,13 @@ impl Actor for Inbound {
                 state.ends.scheduler.tell(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
-                // One message, one payload: draining would overtake the admission of a request whose payload is in the
-                // inbox already, and drop that payload as nobody's.
-                if let Ok(payload) = state.inbox.try_recv() {
-                    let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
-                    state.fault.inject_async(|| [event(&payload.header)]).await?;
-                    state.arrived(payload)?;
-                    trace::since(began, state.ends.life.track(Component::ConnectorIn), || What::Took(chunk));
+                // One message, one delivery: draining would overtake the admission of a request whose payload is in the
+                // inbox already, and drop that payload as if its request were gone.
+                match state.inbox.try_recv() {
+                    Ok(Delivery::Payload(payload)) => state.delivered(payload).await?,
+                    Ok(Delivery::Broken(error)) => broken(&error),
+                    Ok(Delivery::Sent(positions)) => positions.into_iter().for_each(|sent| state.sent(sent)),
+                    Err(_) => {}
                 }
                 let metrics = &state.ends.life.metrics;
                 metrics.queue_depth(Queue::Input, state.inbox.len());
@@ -214,30 +234,80 @@ impl InboundState {
         Ok(())
     }
 
-    /// Whether there was anything to forget.
+    /// Drops what is known of a request; false if nothing was.
     fn forgotten(&mut self, request: RequestId) -> bool {
         self.sequence.close(request);
         self.sequences.remove(&request).is_some()
     }
 
-    /// Nothing that still comes is needed.
+    /// The input that still comes is not needed: the producer must not wait for it to be used.
     fn released(&mut self, request: RequestId) {
         if self.forgotten(request) {
             self.ends.acks.acked(&[Ack { request, units: RELEASED }]);
         }
     }
 
-    fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
-        let header = payload.header;
-        match self.sequence.arrived(header.request, header.attempt, header.seq, header.units) {
-            Arrival::Next if header.sent > 0 => {
-                self.ends.life.metrics.connector_seconds.record(clock::since(header.sent))
+    /// A payload came over the edge: what a fault plan makes of that.
+    async fn delivered(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
+        let hit = self.edge.occurs(|| [event(&payload.header)]);
+        let overtaken = self.held_back.take();
+        match hit.map(|hit| (hit.kind, hit)) {
+            None => self.taken(payload).await?,
+            Some((FaultKind::Drop, _)) => {}
+            Some((FaultKind::Duplicate, _)) => {
+                let Payload { header, parts, .. } = &payload;
+                let twin = Payload { header: *header, parts: parts.clone(), leases: Vec::new() };
+                self.taken(payload).await?;
+                self.taken(twin).await?;
             }
+            // Not where it came: it must not hold up the ring.
+            Some((FaultKind::Reorder, _)) => self.held_back = Some(payload.detached()),
+            Some((FaultKind::Corrupt, hit)) => corrupted(&payload, hit),
+            Some((FaultKind::Delay(pause), _)) => {
+                tokio::time::sleep(pause).await;
+                self.taken(payload).await?;
+            }
+            Some((FaultKind::Cut, _)) => return Err(ActorFailure::Edge(TransportError::Closed).into()),
+            // Other kinds are not for edges: the config refuses them.
+            Some(_) => self.taken(payload).await?,
+        }
+        if let Some(overtaken) = overtaken {
+            self.taken(overtaken).await?;
+        }
+        Ok(())
+    }
+
+    async fn taken(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
+        let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
+        self.fault.inject_async(|| [event(&payload.header)]).await?;
+        self.arrived(payload)?;
+        trace::since(began, self.ends.life.track(Component::ConnectorIn), || What::Took(chunk));
+        Ok(())
+    }
+
+    /// The sender has come this far with a sequence.
+    fn sent(&mut self, Sent { request, attempt, next, ended }: Sent) {
+        if let Some(expected) = self.sequence.sent(request, attempt, next, ended) {
+            self.input_lost(request, attempt, expected);
+        }
+    }
+
+    /// Unit `expected` did not come: the sequence is let go of, for the ledger to admit it again with all of its input.
+    fn input_lost(&mut self, request: RequestId, attempt: Attempt, expected: Seq) {
+        self.forgotten(request);
+        self.ends.scheduler.tell(SchedulerMessage::Abort(request));
+        self.ends.reports.input_lost(request, self.ends.life.stage, attempt, expected);
+    }
+
+    fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
+        let Header { request, attempt, seq, units, end, sent, .. } = payload.header;
+        let header = payload.header;
+        match self.sequence.arrived(request, attempt, seq, units, end.is_some()) {
+            Arrival::Next if sent > 0 => self.ends.life.metrics.connector_seconds.record(clock::since(sent)),
             Arrival::Next => {}
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
-                let reason = format!("input unit {} came where {expected} was due", header.seq);
-                self.ends.scheduler.tell(SchedulerMessage::SequenceFailed { request: header.request, reason });
+                self.input_lost(request, attempt, expected);
                 return Ok(());
             }
         }
@@ -276,12 +346,41 @@ impl InboundState {
     }
 }
 
-/// What a payload is to a fault plan.
+/// Whose output comes over the edge into a stage; `None` where the input is a client's.
+fn stage_before(stage: StageName) -> Option<StageName> {
+    match stage {
+        StageName::Thinker => None,
+        StageName::Talker => Some(StageName::Thinker),
+        StageName::Vocoder => Some(StageName::Talker),
+    }
+}
+
+/// A payload arrived damaged. The gap that it leaves says whose it was.
+fn broken(error: &WireError) {
+    tracing::warn!(%error, "a payload arrived damaged and is dropped");
+}
+
+/// Damages a payload as bits that change on the way do, and drops what its frame is then.
+fn corrupted(payload: &Payload, hit: InjectedFault) {
+    let frame = wire::encode(payload).map(Vec::from);
+    let damaged = frame.and_then(|mut frame| {
+        // Somewhere else each time, and the same in each run.
+        let at = hit.injected.occurrence as usize * 37 % frame.len();
+        frame[at] ^= 0x55;
+        wire::decode(&frame.into(), false)
+    });
+    match damaged {
+        Err(error) => broken(&error),
+        Ok(payload) => tracing::error!(request = %payload.header.request, "a damaged frame was not recognized"),
+    }
+}
+
+/// The event of a payload for fault plans.
 fn event(header: &Header) -> FaultEvent {
     FaultEvent::units(header.request, header.seq, header.end.is_some())
 }
 
-/// What a part of a payload is to a stage.
+/// A part of a payload as input of a stage.
 fn input(kind: Kind, part: Part) -> Option<StageData> {
     match (kind, part) {
         (Kind::Embeddings, Part::Embeddings(sequences)) => Some(StageData::Embeddings(sequences)),

@@ -63,6 +63,11 @@ impl Life {
         self.recorder.writer(Track::of(self.stage, self.generation, component))
     }
 
+    /// Where a fault plan can strike the edge behind another stage, which leads here.
+    pub fn site_behind(&self, stage: StageName) -> FaultSite {
+        self.faults.site(stage, FaultPoint::Edge)
+    }
+
     /// Where a fault plan can strike.
     pub fn site(&self, point: FaultPoint) -> FaultSite {
         self.faults.site(self.stage, point)
@@ -175,6 +180,7 @@ impl StageGeneration {
                 commands: commands.clone(),
                 scheduler: scheduler.clone(),
                 acks: Arc::clone(&setup.acks),
+                reports: Arc::clone(&setup.reports),
             },
             runner: RunnerEnds {
                 life: Arc::clone(&life),

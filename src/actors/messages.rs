@@ -87,7 +87,7 @@ pub(super) enum InboundMessage {
     Acked(Vec<Ack>),
     /// From the engine: the request is gone.
     Abort(RequestId),
-    /// A payload is in the inbox.
+    /// Something is in the inbox.
     Arrived,
     /// The transport broke.
     Broken(TransportError),

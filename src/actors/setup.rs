@@ -1,7 +1,7 @@
 //! What a stage is made of: everything that outlives its actors.
 
 use crate::arbiter::Arbiter;
-use omni_core::ids::{RequestId, StageName};
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::{Ack, SchedulerConfig};
 use omni_fault::FaultPlan;
@@ -79,6 +79,9 @@ pub trait AckSink: Send + Sync {
 pub trait StageReports: Send + Sync {
     /// One sequence cannot go on: the stage has dropped it, and takes another attempt.
     fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String);
+    /// Input of one attempt of a sequence, from `unit` on, got lost on its edge: the stage has dropped the sequence, and
+    /// takes another attempt.
+    fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq);
     /// The stage takes sequences from now on; those it had before are lost.
     fn stage_up(&self, stage: StageName);
     /// All sequences of the stage are lost. `for_good`: it will not come up again.

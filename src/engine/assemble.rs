@@ -1,4 +1,4 @@
-//! From a checkpoint and a config to supervised stages with edges between them.
+//! Builds an engine: from a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
 use super::journal::Edge;
@@ -19,8 +19,8 @@ use omni_model::frontend::AudioLimits;
 use omni_model::hf::{Family, SAMPLE_RATE, Variant};
 use omni_stage::process::IntoStage;
 use omni_stage::{self as actors, AckSink, StageHandle, StageReports};
-use omni_telemetry::{RepairMetrics, RequestMetrics};
-use omni_transfer::link::{self, LinkOptions, LostSink};
+use omni_telemetry::RequestMetrics;
+use omni_transfer::link::edge::{self, EdgeOptions, LostSink};
 use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
@@ -33,7 +33,7 @@ const TICK: Duration = Duration::from_millis(250);
 type Sender = Arc<dyn PayloadSender>;
 type Receiver = Arc<dyn PayloadReceiver>;
 
-/// Starts the supervisors. The stages load their weights and come up by themselves.
+/// Starts the supervisors. Each stage loads its weights and comes up by itself.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let family = checkpoint.family();
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
@@ -49,9 +49,9 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
-    // The ledger needs the edges and the edges need somebody to tell.
+    // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
-    let edges = Edges { config, faults: &maker.faults, told: Arc::clone(&told) };
+    let edges = Edges { config, told: Arc::clone(&told) };
     for stage in stages.iter() {
         let (sender, receiver) = edges.towards(stage, stages.before(stage.name()).map(|stage| stage.name()))?;
         into.push(sender);
@@ -206,7 +206,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
     })
 }
 
-/// How the payloads of a stage travel to the next.
+/// The transport from a stage to the next.
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
         StageName::Thinker => transfer.edges.embeddings,
@@ -215,12 +215,12 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     edge.unwrap_or(transfer.transport)
 }
 
-/// Whether the edge between two stages is one of frames. Handles, and the link to a process, lose nothing.
+/// Whether the edge between two stages carries frames. An edge of handles loses nothing.
 fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
-    config.stage(to).placement == Placement::Thread && transport(&config.transfer, from) != TransportKind::Inproc
+    config.stage(to).placement == Placement::Process || transport(&config.transfer, from) != TransportKind::Inproc
 }
 
-/// What can break on purpose.
+/// Which faults this engine can inject.
 fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCapabilities {
     let stages = family.stages();
     let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
@@ -234,16 +234,15 @@ fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCa
     }
 }
 
-/// Makes edges.
+/// Makes the edges between stages.
 struct Edges<'a> {
     config: &'a Config,
-    faults: &'a FaultPlan,
-    /// Who hears of what got lost.
+    /// Gets the reports of what could not be sent.
     told: Arc<OnceLock<Weak<Ledger>>>,
 }
 
 impl Edges<'_> {
-    /// How payloads get into a stage, and out at its end, unless that is in another process.
+    /// Both ends of the edge into a stage; the sender alone where the stage is another process.
     fn towards(
         &self,
         stage: &Arc<StageHandle>,
@@ -260,7 +259,8 @@ impl Edges<'_> {
         Ok((sender, Some(receiver)))
     }
 
-    /// An edge between two stages of this process that passes frames. What gets lost on it is given again to the receiver.
+    /// An edge between two stages of this process that passes frames. A payload that fits no frame fails the receiver's
+    /// sequence.
     fn frames(&self, from: StageName, to: StageName) -> Result<(Sender, Receiver), StartError> {
         let told = Arc::clone(&self.told);
         let lost: LostSink = Arc::new(move |request, reason| {
@@ -268,25 +268,20 @@ impl Edges<'_> {
                 ledger.sequence_failed(request, to, reason);
             }
         });
-        let options = LinkOptions {
-            capacity: edge_capacity(self.config, from),
-            zero_copy: self.config.transfer.zero_copy,
-            fault: self.faults.site(from, FaultPoint::Edge),
-            metrics: RepairMetrics::new(from),
-            lost,
-        };
+        let options =
+            EdgeOptions { capacity: edge_capacity(self.config, from), zero_copy: self.config.transfer.zero_copy, lost };
         if transport(&self.config.transfer, from) == TransportKind::Wire {
-            return Ok(erase(link::over_channel(options)));
+            return Ok(erase(edge::over_queue(options)));
         }
-        let ring = link::over_ring(self.config.transfer.shm_bytes, options);
+        let ring = edge::over_ring(self.config.transfer.shm_bytes, options);
         let ring =
             ring.map_err(|error| StartError::Config(format!("transfer.shm_bytes: no shared memory: {error}")))?;
         Ok(erase(ring))
     }
 }
 
-/// Whether what a stage leaves on a device is of use to the next: on the same device, in the same process, by a transport
-/// that passes handles.
+/// Whether the next stage can use the buffers that a stage leaves on a device: same device, same process, and a
+/// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
     let here = |stage: StageName| config.stage(stage).placement == Placement::Thread;
     device == DeviceKind::Cuda
@@ -296,7 +291,7 @@ fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
         && transport(&config.transfer, from) == TransportKind::Inproc
 }
 
-/// Where the output of a stage goes: past the books, to the next stage or to the client.
+/// Where the output of a stage goes: through the ledger, to the next stage or to the client.
 fn edges_from(stage: StageName, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
     let tap = |edge: Edge| (edge.kind(), Arc::new(LedgerSink(Arc::clone(ledger))) as Sender);
     Edge::from_stage(stage).map(tap).collect()

@@ -1,4 +1,4 @@
-//! What can break in one engine, and what a rule asks for in vain.
+//! What can break in one engine, and the refusal of rules that ask for anything else.
 
 use super::rule::{FaultKind, FaultPoint, FaultRule, Phase};
 use omni_core::ids::StageName;
@@ -8,9 +8,9 @@ use omni_core::ids::StageName;
 pub struct FaultCapabilities {
     /// The stages that there are.
     pub stages: Vec<StageName>,
-    /// Those with a process of their own.
+    /// Stages with a process of their own.
     pub apart: Vec<StageName>,
-    /// Those with an edge behind them that carries frames.
+    /// Stages with an edge behind them that carries frames, which alone can lose a payload.
     pub framed: Vec<StageName>,
     /// Whether stages compute on a GPU.
     pub gpu: bool,
@@ -55,7 +55,7 @@ impl FaultRule {
 }
 
 impl FaultCapabilities {
-    /// Whether the rule can strike here.
+    /// Whether this engine can do what the rule asks for.
     ///
     /// # Errors
     /// The key that asks for what there is not, and what to do about it.
@@ -83,7 +83,7 @@ impl FaultCapabilities {
         }
         if rule.point == FaultPoint::Edge && !self.framed.contains(&stage) {
             let advice =
-                "set transfer.transport to \"wire\" or \"shm\", and the placement of the next stage to \"thread\"";
+                "set transfer.transport to \"wire\" or \"shm\", or the placement of the next stage to \"process\"";
             return Err(("point", format!("no frame of the edge behind {stage} can get lost, it has none: {advice}")));
         }
         Ok(())

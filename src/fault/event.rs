@@ -1,13 +1,13 @@
-//! What a stage is at when a fault may strike.
+//! What a stage is working on when a fault may happen.
 
 use super::rule::Phase;
 use omni_core::ids::{RequestId, Seq};
 use std::collections::HashSet;
 
-/// One request that is worked on, and what it is at. A step of several sequences is at several moments.
+/// One request that is worked on, and its phase. A step of several sequences has one event for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FaultEvent {
-    /// Whose work it is.
+    /// The request.
     pub request: RequestId,
     prompt: bool,
     output: Option<Output>,
@@ -21,7 +21,7 @@ struct Output {
 }
 
 impl FaultEvent {
-    /// Something of a request.
+    /// Work on a request in no particular phase.
     pub fn of(request: RequestId) -> FaultEvent {
         FaultEvent { request, prompt: false, output: None }
     }
@@ -47,7 +47,7 @@ impl FaultEvent {
         FaultEvent { prompt: self.prompt || prompt, ..self }
     }
 
-    /// Whether this is the phase. That the engine drains is not seen here.
+    /// Whether the event is in this phase. An event does not know whether the engine drains.
     pub fn is_at(&self, phase: Phase) -> bool {
         match (phase, self.output) {
             (Phase::Prefill, _) => self.prompt,
@@ -59,12 +59,13 @@ impl FaultEvent {
     }
 }
 
-/// Who has had output in this generation of an actor, where that is not told. Kept only where faults may strike.
+/// Requests that have had output in this generation of an actor, for actors that do not learn the number of a unit.
+/// Filled only where a fault plan has rules.
 #[derive(Debug, Default)]
 pub struct Begun(HashSet<RequestId>);
 
 impl Begun {
-    /// The moment of a sequence that has a part in a step.
+    /// The event of a sequence that takes part in a step.
     pub fn event(&mut self, request: RequestId, prompt: bool, last: bool) -> FaultEvent {
         if prompt {
             return FaultEvent::prompt(request);

@@ -1,19 +1,20 @@
 //! Faults on purpose: where something breaks, when, and how. Free when no rule is set.
 //!
-//! A [`FaultPlan`] is made once per engine from the config. An actor asks it once, when it is built, for the [`FaultSite`]
-//! of its place, and strikes that site at each occurrence. Counts go on over restarts, of actors and of stage processes, so
-//! that a plan means the same whatever it breaks. A plan that is *open* can be changed while the engine runs.
+//! A [`FaultPlan`] is made once per engine from the config. An actor asks it once, when it is built, for the
+//! [`FaultSite`] of its place, and asks that site at each occurrence what happens. Counts go on over restarts, of
+//! actors and of stage processes, so that a plan means the same whatever it breaks. A plan that is *open* can be
+//! changed while the engine runs.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `rule` | what a rule says |
-//! | `event` | what a stage is at when a fault may strike |
+//! | `event` | what a stage is working on when a fault may happen |
 //! | `matching` | which occurrences a rule hits: pure |
 //! | `capabilities` | what can break in one engine |
 //! | `plan` | the rules of an engine, and their counts |
-//! | `site` | one place, which is struck |
+//! | `site` | one place where faults can happen |
 //!
-//! `docs/faults.md` explains all of it to those who write plans.
+//! `docs/faults.md` explains how to write a plan.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -4,18 +4,18 @@ use super::event::FaultEvent;
 use super::rule::{FaultRule, Phase};
 use std::time::Duration;
 
-/// What is known of the world when a fault may strike.
+/// What else decides whether a rule applies to an occurrence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FaultContext {
     /// Requests accepted before the rule was made.
     pub before: u64,
-    /// For how long the rule has been there.
+    /// How long ago the rule was made.
     pub age: Duration,
     /// The engine drains.
     pub draining: bool,
 }
 
-/// Whether an occurrence counts for a rule; if so, which of the moments it is about.
+/// Whether an occurrence counts for a rule; if so, the index of the event that it is about.
 pub(super) fn fits(rule: &FaultRule, events: &[FaultEvent], context: FaultContext) -> Option<usize> {
     if context.age < rule.after || (rule.phase == Some(Phase::Drain) && !context.draining) {
         return None;

@@ -35,11 +35,11 @@ pub struct FaultPlan {
     pub(super) shared: Arc<Shared>,
 }
 
-/// What its sites look at.
+/// The part that the sites of a plan share.
 pub(super) struct Shared {
     pub seed: u64,
     open: bool,
-    /// How many rules there are, for those who need to know only that there is none.
+    /// How many rules there are: a site that finds none takes no lock.
     filled: AtomicUsize,
     rules: RwLock<Rules>,
     accepted: AtomicU64,
@@ -129,12 +129,12 @@ impl FaultPlan {
         plan
     }
 
-    /// Whether it can be changed.
+    /// Whether rules can be added and removed while the engine runs.
     pub fn is_open(&self) -> bool {
         self.shared.open
     }
 
-    /// By which chances are drawn.
+    /// The seed that chances are drawn with.
     pub fn seed(&self) -> u64 {
         self.shared.seed
     }
@@ -180,7 +180,7 @@ impl FaultPlan {
         self.shared.change(|rules| rules.list.retain(|planned| !spent(planned)));
     }
 
-    /// Forgets all rules. Whoever hangs goes on hanging.
+    /// Forgets all rules. An actor that hangs because of one keeps hanging until its stage is taken down.
     pub fn clear(&self) {
         self.shared.change(|rules| rules.list.clear());
     }
@@ -230,7 +230,7 @@ impl FaultPlan {
         }
     }
 
-    /// In a stage process: who kills it when a rule says so, given the counts to go on from.
+    /// In a stage process: sets what has the process killed when a rule says so, given the counts to go on from.
     pub fn doomed_by(&self, kill: impl Fn(Vec<RuleCount>) + Send + Sync + 'static) {
         let _ = self.shared.kill.set(Box::new(kill));
     }
@@ -261,7 +261,7 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     pub fn is_empty(&self) -> bool {
-        // Relaxed: whoever made a rule does not wait until everybody has heard of it.
+        // Relaxed: a new rule need not be seen by every site at once.
         self.filled.load(Ordering::Relaxed) == 0
     }
 

@@ -3,7 +3,7 @@
 use omni_core::ids::StageName;
 use std::time::Duration;
 
-/// How long a hang lasts that nobody ends: longer than anybody waits.
+/// How long a hang lasts unless its stage is taken down: longer than any watchdog waits.
 pub const HANG: Duration = Duration::from_secs(3600);
 
 /// One thing that goes wrong. Made with [`FaultRule::new`], narrowed down by the methods.
@@ -98,7 +98,7 @@ pub enum FaultPoint {
     Open,
     /// The runner thread, before it launches a step.
     Runner,
-    /// Who waits for launched steps, before anybody hears of the tokens of one.
+    /// The completion side, before a step's tokens are passed on.
     Completion,
     /// The sampler, before it looks at a step.
     Sampler,
@@ -108,8 +108,8 @@ pub enum FaultPoint {
     Outbound,
     /// The inbound connector, before it hands a payload to its stage.
     Connector,
-    /// The edge behind the stage, for each frame that goes out on it, repetitions included. An edge that passes handles has
-    /// no frames.
+    /// The edge behind the stage, where it ends: for each payload that comes over it, those that are sent again
+    /// included. Only edges that carry frames can lose one.
     Edge,
     /// No stage: the request ledger, before it looks at what the last stage made for a client.
     Ledger,
@@ -149,7 +149,7 @@ impl FaultPoint {
             FaultPoint::Open => phase == Phase::Prefill,
             FaultPoint::Runner => phase != Phase::Last,
             FaultPoint::Scheduler | FaultPoint::Completion | FaultPoint::Sampler => true,
-            // What travels was made: there are no payloads of a prompt that nobody has computed.
+            // Payloads carry what was computed: there are none of a prompt that is still to be computed.
             _ => phase != Phase::Prefill,
         }
     }
@@ -174,15 +174,15 @@ pub enum FaultKind {
     Nan,
     /// The stage's own process is killed, as `kill -9` does.
     Kill,
-    /// On an edge: the frame is lost.
+    /// On an edge: the payload is lost.
     Drop,
-    /// On an edge: the frame comes twice.
+    /// On an edge: the payload comes twice.
     Duplicate,
-    /// On an edge: the next frame overtakes this one.
+    /// On an edge: the next payload overtakes this one.
     Reorder,
-    /// On an edge: bits of the frame change.
+    /// On an edge: bits of the payload's frame change.
     Corrupt,
-    /// On an edge: the transport breaks, with everything that is on it.
+    /// On an edge: it breaks, and takes with it what is on its way.
     Cut,
     /// The disk is full.
     Full,
@@ -236,7 +236,7 @@ impl FaultKind {
             FaultKind::Panic => in_stage || point == Ledger,
             FaultKind::Error => in_stage,
             FaultKind::Delay(_) => point.has_stage(),
-            // While a stage comes up nobody can tell a hang from a slow disk.
+            // While a stage comes up its supervisor cannot tell a hang from a slow disk.
             FaultKind::Hang | FaultKind::Kill => in_stage && point != Build,
             FaultKind::Oom => matches!(point, Build | Open | Runner),
             FaultKind::Device => point == Runner,

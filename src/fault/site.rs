@@ -15,13 +15,13 @@ const GLANCE: Duration = Duration::from_millis(5);
 /// A process that asked to be killed and lives for longer than this kills itself.
 const LAST_MOMENTS: Duration = Duration::from_secs(2);
 
-/// What comes of a fault where it strikes, as an error.
+/// An injected fault as the error that the faulted call returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("injected fault: {}{} {}, occurrence {occurrence}", of(.stage), .point.as_str(), .kind.as_str())]
 pub struct Injected {
-    /// Where.
+    /// In which stage.
     pub stage: Option<StageName>,
-    /// Where.
+    /// At which point.
     pub point: FaultPoint,
     /// What.
     pub kind: FaultKind,
@@ -39,14 +39,14 @@ fn of(stage: &Option<StageName>) -> String {
 pub struct InjectedFault {
     /// What happens.
     pub kind: FaultKind,
-    /// To which of the moments, in their order.
+    /// Index of the event that it happens to.
     pub sequence: usize,
-    /// As the error that it is for those whose call fails.
+    /// The same as an error, for a caller that fails with it.
     pub injected: Injected,
 }
 
-/// One place where faults can happen. Without a rule for it in a plan that is not open, striking it is one comparison with
-/// null.
+/// One place where faults can happen. Without a rule for it in a plan that is not open, asking it is one comparison
+/// with null.
 #[derive(Clone, Debug, Default)]
 pub struct FaultSite(pub(super) Option<Arc<Site>>);
 
@@ -58,8 +58,8 @@ pub(super) struct Site {
 }
 
 impl FaultSite {
-    /// Counts one occurrence and says what happens to it. For callers to whom it happens in a way of their own; `moments`
-    /// are those that the work is about, and are asked for only where there are rules.
+    /// Counts one occurrence and says what happens to it, for callers that carry the fault out themselves. `events`
+    /// says what the work is about, and is called only where there are rules.
     #[inline]
     pub fn occurs<M: IntoIterator<Item = FaultEvent>>(&self, events: impl FnOnce() -> M) -> Option<InjectedFault> {
         match self.0.as_deref() {
@@ -68,8 +68,7 @@ impl FaultSite {
         }
     }
 
-    /// Counts one occurrence and lets happen what is planned, on a thread that may block. What hangs does so until
-    /// `stopped`.
+    /// Counts one occurrence and carries out what is planned, on a thread that may block. A hang lasts until `stopped`.
     ///
     /// # Errors
     /// [`Injected`] if the call is to fail.
@@ -88,7 +87,7 @@ impl FaultSite {
         }
     }
 
-    /// What [`FaultSite::strike`] does with a hit.
+    /// Carries a fault out, as [`FaultSite::inject`] does.
     ///
     /// # Errors
     /// [`Injected`] if the call is to fail.
@@ -111,7 +110,8 @@ impl FaultSite {
         self.end(hit)
     }
 
-    /// As [`FaultSite::strike`], for async code: a pause does not block the thread, and ends with whoever waits.
+    /// As [`FaultSite::inject`], for async code: a pause does not block the thread, and ends when the future is
+    /// dropped.
     ///
     /// # Errors
     /// [`Injected`] if the call is to fail.
@@ -139,12 +139,12 @@ impl FaultSite {
             FaultKind::Hang => Ok(HANG),
             FaultKind::Kill => {
                 let site = self.0.as_deref().ok_or(hit.injected)?;
-                // Whoever kills must know first what was counted, or the same occurrence is hit again and again.
+                // The parent must know first what was counted, or the next process is killed at the same occurrence.
                 let kill = site.plan.kill.get().ok_or(hit.injected)?;
                 kill(site.plan.counts());
                 Ok(LAST_MOMENTS)
             }
-            // The rest is for those who do it themselves.
+            // Callers carry out the rest themselves.
             FaultKind::Nan
             | FaultKind::Drop
             | FaultKind::Duplicate

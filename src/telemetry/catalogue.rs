@@ -1,4 +1,4 @@
-//! Every metric there is: name, kind, labels, meaning. `docs/operations.md` repeats them for people; a test compares.
+//! Every metric: its name, kind, labels and meaning. `docs/operations.md` repeats them; a test compares the two.
 
 /// What kind of series a metric is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,11 +34,11 @@ const WAIT_SECONDS: &[f64] =
     &[5e-3, 10e-3, 20e-3, 40e-3, 60e-3, 80e-3, 120e-3, 160e-3, 240e-3, 300e-3, 400e-3, 600e-3, 1.0, 2.0, 5.0, 10.0];
 /// From one word to a whole reading.
 const LONG_SECONDS: &[f64] = &[0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0];
-/// 1 is as fast as one listens; above it a player runs dry.
+/// Speech is made as fast as a player plays it at 1; above 1 the player runs dry.
 const FACTOR: &[f64] = &[0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.5, 2.0, 5.0];
 /// Powers of two up to the largest batch the config allows.
 const SEQUENCES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-/// Every value the config allows, singly.
+/// Every value that the config allows has a bucket of its own.
 const RUN_AHEAD: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
 
 macro_rules! catalogue {
@@ -58,8 +58,8 @@ catalogue! {
     BUILD_INFO = Gauge, "omni_build_info", ["version"], "Always 1; the label tells which build runs.";
     READY = Gauge, "omni_ready", [], "1 while every stage can serve and no shutdown has begun.";
 
-    REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by kind and outcome.";
-    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of the journals of open requests, from which a stage that restarts gets its sequences.";
+    REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by what they were and how they ended.";
+    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of what the ledger keeps of open requests, to give a stage its sequences again.";
     REQUESTS_IN_FLIGHT = Gauge, "omni_requests_in_flight", [], "Accepted requests that have not ended.";
     REQUEST_SECONDS = Histogram(LONG_SECONDS), "omni_request_seconds", ["kind"], "From acceptance to the last event of a request.";
     TTFA_SECONDS = Histogram(WAIT_SECONDS), "omni_ttfa_seconds", ["kind"], "Time to first audio: from acceptance to the first samples handed to the client.";
@@ -70,32 +70,31 @@ catalogue! {
     UNDERRUNS = Counter, "omni_underruns_total", [], "Chunks that came more than 20 ms too late for a player that began with the first chunk.";
 
     ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that admission takes this server to carry in real time, at most limits.max_requests.";
-    REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were refused, by reason.";
-    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines of streams, met and missed: the first sound in time, and the rest in real time.";
+    REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were told to come later, by why.";
+    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines of requests, met and missed: the first sound in time, and the rest in real time.";
 
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
     STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
-    PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "Time of one phase of a step, where the device measures it.";
+    PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "What of a step's time one phase took, as far as the device measures it.";
     BATCH_SEQUENCES = Histogram(SEQUENCES), "omni_stage_batch_sequences", ["stage"], "Sequences that advanced together in one step.";
     BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
     RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
     UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (vocoder).";
     STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Sequences computed in vain, because they had ended in a step that was still in flight.";
-    SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step until the scheduler has its tokens.";
+    SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
     PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";
-    CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "From sending a payload to this stage until the stage has taken it over.";
+    CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "From a payload being put on the edge into this stage to the stage having taken it over.";
     SEQUENCES_LIVE = Gauge, "omni_stage_sequences", ["stage"], "Sequences that hold a slot.";
     QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
     GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
     RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
 
-    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that a plan injected; the stage is empty for points outside of stages.";
+    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that the fault plan injected; the stage is empty for points outside of stages.";
 
     PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: embeddings and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
-    EDGE_REPEATED = Counter, "omni_edge_repeated_total", ["stage"], "Frames that a stage sent again because they had not arrived whole.";
-    EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Payloads that could not be delivered; their requests were told.";
+    EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Times that input of a sequence got lost on the edge behind the stage, and the sequence was admitted again or failed.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
 
     LINK_FRAMES = Counter, "omni_link_frames_total", ["stage", "direction"], "Frames between this process and that of a stage: down to the stage, or up from it.";

@@ -230,30 +230,11 @@ impl std::fmt::Debug for EdgeMetrics {
     }
 }
 
-/// What an edge that passes frames records.
-#[derive(Clone)]
-pub struct RepairMetrics {
-    /// Frames sent again.
-    pub repeated: Counter,
-    /// Payloads given up.
-    pub lost: Counter,
-}
-
-impl RepairMetrics {
-    /// Handles of the edge behind `stage`.
-    pub fn new(stage: StageName) -> RepairMetrics {
-        install();
-        RepairMetrics {
-            repeated: counter!(c::EDGE_REPEATED.name, "stage" => stage.as_str()),
-            lost: counter!(c::EDGE_LOST.name, "stage" => stage.as_str()),
-        }
-    }
-}
-
-impl std::fmt::Debug for RepairMetrics {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("RepairMetrics")
-    }
+/// Input of a sequence got lost on the edge behind this stage; `None` for the edge from the client.
+pub fn edge_lost(stage: Option<StageName>) {
+    install();
+    let stage = stage.map_or("", StageName::as_str);
+    counter!(c::EDGE_LOST.name, "stage" => stage).increment(1);
 }
 
 /// Which way a copy goes.

@@ -21,8 +21,8 @@ pub mod trace;
 pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
-    CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, RepairMetrics,
-    StageMetrics, SupervisionMetrics, fault_injected, launch_waited, process_started, set_ready,
+    CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
+    SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
 };
 pub use logging::{LogError, LogFormat, init_logging, init_stage_logging};
 pub use merge::merged;

@@ -1,7 +1,7 @@
 //! Leases: proof that some output of a step is still in use.
 //!
-//! They keep the count that bounds and tests rely on, whatever the output is made of. Memory of a device is lent by those
-//! who own it (`src/model/cuda/copies/`), and is not lent again while anybody has a slice of it.
+//! They keep the count that bounds and tests rely on, whatever the output is made of. The arenas of a device
+//! (`src/cuda/copies/`) lend its memory, and do not lend it again while a slice of it is in use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -22,11 +22,11 @@ pub struct Payload {
 /// The small, typed part of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Header {
-    /// Whose.
+    /// Which request it belongs to.
     pub request: RequestId,
     /// Of the sending stage, when it packed this.
     pub generation: Generation,
-    /// Of the receiving embedding, for which this is meant.
+    /// Of the receiving sequence: the attempt that this is meant for.
     pub attempt: Attempt,
     /// Units that went before on this edge.
     pub seq: Seq,
@@ -52,7 +52,7 @@ impl Header {
 /// [`StageData`](omni_model::stage::StageData) says it itself; a wire could only repeat the header and contradict it.
 #[derive(Clone, Debug)]
 pub enum Part {
-    /// Embedding embeddings, wherever they are.
+    /// Embeddings, wherever they are.
     Embeddings(Embeddings),
     /// Integers.
     U32(Vec<u32>),
@@ -69,10 +69,9 @@ impl Part {
             Part::F32(values) => values.len() * 4,
         }
     }
-}
 
-impl Part {
-    /// Copies what lies in a frame, for whoever keeps it for long: a frame holds up the ring that it lies in.
+    /// Copies data out of the frame that it lies in. A consumer that keeps data for long must do so: a frame holds up
+    /// its ring.
     #[must_use]
     pub fn detached(self) -> Part {
         match self {

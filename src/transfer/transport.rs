@@ -1,40 +1,69 @@
 //! What carries payloads over one edge: two traits, and the transport that passes handles.
 //!
-//! A sender never blocks and a receiver is awaited. Three transports implement them: [`inproc`] passes the handles, `wire`
-//! and `shm` ([`link`](super::link)) pass wire frames. Actors know the traits alone, so another one, such as an engine that
-//! routes between hosts, is a type with these two halves and a line where the engine builds its edges. It has to
+//! A sender never waits and a receiver is awaited. Three transports implement the traits: [`inproc`] passes the
+//! handles, `wire` and `shm` ([`link`](super::link)) pass frames. Actors know the traits alone, so another transport,
+//! such as an engine that routes between hosts, is a type with these two halves and a line where the engine builds its
+//! edges. It has to
 //!
 //! - take a payload on without waiting, into a queue of bounded length that it empties itself ([`PayloadSender::put`]);
-//! - hand out payloads in the order of `put`, each once, or report the request of each that it could not deliver;
-//! - make bytes with [`wire::Frame`](super::wire::Frame) and payloads with [`wire::decode`](super::wire::decode), once for
-//!   each hop: embeddings come in the precision that they were computed in, and what the consumer's device needs is its affair.
+//! - hand payloads out in the order of `put`; where it can lose one, say behind them how far the sender has come
+//!   ([`Delivery::Sent`]), so that the receiver notices that even the last one is missing;
+//! - make bytes with [`wire::Frame`](super::wire::Frame) and payloads with [`wire::decode`](super::wire::decode), once
+//!   for each hop.
 //!
-//! An engine that is reliable itself needs nothing of [`reliable`](super::reliable). Requests, windows and generations are
-//! in the payload's header: whoever restarts on either side starts with an empty queue, and what was on its way is
-//! recognized as stale.
+//! A transport repairs nothing. The inbound connector of a stage checks that every unit of a sequence comes once and in
+//! order; when one is missing, the request ledger admits the sequence again with the input that its journal keeps. A
+//! payload carries the attempt that it is meant for, so what is still on its way to an older attempt is recognized as
+//! stale.
 
 use super::payload::Payload;
 use super::wire::WireError;
 use flume::TrySendError;
 use futures::future::BoxFuture;
+use omni_core::ids::{Attempt, RequestId, Seq};
 
 /// The sending half of an edge.
 pub trait PayloadSender: Send + Sync {
-    /// Puts a payload on its way. Does not wait: what the channel has no room for is queued, and the windows of the requests
-    /// bound how much that is.
+    /// Puts a payload on its way. Does not wait: what the channel has no room for is queued, and the windows of the
+    /// requests bound how much that is.
     ///
     /// # Errors
     /// See [`TransportError`]; the payload is lost then, and its request must be told.
     fn put(&self, payload: Payload) -> Result<(), TransportError>;
-
-    /// Payloads on their way.
-    fn queued(&self) -> usize;
 }
 
 /// The receiving half of an edge.
 pub trait PayloadReceiver: Send + Sync {
-    /// The next payload, in the order of `put`. Giving the future up loses nothing.
-    fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>>;
+    /// What comes next, in the order of `put`. Dropping the future before it resolves loses nothing.
+    ///
+    /// # Errors
+    /// See [`TransportError`]: the edge does not work any more.
+    fn get(&self) -> BoxFuture<'_, Result<Delivery, TransportError>>;
+}
+
+/// What comes out of an edge.
+#[derive(Debug)]
+pub enum Delivery {
+    /// A payload.
+    Payload(Payload),
+    /// A payload whose bytes changed on the way. Its header cannot be trusted: the gap that it leaves says whose it
+    /// was.
+    Broken(WireError),
+    /// How far the sender has come with some sequences. Their payloads have been delivered before this, or are lost.
+    Sent(Vec<Sent>),
+}
+
+/// How far a sender has come with the input of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Sent {
+    /// Whose input it is.
+    pub request: RequestId,
+    /// The attempt that it is meant for.
+    pub attempt: Attempt,
+    /// Number of the unit behind the last one that was sent.
+    pub next: Seq,
+    /// Whether the end of the input was sent.
+    pub ended: bool,
 }
 
 /// An edge that could not do its work.
@@ -46,23 +75,12 @@ pub enum TransportError {
     /// The other half is gone.
     #[error("the other end of the edge is closed")]
     Closed,
-    /// The channel will never take it.
-    #[error("a payload of {got} bytes does not fit into the ring of {limit}: raise transfer.shm_bytes")]
-    TooLarge {
-        /// Bytes of the frame.
-        got: usize,
-        /// Most that the ring takes.
-        limit: usize,
-    },
-    /// The shared memory cannot be used any more.
-    #[error("shared memory: {0}")]
-    Ring(String),
-    /// The bytes were not a payload.
-    #[error(transparent)]
-    Wire(#[from] WireError),
+    /// The link between the two halves does not work any more.
+    #[error("{0}")]
+    Link(String),
 }
 
-/// Handles through a bounded channel.
+/// Handles through a bounded channel, which loses nothing.
 pub fn inproc(capacity: usize) -> (impl PayloadSender + use<>, impl PayloadReceiver + use<>) {
     let (send, recv) = flume::bounded::<Payload>(capacity);
     (Inproc(send), Inproc(recv))
@@ -77,14 +95,10 @@ impl PayloadSender for Inproc<flume::Sender<Payload>> {
             TrySendError::Disconnected(_) => TransportError::Closed,
         })
     }
-
-    fn queued(&self) -> usize {
-        self.0.len()
-    }
 }
 
 impl PayloadReceiver for Inproc<flume::Receiver<Payload>> {
-    fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>> {
-        Box::pin(async { self.0.recv_async().await.map_err(|_| TransportError::Closed) })
+    fn get(&self) -> BoxFuture<'_, Result<Delivery, TransportError>> {
+        Box::pin(async { self.0.recv_async().await.map(Delivery::Payload).map_err(|_| TransportError::Closed) })
     }
 }

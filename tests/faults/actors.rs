@@ -4,13 +4,14 @@ use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say,
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Service, StageState};
-use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Phase};
 use std::time::Duration;
 
 const POINTS: [FaultPoint; 5] =
     [FaultPoint::Scheduler, FaultPoint::Runner, FaultPoint::Sampler, FaultPoint::Packager, FaultPoint::Connector];
 
-/// Every third frame, repetitions included, for as long as a test takes.
+/// Every third payload that comes over the edge behind a stage, those that are sent again included, for as long as a test
+/// takes.
 fn every_third(stage: StageName, kind: FaultKind) -> Vec<FaultRule> {
     (1..200).map(|i| rule(stage, FaultPoint::Edge, kind, i * 3, 1)).collect()
 }
@@ -192,26 +193,52 @@ async fn a_sequence_whose_numbers_are_none_is_tried_once_more_and_then_fails_alo
     assert!(always.health().stages.iter().all(|stage| stage.restarts == 0), "no stage dies of it");
 }
 
-async fn on_a_bad_edge(transport: TransportKind, rules: Vec<FaultRule>) -> Engine {
+/// The ways over which payloads travel as frames.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    Threads(TransportKind),
+    Processes,
+}
+
+const WAYS: [Way; 3] = [Way::Threads(TransportKind::Wire), Way::Threads(TransportKind::Shm), Way::Processes];
+
+async fn on_a_bad_edge(way: Way, rules: Vec<FaultRule>) -> Engine {
     engine(&tiny(), |config| {
-        // Wherever other tests have their stages: the link to a process loses nothing.
-        config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Thread);
-        config.transfer.transport = transport;
+        let placement = match way {
+            Way::Threads(transport) => {
+                config.transfer.transport = transport;
+                Placement::Thread
+            }
+            Way::Processes => Placement::Process,
+        };
+        config.stages.iter_mut().for_each(|stage| stage.placement = placement);
+        config.supervision.backoff = Duration::from_millis(1);
         config.faults = rules;
     })
     .await
+}
+
+/// Waits until a rule has hit; a stage process tells of that with its next sign of life.
+async fn strikes(engine: &Engine) {
+    let struck = async {
+        while engine.faults().counts().iter().all(|count| count.hits == 0) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, struck).await.expect("the fault never strikes");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn frames_that_are_lost_repeated_overtaken_or_damaged_on_an_edge_change_no_sample() {
     let undisturbed = say(&broken(Vec::new()).await, frames(20, 5)).await;
     let slow = FaultKind::Delay(Duration::from_millis(20));
-    for transport in [TransportKind::Wire, TransportKind::Shm] {
+    for way in WAYS {
         for kind in [FaultKind::Drop, FaultKind::Duplicate, FaultKind::Reorder, FaultKind::Corrupt, slow] {
             for stage in [StageName::Thinker, StageName::Talker] {
-                let engine = on_a_bad_edge(transport, every_third(stage, kind)).await;
-                let answer = say(&engine, frames(20, 5)).await;
-                let case = format!("{kind:?} behind {stage} over {transport:?}");
+                let engine = on_a_bad_edge(way, every_third(stage, kind)).await;
+                let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(20, 5))).await;
+                let case = format!("{kind:?} behind {stage} over {way:?}");
+                let answer = answer.unwrap_or_else(|_| panic!("{case}: the request hangs"));
                 assert_eq!(answer.end, undisturbed.end, "{case}");
                 assert!(answer.samples == undisturbed.samples, "{case}: other samples");
                 idle(&engine).await;
@@ -221,11 +248,36 @@ async fn frames_that_are_lost_repeated_overtaken_or_damaged_on_an_edge_change_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_last_payload_that_is_lost_or_broken_is_missed_and_changes_no_sample() {
+    let undisturbed = say(&broken(Vec::new()).await, frames(20, 5)).await;
+    for way in WAYS {
+        for kind in [FaultKind::Drop, FaultKind::Reorder, FaultKind::Corrupt] {
+            for stage in [StageName::Thinker, StageName::Talker] {
+                let case = format!("{kind:?} behind {stage} over {way:?}");
+                let rules = vec![FaultRule::new(stage, FaultPoint::Edge, kind).phase(Phase::Last)];
+                let engine = on_a_bad_edge(way, rules).await;
+                let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(20, 5))).await;
+                let answer = answer.unwrap_or_else(|_| panic!("{case}: the request hangs"));
+                assert_eq!(answer.end, undisturbed.end, "{case}");
+                assert!(answer.samples == undisturbed.samples, "{case}: other samples");
+                strikes(&engine).await;
+                idle(&engine).await;
+                let metrics = engine.metrics().await;
+                let counted = format!("omni_edge_lost_total{{stage=\"{stage}\"}} ");
+                assert!(metrics.lines().any(|line| line.starts_with(&counted)), "{case}: {counted}");
+                let stages = engine.health().stages;
+                assert!(stages.iter().all(|stage| stage.restarts == 0), "{case}: a stage died of it: {stages:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_an_edge_cannot_deliver_fails_its_request_clearly_and_no_other() {
-    for transport in [TransportKind::Wire, TransportKind::Shm] {
-        // More often than one frame is tried for all attempts of the sequence that does not get it.
-        let rules = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 400)];
-        let engine = on_a_bad_edge(transport, rules).await;
+    for way in WAYS {
+        // More payloads than the first request sends in all attempts of the sequence that does not get them.
+        let rules = vec![rule(StageName::Talker, FaultPoint::Edge, FaultKind::Drop, 1, 60)];
+        let engine = on_a_bad_edge(way, rules).await;
         let lost = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");
         let Err(error) = lost.end.unwrap() else { panic!("it cannot have finished") };
         let error = error.to_string();

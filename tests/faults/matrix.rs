@@ -125,7 +125,7 @@ fn cases(placement: Placement) -> Vec<Case> {
     let process = placement == Placement::Process;
     let capabilities = FaultCapabilities {
         apart: if process { stages.clone() } else { Vec::new() },
-        framed: if process { Vec::new() } else { stages[..2].to_vec() },
+        framed: stages[..2].to_vec(),
         stages,
         voices: false,
         gpu: false,
@@ -304,7 +304,6 @@ fn the_matrix_has_every_moment_of_every_actor_and_every_kind() {
         let kinds = FaultKind::all(Duration::from_millis(30)).into_iter().filter(|kind| match kind {
             FaultKind::Full | FaultKind::Device => false,
             FaultKind::Kill => placement == Placement::Process,
-            kind if kind.suits(FaultPoint::Edge) && !kind.suits(FaultPoint::Runner) => placement == Placement::Thread,
             _ => true,
         });
         for kind in kinds {

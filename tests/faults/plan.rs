@@ -153,8 +153,13 @@ async fn rest(stream: omni_actors::engine::ResponseStream) -> Vec<f32> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_edge_that_is_cut_is_made_anew() {
-    for transport in [TransportKind::Wire, TransportKind::Shm] {
-        let engine = drill(|config| config.transfer.transport = transport).await;
+    let over = |transport| move |config: &mut Config| config.transfer.transport = transport;
+    let processes =
+        |config: &mut Config| config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
+    let ways: [Box<dyn FnOnce(&mut Config)>; 3] =
+        [Box::new(over(TransportKind::Wire)), Box::new(over(TransportKind::Shm)), Box::new(processes)];
+    for way in ways {
+        let engine = drill(way).await;
         let undisturbed = heard(&engine, "undisturbed").await;
         for (stage, phase) in
             [(Thinker, Phase::First), (Talker, Phase::First), (Talker, Phase::Stream), (Talker, Phase::Last)]

@@ -2,5 +2,5 @@
 #![allow(clippy::unwrap_used)]
 
 mod architecture;
-mod named_tests;
+mod documents;
 mod no_waiting;

@@ -294,7 +294,7 @@ fn a_sequence_with_a_context_is_heard_from_where_its_reference_ends() {
     let want = &decode_at_once(&TTS, &codes)[25 * 1920..];
     let (a, b, c) = (Slot(0), Slot(1), Slot(2));
     let nothing = || (Vec::new(), None);
-    let (wave, end) = (want.to_vec(), Some(Finish::Stop));
+    let (wave, end) = (want.to_vec(), Some(FinishReason::Stop));
     // Two sequences take in the same reference side by side; the second one comes later.
     for (slot, context) in [(a, context), (b, context)] {
         stage.open(slot, behind(context)).unwrap();

@@ -141,7 +141,7 @@ fn bits(t: &Tensor) -> Vec<u32> {
 }
 
 /// Answers and emitted embeddings, with the prompt in pieces of `chunk`.
-fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<Finish>) {
+fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishReason>) {
     let mut stage = golden.nets.thinker();
     stage.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     let (mut answer, mut emitted, mut left) = (vec![], vec![], golden.thinker.prompt.len() as u32);
@@ -379,7 +379,7 @@ fn a_sequence_that_follows_text_emits_what_a_sampled_sequence_emits() {
     emitted.extend(embeddings(&output));
     stage.push_input(Slot(0), Some(StageData::Tokens(words[3..].to_vec())), true).unwrap();
     let output = step(&mut *stage, 0, words.len() as u32 - 3);
-    assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(Finish::Stop)));
+    assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(FinishReason::Stop)));
     emitted.extend(embeddings(&output));
     assert_eq!(bits(&Tensor::cat(&emitted, 0).unwrap()), bits(&Tensor::cat(&sampled, 0).unwrap()));
     assert!(step(&mut *stage, 0, 1).stale);
@@ -474,10 +474,11 @@ fn a_frame_waits_for_its_text_embedding() {
 fn an_empty_answer_has_nothing_to_speak() {
     let golden = Golden::read("voice_heart_0");
     let (_, text, _) = think(&golden, 1000);
-    let rows = Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
+    let embeddings =
+        Tensor::cat(&text, 0).unwrap().narrow(0, 0, golden.talker.prefill_embeddings() as usize - 1).unwrap();
     let mut stage = VOICE.talker();
     stage.open(Slot(0), SequenceSpec::Talker(golden.talker.clone())).unwrap();
-    stage.push_input(Slot(0), Some(StageData::Embeddings(rows.into())), true).unwrap();
+    stage.push_input(Slot(0), Some(StageData::Embeddings(embeddings.into())), true).unwrap();
     let output = step(&mut *stage, 0, 0);
     assert_eq!((output.sampled, output.finish), (None, Some(FinishReason::Stop)));
     assert!(step(&mut *stage, 0, 0).stale);

@@ -73,6 +73,9 @@ impl StageReports for FaultContext {
     fn sequence_failed(&self, request: RequestId, _: StageName, reason: String) {
         self.failed.lock().unwrap().push((request, reason));
     }
+    fn input_lost(&self, request: RequestId, _: StageName, _: Attempt, unit: Seq) {
+        self.failed.lock().unwrap().push((request, format!("input unit {unit} was lost")));
+    }
     fn stage_up(&self, _: StageName) {}
     fn stage_down(&self, _: StageName, reason: &str, _: bool) {
         assert!(self.may_die.load(Ordering::Relaxed), "the stage died: {reason}");
@@ -93,9 +96,6 @@ struct Out(flume::Sender<Payload>);
 impl PayloadSender for Out {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         self.0.send(payload).map_err(|_| TransportError::Closed)
-    }
-    fn queued(&self) -> usize {
-        self.0.len()
     }
 }
 

@@ -1,20 +1,13 @@
-//! What parent and child say to each other beside payloads. Both are the same binary, so there is no version to agree on.
+//! The control messages of parent and child. Both are the same binary, so there is no version to agree on.
 
 use crate::{Admission, StageLoad, StageStatus};
 use bincode::{Decode, Encode};
 use omni_config::Config;
-use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_fault::{PlanState, RuleCount};
 use omni_model::checkpoint::Origin;
 use omni_telemetry::trace::Record;
-
-/// Longest message: an admission with a text of the longest kind that a config allows is far below it.
-const MAX_MESSAGE: usize = 64 << 20;
-
-/// Bytes that are not what they should be.
-#[derive(Debug, thiserror::Error)]
-#[error("malformed message: {0}")]
-pub struct Malformed(String);
+use omni_transfer::link::Control;
 
 /// The first thing that a child hears: which stage it is, and everything that makes one.
 #[derive(Clone, Debug, Encode, Decode)]
@@ -36,13 +29,13 @@ pub struct Setup {
 /// What the parent tells its child.
 #[derive(Clone, Debug, Encode, Decode)]
 pub enum ToStage {
-    /// A sequence.
+    /// Admits a sequence.
     Admit(Box<Admission>),
     /// Frees a request's sequence.
     Abort(RequestId),
     /// The next stage, or the client, took output over.
     Acked(RequestId, u32),
-    /// Somebody begins to take a trace, or nobody does any more.
+    /// The parent begins to take a trace, or ends it.
     Trace(bool),
     /// What breaks on purpose has changed.
     Faults(PlanState),
@@ -57,19 +50,22 @@ pub enum ToStage {
 pub enum FromStage {
     /// The stage's state changed.
     Status(StageStatus),
-    /// All sequences of a generation are lost, and why; what the fault plan had counted by then, for the process may end with it.
+    /// All sequences of a generation are lost, and why; what the fault plan had counted by then, for the process may
+    /// end with it.
     StageDown(Generation, String, Vec<RuleCount>),
     /// Input was taken over.
     Acked(RequestId, u32),
     /// One sequence cannot go on.
     SequenceFailed(RequestId, String),
+    /// Input of one sequence, from this unit on, got lost on the way to it.
+    InputLost(RequestId, Attempt, Seq),
     /// What the stage holds, and what the fault plan has counted. Also a sign of life.
     Pulse(Pulse),
-    /// What was recorded while somebody takes a trace.
+    /// What was recorded for the parent's trace.
     Trace(Vec<Record>),
     /// The answer to [`ToStage::Metrics`].
     Metrics(String),
-    /// A fault plan wants this process killed; what it has counted.
+    /// A fault plan has this process killed; the counts of its rules.
     Doomed(Vec<RuleCount>),
 }
 
@@ -82,12 +78,6 @@ pub struct Pulse {
     pub admitted: u64,
     /// See [`FaultPlan::counts`](omni_fault::FaultPlan::counts).
     pub faults: Vec<RuleCount>,
-}
-
-/// A control message of one direction.
-pub trait Control: Encode + Decode<()> + Send + 'static {
-    /// The request that cannot go on without it.
-    fn request(&self) -> Option<RequestId>;
 }
 
 impl Control for ToStage {
@@ -103,7 +93,9 @@ impl Control for ToStage {
 impl Control for FromStage {
     fn request(&self) -> Option<RequestId> {
         match self {
-            FromStage::Acked(request, _) | FromStage::SequenceFailed(request, _) => Some(*request),
+            FromStage::Acked(request, _)
+            | FromStage::SequenceFailed(request, _)
+            | FromStage::InputLost(request, ..) => Some(*request),
             FromStage::Status(_)
             | FromStage::StageDown(..)
             | FromStage::Pulse(_)
@@ -114,23 +106,45 @@ impl Control for FromStage {
     }
 }
 
-/// Appends a message to bytes that may hold others already.
-///
-/// # Errors
-/// [`Malformed`] for what has no encoding, such as a path that is not UTF-8.
-pub fn append(message: &impl Encode, to: &mut Vec<u8>) -> Result<(), Malformed> {
-    bincode::encode_into_std_write(message, to, bincode::config::standard())
-        .map(drop)
-        .map_err(|error| Malformed(error.to_string()))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Outputs, Resume};
+    use omni_core::scheduler::{Pace, SequenceParams};
+    use omni_model::stage::{SequenceSpec, VocoderSpec};
+    use omni_transfer::link::{append, take};
+    use proptest::prelude::*;
+    use std::time::Duration;
 
-/// Takes one message off the front.
-///
-/// # Errors
-/// [`Malformed`]; never panics, whatever the bytes.
-pub fn take<M: Decode<()>>(from: &mut &[u8]) -> Result<M, Malformed> {
-    let config = bincode::config::standard().with_limit::<MAX_MESSAGE>();
-    let (message, used) = bincode::decode_from_slice(from, config).map_err(|error| Malformed(error.to_string()))?;
-    *from = &from[used..];
-    Ok(message)
+    fn admission() -> ToStage {
+        let params =
+            SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
+        let spec = SequenceSpec::Vocoder(VocoderSpec { context: Some(vec![7; 20].into()), goes_on: false });
+        let (deliver, from) = (Outputs { tokens: false, speech: true }, Resume::default());
+        ToStage::Admit(Box::new(Admission { request: RequestId(5), params, spec, deliver, from }))
+    }
+
+    #[test]
+    fn an_admission_arrives_as_it_was_sent() {
+        let mut bytes = Vec::new();
+        append(&admission(), &mut bytes).unwrap();
+        let mut rest = bytes.as_slice();
+        let ToStage::Admit(back) = take(&mut rest).unwrap() else { panic!("another message") };
+        assert_eq!((back.request, back.params.pace, rest), (RequestId(5), Pace::Free, &[][..]));
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_messages_are_an_error_and_never_a_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200), flip in any::<(usize, u8)>()
+        ) {
+            let _ = take::<ToStage>(&mut bytes.as_slice());
+            let _ = take::<FromStage>(&mut bytes.as_slice());
+            let mut good = Vec::new();
+            append(&admission(), &mut good).unwrap();
+            let at = flip.0 % good.len();
+            good[at] ^= flip.1;
+            let _ = take::<ToStage>(&mut good.as_slice());
+        }
+    }
 }

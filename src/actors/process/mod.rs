@@ -7,11 +7,11 @@
 //!  ProcessSupervisor: spawns, sets up, watches, ends and replaces the child
 //! ```
 //!
-//! One [`link`] joins the two, with one order per direction: an admission can never be overtaken by its payloads. The
-//! actors on either side do not notice: where the stage is a process, its [`StageHandle`](super::StageHandle) speaks to a
-//! `RemoteStage`, and the edge that leads into it is an [`IntoStage`].
+//! A [link](omni_transfer::link) of each direction joins the two, each with one order: an admission is never overtaken
+//! by its payloads. Where a stage is a process, its [`StageHandle`](super::StageHandle) speaks to a `RemoteStage` and
+//! the edge that leads into it is an [`IntoStage`]; the other actors of the parent and those of the child are the same
+//! as in threads.
 
-pub mod link;
 pub mod message;
 mod remote;
 mod spawn;

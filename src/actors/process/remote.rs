@@ -1,11 +1,11 @@
 //! The parent's view of a stage that runs in a child: what its [`StageHandle`] holds instead of actors.
 
-use super::link::Outbox;
 use super::message::{Pulse, ToStage};
 use crate::{Admission, StageHandle, StageLoad};
 use omni_core::ids::RequestId;
 use omni_core::scheduler::Ack;
 use omni_fault::PlanState;
+use omni_transfer::link::Outbox;
 use omni_transfer::payload::Payload;
 use omni_transfer::transport::{PayloadSender, TransportError};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,8 +16,9 @@ use tokio::sync::oneshot;
 /// A child says something once it has read the configs of its checkpoint, which may lie on a slow disk.
 const FIRST_WORD: Duration = Duration::from_secs(60);
 
-/// One child, for as long as its link lives. Everything but admissions is passed on whatever the stage does at the moment:
-/// a sequence that was admitted while the stage went down must be freed, should the admission have been heard after all.
+/// One child, for as long as its link lives. Everything but admissions is passed on whatever the state of the stage: an
+/// admission may have reached the stage just before it went down, and then the abort that follows must reach it as
+/// well.
 pub struct RemoteStage {
     /// Of the child.
     pub pid: u32,
@@ -40,7 +41,7 @@ impl RemoteStage {
         })
     }
 
-    /// Whether sequences are let in.
+    /// Opens or closes the stage to new sequences.
     pub(super) fn set_open(&self, open: bool) {
         self.open.store(open, Ordering::SeqCst);
     }
@@ -75,7 +76,7 @@ impl RemoteStage {
         self.out.tell(ToStage::Stop);
     }
 
-    /// As the child told it last, and what it cannot have counted yet.
+    /// The child's last report, and what it cannot have counted yet.
     pub(crate) fn load(&self) -> StageLoad {
         let Pulse { mut load, admitted, .. } = self.pulse().0.clone();
         load.sequences += self.admitted.load(Ordering::Relaxed).saturating_sub(admitted) as usize;
@@ -102,12 +103,12 @@ impl RemoteStage {
         let (tell, told) = oneshot::channel();
         let first = {
             let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            // Those who have given up got no answer and will not.
+            // A caller that has given up needs no answer.
             asked.retain(|waiting| !waiting.is_closed());
             asked.push(tell);
             asked.len() == 1
         };
-        // Whoever comes while an answer is on its way gets that one.
+        // A caller that comes while an answer is on its way gets that one.
         if first {
             self.out.tell(ToStage::Metrics);
         }
@@ -127,19 +128,16 @@ impl RemoteStage {
     }
 }
 
-/// The edge that leads into a stage of a process. What comes while there is none is of requests that ended with it.
+/// The edge that leads into a stage process. Payloads that come while there is no process are dropped: the ledger gives
+/// the next one all of them again.
 pub struct IntoStage(pub Arc<StageHandle>);
 
 impl PayloadSender for IntoStage {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         match self.0.remote().map(|remote| remote.out.put(payload)) {
-            // The link ended just now: the supervisor tells whose sequences were there, and why.
+            // The link ended just now: the supervisor reports the stage as down.
             None | Some(Err(TransportError::Closed)) => Ok(()),
             Some(done) => done,
         }
-    }
-
-    fn queued(&self) -> usize {
-        self.0.remote().map_or(0, |remote| remote.out.waiting())
     }
 }

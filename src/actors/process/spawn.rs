@@ -1,6 +1,6 @@
 //! A child process, and the thread that looks after it: the thread that starts a child lives as long as the child does,
-//! for the kernel ends children with the *thread* that started them; it is also the only one that ends and reaps it, so no
-//! signal can reach a stranger who has the same number by then.
+//! for the kernel ends children with the *thread* that started them; it is also the only one that ends and reaps it, so
+//! no signal can reach another process that has the same number by then.
 
 use omni_core::ids::StageName;
 use std::io;
@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 
 /// A child that has closed its link is about to end; one that takes longer than this is ended.
 const LAST_MOMENTS: Duration = Duration::from_millis(200);
-/// How often it is looked at meanwhile.
+/// How often the thread looks whether it has ended.
 const GLANCE: Duration = Duration::from_millis(2);
 
 enum Order {

@@ -1,10 +1,9 @@
-//! The ProcessSupervisor actor: starts the child of a stage, notices when it dies, hangs or cannot help itself, and starts
+//! The ProcessSupervisor actor: starts the child of a stage, notices when it dies, hangs or cannot recover, and starts
 //! the next one once the old one is gone, device memory and all.
 //!
 //! Two rungs: an actor that fails is replaced inside the child, by the [supervisor](crate::supervisor) there; a
 //! child that this does not mend, or that dies, is replaced here. One policy counts both.
 
-use super::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received, outbox};
 use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use super::spawn::Process;
@@ -15,9 +14,10 @@ use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{LinkMetrics, SupervisionMetrics};
+use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Queue, Received, outbox};
 use omni_transfer::payload::{Kind, Payload};
 use omni_transfer::shm::ring;
-use omni_transfer::transport::PayloadSender;
+use omni_transfer::transport::{Delivery, PayloadSender};
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::io;
 use std::path::PathBuf;
@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 
 /// A child that was asked to stop and lives for longer than this is ended: its runner hangs.
 const STOP_GRACE: Duration = Duration::from_secs(4);
-/// How long those who lose their sequences wait for the exact reason.
+/// How long the report of a lost child waits for the exact reason.
 const REASON_PATIENCE: Duration = Duration::from_millis(50);
 /// A child tells that it lives several times in this time, however short its watchdog.
 const LEAST_SILENCE: Duration = Duration::from_secs(2);
@@ -70,7 +70,7 @@ pub async fn start(setup: ProcessSetup, handle: Arc<StageHandle>) -> Result<(), 
     Ok(())
 }
 
-/// What the supervisor is told. Words of a child that is gone have another number than the current one.
+/// What the supervisor is told. Messages of a child that is gone have another number than the current one.
 enum Message {
     Start,
     Heard(u64, FromStage),
@@ -99,7 +99,7 @@ struct SupervisorState {
     failed_at: Option<Instant>,
     /// The generation that went down last, and what the policy said of it, as long as no other runs.
     down: (Generation, Option<Verdict>),
-    /// The generation that was told to be up last.
+    /// The generation that was reported to be up last.
     up: Generation,
     children: u64,
     current: Option<Running>,
@@ -198,11 +198,11 @@ impl SupervisorState {
         let mut command = Command::new(&self.setup.binary);
         let ends = [their_down.into_handle()?, their_up.into_handle()?].map(|end| end.inherit(&mut command));
         command.args(["stage", self.handle.name().as_str()]).args(ends);
-        // What the parent prints is an answer to whoever called it; logs of both go to the same place.
+        // The parent's standard output belongs to its caller; the logs of both go to the same place.
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let process = Process::spawn(command, self.handle.name()).await?;
         let (sent, received) = LinkMetrics::pair(self.handle.name());
-        let mut speak = FrameWriter::new(down, Some(sent));
+        let mut speak = FrameWriter::new(down, Some(sent)).announcing();
         let listen = FrameReader::new(up, Some(received), transfer.zero_copy);
         let (out, queue) = outbox(self.setup.capacity);
         let remote = RemoteStage::new(process.pid, out);
@@ -247,14 +247,14 @@ impl SupervisorState {
                     self.take_down().await;
                 }
             }
-            // The news of a generation may be older than the news of its end.
+            // The status of a generation may arrive after the report of its end.
             FromStage::Status(status) if status.state == StageState::Running && status.generation > self.down.0 => {
                 self.running(status.generation);
             }
             FromStage::Status(status) if status.state == StageState::Failed => {
                 self.replace(myself, status.last_reason).await;
             }
-            // Whoever looks after it finds it killed, as by anybody else.
+            // Its end is handled like that of any child that dies.
             FromStage::Doomed(_) => {
                 if let Some(running) = &mut self.current {
                     running.process.kill().await;
@@ -279,14 +279,14 @@ impl SupervisorState {
             status.restarts += u32::from(recovered.is_some());
             status.state = StageState::Running;
         });
-        // A state may be told more than once.
+        // The child may report a state more than once.
         if self.up < generation {
             self.up = generation;
             self.setup.reports.stage_up(self.handle.name());
         }
     }
 
-    /// First nobody can bring new sequences, then those who had sequences are told.
+    /// Closes the stage to new sequences first and reports the loss of those that it had second.
     fn failed(&mut self, generation: Generation, reason: &str) -> Verdict {
         self.failed_at.get_or_insert_with(Instant::now);
         let verdict = self.policy.failed(self.born.elapsed());
@@ -304,7 +304,7 @@ impl SupervisorState {
         verdict
     }
 
-    /// Ends the child, for which there is no hope, and starts the next one in time. A failure that was told before is not
+    /// Ends the child and starts the next one after the policy's pause. A failure that the child reported before is not
     /// counted again.
     async fn replace(&mut self, myself: &ActorRef<Message>, reason: Option<String>) {
         let generation = self.handle.status().borrow().generation;
@@ -325,7 +325,7 @@ impl SupervisorState {
         running.remote.set_open(false);
         self.handle.set_remote(None);
         running.listening.abort();
-        // What is being delivered at this moment comes before all that its successor says.
+        // A delivery that is under way comes before anything that the successor sends.
         if !running.listening.is_finished() {
             let _ = running.listening.await;
         }
@@ -345,7 +345,7 @@ async fn speak_to(
     name: StageName,
 ) -> Result<(), LinkError> {
     let mut hello = Vec::new();
-    super::message::append(&setup, &mut hello)?;
+    link::append(&setup, &mut hello)?;
     to.send(&hello).await?;
     queue.send_all(to, |request, reason| parent.reports.sequence_failed(request, name, reason)).await
 }
@@ -360,13 +360,20 @@ async fn listen_to(
     let name = parent.setup.stage;
     loop {
         match link::receive::<FromStage>(&mut from).await? {
-            Received::Payload(payload) => deliver(payload, parent, name),
+            Received::Delivery(Delivery::Payload(payload)) => deliver(payload, parent, name),
+            // The parent has no input to give again: a child whose output cannot be read is replaced.
+            Received::Delivery(Delivery::Broken(error)) => return Err(error.into()),
+            // A child does not announce.
+            Received::Delivery(Delivery::Sent(_)) => {}
             Received::Control(words) => {
                 for word in words {
                     match word {
                         FromStage::Acked(request, units) => parent.acks.acked(&[Ack { request, units }]),
                         FromStage::SequenceFailed(request, reason) => {
                             parent.reports.sequence_failed(request, name, reason)
+                        }
+                        FromStage::InputLost(request, attempt, unit) => {
+                            parent.reports.input_lost(request, name, attempt, unit);
                         }
                         FromStage::Trace(records) => parent.recorder.absorb(records),
                         FromStage::Metrics(text) => remote.told_metrics(&text),
@@ -391,7 +398,7 @@ async fn listen_to(
     }
 }
 
-/// Has the child record what it does for as long as somebody here takes a trace.
+/// Has the child record what it does for as long as this process takes a trace.
 async fn tell_who_listens(recorder: Recorder, remote: Arc<RemoteStage>) {
     let (mut switched, mut told) = (recorder.switched(), false);
     loop {
@@ -406,7 +413,7 @@ async fn tell_who_listens(recorder: Recorder, remote: Arc<RemoteStage>) {
     }
 }
 
-/// Has the child know what breaks on purpose, whenever that changes.
+/// Sends the fault plan to the child whenever it changes.
 async fn tell_what_breaks(faults: FaultPlan, mut changes: watch::Receiver<u64>, remote: Arc<RemoteStage>) {
     while changes.changed().await.is_ok() {
         remote.faults(faults.state());

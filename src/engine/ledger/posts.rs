@@ -4,7 +4,7 @@
 
 use super::{Ledger, State};
 use crate::journal::Edge;
-use omni_core::ids::{RequestId, StageName};
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_stage::AckSink;
 use std::ops::{Deref, DerefMut};
@@ -16,6 +16,8 @@ pub(super) enum Post {
     Acked(Edge, Vec<Ack>),
     /// A sequence cannot go on in this attempt.
     SequenceFailed(RequestId, StageName, String),
+    /// Input of an attempt, from this unit on, did not get over its edge.
+    InputLost(RequestId, StageName, Attempt, Seq),
 }
 
 /// A state behind a lock, and what is to be done with it as soon as the lock is free.
@@ -107,6 +109,9 @@ impl Ledger {
         match post {
             Post::Acked(edge, acks) => self.ack(state, edge, acks),
             Post::SequenceFailed(request, stage, reason) => self.sequence_lost(state, request, stage, reason),
+            Post::InputLost(request, stage, attempt, unit) => {
+                Ledger::input_lost(self, state, request, stage, attempt, unit);
+            }
         }
     }
 

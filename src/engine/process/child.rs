@@ -1,26 +1,27 @@
 //! The child: one stage with all its actors, at the end of a link.
 //!
-//! It lives for its parent alone. It ends when the parent asks it to, when the link ends, and, by the kernel's hand, when
-//! the parent is killed. Signals that ask a program to end are the parent's to answer, who may have streams to finish.
+//! It lives for its parent alone. It ends when the parent asks it to, when the link ends, and, by the kernel's hand,
+//! when the parent is killed. It leaves signals that ask a program to end to the parent, which may have streams to
+//! finish.
 
 use super::super::StartError;
 use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use futures::future::BoxFuture;
-use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::weights::EmbeddedFiles;
-use omni_stage::process::link::{self, FrameReader, FrameWriter, LinkError, Outbox, Received, outbox};
-use omni_stage::process::message::{self, FromStage, Malformed, Pulse, Setup, ToStage};
+use omni_stage::process::message::{FromStage, Pulse, Setup, ToStage};
 use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageState, StageStatus};
 use omni_telemetry::trace::{Recorder, Session};
 use omni_telemetry::{self as telemetry, LogError};
 use omni_transfer::lease::LeaseBook;
+use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Malformed, Outbox, Received, outbox};
 use omni_transfer::payload::Payload;
 use omni_transfer::shm::{RingError, RingHandle};
-use omni_transfer::transport::{PayloadReceiver, PayloadSender, TransportError};
+use omni_transfer::transport::{Delivery, PayloadReceiver, PayloadSender, TransportError};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,21 +29,21 @@ use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
-/// A parent says who its child is at once.
+/// How long the first frame of a parent may take.
 const HELLO: Duration = Duration::from_secs(10);
-/// How often a stage that has sequences is looked at, for the parent to know what it holds.
+/// How often the load of a stage that has sequences is reported to the parent.
 const GLANCE: Duration = Duration::from_millis(10);
-/// How often records are sent, well within what whoever takes a trace waits for.
+/// How often records are sent: well within the time that a trace waits for them.
 const FLUSH: Duration = Duration::from_millis(100);
 /// Records in one message: together less than the smallest ring takes.
 const RECORDS: usize = 200;
-/// The last words must not keep a child that has failed.
+/// How long a child that has failed may take to send what is in its outbox.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Why a child ended by itself.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// Nobody who knows the rules is at the other end.
+    /// There is no parent at the other end of the link.
     #[error(
         "`omni-actors stage` is started by `omni-actors run` for a stage with placement = \"process\", not by hand"
     )]
@@ -50,7 +51,7 @@ pub enum ChildError {
     /// The parent's first words make no sense.
     #[error("the parent is not of this build: {0}")]
     Setup(#[from] Malformed),
-    /// The link broke, and with it the reason to live.
+    /// The link broke, without which a child has nothing to do.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// Logging or signals cannot be set up.
@@ -73,8 +74,8 @@ impl From<io::Error> for ChildError {
     }
 }
 
-/// Serves the stage that the parent asks for, to its end. `link` names the two rings that were inherited from it, down and
-/// up; `embedded` is what the binary carries.
+/// Serves the stage that the parent asks for, to its end. `link` names the two rings that were inherited from it, down
+/// and up; `embedded` is what the binary carries.
 ///
 /// # Errors
 /// [`ChildError`]; the parent knows already, or is gone.
@@ -86,7 +87,7 @@ pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(
     let mut from = FrameReader::new(down, None, true);
     let hello = tokio::time::timeout(HELLO, from.next()).await;
     let hello = hello.ok().and_then(Result::ok).ok_or(ChildError::NoParent)?;
-    let setup: Setup = message::take(&mut hello.as_ref())?;
+    let setup: Setup = link::take(&mut hello.as_ref())?;
     drop(hello);
     let (from, mut to) = (from.zero_copy(setup.config.transfer.zero_copy), FrameWriter::new(up, None));
     die_with(setup.parent)?;
@@ -107,7 +108,7 @@ pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(
     out.finish();
     let _ = tokio::time::timeout(LAST_WORDS, speaking).await;
     match outcome {
-        // Nobody is left who needs the stage or could hear of it.
+        // The parent is gone: no process needs the stage or could read a report.
         Err(ChildError::Link(LinkError::Ring(RingError::Closed))) => Ok(()),
         outcome => outcome,
     }
@@ -127,7 +128,8 @@ async fn run(
     let told = out.clone();
     maker.faults.doomed_by(move |counts| _ = told.tell(FromStage::Doomed(counts)));
     let handle = StageHandle::after(name, setup.generation);
-    let (inbox, arrived) = flume::bounded(edge_capacity(&setup.config, name).max(1 << 16));
+    // For each payload at most one announcement.
+    let (inbox, arrived) = flume::bounded(2 * edge_capacity(&setup.config, name).max(1 << 16));
     let faults = maker.faults.clone();
     let parent = Arc::new(Parent { out: out.clone(), stage: Arc::clone(&handle), faults });
     let edge = |edge: Edge| (edge.kind(), Arc::clone(&parent) as Arc<dyn PayloadSender>);
@@ -167,29 +169,34 @@ async fn run(
 struct Child {
     handle: Arc<StageHandle>,
     out: Outbox<FromStage>,
-    inbox: flume::Sender<Payload>,
+    inbox: flume::Sender<Delivery>,
     faults: FaultPlan,
     recorder: Recorder,
     leases: LeaseBook,
     admitted: AtomicU64,
-    /// Something was heard.
+    /// Notified when something comes from the parent.
     busy: Notify,
     /// While the parent takes a trace.
     session: Mutex<Option<Session>>,
-    /// How often the parent hears of a child that does nothing.
+    /// How often an idle child sends a sign of life.
     beat: Duration,
 }
 
 impl Child {
-    /// Does what the parent says, in its order, until it says stop.
+    /// Carries out what the parent sends, in its order, until it sends `Stop`.
     async fn listen(&self, mut from: FrameReader) -> Result<(), ChildError> {
         loop {
             match link::receive::<ToStage>(&mut from).await? {
-                Received::Payload(payload) => {
-                    let request = payload.header.request;
-                    if self.inbox.try_send(payload).is_err() {
+                Received::Delivery(delivery) => {
+                    if let Err(refused) = self.inbox.try_send(delivery) {
                         let reason = TransportError::Full(self.inbox.len()).to_string();
-                        self.out.tell(FromStage::SequenceFailed(request, reason));
+                        match refused.into_inner() {
+                            Delivery::Payload(payload) => {
+                                self.out.tell(FromStage::SequenceFailed(payload.header.request, reason));
+                            }
+                            // The windows bound what can be here: this is a bug.
+                            Delivery::Broken(_) | Delivery::Sent(_) => tracing::error!(reason, "input is dropped"),
+                        }
                     }
                 }
                 Received::Control(words) => {
@@ -204,11 +211,11 @@ impl Child {
         }
     }
 
-    /// Whether that was the last word.
+    /// True after `Stop`.
     fn execute(&self, word: ToStage) -> bool {
         match word {
             ToStage::Admit(admission) => {
-                // A stage that went down just now is told of as down, and gets its sequences when it is up.
+                // A stage that went down just now reports that, and is given its sequences again when it is up.
                 self.handle.admit(*admission);
                 self.admitted.fetch_add(1, Ordering::Relaxed);
             }
@@ -225,7 +232,7 @@ impl Child {
         false
     }
 
-    /// Tells each change of the stage's state. Returns the reason when the stage is down for good.
+    /// Reports each change of the stage's state. Returns the reason when the stage is down for good.
     async fn tell_status(&self) -> String {
         let mut changes = self.handle.status();
         loop {
@@ -240,7 +247,7 @@ impl Child {
         }
     }
 
-    /// Tells what was recorded, for as long as somebody wants to know.
+    /// Sends records for as long as the parent takes a trace.
     async fn tell_trace(&self) -> std::convert::Infallible {
         let mut switched = self.recorder.switched();
         loop {
@@ -253,7 +260,7 @@ impl Child {
         }
     }
 
-    /// Tells what the stage holds when that changes, and from time to time that there still is a child.
+    /// Reports what the stage holds when that changes, and sends a sign of life from time to time.
     async fn tell_pulse(&self) -> std::convert::Infallible {
         let (mut last, mut told) = (Pulse::default(), tokio::time::Instant::now());
         loop {
@@ -276,7 +283,7 @@ impl Child {
     }
 }
 
-/// What the stage's actors take for the next stage, the stage before and the engine.
+/// Stands for the next stage, the stage before and the engine in front of the stage's actors.
 struct Parent {
     out: Outbox<FromStage>,
     stage: Arc<StageHandle>,
@@ -286,10 +293,6 @@ struct Parent {
 impl PayloadSender for Parent {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         self.out.put(payload)
-    }
-
-    fn queued(&self) -> usize {
-        self.out.waiting()
     }
 }
 
@@ -306,7 +309,11 @@ impl StageReports for Parent {
         self.out.tell(FromStage::SequenceFailed(request, reason));
     }
 
-    /// Its state tells.
+    fn input_lost(&self, request: RequestId, _: StageName, attempt: Attempt, unit: Seq) {
+        self.out.tell(FromStage::InputLost(request, attempt, unit));
+    }
+
+    /// The parent learns it from the stage's status.
     fn stage_up(&self, _: StageName) {}
 
     fn stage_down(&self, _: StageName, reason: &str, _: bool) {
@@ -317,25 +324,25 @@ impl StageReports for Parent {
 
 /// The inbound edge: what the parent sent.
 struct Inbox {
-    arrived: flume::Receiver<Payload>,
-    /// A link that ends is the end of the process, not of an edge.
-    _open: flume::Sender<Payload>,
+    arrived: flume::Receiver<Delivery>,
+    /// The edge stays open: when the link ends, the process ends.
+    _open: flume::Sender<Delivery>,
 }
 
 impl PayloadReceiver for Inbox {
-    fn get(&self) -> BoxFuture<'_, Result<Payload, TransportError>> {
+    fn get(&self) -> BoxFuture<'_, Result<Delivery, TransportError>> {
         Box::pin(async { self.arrived.recv_async().await.map_err(|_| TransportError::Closed) })
     }
 }
 
-/// Has the kernel end this process when the parent's thread that started it ends, however that happens.
+/// Has the kernel end this process when the parent's thread that started it ends.
 fn die_with(parent: u32) -> Result<(), ChildError> {
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).map_err(io::Error::from)?;
-    // It may have died before it could be asked for.
+    // The parent may have died before that.
     if std::os::unix::process::parent_id() == parent { Ok(()) } else { Err(ChildError::NoParent) }
 }
 
-/// A signal to the whole group of a service, or to all processes of a user, is for the parent to answer.
+/// Ignores signals that ask programs to end: those to all processes of a service or a user are the parent's to answer.
 fn outlive_signals() -> io::Result<()> {
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
         let mut signals = signal(kind)?;

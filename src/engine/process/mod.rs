@@ -1,4 +1,4 @@
-//! Stages in processes of their own: what a child is told, and, in `child`, what it makes of it.
+//! Stages in processes of their own: what a parent sends its child first, and the child itself (`child`).
 
 mod child;
 
@@ -21,8 +21,9 @@ use std::sync::{Arc, OnceLock};
 
 static BINARY: OnceLock<PathBuf> = OnceLock::new();
 
-/// Tells which program stage processes are: the `omni-actors` binary of this very build. The command line tells it for
-/// itself; whoever links the library and wants `placement = "process"` does so once. Later calls change nothing.
+/// Sets the program that stage processes run: the `omni-actors` binary of this very build. The command line sets
+/// itself; a program that links the library and uses `placement = "process"` calls this once. Later calls change
+/// nothing.
 pub fn set_binary(path: impl Into<PathBuf>) {
     let _ = BINARY.set(path.into());
 }

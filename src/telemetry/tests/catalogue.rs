@@ -6,7 +6,7 @@ use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics,
-    MemoryUse, Outcome, Phase, Phases, Queue, RepairMetrics, RequestKind, RequestMetrics, StageMetrics,
+    MemoryUse, Outcome, Phase, Phases, Queue, RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -54,9 +54,7 @@ fn record_one_of_each() {
             Some(Duration::from_micros(20)),
         );
         edge.sent(100);
-        let repair = RepairMetrics::new(name);
-        repair.repeated.increment(1);
-        repair.lost.increment(1);
+        telemetry::edge_lost(Some(name));
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);

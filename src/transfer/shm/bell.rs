@@ -47,7 +47,8 @@ impl Bell {
         }
     }
 
-    /// Tells the other side, in whichever process and however many copies of the descriptor there are, that this is over.
+    /// Tells the other side, in whichever process and however many copies of the descriptor there are, that this is
+    /// over.
     pub fn close(&self) {
         let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
     }
@@ -112,7 +113,7 @@ impl Bell {
         // SAFETY: the `Arc` keeps the socket open, under the same number, for as long as it is registered.
         let watched = unsafe { AsyncFd::register_with_interest(Arc::clone(&self.socket), Interest::READABLE) };
         let watched = watched.map_err(io::Error::from)?;
-        // Only one task waits for an end of a ring, so nobody else has set it.
+        // Only one task waits for an end of a ring, so no other task has set it.
         Ok(self.watched.get_or_init(|| watched))
     }
 }

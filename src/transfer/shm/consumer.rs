@@ -62,8 +62,8 @@ impl Consumer {
         Ok(Consumer { memory, shared, next, corrupt: None, handed_over: false })
     }
 
-    /// The next frame, if there is one. Finds out that the producer closed the ring, but not that it died: that is for
-    /// whoever waits.
+    /// The next frame, if there is one. Finds out that the producer closed the ring, but not that it died: only a call
+    /// that waits does.
     ///
     /// # Errors
     /// [`RingError`]; none of them passes.
@@ -91,7 +91,8 @@ impl Consumer {
         }
     }
 
-    /// As [`Consumer::pop`], on a thread that may block; `None` when the time is over. Looks for 20 us before it sleeps.
+    /// As [`Consumer::pop`], on a thread that may block; `None` when the time is over. Looks for 20 us before it
+    /// sleeps.
     ///
     /// # Errors
     /// [`RingError`]; none of them passes.
@@ -129,21 +130,6 @@ impl Consumer {
         self.shared.map.capacity() as usize
     }
 
-    /// Leaves words for the producer's [`Producer::feedback`](super::Producer::feedback): the frame that the protocol above
-    /// expects next, and how many it has dealt with. The producer is not woken for it.
-    pub fn acknowledge(&self, expected: u64, seen: u64) {
-        let consumed = &self.shared.map.header().consumed.0;
-        consumed.expected.store(expected, Ordering::Release);
-        // Last: who sees that a frame has been dealt with sees what became of it.
-        consumed.seen.store(seen, Ordering::Release);
-    }
-
-    /// Tells the producer, and wakes it, that the expected frame has to be sent again.
-    pub fn ask_again(&self) {
-        self.shared.map.header().consumed.0.asked.fetch_add(1, Ordering::Release);
-        self.shared.bell.ring();
-    }
-
     /// Gives this end away, to be opened in another process. Only before its first use.
     ///
     /// # Errors
@@ -177,7 +163,7 @@ impl Consumer {
     fn look(&mut self) -> Result<Option<Chunk>, RingError> {
         let map = &self.shared.map;
         let produced = &map.header().produced.0;
-        // Acquire: whoever sees the new tail sees the frame.
+        // Acquire: a consumer that sees the new tail sees the frame.
         let mut tail = produced.tail.load(Ordering::Acquire);
         if tail == self.next {
             if produced.closed.load(Ordering::Acquire) == 0 {
@@ -233,7 +219,8 @@ impl Shared {
             return;
         }
         let head = in_use.head;
-        // Under the lock, so that the head never goes back. Release: whoever sees it may write where we have read.
+        // Under the lock, so that the head never goes back. Release: a producer that sees it may write where we have
+        // read.
         self.map.header().consumed.0.head.store(head, Ordering::Release);
         drop(in_use);
         // Either we see what the producer waits for or it, which said so before its own fence, sees the new head.
@@ -276,7 +263,8 @@ pub struct Chunk {
     index: u64,
 }
 
-// SAFETY: the data is shared memory that nobody writes to while the chunk lives, so it may be read from any thread.
+// SAFETY: the data is shared memory that the producer does not write to while the chunk lives, so it may be read from
+// any thread.
 unsafe impl Send for Chunk {}
 // SAFETY: as above; a shared chunk only reads.
 unsafe impl Sync for Chunk {}
@@ -292,8 +280,8 @@ impl Deref for Chunk {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `Consumer::look` took the pointer from `Map::region`, which checked that all `len` bytes lie in the mapping
-        // that `shared` keeps. The producer does not write there before the chunk gives the space back.
+        // SAFETY: `Consumer::look` took the pointer from `Map::region`, which checked that all `len` bytes lie in the
+        // mapping that `shared` keeps. The producer does not write there before the chunk gives the space back.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 }

@@ -29,9 +29,9 @@ impl RingHandle {
         RingHandle { side, memory, bell }
     }
 
-    /// Has the child that `command` starts inherit this end, and nobody else: the descriptors are close-on-exec
-    /// everywhere but in that child. Returns the text that [`RingHandle::from_inherited`] needs there; hand it over as an
-    /// argument or in the environment.
+    /// Has the child that `command` starts inherit this end, and no other process: the descriptors are close-on-exec
+    /// everywhere but in that child. Returns the text that [`RingHandle::from_inherited`] needs there; hand it over as
+    /// an argument or in the environment.
     ///
     /// `command` owns the descriptors now: **drop it once the child runs**, or its death goes unnoticed.
     pub fn inherit(self, command: &mut Command) -> String {
@@ -46,8 +46,8 @@ impl RingHandle {
             }
             Ok(())
         };
-        // SAFETY: runs in the child between fork and exec, where only what is safe in a signal handler may be called: two
-        // system calls on descriptors that the closure owns, no allocation, no lock.
+        // SAFETY: runs in the child between fork and exec, where only what is safe in a signal handler may be called:
+        // two system calls on descriptors that the closure owns, no allocation, no lock.
         unsafe { command.pre_exec(keep) };
         text
     }

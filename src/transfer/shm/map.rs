@@ -25,9 +25,10 @@ pub(super) struct Header {
     pub produced: Line<Produced>,
     /// Written by the consumer.
     pub consumed: Line<Consumed>,
-    /// Not 0: the consumer sleeps until there is a frame. Set by the consumer, taken by whoever wakes it.
+    /// Not 0: the consumer sleeps until there is a frame. Set by the consumer, cleared by the producer that wakes it.
     pub consumer_sleeps: Line<AtomicU32>,
-    /// Not 0: the producer sleeps until `head` is at least this. Set by the producer, taken by whoever wakes it.
+    /// Not 0: the producer sleeps until `head` is at least this. Set by the producer, cleared by the consumer that
+    /// wakes it.
     pub producer_wants: Line<AtomicU64>,
 }
 
@@ -52,13 +53,8 @@ pub(super) struct Produced {
 pub(super) struct Consumed {
     /// Where the oldest frame in use begins.
     pub head: AtomicU64,
-    /// Not 0: nobody reads any more.
+    /// Not 0: the consumer reads no more.
     pub closed: AtomicU32,
-    /// How often the consumer asked for something again.
-    pub asked: AtomicU32,
-    /// Words for the protocol above the ring: what it expects next, and how many frames it has seen.
-    pub expected: AtomicU64,
-    pub seen: AtomicU64,
 }
 
 /// One side's view of the memory. Unmapped when dropped.
@@ -69,8 +65,8 @@ pub(super) struct Map {
     capacity: usize,
 }
 
-// SAFETY: `base` is a mapping that this value owns alone and that moves with it. What lies in it is reached through atomics
-// (the header) or through regions that the ring's protocol gives to one owner at a time.
+// SAFETY: `base` is a mapping that this value owns alone and that moves with it. What lies in it is reached through
+// atomics (the header) or through regions that the ring's protocol gives to one owner at a time.
 unsafe impl Send for Map {}
 // SAFETY: as above; no method hands out a reference to data that another could hold as well.
 unsafe impl Sync for Map {}
@@ -133,7 +129,7 @@ impl Map {
         let shared = MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         for (at, len, offset) in [(0, page + capacity, 0), (page + capacity, capacity, page as u64)] {
-            // SAFETY: both ranges lie within the mapping made above, which nobody else knows of yet.
+            // SAFETY: both ranges lie within the mapping made above, which no other code knows of yet.
             unsafe { rustix::mm::mmap(base.as_ptr().add(at).cast(), len, access, shared, memory.as_fd(), offset)? };
         }
         Ok(map)
@@ -141,8 +137,8 @@ impl Map {
 
     /// The words that both sides share.
     pub fn header(&self) -> &Header {
-        // SAFETY: the mapping begins with a page of its own, larger than a header and aligned to more than one; it lives as
-        // long as `self`; every field is atomic, so the other side may write at any time.
+        // SAFETY: the mapping begins with a page of its own, larger than a header and aligned to more than one; it
+        // lives as long as `self`; every field is atomic, so the other side may write at any time.
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
@@ -154,7 +150,8 @@ impl Map {
     /// The `len` bytes at a position of the stream, contiguous also where they wrap. `None` if there are not so many.
     pub fn region(&self, position: u64, len: usize) -> Option<NonNull<u8>> {
         let at = (position % self.capacity as u64) as usize;
-        // SAFETY: `at` is less than the capacity and `len` at most that, so the region lies within the two data mappings.
+        // SAFETY: `at` is less than the capacity and `len` at most that, so the region lies within the two data
+        // mappings.
         (len <= self.capacity).then(|| unsafe { self.base.add(self.page + at) })
     }
 
@@ -164,15 +161,16 @@ impl Map {
             return None;
         }
         let words = self.region(position, super::FRAME_HEADER as usize)?.cast::<AtomicU64>();
-        // SAFETY: 16 bytes within the mapping, aligned since positions are multiples of 64 and the data begins on a page;
-        // atomics, so the other side may write at any time.
+        // SAFETY: 16 bytes within the mapping, aligned since positions are multiples of 64 and the data begins on a
+        // page; atomics, so the other side may write at any time.
         unsafe { Some((words.as_ref(), words.add(1).as_ref())) }
     }
 }
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: exactly the range of `Map::view`; everything that points into it borrows from or owns a share of `self`.
+        // SAFETY: exactly the range of `Map::view`; everything that points into it borrows from or owns a share of
+        // `self`.
         let unmapped = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.page + 2 * self.capacity) };
         debug_assert!(unmapped.is_ok());
     }

@@ -1,8 +1,8 @@
 //! A ring of bytes in shared memory: frames of any length from one producer to one consumer, in two threads or in two
 //! processes. Linux only.
 //!
-//! [`ring`] makes the two ends. Either can be handed to a child process as a [`RingHandle`]. A frame is written in place
-//! ([`Producer::reserve`]) and read in place ([`Chunk`]): between the two nobody copies it.
+//! [`ring`] makes the two ends. Either can be handed to a child process as a [`RingHandle`]. A frame is written in
+//! place ([`Producer::reserve`]) and read in place ([`Chunk`]): it is not copied in between.
 //!
 //! # The memory
 //!
@@ -17,20 +17,20 @@
 //!                              16  the data
 //! ```
 //!
-//! Positions count bytes and never wrap. `tail` is where the producer writes next, `head` where the oldest frame lies that
-//! the consumer still uses. Chunks may be dropped in any order by any thread; space comes back in the order of the frames,
-//! so **a chunk that is kept for long stops the ring**: whoever must keep data copies it.
+//! Positions count bytes and never wrap. `tail` is where the producer writes next, `head` where the oldest frame lies
+//! that the consumer still uses. Chunks may be dropped in any order by any thread; space comes back in the order of the
+//! frames, so **a chunk that is kept for long stops the ring**: a reader that must keep data copies it.
 //!
-//! # Who is told when
+//! # Waking and the end
 //!
-//! The two sides share one more thing, a pair of connected sockets: the doorbell. A side that finds nothing to do says in
-//! the header that it sleeps and waits for its socket; the other, having moved `tail` or `head`, rings only then, by one
-//! byte. Both write one word and then read the other's, with a sequentially consistent fence in between, so at least one
-//! of them sees what the other wrote: either the sleeper sees the frame and does not sleep, or the other sees it sleep and
-//! rings (`protocol.rs` tries every interleaving, store buffers included).
+//! The two sides share one more thing, a pair of connected sockets: the doorbell. A side that finds nothing to do says
+//! in the header that it sleeps and waits for its socket; the other, having moved `tail` or `head`, rings only then, by
+//! one byte. Both write one word and then read the other's, with a sequentially consistent fence in between, so at
+//! least one of them sees what the other wrote: either the sleeper sees the frame and does not sleep, or the other sees
+//! it sleep and rings (`protocol.rs` tries every interleaving, store buffers included).
 //!
-//! The same socket tells of the end. When an end is dropped, or its process dies by whatever means, the socket closes, and
-//! the other side reads the end of it. What was committed before is still read first.
+//! The same socket tells of the end. When an end is dropped, or its process dies by whatever means, the socket closes,
+//! and the other side reads the end of it. What was committed before is still read first.
 //!
 //! # Trust
 //!
@@ -77,17 +77,6 @@ pub fn ring(bytes: usize) -> io::Result<(Producer, Consumer)> {
 /// What a frame with `len` bytes of data takes.
 fn footprint(len: usize) -> u64 {
     (FRAME_HEADER + len as u64).next_multiple_of(ALIGN)
-}
-
-/// What a consumer tells its producer: for a protocol above the ring, which itself loses nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Feedback {
-    /// The frame that is expected next, by the numbers of that protocol.
-    pub expected: u64,
-    /// How many frames have been dealt with.
-    pub seen: u64,
-    /// How often the expected frame was asked for again.
-    pub asked: u32,
 }
 
 /// Why a frame could not be pushed.

@@ -3,7 +3,7 @@
 use super::bell::Bell;
 use super::handle::{RingHandle, Side};
 use super::map::Map;
-use super::{ALIGN, FRAME_HEADER, Feedback, PushError, SEAL, footprint};
+use super::{ALIGN, FRAME_HEADER, PushError, SEAL, footprint};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
@@ -115,30 +115,13 @@ impl Producer {
         }
     }
 
-    /// The words that the ring carries backwards.
-    pub fn feedback(&self) -> Feedback {
-        let consumed = &self.map.header().consumed.0;
-        // First what was written last.
-        let (asked, seen) = (consumed.asked.load(Ordering::Acquire), consumed.seen.load(Ordering::Acquire));
-        Feedback { expected: consumed.expected.load(Ordering::Acquire), seen, asked }
-    }
-
-    /// Waits until the consumer rings, because there is room that was wanted or something to be sent again, or is gone.
-    /// May be given up at any time.
-    ///
-    /// # Errors
-    /// Those of the doorbell.
-    pub async fn rung(&self) -> io::Result<()> {
-        self.bell.heard().await
-    }
-
     /// Whether the consumer is known to be gone.
     pub fn closed(&self) -> bool {
         self.bell.gone() || self.map.header().consumed.0.closed.load(Ordering::Acquire) != 0
     }
 
-    /// Gives this end away, to be opened in another process. Only before its first use: a consumer's unread frames would
-    /// be read again.
+    /// Gives this end away, to be opened in another process. Only before its first use: a consumer's unread frames
+    /// would be read again.
     ///
     /// # Errors
     /// No more descriptors.
@@ -216,7 +199,7 @@ impl Reservation<'_> {
             position.store(producer.tail, Ordering::Relaxed);
         }
         producer.tail += footprint(len);
-        // Release: whoever sees the new tail sees the frame.
+        // Release: a consumer that sees the new tail sees the frame.
         header.produced.0.tail.store(producer.tail, Ordering::Release);
         // Either we see that the consumer sleeps or it, which said so before its own fence, sees the new tail.
         fence(Ordering::SeqCst);
@@ -231,8 +214,8 @@ impl Deref for Reservation<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: `room` found these bytes free: the consumer is done with them and will not look at them before the commit.
-        // They are within the mapping, initialized as all memory of a file is, and only `self` refers to them.
+        // SAFETY: `room` found these bytes free: the consumer is done with them and will not look at them before the
+        // commit. They are within the mapping, initialized as all memory of a file is, and only `self` refers to them.
         unsafe { std::slice::from_raw_parts(self.data.as_ptr(), self.len) }
     }
 }

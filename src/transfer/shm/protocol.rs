@@ -1,5 +1,5 @@
-//! Every interleaving of the sleeping protocol: a producer and a consumer, each with a store buffer, as the processor may
-//! delay what they write. A state in which nobody can move before all is done is a wake-up that got lost.
+//! Every interleaving of the sleeping protocol: a producer and a consumer, each with a store buffer, as the processor
+//! may delay what they write. A state in which neither side can move before all is done is a wake-up that got lost.
 
 use std::collections::HashSet;
 
@@ -36,7 +36,7 @@ struct Side {
     /// Frames pushed, or popped and given back.
     count: u8,
     buffer: Vec<(Word, u8)>,
-    /// Somebody rang.
+    /// The other side rang.
     bell: bool,
 }
 
@@ -149,7 +149,7 @@ impl State {
     }
 }
 
-/// The number of states, or one in which everybody sleeps.
+/// The number of states, or one in which both sides sleep.
 fn explore(rules: Rules) -> Result<usize, State> {
     let mut seen = HashSet::from([State::start()]);
     let mut open = vec![State::start()];

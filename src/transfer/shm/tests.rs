@@ -101,15 +101,6 @@ fn a_handle_that_never_arrives_closes_its_end() {
     assert!(matches!(consumer.pop_blocking(LONG), Err(RingError::Closed)));
 }
 
-#[test]
-fn words_travel_backwards() {
-    let (producer, consumer) = ring(4096).unwrap();
-    assert_eq!(producer.feedback(), Feedback::default());
-    consumer.acknowledge(7, 9);
-    consumer.ask_again();
-    assert_eq!(producer.feedback(), Feedback { expected: 7, seen: 9, asked: 1 });
-}
-
 #[tokio::test]
 async fn a_waiting_consumer_is_woken_by_a_frame_and_by_the_end() {
     let (mut producer, mut consumer) = ring(4096).unwrap();

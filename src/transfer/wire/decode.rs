@@ -9,8 +9,8 @@ use bytes::Bytes;
 use omni_config::Precision;
 use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 
-/// Turns a frame back into a payload. With `zero_copy` embeddings stay where they are and keep the frame; otherwise they are
-/// copied.
+/// Turns a frame back into a payload. With `zero_copy` embeddings stay where they are and keep the frame; otherwise
+/// they are copied.
 ///
 /// # Errors
 /// Every [`WireError`]; never panics, whatever the bytes.

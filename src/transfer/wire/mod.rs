@@ -3,7 +3,7 @@
 //! ```text
 //! offset  size  what
 //!      0     4  magic "OMNA"
-//!      4     2  version (2), little endian like every number here
+//!      4     2  version (3), little endian like every number here
 //!      6     2  length h of the header
 //!      8     4  length b of the body
 //!     12     4  CRC-32 (IEEE) of bytes 4..12 and everything after byte 16
@@ -12,12 +12,12 @@
 //!            b  body: the parts one after the other, each followed by zeros up to a multiple of 16
 //! ```
 //!
-//! A part is a list of `u32` or `f32`, or embeddings of `f32` or `bf16`. A frame that begins at a multiple of 16 has all its parts
-//! at multiples of 16: a reader can use them where they lie.
+//! A part is a list of `u32` or `f32`, or embeddings of `f32` or `bf16`. A frame that begins at a multiple of 16 has
+//! all its parts at multiples of 16: a reader can use them where they lie.
 //!
-//! [`Frame`] writes into memory that the transport provides, [`decode()`] leaves embeddings in the frame they came in: on the way
-//! through shared memory nothing is copied in between. A decoder believes nothing: every length is checked against what is
-//! there and against a limit before memory is taken.
+//! [`Frame`] writes into memory that the transport provides, [`decode()`] leaves embeddings in the frame they came in:
+//! on the way through shared memory nothing is copied in between. A decoder believes nothing: every length is checked
+//! against what is there and against a limit before memory is taken.
 
 mod decode;
 mod encode;

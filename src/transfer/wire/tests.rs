@@ -49,7 +49,7 @@ fn bits(part: &Part) -> Vec<u32> {
     }
 }
 
-/// Whoever changes these bytes changes the version.
+/// A change of these bytes needs another version.
 #[test]
 fn a_frame_has_these_bytes() {
     let golden = |payload: &Payload, expected: &[&str]| {

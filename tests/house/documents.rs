@@ -1,6 +1,5 @@
 //! The documents lead where they say: every relative link and anchor resolves, the tests that they name exist, and their
 //! prose is at most 120 columns wide.
-#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
 use std::fs;
