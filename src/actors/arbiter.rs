@@ -1,7 +1,7 @@
 //! The arbiter of a device: [`ArbiterCore`] behind a lock, and whom to tell. A lock and not an actor, for a scheduler needs
 //! the answer before its next launch; it is held for as long as a scheduler plans.
 
-use super::scheduler::SchedulerMessage;
+use crate::messages::SchedulerMessage;
 use omni_core::arbiter::{ArbiterCore, Turn};
 use omni_core::ids::StageName;
 use ractor::ActorRef;

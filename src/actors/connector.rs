@@ -7,109 +7,99 @@
 //! ([`StageReports::input_lost`](super::StageReports::input_lost)): the request ledger admits the sequence again with
 //! its input. Faults of an edge are injected where it ends, here.
 
-use super::model_runner::Command;
-use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Admission, Queued, RELEASED, Role, StageGeneration};
+use crate::failure::ActorFailure;
+use crate::generation::{Commands, Life, Peer};
+use crate::messages::{Command, InboundMessage, Ready, SchedulerMessage};
+use crate::pulse::Role;
+use crate::queue::QueueReceiver;
+use crate::setup::{AckSink, OutEdge, RELEASED, StageReports};
 use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::scheduler::Ack;
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite, InjectedFault};
 use omni_model::stage::StageData;
 use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
+use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
-use omni_transfer::transport::{Delivery, Sent, TransportError};
+use omni_transfer::transport::{Delivery, PayloadReceiver, Sent, TransportError};
 use omni_transfer::wire::{self, WireError};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What the outbound connector is told.
-#[derive(Debug)]
-pub(super) enum OutboundMessage {
-    /// There are payloads.
-    Ready,
+/// What the outbound connector has of its stage.
+pub(super) struct OutboundEnds {
+    pub life: Arc<Life>,
+    pub payloads: QueueReceiver<Payload>,
+    pub edges: Arc<[OutEdge]>,
+    pub reports: Arc<dyn StageReports>,
+    pub leases: LeaseBook,
 }
 
 pub(super) struct Outbound;
 
 pub(super) struct OutboundState {
-    stage: Arc<StageGeneration>,
+    ends: OutboundEnds,
     fault: FaultSite,
 }
 
 impl Actor for Outbound {
-    type Msg = OutboundMessage;
+    type Msg = Ready;
     type State = OutboundState;
-    type Arguments = Arc<StageGeneration>;
+    type Arguments = OutboundEnds;
 
-    async fn pre_start(
-        &self,
-        _: ActorRef<Self::Msg>,
-        stage: Arc<StageGeneration>,
-    ) -> Result<OutboundState, ActorProcessingErr> {
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Outbound);
-        Ok(OutboundState { stage, fault })
+    async fn pre_start(&self, _: ActorRef<Self::Msg>, ends: OutboundEnds) -> Result<OutboundState, ActorProcessingErr> {
+        let fault = ends.life.site(FaultPoint::Outbound);
+        Ok(OutboundState { ends, fault })
     }
 
     async fn handle(
         &self,
         _: ActorRef<Self::Msg>,
-        OutboundMessage::Ready: OutboundMessage,
-        OutboundState { stage, fault }: &mut OutboundState,
+        Ready: Ready,
+        OutboundState { ends, fault }: &mut OutboundState,
     ) -> Result<(), ActorProcessingErr> {
-        while let Ok(queued) = stage.payloads.recv.try_recv() {
-            let _at_work = stage.at_work(Role::Outbound);
-            match queued {
-                Queued::Item(payload) => {
-                    fault.inject_async(|| [event(&payload.header)]).await?;
-                    put(stage, payload);
-                }
-                Queued::News(news) => stage.tell_scheduler(news),
-            }
+        ends.payloads.heard();
+        while let Some(payload) = ends.payloads.next()? {
+            let _at_work = ends.life.pulse.at_work(Role::Outbound);
+            fault.inject_async(|| [event(&payload.header)]).await?;
+            ends.put(payload);
         }
         Ok(())
     }
 }
 
-fn put(stage: &StageGeneration, mut payload: Payload) {
-    let began = trace::now();
-    payload.header.sent = clock::now();
-    let setup = &stage.setup;
-    let (header, bytes) = (payload.header, payload.bytes());
-    let Some(edge) = setup.outbound.iter().find(|edge| edge.kind == header.kind) else { return };
-    match edge.sender.put(payload) {
-        Ok(()) => edge.metrics.sent(bytes),
-        Err(error) => setup.reports.sequence_failed(header.request, setup.name, error.to_string()),
+impl OutboundEnds {
+    fn put(&self, mut payload: Payload) {
+        let began = trace::now();
+        payload.header.sent = clock::now();
+        let (header, bytes) = (payload.header, payload.bytes());
+        let Some(edge) = self.edges.iter().find(|edge| edge.kind == header.kind) else { return };
+        match edge.sender.put(payload) {
+            Ok(()) => edge.metrics.sent(bytes),
+            Err(error) => self.reports.sequence_failed(header.request, self.life.stage, error.to_string()),
+        }
+        edge.metrics.leases.set(self.leases.live() as f64);
+        trace::since(began, self.life.track(Component::ConnectorOut), || What::Put(header.chunk(bytes, None)));
     }
-    edge.metrics.leases.set(setup.leases.live() as f64);
-    trace::since(began, stage.track(Component::ConnectorOut), || What::Put(header.chunk(bytes, None)));
 }
 
-/// What the inbound connector is told.
-pub(super) enum InboundMessage {
-    /// Payloads of this request will come.
-    Admit(Box<Admission>),
-    /// From the scheduler: the model has a sequence for it now.
-    Opened(RequestId, Attempt),
-    /// From the scheduler: the sequence has ended; whatever still comes is not needed.
-    Closed(RequestId, Attempt),
-    /// From the scheduler: the sequence could not go on; another attempt may.
-    Lost(RequestId, Attempt),
-    /// From the scheduler, which does not know the request yet.
-    Acked { request: RequestId, units: u32 },
-    /// The request is gone.
-    Abort(RequestId),
-    /// Something is in the inbox.
-    Arrived,
-    /// The transport broke.
-    Broken(TransportError),
+/// What the inbound connector has of its stage.
+pub(super) struct InboundEnds {
+    pub life: Arc<Life>,
+    pub edge: Arc<dyn PayloadReceiver>,
+    pub commands: Commands,
+    pub scheduler: Peer<SchedulerMessage>,
+    pub acks: Arc<dyn AckSink>,
+    pub reports: Arc<dyn StageReports>,
 }
 
 pub(super) struct Inbound;
 
 pub(super) struct InboundState {
-    stage: Arc<StageGeneration>,
+    ends: InboundEnds,
     inbox: flume::Receiver<Delivery>,
     sequence: SequenceCheck,
     sequences: HashMap<RequestId, InboundSequence>,
@@ -136,15 +126,15 @@ const INBOX: usize = 64;
 impl Actor for Inbound {
     type Msg = InboundMessage;
     type State = InboundState;
-    type Arguments = Arc<StageGeneration>;
+    type Arguments = InboundEnds;
 
     async fn pre_start(
         &self,
         myself: ActorRef<Self::Msg>,
-        stage: Arc<StageGeneration>,
+        ends: InboundEnds,
     ) -> Result<InboundState, ActorProcessingErr> {
         let (send, inbox) = flume::bounded(INBOX);
-        let receiver = Arc::clone(&stage.setup.inbound);
+        let receiver = Arc::clone(&ends.edge);
         let receiving = tokio::spawn(async move {
             loop {
                 let message = match receiver.get().await {
@@ -160,10 +150,10 @@ impl Actor for Inbound {
                 }
             }
         });
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Connector);
-        let edge = stage_before(stage.setup.name).map(|from| stage.setup.faults.site(from, FaultPoint::Edge));
+        let fault = ends.life.site(FaultPoint::Connector);
+        let edge = stage_before(ends.life.stage).map(|from| ends.life.site_behind(from));
         Ok(InboundState {
-            stage,
+            ends,
             inbox,
             sequence: SequenceCheck::default(),
             sequences: HashMap::new(),
@@ -180,28 +170,28 @@ impl Actor for Inbound {
         message: InboundMessage,
         state: &mut InboundState,
     ) -> Result<(), ActorProcessingErr> {
-        let _at_work = state.stage.at_work(Role::Inbound);
+        let _at_work = state.ends.life.pulse.at_work(Role::Inbound);
         match message {
             InboundMessage::Admit(admission) => {
                 let (request, from) = (admission.request, admission.from);
                 let sequence = InboundSequence { attempt: from.attempt, ..InboundSequence::default() };
                 state.sequence.open(request, from.attempt, Seq(from.start.input));
                 if state.sequences.insert(request, sequence).is_some() {
-                    // The ledger had been told that the sequence was lost.
-                    state.stage.tell_scheduler(SchedulerMessage::Abort(request));
+                    // The engine has heard that the sequence was lost, so this is its next attempt.
+                    state.ends.scheduler.tell(SchedulerMessage::Abort(request));
                 }
-                state.stage.tell_scheduler(SchedulerMessage::Admit(admission));
+                state.ends.scheduler.tell(SchedulerMessage::Admit(admission));
             }
             InboundMessage::Opened(request, attempt) => state.opened(request, attempt)?,
             InboundMessage::Closed(request, attempt) if state.is_at(request, attempt) => state.released(request),
             InboundMessage::Lost(request, attempt) if state.is_at(request, attempt) => _ = state.forgotten(request),
             InboundMessage::Closed(..) | InboundMessage::Lost(..) => {}
-            InboundMessage::Acked { request, units } => {
-                state.stage.tell_scheduler(SchedulerMessage::Acked { request, units, behind: true });
+            InboundMessage::Acked(acks) => {
+                state.ends.scheduler.tell(SchedulerMessage::Acked { acks, behind: true });
             }
             InboundMessage::Abort(request) => {
                 state.released(request);
-                state.stage.tell_scheduler(SchedulerMessage::Abort(request));
+                state.ends.scheduler.tell(SchedulerMessage::Abort(request));
             }
             InboundMessage::Arrived => {
                 // One message, one delivery: draining would overtake the admission of a request whose payload is in the
@@ -212,12 +202,12 @@ impl Actor for Inbound {
                     Ok(Delivery::Sent(positions)) => positions.into_iter().for_each(|sent| state.sent(sent)),
                     Err(_) => {}
                 }
-                let metrics = &state.stage.setup.metrics;
+                let metrics = &state.ends.life.metrics;
                 metrics.queue_depth(Queue::Input, state.inbox.len());
             }
             InboundMessage::Broken(error) => return Err(ActorFailure::Edge(error).into()),
         }
-        state.stage.gauges.inputs.store(state.sequences.len(), Ordering::Relaxed);
+        state.ends.life.gauges.inputs.store(state.sequences.len(), Ordering::Relaxed);
         Ok(())
     }
 }
@@ -253,7 +243,7 @@ impl InboundState {
     /// The input that still comes is not needed: the producer must not wait for it to be used.
     fn released(&mut self, request: RequestId) {
         if self.forgotten(request) {
-            self.stage.setup.acks.acked(request, RELEASED);
+            self.ends.acks.acked(&[Ack { request, units: RELEASED }]);
         }
     }
 
@@ -291,7 +281,7 @@ impl InboundState {
         let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
         self.fault.inject_async(|| [event(&payload.header)]).await?;
         self.arrived(payload)?;
-        trace::since(began, self.stage.track(Component::ConnectorIn), || What::Took(chunk));
+        trace::since(began, self.ends.life.track(Component::ConnectorIn), || What::Took(chunk));
         Ok(())
     }
 
@@ -305,15 +295,15 @@ impl InboundState {
     /// Unit `expected` did not come: the sequence is let go of, for the ledger to admit it again with all of its input.
     fn input_lost(&mut self, request: RequestId, attempt: Attempt, expected: Seq) {
         self.forgotten(request);
-        self.stage.tell_scheduler(SchedulerMessage::Abort(request));
-        self.stage.setup.reports.input_lost(request, self.stage.setup.name, attempt, expected);
+        self.ends.scheduler.tell(SchedulerMessage::Abort(request));
+        self.ends.reports.input_lost(request, self.ends.life.stage, attempt, expected);
     }
 
     fn arrived(&mut self, payload: Payload) -> Result<(), ActorFailure> {
         let Header { request, attempt, seq, units, end, sent, .. } = payload.header;
         let header = payload.header;
         match self.sequence.arrived(request, attempt, seq, units, end.is_some()) {
-            Arrival::Next if sent > 0 => self.stage.setup.metrics.connector_seconds.record(clock::since(sent)),
+            Arrival::Next if sent > 0 => self.ends.life.metrics.connector_seconds.record(clock::since(sent)),
             Arrival::Next => {}
             Arrival::Stale => return Ok(()),
             Arrival::Gap { expected } => {
@@ -341,7 +331,7 @@ impl InboundState {
             Some(inputs) if !inputs.is_empty() => inputs,
             _ => {
                 let reason = format!("a payload of {} without its data", header.kind.as_str());
-                self.stage.tell_scheduler(SchedulerMessage::SequenceFailed { request, reason });
+                self.ends.scheduler.tell(SchedulerMessage::SequenceFailed { request, reason });
                 return Ok(());
             }
         };
@@ -349,9 +339,9 @@ impl InboundState {
         for (at, input) in inputs.into_iter().enumerate() {
             let leases = leases.take_if(|_| at == last).unwrap_or_default();
             let command = Command::Input { header, input, end: end && at == last, leases };
-            self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))?;
+            self.ends.commands.put(command)?;
         }
-        self.stage.tell_scheduler(SchedulerMessage::Input { request, units, end });
+        self.ends.scheduler.tell(SchedulerMessage::Input { request, units, end });
         Ok(())
     }
 }

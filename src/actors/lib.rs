@@ -23,19 +23,23 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod arbiter;
-mod completion;
 mod connector;
+mod failure;
+mod generation;
+mod handle;
+mod messages;
 mod model_runner;
 mod packager;
 pub mod process;
+mod pulse;
+mod queue;
 mod sampler;
 mod scheduler;
-mod stage;
+mod setup;
 mod supervisor;
 
 pub use arbiter::Arbiter;
-pub use stage::{
-    AckSink, Admission, OutEdge, Outputs, RELEASED, Resume, StageHandle, StageLoad, StageReports, StageSetup,
-    StageStatus, State,
-};
+pub use handle::{StageHandle, StageLoad, StageState, StageStatus};
+pub use messages::{Admission, Outputs, Resume};
+pub use setup::{AckSink, OutEdge, RELEASED, StageReports, StageSetup};
 pub use supervisor::start;

@@ -1,96 +1,69 @@
-//! The PayloadPackager actor: turns what steps left behind into payloads for the next stage. However slow it is, the
-//! launch thread does not notice: what waits here is packed together when its turn comes, one payload per request.
+//! The PayloadPackager actor: turns what steps made into payloads for the next stage. However slow it is, the launch
+//! thread does not notice: it packs what waits when its turn comes together, one payload per request.
 
-use super::connector::OutboundMessage;
-use super::scheduler::SchedulerMessage;
-use super::stage::{ActorFailure, Outputs, Queued, Role, StageGeneration};
+use crate::failure::ActorFailure;
+use crate::generation::Life;
+use crate::messages::{Output, Ready};
+use crate::pulse::Role;
+use crate::queue::{QueueReceiver, QueueSender};
+use crate::setup::StageReports;
 use candle_core::Tensor;
-use omni_core::ids::{Attempt, FinishReason, RequestId, Seq, StageName, StepId};
+use omni_core::ids::{Attempt, StageName};
 use omni_fault::{FaultEvent, FaultPoint, FaultSite};
 use omni_model::ModelError;
 use omni_model::embeddings::Embeddings;
 use omni_model::stage::StageData;
 use omni_telemetry::Queue;
 use omni_telemetry::trace::{self, Component, What};
-use omni_transfer::lease::Lease;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// What one step left behind for one sequence.
-pub(super) struct Output {
-    pub request: RequestId,
-    /// Which of the request's sequences made it.
-    pub attempt: Attempt,
-    /// The step that left it behind.
-    pub step: StepId,
-    pub deliver: Outputs,
-    /// Position and number of the units of `emit`.
-    pub seq: Seq,
-    pub units: u32,
-    pub emit: Option<StageData>,
-    /// The sampled token and its position, for the client.
-    pub token: Option<(Seq, u32)>,
-    pub end: Option<FinishReason>,
-    /// For as long as this is in use.
-    pub lease: Lease,
-}
-
-/// What the packager is told.
-#[derive(Debug)]
-pub(super) enum PackagerMessage {
-    /// There are outputs.
-    Ready,
+/// What the packager has of its stage.
+pub(super) struct PackagerEnds {
+    pub life: Arc<Life>,
+    pub outputs: QueueReceiver<Output>,
+    pub payloads: QueueSender<Payload>,
+    pub reports: Arc<dyn StageReports>,
+    /// Whether embeddings stay on the device.
+    pub handles: bool,
 }
 
 pub(super) struct Packager;
 
 pub(super) struct PackagerState {
-    stage: Arc<StageGeneration>,
+    ends: PackagerEnds,
     fault: FaultSite,
 }
 
 impl Actor for Packager {
-    type Msg = PackagerMessage;
+    type Msg = Ready;
     type State = PackagerState;
-    type Arguments = Arc<StageGeneration>;
+    type Arguments = PackagerEnds;
 
-    async fn pre_start(
-        &self,
-        _: ActorRef<Self::Msg>,
-        stage: Arc<StageGeneration>,
-    ) -> Result<PackagerState, ActorProcessingErr> {
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Packager);
-        Ok(PackagerState { stage, fault })
+    async fn pre_start(&self, _: ActorRef<Self::Msg>, ends: PackagerEnds) -> Result<PackagerState, ActorProcessingErr> {
+        let fault = ends.life.site(FaultPoint::Packager);
+        Ok(PackagerState { ends, fault })
     }
 
     async fn handle(
         &self,
         _: ActorRef<Self::Msg>,
-        PackagerMessage::Ready: PackagerMessage,
+        Ready: Ready,
         state: &mut PackagerState,
     ) -> Result<(), ActorProcessingErr> {
-        while let Some(Batch { outputs, news }) = state.take() {
-            let _at_work = state.stage.at_work(Role::Packager);
-            if !outputs.is_empty() {
-                let (began, requests) = (trace::now(), outputs.len() as u32);
-                state.fault.inject_async(|| events(&outputs)).await?;
-                state.pack(outputs).await?;
-                trace::since(began, state.stage.track(Component::Packager), || What::Packaging { requests });
-            }
-            state.pass_on(news)?;
+        state.ends.outputs.heard();
+        while let Some(outputs) = state.take()? {
+            let _at_work = state.ends.life.pulse.at_work(Role::Packager);
+            let (began, requests) = (trace::now(), outputs.len() as u32);
+            state.fault.inject_async(|| events(&outputs)).await?;
+            state.pack(outputs).await?;
+            trace::since(began, state.ends.life.track(Component::Packager), || What::Packaging { requests });
+            state.ends.payloads.ring();
         }
         Ok(())
     }
-}
-
-/// What is packaged in one turn.
-struct Batch {
-    /// By request, in order.
-    outputs: Vec<Vec<Output>>,
-    /// What the scheduler hears when all of it has been sent.
-    news: Option<SchedulerMessage>,
 }
 
 /// What the outputs of each request are.
@@ -100,42 +73,22 @@ fn events(outputs: &[Vec<Output>]) -> Vec<FaultEvent> {
 }
 
 impl PackagerState {
-    /// Everything that waits, up to the end of a step that the scheduler has not heard of.
-    fn take(&self) -> Option<Batch> {
-        let mut batch = Batch { outputs: Vec::new(), news: None };
-        while let Ok(queued) = self.stage.outputs.recv.try_recv() {
-            match queued {
-                Queued::Item(output) => {
-                    let sequence = (output.request, output.attempt);
-                    match batch.outputs.iter_mut().find(|outputs| (outputs[0].request, outputs[0].attempt) == sequence)
-                    {
-                        Some(outputs) => outputs.push(output),
-                        None => batch.outputs.push(vec![output]),
-                    }
-                }
-                Queued::News(news) => {
-                    batch.news = Some(news);
-                    break;
-                }
+    /// The outputs that wait, by request and in order.
+    fn take(&mut self) -> Result<Option<Vec<Vec<Output>>>, ActorFailure> {
+        let Some(first) = self.ends.outputs.next()? else { return Ok(None) };
+        let mut batch = vec![vec![first]];
+        while let Some(output) = self.ends.outputs.more() {
+            let sequence = (output.request, output.attempt);
+            match batch.iter_mut().find(|outputs| (outputs[0].request, outputs[0].attempt) == sequence) {
+                Some(outputs) => outputs.push(output),
+                None => batch.push(vec![output]),
             }
         }
-        (!batch.outputs.is_empty() || batch.news.is_some()).then_some(batch)
-    }
-
-    /// Tells the outbound connector that there is something for it, and passes the news on with it.
-    fn pass_on(&self, news: Option<SchedulerMessage>) -> Result<(), ActorFailure> {
-        if let Some(news) = news {
-            self.stage.payloads.send.try_send(Queued::News(news)).map_err(|_| ActorFailure::Queue("payload"))?;
-        }
-        if let Some(outbound) = self.stage.outbound.get() {
-            let _ = outbound.cast(OutboundMessage::Ready);
-        }
-        Ok(())
+        Ok(Some(batch))
     }
 
     async fn pack(&self, batch: Vec<Vec<Output>>) -> Result<(), ActorFailure> {
         let started = Instant::now();
-        let setup = &self.stage.setup;
         for outputs in batch {
             let request = outputs[0].request;
             let (began, step) = (trace::now(), outputs.last().map(|output| output.step));
@@ -143,22 +96,21 @@ impl PackagerState {
                 Ok(payloads) => {
                     for payload in payloads {
                         let chunk = || What::Packed(payload.header.chunk(payload.bytes(), step));
-                        trace::since(began, self.stage.track(Component::Packager), chunk);
-                        let queued = Queued::Item(payload);
-                        self.stage.payloads.send.try_send(queued).map_err(|_| ActorFailure::Queue("payload"))?;
+                        trace::since(began, self.ends.life.track(Component::Packager), chunk);
+                        self.ends.payloads.put(payload)?;
                     }
                 }
-                Err(error) => setup.reports.sequence_failed(request, setup.name, error.to_string()),
+                Err(error) => self.ends.reports.sequence_failed(request, self.ends.life.stage, error.to_string()),
             }
         }
-        setup.metrics.queue_depth(Queue::Output, self.stage.payloads.recv.len());
-        setup.metrics.package_seconds.record(started.elapsed());
+        self.ends.life.metrics.queue_depth(Queue::Output, self.ends.payloads.len());
+        self.ends.life.metrics.package_seconds.record(started.elapsed());
         Ok(())
     }
 
     /// What one request's outputs become: at most one payload for the next stage and one for the client.
     async fn payloads(&self, outputs: Vec<Output>) -> Result<Vec<Payload>, ModelError> {
-        let (stage, generation) = (self.stage.setup.name, self.stage.generation);
+        let (stage, generation) = (self.ends.life.stage, self.ends.life.generation);
         let Some(first) = outputs.first() else { return Ok(Vec::new()) };
         let (request, deliver, seq) = (first.request, first.deliver, first.seq);
         let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
@@ -177,7 +129,7 @@ impl PackagerState {
             }
             leases.push(output.lease);
         }
-        // Whoever keeps the books of the edge knows which sequence this is for.
+        // The ledger knows which attempt of the next stage this is for.
         let attempt = Attempt(0);
         let header = |kind, seq, units| Header { request, generation, attempt, seq, kind, units, end, sent: 0 };
         let mut payloads = Vec::new();
@@ -198,7 +150,7 @@ impl PackagerState {
 
     /// Embeddings as the next stage can take them: where they are, or in the host's memory and in one piece.
     async fn embeddings(&self, embeddings: Vec<Embeddings>) -> Result<Vec<Part>, ModelError> {
-        if self.stage.setup.outbound.iter().any(|edge| edge.kind == Kind::Embeddings && edge.handles) {
+        if self.ends.handles {
             return Ok(embeddings.into_iter().map(Part::Embeddings).collect());
         }
         let mut here = Vec::with_capacity(embeddings.len());

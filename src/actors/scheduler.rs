@@ -1,12 +1,15 @@
-//! The Scheduler actor: turns messages into events for [`SchedulerCore`] and carries out its effects. It never sees a
-//! tensor and never waits.
+//! The Scheduler actor: turns messages into events for [`SchedulerCore`] and carries out its effects: commands first, then
+//! what others are to hear. It never sees a tensor and never waits.
 
-use super::connector::InboundMessage;
-use super::model_runner::Command;
-use super::stage::{ActorFailure, Admission, Outputs, Resume, Role, StageGeneration};
+use crate::arbiter::Arbiter;
+use crate::failure::ActorFailure;
+use crate::generation::{Commands, Life, Peer};
+use crate::messages::{Admission, Command, InboundMessage, Outputs, Resume, SchedulerMessage};
+use crate::pulse::Role;
+use crate::setup::{AckSink, StageReports};
 use omni_core::arbiter::Turn;
 use omni_core::ids::{Attempt, RequestId, StepId};
-use omni_core::scheduler::{Effect, Event, SchedulerCore, SequenceDone, StepDone};
+use omni_core::scheduler::{Ack, Effect, Event, SchedulerConfig, SchedulerCore, SequenceDone};
 use omni_fault::{Begun, FaultEvent, FaultPoint, FaultSite};
 use omni_model::stage::SequenceSpec;
 use omni_telemetry::trace::{self, Component, What};
@@ -14,30 +17,6 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// What the scheduler is told.
-#[derive(Debug)]
-pub(super) enum SchedulerMessage {
-    /// From the inbound connector, which knows the request already.
-    Admit(Box<Admission>),
-    /// Input is in the runner's queue.
-    Input { request: RequestId, units: u32, end: bool },
-    /// The next stage, or the client, took output over.
-    Acked {
-        request: RequestId,
-        units: u32,
-        /// Whether it came by way of the inbound connector, and so behind the admission that went ahead of it.
-        behind: bool,
-    },
-    /// The outcome of a step, from the sampler, before anybody else hears of it.
-    Done { done: StepDone, failed: Vec<(RequestId, String)> },
-    /// A sequence failed outside a step.
-    SequenceFailed { request: RequestId, reason: String },
-    /// From the inbound connector, which has forgotten the request already.
-    Abort(RequestId),
-    /// From the arbiter of the device: what a step was kept back for may be over.
-    Wake,
-}
 
 impl SchedulerMessage {
     /// What it is about.
@@ -54,18 +33,29 @@ impl SchedulerMessage {
                 done.sequences.iter().map(event).collect()
             }
             SchedulerMessage::Input { request, .. }
-            | SchedulerMessage::Acked { request, .. }
             | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => vec![FaultEvent::of(*request)],
+            SchedulerMessage::Acked { acks, .. } => acks.iter().map(|ack| FaultEvent::of(ack.request)).collect(),
             SchedulerMessage::Wake => Vec::new(),
         }
     }
 }
 
+/// What the scheduler has of its stage.
+pub(super) struct SchedulerEnds {
+    pub life: Arc<Life>,
+    pub config: SchedulerConfig,
+    pub arbiter: Option<Arc<Arbiter>>,
+    pub commands: Commands,
+    pub inbound: Peer<InboundMessage>,
+    pub acks: Arc<dyn AckSink>,
+    pub reports: Arc<dyn StageReports>,
+}
+
 pub(super) struct Scheduler;
 
 pub(super) struct SchedulerState {
-    stage: Arc<StageGeneration>,
+    ends: SchedulerEnds,
     core: SchedulerCore,
     /// What sequences without a slot will be opened with.
     specs: HashMap<RequestId, (SequenceSpec, Outputs, Resume)>,
@@ -81,20 +71,20 @@ pub(super) struct SchedulerState {
 impl Actor for Scheduler {
     type Msg = SchedulerMessage;
     type State = SchedulerState;
-    type Arguments = Arc<StageGeneration>;
+    type Arguments = SchedulerEnds;
 
     async fn pre_start(
         &self,
         myself: ActorRef<Self::Msg>,
-        stage: Arc<StageGeneration>,
+        ends: SchedulerEnds,
     ) -> Result<SchedulerState, ActorProcessingErr> {
-        if let Some(arbiter) = &stage.setup.arbiter {
-            arbiter.join(stage.setup.name, myself);
+        if let Some(arbiter) = &ends.arbiter {
+            arbiter.join(ends.life.stage, myself);
         }
-        let core = SchedulerCore::new(stage.setup.scheduler.clone());
-        let fault = stage.setup.faults.site(stage.setup.name, FaultPoint::Scheduler);
+        let core = SchedulerCore::new(ends.config.clone());
+        let fault = ends.life.site(FaultPoint::Scheduler);
         Ok(SchedulerState {
-            stage,
+            ends,
             core,
             specs: HashMap::new(),
             attempts: HashMap::new(),
@@ -111,7 +101,7 @@ impl Actor for Scheduler {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
-        let _at_work = state.stage.at_work(Role::Scheduler);
+        let _at_work = state.ends.life.pulse.at_work(Role::Scheduler);
         state.fault.inject_async(|| message.events(&mut state.begun, &state.core)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {
@@ -121,27 +111,35 @@ impl Actor for Scheduler {
                 state.apply(Event::Admit(request, params, from.start))?;
             }
             SchedulerMessage::Input { request, units, end } => state.apply(Event::Input { request, units, end })?,
-            SchedulerMessage::Acked { request, units, behind } => {
-                if state.core.knows(request) || behind {
+            SchedulerMessage::Acked { acks, behind } => {
+                let (known, unknown): (Vec<_>, _) =
+                    acks.into_iter().partition(|ack| behind || state.core.knows(ack.request));
+                for Ack { request, units } in known {
                     state.apply(Event::Acked { request, units })?;
-                } else {
-                    // Its sequence may be on its way to here.
-                    state.tell_inbound(InboundMessage::Acked { request, units });
+                }
+                if !unknown.is_empty() {
+                    // Their sequences may be on their way to here.
+                    state.ends.inbound.tell(InboundMessage::Acked(unknown));
                 }
             }
             SchedulerMessage::Done { done, failed } => {
                 let (began, step) = (trace::now(), done.step);
-                state.stage.gauges.seen.store(step.0 + 1, Ordering::Relaxed);
+                state.ends.life.gauges.seen.store(step.0 + 1, Ordering::Relaxed);
                 state.after = Some(step);
-                // Sequences that failed go first, or the event would plan them once more.
-                for (request, reason) in failed {
-                    state.fail(request, reason)?;
+                // Sequences that failed go first, or the event would plan them once more. The engine hears of them when
+                // the next step is launched.
+                for (request, _) in &failed {
+                    state.drop_failed(*request)?;
                 }
                 state.apply(Event::StepDone(done))?;
                 state.after = None;
-                trace::since(began, state.stage.track(Component::Scheduler), || What::Returned(step));
+                failed.into_iter().for_each(|(request, reason)| state.report(request, reason));
+                trace::since(began, state.ends.life.track(Component::Scheduler), || What::Returned(step));
             }
-            SchedulerMessage::SequenceFailed { request, reason } => state.fail(request, reason)?,
+            SchedulerMessage::SequenceFailed { request, reason } => {
+                state.drop_failed(request)?;
+                state.report(request, reason);
+            }
             SchedulerMessage::Abort(request) => {
                 state.specs.remove(&request);
                 state.attempts.remove(&request);
@@ -156,15 +154,20 @@ impl Actor for Scheduler {
 }
 
 impl SchedulerState {
-    fn fail(&mut self, request: RequestId, reason: String) -> Result<(), ActorFailure> {
+    /// Frees a sequence that failed.
+    fn drop_failed(&mut self, request: RequestId) -> Result<(), ActorFailure> {
         self.specs.remove(&request);
         self.begun.forget(request);
         self.apply(Event::Abort(request))?;
         if let Some(attempt) = self.attempts.remove(&request) {
-            self.tell_inbound(InboundMessage::Lost(request, attempt));
+            self.ends.inbound.tell(InboundMessage::Lost(request, attempt));
         }
-        self.stage.setup.reports.sequence_failed(request, self.stage.setup.name, reason);
         Ok(())
+    }
+
+    /// Tells the engine, which gives the stage another attempt.
+    fn report(&self, request: RequestId, reason: String) {
+        self.ends.reports.sequence_failed(request, self.ends.life.stage, reason);
     }
 
     fn apply(&mut self, event: Event) -> Result<(), ActorFailure> {
@@ -173,22 +176,22 @@ impl SchedulerState {
             match effect {
                 Effect::Open(request, slot) => {
                     let Some((spec, deliver, from)) = self.specs.remove(&request) else { continue };
-                    self.command(Command::Open { slot, request, spec: Box::new(spec), deliver, from })?;
-                    self.tell_inbound(InboundMessage::Opened(request, from.attempt));
+                    self.ends.commands.put(Command::Open { slot, request, spec: Box::new(spec), deliver, from })?;
+                    self.ends.inbound.tell(InboundMessage::Opened(request, from.attempt));
                 }
                 Effect::Launch(plan) => {
                     let (step, sequences, after) = (plan.step, plan.sequences.len() as u32, self.after);
-                    self.command(Command::Step(plan))?;
+                    self.ends.commands.put(Command::Step(plan))?;
                     let what = || What::Planned { step, sequences, after };
-                    trace::since(began, self.stage.track(Component::Scheduler), what);
+                    trace::since(began, self.ends.life.track(Component::Scheduler), what);
                     began = trace::now();
                 }
-                Effect::Close(slot) => self.command(Command::Close(slot))?,
-                Effect::Consumed { request, units } => self.stage.setup.acks.acked(request, units),
+                Effect::Close(slot) => self.ends.commands.put(Command::Close(slot))?,
+                Effect::Consumed(acks) => self.ends.acks.acked(&acks),
                 Effect::Finished(request) => {
                     self.begun.forget(request);
                     if let Some(attempt) = self.attempts.remove(&request) {
-                        self.tell_inbound(InboundMessage::Closed(request, attempt));
+                        self.ends.inbound.tell(InboundMessage::Closed(request, attempt));
                     }
                 }
             }
@@ -197,28 +200,18 @@ impl SchedulerState {
     }
 
     fn plan(&mut self, event: Event) -> Vec<Effect> {
-        let (core, now) = (&mut self.core, self.stage.now());
-        let Some(arbiter) = &self.stage.setup.arbiter else { return core.handle(event, now) };
-        arbiter.plan(self.stage.setup.name, |hold| {
+        let (core, now) = (&mut self.core, self.ends.life.pulse.now());
+        let Some(arbiter) = &self.ends.arbiter else { return core.handle(event, now) };
+        arbiter.plan(self.ends.life.stage, |hold| {
             let returned = matches!(event, Event::StepDone(_));
             let effects = core.handle_held(event, now, hold);
             (effects, Turn { returned, awaited: core.is_awaited(now), held: core.is_held() })
         })
     }
 
-    fn command(&self, command: Command) -> Result<(), ActorFailure> {
-        self.stage.commands.send.try_send(command).map_err(|_| ActorFailure::Queue("command"))
-    }
-
-    fn tell_inbound(&self, message: InboundMessage) {
-        if let Some(inbound) = self.stage.inbound.get() {
-            let _ = inbound.cast(message);
-        }
-    }
-
     fn count(&mut self) {
-        let metrics = &self.stage.setup.metrics;
-        self.stage.gauges.sequences.store(self.core.sequences(), Ordering::Relaxed);
+        let Life { metrics, gauges, .. } = &*self.ends.life;
+        gauges.sequences.store(self.core.sequences(), Ordering::Relaxed);
         metrics.sequences.set((self.core.sequences() - self.core.waiting()) as f64);
         let stale = self.core.stale();
         metrics.stale_outcomes.increment(stale - self.stale);
@@ -230,7 +223,7 @@ impl SchedulerState {
 mod tests {
     use super::*;
     use omni_core::deadline::PlaybackPolicy;
-    use omni_core::scheduler::{Pace, SchedulerConfig, SequenceParams, Start};
+    use omni_core::scheduler::{Pace, SequenceParams, Start, StepDone};
     use std::time::Duration;
 
     #[test]

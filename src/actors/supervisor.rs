@@ -1,17 +1,20 @@
 //! The StageSupervisor actor: starts the actors of a stage, notices when one dies or the runner hangs, and starts the
 //! next generation once the old device state is gone.
 
-use super::connector::{Inbound, Outbound};
-use super::model_runner::{Command, ModelRunner};
-use super::packager::Packager;
-use super::sampler::Sampler;
-use super::scheduler::Scheduler;
-use super::stage::{StageGeneration, StageHandle, StageSetup, State};
+use crate::connector::{Inbound, Outbound};
+use crate::generation::StageGeneration;
+use crate::handle::{StageHandle, StageState};
+use crate::messages::SupervisorMessage;
+use crate::model_runner::ModelRunner;
+use crate::packager::Packager;
+use crate::sampler::Sampler;
+use crate::scheduler::Scheduler;
+use crate::setup::StageSetup;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
 use ractor::concurrency::JoinHandle;
-use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, Message, SpawnErr, SupervisionEvent};
-use std::sync::{Arc, OnceLock};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A runner that does not end within this time after being told to is left behind: its results go nowhere, and the next
@@ -28,17 +31,6 @@ pub async fn start(setup: StageSetup, handle: Arc<StageHandle>) -> Result<(), Sp
     let (supervisor, _) = Actor::spawn(None, StageSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
     handle.supervised_by(supervisor.get_cell());
     Ok(())
-}
-
-/// What the supervisor is told.
-#[derive(Debug)]
-pub(super) enum SupervisorMessage {
-    /// Start the next generation.
-    Start,
-    /// Its model is built.
-    Ready(Generation),
-    /// Look at the runner's pulse.
-    Watch,
 }
 
 struct StageSupervisor;
@@ -87,14 +79,10 @@ impl Actor for StageSupervisor {
             }
             SupervisorMessage::Ready(generation) => state.ready(generation),
             SupervisorMessage::Watch => {
-                let limit = state.setup.watchdog;
                 let Some(stage) = state.current.as_ref() else { return Ok(()) };
-                let (runner, (actor, busy)) = (stage.pulse.busy_for(stage.now()), stage.busiest());
-                let told = |who, busy: Duration| format!("the {who} has not turned for {:.1} s", busy.as_secs_f32());
-                if runner > limit {
-                    state.failed(&myself, told("runner", runner), true).await;
-                } else if busy > limit {
-                    state.failed(&myself, told(actor, busy), false).await;
+                if let Some((role, busy)) = stage.life.pulse.hung(state.setup.watchdog) {
+                    let reason = format!("the {} has not turned for {:.1} s", role.as_str(), busy.as_secs_f32());
+                    state.failed(&myself, reason, role.is_thread()).await;
                 }
             }
         }
@@ -131,41 +119,38 @@ impl SupervisorState {
         let generation = Generation(self.handle.status().borrow().generation.0 + 1);
         self.handle.update(|status| status.generation = generation);
         self.setup.metrics.generation.set(f64::from(generation.0));
-        let stage = Arc::new(StageGeneration::new(Arc::clone(&self.setup), generation, myself.clone()));
-        self.current = Some(Arc::clone(&stage));
+        let (stage, ends) = StageGeneration::new(&self.setup, generation, myself);
+        let (scheduler, inbound) = (stage.scheduler.clone(), stage.inbound.clone());
+        self.current = Some(Arc::new(stage));
         self.up = false;
 
-        // Whoever is spoken to starts before whoever speaks.
-        self.spawn(Outbound, "connector-out", &stage, |stage| &stage.outbound, myself).await?;
-        self.spawn(Packager, "packager", &stage, |stage| &stage.packager, myself).await?;
-        self.spawn(Scheduler, "scheduler", &stage, |stage| &stage.scheduler, myself).await?;
-        self.spawn(Sampler, "sampler", &stage, |stage| &stage.sampler, myself).await?;
-        self.spawn(Inbound, "connector-in", &stage, |stage| &stage.inbound, myself).await?;
-        self.spawn(ModelRunner, "runner", &stage, |stage| &stage.runner, myself).await
-    }
-
-    async fn spawn<A, M>(
-        &mut self,
-        actor: A,
-        role: &str,
-        stage: &Arc<StageGeneration>,
-        place: impl Fn(&StageGeneration) -> &OnceLock<ActorRef<M>>,
-        myself: &ActorRef<SupervisorMessage>,
-    ) -> Result<(), SpawnErr>
-    where
-        A: Actor<Msg = M, Arguments = Arc<StageGeneration>>,
-        M: Message,
-    {
-        // Names are unique in a process and several engines may live in one: the supervisor's id makes them so.
-        let name = format!("{}.{role}.{}.{}", stage.setup.name, stage.generation, myself.get_id());
-        let (child, joined) = Actor::spawn_linked(Some(name), actor, Arc::clone(stage), myself.get_cell()).await?;
-        self.children.push((child.get_cell(), joined));
-        let _ = place(stage).set(child);
+        // An actor starts before those that speak to it; the scheduler and the inbound connector speak to each other.
+        ends.to_outbound.set(self.spawn(Outbound, "connector-out", ends.outbound, myself).await?);
+        ends.to_packager.set(self.spawn(Packager, "packager", ends.packager, myself).await?);
+        scheduler.set(self.spawn(Scheduler, "scheduler", ends.scheduler, myself).await?);
+        ends.sampler.set(self.spawn(Sampler, "sampler", (), myself).await?);
+        inbound.set(self.spawn(Inbound, "connector-in", ends.inbound, myself).await?);
+        self.spawn(ModelRunner, "runner", ends.runner, myself).await?;
         Ok(())
     }
 
+    async fn spawn<A: Actor>(
+        &mut self,
+        actor: A,
+        role: &str,
+        ends: A::Arguments,
+        myself: &ActorRef<SupervisorMessage>,
+    ) -> Result<ActorRef<A::Msg>, SpawnErr> {
+        // Names are unique in a process and several engines may live in one: the supervisor's id makes them so.
+        let generation = self.handle.status().borrow().generation;
+        let name = format!("{}.{role}.{generation}.{}", self.setup.name, myself.get_id());
+        let (child, joined) = Actor::spawn_linked(Some(name), actor, ends, myself.get_cell()).await?;
+        self.children.push((child.get_cell(), joined));
+        Ok(child)
+    }
+
     fn ready(&mut self, generation: Generation) {
-        let Some(stage) = self.current.clone().filter(|stage| stage.generation == generation) else { return };
+        let Some(stage) = self.current.clone().filter(|stage| stage.life.generation == generation) else { return };
         let recovered = self.failed_at.take();
         if let Some(failed) = recovered {
             self.setup.metrics.restarts.increment(1);
@@ -176,7 +161,7 @@ impl SupervisorState {
         // At once: who sees that it was restarted sees it running.
         self.handle.update(|status| {
             status.restarts += u32::from(recovered.is_some());
-            status.state = State::Running;
+            status.state = StageState::Running;
         });
         self.setup.reports.stage_up(self.setup.name);
         tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
@@ -193,7 +178,7 @@ impl SupervisorState {
         // says meanwhile is as good as what was said before.
         self.handle.set_current(None);
         self.handle.update(|status| {
-            status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
+            status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
             status.last_reason = Some(reason.clone());
         });
         self.setup.reports.stage_down(self.setup.name, &reason, verdict == Verdict::GiveUp);
@@ -218,10 +203,9 @@ impl SupervisorState {
             arbiter.leave(self.setup.name);
         }
         let Some(stage) = self.current.take() else { return };
-        stage.pulse.stop();
-        let _ = stage.commands.send.try_send(Command::Wake);
-        if tokio::time::timeout(grace, stage.pulse.gone()).await.is_err() {
-            tracing::error!(stage = %self.setup.name, "the runner thread hangs and is left behind");
+        stage.stop();
+        if tokio::time::timeout(grace, stage.life.pulse.gone()).await.is_err() {
+            tracing::error!(stage = %self.setup.name, "the launch thread hangs and is left behind");
         }
     }
 }

@@ -6,6 +6,7 @@ use futures::future::BoxFuture;
 pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
 use omni_core::ids::{FinishReason, Frames, RequestId, StageName};
 use omni_fault::FaultPlan;
+pub use omni_stage::StageState;
 use omni_telemetry::trace::Recorder;
 use serde::Serialize;
 use std::sync::Arc;
@@ -349,20 +350,6 @@ pub struct StageHealth {
     /// Its process, where it has one of its own and that runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
-}
-
-/// What a stage does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum StageState {
-    /// Weights or device state are being made.
-    Starting,
-    /// Serving.
-    Running,
-    /// Waiting out the backoff after a failure.
-    Restarting,
-    /// It failed too often; a person must look.
-    Failed,
 }
 
 /// The engine as server and commands see it. Implemented by [`Engine`](crate); a trait so that the HTTP surface

@@ -6,8 +6,14 @@
 //! stage may die at any moment: when it [is up](StageReports::stage_up) again, the ledger readmits its sequences where
 //! their output ended, with their input from the journal. The stages before and behind it need not notice.
 //!
+//! Actors that must not wait for the lock leave a [post](posts) instead: acknowledgements and lost sequences.
+//!
 //! The ledger admits and aborts sequences under its lock, so it can never give a stage a request that has ended, and no
 //! payload can come between a readmission and its input.
+
+mod posts;
+
+pub(super) use posts::Acks;
 
 use super::admission::Permit;
 use super::api::{Event, Listener, RequestError, ResponseStream};
@@ -18,14 +24,16 @@ use super::stages::Stages;
 use super::stream::Expired;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
+use omni_core::scheduler::Ack;
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
-use omni_stage::{AckSink, StageReports};
+use omni_stage::StageReports;
 use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
 use omni_transfer::payload::{Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
+use posts::{Post, PostedLock};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// See the module.
@@ -40,7 +48,7 @@ pub(super) struct Ledger {
     metrics: RequestMetrics,
     faults: FaultPlan,
     fault: FaultSite,
-    state: Mutex<State>,
+    state: PostedLock<State, Post>,
 }
 
 struct State {
@@ -67,7 +75,7 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let state = Mutex::new(State { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
+        let state = PostedLock::new(State { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
         let fault = faults.site(None, FaultPoint::Ledger);
         Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, state }
     }
@@ -168,7 +176,7 @@ impl Ledger {
         // The talker paces the thinker of a spoken answer. A text-only answer has no such consumer, and its client
         // reads pieces of text, not tokens, so its tokens are acknowledged at once.
         if kind == Kind::Tokens && text_only {
-            self.ack(&mut state, Edge::Tokens, request, units);
+            self.ack(&mut state, Edge::Tokens, vec![Ack { request, units }]);
         }
         let effect = match (kind, end) {
             (Kind::Tokens, Some(_)) => state.core.text_done(request),
@@ -277,15 +285,6 @@ impl Ledger {
         self.carry_out(state, effect.into_iter().collect());
     }
 
-    /// The consumer of an edge has acknowledged units.
-    fn ack(&self, state: &mut State, edge: Edge, request: RequestId, units: u32) {
-        let Some(open) = state.open.get_mut(&request) else { return };
-        open.journal.acked(edge, units);
-        if let Some(stage) = edge.producer().and_then(|producer| self.stages.get(producer)) {
-            stage.acked(request, units);
-        }
-    }
-
     fn is_lost(&self, stage: StageName) -> bool {
         self.stages.get(stage).is_none_or(|stage| stage.is_given_up())
     }
@@ -312,23 +311,15 @@ impl Ledger {
     fn now(&self) -> Duration {
         self.born.elapsed()
     }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Only a bug in a pure core could panic under the lock; to go on serves the other clients better than to fail
-        // them all.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl StageReports for Ledger {
     fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String) {
-        let mut state = self.lock();
-        self.sequence_lost(&mut state, request, stage, reason);
+        self.post(Post::SequenceFailed(request, stage, reason));
     }
 
     fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
-        let mut state = self.lock();
-        Ledger::input_lost(self, &mut state, request, stage, attempt, unit);
+        self.post(Post::InputLost(request, stage, attempt, unit));
     }
 
     fn stage_up(&self, stage: StageName) {
@@ -370,20 +361,6 @@ impl PayloadSender for LedgerSink {
     }
 }
 
-/// The acknowledgements of every stage go through the ledger as well.
-pub(super) struct Acks {
-    pub ledger: Arc<Ledger>,
-    /// The edge into the stage.
-    pub edge: Edge,
-}
-
-impl AckSink for Acks {
-    fn acked(&self, request: RequestId, units: u32) {
-        let mut state = self.ledger.lock();
-        self.ledger.ack(&mut state, self.edge, request, units);
-    }
-}
-
 /// Follows how the client reads one response.
 struct Reader {
     ledger: Arc<Ledger>,
@@ -411,7 +388,8 @@ impl Listener for Reader {
         let mut state = self.ledger.lock();
         state.core.read(self.request, now);
         if let Event::Audio(chunk) = event {
-            self.ledger.ack(&mut state, Edge::Audio, self.request, chunk.frames.0);
+            let acks = vec![Ack { request: self.request, units: chunk.frames.0 }];
+            self.ledger.ack(&mut state, Edge::Audio, acks);
         }
     }
 }

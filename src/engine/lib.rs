@@ -59,7 +59,7 @@ use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
-use omni_stage::{StageHandle, StageStatus, State};
+use omni_stage::{StageHandle, StageStatus};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
 use omni_transfer::lease::LeaseBook;
@@ -150,7 +150,7 @@ impl Engine {
     /// # Errors
     /// [`StartError::Stage`] with the reason when one of them cannot.
     pub async fn settled(&self) -> Result<(), StartError> {
-        self.all_stages(|status| matches!(status.state, State::Running | State::Failed)).await?;
+        self.all_stages(|status| matches!(status.state, StageState::Running | StageState::Failed)).await?;
         telemetry::set_ready(true);
         Ok(())
     }
@@ -161,7 +161,7 @@ impl Engine {
             let mut status = stage.status();
             let settled = status.wait_for(&wanted).await;
             if let Ok(status) = settled
-                && status.state == State::Failed
+                && status.state == StageState::Failed
             {
                 let reason = status.last_reason.clone().unwrap_or_default();
                 return Err(StartError::Stage(stage.name(), reason));
@@ -201,7 +201,7 @@ impl Engine {
             return Err(SubmitError::ShuttingDown);
         }
         // A stage that restarts is no reason to wait here: the ledger admits the request when the stage is up.
-        let came_up = |status: &StageStatus| status.state != State::Starting;
+        let came_up = |status: &StageStatus| status.state != StageState::Starting;
         match tokio::time::timeout(READY_PATIENCE, self.all_stages(came_up)).await {
             Ok(outcome) => outcome.map_err(|error| SubmitError::NotReady(error.to_string())),
             Err(_) => Err(SubmitError::NotReady("a stage is starting".into())),
@@ -335,12 +335,7 @@ fn stage_health(stage: &StageHandle, since: StatusHistory) -> StageHealth {
     let status = stage.status().borrow().clone();
     StageHealth {
         name: stage.name(),
-        state: match status.state {
-            State::Starting => StageState::Starting,
-            State::Running => StageState::Running,
-            State::Restarting => StageState::Restarting,
-            State::Failed => StageState::Failed,
-        },
+        state: status.state,
         since: since.began,
         generation: status.generation.0,
         restarts: status.restarts,

@@ -1,6 +1,6 @@
 //! Since when each stage is in its state, and how long it took to recover last.
 
-use omni_stage::{StageHandle, State};
+use omni_stage::{StageHandle, StageState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinHandle;
@@ -39,12 +39,12 @@ impl Follower {
                     let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
                     known.began = unix_seconds();
                     match next.0 {
-                        State::Running => {
+                        StageState::Running => {
                             let failed: Option<Instant> = failed.take();
                             known.recovery = failed.map(|failed| failed.elapsed()).or(known.recovery);
                         }
-                        State::Restarting => _ = failed.get_or_insert_with(Instant::now),
-                        State::Starting | State::Failed => {}
+                        StageState::Restarting => _ = failed.get_or_insert_with(Instant::now),
+                        StageState::Starting | StageState::Failed => {}
                     }
                     last = next;
                 }

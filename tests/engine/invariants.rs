@@ -1,10 +1,10 @@
 //! The invariants of docs/architecture.md that live in the actors of one stage, shown with a model that tells each step.
 //! Faults do the blocking: an actor that sleeps for a day is an actor that never gets round to it.
 
-use crate::support::stage::{Rig, Script, next, rig, scheduler, serialized, until};
+use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, serialized, until};
 use omni_actors::actors::{Admission, Outputs, RELEASED, Resume};
 use omni_actors::core::ids::{RequestId, StageName};
-use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::stage::{SequenceSpec, SequenceWork, VocoderSpec};
 use omni_actors::transfer::payload::{Kind, Part, Payload};
@@ -93,11 +93,16 @@ async fn early_hand_off_changes_no_token() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_next_steps_are_launched_before_the_host_has_seen_a_token() {
     let config = SchedulerConfig { run_ahead: 4, ..scheduler() };
-    let (rig, steps) = stage(100, config, &[asleep(FaultPoint::Sampler)]).await;
+    let (launches, steps) = flume::unbounded();
+    // A device beside the host: where a launch computes its step, the sampler reads it there.
+    let device = Beside { launches, stop: 100 };
+    let rig = rig(StageName::Talker, device, config, &[asleep(FaultPoint::Sampler)]).await;
     rig.admit(sequence(REQUEST, Pace::Free, SPEECH));
+    let mut held = Vec::new();
     for _ in 0..4 {
-        next(&steps).await;
+        held.push(next(&steps).await);
     }
+    held.into_iter().for_each(Launch::end);
     assert!(rig.output.is_empty());
 }
 
@@ -138,7 +143,7 @@ async fn a_sequence_pauses_when_its_output_is_not_taken_over() {
         let step = next(&steps).await;
         assert_eq!(step.len(), 1, "the first sequence has used up its window");
     }
-    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), REQUEST, RELEASED);
+    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), &[Ack { request: REQUEST, units: RELEASED }]);
     for _ in 0..95 {
         next(&steps).await;
     }

@@ -1,9 +1,9 @@
 //! A stage whose device computes beside the host: steps are launched and end when the test lets them.
 
 use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, sharing, soon, until, watched};
-use omni_actors::actors::{Admission, Outputs, Resume, State};
+use omni_actors::actors::{Admission, Outputs, Resume, StageState};
 use omni_actors::core::ids::{Generation, RequestId, StageName};
-use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
 use omni_actors::transfer::payload::{Part, Payload};
@@ -70,7 +70,7 @@ async fn death(rig: &Rig) -> String {
 
 async fn second_life(rig: &Rig) {
     let second = |status: &omni_actors::actors::StageStatus| {
-        status.state == State::Running && status.generation == Generation(2)
+        status.state == StageState::Running && status.generation == Generation(2)
     };
     soon(rig.stage.status().wait_for(second)).await.unwrap();
 }
@@ -269,7 +269,7 @@ mod on_a_shared_device {
         sent(&talker, TWO, 0).await;
         let second = some(&talked, 1).await.remove(0);
         assert!(vocoded.is_empty(), "the next stage has not taken the first unit over");
-        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), TWO, 1);
+        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), &[Ack { request: TWO, units: 1 }]);
         some(&vocoded, 1).await.remove(0).end();
         second.end();
     }

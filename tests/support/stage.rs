@@ -1,11 +1,11 @@
 //! One stage alone: its real actors around a model that the test or benchmark chooses, its edges in the test's hands.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
-use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, State};
+use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, StageState};
 use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
-use omni_actors::core::scheduler::SchedulerConfig;
+use omni_actors::core::scheduler::{Ack, SchedulerConfig};
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
     Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
@@ -84,8 +84,10 @@ impl StageReports for FaultContext {
 }
 
 impl AckSink for FaultContext {
-    fn acked(&self, request: RequestId, units: u32) {
-        *self.acked.lock().unwrap().entry(request).or_default() += u64::from(units);
+    fn acked(&self, acks: &[Ack]) {
+        for Ack { request, units } in acks {
+            *self.acked.lock().unwrap().entry(*request).or_default() += u64::from(*units);
+        }
     }
 }
 
@@ -195,7 +197,7 @@ async fn started(
     };
     let stage = StageHandle::new(name);
     actors::start(setup, Arc::clone(&stage)).await.unwrap();
-    stage.status().wait_for(|status| status.state == State::Running).await.unwrap();
+    stage.status().wait_for(|status| status.state == StageState::Running).await.unwrap();
     Rig { stage, input: Arc::new(input), output, context, leases }
 }
 

@@ -1,6 +1,6 @@
 //! The control messages of parent and child. Both are the same binary, so there is no version to agree on.
 
-use super::super::stage::{Admission, StageLoad, StageStatus};
+use crate::{Admission, StageLoad, StageStatus};
 use bincode::{Decode, Encode};
 use omni_config::Config;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};

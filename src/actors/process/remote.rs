@@ -1,8 +1,9 @@
 //! The parent's view of a stage that runs in a child: what its [`StageHandle`] holds instead of actors.
 
 use super::message::{Pulse, ToStage};
-use crate::stage::{Admission, StageHandle, StageLoad};
+use crate::{Admission, StageHandle, StageLoad};
 use omni_core::ids::RequestId;
+use omni_core::scheduler::Ack;
 use omni_fault::PlanState;
 use omni_transfer::link::Outbox;
 use omni_transfer::payload::Payload;
@@ -57,8 +58,10 @@ impl RemoteStage {
         self.out.tell(ToStage::Abort(request));
     }
 
-    pub(crate) fn acked(&self, request: RequestId, units: u32) {
-        self.out.tell(ToStage::Acked(request, units));
+    pub(crate) fn acked(&self, acks: &[Ack]) {
+        for Ack { request, units } in acks {
+            self.out.tell(ToStage::Acked(*request, *units));
+        }
     }
 
     pub(super) fn faults(&self, faults: PlanState) {

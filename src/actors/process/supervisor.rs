@@ -7,9 +7,10 @@
 use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use super::spawn::Process;
-use crate::stage::{AckSink, StageHandle, StageReports, State};
+use crate::{AckSink, StageHandle, StageReports, StageState};
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
+use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{LinkMetrics, SupervisionMetrics};
@@ -247,10 +248,10 @@ impl SupervisorState {
                 }
             }
             // The status of a generation may arrive after the report of its end.
-            FromStage::Status(status) if status.state == State::Running && status.generation > self.down.0 => {
+            FromStage::Status(status) if status.state == StageState::Running && status.generation > self.down.0 => {
                 self.running(status.generation);
             }
-            FromStage::Status(status) if status.state == State::Failed => {
+            FromStage::Status(status) if status.state == StageState::Failed => {
                 self.replace(myself, status.last_reason).await;
             }
             // Its end is handled like that of any child that dies.
@@ -276,7 +277,7 @@ impl SupervisorState {
         self.handle.update(|status| {
             status.generation = generation;
             status.restarts += u32::from(recovered.is_some());
-            status.state = State::Running;
+            status.state = StageState::Running;
         });
         // The child may report a state more than once.
         if self.up < generation {
@@ -296,7 +297,7 @@ impl SupervisorState {
         }
         self.handle.update(|status| {
             status.generation = status.generation.max(generation);
-            status.state = if verdict == Verdict::GiveUp { State::Failed } else { State::Restarting };
+            status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
             status.last_reason = Some(reason.to_owned());
         });
         self.setup.reports.stage_down(self.handle.name(), reason, verdict == Verdict::GiveUp);
@@ -367,7 +368,7 @@ async fn listen_to(
             Received::Control(words) => {
                 for word in words {
                     match word {
-                        FromStage::Acked(request, units) => parent.acks.acked(request, units),
+                        FromStage::Acked(request, units) => parent.acks.acked(&[Ack { request, units }]),
                         FromStage::SequenceFailed(request, reason) => {
                             parent.reports.sequence_failed(request, name, reason)
                         }

@@ -96,15 +96,20 @@ pub enum Effect {
     Launch(Plan),
     /// Free the slot; may be reused by the next effect.
     Close(Slot),
-    /// Input that the stage has used up: the previous stage may send more.
-    Consumed {
-        /// Whose.
-        request: RequestId,
-        /// How many units, in addition to earlier ones.
-        units: u32,
-    },
+    /// Input that the stage has used up: the previous stage may send more. Never empty, at most one of an event, and
+    /// behind its launches, which need not wait until the previous stage has been told.
+    Consumed(Vec<Ack>),
     /// The sequence is gone because it ended (not because it was aborted).
     Finished(RequestId),
+}
+
+/// The consumer of an edge has taken units over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ack {
+    /// Of which request.
+    pub request: RequestId,
+    /// How many, in addition to earlier ones.
+    pub units: u32,
 }
 
 /// One step to launch.
@@ -173,7 +178,7 @@ impl SchedulerCore {
     /// [`SchedulerCore::handle`] on a device that others share: while `hold`, only steps that somebody waits for are
     /// launched. [`SchedulerCore::is_held`] tells whether that kept a step back.
     pub fn handle_held(&mut self, event: Event, now: Duration, hold: bool) -> Vec<Effect> {
-        let mut effects = Vec::new();
+        let (mut effects, mut behind) = (Vec::new(), Vec::new());
         match event {
             Event::Admit(request, params, start) => self.admit(request, params, start, now),
             Event::Input { request, units, end } => {
@@ -187,7 +192,7 @@ impl SchedulerCore {
                     sequence.acked = sequence.acked.saturating_add(units);
                 }
             }
-            Event::StepDone(done) => self.step_done(&done, now, &mut effects),
+            Event::StepDone(done) => self.step_done(&done, now, &mut effects, &mut behind),
             Event::Abort(request) => {
                 self.release(request, &mut effects);
             }
@@ -195,6 +200,7 @@ impl SchedulerCore {
         }
         self.seat(&mut effects);
         self.launch(now, hold, &mut effects);
+        effects.append(&mut behind);
         effects
     }
 
@@ -250,13 +256,15 @@ impl SchedulerCore {
         }
     }
 
-    fn step_done(&mut self, done: &StepDone, now: Duration, effects: &mut Vec<Effect>) {
+    /// Takes the outcome of a step in. What others are to be told of it goes `behind` the next launches.
+    fn step_done(&mut self, done: &StepDone, now: Duration, effects: &mut Vec<Effect>, behind: &mut Vec<Effect>) {
         // Steps return in order; anything else belongs to a generation that is gone.
         if self.in_flight.front().is_none_or(|plan| plan.step != done.step) {
             self.stale += done.sequences.len() as u64;
             return;
         }
         let Some(plan) = self.in_flight.pop_front() else { return };
+        let mut consumed = Vec::new();
         for (planned, outcome) in plan.sequences.iter().zip(&done.sequences) {
             let Some(sequence) =
                 self.sequences.get_mut(&planned.request).filter(|sequence| sequence.order == planned.order)
@@ -267,11 +275,14 @@ impl SchedulerCore {
             sequence.returned(planned.pending, outcome.emitted, now);
             let used = sequence.take_consumed();
             if used > 0 {
-                effects.push(Effect::Consumed { request: planned.request, units: used });
+                consumed.push(Ack { request: planned.request, units: used });
             }
             if outcome.finished && self.release(planned.request, effects) {
-                effects.push(Effect::Finished(planned.request));
+                behind.push(Effect::Finished(planned.request));
             }
+        }
+        if !consumed.is_empty() {
+            behind.insert(0, Effect::Consumed(consumed));
         }
     }
 

@@ -55,7 +55,11 @@ impl World {
 
     fn tell(&mut self, event: Event) {
         self.now += Duration::from_millis(1);
-        for effect in self.core.handle_held(event, self.now, self.hold) {
+        let effects = self.core.handle_held(event, self.now, self.hold);
+        let tells_others = |effect: &Effect| matches!(effect, Effect::Consumed(_) | Effect::Finished(_));
+        assert!(effects.iter().skip_while(|effect| !tells_others(effect)).all(tells_others), "a launch comes too late");
+        assert!(effects.iter().filter(|effect| matches!(effect, Effect::Consumed(_))).count() <= 1);
+        for effect in effects {
             match effect {
                 Effect::Open(request, slot) => {
                     assert!(self.slots.insert(slot, request).is_none(), "{slot} was given twice");
@@ -66,7 +70,11 @@ impl World {
                     self.truth.get_mut(&request).unwrap().slot = None;
                 }
                 Effect::Launch(plan) => self.launch(plan),
-                Effect::Consumed { request, units } => *self.consumed.entry(request).or_default() += units,
+                Effect::Consumed(acks) => {
+                    for Ack { request, units } in acks {
+                        *self.consumed.entry(request).or_default() += units;
+                    }
+                }
                 Effect::Finished(request) => self.truth.get_mut(&request).unwrap().finished = true,
             }
         }

@@ -9,11 +9,12 @@ use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use futures::future::BoxFuture;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
+use omni_core::scheduler::Ack;
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::weights::EmbeddedFiles;
 use omni_stage::process::message::{FromStage, Pulse, Setup, ToStage};
-use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageStatus, State};
+use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageState, StageStatus};
 use omni_telemetry::trace::{Recorder, Session};
 use omni_telemetry::{self as telemetry, LogError};
 use omni_transfer::lease::LeaseBook;
@@ -102,7 +103,7 @@ pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(
     let outcome = run(&setup, embedded, from, &out).await;
     if let Err(ChildError::Failed(_, reason)) = &outcome {
         let (generation, last_reason) = (setup.generation, Some(reason.clone()));
-        out.tell(FromStage::Status(StageStatus { state: State::Failed, generation, restarts: 0, last_reason }));
+        out.tell(FromStage::Status(StageStatus { state: StageState::Failed, generation, restarts: 0, last_reason }));
     }
     out.finish();
     let _ = tokio::time::timeout(LAST_WORDS, speaking).await;
@@ -219,7 +220,7 @@ impl Child {
                 self.admitted.fetch_add(1, Ordering::Relaxed);
             }
             ToStage::Abort(request) => self.handle.abort(request),
-            ToStage::Acked(request, units) => self.handle.acked(request, units),
+            ToStage::Acked(request, units) => self.handle.acked(&[Ack { request, units }]),
             ToStage::Trace(on) => {
                 let session = on.then(|| Session::begin(&self.recorder));
                 *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
@@ -236,7 +237,7 @@ impl Child {
         let mut changes = self.handle.status();
         loop {
             let status = changes.borrow_and_update().clone();
-            if status.state == State::Failed {
+            if status.state == StageState::Failed {
                 return status.last_reason.unwrap_or_default();
             }
             self.out.tell(FromStage::Status(status));
@@ -296,8 +297,10 @@ impl PayloadSender for Parent {
 }
 
 impl AckSink for Parent {
-    fn acked(&self, request: RequestId, units: u32) {
-        self.out.tell(FromStage::Acked(request, units));
+    fn acked(&self, acks: &[Ack]) {
+        for Ack { request, units } in acks {
+            self.out.tell(FromStage::Acked(*request, *units));
+        }
     }
 }
 

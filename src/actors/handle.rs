@@ -1,0 +1,197 @@
+//! A stage as the engine and other stages see it.
+
+use crate::generation::StageGeneration;
+use crate::messages::{Admission, InboundMessage, SchedulerMessage};
+use crate::process::RemoteStage;
+use crate::setup::AckSink;
+use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::scheduler::Ack;
+use ractor::ActorCell;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// What the supervisor knows of its stage.
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
+pub struct StageStatus {
+    /// What the stage does.
+    pub state: StageState,
+    /// Counted from 1; 0 before the first start.
+    pub generation: Generation,
+    /// Starts after the first.
+    pub restarts: u32,
+    /// Why it failed last.
+    pub last_reason: Option<String>,
+}
+
+/// What a stage does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, bincode::Encode, bincode::Decode)]
+#[serde(rename_all = "lowercase")]
+pub enum StageState {
+    /// The stage loads its weights or makes its device state, for the first time.
+    Starting,
+    /// Serving.
+    Running,
+    /// Down after a failure, about to start again.
+    Restarting,
+    /// Down for good: it failed too often, and a person must look.
+    Failed,
+}
+
+/// What a stage holds at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct StageLoad {
+    /// Sequences, as the scheduler counts them.
+    pub sequences: usize,
+    /// Sequences that the model holds state for.
+    pub slots: usize,
+    /// Requests that the inbound connector accepts payloads for.
+    pub inputs: usize,
+    /// Commands, outputs and payloads in queues.
+    pub queued: usize,
+    /// Outputs still in use in a process of the stage's own.
+    pub leases: u64,
+}
+
+/// A stage, over all its generations. A message to a stage that is down is lost: the engine admits its sequences again,
+/// with all that they need, when the stage [is up](crate::StageReports::stage_up).
+pub struct StageHandle {
+    name: StageName,
+    current: Mutex<Current>,
+    status: tokio::sync::watch::Sender<StageStatus>,
+    supervisor: OnceLock<ActorCell>,
+}
+
+/// What a handle speaks to.
+#[derive(Clone)]
+enum Current {
+    /// The stage is down.
+    Down,
+    /// Actors of this process.
+    Here(Arc<StageGeneration>),
+    /// Actors of a child.
+    Remote(Arc<RemoteStage>),
+}
+
+impl StageHandle {
+    /// A stage that has not started.
+    pub fn new(name: StageName) -> Arc<StageHandle> {
+        StageHandle::after(name, Generation(0))
+    }
+
+    /// A stage that has not started here, and whose earlier generations ran in other processes.
+    pub fn after(name: StageName, generation: Generation) -> Arc<StageHandle> {
+        let status = StageStatus { state: StageState::Starting, generation, restarts: 0, last_reason: None };
+        let (status, _) = tokio::sync::watch::channel(status);
+        Arc::new(StageHandle { name, current: Mutex::new(Current::Down), status, supervisor: OnceLock::new() })
+    }
+
+    /// Which stage.
+    pub fn name(&self) -> StageName {
+        self.name
+    }
+
+    /// Gives the stage a sequence. False if it is down.
+    pub fn admit(&self, admission: Admission) -> bool {
+        match self.current() {
+            Current::Down => false,
+            Current::Here(now) => now.inbound.tell(InboundMessage::Admit(Box::new(admission))),
+            Current::Remote(remote) => remote.admit(admission),
+        }
+    }
+
+    /// Frees a request's sequence, if there is one.
+    pub fn abort(&self, request: RequestId) {
+        match self.current() {
+            Current::Down => {}
+            Current::Here(now) => _ = now.inbound.tell(InboundMessage::Abort(request)),
+            Current::Remote(remote) => remote.abort(request),
+        }
+    }
+
+    /// What the stage does now, and every change of it.
+    pub fn status(&self) -> tokio::sync::watch::Receiver<StageStatus> {
+        self.status.subscribe()
+    }
+
+    /// Sequences that hold a slot or wait for one, and input and output on its way inside the stage: all 0 when it is
+    /// idle.
+    pub fn load(&self) -> StageLoad {
+        match self.current() {
+            Current::Down => StageLoad::default(),
+            Current::Here(now) => now.load(),
+            Current::Remote(remote) => remote.load(),
+        }
+    }
+
+    /// The process of the stage, where it has one of its own.
+    pub fn pid(&self) -> Option<u32> {
+        self.remote().map(|remote| remote.pid)
+    }
+
+    /// The metrics of that process, in Prometheus' text format.
+    pub async fn process_metrics(&self) -> Option<String> {
+        self.remote()?.metrics().await
+    }
+
+    /// Ends the stage. Resolves when its device state is gone.
+    pub async fn stop(&self) {
+        if let Some(supervisor) = self.supervisor.get() {
+            let _ = supervisor.stop_and_wait(Some("shutdown".into()), None).await;
+        }
+    }
+
+    /// Asks the stage to end and does not wait for it.
+    pub fn halt(&self) {
+        if let Some(supervisor) = self.supervisor.get() {
+            supervisor.stop(Some("the engine was dropped".into()));
+        }
+    }
+
+    /// Whether the stage is down for good.
+    pub fn is_given_up(&self) -> bool {
+        self.status.borrow().state == StageState::Failed
+    }
+
+    pub(super) fn supervised_by(&self, supervisor: ActorCell) {
+        let _ = self.supervisor.set(supervisor);
+    }
+
+    pub(super) fn set_current(&self, current: Option<Arc<StageGeneration>>) {
+        *self.lock() = current.map_or(Current::Down, Current::Here);
+    }
+
+    pub(super) fn set_remote(&self, current: Option<Arc<RemoteStage>>) {
+        *self.lock() = current.map_or(Current::Down, Current::Remote);
+    }
+
+    pub(super) fn update(&self, change: impl FnOnce(&mut StageStatus)) {
+        self.status.send_modify(change);
+    }
+
+    pub(super) fn remote(&self) -> Option<Arc<RemoteStage>> {
+        match &*self.lock() {
+            Current::Remote(remote) => Some(Arc::clone(remote)),
+            _ => None,
+        }
+    }
+
+    fn current(&self) -> Current {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Current> {
+        // The lock only guards an assignment, so a panic cannot leave it half done.
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AckSink for StageHandle {
+    fn acked(&self, acks: &[Ack]) {
+        match self.current() {
+            Current::Down => {}
+            Current::Here(now) => {
+                now.scheduler.tell(SchedulerMessage::Acked { acks: acks.to_vec(), behind: false });
+            }
+            Current::Remote(remote) => remote.acked(acks),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What actors tell the ledger without ever waiting for it: acknowledgements, which a scheduler sends on its way to the
+//! next launch, and failures of single sequences. They leave a post. Where the ledger is free they carry it out
+//! themselves; where somebody works under its lock, that thread carries it out when it lets go.
+
+use super::{Ledger, State};
+use crate::journal::Edge;
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::scheduler::Ack;
+use omni_stage::AckSink;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// What an actor has to tell.
+pub(super) enum Post {
+    /// The consumer of an edge took units over.
+    Acked(Edge, Vec<Ack>),
+    /// A sequence cannot go on in this attempt.
+    SequenceFailed(RequestId, StageName, String),
+    /// Input of an attempt, from this unit on, did not get over its edge.
+    InputLost(RequestId, StageName, Attempt, Seq),
+}
+
+/// A state behind a lock, and what is to be done with it as soon as the lock is free.
+pub(super) struct PostedLock<S, P> {
+    state: Mutex<S>,
+    /// Locked for a push or a take and nothing else.
+    posts: Mutex<Vec<P>>,
+}
+
+/// The state, until it is dropped; then its holder carries out what came meanwhile.
+pub(super) struct Locked<'a, S, P, F: Fn(&mut S, P)> {
+    // Dropped first: fields are dropped in their order.
+    state: MutexGuard<'a, S>,
+    _rest: Rest<'a, S, P, F>,
+}
+
+struct Rest<'a, S, P, F: Fn(&mut S, P)>(&'a PostedLock<S, P>, F);
+
+impl<S, P> PostedLock<S, P> {
+    pub fn new(state: S) -> PostedLock<S, P> {
+        PostedLock { state: Mutex::new(state), posts: Mutex::default() }
+    }
+
+    /// The state as it is after all that was posted before. Waits for the lock.
+    pub fn lock<F: Fn(&mut S, P)>(&self, carry_out: F) -> Locked<'_, S, P, F> {
+        // A panic while the lock is held would be a bug in a pure core; going on serves all other clients better than
+        // refusing to speak to any of them again.
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.take().into_iter().for_each(|post| carry_out(&mut state, post));
+        Locked { state, _rest: Rest(self, carry_out) }
+    }
+
+    /// Has a post carried out, here or by the thread that has the lock. Waits for nothing.
+    pub fn post(&self, post: P, carry_out: impl Fn(&mut S, P)) {
+        self.posts.lock().unwrap_or_else(PoisonError::into_inner).push(post);
+        self.settle(carry_out);
+    }
+
+    /// Carries out what is posted, unless another thread has the lock: that one does when it lets go. A post cannot be
+    /// missed by both. Where its thread finds the lock taken, it has pushed before the holder let go, and the holder
+    /// looks after it has let go.
+    fn settle(&self, carry_out: impl Fn(&mut S, P)) {
+        while !self.posts.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.take().into_iter().for_each(|post| carry_out(&mut state, post));
+        }
+    }
+
+    fn take(&self) -> Vec<P> {
+        std::mem::take(&mut *self.posts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<S, P, F: Fn(&mut S, P)> Deref for Locked<'_, S, P, F> {
+    type Target = S;
+    fn deref(&self) -> &S {
+        &self.state
+    }
+}
+
+impl<S, P, F: Fn(&mut S, P)> DerefMut for Locked<'_, S, P, F> {
+    fn deref_mut(&mut self) -> &mut S {
+        &mut self.state
+    }
+}
+
+impl<S, P, F: Fn(&mut S, P)> Drop for Rest<'_, S, P, F> {
+    fn drop(&mut self) {
+        self.0.settle(&self.1);
+    }
+}
+
+impl Ledger {
+    /// Takes the lock, and carries out what is posted before and after.
+    pub(super) fn lock(&self) -> impl DerefMut<Target = State> + '_ {
+        self.state.lock(|state, post| self.carry_post(state, post))
+    }
+
+    /// Tells the ledger something. Waits for nothing.
+    pub(super) fn post(&self, post: Post) {
+        self.state.post(post, |state, post| self.carry_post(state, post));
+    }
+
+    fn carry_post(&self, state: &mut State, post: Post) {
+        match post {
+            Post::Acked(edge, acks) => self.ack(state, edge, acks),
+            Post::SequenceFailed(request, stage, reason) => self.sequence_lost(state, request, stage, reason),
+            Post::InputLost(request, stage, attempt, unit) => {
+                Ledger::input_lost(self, state, request, stage, attempt, unit);
+            }
+        }
+    }
+
+    /// The consumer of an edge is done with units.
+    pub(super) fn ack(&self, state: &mut State, edge: Edge, mut acks: Vec<Ack>) {
+        acks.retain(|ack| {
+            let open = state.open.get_mut(&ack.request);
+            open.map(|open| open.journal.acked(edge, ack.units)).is_some()
+        });
+        let producer = edge.producer().and_then(|producer| self.stages.get(producer));
+        if let Some(stage) = producer.filter(|_| !acks.is_empty()) {
+            stage.acked(&acks);
+        }
+    }
+}
+
+/// What a stage says of its input passes the journal on its way to the producer.
+pub(crate) struct Acks {
+    pub ledger: Arc<Ledger>,
+    /// The edge into the stage.
+    pub edge: Edge,
+}
+
+impl AckSink for Acks {
+    fn acked(&self, acks: &[Ack]) {
+        self.ledger.post(Post::Acked(self.edge, acks.to_vec()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn append(state: &mut Vec<u32>, post: u32) {
+        state.push(post);
+    }
+
+    #[test]
+    fn a_post_waits_for_nobody_and_is_carried_out_when_the_lock_is_free() {
+        let lock = PostedLock::new(Vec::new());
+        let mut state = lock.lock(append);
+        lock.post(2, append);
+        state.push(1);
+        assert_eq!(*state, [1], "the lock was taken");
+        drop(state);
+        assert_eq!(*lock.lock(append), [1, 2]);
+        lock.post(3, append);
+        assert_eq!(*lock.state.try_lock().unwrap(), [1, 2, 3], "nobody had the lock");
+    }
+
+    #[test]
+    fn no_post_is_lost_between_threads() {
+        let lock = PostedLock::new(Vec::new());
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let lock = &lock;
+                scope.spawn(move || {
+                    for number in 0..5_000 {
+                        if number % 3 == 0 {
+                            lock.lock(append).push(thread * 10_000 + number);
+                        } else {
+                            lock.post(thread * 10_000 + number, append);
+                        }
+                    }
+                });
+            }
+        });
+        let state = lock.state.try_lock().unwrap();
+        for thread in 0..4 {
+            let own: Vec<_> = state.iter().filter(|number| *number / 10_000 == thread).collect();
+            assert_eq!(own.len(), 5_000, "each once, without another look");
+            assert!(own.is_sorted(), "in the order in which its thread posted them");
+        }
+    }
+}
