@@ -10,7 +10,7 @@ use omni_config::Precision;
 use omni_model::LoadError;
 use omni_model::weights::Scope;
 
-/// What becomes of a sum: the numbers of `kernels/linear.cuh`.
+/// What a kernel does with a sum: the numbers of `kernels/linear.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// `y = sum + bias`, in the engine's type.
@@ -116,8 +116,8 @@ const PARTS: usize = 8;
 const TILE_BYTES: fn(usize) -> usize = |outputs| 5 * (outputs + 64) * 64 * 2;
 const THREADS: u32 = 256;
 
-/// Whether the kernels on tensor cores take a layer of this size; the plain ones take any. Of gate and up of a width that
-/// is no multiple of 8 the last turn is short, and so such a width must never be fast.
+/// Whether the kernels on tensor cores take a layer of this size; the plain ones take any. Of gate and up of a width
+/// that is no multiple of 8 the last turn is short, and so such a width must never be fast.
 fn fast_sizes(outputs: usize, inputs: usize) -> bool {
     inputs.is_multiple_of(512) && outputs.is_multiple_of(32)
 }
@@ -292,8 +292,8 @@ impl Products {
                     let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
                     (fast.parts, shape.clusters(PARTS).overlapping())
                 } else {
-                    // Not overlapping: tiles that start early take the room of those ahead of them, which was measured to
-                    // cost more than it wins.
+                    // Not overlapping: tiles that start early take the room of those ahead of them, which costs more
+                    // than it saves, as measured.
                     let wide = *outputs > WIDE && outputs.is_multiple_of(64);
                     let tile = if wide { 64 } else { 32 };
                     let shape = Shape::new(outputs / tile, THREADS).by(tiles).shared(TILE_BYTES(tile));

@@ -16,8 +16,8 @@ use omni_model::weights::Scope;
 const MAX_EXPERTS: usize = 512;
 const MAX_CHOICES: usize = 32;
 const GROUP: usize = 32;
-/// Up to so many pairs of a row and an expert each reads the expert's weights for itself: then few share one. As measured
-/// on an H200, docs/cuda-thinker.md.
+/// Up to so many pairs of a row and an expert, each pair reads the expert's weights for itself, because few pairs share
+/// an expert. As measured on an H200, docs/cuda-thinker.md.
 const FEW_PAIRS: usize = 56;
 /// Choices that the kernel for few rows takes, a warp each.
 const FEW_CHOICES: usize = 8;
@@ -169,7 +169,7 @@ impl Moe {
     }
 }
 
-/// Kernels for experts, and what they keep between them.
+/// Kernels for experts, and their scratch memory.
 pub struct Experts {
     route: Kernel,
     /// Gate and up, and down.
@@ -317,8 +317,8 @@ impl Experts {
             choices: choices as i32,
             max_groups: max_groups as i32,
         };
-        // SAFETY: the argument is `RouteArgs`; all addresses are of the layer's weights, of buffers made for so many rows,
-        // and of the caller's rows.
+        // SAFETY: the argument is `RouteArgs`; all addresses are of the layer's weights, of buffers made for so many
+        // rows, and of the caller's rows.
         unsafe {
             let shape = Shape::new(rows.div_ceil(8), THREADS).overlapping();
             self.route.launch(stream, shape, kernel_args![route])?;

@@ -1,4 +1,4 @@
-//! Weights from a checkpoint to the device, or made there.
+//! Brings the weights of a checkpoint to the device, or makes random ones there.
 
 use super::buffer::{Buffer, Pinned};
 use super::device::{Gpu, Priority};
@@ -15,7 +15,7 @@ use std::cell::RefCell;
 
 /// Threads of the kernels that fill and convert.
 const THREADS: u32 = 256;
-/// Blocks of them: they go on in strides of the grid.
+/// Their blocks: threads advance in strides of the grid.
 const BLOCKS: usize = 1024;
 /// Rows of gate and up that stand together in a layer that has both: `gate_row` of `kernels/linear.cuh`.
 pub(super) const GATE_ROWS: usize = 8;
@@ -111,7 +111,7 @@ impl Uploader {
         &self.gpu
     }
 
-    /// What everything is queued on.
+    /// The stream of all copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -121,7 +121,7 @@ impl Uploader {
         self.precision
     }
 
-    /// Room for so many elements, which hold anything.
+    /// Memory for so many elements, with undefined contents.
     ///
     /// # Errors
     /// When the device has no room.
@@ -151,7 +151,7 @@ impl Uploader {
         Ok(all)
     }
 
-    /// A weight of which the caller [puts](Uploader::put) all parts.
+    /// Writes a tensor into a part of a weight from [`Uploader::room`].
     ///
     /// # Errors
     /// What the scope and the device say; a tensor that does not fit is reported by the loader.
@@ -241,7 +241,7 @@ impl Uploader {
     /// Waits until everything is there.
     ///
     /// # Errors
-    /// Whatever went wrong on the device.
+    /// An error of the device.
     pub fn finish(&self) -> Result<(), CudaError> {
         self.stream.synchronize()
     }
@@ -309,7 +309,7 @@ impl Uploader {
 
 impl Drop for Uploader {
     fn drop(&mut self) {
-        // Copies may still read the page-locked memory that goes now.
+        // Copies may still read the page-locked memory that is dropped here.
         let _ = self.stream.synchronize();
     }
 }

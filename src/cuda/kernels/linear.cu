@@ -211,9 +211,9 @@ __device__ __forceinline__ int place(int row, int piece) {
     return row * DEPTH + (piece ^ (((row & 1) << 2) | ((row >> 1) & 3))) * 8;
 }
 
-// Copies the tiles of a block and multiplies them: BM outputs by 64 rows, eight warps, BM / 16 along the outputs and the
-// others along the rows. `steps` tiles of DEPTH inputs from `input0` on; after every `per_part` of them, `part_done` gets
-// the sums, which begin anew.
+// Copies the tiles of a block and multiplies them: BM outputs by 64 rows, eight warps, BM / 16 along the outputs and
+// the others along the rows. `steps` tiles of DEPTH inputs from `input0` on; after every `per_part` of them,
+// `part_done` gets the sums, which begin anew.
 template <int BM>
 struct Tiles {
     static constexpr int ALONG = BM / 16, ACROSS = 8 / ALONG, NT = ROWS / 8 / ACROSS, STAGE = (BM + ROWS) * DEPTH;
@@ -375,7 +375,7 @@ __device__ __forceinline__ void linear_parts(const LinearArgs& a) {
             for (int i = 0; i < 4; ++i) sums[(across * NT + n) * 8 + 2 * t + i % 2][along * 16 + g + i / 2 * 8] = acc[n][i];
         }
     });
-    // What the copies that were never needed would still write is nothing: all of them have been waited for.
+    // All copies have been waited for, so none still writes.
     wait_copies<0>();
     constexpr int RESULTS = MODE == SILU_MUL ? BM / 2 : BM, EACH = 8 * RESULTS / 256;
     float before[EACH];
@@ -409,7 +409,7 @@ __device__ __forceinline__ void linear_parts(const LinearArgs& a) {
             finish<bf16, MODE>(a, row0 + of, blockIdx.y * RESULTS + result, total(of, result), before[i]);
         }
     }
-    // Nobody may leave while others read.
+    // No block may leave while others read its shared memory.
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }

@@ -1,13 +1,13 @@
 // y = W x + b for a batch of rows, with what follows it fused in: arguments and the last step that all variants share.
 //
-// Weights are [outputs, inputs], row-major. The additions over the inputs go in one order that depends on the sizes of the
-// layer alone: eight parts of the inputs one after the other, each in steps of 32. So a row's result has the same bits
-// whatever the batch, and whichever of the fast kernels ran.
+// Weights are [outputs, inputs], row-major. The additions over the inputs go in one order that depends on the sizes of
+// the layer alone: eight parts of the inputs one after the other, each in steps of 32. So a row's result has the same
+// bits whatever the batch, and whichever of the fast kernels ran.
 #pragma once
 
 #include "common.cuh"
 
-// What becomes of a sum. Same numbers in src/cuda/linear.rs.
+// What a kernel does with a sum. Same numbers in src/cuda/linear.rs.
 enum Mode {
     STORE = 0,     // y[T] = sum + bias
     STORE_F32 = 1, // y[f32] = sum + bias

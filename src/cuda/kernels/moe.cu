@@ -6,8 +6,8 @@
 //   moe_sort, moe_*_many, moe_gather
 //                      bf16, more rows: pairs are grouped by expert, whose weights are read once per GROUP pairs
 //
-// A pair's numbers are summed in one order that depends on the sizes alone, and a row adds up its experts in the order of
-// their numbers: the same bits whatever the batch, and whichever of the fast kernels ran.
+// A pair's numbers are summed in one order that depends on the sizes alone, and a row adds up its experts in the order
+// of their numbers: the same bits whatever the batch, and whichever of the fast kernels ran.
 
 #include "mma.cuh"
 #include "moe.cuh"
@@ -15,8 +15,8 @@
 
 // ---- router ------------------------------------------------------------------------------------------------------------
 
-// Softmax over all experts, the best `top_k` of them (of equals the first), weights that sum to 1 if asked for. Eight rows
-// per block, a warp each.
+// Softmax over all experts, the best `top_k` of them (of equals the first), weights that sum to 1 if asked for. Eight
+// rows per block, a warp each.
 template <typename T>
 __device__ __forceinline__ void route(const RouteArgs& a) {
     __shared__ float shares[8][MAX_EXPERTS];
@@ -170,8 +170,8 @@ __device__ __forceinline__ void down_plain(const MoeArgs& a) {
 
 // ---- tensor cores ------------------------------------------------------------------------------------------------------
 
-// Eight results of an expert, gate and up, for up to NT * 8 of its pairs per block; each of the eight warps takes one part
-// of the inputs. Grid: (width / 8, pairs or groups).
+// Eight results of an expert, gate and up, for up to NT * 8 of its pairs per block; each of the eight warps takes one
+// part of the inputs. Grid: (width / 8, pairs or groups).
 template <int NT, bool MANY>
 __device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
     constexpr int AHEAD = MANY ? 4 : 8;
@@ -254,8 +254,8 @@ __device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
     static_cast<bf16*>(a.between)[pair * a.width + blockIdx.x * 8 + at] = __float2bfloat16_rn(silu(total(of, at)) * total(of, at + 8));
 }
 
-// 16 outputs of one expert for up to NT * 8 pairs by one warp, all inputs in one chain of sums. `from[n]`: where the pair
-// of this lane begins in `between`, plus its 8t; null where there is none.
+// 16 outputs of one expert for up to NT * 8 pairs by one warp, all inputs in one chain of sums. `from[n]`: where the
+// pair of this lane begins in `between`, plus its 8t; null where there is none.
 template <int NT, int AHEAD>
 __device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int output0, const bf16* const (&from)[NT], int count,
                                           float (&acc)[NT][4]) {

@@ -111,7 +111,7 @@ impl Checkpoint {
             WeightsKind::Random { seed } => Ok(Source::Random { seed }),
             WeightsKind::Stored => {
                 let weights = Weights::open(files)?;
-                refuse_strangers(&weights, known).map(|()| Source::Stored(weights.into()))
+                refuse_unknown_tensors(&weights, known).map(|()| Source::Stored(weights.into()))
             }
         };
         let weights = source(&files, family.weights())?;
@@ -191,9 +191,9 @@ impl Checkpoint {
 }
 
 /// Refuses weights with tensors outside the known families: they belong to another model.
-fn refuse_strangers(weights: &Weights, known: &[&str]) -> Result<(), LoadError> {
-    let strangers = weights.families().into_iter().filter(|family| !known.contains(family));
-    let lines: Vec<_> = strangers.map(|family| format!("extra   {family}.*: expected {}", known.join(", "))).collect();
+fn refuse_unknown_tensors(weights: &Weights, known: &[&str]) -> Result<(), LoadError> {
+    let unknown = weights.families().into_iter().filter(|family| !known.contains(family));
+    let lines: Vec<_> = unknown.map(|family| format!("extra   {family}.*: expected {}", known.join(", "))).collect();
     if lines.is_empty() { Ok(()) } else { Err(LoadError::Tensors(lines)) }
 }
 

@@ -122,7 +122,7 @@ impl Talker {
     pub fn read(&self, tokens: &[u32]) -> Result<Tensor> {
         match &self.text {
             Some(table) => self.project(&table.embed(tokens)?),
-            None => candle_core::bail!("this talker takes rows of a thinker and no text"),
+            None => candle_core::bail!("this talker takes embeddings of a thinker and no text"),
         }
     }
 
@@ -130,8 +130,8 @@ impl Talker {
     ///
     /// # Errors
     /// When the width is another one.
-    pub fn project(&self, rows: &Tensor) -> Result<Tensor> {
-        self.text_projection.forward(rows)
+    pub fn project(&self, embeddings: &Tensor) -> Result<Tensor> {
+        self.text_projection.forward(embeddings)
     }
 
     /// Embeddings `[ids.len(), hidden]` of codec ids.
@@ -145,7 +145,7 @@ impl Talker {
     /// The text side `[1, hidden]` of a position, where `input` gives projected input embeddings.
     pub fn text_embedding(&self, side: TextSide, input: impl FnOnce(u32) -> Option<Tensor>) -> Option<Tensor> {
         match side {
-            TextSide::Input(row) => input(row),
+            TextSide::Input(at) => input(at),
             TextSide::Pad => Some(self.pad.clone()),
             TextSide::Bos => Some(self.bos.clone()),
             TextSide::Eos => Some(self.eos.clone()),
@@ -164,10 +164,10 @@ impl Talker {
         input: impl Fn(u32) -> Option<Tensor>,
     ) -> Result<Option<Tensor>> {
         let (mut text, mut codec) = (Vec::new(), Vec::new());
-        for row in range.map_while(|at| prompt.embedding(at)) {
-            let Some(side) = self.text_embedding(row.text, &input) else { return Ok(None) };
+        for position in range.map_while(|at| prompt.embedding(at)) {
+            let Some(side) = self.text_embedding(position.text, &input) else { return Ok(None) };
             text.push(side);
-            codec.extend(row.codec);
+            codec.extend(position.codec);
         }
         // Positions without a codec side come first.
         let plain = text.len() - codec.len();
@@ -191,8 +191,8 @@ impl Talker {
             match (run[0], prompt.x_vector(), prompt.reference()) {
                 (CodecSide::Token(_), ..) => self.embed(&numbers.collect::<Vec<_>>()),
                 (CodecSide::XVector, Some(vector), _) => {
-                    let row = Tensor::new(&vector[..], self.embedding.device())?.unsqueeze(0)?;
-                    row.repeat((run.len(), 1))
+                    let vector = Tensor::new(&vector[..], self.embedding.device())?.unsqueeze(0)?;
+                    vector.repeat((run.len(), 1))
                 }
                 (CodecSide::Frame(_), _, Some(codes)) => {
                     let frames = numbers.map(|frame| codes.get(frame as usize * groups..(frame as usize + 1) * groups));

@@ -81,10 +81,10 @@ impl CodePredictor {
         let of_group = |group: usize| codes.iter().skip(group).step_by(groups).copied().collect::<Vec<u32>>();
         let mut sum: Option<Tensor> = None;
         for (i, table) in self.embeddings.iter().enumerate() {
-            let rows = table.embed(&of_group(i + 1))?;
+            let part = table.embed(&of_group(i + 1))?;
             sum = Some(match sum {
-                Some(sum) => (sum + rows)?,
-                None => rows,
+                Some(sum) => (sum + part)?,
+                None => part,
             });
         }
         sum.map_or_else(|| candle_core::bail!("the code predictor has no groups"), Ok)
@@ -103,19 +103,19 @@ impl CodePredictor {
         first: &Tensor,
         mut pick: impl FnMut(Pass<'_>) -> Result<Vec<u32>>,
     ) -> Result<Frames> {
-        let (rows, outer) = hidden.dims2()?;
+        let (sequences, outer) = hidden.dims2()?;
         let width = self.stack.config().hidden_size;
-        caches.start(rows, &self.stack)?;
-        let mut codes = vec![Vec::with_capacity(self.heads.len()); rows];
+        caches.start(sequences, &self.stack)?;
+        let mut codes = vec![Vec::with_capacity(self.heads.len()); sequences];
         let mut embedded: Option<Tensor> = None;
         // The prompt of a sequence: hidden state, then code 0.
-        let mut input = self.narrow(&Tensor::stack(&[hidden, first], 1)?.reshape((2 * rows, outer))?)?;
+        let mut input = self.narrow(&Tensor::stack(&[hidden, first], 1)?.reshape((2 * sequences, outer))?)?;
         for (i, (head, table)) in self.heads.iter().zip(&self.embeddings).enumerate() {
             let len = if i == 0 { 2 } else { 1 };
-            let mut segments: Vec<_> = caches.0[..rows].iter_mut().map(|cache| Segment { cache, len }).collect();
+            let mut segments: Vec<_> = caches.0[..sequences].iter_mut().map(|cache| Segment { cache, len }).collect();
             let mut residual = self.stack.forward(&input, &mut segments)?;
             if i == 0 {
-                residual = residual.reshape((rows, 2, width))?.narrow(1, 1, 1)?.reshape((rows, width))?;
+                residual = residual.reshape((sequences, 2, width))?.narrow(1, 1, 1)?.reshape((sequences, width))?;
             }
             let last = self.stack.norm(&residual)?;
             let logits = head.forward(&last)?;
@@ -138,18 +138,18 @@ impl CodePredictor {
     }
 
     /// Projects embeddings from the talker's width to this model's.
-    fn narrow(&self, rows: &Tensor) -> Result<Tensor> {
-        self.projection.as_ref().map_or_else(|| Ok(rows.clone()), |projection| projection.forward(rows))
+    fn narrow(&self, x: &Tensor) -> Result<Tensor> {
+        self.projection.as_ref().map_or_else(|| Ok(x.clone()), |projection| projection.forward(x))
     }
 }
 
 impl PredictorCaches {
     /// Makes as many caches empty as there are sequences.
-    fn start(&mut self, rows: usize, stack: &DecoderStack) -> Result<()> {
-        while self.0.len() < rows {
+    fn start(&mut self, sequences: usize, stack: &DecoderStack) -> Result<()> {
+        while self.0.len() < sequences {
             self.0.push(stack.new_cache()?);
         }
-        self.0[..rows].iter_mut().for_each(KvCache::clear);
+        self.0[..sequences].iter_mut().for_each(KvCache::clear);
         Ok(())
     }
 }

@@ -1,8 +1,8 @@
 //! A case whose requests the reference ran as one batch, cut into one case for each request.
 //!
 //! The reference pads prompts with zeros on the left, the text behind them with padding embeddings on the right, and
-//! lets a sequence that has ended run on until the last one ends. None of that is speech: a part has no padding and ends
-//! where its sequence ended, as if the request had been alone.
+//! lets a sequence that has ended run on until the last one ends. None of that is speech: a part has no padding and
+//! ends where its sequence ended, as if the request had been alone.
 
 use super::compare::{Comparison, compare};
 use super::manifest::{Kind, Manifest};
@@ -43,8 +43,8 @@ pub(super) fn split(manifest: &Manifest, reference: Values) -> Result<Vec<Part>,
     (0..requests).map(part).collect()
 }
 
-/// What a comparison of all parts found, where each part has the reference's values and the computed ones. In what is
-/// said about several parts, tensors bear the number of their request.
+/// What a comparison of all parts found, where each part has the reference's values and the computed ones. With several
+/// parts, the names of tensors end with the number of their request.
 pub(super) fn compare_all(parts: &[(Values, Values)]) -> Comparison {
     let mut all = Comparison::default();
     for (index, (reference, computed)) in parts.iter().enumerate() {
@@ -92,7 +92,7 @@ impl Cuts {
         })
     }
 
-    /// This request's part of a tensor with its name; `None` for what is another's or has nothing left.
+    /// This request's part of a tensor with its name; `None` for another request's tensor and for an empty part.
     fn apply<'a>(&self, name: &'a str, value: &Value) -> Result<Option<(&'a str, Value)>, String> {
         let frames = self.steps.saturating_sub(1);
         if let Some((base, number)) = name.rsplit_once('.').filter(|(base, _)| APART.contains(base)) {
@@ -127,7 +127,8 @@ impl Cuts {
     }
 }
 
-/// Takes padding off the end of `[1, time, width]`, but for a first vector: text that is all there has one of padding.
+/// Removes padding from the end of `[1, time, width]`, except a first vector: a text without trailing tokens has one of
+/// padding.
 fn trim(trailing: &mut Value, pad: &Value) -> Result<(), String> {
     while trailing.shape.get(1).is_some_and(|time| *time > 1) {
         let last = trailing.shape[1] - 1;

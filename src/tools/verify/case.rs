@@ -66,7 +66,7 @@ fn omni(manifest: &Manifest, reference: &mut Values, nets: &Nets, notes: &mut Ve
     Ok(values)
 }
 
-/// Whether all is there that the manifest lists.
+/// Checks that every tensor of the manifest is there.
 pub(super) fn complete(manifest: &Manifest, reference: &Values) -> Result<(), String> {
     let lacking: Vec<&str> =
         manifest.tensors.iter().filter(|name| !reference.contains_key(*name)).map(String::as_str).collect();
@@ -76,7 +76,7 @@ pub(super) fn complete(manifest: &Manifest, reference: &Values) -> Result<(), St
     }
 }
 
-/// What the manifest asks for, and the ids that this program's tokenizer makes of the prompt.
+/// The request of the manifest, and the ids that this program's tokenizer makes of the prompt.
 pub(super) fn request(
     manifest: &Manifest,
     reference: &Values,
@@ -119,8 +119,8 @@ fn cpu<'a>(nets: &'a Nets) -> impl FnOnce() -> Result<&'a Vocoder, String> {
     || nets.vocoder().map_err(|e| e.to_string())
 }
 
-/// Decodes the codes of a run behind those of a recording, whose sound is cut off. Speech beyond the reference's first
-/// chunk is left out on both sides.
+/// Decodes the codes of a run behind those of a recording and cuts the recording's sound off. Speech beyond the
+/// reference's first chunk is not compared.
 pub(super) fn wave<D: Decoder>(
     trace: Trace,
     recording: &[u32],

@@ -1,4 +1,4 @@
-//! How close is close enough, and what differs first.
+//! Compares tensors: tolerances, and the first difference.
 
 use super::value::{Data, Values};
 
@@ -15,7 +15,7 @@ pub struct Comparison {
     pub worst: Option<FloatError>,
     /// The first token, code or position that differs, in the order in which the model makes them.
     pub difference: Option<Difference>,
-    /// Tensors whose shapes do not agree although the tokens do, or that hold what is not a number.
+    /// Tensors whose shapes do not agree although the tokens do, or that hold values that are not finite.
     pub misfits: Vec<String>,
     /// Tensors of the reference that this program does not compute.
     pub unknown: Vec<String>,
@@ -28,7 +28,7 @@ pub struct FloatError {
     pub tensor: String,
     /// Largest absolute difference.
     pub error: f32,
-    /// What is allowed.
+    /// The largest error allowed.
     pub allowed: f32,
 }
 
@@ -51,7 +51,7 @@ impl Comparison {
         self.worst.is_none() && self.difference.is_none() && self.misfits.is_empty()
     }
 
-    /// Adds what was found in another request of the same case.
+    /// Adds the comparison of another request of the same case.
     pub(super) fn absorb(&mut self, other: Comparison) {
         let larger = |a: Option<FloatError>, b: Option<FloatError>, size: fn(&FloatError) -> f32| match (a, b) {
             (Some(a), Some(b)) => Some(if size(&b) > size(&a) { b } else { a }),
@@ -104,7 +104,7 @@ pub fn compare(reference: &Values, computed: &Values) -> Comparison {
     differences.sort_by_key(|difference| stage_of(&difference.tensor));
     found.difference = differences.into_iter().next();
     if found.difference.is_some() {
-        // Shapes that differ because fewer tokens were made are no news.
+        // Fewer tokens cause other shapes: report the tokens only.
         found.misfits.retain(|text| !text.contains(" has shape "));
     }
     found
@@ -145,7 +145,7 @@ fn allowed(name: &str, magnitude: f32) -> f32 {
     (1e-3 * magnitude).max(1e-4)
 }
 
-/// The order in which a pipeline makes its numbers.
+/// The order in which a pipeline computes its tensors.
 fn stage_of(name: &str) -> usize {
     let order = ["input_ids", "thinker.prefill", "thinker.", "talker.prefill", "talker.codec0", "codes"];
     order.iter().position(|prefix| name.starts_with(prefix)).unwrap_or(order.len())

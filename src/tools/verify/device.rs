@@ -1,8 +1,8 @@
 //! Runs cases on the stages of a device, through the trait that serving drives: prompts in, codes and samples out.
 //!
-//! Where a device computes in f32, what it says must equal the reference, as on the CPU. Where it rounds, codes come apart
-//! after the first close call, so it is *forced* to say the reference's: what counts is how often it would have picked
-//! the same, and how much of the sound is lost.
+//! Where a device computes in f32, its codes must equal the reference's, as on the CPU. Where it rounds, codes diverge
+//! after the first close decision, so the reference's codes are *forced* on it: the verdict counts how often it would
+//! have picked the same, and measures how much of the sound is lost.
 
 use super::batch::{self, Part};
 use super::case;
@@ -48,7 +48,7 @@ pub trait StageSource {
     fn vocoder(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError>;
 }
 
-/// The stages of a checkpoint that have been needed so far.
+/// The stages of a checkpoint, made when a case needs them.
 #[derive(Default)]
 pub(super) struct Stages {
     talker: Option<Box<dyn StageModel>>,
@@ -58,7 +58,7 @@ pub(super) struct Stages {
 /// The GPU of this number.
 ///
 /// # Errors
-/// [`VerifyError::Device`] when there is none that can be used, or this binary has no engine for it.
+/// [`VerifyError::Device`] when there is no usable one, or this binary has no engine for it.
 pub fn gpu(index: usize, precision: Precision) -> Result<Box<dyn StageSource>, VerifyError> {
     omni_engine::device::find(index).map_err(VerifyError::Device)?;
     open(index, precision)
@@ -141,11 +141,16 @@ pub(super) fn run(
     })
 }
 
-/// What a case has spoken.
+/// The speech of a case.
 struct Speech {
     sequence: TalkerSpec,
+<<<<<<< HEAD
     input: Option<StageData>,
     /// Codes of the recording that the speech goes on from, frame after frame.
+=======
+    input: SequenceInput,
+    /// Codes of the recording that the speech continues, frame after frame.
+>>>>>>> 782db9e (Name the actor in the comments of src/cuda and verify; wrap their documents)
     recording: Vec<u32>,
     /// The reference's codes, frame after frame.
     codes: Vec<u32>,
@@ -220,7 +225,7 @@ impl Speech {
         Ok(Speech { sequence, input, recording: Vec::new(), codes, first, groups, by_group })
     }
 
-    /// A run as the reference notes it.
+    /// The outputs of a run in the reference's layout.
     fn trace(&self, outputs: Vec<SequenceOutput>) -> Trace {
         let mut trace = Trace::default();
         let first: Vec<u32> = outputs.iter().filter_map(|output| output.sampled).collect();
@@ -264,14 +269,14 @@ impl Speech {
     }
 }
 
-/// What the device says by itself.
+/// Runs speeches unforced.
 fn free(speeches: &[Speech], nets: &Nets, source: &dyn StageSource) -> Result<Vec<Trace>, String> {
     let sequences = speeches.iter().map(|speech| (speech, speech.sequence.clone(), u32::MAX)).collect();
     let outputs = talk(sequences, nets, source)?;
     Ok(speeches.iter().zip(outputs).map(|(speech, outputs)| speech.trace(outputs)).collect())
 }
 
-/// What the device would pick at every step of the reference's speech. The traces have the reference's frames.
+/// Forces the reference's codes and counts the device's own picks. The traces have the reference's frames.
 fn forced(speeches: &[Speech], nets: &Nets, source: &dyn StageSource, picks: &mut Picks) -> Result<Vec<Trace>, String> {
     let sequences = speeches.iter().map(|speech| {
         let sequence = TalkerSpec { forced: Some(speech.codes.as_slice().into()), ..speech.sequence.clone() };
@@ -372,7 +377,7 @@ impl<'a> Sound<'a> {
         let stage = stage.map_err(|_| "the vocoder is gone".to_owned())?;
         let config = nets.checkpoint.family().vocoder();
         let mut sound = Sound { stage, config, lost: 0 };
-        // The first frame tells.
+        // The first frame is shorter by them.
         let frame = sound.decode(&vec![0; config.num_quantizers])?.len();
         sound.lost = (config.samples_per_frame() as u64).saturating_sub(frame as u64);
         Ok(sound)
@@ -425,7 +430,7 @@ impl Value {
         let snr = 10.0 * (power(&mut want.iter().copied().map(f64::from)) / noise).log10();
         Some(match noise {
             0.0 => f64::INFINITY,
-            // What is not a number is as bad as can be.
+            // NaN counts as total loss.
             _ if snr.is_nan() => f64::NEG_INFINITY,
             _ => snr,
         })

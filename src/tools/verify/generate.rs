@@ -1,5 +1,4 @@
-//! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and notes everything that the reference
-//! notes.
+//! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and records the same tensors.
 
 use super::speak::{Run, Speech, positions, speak};
 use super::value::{Value, Values};
@@ -9,7 +8,7 @@ use omni_model::prompt::ChatPrompt;
 use omni_model::talker::{Talker, TalkerPrompt};
 use omni_model::thinker::Thinker;
 
-/// What a generation case asks for.
+/// The request of a generation case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Prompt tokens, and which of them the talker gets.
@@ -31,7 +30,7 @@ pub struct Request {
 /// The outcome of a run.
 #[derive(Debug, Default)]
 pub struct Trace {
-    /// Everything by the reference's names.
+    /// All tensors by the reference's names.
     pub values: Values,
     /// Frame after frame, all groups.
     pub frames: Vec<Vec<u32>>,
@@ -123,7 +122,8 @@ fn say(
     Ok(())
 }
 
-/// The talker's prompt for an answer, whose last token is never embedded, and the tokens whose embeddings it is fed.
+/// The talker's prompt for an answer, whose last token is never embedded, and the tokens whose embeddings are its
+/// input.
 pub(super) fn spoken(config: &OmniConfig, request: &Request, answer: &[u32]) -> Result<(TalkerPrompt, Vec<u32>)> {
     let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
     let spoken = ranges.map(|at| request.prompt.ids[at as usize]);

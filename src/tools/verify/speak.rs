@@ -1,5 +1,5 @@
-//! Runs the talker of either family the way the reference does, several requests in one batch, greedy, and notes
-//! everything that the reference notes.
+//! Runs the talker of either family the way the reference does, several requests in one batch, greedy, and records the
+//! same tensors.
 
 use super::generate::Trace;
 use candle_core::{D, Result, Tensor};
@@ -20,9 +20,9 @@ pub(super) struct Speech<'a> {
     pub min_tokens: usize,
     /// Of code 0; acts although everything is greedy.
     pub repetition_penalty: f32,
-    /// On how many axes the reference notes the positions of steps.
+    /// Axes on which the reference stores the positions of steps.
     pub axes: usize,
-    /// How many dimensions of 1 the reference puts before the predictor's.
+    /// Dimensions of 1 that the reference puts before the predictor's.
     pub batches: usize,
 }
 
@@ -172,7 +172,7 @@ impl Speech<'_> {
 /// A sequence with its cache.
 pub(super) struct Run {
     cache: KvCache,
-    /// Of the last forward, before the final norm.
+    /// The residual stream of the last forward, before the final norm.
     pub residual: Tensor,
 }
 
@@ -215,7 +215,7 @@ impl Run {
     }
 }
 
-/// What is noted of every talker step.
+/// The recorded tensors of all talker steps.
 #[derive(Default)]
 struct Steps {
     sampler: Sampler,

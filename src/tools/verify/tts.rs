@@ -10,14 +10,14 @@ use candle_core::Result;
 use omni_model::prompt::{Reference, Speaker, TtsPrompt, TtsPrompter, TtsRequest};
 use std::sync::Arc;
 
-/// What stands behind the text, and what a transcript ends with.
+/// The tokens behind the text, and those behind a transcript.
 const TAIL: &str = "<|im_end|>\n<|im_start|>assistant\n";
 const TRANSCRIPT_TAIL: &str = "<|im_end|>\n";
 
 /// What a case asks for.
 pub(super) struct Case {
     pub prompt: TtsPrompt,
-    /// Codes of the recording that the speech goes on from, frame after frame.
+    /// Codes of the recording that the speech continues, frame after frame.
     pub recording: Vec<u32>,
     /// At most this many code-0 tokens.
     pub limit: u32,
@@ -27,7 +27,7 @@ pub(super) struct Case {
     pub repetition_penalty: f32,
 }
 
-/// Reads a case. The voice is taken out of the reference: it is an input.
+/// Reads a case. Removes the voice from the reference, because it is an input.
 pub(super) fn prepare(
     manifest: &Manifest,
     reference: &mut Values,
@@ -120,7 +120,7 @@ fn request<'a>(
     })
 }
 
-/// The ids as the reference keeps them: text, transcript and instruction each with what stands around it.
+/// The ids as the reference keeps them: text, transcript and instruction each with the tokens around it.
 fn note_ids(prompt: &TtsPrompt, tail: &[u32], transcript_tail: &[u32], trace: &mut Trace) {
     let (instruct, rest) = prompt.tokens.split_at(prompt.instruct_len);
     let (header, rest) = rest.split_at(rest.len().min(3));

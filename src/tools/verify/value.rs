@@ -16,9 +16,9 @@ pub struct Value {
 /// The elements of a [`Value`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// Must be equal.
+    /// Whole numbers, which must be equal.
     Ints(Vec<i64>),
-    /// Must be close.
+    /// Floats, which must be close.
     Floats(Vec<f32>),
 }
 
