@@ -1,4 +1,4 @@
-//! `omni-actors check`: is this config right, and what does it mean?
+//! `omni-actors check`: whether a config is valid, and what it means.
 
 use super::EmbeddedFiles;
 use anyhow::Context;
@@ -10,7 +10,7 @@ use omni_model::hf::{Family, Variant};
 use omni_tools::model::{device, open, read};
 use std::path::PathBuf;
 
-/// Check a config and tell everything that is wrong with it at once
+/// Check a config and list everything that is wrong with it
 ///
 /// Each error has the line, the key, its value and what is allowed. The checkpoint is opened too, but no weights are
 /// loaded. Exit code 0 if `run` would start, 2 if not.
@@ -63,15 +63,15 @@ fn misfit(message: String) -> ConfigError {
 
 fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> String {
     let listen = config.server.listen;
-    let whom = match config.server.keys.len() {
-        0 => ", by anybody".to_owned(),
+    let access = match config.server.keys.len() {
+        0 => ", without a key".to_owned(),
         1 => ", with 1 key".to_owned(),
         keys => format!(", with {keys} keys"),
     };
     let reach = match listen.ip().is_loopback() {
         true if config.server.keys.is_empty() => "this machine only".to_owned(),
-        true => format!("this machine only{whom}"),
-        false => format!("reachable from outside{whom}"),
+        true => format!("this machine only{access}"),
+        false => format!("reachable from outside{access}"),
     };
     let source = match &config.model.checkpoint {
         CheckpointSource::Embedded => "embedded".to_owned(),

@@ -1,6 +1,6 @@
-//! The commands, one file each. What they share: where the model comes from (`model`), exit codes (`exit`), signals.
-//!
-//! A command's arguments are what the user typed; each command turns them into what they mean before it begins.
+//! The command line: `run`, `say`, `check` and the hidden `stage`, one file each, and `main`, which parses the
+//! arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit codes,
+//! signals) lies in `omni-tools` too.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -20,8 +20,8 @@ use std::process::ExitCode;
 
 /// A serving runtime for models that talk
 ///
-/// Serves Qwen3-Omni and Qwen3-TTS checkpoints: text in, speech streamed out while it is made, on a CPU or, built with the
-/// feature `cuda`, on a GPU. Without a checkpoint it speaks with the small voice that is part of this program.
+/// Serves Qwen3-Omni and Qwen3-TTS checkpoints: text in, speech streamed out while it is made, on a CPU or, built with
+/// the feature `cuda`, on a GPU. Without a checkpoint it speaks with the small voice that is part of this program.
 #[derive(Parser, Debug)]
 #[command(name = "omni-actors", version, max_term_width = 110)]
 #[command(after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 130 interrupted.
@@ -50,7 +50,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     // The file may be replaced while this runs; this name stays the program that runs.
     process::set_binary("/proc/self/exe");
     let outcome = match command {
-        // Checks and verifications compute and wait for nobody: they need no runtime.
+        // These two compute and never wait: they need no runtime.
         Command::Check(args) => check::execute(&args, embedded),
         Command::Verify(args) => verify::command::execute(&args),
         Command::Run(args) => on_runtime(run::execute(args, embedded)),

@@ -9,7 +9,6 @@ use omni_ops::give_large_blocks_back;
 use omni_server::Server;
 use omni_telemetry as telemetry;
 use omni_tools::model;
-use omni_tools::model::read;
 use omni_tools::signals::Signals;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,9 +16,9 @@ use std::sync::Arc;
 
 /// Serve a model over HTTP and WebSocket
 ///
-/// Speaks OpenAI's API (/v1/audio/speech, /v1/chat/completions), a WebSocket that takes text and gives speech at the same
-/// time, and a page to try it at /. Ctrl-C or SIGTERM lets running streams finish within a grace time; a second one
-/// stops at once.
+/// Speaks OpenAI's API (/v1/audio/speech, /v1/chat/completions), a WebSocket that takes text and gives speech at the
+/// same time, and a page to try it at /. Ctrl-C or SIGTERM lets running streams finish within a grace time; a second
+/// one stops at once.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors run                                      the embedded voice on 127.0.0.1:8080
@@ -44,10 +43,10 @@ pub struct RunArgs {
 
 impl RunArgs {
     fn resolve(&self) -> Result<Config, config::ConfigError> {
-        // Behind the others: it wins, and is checked with them.
+        // The last override wins, and is checked with the others.
         let listen = self.listen.map(|listen| Override::text("server.listen", listen.to_string()));
         let overrides: Vec<_> = self.set.iter().cloned().chain(listen).collect();
-        let mut config = read(self.config.as_deref(), &overrides)?;
+        let mut config = model::read(self.config.as_deref(), &overrides)?;
         if let Some(path) = &self.faults {
             let file = config::load_faults(path)?;
             config.faults.extend(file.rules);
@@ -90,7 +89,7 @@ fn greeting(config: &Config, family: &Family, address: SocketAddr) -> String {
     } else {
         address
     };
-    // What a request has to say besides the text.
+    // The field that a request needs besides the text.
     let voice = match family {
         Family::Tts(tts) if tts.variant == Variant::VoiceDesign => ", \"instructions\": \"a calm, warm voice\"",
         Family::Tts(tts) if tts.variant == Variant::Base && config.model.default_voice.is_none() => {

@@ -1,4 +1,4 @@
-//! `omni-actors say`: one text, one file of sound.
+//! `omni-actors say`: speaks a text into a file.
 
 use super::sink::SpeechSink;
 use anyhow::{Context, anyhow};
@@ -11,8 +11,7 @@ use omni_engine::{
     SpeechParams, SpeechRequest, TextSource, VoiceChoice,
 };
 use omni_model::weights::EmbeddedFiles;
-use omni_tools::exit::Interrupted;
-use omni_tools::exit::Usage;
+use omni_tools::exit::{Interrupted, Usage};
 use omni_tools::local;
 use omni_tools::model::ModelArgs;
 use omni_tools::signals::Signals;
@@ -22,8 +21,8 @@ use std::time::{Duration, Instant};
 
 /// Speak a text, or answer it, into a file
 ///
-/// The file appears when it is complete. What it took is told on stderr: time to first audio, length, real-time factor,
-/// and the seed that repeats it sample for sample.
+/// The file appears when it is complete. A line on stderr tells time to first audio, length, real-time factor and the
+/// seed that repeats the speech sample for sample.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors say \"The weather is lovely today.\" -o hello.wav
@@ -35,8 +34,8 @@ use std::time::{Duration, Instant};
 pub struct SayArgs {
     /// What to say; - reads it from stdin
     text: String,
-    /// File to write, its ending being its format: wav, flac, mp3, opus (or ogg), pcm; - writes a wav to stdout while the
-    /// speech is made
+    /// File to write, its ending being its format: wav, flac, mp3, opus (or ogg), pcm; - writes a wav to stdout while
+    /// the speech is made
     #[arg(short, long, value_name = "FILE", default_value = "speech.wav")]
     output: PathBuf,
     /// Answer the text instead of repeating it; the answer is also printed on stderr
@@ -54,16 +53,16 @@ pub struct SayArgs {
     /// Recording of the voice to speak with, for Qwen3-TTS Base checkpoints
     #[arg(long, value_name = "FILE", conflicts_with_all = ["voice", "chat"])]
     ref_audio: Option<PathBuf>,
-    /// What is said in that recording; with it the speech goes on in the manner of the recording
+    /// Transcript of that recording; with it the speech goes on in the manner of the recording
     #[arg(long, value_name = "TEXT", requires = "ref_audio")]
     ref_text: Option<String>,
     /// How to speak, or what the voice is like, for Qwen3-TTS checkpoints that follow instructions
     #[arg(long, value_name = "TEXT", conflicts_with = "chat")]
     instructions: Option<String>,
-    /// Language of the text, for Qwen3-TTS; without it the model hears for itself
+    /// Language of the text, for Qwen3-TTS; without it the model infers it
     #[arg(long, conflicts_with = "chat")]
     language: Option<String>,
-    /// Same seed, same speech; without one a new one is drawn and told
+    /// Same seed, same speech; without one the command draws one and prints it
     #[arg(long)]
     seed: Option<u64>,
     /// End each sentence after so many frames of 80 ms at the latest
@@ -140,7 +139,7 @@ impl SayArgs {
         Ok(Sound { format, speed: self.speed })
     }
 
-    /// Who is to speak.
+    /// The voice that the options name.
     fn speaker(&self) -> anyhow::Result<VoiceChoice> {
         let Some(path) = &self.ref_audio else { return Ok(VoiceChoice::named(self.voice.clone())) };
         let audio = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -177,7 +176,7 @@ impl SayArgs {
             let request = SpeechRequest { text: TextSource::Whole(text.to_owned()), params };
             service.speak(request).await
         };
-        // Whatever is refused here is what the user typed.
+        // A refusal is about what the user typed.
         accepted.map_err(|error| Usage(error.to_string()).into())
     }
 }

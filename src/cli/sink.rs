@@ -50,7 +50,7 @@ impl SpeechSink {
         self.place.write(&bytes)
     }
 
-    /// Gives the file its rest, its true beginning and its name.
+    /// Writes the rest of the file and its final header, and gives it its name.
     pub fn finish(mut self) -> anyhow::Result<()> {
         let rest = self.writer.finish()?;
         self.place.write(&rest)?;
@@ -85,7 +85,7 @@ impl Place {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         if !self.finished {
-            // Nobody is left to tell; the worst is a hidden file that stays.
+            // The command has ended, so an error has no reader; the worst is a hidden file that stays.
             let _ = std::fs::remove_file(&self.partial);
         }
     }

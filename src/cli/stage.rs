@@ -1,4 +1,4 @@
-//! `omni-actors stage`: one stage of a server that has it in a process of its own. Started by that server alone.
+//! `omni-actors stage`: one stage of a server, in a process of its own. Only that server starts it.
 
 use super::EmbeddedFiles;
 use clap::Args;
@@ -8,7 +8,7 @@ use omni_ops::give_large_blocks_back;
 /// Serve one stage for the server that started this process
 #[derive(Args, Debug)]
 pub struct StageArgs {
-    /// Which stage, for people who look at a list of processes; what counts is what the server says
+    /// Which stage, for readers of a list of processes; the server says over the link which it is
     #[arg(value_name = "STAGE")]
     _stage: Option<String>,
     /// The two directions of the link to the server

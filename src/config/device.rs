@@ -67,8 +67,8 @@ impl Config {
     pub fn max_batch(&self, stage: StageName, on: DeviceKind) -> usize {
         let StageConfig { max_batch, buckets, .. } = self.stage(stage);
         max_batch.unwrap_or(match (on, stage) {
-            // On a CPU the vocoder's sequences run one after the other and its steps are long: one sequence at a time, chosen as
-            // late as possible, is what keeps the most listeners from running dry (docs/performance.md).
+            // On a CPU the vocoder's sequences run one after the other and its steps are long: one sequence at a time,
+            // chosen as late as possible, is what keeps the most listeners from running dry (docs/performance.md).
             (DeviceKind::Cpu, StageName::Vocoder) => 1,
             (DeviceKind::Cpu, _) => 8,
             (DeviceKind::Cuda, StageName::Talker) => buckets.last().map_or(1, |bucket| *bucket as usize),

@@ -1,4 +1,5 @@
-//! A TOML file as a flat list of dotted paths, each with its line: easy to look up, easy to tell what was not looked up.
+//! A TOML file as a flat list of dotted paths, each with its line: easy to look up, easy to tell what was not looked
+//! up.
 
 use super::error::Problem;
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! What the user wrote, and what it means. `Config` is the resolved form: every value is valid and present.
 //!
-//! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test. `resolve.rs` declares each
-//! key once: its default, what is allowed and what it means come from there.
+//! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test. `resolve.rs` declares
+//! each key once: its default, what is allowed and what it means come from there.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -118,11 +118,11 @@ pub struct SpeechConfig {
     /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
     /// commas, then at spaces. `None` is what suits the family.
     pub max_segment_chars: Option<usize>,
-    /// Whether the planner of Qwen3-Omni spells numbers, signs and abbreviations out in English words. On for the embedded
-    /// voice unless the file says otherwise.
+    /// Whether the planner of Qwen3-Omni spells numbers, signs and abbreviations out in English words. On for the
+    /// embedded voice unless the file says otherwise.
     pub spell_out: bool,
-    /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is left to speak and the writer pauses
-    /// inside a sentence for this long, the words so far become a sentence.
+    /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is left to speak and the writer
+    /// pauses inside a sentence for this long, the words so far become a sentence.
     pub flush_after: Duration,
     /// A stream that is this far ahead of its listener waits while another one needs the device.
     pub lead_cap: Duration,
@@ -236,11 +236,11 @@ pub struct StageConfig {
     pub device_memory: Option<u64>,
     /// Sequences that advance together in one step; `None`: what suits the device, see [`Config::max_batch`].
     pub max_batch: Option<usize>,
-    /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder, which
-    /// has no prompt, the frames of its largest chunk.
+    /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder,
+    /// which has no prompt, the frames of its largest chunk.
     pub prefill_chunk: u32,
-    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what suits
-    /// the device, see [`Config::run_ahead`].
+    /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what
+    /// suits the device, see [`Config::run_ahead`].
     pub run_ahead: Option<usize>,
     /// Units that a sequence may be ahead of what the next stage has taken over; then it pauses.
     pub window: u32,

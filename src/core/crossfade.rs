@@ -1,8 +1,8 @@
-//! Where one piece of speech is put behind another.
+//! Joins one piece of speech to the next.
 //!
-//! Pieces are made independently, so the last sample of one and the first of the next do not meet: a click. The last
-//! milliseconds before a border fade out and the first behind it fade in. Which samples are touched depends on their place
-//! in the piece alone, not on how the piece came in chunks.
+//! Pieces are made independently, so the last sample of one and the first of the next do not meet, which would click.
+//! The last milliseconds before a border fade out and the first behind it fade in. Which samples change depends on
+//! their place in the piece alone, not on how the piece came in chunks.
 
 /// Samples that fade, on either side of a border: 5 ms at 24 kHz.
 const FADE: usize = 120;
@@ -10,7 +10,7 @@ const FADE: usize = 120;
 /// Pieces in, one continuous stream out.
 #[derive(Clone, Debug, Default)]
 pub struct Crossfade {
-    /// The last samples, whose fate depends on what follows.
+    /// The last samples, which fade out if another piece follows.
     held: Vec<f32>,
     /// Samples since the last border; `None` before the first.
     since: Option<usize>,
@@ -50,7 +50,7 @@ impl Crossfade {
     }
 }
 
-/// Of the sample that is so many away from the border: a raised cosine.
+/// The gain of the sample that is so many away from the border: a raised cosine.
 fn gain(distance: usize) -> f32 {
     let x = (distance.min(FADE) as f32 + 0.5) / (FADE as f32 + 0.5);
     0.5 - 0.5 * (std::f32::consts::PI * x.min(1.0)).cos()

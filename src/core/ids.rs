@@ -1,4 +1,4 @@
-//! Names and units shared by every layer: newtypes, so that a frame is never added to a sample.
+//! Identities, units and small enums that every layer shares. Newtypes, so that a frame is never added to a sample.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -34,8 +34,8 @@ id!(
     "g"
 );
 id!(
-    /// Which admission of a request's sequence to a stage, counted from 1 over all stages of the request; 0 for sequences
-    /// that are admitted only once. A stage drops what is meant for an earlier attempt.
+    /// Which admission of a request's sequence to a stage, counted from 1 over all stages of the request; 0 for
+    /// sequences that are admitted only once. A stage drops what is meant for an earlier attempt.
     Attempt(u32),
     "a"
 );

@@ -1,6 +1,6 @@
-//! A player on paper: it starts with the first chunk and plays without pause as long as there is something to play.
+//! A simulated player: it starts with the first chunk and plays without pause while it has something to play.
 //!
-//! Pure; `bench`, `say` and the engine's metrics share it, so that all of them mean the same by an underrun.
+//! Admission, the metrics, `bench` and `chaos` share it, so that all of them mean the same by an underrun.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ pub const FORGIVEN: Duration = Duration::from_millis(20);
 pub struct Playback {
     first: Option<Duration>,
     last: Duration,
-    // When what has come so far will have been played, pauses included.
+    // When the player will have played all chunks so far, pauses included.
     dry_at: Duration,
     played: Duration,
     /// Chunks that came more than [`FORGIVEN`] after the player had run dry.
@@ -21,7 +21,7 @@ pub struct Playback {
     pub silence: Duration,
 }
 
-/// What one chunk meant.
+/// What one chunk meant for the player.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
     /// It was the first.
@@ -48,7 +48,7 @@ impl Playback {
         Arrival { first, gap, underrun }
     }
 
-    /// A chunk came at some time before `now`, when nobody looked: in time, as far as anybody knows.
+    /// A chunk came at an unknown time before `now`; it counts as in time.
     pub fn chunk_in_time(&mut self, now: Duration, length: Duration) {
         self.first.get_or_insert(now);
         self.last = now;

@@ -1,5 +1,5 @@
-//! Who is let in: [`AdmissionCore`] with the clock, the metrics and those who leave. Every admitted request has a slot in
-//! every stage, so that nobody who is slow can keep the others waiting for one.
+//! Admission of requests: [`AdmissionCore`] with the clock and the metrics. Every admitted request has a slot in every
+//! stage, so that a slow client never keeps another request waiting for one.
 
 use super::api::{Event, LaterReason, RequestOptions, SubmitError};
 use omni_config::{AdmissionMode, LimitsConfig};
@@ -19,7 +19,7 @@ struct Shared {
     samples_per_second: f64,
     metrics: AdmissionMetrics,
     state: Mutex<State>,
-    /// Places in use, for those who wait for the last to leave.
+    /// Places in use, for [`Admissions::all_left`].
     held: watch::Sender<usize>,
 }
 
@@ -29,13 +29,13 @@ struct State {
     restarts: u32,
 }
 
-/// A place, given back when dropped.
+/// The right of one request to be served, given back when dropped.
 pub(super) struct Permit {
     shared: Arc<Shared>,
     ticket: Ticket,
 }
 
-/// What a reader of the answer hears, for who has to know how well others are served.
+/// Tells admission when the reader of a response gets its audio, which is how admission learns what the server carries.
 pub(super) struct Watch {
     shared: Arc<Shared>,
     ticket: Ticket,
@@ -58,8 +58,8 @@ impl Admissions {
         }))
     }
 
-    /// A place now, or why not and when to come again. `steady` and `chat` as in [`Asked`]; `restarts`: of all stages, since
-    /// the process began.
+    /// A place now, or why not and when to come again. `steady` and `chat` as in [`Asked`]; `restarts`: of all stages,
+    /// since the process began.
     pub fn enter(
         &self,
         options: &RequestOptions,
@@ -76,12 +76,12 @@ impl Admissions {
         }
         let asked = Asked { tenant: options.tenant, slo: options.slo, steady, chat };
         let answer = state.core.ask(&asked, now);
-        let standing = state.core.standing();
+        let status = state.core.status();
         drop(state);
-        shared.metrics.capacity(standing.capacity);
+        shared.metrics.capacity(status.capacity);
         match answer {
             Ok(ticket) => {
-                shared.held.send_replace(standing.held);
+                shared.held.send_replace(status.held);
                 Ok(Permit { shared: Arc::clone(shared), ticket })
             }
             Err(refusal) => {
@@ -91,12 +91,12 @@ impl Admissions {
         }
     }
 
-    /// How things stand.
-    pub fn standing(&self) -> AdmissionStatus {
-        self.0.lock().core.standing()
+    /// The status now.
+    pub fn status(&self) -> AdmissionStatus {
+        self.0.lock().core.status()
     }
 
-    /// Resolves when nobody is left.
+    /// Resolves when no request is left.
     pub async fn all_left(&self) {
         // The sender lives in `self`.
         let _ = self.0.held.subscribe().wait_for(|held| *held == 0).await;
@@ -122,7 +122,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock is held would be a bug in a pure core; going on serves everybody better.
+        // Only a bug in a pure core could panic under the lock; to go on serves every client better.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -138,11 +138,11 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         let kept = state.core.left(self.ticket, self.shared.now());
-        let held = state.core.standing().held;
+        let held = state.core.status().held;
         drop(state);
         if let Some(kept) = kept {
-            let promises = [("first_audio", kept.first_sound), ("playback", kept.playback)];
-            for (deadline, met) in promises.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
+            let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];
+            for (deadline, met) in deadlines.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
                 self.shared.metrics.deadline(deadline, met);
             }
         }
@@ -188,7 +188,7 @@ mod tests {
             Ok(_) => panic!("a third place"),
         }
         drop(first);
-        assert_eq!(admissions.standing().held, 1);
+        assert_eq!(admissions.status().held, 1);
         let third = enter().unwrap();
         drop((second, third));
         admissions.all_left().await;

@@ -1,4 +1,4 @@
-//! What a client of the engine says and hears. Server and commands know nothing else of it.
+//! The API of the engine: requests, events, errors, health. Server and commands know nothing else of it.
 
 pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
@@ -11,13 +11,13 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is served: for `/v1/models`, `/v1/audio/voices` and validation messages.
+/// The model: for `/v1/models`, `/v1/audio/voices` and validation messages.
 #[derive(Clone, Debug)]
 pub struct ModelInfo {
     /// The name clients may give as `model`.
     pub id: String,
-    /// Speakers of the checkpoint, lower case, in order of their codec ids. Uploaded voices are told by
-    /// [`Service::voices`].
+    /// Speakers of the checkpoint, lower case, in order of their codec ids. [`Service::voices`] lists uploaded voices
+    /// too.
     pub voices: Vec<String>,
     /// Used when a request names none; `None` where a voice has to be described or given.
     pub default_voice: Option<String>,
@@ -96,18 +96,18 @@ pub struct GenerateRequest {
     pub max_frames: Option<Frames>,
     /// Same seed, same answer and same samples. `None` draws one; [`Event::Started`] tells it.
     pub seed: Option<u64>,
-    /// Who asks, and when the answer has to come.
+    /// The tenant, and when the response has to come.
     pub options: RequestOptions,
 }
 
-/// Who asks, and when the answer has to come.
+/// The tenant of a request, and when its response has to come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestOptions {
-    /// Whose share of the places a request takes.
+    /// The tenant whose fair share of the places the request takes.
     pub tenant: Tenant,
     /// When its speech has to come.
     pub slo: Slo,
-    /// When it is over, whatever has come by then; `None`: the config's `limits.request_timeout`.
+    /// How long the request may take, whatever has come by then; `None`: the config's `limits.request_timeout`.
     pub life: Option<Duration>,
 }
 
@@ -125,9 +125,9 @@ pub struct SpeechRequest {
 pub struct SpeechParams {
     /// Who speaks.
     pub voice: VoiceChoice,
-    /// What the client takes the checkpoint for; refused when it is something else.
+    /// The task that the client expects of the checkpoint; refused when the checkpoint has another.
     pub task: Option<TaskType>,
-    /// A language by name, any case, or `auto`. Qwen3-TTS only; Qwen3-Omni hears it from the text.
+    /// A language by name, any case, or `auto`. Qwen3-TTS only; Qwen3-Omni infers it from the text.
     pub language: Option<String>,
     /// How to speak, or a description of the voice, in words. Checkpoints that follow none refuse it.
     pub instructions: Option<String>,
@@ -212,7 +212,7 @@ pub enum RequestError {
         /// What was seen.
         reason: String,
     },
-    /// This sequence alone failed (context full, numbers out of range).
+    /// This sequence alone failed (context full, numbers out of range), and failed again when it was readmitted.
     #[error("the {stage} stage could not go on with this request: {reason}")]
     SequenceFailed {
         /// Which stage.
@@ -277,7 +277,7 @@ pub enum SubmitError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LaterReason {
     /// One stream more would make some stutter.
-    #[error("this server carries {0} streams in real time at this event, and they are taken")]
+    #[error("this server carries {0} streams in real time at this moment, and they are taken")]
     Streams(usize),
     /// The first sound would come too late.
     #[error("the first sound would come after {:.1} s, later than the {:.1} s that it may take", expected.as_secs_f32(), deadline.as_secs_f32())]
@@ -287,7 +287,7 @@ pub enum LaterReason {
         /// When it has to.
         deadline: Duration,
     },
-    /// Others want their share of the places.
+    /// The tenant has its fair share of the places, and other tenants ask for theirs.
     #[error("you have your share of the places, and others want theirs")]
     Share,
     /// As many as this tenant may have at once.
@@ -296,8 +296,8 @@ pub enum LaterReason {
     /// As many as this tenant may have in a minute.
     #[error("you have used up your {0} requests per minute")]
     OwnRate(u32),
-    /// It has no deadline, and requests that have one are expected.
-    #[error("requests without a deadline yield to those that somebody listens to")]
+    /// It has no deadline, and the server expects requests that have one.
+    #[error("requests without a deadline yield to streams that have one")]
     Yields,
 }
 

@@ -1,4 +1,4 @@
-//! From a checkpoint and a config to supervised stages with edges between them.
+//! Builds an engine: from a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
 use super::journal::Edge;
@@ -33,7 +33,7 @@ const TICK: Duration = Duration::from_millis(250);
 type Sender = Arc<dyn PayloadSender>;
 type Receiver = Arc<dyn PayloadReceiver>;
 
-/// Starts the supervisors. The stages load their weights and come up by themselves.
+/// Starts the supervisors. Each stage loads its weights and comes up by itself.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let family = checkpoint.family();
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
@@ -49,7 +49,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
-    // The ledger needs the edges and the edges need somebody to tell.
+    // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
     let edges = Edges { config, faults: &maker.faults, told: Arc::clone(&told) };
     for stage in stages.iter() {
@@ -206,7 +206,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
     })
 }
 
-/// How the payloads of a stage travel to the next.
+/// The transport from a stage to the next.
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
         StageName::Thinker => transfer.edges.embeddings,
@@ -215,12 +215,12 @@ fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     edge.unwrap_or(transfer.transport)
 }
 
-/// Whether the edge between two stages is one of frames. Handles, and the link to a process, lose nothing.
+/// Whether the edge between two stages carries frames. An edge of handles, and the link to a process, lose nothing.
 fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
     config.stage(to).placement == Placement::Thread && transport(&config.transfer, from) != TransportKind::Inproc
 }
 
-/// What can break on purpose.
+/// Which faults this engine can inject.
 fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCapabilities {
     let stages = family.stages();
     let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
@@ -234,16 +234,16 @@ fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCa
     }
 }
 
-/// Makes edges.
+/// Makes the edges between stages.
 struct Edges<'a> {
     config: &'a Config,
     faults: &'a FaultPlan,
-    /// Who hears of what got lost.
+    /// Gets the reports of lost payloads.
     told: Arc<OnceLock<Weak<Ledger>>>,
 }
 
 impl Edges<'_> {
-    /// How payloads get into a stage, and out at its end, unless that is in another process.
+    /// Both ends of the edge into a stage; the sender alone where the stage is another process.
     fn towards(
         &self,
         stage: &Arc<StageHandle>,
@@ -260,7 +260,7 @@ impl Edges<'_> {
         Ok((sender, Some(receiver)))
     }
 
-    /// An edge between two stages of this process that passes frames. What gets lost on it is given again to the receiver.
+    /// An edge of frames between two stages of this process. The ledger gives the receiver again what the edge loses.
     fn frames(&self, from: StageName, to: StageName) -> Result<(Sender, Receiver), StartError> {
         let told = Arc::clone(&self.told);
         let lost: LostSink = Arc::new(move |request, reason| {
@@ -285,8 +285,8 @@ impl Edges<'_> {
     }
 }
 
-/// Whether what a stage leaves on a device is of use to the next: on the same device, in the same process, by a transport
-/// that passes handles.
+/// Whether the next stage can use the buffers that a stage leaves on a device: same device, same process, and a
+/// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
     let here = |stage: StageName| config.stage(stage).placement == Placement::Thread;
     device == DeviceKind::Cuda
@@ -296,7 +296,7 @@ fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
         && transport(&config.transfer, from) == TransportKind::Inproc
 }
 
-/// Where the output of a stage goes: past the books, to the next stage or to the client.
+/// Where the output of a stage goes: through the ledger, to the next stage or to the client.
 fn edges_from(stage: StageName, ledger: &Arc<Ledger>) -> Vec<(Kind, Sender)> {
     let tap = |edge: Edge| (edge.kind(), Arc::new(LedgerSink(Arc::clone(ledger))) as Sender);
     Edge::from_stage(stage).map(tap).collect()

@@ -40,7 +40,7 @@ impl Client {
         !self.audio
     }
 
-    /// Hands a payload over; says how many events it became.
+    /// Turns a payload into events; returns how many.
     pub fn take(&mut self, payload: Payload) -> usize {
         let (header, part) = (payload.header, payload.parts.into_iter().next());
         match (header.kind, part) {
@@ -58,7 +58,7 @@ impl Client {
         }
     }
 
-    /// A stage has given all it had to give; the strictest reason is what the client hears.
+    /// A stage has finished. One that hit a limit decides what the client is told.
     pub fn stage_ended(&mut self, reason: FinishReason) {
         if reason == FinishReason::Length {
             self.reason = reason;
@@ -76,13 +76,13 @@ impl Client {
         self.meter.end(Instant::now(), outcome);
     }
 
-    /// Sends an event; the channel has room for all that the windows let through, so it is refused only by a client that
+    /// Sends an event. The channel has room for all that the windows let through, so sending fails only when the client
     /// has left.
     pub fn event(&self, event: Event) -> usize {
         usize::from(self.events.try_send(event).is_ok())
     }
 
-    /// Counts tokens of a text that the client gave and does not get back.
+    /// Counts tokens of a text that is spoken as given: the client gets no text back.
     pub fn followed(&mut self, tokens: u32) {
         self.usage.text_tokens += tokens;
     }

@@ -1,5 +1,5 @@
 //! Text that is spoken while it is being written: the talker takes one token per frame, so it can begin with the first
-//! word. A sequence lasts for a sentence; when the writer pauses inside one and everything is spoken, the sequence ends there.
+//! word. A sequence lasts for a sentence; when the writer pauses inside one and everything is spoken, it ends there.
 
 use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
@@ -19,12 +19,12 @@ pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>) -> 
     Ok(())
 }
 
-/// Whoever writes the text.
+/// The text that a client is still writing.
 struct Writer {
     /// `None` when nothing follows.
     pieces: Option<flume::Receiver<String>>,
     text: IncrementalText,
-    /// Steps that nobody has taken yet.
+    /// Steps that no sentence has taken yet.
     steps: VecDeque<TextStep>,
     chars: usize,
 }
@@ -64,7 +64,7 @@ struct Sentence {
     /// The same as it was written.
     written: String,
     sequence: Option<Sequence>,
-    /// The writer has ended it.
+    /// The writer has finished it.
     complete: bool,
 }
 
@@ -72,8 +72,8 @@ struct Sequence {
     stream: ResponseStream,
     request: RequestId,
     /// Tokens that it has.
-    fed: u32,
-    /// It knows that nothing follows.
+    tokens: u32,
+    /// It has been told that no token follows.
     ended: bool,
 }
 
@@ -87,13 +87,13 @@ impl Sentence {
     async fn read(mut self, relay: &mut Relay, writer: &mut Writer) -> Result<(), Stop> {
         let patience = relay.shared.speech.flush_after;
         loop {
-            // Everything up to the border belongs to this sentence, what comes behind it to the next.
+            // The steps up to the border belong to this sentence, those behind it to the next.
             while !self.complete
                 && let Some(step) = writer.steps.pop_front()
             {
                 self.take(step).map_err(not_speakable)?;
             }
-            self.feed(relay).await?;
+            self.push_tokens(relay).await?;
             if self.sequence.is_none() && writer.is_done() {
                 return Ok(());
             }
@@ -106,7 +106,7 @@ impl Sentence {
                     }
                 }
                 piece = writer.wait(), if !self.complete => writer.wrote(piece, relay)?,
-                // Neither words nor sounds for a while: all that was written has been spoken.
+                // Neither words nor sound for a while: all that was written has been spoken.
                 () = tokio::time::sleep(patience), if begun && !self.complete => {
                     writer.steps.extend(writer.text.pause());
                 }
@@ -127,13 +127,13 @@ impl Sentence {
         }
     }
 
-    /// Opens the sequence as soon as that is possible, and hands it what was written.
-    async fn feed(&mut self, relay: &mut Relay) -> Result<(), Stop> {
+    /// Opens the sequence as soon as there is text enough for its prompt, and gives it the tokens that were written.
+    async fn push_tokens(&mut self, relay: &mut Relay) -> Result<(), Stop> {
         match &mut self.sequence {
             None => {
                 let Some(prompt) = self.text.prompt() else { return Ok(()) };
                 let tokens = self.text.take_tokens();
-                let (fed, ended) = (tokens.len() as u32, self.complete);
+                let (count, ended) = (tokens.len() as u32, self.complete);
                 let (planner, _) = parts(relay)?;
                 let plan = planner.begun(&relay.shared.planner.common, prompt, tokens, ended, &relay.options);
                 let plan = plan.map_err(refused)?;
@@ -143,13 +143,13 @@ impl Sentence {
                     return Err(RequestError::ShuttingDown.into());
                 };
                 relay.pass_on(first).await?;
-                self.sequence = Some(Sequence { stream, request, fed, ended });
+                self.sequence = Some(Sequence { stream, request, tokens: count, ended });
             }
             Some(sequence) if !sequence.ended => {
                 let tokens = self.text.take_tokens();
                 if !tokens.is_empty() || self.complete {
-                    let before = sequence.fed;
-                    sequence.fed += tokens.len() as u32;
+                    let before = sequence.tokens;
+                    sequence.tokens += tokens.len() as u32;
                     sequence.ended = self.complete;
                     let text = FollowedText { tokens, ended: self.complete };
                     relay.shared.ledger.push_text(sequence.request, before, text);
@@ -168,7 +168,7 @@ async fn next_event(sequence: &mut Option<Sequence>) -> Option<Event> {
     }
 }
 
-/// Only Qwen3-TTS reads live.
+/// Only Qwen3-TTS reads word by word.
 fn parts(relay: &Relay) -> Result<(&TtsPlanner, &TtsVoice), RequestError> {
     match (&relay.shared.planner.family, &relay.options.voice) {
         (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) => Ok((planner, voice)),

@@ -1,9 +1,10 @@
-//! What a request's stages have told each other, kept by the ledger until it is not needed any more: enough to give any
-//! stage its sequence again, at any moment, as if nothing had happened.
+//! The journal of a request: what its stages have sent each other, kept until no stage can need it. It is enough to
+//! readmit the sequence of any stage at any moment, and the sequence then goes on as if nothing had happened.
 //!
-//! A request has one [`EdgeLog`] per edge. What a stage made counts as made when it is on the log, for that is when the
-//! next stage, or the client, can have it: a sequence that begins again makes what follows. What a stage was given is on the
-//! log before it, from its first unit. Both ends may come and go; the log decides what is new.
+//! A request has one [`EdgeLog`] per edge. A unit counts as made once it is on the log, because from then on the next
+//! stage, or the client, can have it: a readmitted sequence makes the units behind the log. The input of a stage is on
+//! the log of the edge before it, from its first unit. Either end of an edge may be restarted; the log decides which
+//! units are new.
 
 #[cfg(test)]
 mod tests;
@@ -20,15 +21,15 @@ use std::time::{Duration, Instant};
 
 /// How often a sequence may fail at one place.
 const TRIES: u32 = 4;
-/// Integers in one payload of those that are given again.
+/// Integers in one payload of a readmission.
 const PIECE: usize = 1 << 16;
 
-/// Where units travel.
+/// A way that units of a request take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
     /// Text that the client gives to the first stage.
     Text,
-    /// Embedding sequences from the thinker to the talker.
+    /// Embeddings from the thinker to the talker.
     Embeddings,
     /// Codes from the talker to the vocoder.
     Codes,
@@ -41,7 +42,8 @@ pub(super) enum Edge {
 impl Edge {
     const ALL: [Edge; 5] = [Edge::Text, Edge::Embeddings, Edge::Codes, Edge::Tokens, Edge::Audio];
 
-    /// Who sends on it, who is fed over it, and what. `None` is the client; text is for the first stage, whichever it is.
+    /// Its producer, its consumer, and what it carries. `None` is the client; text goes to the first stage of the
+    /// family.
     fn ends(self) -> (Option<StageName>, Option<StageName>, Kind) {
         match self {
             Edge::Text => (None, Some(StageName::Thinker), Kind::Tokens),
@@ -52,18 +54,18 @@ impl Edge {
         }
     }
 
-    /// Those on which a stage sends.
+    /// The edges that a stage sends on.
     pub fn from_stage(stage: StageName) -> impl Iterator<Item = Edge> {
         Edge::ALL.into_iter().filter(move |edge| edge.producer() == Some(stage))
     }
 
-    /// The one over which a stage is fed.
+    /// The edge that a stage gets its input from.
     pub fn into_stage(stage: StageName, is_first: bool) -> Edge {
         let fed = |edge: &Edge| !is_first && edge.ends().1 == Some(stage);
         Edge::ALL.into_iter().find(fed).unwrap_or(Edge::Text)
     }
 
-    /// The one on which stages send what is of this kind.
+    /// The edge that carries payloads of this kind.
     pub fn of(kind: Kind) -> Edge {
         match kind {
             Kind::Embeddings => Edge::Embeddings,
@@ -73,17 +75,17 @@ impl Edge {
         }
     }
 
-    /// Who sends on it; `None` for the client.
+    /// The stage that sends on it; `None` for the client.
     pub fn producer(self) -> Option<StageName> {
         self.ends().0
     }
 
-    /// What is sent on it.
+    /// What it carries.
     pub fn kind(self) -> Kind {
         self.ends().2
     }
 
-    /// What a stage with these wants sends on.
+    /// The edges that a stage with these outputs sends on.
     fn out_of(stage: StageName, deliver: Outputs) -> impl Iterator<Item = Edge> {
         Edge::from_stage(stage).filter(move |edge| if *edge == Edge::Tokens { deliver.tokens } else { deliver.speech })
     }
@@ -94,11 +96,11 @@ impl Edge {
 struct EdgeLog {
     units: u32,
     ended: Option<FinishReason>,
-    /// Units that the consumer has told it is done with.
+    /// Units that the consumer has acknowledged.
     acked: u32,
     /// When the first unit passed.
     began: Option<Instant>,
-    /// What it was, unless the consumer can never need it again: payloads that are handed on as they came, or integers.
+    /// The data itself, until the consumer can never need it again: embeddings as they came, or integers.
     kept: Vec<(u32, Part)>,
     values: Vec<u32>,
 }
@@ -108,7 +110,7 @@ impl EdgeLog {
         self.values.len() * 4 + self.kept.iter().map(|(_, part)| part.bytes()).sum::<usize>()
     }
 
-    /// Sound in the listener's ear is not: units that a listener of one unit per `unit` has not heard.
+    /// Units that a listener, who hears one unit per `unit`, has not heard yet.
     fn ahead(&self, unit: Duration) -> Option<u32> {
         let heard = self.began?.elapsed().as_secs_f64() / unit.as_secs_f64();
         Some(self.units.saturating_sub(heard as u32))
@@ -119,9 +121,10 @@ impl EdgeLog {
 struct SequenceEntry {
     stage: StageName,
     plan: SequencePlan,
-    /// The admission that counts; 0 before the first.
+    /// The current admission; 0 before the first.
     attempt: Attempt,
-    /// What was on its logs when it failed last, and how often it failed there: again and again is no accident.
+    /// How many units were on its logs when it failed last, and how often it failed there: a sequence that fails at the
+    /// same unit every time would fail forever.
     failed_at: (u32, u32),
 }
 
@@ -135,7 +138,7 @@ pub(super) struct Journal {
     groups: usize,
 }
 
-/// What gives a stage its sequence again.
+/// What a stage needs to go on with a sequence.
 pub(super) struct Readmission {
     pub admission: Admission,
     /// Its input so far, in order.
@@ -143,27 +146,26 @@ pub(super) struct Readmission {
 }
 
 impl Journal {
-    /// Of a request that needs these sequences, upstream first; a frame has `groups` codes.
+    /// The journal of a request that needs these sequences, upstream first; a frame has `groups` codes.
     pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
         let entry = |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0) };
         let sequences = sequences.into_iter().map(entry).collect();
         Journal { request, sequences, logs: Default::default(), attempts: 0, groups }
     }
 
-    /// Stages that have not given everything, downstream first: whoever receives must know a request before anything can
-    /// be sent.
+    /// Stages that have not finished, downstream first: a consumer must know a request before its producer can send.
     pub fn unfinished(&self) -> impl Iterator<Item = StageName> {
         self.sequences.iter().rev().map(|sequence| sequence.stage).filter(|stage| !self.is_done(*stage))
     }
 
-    /// Whether a stage has given everything, or has no part in the request.
+    /// Whether a stage has finished, or has no part in the request.
     pub fn is_done(&self, stage: StageName) -> bool {
         self.sequence(stage).is_none_or(|sequence| {
             Edge::out_of(stage, sequence.plan.deliver).all(|edge| self.log(edge).ended.is_some())
         })
     }
 
-    /// Which admission of the consumer's sequence a payload on this edge is for now; `None` if nobody waits for it.
+    /// The consumer of an edge and the attempt that its payloads are for now; `None` where no stage waits for them.
     pub fn consumer(&self, edge: Edge) -> Option<(StageName, Attempt)> {
         let stage = match edge {
             Edge::Text => self.sequences.first()?.stage,
@@ -172,14 +174,15 @@ impl Journal {
         self.sequence(stage).map(|sequence| (stage, sequence.attempt))
     }
 
-    /// Writes down what comes over an edge; gives back what of it is new, meant for the consumer's sequence. `None`: nothing is.
+    /// Records a payload. Returns the part of it that is new, addressed to the consumer's current attempt; `None` where
+    /// nothing is new.
     ///
     /// # Errors
-    /// When part of a payload is known and it cannot be taken apart.
+    /// When part of a payload is known and the payload cannot be split.
     pub fn record(&mut self, edge: Edge, payload: Payload) -> Result<Option<Payload>, ModelError> {
         let EdgeLog { units, ended, .. } = *self.log(edge);
         if ended.is_some() || payload.header.seq.0 > units {
-            // Of an attempt that goes on although another one has taken its place.
+            // An earlier attempt sent it, although a later one has taken its place.
             return Ok(None);
         }
         let Some(mut payload) = payload.from_unit(Seq(units))? else { return Ok(None) };
@@ -192,7 +195,7 @@ impl Journal {
         if header.units > 0 {
             log.began.get_or_insert_with(Instant::now);
         }
-        // Samples are the client's once they are with it.
+        // The client has the samples; no stage needs them again.
         if keep && edge != Edge::Audio {
             for part in &payload.parts {
                 match part {
@@ -210,7 +213,7 @@ impl Journal {
         Ok(Some(payload))
     }
 
-    /// The consumer is done with so many more units.
+    /// The consumer has acknowledged so many more units.
     pub fn acked(&mut self, edge: Edge, units: u32) {
         let log = self.log_mut(edge);
         log.acked = log.acked.saturating_add(units);
@@ -226,7 +229,7 @@ impl Journal {
         self.logs.iter().map(EdgeLog::bytes).sum()
     }
 
-    /// Whether a sequence that failed alone gets another attempt: not if it failed [`TRIES`] times at this very place.
+    /// Whether a sequence that failed gets another attempt: not after it failed [`TRIES`] times at the same unit.
     pub fn may_try_again(&mut self, stage: StageName) -> bool {
         let at: u32 = self.outputs(stage).map(|edge| self.log(edge).units).sum();
         let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) else { return false };
@@ -235,8 +238,9 @@ impl Journal {
         times < TRIES
     }
 
-    /// A sequence of the stage that goes on where the last one's output ended, with its input so far; a listener hears a unit
-    /// for `unit`. `None` if the stage has nothing to do for the request any more, or the journal makes no sense.
+    /// Readmits the stage's sequence: it goes on where its output on the log ends, with its input so far. A listener
+    /// hears one unit for `unit`. `None` if the stage has nothing left to do for the request, or the journal
+    /// contradicts itself.
     pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Readmission> {
         if self.is_done(stage) {
             return None;
@@ -266,7 +270,8 @@ impl Journal {
         Some(Readmission { admission, input })
     }
 
-    /// An answer goes on behind what is known of it. One that is known to its end is only spoken: its tokens are followed.
+    /// The thinker goes on behind the answer tokens on the log. Where the log holds the whole answer, the new sequence
+    /// follows its tokens, only to make their embeddings.
     fn resume_thinker(&self, admission: &mut Admission) {
         let SequenceSpec::Thinker(sequence) = &mut admission.spec else { return };
         let (tokens, embeddings) = (self.log(Edge::Tokens), self.log(Edge::Embeddings).units);
@@ -294,12 +299,12 @@ impl Journal {
         admission.params.prompt += sequence.generated_len;
     }
 
-    /// Speech goes on behind the frames that are known of it.
+    /// The talker goes on behind the frames on the log.
     fn resume_talker(&self, admission: &mut Admission) -> Option<()> {
         let SequenceSpec::Talker(sequence) = &mut admission.spec else { return Some(()) };
         let said = self.codes();
         if said.is_empty() {
-            // It begins: its prompt is as it was planned.
+            // It has made nothing yet: its prompt is as planned.
             return Some(());
         }
         let text = self.log(self.input_of(StageName::Talker));
@@ -312,7 +317,8 @@ impl Journal {
         Some(())
     }
 
-    /// Sound goes on behind the frames that were delivered, which are decoded again and not heard.
+    /// The vocoder goes on behind the frames whose sound was delivered: it decodes a few of them again, unheard, as
+    /// context.
     fn resume_vocoder(&self, admission: &mut Admission) {
         let SequenceSpec::Vocoder(sequence) = &mut admission.spec else { return };
         let heard = self.log(Edge::Audio).units;
@@ -326,13 +332,13 @@ impl Journal {
         admission.from.start.input = heard;
     }
 
-    /// What a sequence is to be fed that was admitted just now, from the unit on that its prompt does not hold.
+    /// The input of a sequence that was admitted just now, from the first unit that its prompt does not hold.
     fn input(&self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
         if let SequenceSpec::Thinker(ThinkerSpec { mode: ThinkerMode::Follow, .. }) = admission.spec
             && self.log(Edge::Text).units == 0
             && self.log(Edge::Tokens).ended.is_some()
         {
-            // What ended the answer is not spoken.
+            // The stop token is not spoken.
             let tokens = &self.log(Edge::Tokens).values;
             let spoken = tokens[..tokens.len().saturating_sub(1)].to_vec();
             let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(FinishReason::Stop));
@@ -381,7 +387,7 @@ impl Journal {
         Header { request, generation, attempt, seq: Seq(seq), kind: edge.kind(), units, end, sent: clock::now() }
     }
 
-    /// Lets go of what nobody can need any more.
+    /// Drops the data that no consumer can need any more.
     fn forget(&mut self) {
         for edge in [Edge::Text, Edge::Embeddings, Edge::Codes] {
             if self.consumer_is_done(edge) {
@@ -391,10 +397,10 @@ impl Journal {
         }
     }
 
-    /// Whether whoever is fed over this edge has given everything. Codes are the talker's own memory as well.
+    /// Whether the consumer of this edge has finished. The talker itself, too, resumes from its codes.
     fn consumer_is_done(&self, edge: Edge) -> bool {
         match edge {
-            // The answer is what the thinker goes on from.
+            // The thinker resumes from its answer.
             Edge::Tokens => self.is_done(StageName::Thinker),
             Edge::Audio => true,
             Edge::Codes => self.is_done(StageName::Vocoder),

@@ -1,13 +1,13 @@
-//! The request ledger: [`LedgerCore`] and a [`Journal`] per request, with the clients, the clock and the stages. It is a
-//! lock and not an actor: what it does is short, it must be reachable from wherever output arrives or a client leaves, and
-//! it must outlive every stage.
+//! The request ledger: [`LedgerCore`] and a [`Journal`] per request, with the clients, the clock and the stages. It is
+//! a lock and not an actor: its work is short, every thread on which output arrives or a client leaves must reach it,
+//! and it must outlive every stage.
 //!
-//! Everything that one stage hands the next passes here and is written down before it is passed on. So a stage may die at
-//! any moment: when it [is up](StageReports::stage_up) again, it is given the sequences that it had, as far as they had come,
-//! and their input from the journal. Who hands to it, and whom it hands to, need not notice.
+//! Every payload between stages passes here, and the ledger records it in the journal before it passes it on. So a
+//! stage may die at any moment: when it [is up](StageReports::stage_up) again, the ledger readmits its sequences where
+//! their output ended, with their input from the journal. The stages before and behind it need not notice.
 //!
-//! Sequences are admitted and aborted under the lock, so a request that has ended can never be given to a stage afterwards, and
-//! nothing can come between a sequence that is given again and its input.
+//! The ledger admits and aborts sequences under its lock, so it can never give a stage a request that has ended, and no
+//! payload can come between a readmission and its input.
 
 use super::admission::Permit;
 use super::api::{Event, Listener, RequestError, ResponseStream};
@@ -54,7 +54,7 @@ struct State {
 struct Open {
     client: Client,
     journal: Journal,
-    /// Where somebody wants its codes.
+    /// Where the relay of a described voice reads its codes.
     codes: Option<CodeLog>,
 }
 
@@ -77,7 +77,8 @@ impl Ledger {
         let _ = self.into.set(edges);
     }
 
-    /// Accepts a request and gives it a sequence in every stage that it needs. A stage that is down gets it when it is up.
+    /// Accepts a request and gives it a sequence in every stage that it needs. A stage that is down gets it when it is
+    /// up.
     pub fn open_request(
         self: &Arc<Self>,
         plan: RequestPlan,
@@ -107,7 +108,7 @@ impl Ledger {
             self.pass(&mut state, Edge::Text, text.payload(request, 0));
         }
         if let Some(stage) = lost {
-            // It was given up after the request had been found servable.
+            // The stage was given up after the engine had found it ready.
             let failure = Failure::StageFailed(stage, "it went down just now".into());
             let effect = state.core.fail(request, failure);
             self.carry_out(&mut state, effect.into_iter().collect());
@@ -147,14 +148,14 @@ impl Ledger {
         self.lock().core.open()
     }
 
-    /// Takes what a stage made for a client.
+    /// Delivers a payload to a client.
     fn deliver(&self, payload: Payload) {
         let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));
         let mut state = self.lock();
-        // A panic is all that can happen here.
+        // A panic is the only fault that can be planned here.
         let event = FaultEvent::units(request, payload.header.seq, payload.header.end.is_some());
         let _ = self.fault.inject(|| [event], || false);
-        // The client may have left: nobody will read this, so nobody needs to wait for it to be read.
+        // The client may have left: then there is nothing to deliver and nothing to acknowledge.
         let Some(new) = self.write_down(&mut state, edge, payload) else { return };
         let (units, kind, end) = (new.header.units, new.header.kind, new.header.end);
         let Some(Open { client, .. }) = state.open.get_mut(&request) else { return };
@@ -164,8 +165,8 @@ impl Ledger {
         for _ in 0..events {
             state.core.handed_over(request, now);
         }
-        // The thinker of a spoken answer is paced by the talker. A text-only one has nobody but the client: its text is
-        // read by the piece but counted by the token, so it goes on at once.
+        // The talker paces the thinker of a spoken answer. A text-only answer has no such consumer, and its client
+        // reads pieces of text, not tokens, so its tokens are acknowledged at once.
         if kind == Kind::Tokens && text_only {
             self.ack(&mut state, Edge::Tokens, request, units);
         }
@@ -177,8 +178,7 @@ impl Ledger {
         self.carry_out(&mut state, effect.into_iter().collect());
     }
 
-    /// Hands a payload of an edge between stages to the next one, if that takes sequences now; if not, it will be given what
-    /// it missed.
+    /// Passes a payload on to the next stage. A stage that is down gets it from the journal when it is up.
     fn pass(&self, state: &mut State, edge: Edge, payload: Payload) {
         let request = payload.header.request;
         let Some(new) = self.write_down(state, edge, payload) else { return };
@@ -189,7 +189,7 @@ impl Ledger {
         }
     }
 
-    /// What of a payload is new.
+    /// Records a payload in the journal; returns the part of it that is new.
     fn write_down(&self, state: &mut State, edge: Edge, payload: Payload) -> Option<Payload> {
         let request = payload.header.request;
         let open = state.open.get_mut(&request)?;
@@ -218,7 +218,7 @@ impl Ledger {
         Some(new)
     }
 
-    /// Gives a stage the sequence of a request, if it takes sequences, and what the sequence has to know.
+    /// Admits the sequence of a request to a stage that is up, with its input so far.
     fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
         if !state.up[stage as usize] {
             return;
@@ -226,7 +226,7 @@ impl Ledger {
         let Some(open) = state.open.get_mut(&request) else { return };
         let Some(Readmission { admission, input }) = open.journal.admit(stage, self.unit) else { return };
         let Some(handle) = self.stages.get(stage) else { return };
-        // A stage that has just gone down will be told of as down, and get it when it is up.
+        // A stage that has just gone down drops this; it is admitted again when the stage is up.
         handle.admit(admission);
         for payload in input {
             if let Err(error) = self.put(stage, payload) {
@@ -242,7 +242,7 @@ impl Ledger {
         edge.map_or(Ok(()), |edge| edge.put(payload))
     }
 
-    /// A sequence could not go on. It gets another attempt, unless it has failed at the same place too often.
+    /// A sequence failed. It gets another attempt, unless it has failed at the same unit too often.
     fn sequence_lost(&self, state: &mut State, request: RequestId, stage: StageName, reason: String) {
         let Some(open) = state.open.get_mut(&request) else { return };
         if open.journal.may_try_again(stage) {
@@ -255,7 +255,7 @@ impl Ledger {
         self.carry_out(state, effect.into_iter().collect());
     }
 
-    /// The consumer of an edge is done with units.
+    /// The consumer of an edge has acknowledged units.
     fn ack(&self, state: &mut State, edge: Edge, request: RequestId, units: u32) {
         let Some(open) = state.open.get_mut(&request) else { return };
         open.journal.acked(edge, units);
@@ -292,8 +292,8 @@ impl Ledger {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic while the lock is held would be a bug in a pure core; going on serves everybody else better than
-        // refusing to speak to any client again.
+        // Only a bug in a pure core could panic under the lock; to go on serves the other clients better than to fail
+        // them all.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -327,7 +327,7 @@ impl StageReports for Ledger {
     }
 }
 
-/// What a stage hands on passes the books.
+/// The sending end of every stage: its payloads go through the ledger.
 pub(super) struct LedgerSink(pub Arc<Ledger>);
 
 impl PayloadSender for LedgerSink {
@@ -347,7 +347,7 @@ impl PayloadSender for LedgerSink {
     }
 }
 
-/// What a stage says of its input passes the books as well.
+/// The acknowledgements of every stage go through the ledger as well.
 pub(super) struct Acks {
     pub ledger: Arc<Ledger>,
     /// The edge into the stage.
@@ -361,14 +361,14 @@ impl AckSink for Acks {
     }
 }
 
-/// Follows the reading of one response.
+/// Follows how the client reads one response.
 struct Reader {
     ledger: Arc<Ledger>,
     request: RequestId,
-    /// Where its client can be slow on purpose, and whether it has heard anything.
+    /// The fault point of a slow client, and whether the client has heard anything.
     pace: FaultSite,
     heard: AtomicBool,
-    /// Whether it is dropped because its time is over.
+    /// Set where the stream is dropped because its time is over.
     expired: Expired,
     _permit: Option<Permit>,
 }

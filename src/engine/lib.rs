@@ -1,23 +1,24 @@
-//! Assembles the stages of a config, keeps the request ledger, and gives server and commands one handle.
+//! The engine: assembles the stages of a config, keeps the request ledger, and gives server and commands one handle. It
+//! knows no HTTP and no command line.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `api` | what a client of the engine says and hears |
+//! | `api` | requests, events, errors: all that server and commands know of the engine |
 //! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
-//! | `setup` | what a stage is made of, wherever it runs |
+//! | `setup` | what a stage is made of, in a thread or in a process |
 //! | `process` | stages in processes of their own: the child's side |
-//! | `ledger` | every accepted request, its client, and what becomes of it |
-//! | `journal` | what the stages of a request have told each other, to give any of them its sequence again |
+//! | `ledger` | every accepted request, its client and its journal |
+//! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the sequences that it needs in each stage |
-//! | `admission` | who is let in |
-//! | `stream` | the answer to a request, as its client reads it |
+//! | `admission` | which requests are accepted |
+//! | `stream` | the response to a request, as its client reads it |
 //! | `status_history` | since when each stage is in its state, and how long its last recovery took |
 //! | `speak` | speech requests: a text, sentence after sentence |
 //! | `incremental` | the same word by word, for a text that is still being written |
 //! | `relay` | the requests of one text as one stream |
-//! | `voice` | voices as clients name, bring and see them |
-//! | `voices` | voices that clients brought: encoded once, kept on disk |
+//! | `voice` | voices as clients name, give and see them |
+//! | `voices` | voices that clients uploaded: encoded once, kept on disk |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -78,7 +79,7 @@ const READY_PATIENCE: Duration = Duration::from_secs(2);
 const METRICS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A running pipeline. Clones are handles to the same one; when the last is dropped, open requests are ended and the
-/// stages stop. [`Service::drain`] is the polite way.
+/// stages stop. [`Service::drain`] lets running requests finish first.
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
@@ -105,7 +106,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// A place for a request, or why not. `steady` and `chat` as in [`Asked`](omni_core::admission::Asked).
+    /// A permit for a request, or why not. `steady` and `chat` as in [`Asked`](omni_core::admission::Asked).
     fn enter(&self, options: &RequestOptions, steady: bool, chat: bool) -> Result<admission::Permit, SubmitError> {
         let restarts = self.stages.iter().map(|stage| stage.status().borrow().restarts).sum();
         self.admissions.enter(options, steady, chat, restarts)
@@ -135,8 +136,8 @@ pub enum StartError {
 }
 
 impl Engine {
-    /// Starts every stage and returns before any of them is up: [`Engine::settled`] tells when. Must be called on a tokio
-    /// runtime.
+    /// Starts every stage and returns before any of them is up: [`Engine::settled`] tells when. Must be called on a
+    /// tokio runtime.
     ///
     /// # Errors
     /// [`StartError`] for what can be seen without reading the weights.
@@ -179,7 +180,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// What breaks on purpose. It takes new rules only if the config says `drill.enabled`.
+    /// The faults to inject. The plan takes new rules only if the config says `drill.enabled`.
     pub fn faults(&self) -> &FaultPlan {
         &self.shared.faults
     }
@@ -199,7 +200,7 @@ impl Engine {
         if self.shared.draining.load(Ordering::Relaxed) {
             return Err(SubmitError::ShuttingDown);
         }
-        // A stage that is being restarted is waited for by the ledger, which has what the request needs of it.
+        // A stage that restarts is no reason to wait here: the ledger admits the request when the stage is up.
         let came_up = |status: &StageStatus| status.state != State::Starting;
         match tokio::time::timeout(READY_PATIENCE, self.all_stages(came_up)).await {
             Ok(outcome) => outcome.map_err(|error| SubmitError::NotReady(error.to_string())),
@@ -224,7 +225,7 @@ impl Engine {
 pub struct EngineLoad {
     /// Entries of the ledger.
     pub requests: usize,
-    /// Outputs of steps that somebody still uses.
+    /// Outputs of steps that are still in use.
     pub leases: u64,
     /// Sequences in schedulers, models and connectors.
     pub sequences: usize,
@@ -278,7 +279,7 @@ impl Service for Engine {
     fn health(&self) -> EngineHealth {
         let known = self.shared.stages.iter().zip(&self.shared.since);
         let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
-        let admission = self.shared.admissions.standing();
+        let admission = self.shared.admissions.status();
         let draining = self.shared.draining.load(Ordering::Relaxed);
         EngineHealth {
             ready: !draining && stages.iter().all(|stage| stage.state == StageState::Running),

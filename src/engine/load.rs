@@ -1,4 +1,4 @@
-//! Weights of a stage, read where they are used.
+//! Loads the weights of a stage, on the thread that uses them.
 
 use crate::device::DeviceChoice;
 use candle_core::Device;
@@ -18,7 +18,7 @@ use omni_model::vocoder::Vocoder;
 use omni_telemetry::trace::Recorder;
 use std::sync::{Arc, OnceLock};
 
-/// What the stages of one pipeline load from and run on.
+/// The checkpoint, config and devices that the stages of one process load from and run on.
 pub(super) struct Loading {
     checkpoint: Checkpoint,
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
@@ -55,7 +55,7 @@ impl Loading {
         })
     }
 
-    /// What makes a stage's device state.
+    /// The factory of a stage's model.
     pub fn factory(self: &Arc<Loading>, stage: StageName) -> Arc<dyn StageFactory> {
         let loading = Arc::clone(self);
         let load = move || match loading.device.kind {
@@ -106,7 +106,7 @@ impl Loading {
                 loader.finish()?;
                 let largest = self.config.max_batch(stage, DeviceKind::Cuda).min(slots);
                 let mut buckets: Vec<usize> = setup.buckets.iter().map(|bucket| *bucket as usize).collect();
-                // No graph that no step can fill.
+                // No step can fill a larger graph.
                 let needed = buckets.iter().position(|bucket| *bucket >= largest).unwrap_or(buckets.len());
                 buckets.truncate(needed + 1);
                 let options = TalkerOptions {
@@ -179,7 +179,7 @@ struct LoadedOnce {
 
 impl StageFactory for LoadedOnce {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        // One runner per stage: nobody else loads at the same time.
+        // One runner per stage: no other thread loads at the same time.
         if self.loaded.get().is_none() {
             let _ = self.loaded.set((self.load)()?);
         }

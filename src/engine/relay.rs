@@ -1,6 +1,6 @@
-//! The relay: puts the requests of one text together to one stream. Whoever reads the text, sentence by sentence
-//! ([`speak`](super::speak)) or word by word ([`incremental`](super::incremental)), opens a request per piece here and passes
-//! its events on; the relay joins their sound, adds up their usage and keeps the voice from piece to piece.
+//! The relay makes one stream of the requests of one text. The reader of the text, sentence by sentence
+//! ([`speak`](super::speak)) or word by word ([`incremental`](super::incremental)), opens a request per piece and
+//! passes its events on; the relay joins their sound, adds up their usage and keeps the voice from piece to piece.
 
 use super::Shared;
 use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage};
@@ -13,7 +13,7 @@ use omni_telemetry::RequestKind;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long before a piece is to be heard it is due: its prompt must be read and its first chunk be made.
+/// How long before its first sound a piece is due: a talker must read its prompt and a vocoder make its first chunk.
 const AHEAD: Duration = Duration::from_millis(500);
 
 /// See the module.
@@ -28,9 +28,9 @@ pub(super) struct Relay {
     /// What the client has heard by now, on this clock.
     playback: Playback,
     born: Instant,
-    /// Whether a piece has been passed on that another may follow.
+    /// Whether a piece has ended and the next one has not begun to sound.
     between: bool,
-    /// Of the current piece, if the voice is to be kept.
+    /// Codes of the current piece, where the next piece must keep its voice.
     codes: Option<CodeLog>,
     expired: Expired,
 }
@@ -85,7 +85,7 @@ impl Relay {
         let _ = self.send.send_async(last).await;
     }
 
-    /// Gives a piece to the stages.
+    /// Opens the request of a piece.
     pub fn open(&mut self, mut plan: RequestPlan) -> ResponseStream {
         let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
         self.codes = may_change.then(CodeLog::default);
@@ -94,14 +94,14 @@ impl Relay {
         self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
     }
 
-    /// After a piece has been made: those that follow are spoken by whoever spoke it.
+    /// After a piece has been made: the following pieces get the voice that spoke it.
     pub fn keep_voice(&mut self, text: &str) {
         let Some(log) = self.codes.take() else { return };
         let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
         if let SpeechVoice::Tts(voice) = &self.options.voice
             && !codes.is_empty()
         {
-            self.options.voice = SpeechVoice::Tts(voice.that_said(text, &codes));
+            self.options.voice = SpeechVoice::Tts(voice.continued(text, &codes));
         }
     }
 
@@ -151,7 +151,7 @@ impl Relay {
     }
 }
 
-/// What cannot be spoken, found out after the request had been accepted.
+/// Text that cannot be spoken, in a request that was accepted before the text came.
 pub(super) fn refused(error: SubmitError) -> RequestError {
     RequestError::Refused(error.to_string())
 }

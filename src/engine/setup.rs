@@ -36,11 +36,11 @@ pub(super) struct StageMaker<'a> {
     arbiters: BTreeMap<usize, Arc<Arbiter>>,
 }
 
-/// What a stage is connected with.
+/// The edges and sinks of a stage.
 pub(super) struct Wiring {
     pub inbound: Arc<dyn PayloadReceiver>,
     pub outbound: Vec<(Kind, Arc<dyn PayloadSender>)>,
-    /// Whether sequences travel as handles to what is on the device.
+    /// Whether embeddings travel as handles to buffers on the device.
     pub handles: bool,
     pub acks: Arc<dyn AckSink>,
     pub reports: Arc<dyn StageReports>,
@@ -135,17 +135,17 @@ pub(super) fn chunk_ramp(config: &Config) -> Vec<u32> {
     config.stage(StageName::Vocoder).chunk_ramp.iter().map(|frames| frames.0).collect()
 }
 
-/// A stage's window, never smaller than what the next one wants at once.
+/// A stage's window, never smaller than what the next stage takes at once.
 pub(super) fn window(config: &Config, stage: StageName) -> u32 {
     let largest = chunk_ramp(config).into_iter().max().unwrap_or(1);
     let least = if stage == StageName::Talker { largest + 1 } else { 2 };
     config.stage(stage).window.max(least)
 }
 
-/// What the listeners of a stage hear.
+/// How the listeners of a stage consume its units.
 fn playback_policy(config: &Config, stage: StageName, unit: Duration) -> PlaybackPolicy {
     let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
-    // Text is read at any pace: nobody who has enough of it is held back.
+    // A client reads text at any pace: no lead is too long for a thinker.
     let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
     PlaybackPolicy { unit, gathers, lead_cap }
 }

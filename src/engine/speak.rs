@@ -1,6 +1,6 @@
-//! Speech requests: a text, whole or still arriving, becomes sentences; each is a request of its own to the stages, all
-//! of them one stream to the client. The next sentence starts when the one before has been made, which is long before it
-//! has been heard.
+//! Speech requests: a text, whole or still arriving, becomes sentences. Each sentence is a request of its own to the
+//! stages; a [`Relay`] makes them one stream for the client. The next sentence starts when the one before has been
+//! made, which is long before the listener has heard it.
 
 use super::admission::Permit;
 use super::api::{RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
@@ -27,11 +27,11 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     if let TextSource::Whole(text) = &request.text {
         shared.planner.check_length("input", text.chars().count())?;
     }
-    // A recording is encoded for those only who will be served.
     let asked = request.params.options;
-    // Text that is still being written says itself when its sound comes.
-    // And a recording is encoded first.
+    // The time to first audio tells nothing about the server where a client is still writing the text, or where the
+    // voice has to be encoded first.
     let steady = matches!(request.text, TextSource::Whole(_)) && !matches!(request.params.voice, VoiceChoice::Clone(_));
+    // Encoding a recording takes long: only accepted requests do it.
     let permit = shared.enter(&asked, steady, false)?;
     let watch = permit.watch();
     let print = voiceprint(shared, &request.params).await?;
@@ -41,12 +41,12 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let source = match request.text {
         TextSource::Whole(text) => {
             let waiting: VecDeque<_> = text::segments(&text, max_chars).into();
-            // What would be refused in the middle is refused now.
+            // A sentence that cannot be spoken refuses the request now, not in the middle of it.
             for text in waiting.iter().skip(1) {
                 shared.planner.speech(text, &options)?;
             }
             if waiting.len() <= 1 {
-                // One sentence needs nobody to put it together.
+                // One sentence needs no relay.
                 let text = waiting.front().map_or("", String::as_str);
                 let plan = shared.planner.speech(text, &options)?;
                 let kind = RequestKind::Speech;
@@ -78,7 +78,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     Ok(ResponseStream::new(events, listening).watched(watch).lasting(asked.life, expired))
 }
 
-/// The voice that the client brought or uploaded before, encoded; `None` for those that the checkpoint knows itself.
+/// The voice that the client gives or has uploaded, encoded; `None` for a speaker of the checkpoint.
 async fn voiceprint(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<Voiceprint>>, SubmitError> {
     let Some(voices) = &shared.voices else { return Ok(None) };
     let print = match &params.voice {
@@ -139,7 +139,7 @@ impl Sentences {
                 return Ok(Some(text));
             }
             let Some(more) = &self.more else { return Ok(None) };
-            // Here nothing is being made: if the writer pauses, the listener should have what is there.
+            // No sentence is being made: if the writer pauses, the listener should hear the words so far.
             match tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await {
                 Err(_paused) => self.waiting.extend(self.segments.pause()),
                 Ok(Ok(piece)) => {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::task::JoinHandle;
 
-/// What is known of one stage.
+/// When a stage entered its state, and how long it took to recover.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StatusHistory {
     /// Unix seconds.
@@ -53,7 +53,7 @@ impl Follower {
         Follower { known, task }
     }
 
-    /// What is known now.
+    /// The history so far.
     pub fn known(&self) -> StatusHistory {
         *self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

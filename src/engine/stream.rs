@@ -11,7 +11,7 @@ use tokio::time::Instant;
 pub struct ResponseStream {
     events: flume::Receiver<Event>,
     listener: Box<dyn Listener>,
-    /// What a slow client has been given, and when it takes it.
+    /// The event that a client which is slow on purpose takes next, and when.
     hesitating: Option<(Event, Instant)>,
     /// Of a request that was admitted.
     watch: Option<Watch>,
@@ -27,15 +27,16 @@ struct Life {
     left: Option<usize>,
 }
 
-/// Whether a stream ended itself, and after how long: whoever works for it sees that from its client leaving.
+/// Set by a stream that ended itself, with its life. The producer of the stream sees only that its client has left;
+/// this tells the ledger that the request timed out.
 pub(super) type Expired = Arc<OnceLock<Duration>>;
 
-/// The engine's view of whoever reads a [`ResponseStream`]. Dropped with the stream.
+/// The engine's view of the reader of a [`ResponseStream`]. Dropped with the stream.
 pub trait Listener: Send + Sync {
     /// An event was taken out of the stream.
     fn read(&self, event: &Event);
 
-    /// For how long the reader looks at the next event before it takes it: a slow client, on purpose.
+    /// For how long the reader waits before it takes the next event: a client that is slow on purpose.
     fn hesitates(&self, _: &Event) -> Option<Duration> {
         None
     }
@@ -48,7 +49,7 @@ impl std::fmt::Debug for ResponseStream {
 }
 
 impl ResponseStream {
-    /// A stream of `events` whose producer needs to know no more than that the stream was dropped: then `alive` is.
+    /// A stream of `events`. Dropping the stream drops `alive`, which is all that its producer learns.
     pub fn new(events: flume::Receiver<Event>, alive: impl Send + Sync + 'static) -> ResponseStream {
         ResponseStream::heard_by(events, Alive(alive))
     }
@@ -64,8 +65,8 @@ impl ResponseStream {
         ResponseStream { watch: Some(watch), ..self }
     }
 
-    /// Ends it after so long from now with [`RequestError::TimedOut`], and says so in `expired`. What had come by then is
-    /// heard before.
+    /// Ends the stream after so long from now with [`RequestError::TimedOut`], and sets `expired`. The reader gets the
+    /// events that had come by then first.
     pub(super) fn lasting(self, lasts: Option<Duration>, expired: Expired) -> ResponseStream {
         let life = lasts.and_then(|lasts| Some(Life { lasts, over: Instant::now().checked_add(lasts)?, left: None }));
         ResponseStream { life, expired, ..self }
@@ -73,7 +74,7 @@ impl ResponseStream {
 
     /// The next event; `None` after [`Event::Finished`] or [`Event::Failed`].
     pub async fn next(&mut self) -> Option<Event> {
-        // Whoever gives up waiting and comes back finds what was there before.
+        // A reader that drops this future and calls again gets the event that was waiting before.
         if self.hesitating.is_none() {
             let event = self.arrival().await?;
             let Some(pause) = self.listener.hesitates(&event) else { return Some(self.read(event)) };
@@ -106,8 +107,8 @@ impl ResponseStream {
         }
     }
 
-    /// Whether its life is over and what had come by then was heard: a producer that always has one more event ready, and
-    /// a reader who is late for each, do not prolong it.
+    /// Whether its life is over and the events that had come by then were read. Neither a producer that always has one
+    /// more event ready nor a slow reader prolongs it.
     fn outlived(&mut self) -> bool {
         let Some(life) = &mut self.life else { return false };
         if Instant::now() < life.over {
@@ -116,7 +117,7 @@ impl ResponseStream {
         let left = life.left.get_or_insert(self.events.len());
         let none = *left == 0;
         *left = left.saturating_sub(1);
-        // A stream that has ended otherwise stays so.
+        // A stream that has ended already does not end again.
         none && !(self.events.is_empty() && self.events.is_disconnected())
     }
 
@@ -182,17 +183,17 @@ mod tests {
         tokio::time::advance(LIFE).await;
         for due in ["one", "two"] {
             assert_eq!(next(&mut stream).await, some(word(due)));
-            // Whoever makes it always has one more.
+            // The producer always has one more.
             send.send(word("late")).unwrap();
         }
         assert_eq!(next(&mut stream).await, too_late());
         assert!(stream.next().await.is_none());
         assert_eq!(expired.get(), Some(&LIFE));
-        assert!(send.is_disconnected(), "whoever works for it is told");
+        assert!(send.is_disconnected(), "the producer is told");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_waits_is_told_in_time() {
+    async fn a_waiting_reader_is_told_in_time() {
         let (_send, mut stream, expired) = stream();
         let begun = Instant::now();
         assert_eq!(next(&mut stream).await, too_late());

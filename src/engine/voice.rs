@@ -1,4 +1,4 @@
-//! Voices as clients of the engine name, bring and see them.
+//! Voices as clients of the engine name, give and see them.
 
 use serde::Serialize;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ pub struct Recording {
 
 impl std::fmt::Debug for Recording {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Never the bytes: they are long, and somebody's voice.
+        // Never the bytes: they are long, and a person's voice.
         write!(
             f,
             "Recording({} bytes, text: {}, x_vector_only: {})",
@@ -72,7 +72,7 @@ pub struct NewVoice {
     pub source: VoiceSource,
     /// That the speaker agreed: a reference to how, in the uploader's words. Not empty.
     pub consent: String,
-    /// For people.
+    /// Free text for lists of voices.
     pub description: Option<String>,
 }
 
@@ -90,7 +90,7 @@ pub enum VoiceSource {
     Embedding(Arc<[f32]>),
 }
 
-/// A voice, for lists.
+/// A voice in a list of voices.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct VoiceInfo {
     /// As requests name it.
@@ -102,7 +102,7 @@ pub struct VoiceInfo {
     pub upload: Option<UploadInfo>,
 }
 
-/// What is told about an uploaded voice.
+/// What a list says of an uploaded voice.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UploadInfo {
     /// Unix seconds.

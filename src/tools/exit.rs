@@ -6,14 +6,14 @@ use omni_engine::process::ChildError;
 use omni_model::LoadError;
 use std::process::ExitCode;
 
-/// Something went wrong after the command had begun its work.
+/// The command failed after it had begun its work.
 const FAILED: u8 = 1;
 /// Nothing was begun: the command line, the config or the checkpoint is wrong.
 const USAGE: u8 = 2;
 /// 128 + SIGINT, as shells count.
-pub const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 
-/// The command line asks for what makes no sense; clap catches the rest.
+/// The command line contradicts itself or the config; clap catches the rest.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);

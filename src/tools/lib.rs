@@ -1,5 +1,15 @@
-//! The commands that measure, break, check and record: [`bench`], [`chaos`], [`verify`], [`trace`]; and what all commands
-//! share: where the model comes from ([`model`]), exit codes ([`exit`]), signals.
+//! The commands that examine a server or an engine, and what all commands share. The command line (`omni-cli`) parses
+//! the arguments of each and calls its `execute`; nothing else of a command is public.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`bench`] | measures a server as its listeners hear it |
+//! | [`chaos`] | injects faults and checks that no listener hears any |
+//! | [`verify`] | checks a checkpoint against the results of a reference implementation |
+//! | [`trace`] | records which step ran when |
+//! | [`model`] | the config and the checkpoint that a command works with |
+//! | [`local`] | an engine, or a whole server, inside this process |
+//! | [`exit`], [`signals`] | exit codes; Ctrl-C and SIGTERM |
 //!
 //! A command's arguments are what the user typed; each command turns them into what they mean before it begins.
 

@@ -19,7 +19,7 @@ pub async fn start_ready(config: Config, embedded: Option<EmbeddedFiles>) -> any
 }
 
 /// A server on a free loopback port of this process.
-pub struct LocalServer {
+pub(crate) struct LocalServer {
     address: SocketAddr,
     model: String,
     stop: oneshot::Sender<()>,
@@ -27,8 +27,8 @@ pub struct LocalServer {
 }
 
 impl LocalServer {
-    /// Starts it, ready to serve. `at_once` requests are let in together, whatever the config's limits say, so that a
-    /// measurement is not one of refusals; `None`: as the config says.
+    /// Starts it, ready to serve. Without a config file it accepts `at_once` requests together, so that a measurement
+    /// is not one of refusals; `None`: as the config says.
     pub async fn start(
         args: &ModelArgs,
         embedded: Option<EmbeddedFiles>,

@@ -3,8 +3,7 @@
 use super::EmbeddedFiles;
 use clap::Args;
 use omni_config::{self as config, CheckpointSource, Config, ConfigError, DeviceKind, Override, Problem};
-use omni_engine::device::DeviceChoice;
-use omni_engine::device::NoDevice;
+use omni_engine::device::{DeviceChoice, NoDevice};
 use omni_model::Checkpoint;
 use std::path::{Path, PathBuf};
 
@@ -29,7 +28,7 @@ impl ModelArgs {
             self.checkpoint.iter().map(|folder| Override::text("model.checkpoint", folder.to_string_lossy()));
         let overrides: Vec<_> = checkpoint.chain(self.set.iter().cloned()).collect();
         let mut config = read(self.config.as_deref(), &overrides)?;
-        // A command that is not a server talks to a person: only what went wrong is worth a line.
+        // A command that is not a server talks to a person, who needs to see errors and warnings only.
         if self.config.is_none() && self.set.is_empty() {
             "warn".clone_into(&mut config.telemetry.log);
         }

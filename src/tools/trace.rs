@@ -23,8 +23,8 @@ use tokio::task::JoinSet;
 /// Record what each stage does when, as a file that a Perfetto viewer opens
 ///
 /// Speaks inside this process, or listens to a running server (--url), and writes tracks for scheduler, launch thread,
-/// device, copies, sampler, packager and connectors of every stage, with arrows from each token to the launch that it let
-/// happen. A short summary goes to stdout.
+/// device, copies, sampler, packager and connectors of every stage, with an arrow from each token to the launch that
+/// needed it. A short summary goes to stdout.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors trace                                        the embedded voice says a sentence into trace.json
@@ -48,7 +48,7 @@ pub struct TraceArgs {
     #[arg(short, long, value_name = "FILE", default_value = "trace.json")]
     output: PathBuf,
     /// What to say
-    #[arg(long, default_value = "The weather is lovely today, and the launch thread waits for nobody.")]
+    #[arg(long, default_value = "The weather is lovely today, and the launch thread never waits.")]
     text: String,
     /// Requests at once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -92,7 +92,7 @@ pub async fn execute(args: TraceArgs, embedded: Option<EmbeddedFiles>) -> anyhow
     Ok(())
 }
 
-/// Speaks in this process and writes what went on.
+/// Speaks in this process and writes the trace of it.
 async fn record(args: &TraceArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let model = ModelArgs { config: args.config.clone(), checkpoint: args.checkpoint.clone(), set: args.set.clone() };
     let mut config = model.resolve()?;
@@ -149,7 +149,7 @@ async fn speak_all(args: &TraceArgs, service: &Arc<dyn Service>) -> anyhow::Resu
 }
 
 async fn speak(service: &dyn Service, request: SpeechRequest) -> anyhow::Result<()> {
-    // Whatever is refused here is what the user typed.
+    // A refusal is about what the user typed.
     let mut stream = service.speak(request).await.map_err(|error| Usage(error.to_string()))?;
     while let Some(event) = stream.next().await {
         match event {
@@ -187,7 +187,7 @@ async fn fetch(base: &str, seconds: f64, output: &Path) -> anyhow::Result<()> {
     file.finish()
 }
 
-/// A file that takes its name when it is complete, and leaves nothing behind if it never is.
+/// A file that gets its name when it is complete, and leaves nothing behind if it never is.
 struct Unfinished {
     writer: BufWriter<File>,
     partial: PathBuf,

@@ -114,5 +114,5 @@ fn a_server_does_not_listen_for_strangers_unasked() {
     omni(["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80"]).run().exits(2).shows("server.listen");
     let open =
         ["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80", "--set", "server.allow_anonymous=true"];
-    omni(open).run().succeeds().shows("reachable from outside, by anybody");
+    omni(open).run().succeeds().shows("reachable from outside, without a key");
 }

@@ -1,12 +1,12 @@
-//! How many streams can be carried in real time.
+//! How many streams the server carries in real time.
 //!
-//! Optimistic until streams are late. Then what the engine made in that time tells how many it could have carried: with
-//! fewer streams it makes at most as much, so `n` of them are carried only if `n` seconds of speech per second were made.
-//! It goes up again one by one, and the more slowly the more often that was too much.
+//! Optimistic until streams are late. Then the speech that the engine made in that window tells how many it could have
+//! carried: with fewer streams it makes at most as much, so it carries `n` only if it made `n` seconds of speech per
+//! second. The limit then rises again one by one, and the more slowly the more often that was too much.
 
 use std::time::Duration;
 
-/// What is looked at together.
+/// The window in which streams are counted together.
 const WINDOW: Duration = Duration::from_secs(1);
 /// After a change: how long all has to go well at the limit before one stream more is tried, at first and at last.
 const TRIAL: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
@@ -69,7 +69,7 @@ impl Capacity {
         self.late += 1;
     }
 
-    /// What was seen in this window is void.
+    /// Discards this window.
     pub fn forget(&mut self, now: Duration) {
         (self.began, self.peak, self.made, self.late) = (now, 0, Duration::ZERO, 0);
     }
@@ -85,14 +85,14 @@ impl Capacity {
         if many(self.late, all) && self.peak > 0 {
             self.lower(self.late * 2 >= all, took, now);
         } else if self.late == 0 && self.peak >= self.now && self.now < self.most {
-            // Streams whose listeners have enough pause, so what was made is not all that could have been.
+            // Streams that are well ahead pause, so the engine could have made more than it did.
             let spare = self.carried(took) > self.now || ahead * 2 > realtime;
             if spare && now.saturating_sub(self.changed) >= self.patience {
                 self.now += 1;
                 (self.changed, self.trying) = (now, true);
             }
         } else if self.late == 0 && took > TRIAL.1 {
-            // Nobody came for a long time: whatever was too much may have passed.
+            // No stream came for a long time: what slowed the machine may have passed.
             self.patience = TRIAL.0;
         }
         self.forget(now);
@@ -106,9 +106,9 @@ impl Capacity {
 
     fn lower(&mut self, plainly: bool, took: Duration, now: Duration) {
         let carried = self.carried(took);
-        // Those who came before the last change say nothing against what has been allowed since.
+        // Streams from before the last change say nothing against the limit since.
         let highest = if self.peak > self.now { self.now } else { self.peak.saturating_sub(1) };
-        // Where it is not plain, a window says less than those before it.
+        // A window without a clear result says less than the windows before it.
         let lowest = if plainly { 1 } else { highest * 3 / 4 };
         let lowered = carried.clamp(lowest.min(highest), highest).max(1);
         if lowered < self.now {

@@ -1,8 +1,9 @@
-//! Who is let in: only those who can be expected to hear in time, and nobody at the cost of a tenant's share.
+//! Admission: which requests the server accepts. It accepts a stream only if it expects the stream to be in time, and
+//! never at the cost of another tenant's fair share.
 //!
-//! Nobody waits in a queue: whoever is not let in is told at once, with the time at which to try again. Three things
-//! decide, in this order: what the tenant may have at most (`shares`), how many streams can be carried (`capacity`),
-//! and how soon a first sound would come (`ttfa`).
+//! No request waits in a queue: the server refuses at once, and tells the client when to try again. Three things
+//! decide, in this order: what the tenant may have at most (`shares`), how many streams the server carries
+//! (`capacity`), and how soon a first sound would come (`ttfa`).
 
 mod capacity;
 mod shares;
@@ -19,36 +20,36 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use ttfa::TtfaPredictor;
 
-/// Silence in a stream that a player's buffer hides; more of it is a broken promise.
+/// Silence in a stream that a player's buffer hides; a stream with more of it has missed its SLO.
 pub const BUFFERED: Duration = Duration::from_millis(200);
-/// A stream that has so much more than was listened to yet is in no danger.
+/// A stream that is so far ahead of its listener is in no danger.
 const WELL_AHEAD: Duration = Duration::from_secs(1);
-/// A client that was told when to come again is expected for so long after that.
+/// For so long after the advised time the server expects a refused client to come again.
 const PUNCTUAL: Duration = Duration::from_secs(2);
-/// The longest wait that is advised: what is further away is not known.
+/// The longest wait that a refusal advises: what happens after it is not known.
 const LONGEST_ADVICE: Duration = Duration::from_secs(60);
 
-/// What a request was promised.
+/// The service level of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Slo {
-    /// Nothing: it takes what others leave.
+    /// No deadline: it gets the time that other streams leave.
     #[default]
     BestEffort,
-    /// Somebody listens: the first sound within this time, and from then on sound in real time.
+    /// A person listens: the first sound within this time, and from then on sound in real time.
     Realtime(Duration),
 }
 
-/// What is being asked for.
+/// What admission knows of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// By whom.
+    /// The tenant that sends it.
     pub tenant: Tenant,
-    /// With what promise.
+    /// Its service level.
     pub slo: Slo,
-    /// Whether speech follows its text alone, so that when it comes says something about this server. Not so where the
-    /// text is still being written.
+    /// Whether the time to its first sound tells how fast this server is. It does not where the client is still writing
+    /// the text.
     pub steady: bool,
-    /// Whether an answer has to be thought of first: first sounds of these are another population.
+    /// Whether the thinker has to answer first: first sounds of chats are another population.
     pub chat: bool,
 }
 
@@ -56,14 +57,14 @@ pub struct Asked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// Why somebody was not let in.
+/// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// Every place is taken.
     Places,
     /// With one stream more, deadlines would be missed.
     Streams {
-        /// How many can be carried.
+        /// How many the server carries.
         capacity: usize,
     },
     /// The first sound would come after its deadline.
@@ -73,13 +74,13 @@ pub enum Reason {
         /// When it has to.
         deadline: Duration,
     },
-    /// Others want their share of the places, and this tenant has its own.
+    /// This tenant has its fair share of the places, and other tenants ask for theirs.
     Share,
     /// As many as this tenant may have at once.
     OwnPlaces(usize),
     /// As many as this tenant may have in a minute.
     OwnRate(u32),
-    /// It was promised nothing, and others wait who were.
+    /// It has no deadline, and the server expects requests that have one.
     Yields,
 }
 
@@ -98,7 +99,7 @@ impl Reason {
     }
 }
 
-/// Not let in.
+/// A refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// Why.
@@ -107,18 +108,18 @@ pub struct Refusal {
     pub retry_after: Duration,
 }
 
-/// How things stand.
+/// What admission tells of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct AdmissionStatus {
-    /// Streams that can be carried.
+    /// Streams that the server carries in real time.
     pub capacity: usize,
-    /// Requests that have a place.
+    /// Requests that have a permit.
     pub held: usize,
-    /// Of those, how many somebody listens to.
+    /// How many of those have a deadline.
     pub realtime: usize,
 }
 
-/// What became of a promise.
+/// Whether a stream met its SLO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// The first sound came in time; `None` if there was none to come.
@@ -132,9 +133,9 @@ struct Stream {
     tenant: TenantId,
     slo: Slo,
     accepted: Duration,
-    /// First sounds that were being made when it came.
+    /// First sounds that others were waiting for when it was accepted.
     ahead: usize,
-    /// Whether its times say something about this server.
+    /// Whether its times tell how fast this server is.
     steady: bool,
     chat: bool,
     playback: Playback,
@@ -146,7 +147,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// The promise is broken at `now`: its first sound is overdue, or a player would have been silent for too long.
+    /// Whether it misses its SLO at `now`: its first sound is overdue, or its player has been silent for too long.
     fn is_late(&self, now: Duration) -> bool {
         let Slo::Realtime(deadline) = self.slo else { return false };
         if self.complete || self.waits.is_none() {
@@ -172,12 +173,12 @@ pub struct AdmissionCore {
     next: u64,
     /// How long a place was held lately, smoothed.
     held: Duration,
-    /// Until when listeners are expected who were refused for want of capacity.
+    /// Until when the server expects clients with a deadline that it refused for want of capacity.
     wanted: Duration,
 }
 
 impl AdmissionCore {
-    /// Nobody is there, and nothing is known: up to `most` are let in.
+    /// No stream yet, and nothing known: accepts up to `most`.
     pub fn new(most: usize, by_deadlines: bool) -> AdmissionCore {
         AdmissionCore {
             most,
@@ -192,7 +193,7 @@ impl AdmissionCore {
         }
     }
 
-    /// Lets a request in, or says why not and when to come again.
+    /// Accepts a request, or says why not and when to come again.
     ///
     /// # Errors
     /// The refusal.
@@ -225,7 +226,7 @@ impl AdmissionCore {
             return Err(refusal);
         }
         if matches!(asked.slo, Slo::Realtime(_)) {
-            // Whoever was expected may have been this one.
+            // This may be the client that was expected.
             self.wanted = Duration::ZERO;
         }
         self.shares.takes(&asked.tenant, now);
@@ -258,8 +259,8 @@ impl AdmissionCore {
         }
     }
 
-    /// Sound of this length reached its reader. What lay there before the reader asked for it came earlier than now, so
-    /// it says nothing about lateness.
+    /// Sound of this length reached its reader. Sound that lay there before the reader asked for it says nothing about
+    /// lateness.
     pub fn heard(&mut self, ticket: Ticket, length: Duration, now: Duration) {
         let Some(stream) = self.streams.get_mut(&ticket) else { return };
         let waited = stream.waits.take().is_some();
@@ -283,7 +284,7 @@ impl AdmissionCore {
         }
     }
 
-    /// A place is given back; tells whether the promise was kept.
+    /// The stream has ended. Returns whether it met its SLO; `None` where it had none.
     pub fn left(&mut self, ticket: Ticket, now: Duration) -> Option<Kept> {
         self.look(now);
         let stream = self.streams.remove(&ticket)?;
@@ -296,26 +297,26 @@ impl AdmissionCore {
         Some(Kept { first_sound: in_time, playback })
     }
 
-    /// A stage went down and came up again: what was seen meanwhile says nothing about load.
+    /// A stage was restarted: the times of that while say nothing about load.
     pub fn disturbed(&mut self, now: Duration) {
         self.streams.values_mut().for_each(|stream| stream.steady = false);
         self.capacity.forget(now);
     }
 
-    /// How things stand.
-    pub fn standing(&self) -> AdmissionStatus {
+    /// The status now.
+    pub fn status(&self) -> AdmissionStatus {
         let realtime = self.streams.values().filter(|stream| stream.slo != Slo::BestEffort).count();
         let capacity = if self.by_deadlines { self.capacity.now() } else { self.most };
         AdmissionStatus { capacity, held: self.streams.len(), realtime }
     }
 
-    /// The places that there are for a request of this kind.
+    /// The places for a request of this service level.
     fn places(&self, slo: Slo) -> usize {
-        let nobody_listens = self.streams.values().all(|stream| stream.slo == Slo::BestEffort);
+        let no_deadlines = self.streams.values().all(|stream| stream.slo == Slo::BestEffort);
         match slo {
             _ if !self.by_deadlines => self.most,
-            // Where nobody listens, nobody can hear too late.
-            Slo::BestEffort if nobody_listens => self.most,
+            // Where no stream has a deadline, none can miss it.
+            Slo::BestEffort if no_deadlines => self.most,
             _ => self.capacity.now(),
         }
     }
@@ -331,7 +332,7 @@ impl AdmissionCore {
         self.streams.values().filter(to_come).count()
     }
 
-    /// What deadlines have against one stream more.
+    /// The refusal of a stream that would miss its deadline, or would make others miss theirs.
     fn deadline(&self, asked: &Asked, now: Duration, advice: Duration) -> Option<Refusal> {
         let Slo::Realtime(deadline) = asked.slo else {
             let left = self.wanted.saturating_sub(now);
@@ -339,7 +340,7 @@ impl AdmissionCore {
         };
         let sounds = &self.ttfa[usize::from(asked.chat)];
         if self.streams.is_empty() {
-            // Whoever comes to an idle server finds out what it can do, unless that is known to be far from enough.
+            // The first stream of an idle server finds out how fast it is, unless it is known to be far too slow.
             let expected = sounds.expect(0, now).filter(|expected| *expected > deadline * 2)?;
             return Some(Refusal { reason: Reason::FirstSound { expected, deadline }, retry_after: ttfa::FORGETS });
         }
@@ -350,7 +351,7 @@ impl AdmissionCore {
             let reason = Reason::FirstSound { expected, deadline };
             return Some(Refusal { reason, retry_after: (expected - deadline).max(advice) });
         }
-        // Some hear too late at this moment, whatever was learned.
+        // Streams that are late at this moment count, whatever was learned before.
         let steady = self.streams.values().filter(|stream| stream.steady && stream.slo != Slo::BestEffort);
         let (all, late) = steady.fold((0, 0), |(all, late), stream| {
             (all + 1, late + usize::from(!stream.complete && stream.waits.is_some() && stream.is_late(now)))
@@ -359,7 +360,7 @@ impl AdmissionCore {
         capacity::many(late, all).then_some(Refusal { reason, retry_after: advice })
     }
 
-    /// Draws conclusions from what has been seen.
+    /// Learns the capacity from the streams as they are now.
     fn look(&mut self, now: Duration) {
         let (mut realtime, mut ahead) = (0, 0);
         for stream in self.streams.values_mut().filter(|stream| stream.steady && stream.slo != Slo::BestEffort) {

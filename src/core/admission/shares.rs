@@ -1,35 +1,35 @@
-//! What each tenant may have while places are scarce.
+//! Fair shares: how many places each tenant may have while places are scarce.
 //!
-//! Free places are for whoever comes. But a tenant that has its share takes no place that somebody else wants who has
-//! less than theirs: those who were refused a place lately, each as many as they were refused, and one place for all who
-//! were here lately, so that a burst is refused before its tenants are.
+//! Any tenant may take a free place. But a tenant that has its share takes no place that the server keeps for a tenant
+//! with less than its own: as many places as that tenant was refused lately, and one place for all tenants that were
+//! here lately, so that the server refuses a burst before it refuses the other tenants.
 
 use super::Reason;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-/// Who was here within this time counts as there.
+/// A tenant that was here within this time counts as there.
 const AROUND: Duration = Duration::from_secs(10);
-/// Most tenants that are remembered without a place of theirs: those who were here last.
+/// Most tenants without a place that are remembered: those that were here last.
 const REMEMBERED: usize = 4096;
 
-/// Who asks.
+/// Who a tenant is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TenantId {
     /// This process.
     #[default]
     Own,
-    /// Whoever has the key of this number.
+    /// The client with the key of this number.
     Key(u32),
-    /// Whoever comes from this address (IPv6: from its /64 network).
+    /// All clients at this address (IPv6: of its /64 network).
     Address(IpAddr),
 }
 
-/// Who asks, and what they may have.
+/// A tenant, and what it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenant {
-    /// Who.
+    /// Which tenant.
     pub id: TenantId,
     /// Share of the places, against the weights of the others.
     pub weight: u32,
@@ -104,7 +104,7 @@ impl Shares {
         }
     }
 
-    /// It was refused a place that it will come for until `expected`.
+    /// It was refused a place, and is expected to ask again until `expected`.
     pub fn wants(&mut self, tenant: &Tenant, places: usize, expected: Duration) {
         if let Some(own) = self.tenants.get_mut(&tenant.id) {
             own.wanted = (own.wanted + 1).min(places);
@@ -141,7 +141,7 @@ impl Shares {
         }
         if self.tenants.len() > REMEMBERED {
             let away = self.tenants.iter().filter(|(id, state)| state.held == 0 && **id != tenant.id);
-            // Keys are few, and what they have used of their rate must not be forgotten.
+            // Keys are few, and what each has used of its rate must not be forgotten.
             let away = away.filter(|(id, _)| !matches!(id, TenantId::Key(_)));
             if let Some(oldest) = away.min_by_key(|(_, state)| state.seen).map(|(id, _)| *id) {
                 self.tenants.remove(&oldest);
@@ -149,7 +149,7 @@ impl Shares {
         }
     }
 
-    /// Of everybody who is there.
+    /// The weights of all tenants that are there.
     fn weights(&self, now: Duration) -> u64 {
         self.there(now).map(|(_, state)| u64::from(state.weight)).sum()
     }

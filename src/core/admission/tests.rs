@@ -19,7 +19,7 @@ fn asked(slo: Slo) -> Asked {
     Asked { tenant: Tenant::default(), slo, steady: true, chat: false }
 }
 
-/// Speech in chunks of 80 ms, shared out evenly, never faster than `rate` together; whoever listens reads at once.
+/// Speech in chunks of 80 ms, shared out evenly, never faster than `rate` together; listeners read at once.
 struct Paper {
     core: AdmissionCore,
     rate: f64,
@@ -65,7 +65,7 @@ impl Paper {
         }
     }
 
-    /// Somebody asks every `every`; tells how many were let in.
+    /// A client asks every `every`; returns how many were accepted.
     fn crowd(&mut self, every: Duration, lasting: Duration, slo: Slo) -> usize {
         let until = self.now + lasting;
         let mut next = self.now;
@@ -87,7 +87,7 @@ fn in_time(kept: &[Kept]) -> f64 {
 }
 
 #[test]
-fn four_times_the_load_is_carried_by_those_who_are_let_in() {
+fn under_four_times_the_load_accepted_streams_are_in_time() {
     let mut paper = Paper::new(64, 6.0);
     // 6 s of speech per second in pieces of 4 s: 1.5 requests per second can be served, 6 come.
     paper.crowd(ms(166), ms(10_000), LISTENED);
@@ -95,27 +95,27 @@ fn four_times_the_load_is_carried_by_those_who_are_let_in() {
     let admitted = paper.crowd(ms(166), ms(60_000), LISTENED);
     assert!(in_time(&paper.kept) > 0.95, "only {} of those let in heard in time", in_time(&paper.kept));
     assert!(admitted > 60, "only {admitted} were let in where 90 could have been");
-    let standing = paper.core.standing();
-    assert!((4..=7).contains(&standing.capacity), "{standing:?}");
+    let status = paper.core.status();
+    assert!((4..=7).contains(&status.capacity), "{status:?}");
 }
 
 #[test]
-fn a_machine_that_carries_all_refuses_nobody() {
+fn a_machine_that_carries_all_refuses_no_request() {
     let mut paper = Paper::new(16, 40.0);
     let admitted = paper.crowd(ms(300), ms(20_000), LISTENED);
     assert_eq!(admitted, 67);
     assert_eq!(in_time(&paper.kept), 1.0);
-    assert_eq!(paper.core.standing().capacity, 16);
+    assert_eq!(paper.core.status().capacity, 16);
 }
 
 #[test]
 fn what_was_learned_under_load_is_unlearned_when_the_machine_is_faster() {
     let mut paper = Paper::new(16, 3.0);
     paper.crowd(ms(200), ms(20_000), LISTENED);
-    assert!(paper.core.standing().capacity <= 4);
+    assert!(paper.core.status().capacity <= 4);
     paper.rate = 40.0;
     paper.crowd(ms(20), ms(120_000), LISTENED);
-    assert!(paper.core.standing().capacity >= 12, "{:?}", paper.core.standing());
+    assert!(paper.core.status().capacity >= 12, "{:?}", paper.core.status());
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn the_limit_does_not_flap() {
     let mut seen = Vec::new();
     for _ in 0..60 {
         paper.crowd(ms(166), ms(1000), LISTENED);
-        seen.push(paper.core.standing().capacity);
+        seen.push(paper.core.status().capacity);
     }
     let changes = seen.windows(2).filter(|pair| pair[0] != pair[1]).count();
     assert!(changes <= 20, "{seen:?}");
@@ -143,18 +143,18 @@ fn a_restart_is_no_overload() {
     paper.rate = 40.0;
     paper.core.disturbed(paper.now);
     paper.crowd(ms(300), ms(5000), LISTENED);
-    assert_eq!(paper.core.standing().capacity, 16);
+    assert_eq!(paper.core.status().capacity, 16);
 }
 
 #[test]
-fn who_was_promised_nothing_fills_the_machine_and_yields() {
+fn best_effort_requests_fill_the_machine_and_yield() {
     let mut paper = Paper::new(8, 3.0);
     for _ in 0..8 {
         paper.ask(Slo::BestEffort, 8.0).unwrap();
     }
     let full = paper.ask(Slo::BestEffort, 8.0).unwrap_err();
     assert_eq!(full.reason, Reason::Places);
-    // The first place that becomes free is for whoever listens, though others ask more often.
+    // The first free place goes to a stream with a deadline, though requests without one ask more often.
     let mut patient = 0;
     for step in 0.. {
         if step % 100 == 0 && paper.ask(LISTENED, 4.0).is_ok() {
@@ -173,7 +173,7 @@ fn who_was_promised_nothing_fills_the_machine_and_yields() {
 }
 
 #[test]
-fn nobody_is_let_in_whose_first_sound_would_come_too_late() {
+fn a_stream_whose_first_sound_would_come_too_late_is_refused() {
     let mut core = AdmissionCore::new(16, true);
     let mut now = ms(1000);
     // Each first sound takes 100 ms, one after the other.
@@ -214,7 +214,7 @@ fn a_burst_is_refused_before_its_neighbours_are() {
     let first = core.ask(&from(quiet), ms(0)).unwrap();
     core.left(first, ms(10));
     let let_in = (0..20).filter(|_| core.ask(&from(loud), ms(20)).is_ok()).count();
-    assert_eq!(let_in, 7, "one place is kept for who was here lately");
+    assert_eq!(let_in, 7, "one place is kept for a tenant that was here lately");
     assert!(core.ask(&from(quiet), ms(30)).is_ok());
 }
 
@@ -240,7 +240,7 @@ fn limits_of_a_key_hold_whatever_is_free() {
 proptest! {
     /// Everybody always wants more, some more loudly than others; places are given back at random.
     #[test]
-    fn who_always_wants_more_gets_their_share_and_nobody_starves(
+    fn a_greedy_tenant_gets_its_share_and_no_tenant_starves(
         weights in proptest::collection::vec(1..5u32, 2..6),
         places in 6..32usize,
         steps in proptest::collection::vec((0..6usize, any::<prop::sample::Index>()), 600),
@@ -260,7 +260,7 @@ proptest! {
             }
             let all: Vec<(usize, usize)> =
                 held.iter().enumerate().flat_map(|(i, own)| (0..own.len()).map(move |j| (i, j))).collect();
-            prop_assert!(all.len() <= places && all.len() == core.standing().held);
+            prop_assert!(all.len() <= places && all.len() == core.status().held);
             if step >= 300 {
                 counted += 1;
                 sums.iter_mut().zip(&held).for_each(|(sum, own)| *sum += own.len());
@@ -301,9 +301,9 @@ proptest! {
                 }
                 _ => core.disturbed(now),
             }
-            let standing = core.standing();
-            prop_assert_eq!(standing.held, tickets.len());
-            prop_assert!(standing.held <= places && (1..=places).contains(&standing.capacity));
+            let status = core.status();
+            prop_assert_eq!(status.held, tickets.len());
+            prop_assert!(status.held <= places && (1..=places).contains(&status.capacity));
         }
     }
 }

@@ -1,8 +1,8 @@
-//! When a first sound comes, by how many others are being made at that moment: a line through what was seen lately.
+//! Predicts the time to first audio from the number of first sounds that wait already: a line through recent samples.
 
 use std::time::Duration;
 
-/// What was seen so long ago counts half; after a few times as long without news nothing is known.
+/// A sample of so long ago counts half; after a few times as long without samples nothing is known.
 pub(super) const FORGETS: Duration = Duration::from_secs(20);
 /// Each sample leaves so much of the weight of those before it.
 const KEEPS: f64 = 15.0 / 16.0;
@@ -33,7 +33,7 @@ impl TtfaPredictor {
         self.at = now;
     }
 
-    /// When the next one would come with so many ahead of it; `None` if nothing is known.
+    /// When the next first sound would come with so many ahead of it; `None` if nothing is known.
     pub fn expect(&self, ahead: usize, now: Duration) -> Option<Duration> {
         if self.weight * self.remembered(now) < LEAST {
             return None;
@@ -41,7 +41,7 @@ impl TtfaPredictor {
         let (mean_x, mean_y) = (self.x / self.weight, self.y / self.weight);
         let spread = self.xx / self.weight - mean_x * mean_x;
         let slope = if spread > 1e-9 { (self.xy / self.weight - mean_x * mean_y) / spread } else { 0.0 };
-        // Nobody is served sooner for others being ahead.
+        // A queue never makes a first sound come sooner.
         let expected = mean_y + slope.max(0.0) * (ahead as f64 - mean_x);
         Some(Duration::try_from_secs_f64(expected.max(0.0)).unwrap_or(Duration::MAX))
     }

@@ -1,7 +1,7 @@
-//! Text that is handed on word by word while it is being written, with a border where a sentence ends.
+//! Gives out a text word by word while it is being written, with a border where a sentence ends.
 //!
-//! The borders are those of [`Segmenter`]; only the words before them do not wait for it. A sentence that becomes too long
-//! is cut behind a comma, or behind any word when there is none for long.
+//! The borders are those of [`Segmenter`], but words do not wait for the border behind them. A sentence that becomes
+//! too long is cut behind a comma, or behind any word when no comma comes for long.
 
 use super::Segmenter;
 
@@ -10,7 +10,7 @@ use super::Segmenter;
 pub enum TextStep {
     /// Whole words, with the white space around them.
     Words(String),
-    /// What was handed on since the last border is complete.
+    /// The words since the last border are a complete sentence.
     Border,
 }
 
@@ -19,7 +19,7 @@ pub enum TextStep {
 pub struct IncrementalText {
     max_chars: usize,
     segments: Segmenter,
-    /// Characters of the current sentence that were handed on, not counting white space.
+    /// Characters of the current sentence that were given out, not counting white space.
     given: usize,
     /// The same with white space, for the limit.
     length: usize,
@@ -49,7 +49,7 @@ impl IncrementalText {
         steps
     }
 
-    /// Ends the sentence behind its last whole word, for a writer who has paused and a listener who has heard it all.
+    /// Ends the sentence behind its last whole word: for a writer who pauses while the listener has heard everything.
     pub fn pause(&mut self) -> Option<TextStep> {
         self.segments.pause();
         (self.restart() > 0).then_some(TextStep::Border)
@@ -74,7 +74,7 @@ impl IncrementalText {
         }
     }
 
-    /// Hands on what of the sentence's begin was not handed on.
+    /// Gives out the part of `begin`, the beginning of the sentence, that was not given out yet.
     fn give(&mut self, begin: &str, steps: &mut Vec<TextStep>) {
         let mut given = self.given;
         let fresh = begin.char_indices().find(|(_, c)| {
@@ -91,7 +91,7 @@ impl IncrementalText {
         steps.push(TextStep::Words(words.to_owned()));
     }
 
-    /// Forgets the sentence; says how much of it had been handed on.
+    /// Forgets the sentence; returns how much of it was given out.
     fn restart(&mut self) -> usize {
         self.length = 0;
         std::mem::take(&mut self.given)
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_handed_on_before_their_sentence_is_whole() {
+    fn words_are_given_out_before_their_sentence_is_whole() {
         let mut text = IncrementalText::new(100);
         assert_eq!(text.push("Good mor"), [words("Good")]);
         assert_eq!(text.push("ning, ever"), [words(" morning,")]);

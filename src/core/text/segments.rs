@@ -1,4 +1,4 @@
-//! Cuts text into pieces that are spoken one after the other, while the text is still arriving.
+//! Cuts a text that may still be arriving into pieces that are spoken one after the other.
 //!
 //! A piece ends where a sentence ends; a sentence that is too long is cut at a comma, else at a space, else anywhere
 //! between two characters. The pieces do not depend on how the text was divided when it arrived: a border whose meaning
@@ -34,7 +34,7 @@ impl Segmenter {
         let mut pieces = Vec::new();
         for c in text.chars() {
             self.append(c);
-            // Long texts are worked off on the way, so that taking a piece never moves more than a few.
+            // Cutting long texts on the way bounds the characters that taking a piece moves.
             if self.buffer.len() > self.max_chars.saturating_mul(4).saturating_add(64) {
                 self.take_complete(&mut pieces);
             }
@@ -50,7 +50,8 @@ impl Segmenter {
         Some(rest).filter(|r| !r.is_empty())
     }
 
-    /// The words that are complete, for a writer who has paused inside a sentence and a listener who has nothing to hear.
+    /// Takes the words that are complete: for a writer who pauses inside a sentence while the listener has nothing to
+    /// hear.
     pub fn pause(&mut self) -> Option<String> {
         let end = self.buffer.iter().rposition(|c| c.is_whitespace())?;
         Some(self.take(end)).filter(|words| !words.is_empty())

@@ -167,7 +167,7 @@ fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
 }
 
 #[test]
-fn nothing_is_kept_that_nobody_needs() {
+fn the_journal_keeps_only_what_a_stage_can_still_need() {
     let mut journal = spoken();
     journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 100], 1, true)).unwrap();
     assert_eq!(journal.bytes(), 400);
@@ -190,8 +190,8 @@ fn a_sequence_that_fails_again_and_again_at_one_place_is_not_tried_for_ever() {
 }
 
 proptest! {
-    /// Producers that die at any moment and begin again where the journal says, or go on for a while although others have
-    /// taken their place: the consumer's log has each unit once and in order.
+    /// Producers that die at any moment and begin again where the journal says, or go on for a while although others
+    /// have taken their place: the consumer's log has each unit once and in order.
     #[test]
     fn whatever_attempts_there_are_each_unit_is_taken_once(moves in proptest::collection::vec((0..3u8, 0..4usize, 1..5u32), 1..60)) {
         let mut journal = spoken();

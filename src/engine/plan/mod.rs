@@ -1,5 +1,5 @@
-//! From a request to the sequences that it needs in each stage: everything that can be refused is refused here, before anybody
-//! has started to work.
+//! The planner: from a request to the sequences that it needs in each stage. It checks all that depends on the
+//! checkpoint, each value once, and refuses a request before any stage has started to work on it.
 
 mod omni;
 mod tts;
@@ -61,7 +61,7 @@ pub(super) struct RequestPlan {
     pub max_events: usize,
     pub sequences: Vec<(StageName, SequencePlan)>,
     pub follow: Option<FollowedText>,
-    /// Where the talker's codes are written down, if somebody wants them.
+    /// Where the ledger writes the talker's codes, for a relay that needs them.
     pub codes: Option<CodeLog>,
 }
 
@@ -76,7 +76,7 @@ pub(super) struct SequencePlan {
 }
 
 impl RequestPlan {
-    /// Says how much sound the listener still has of what went before.
+    /// Tells the scheduler how much sound of the piece before the listener still has.
     pub fn follows(&mut self, lead: Duration) {
         for (_, sequence) in &mut self.sequences {
             sequence.params.lead = lead;
@@ -91,13 +91,13 @@ impl SequencePlan {
         Admission { request, params, spec, deliver: self.deliver, from: Resume::default() }
     }
 
-    /// Whether it makes up what it says.
+    /// Whether it samples its tokens.
     pub fn samples(&self) -> bool {
         matches!(&self.spec, SequenceSpec::Thinker(sequence) if sequence.mode == ThinkerMode::Sample)
     }
 }
 
-/// Text that enters the first stage, given and not sampled.
+/// Text that enters the first stage as given, not sampled.
 pub(super) struct FollowedText {
     pub tokens: Vec<u32>,
     /// Whether nothing follows.
@@ -139,7 +139,7 @@ pub(super) struct SpeechOptions {
     pub seed: u64,
 }
 
-/// Who speaks, as the family knows it.
+/// The voice, as the family knows it.
 #[derive(Clone, Debug)]
 pub(super) enum SpeechVoice {
     /// The codec id of a speaker.
@@ -173,7 +173,7 @@ impl Planner {
         }
     }
 
-    /// Checks everything about a speech request but its text. `print` is the voice that the client brought, encoded.
+    /// Checks everything about a speech request but its text. `print` is the voice that the client gives, encoded.
     pub fn speech_options(
         &self,
         params: &SpeechParams,
@@ -234,7 +234,7 @@ impl Common {
             let message = format!("the prompt of the speech has {positions} positions, more than the model can take");
             return Err(SubmitError::Invalid { param: "input", message });
         }
-        // The vocoder goes on from what the talker goes on from.
+        // The vocoder begins with the same reference as the talker.
         let vocoder = VocoderSpec { context: prompt.reference().cloned(), goes_on: false };
         let sequence = TalkerSpec {
             prompt,
@@ -316,7 +316,7 @@ fn positive(param: &'static str, value: Option<u32>) -> Result<Option<u32>, Subm
     }
 }
 
-/// A seed that nobody asked for. Below 2^53, so that it survives JSON in every client.
+/// The seed of a request that gives none. Below 2^53, so that it survives JSON in every client.
 pub(super) fn random_seed() -> u64 {
     RandomState::new().build_hasher().finish() >> 11
 }

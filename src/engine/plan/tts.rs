@@ -19,16 +19,16 @@ pub(crate) struct TtsPlanner {
 /// All that a prompt says besides the text.
 #[derive(Clone, Debug)]
 pub(crate) struct TtsVoice {
-    speaker: Who,
+    speaker: TtsSpeaker,
     language: Option<String>,
     instructions: Option<String>,
     non_streaming: Option<bool>,
 }
 
 #[derive(Clone, Debug)]
-enum Who {
+enum TtsSpeaker {
     Unnamed,
-    /// Described, and heard before.
+    /// Described, with a piece that it has spoken.
     Continued(Reference),
     Named(String),
     Cloned {
@@ -46,7 +46,7 @@ impl TtsPlanner {
         voice: &TtsVoice,
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
-        let prompt = self.prompter.prompt(&voice.says(text)).map_err(|error| refuse(&error))?;
+        let prompt = self.prompter.prompt(&voice.request(text)).map_err(|error| refuse(&error))?;
         let sequences = common.speech_sequences(prompt.prompt, options)?;
         let used = prompt.tokens.len() as u32;
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
@@ -54,7 +54,7 @@ impl TtsPlanner {
 
     /// A text that is spoken while it is being written.
     pub fn stream(&self, voice: &TtsVoice) -> Result<TtsStream, SubmitError> {
-        self.prompter.stream(&voice.says("")).map_err(|error| refuse(&error))
+        self.prompter.stream(&voice.request("")).map_err(|error| refuse(&error))
     }
 
     /// The sequences of such a text, when it has begun; unless it has `ended`, more tokens follow.
@@ -71,7 +71,7 @@ impl TtsPlanner {
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens, ended }, options))
     }
 
-    /// Checks what a request asks of this checkpoint. `print` is the voice that the client brought, encoded.
+    /// Checks what a request asks of this checkpoint. `print` is the voice that the client gives, encoded.
     pub fn voice(&self, params: &SpeechParams, print: Option<&Voiceprint>) -> Result<TtsVoice, SubmitError> {
         let task = self.config.variant;
         if let Some(asked) = params.task.filter(|asked| *asked != task) {
@@ -84,12 +84,14 @@ impl TtsPlanner {
                     .reference
                     .as_ref()
                     .map(|spoken| Reference { text: Arc::clone(&spoken.text), codes: Arc::clone(&spoken.codes) });
-                Who::Cloned { x_vector: Arc::clone(&print.x_vector), reference }
+                TtsSpeaker::Cloned { x_vector: Arc::clone(&print.x_vector), reference }
             }
-            (None, VoiceChoice::Embedding(x_vector)) => Who::Cloned { x_vector: Arc::clone(x_vector), reference: None },
-            (None, VoiceChoice::Named { name, .. }) => Who::Named(name.clone()),
-            (None, VoiceChoice::Default) => self.default_voice.clone().map_or(Who::Unnamed, Who::Named),
-            // Nobody encoded it: this checkpoint has no encoders.
+            (None, VoiceChoice::Embedding(x_vector)) => {
+                TtsSpeaker::Cloned { x_vector: Arc::clone(x_vector), reference: None }
+            }
+            (None, VoiceChoice::Named { name, .. }) => TtsSpeaker::Named(name.clone()),
+            (None, VoiceChoice::Default) => self.default_voice.clone().map_or(TtsSpeaker::Unnamed, TtsSpeaker::Named),
+            // It was not encoded, because this checkpoint has no encoders.
             (None, VoiceChoice::Clone(_)) => return Err(refuse(&TtsPromptError::NoCloning(task))),
         };
         let voice = TtsVoice {
@@ -98,7 +100,7 @@ impl TtsPlanner {
             instructions: params.instructions.clone(),
             non_streaming: params.non_streaming,
         };
-        match (self.prompter.stream(&voice.says("")), &params.voice) {
+        match (self.prompter.stream(&voice.request("")), &params.voice) {
             (Ok(_), _) => Ok(voice),
             (Err(error @ TtsPromptError::Voice(_)), VoiceChoice::Embedding(_)) => {
                 Err(SubmitError::Invalid { param: "speaker_embedding", message: error.to_string() })
@@ -114,23 +116,26 @@ impl TtsVoice {
         self.non_streaming == Some(true)
     }
 
-    /// Whether a text of several pieces would be spoken by somebody else in each: a description fits many voices.
+    /// Whether each piece of a text could get another voice: many voices fit a description.
     pub fn may_change(&self) -> bool {
-        matches!(self.speaker, Who::Unnamed)
+        matches!(self.speaker, TtsSpeaker::Unnamed)
     }
 
     /// The voice that spoke `text` as `codes`, for the pieces that follow.
     #[must_use]
-    pub fn that_said(&self, text: &str, codes: &[u32]) -> TtsVoice {
-        TtsVoice { speaker: Who::Continued(Reference { text: text.into(), codes: codes.into() }), ..self.clone() }
+    pub fn continued(&self, text: &str, codes: &[u32]) -> TtsVoice {
+        TtsVoice {
+            speaker: TtsSpeaker::Continued(Reference { text: text.into(), codes: codes.into() }),
+            ..self.clone()
+        }
     }
 
-    fn says<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {
+    fn request<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {
         let speaker = match &self.speaker {
-            Who::Unnamed => Speaker::Unnamed,
-            Who::Continued(before) => Speaker::Continued(before.clone()),
-            Who::Named(name) => Speaker::Named(name),
-            Who::Cloned { x_vector, reference } => {
+            TtsSpeaker::Unnamed => Speaker::Unnamed,
+            TtsSpeaker::Continued(before) => Speaker::Continued(before.clone()),
+            TtsSpeaker::Named(name) => Speaker::Named(name),
+            TtsSpeaker::Cloned { x_vector, reference } => {
                 Speaker::Cloned { x_vector: Arc::clone(x_vector), reference: reference.clone() }
             }
         };

@@ -80,7 +80,8 @@ impl Encoder {
         }
     }
 
-    /// Tells encoders apart by what they do: two with the same answer to a second of a rising tone have the same weights.
+    /// Tells encoders apart by what they do: two with the same answer to a second of a rising tone have the same
+    /// weights.
     pub fn fingerprint(&self) -> Result<[u8; 32], VoiceError> {
         let tone = |i: u32| {
             let t = f64::from(i) / f64::from(SAMPLE_RATE);

@@ -1,8 +1,8 @@
 //! How a voice is kept: one file per voice, written whole or not at all.
 //!
-//! `OMNV`, version (u16), length of the body (u64), CRC-32 of the body (u32), all little-endian, then the body in bincode.
-//! A file is written beside its place, flushed to the disk and renamed, so whatever happens to the process, a voice is
-//! there with all it has or not there.
+//! `OMNV`, version (u16), length of the body (u64), CRC-32 of the body (u32), all little-endian, then the body in
+//! bincode. A file is written beside its place, flushed to the disk and renamed, so whatever happens to the process, a
+//! voice is there with all it has or not there.
 
 use omni_fault::{FaultKind, FaultSite};
 use std::fs::File;
@@ -47,7 +47,7 @@ pub(super) fn path_of(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{hex}.{ENDING}"))
 }
 
-/// Makes the folder if it is not there: readable for nobody else, for in it are recordings of people.
+/// Makes the folder if it is not there, readable for this user alone: it holds recordings of people.
 pub(super) fn make_folder(folder: &Path) -> io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);

@@ -1,7 +1,7 @@
 //! Voices that clients bring: encoded once, kept on disk if they are to stay, found by name.
 //!
-//! What a recording becomes depends on its bytes and its transcript alone, and is cached under their hash, never under a
-//! name or label of a request.
+//! What a recording becomes depends on its bytes and its transcript alone, and is cached under their hash, never under
+//! a name or label of a request.
 
 mod encoder;
 mod file;
@@ -87,7 +87,7 @@ impl Voices {
             .fingerprint()
             .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;
         let mut state = State::default();
-        // A folder that is not there is made with the first voice: whoever only speaks leaves nothing behind.
+        // The first uploaded voice makes the folder: a server without uploads leaves nothing behind.
         if let Some(folder) = folder.as_ref().filter(|folder| folder.exists()) {
             let io = |source| LoadError::Io { path: folder.clone(), source };
             for path in file::list(folder).map_err(io)? {
@@ -125,7 +125,7 @@ impl Voices {
         check(&voice)?;
         let claim = Claim::new(self, voice.name.to_lowercase())?;
         let voices = Arc::clone(self);
-        // On its own: a client that leaves in the middle must not leave a voice behind that nobody knows of.
+        // In a task of its own: a client that leaves in the middle must not leave a voice behind that no list knows.
         let adding = tokio::spawn(async move {
             let keeper = Arc::clone(&voices);
             let voice = voices.take_turn(move || keeper.keep(voice)).await?;
@@ -180,7 +180,7 @@ impl Voices {
         }
         let voices = Arc::clone(self);
         self.take_turn(move || {
-            // Somebody else may have brought the same one in the meantime.
+            // Another client may have given the same one in the meantime.
             if let Some(print) = voices.lock().recall(&key) {
                 return Ok(print);
             }

@@ -1,4 +1,5 @@
-//! One request over HTTP, timed chunk by chunk. Knows only the public speech route, so that any server can be measured.
+//! One request over HTTP, timed chunk by chunk. It uses only the public speech route, so that it can measure any
+//! server.
 
 use super::server::Snapshot;
 use super::stats::{Record, Speech};
@@ -41,7 +42,7 @@ impl SpeechClient {
         Ok(SpeechClient { http, url, body, seed })
     }
 
-    /// Asks the server which model it serves, for servers that insist on a name; none if it does not tell.
+    /// Asks the server for its model's name and sends that with every request, because some servers insist on a name.
     pub async fn adopt_model(&mut self) {
         let Ok(url) = self.url.join("/v1/models") else { return };
         let Ok(answer) = self.http.get(url).send().await else { return };
@@ -51,13 +52,13 @@ impl SpeechClient {
         }
     }
 
-    /// How many requests the server takes at once, if it tells.
+    /// How many requests the server takes at once; `None` if its `/health` does not say.
     pub async fn places(&self) -> Option<usize> {
         let answer = self.http.get(self.url.join("/health").ok()?).send().await.ok()?;
         answer.json::<Value>().await.ok()?["max_requests"].as_u64().and_then(|places| places.try_into().ok())
     }
 
-    /// What the server counts, if it tells.
+    /// The server's metrics; empty if it has none.
     pub async fn metrics(&self) -> Snapshot {
         let fetch = async {
             let answer = self.http.get(self.url.join("/metrics").ok()?).send().await.ok()?;
@@ -66,8 +67,8 @@ impl SpeechClient {
         fetch.await.map(|text| Snapshot::parse(&text)).unwrap_or_default()
     }
 
-    /// Sends the `i`-th request, due at `due`, and reads it to the end. With `frames`, exactly so many are asked for, and
-    /// anything else is a failure.
+    /// Sends the `i`-th request, due at `due`, and reads it to the end. With `frames`, it asks for exactly so many
+    /// frames, and any other number is a failure.
     pub async fn speak(&self, i: usize, text: &str, frames: Option<u32>, began: Instant, due: Instant) -> Record {
         let result = self.stream(i, text, frames, due).await;
         Record { due: due.duration_since(began), result, took: due.elapsed() }
@@ -112,7 +113,7 @@ impl SpeechClient {
     }
 }
 
-/// The kind of failure, so that many alike are counted together.
+/// The kind of a failure, so that the report counts equal failures together.
 fn kind(error: &reqwest::Error) -> String {
     if error.is_timeout() {
         "timed out".to_owned()

@@ -8,11 +8,11 @@ use std::fmt;
 /// See the module. For one sequence; more sequences share the weights.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Floor {
-    /// Given, bytes per second.
+    /// Bytes per second, as given on the command line.
     pub bandwidth: f64,
     /// Bytes that a frame reads, each pass of the code predictor its own.
     pub frame_bytes: f64,
-    /// Milliseconds for these.
+    /// Milliseconds to read them.
     pub frame_ms: f64,
     /// Milliseconds if the predictor's layers were read once for all passes.
     pub once_ms: f64,

@@ -1,4 +1,15 @@
-//! `omni-actors bench`: how fast a server speaks, as its listeners hear it.
+//! `omni-actors bench`: measures how fast a server speaks, as its listeners hear it.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `plan` | which request starts when: pure |
+//! | `client` | one request over HTTP, timed chunk by chunk |
+//! | `stats` | from single requests to the figures of a level: pure |
+//! | `server` | the metrics of the server under test, before and after a level |
+//! | `overload` | more requests than a server carries |
+//! | `floor` | the least time per frame that a memory bandwidth allows: pure |
+//! | `texts` | what is spoken when the user gives no texts |
+//! | `report` | tables and JSON |
 
 mod client;
 mod floor;
@@ -35,14 +46,15 @@ use tokio::time::Instant;
 ///
 /// Streams raw PCM from the speech route of any server that has OpenAI's API and reports, per load level: time to first
 /// audio (TTFA), whole request, time per frame, requests per second, seconds of audio per second, real-time factor, and
-/// underruns of a player that starts with the first chunk; of our own server also what it counts: steps, launch bubbles,
-/// device memory. Without --url, a server is started inside this process, and shares its cores with the load.
+/// underruns of a player that starts with the first chunk. A server of this program also gives its metrics: steps,
+/// launch bubbles, device memory. Without --url, a server starts inside this process and shares its cores with the
+/// load.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors bench                                           the embedded voice, one request at a time
   omni-actors bench --concurrency 1,4,8 --requests 32         closed loop, three levels
   omni-actors bench --rate 1,2,4 --duration 30                open loop, Poisson arrivals
-  omni-actors bench --overload 4                              what is too much: who is let in, and how soon others are told
+  omni-actors bench --overload 4                              more than the server carries: what it accepts and refuses, and how soon
   omni-actors bench --url http://127.0.0.1:8080 --sweep --rates --frames 100 --rate-frames 57
                                                               1 to 128 clients, then 4 to 40 requests per second
   omni-actors bench --url http://127.0.0.1:8091 --extra '{\"max_new_tokens\":100,\"ignore_eos\":true}' --json out.json")]
@@ -55,7 +67,7 @@ pub struct BenchArgs {
     /// Closed loop: clients at once; several levels with commas
     #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1", conflicts_with = "rate")]
     concurrency: Vec<usize>,
-    /// Closed loop: requests per level, at least one per client; 16 unless said
+    /// Closed loop: requests per level, at least one per client; 16 by default
     #[arg(long, value_name = "N", conflicts_with = "rate")]
     requests: Option<usize>,
     /// Open loop: mean arrivals per second; several levels with commas
@@ -72,8 +84,9 @@ pub struct BenchArgs {
     /// Open loop: seconds during which requests arrive
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0)]
     duration: f64,
-    /// Measure what the server carries, then send --requests (1000 unless said) at so many times that rate, a tenth more
-    /// before them from which it learns, and hold it to its deadlines: fails if accepted requests hear too late, or if any is neither answered nor told to come later
+    /// Measure what the server carries, then send --requests (1000 by default) at so many times that rate, after a
+    /// tenth as many from which it learns; fails if accepted requests miss the deadline, or if a request is neither
+    /// accepted nor refused
     #[arg(long, value_name = "X", conflicts_with_all = ["rate", "rates", "sweep", "concurrency"])]
     overload: Option<f64>,
     /// Overload: when the first sound of an accepted request has to come, in seconds
@@ -85,8 +98,8 @@ pub struct BenchArgs {
     /// Open loop: the same, instead of --frames
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate_frames: Option<u32>,
-    /// Print the floor beside the figures: the time in which a device with this memory bandwidth, in bytes per second such
-    /// as 4.3e12, reads what a frame needs; with --url the model is the one of --config or --checkpoint
+    /// Print the floor beside the figures: the time in which a device with this memory bandwidth, in bytes per second
+    /// such as 4.3e12, reads what a frame needs; with --url the model is the one of --config or --checkpoint
     #[arg(long, value_name = "BYTES")]
     bandwidth: Option<f64>,
     /// One text per line, taken in turn; a list of short sentences by default
@@ -98,7 +111,7 @@ pub struct BenchArgs {
     /// Seed of the arrivals; request i is sent with this seed plus i
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Fields for every request's body, as a JSON object; they win over ours, null leaves a field out
+    /// Fields for every request's body, as a JSON object; they replace this program's fields, null leaves a field out
     #[arg(long, value_name = "JSON")]
     extra: Option<String>,
     /// Requests sent before the measurement
@@ -112,7 +125,7 @@ pub struct BenchArgs {
     json: Option<PathBuf>,
 }
 
-/// Runs the command. It fails if not a single request of a level succeeds.
+/// Runs the command. It fails if no request of a level succeeds.
 pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let loads = args.loads()?;
     let floor = args.floor(embedded)?;
@@ -198,7 +211,7 @@ impl BenchArgs {
                 .ok_or_else(|| Usage("--concurrency: must be at least 1 and at most 60000".to_owned()).into())
         };
         let open = |&rate: &f64| {
-            // The upper end keeps the list of arrivals small; nobody's server speaks that fast.
+            // The upper end keeps the list of arrivals small; no server speaks that fast.
             let fits = rate > 0.0 && rate <= 10_000.0;
             let load = Load::Open { rate, duration };
             fits.then_some(Planned { load, frames: self.rate_frames.or(self.frames) })
@@ -207,7 +220,7 @@ impl BenchArgs {
         levels.iter().map(closed).chain(rates.iter().map(open)).collect()
     }
 
-    /// What the model's size allows, if a bandwidth is given and the model is known.
+    /// The floor, if the user gives a bandwidth and the model is known.
     fn floor(&self, embedded: Option<EmbeddedFiles>) -> anyhow::Result<Option<Floor>> {
         let Some(bandwidth) = self.bandwidth else { return Ok(None) };
         let fits = bandwidth.is_finite() && bandwidth >= 1e6;
@@ -221,12 +234,12 @@ impl BenchArgs {
         }
         let config = self.model.resolve()?;
         let checkpoint = model::open(&config, embedded)?;
-        // What a server elsewhere computes in is not known here: as its config says, or as a GPU would.
+        // The element type of a server elsewhere is not known here: the config's, or the one of a GPU.
         let dtype = config.device.dtype.unwrap_or(Precision::Bf16);
         Ok(Some(Floor::new(checkpoint.family(), dtype, bandwidth)))
     }
 
-    /// What the server carries with nobody in a hurry, then more than that from those who are.
+    /// Measures what the server carries with requests that have no deadline, then sends more than that with deadlines.
     async fn overload(
         &self,
         factor: f64,
@@ -257,7 +270,7 @@ impl BenchArgs {
             "the server does not carry its own places: {:?}",
             figures.errors
         );
-        // As fast as it is made, but nobody is served faster than real time can be listened to in all places.
+        // The rate at which the server made speech for all of its places.
         let length = figures.audio_s / figures.succeeded as f64;
         let carried = Carried { requests_per_s: figures.audio_s_per_s / length, audio_s_per_s: figures.audio_s_per_s };
         let rate = carried.requests_per_s * factor;
@@ -291,7 +304,7 @@ fn positive(option: &str, seconds: f64) -> anyhow::Result<Duration> {
     duration.ok_or_else(|| Usage(format!("{option}: must be above 0 seconds")).into())
 }
 
-/// How many requests a level may have in flight; for an open loop nobody knows, so as many as arrive in 10 s.
+/// How many requests a level may have in flight; for an open loop, which has no bound, as many as arrive in 10 s.
 fn most_at_once(load: &Load) -> usize {
     match load {
         Load::Closed { concurrency, .. } => *concurrency,

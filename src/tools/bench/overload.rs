@@ -1,4 +1,5 @@
-//! More requests than a server can carry: those that it accepts must hear in time, the others be told at once. Pure.
+//! Overload: more requests than a server carries. It must serve in time what it accepts, and refuse the rest at once.
+//! Pure.
 
 use super::stats::{Distribution, Record};
 use omni_core::admission::BUFFERED;
@@ -6,10 +7,10 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Of the accepted ones, so many have to hear in time for the run to count as passed.
+/// The share of accepted requests that must be in time for the run to pass.
 const IN_TIME: f64 = 0.95;
 
-/// What a server can carry, measured.
+/// What a server carries, measured.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Carried {
     /// Requests per second.
@@ -18,39 +19,39 @@ pub struct Carried {
     pub audio_s_per_s: f64,
 }
 
-/// What came of an overload.
+/// The figures of an overload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overload {
-    /// Times what can be carried.
+    /// The rate of requests, in times of `carried`.
     pub factor: f64,
-    /// What can be.
+    /// What the server carries.
     pub carried: Carried,
-    /// Before these, while the server learned what it can carry: requests accepted, and heard in time.
+    /// Before these, while the server learned what it carries: requests accepted, and how many of them were in time.
     pub learning: (usize, usize),
     /// Requests sent.
     pub requests: usize,
     /// Requests that were answered in full.
     pub accepted: usize,
-    /// Of those, with their first sound within the deadline.
+    /// Accepted requests with their first sound within the deadline.
     pub first_sound_in_time: usize,
-    /// Of those, without more silence than a player buffers.
+    /// Accepted requests without more silence than a player buffers.
     pub played_in_time: usize,
-    /// Both.
+    /// Accepted requests with both.
     pub in_time: usize,
-    /// Requests told to come later (429).
+    /// Refused requests (429).
     pub refused: usize,
-    /// How long that took to tell, ms.
+    /// Time to the refusal, ms.
     pub refused_ms: Distribution,
     /// Time to first audio of the accepted ones, ms.
     pub ttfa_ms: Distribution,
     /// Longest silence of an accepted one, ms.
     pub worst_silence_ms: f64,
-    /// Everything else, which should not be.
+    /// All other ends of a request, of which there should be none.
     pub others: BTreeMap<String, usize>,
 }
 
 impl Overload {
-    /// Sums a run up, of which what was due before `learned` does not count. `deadline` is that of the first sound.
+    /// Sums a run up. Requests that were due before `learned` do not count. `deadline` is that of the first sound.
     pub fn of(records: &[Record], learned: Duration, factor: f64, carried: Carried, deadline: Duration) -> Overload {
         let (early, records): (Vec<_>, Vec<_>) = records.iter().partition(|record| record.due < learned);
         let ms = |time: Duration| time.as_secs_f64() * 1000.0;
@@ -85,17 +86,17 @@ impl Overload {
         }
     }
 
-    /// Whether the server kept its promises.
+    /// Whether the server met its deadlines.
     ///
     /// # Errors
     /// What it did instead.
     pub fn passed(&self) -> Result<(), String> {
         if let Some((error, times)) = self.others.iter().next() {
-            return Err(format!("{times} requests were neither answered nor told to come later: {error}"));
+            return Err(format!("{times} requests were neither accepted nor refused: {error}"));
         }
         let share = self.in_time as f64 / self.accepted.max(1) as f64;
         if self.accepted == 0 || share < IN_TIME {
-            return Err(format!("{} of {} accepted requests heard in time", self.in_time, self.accepted));
+            return Err(format!("{} of {} accepted requests were in time", self.in_time, self.accepted));
         }
         Ok(())
     }
@@ -154,6 +155,6 @@ mod tests {
         assert_eq!((broken.first_sound_in_time, broken.played_in_time, broken.in_time), (1, 1, 0));
         assert!(broken.passed().is_err());
         assert!(of(&[record(Ok((1, 1))), record(Err("timed out"))]).passed().unwrap_err().contains("timed out"));
-        assert!(of(&[record(Err("429 full"))]).passed().is_err(), "a server that refuses all serves nobody");
+        assert!(of(&[record(Err("429 full"))]).passed().is_err(), "a server that refuses all requests does not pass");
     }
 }

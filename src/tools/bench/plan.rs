@@ -24,12 +24,12 @@ pub enum Load {
     },
 }
 
-/// What a level does: the load, and how much each request says.
+/// A level: the load, and the length of each request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Planned {
     /// The load.
     pub load: Load,
-    /// Frames of every request; `None`: what the model says.
+    /// Frames of every request; `None`: as many as the model makes.
     pub frames: Option<u32>,
 }
 

@@ -8,7 +8,7 @@ use super::stats::Figures;
 use omni_config::format_bytes;
 use serde::Serialize;
 
-/// One load level and what came of it.
+/// One load level and its figures.
 #[derive(Clone, Debug, Serialize)]
 pub struct Level {
     /// The load.
@@ -18,7 +18,7 @@ pub struct Level {
     /// The figures.
     #[serde(flatten)]
     pub figures: Figures,
-    /// What the server counted meanwhile.
+    /// The change of the server's metrics meanwhile.
     pub server: ServerFigures,
 }
 
@@ -35,11 +35,11 @@ pub struct Report {
     pub texts: usize,
     /// CPU cores of this machine.
     pub cores: usize,
-    /// What the weights' size and a bandwidth allow.
+    /// The least time per frame that the size of the weights and a bandwidth allow.
     pub floor: Option<Floor>,
     /// In the order in which they ran.
     pub levels: Vec<Level>,
-    /// What came of more than can be carried, where that was asked for.
+    /// The run with more requests than the server carries, where the user asked for it.
     pub overload: Option<Overload>,
 }
 
@@ -63,10 +63,10 @@ const STAGE_HEAD: [&str; 7] =
 const BUCKET_HEAD: [&str; 4] = ["load", "captured sequences", "frames", "device p50/p99 ms"];
 
 impl Report {
-    /// Markdown tables, so that they can be pasted: what listeners heard, with errors below it, and what the server
-    /// counted, if it told.
+    /// Markdown tables, ready to paste: what listeners heard, with errors below it, and the metrics of the server,
+    /// where it has any.
     pub fn table(&self) -> String {
-        let mut text = table(&HEAD, self.levels.iter().map(|level| sequence(level).to_vec()));
+        let mut text = table(&HEAD, self.levels.iter().map(|level| row(level).to_vec()));
         for level in &self.levels {
             for (error, times) in &level.figures.errors {
                 text += &format!("{}: {times} x {error}\n", name(level));
@@ -113,10 +113,10 @@ impl Report {
 }
 
 /// A Markdown table with columns of even width.
-pub fn table(head: &[&str], sequences: impl IntoIterator<Item = Vec<String>>) -> String {
+pub fn table(head: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut all = vec![head.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>()];
-    all.extend(sequences);
-    let width = |column: usize| all.iter().map(|sequence| sequence[column].chars().count()).max().unwrap_or(0);
+    all.extend(rows);
+    let width = |column: usize| all.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..head.len()).map(width).collect();
     let line = |cells: &Vec<String>| {
         let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
@@ -129,7 +129,7 @@ pub fn table(head: &[&str], sequences: impl IntoIterator<Item = Vec<String>>) ->
     text
 }
 
-fn sequence(level: &Level) -> [String; HEAD.len()] {
+fn row(level: &Level) -> [String; HEAD.len()] {
     let f = &level.figures;
     [
         name(level),

@@ -1,4 +1,4 @@
-//! What the server under test says about itself: its `/metrics`, before and after a level. Pure but for the fetching.
+//! The metrics of the server under test: the change of its `/metrics` over a level. Pure.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -9,12 +9,12 @@ pub struct Snapshot(BTreeMap<(String, Labels), f64>);
 
 type Labels = BTreeMap<String, String>;
 
-/// What happened between two snapshots.
+/// The change between two snapshots.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServerFigures {
     /// Stages that ran, upstream first as far as their names tell.
     pub stages: Vec<StageFigures>,
-    /// Captured frames by the sequences they were captured for.
+    /// Frames by the batch size of their captured graph.
     pub frames: Vec<BucketFigures>,
     /// Device memory at the end, bytes by use.
     pub device_memory_bytes: BTreeMap<String, f64>,
@@ -42,7 +42,7 @@ pub struct StageFigures {
 /// Frames of one size.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct BucketFigures {
-    /// Sequences captured for.
+    /// Batch size of the graph.
     pub sequences: u32,
     /// How many.
     pub frames: f64,
@@ -60,12 +60,12 @@ pub struct Spread {
 }
 
 impl Snapshot {
-    /// Reads Prometheus' text; lines that are something else are skipped.
+    /// Reads Prometheus' text; skips lines that are something else.
     pub fn parse(text: &str) -> Snapshot {
         Snapshot(text.lines().filter(|line| !line.starts_with('#')).filter_map(series).collect())
     }
 
-    /// What happened since `before`.
+    /// The change since `before`.
     pub fn since(&self, before: &Snapshot) -> ServerFigures {
         let change = Snapshot(
             self.0.iter().map(|(key, now)| (key.clone(), now - before.0.get(key).copied().unwrap_or(0.0))).collect(),
@@ -139,8 +139,8 @@ fn bound(text: &str) -> Option<f64> {
     if text == "+Inf" { Some(f64::INFINITY) } else { text.parse().ok() }
 }
 
-/// Of pairs (upper bound, how many are not above it), ascending. What is above the last finite bound is taken as that
-/// bound.
+/// The quantile of pairs (upper bound, how many are not above it), ascending. A value above the last finite bound
+/// counts as that bound.
 fn quantile(cumulative: &[(f64, f64)], share: f64) -> f64 {
     let wanted = cumulative.last().map_or(0.0, |last| last.1) * share;
     let (mut low, mut before) = (0.0, 0.0);
@@ -153,7 +153,7 @@ fn quantile(cumulative: &[(f64, f64)], share: f64) -> f64 {
     0.0
 }
 
-/// `name{label="value",...} number`; our server's labels hold no quotes or commas.
+/// `name{label="value",...} number`; the labels of this program hold no quotes or commas.
 fn series(line: &str) -> Option<((String, Labels), f64)> {
     let (series, value) = line.rsplit_once(' ')?;
     let (name, labels) = match series.split_once('{') {

@@ -4,7 +4,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Speech of one frame: all models that are served make 12.5 a second.
+/// Length of a frame: every supported model makes 12.5 a second.
 const FRAME: Duration = Duration::from_millis(80);
 
 /// How one request went. Times are since it was due: in an open loop, waiting for a free connection counts.
@@ -12,13 +12,13 @@ const FRAME: Duration = Duration::from_millis(80);
 pub struct Record {
     /// When it was due, since the level began.
     pub due: Duration,
-    /// What came of it.
+    /// The speech, or the error.
     pub result: Result<Speech, String>,
     /// Until its last byte or its error.
     pub took: Duration,
 }
 
-/// What a successful request brought.
+/// The speech of a successful request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Speech {
     /// Time to first audio.
@@ -32,7 +32,7 @@ pub struct Speech {
 }
 
 impl Speech {
-    /// How many frames it is long. Models that leave out the first samples still made that frame.
+    /// Its length in frames. A model that leaves out the first samples of a frame still made that frame.
     pub fn frames(&self) -> u32 {
         (self.length.as_secs_f64() / FRAME.as_secs_f64()).round() as u32
     }
@@ -134,7 +134,7 @@ impl Distribution {
     }
 }
 
-/// Of sorted values, with linear interpolation between tenants (as numpy does by default).
+/// Of sorted values, with linear interpolation between neighbours (as numpy does by default).
 fn percentile(sorted: &[f64], percent: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let place = percent / 100.0 * last as f64;

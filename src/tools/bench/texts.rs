@@ -1,4 +1,4 @@
-//! What is spoken when the user brings no texts: short everyday sentences of different lengths.
+//! What is spoken when the user gives no texts: short everyday sentences of different lengths.
 
 use anyhow::{Context, ensure};
 use std::path::Path;

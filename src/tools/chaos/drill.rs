@@ -1,4 +1,4 @@
-//! One run: listeners in a closed loop against an engine of this process, looked at while they listen.
+//! One run: listeners in a closed loop against an engine of this process, whose health the run watches.
 
 use super::inject::{Fault, Injector};
 use super::listen::{Timing, given_up, listen};
@@ -64,16 +64,16 @@ pub struct Stream {
     pub case: usize,
     /// Its name in logs.
     pub request: Option<RequestId>,
-    /// What became of it.
+    /// How it compares with the truth.
     pub verdict: Verdict,
-    /// What it was like.
+    /// Its times.
     pub timing: Timing,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Default)]
 pub struct Run {
-    /// In the order of their numbers. Streams that were cut off by the end of the run are not here.
+    /// In the order of their numbers, without the streams that the end of the run cut off.
     pub streams: Vec<Stream>,
     /// How many were begun.
     pub begun: usize,
@@ -83,7 +83,7 @@ pub struct Run {
     pub outages: Vec<Outage>,
     /// In the order of time.
     pub resources: Vec<Resources>,
-    /// All that were planned, those that were not given to the engine included.
+    /// All planned faults, those that were never given to the engine included.
     pub faults: Vec<Fault>,
     /// From its beginning to its end.
     pub took: Duration,
@@ -100,14 +100,14 @@ impl Run {
         bad.map(|bad| bad.timing.ended).min()
     }
 
-    /// How many requests a replay needs until what happened first can happen again.
+    /// How many requests a replay needs until the first bad stream can happen again.
     pub fn needed(&self) -> usize {
         let Some(first) = self.first_bad() else { return self.numbers };
         let before = self.streams.iter().filter(|stream| stream.timing.began <= first);
         before.map(|stream| stream.number + 1).max().unwrap_or(self.numbers)
     }
 
-    /// Whether something is to be complained about.
+    /// Whether a stream was bad or a stage stayed down.
     pub fn failed(&self) -> bool {
         self.given_up.is_some() || self.streams.iter().any(|stream| !stream.verdict.is_good())
     }
@@ -123,11 +123,11 @@ struct Shared {
     streams: Mutex<Vec<Stream>>,
     bad: AtomicUsize,
     done: AtomicUsize,
-    /// Nobody asks for more.
+    /// Listeners ask for no more.
     stopping: AtomicBool,
 }
 
-/// Lets listeners listen. `judge` is given what each of them heard, with the place of the request in the set.
+/// Runs the listeners. `judge` gets what each of them heard, with the place of the request in the set.
 pub async fn run(
     engine: &Engine,
     load: &Arc<Load>,
@@ -161,7 +161,7 @@ pub async fn run(
     while !listeners.is_empty() {
         tokio::select! {
             ended = listeners.join_next() => {
-                // It has lost its stream; that is not hidden.
+                // A listener that panics has lost its stream: the run reports it.
                 if let Some(Err(error)) = ended
                     && error.is_panic()
                 {
@@ -199,7 +199,7 @@ pub async fn run(
             break;
         }
     }
-    // Whoever still listens after the first bad stream is cut off.
+    // The first bad stream cuts the listeners off that still listen.
     listeners.abort_all();
     while listeners.join_next().await.is_some() {}
     run.took = shared.began.elapsed();
@@ -217,7 +217,7 @@ pub async fn run(
     Ok(run)
 }
 
-/// Which stages do, and why.
+/// The stages that stay down, and why.
 fn who_stays_down(health: EngineHealth) -> String {
     let down = health.stages.into_iter().filter(|stage| stage.state == StageState::Failed);
     let reasons = down.map(|stage| format!("{}: {}", stage.name, stage.last_reason.unwrap_or_default()));
@@ -226,7 +226,7 @@ fn who_stays_down(health: EngineHealth) -> String {
 
 impl Shared {
     async fn listener(&self, listener: usize, judge: &(impl Fn(usize, Heard) -> Verdict + Sync)) {
-        // Who asks for what does not depend on who is faster.
+        // Which listener asks for what does not depend on which one is faster.
         for number in (listener..).step_by(self.drill.listeners) {
             let enough = matches!(self.drill.until, Until::Requests(limit) if number >= limit);
             if enough || !self.wants_more(self.began.elapsed()) {
@@ -245,14 +245,14 @@ impl Shared {
             self.done.fetch_add(1, Ordering::Relaxed);
             let stream = Stream { number, case, request, verdict, timing };
             self.streams.lock().unwrap_or_else(PoisonError::into_inner).push(stream);
-            // It has asked for as long as it had patience; what is asked next would be refused as well.
+            // It has asked for as long as it had patience; the engine would refuse the next request as well.
             if refused {
                 break;
             }
         }
     }
 
-    /// Whether somebody may still ask.
+    /// Whether listeners may still ask.
     fn wants_more(&self, now: Duration) -> bool {
         let time_is_up = matches!(self.drill.until, Until::Time(limit) if now >= limit);
         !time_is_up && !self.stopping.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! Which fault when: drawn evenly from all that suits an engine, the same for the same seed. Pure.
+//! Which fault when: drawn evenly from all that an engine allows, the same for the same seed. Pure.
 
 use crate::bench::plan::uniform;
 use omni_core::ids::StageName;
@@ -19,12 +19,12 @@ pub struct Deck {
     pub places: Vec<(Option<StageName>, FaultPoint, Option<Phase>)>,
 }
 
-/// Every kind that suits an engine somewhere, with all places where it does.
+/// Every kind that an engine allows, with all places where it can happen.
 pub fn decks(suits: impl Fn(&FaultRule) -> bool) -> Vec<Deck> {
     let stages: Vec<Option<StageName>> = [None].into_iter().chain(StageName::ALL.map(Some)).collect();
     let kinds =
         FaultKind::all(DELAY).map(|kind| if kind == FaultKind::Slow(DELAY) { FaultKind::Slow(SLOW) } else { kind });
-    // Nobody drains while listeners listen, and none of them uploads a voice.
+    // The engine does not drain while listeners listen, and no listener uploads a voice.
     let phases = Phase::ALL.iter().filter(|phase| **phase != Phase::Drain).map(|phase| Some(*phase));
     let phases: Vec<Option<Phase>> = [None].into_iter().chain(phases).collect();
     let points = FaultPoint::ALL.iter().filter(|point| **point != FaultPoint::Voices);
@@ -38,8 +38,8 @@ pub fn decks(suits: impl Fn(&FaultRule) -> bool) -> Vec<Deck> {
     decks.filter(|deck| !deck.places.is_empty()).collect()
 }
 
-/// A fault every so often for so long. Kinds take turns in an order that is drawn anew for each round of all of them, and so
-/// do the places of each kind.
+/// A fault every so often for so long. Kinds take turns in an order that is drawn anew for each round of all of them,
+/// and so do the places of each kind.
 pub fn plan(decks: &[Deck], seed: u64, every: Duration, duration: Duration) -> Vec<FaultRule> {
     let mut draws = Draws { seed, next: 0 };
     let mut kinds = Shuffled::new(decks.len());

@@ -1,4 +1,4 @@
-//! Gives an engine its faults when their time has come, and knows which of them struck.
+//! Gives an engine its faults when they are due, and counts which of them struck.
 
 use omni_engine::Engine;
 use omni_fault::{FaultPlan, FaultRule, PlanError, RuleCount};
@@ -19,7 +19,7 @@ pub struct Injector {
     given: Vec<usize>,
 }
 
-/// One fault and what came of it.
+/// One fault, and how often it struck.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fault {
     /// As planned; its time is since the run began.

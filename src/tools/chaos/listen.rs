@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 /// How long a listener waits before it asks again after a refusal that will pass.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Waits between chunks that are kept: shorter ones are no news.
+/// Only longer waits between chunks are kept.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a stream was like in time. Times are since the run began.
+/// The times of a stream, since the run began.
 #[derive(Clone, Debug, Default)]
 pub struct Timing {
     /// When it was asked for.
@@ -76,7 +76,7 @@ pub async fn listen(
     }
 }
 
-/// Asks until the request is accepted: a stage that is just being restarted refuses for a moment.
+/// Asks until the engine accepts the request: while a stage restarts, the engine may refuse for a moment.
 async fn accepted(
     engine: &Engine,
     asked: impl Fn() -> Asked,
@@ -100,7 +100,7 @@ async fn accepted(
     }
 }
 
-/// Some errors carry where they were made, line by line.
+/// Some errors carry a backtrace in the lines behind the first.
 fn first_line(error: &impl std::fmt::Display) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }

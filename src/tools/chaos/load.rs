@@ -1,4 +1,4 @@
-//! What the listeners ask for: a fixed set of requests, each with its own seed, so that each answer has one truth. Pure.
+//! The requests of the listeners: a fixed set, each with its own seed, so that each response has one truth. Pure.
 
 use omni_core::ids::{Frames, StageName};
 use omni_engine::{

@@ -1,14 +1,14 @@
-//! `omni-actors chaos`: breaks a running pipeline all the time and looks whether any listener hears it.
+//! `omni-actors chaos`: injects faults into a running pipeline all the time and checks that no listener hears any.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `settings` | what a drill changes in a config |
 //! | `load`, `listen` | the requests, and one listener of one of them |
 //! | `drill` | one run of many listeners, looked at meanwhile |
-//! | `generate`, `inject` | which fault when: pure; and giving them to the engine |
-//! | `compare`, `verdict` | what was heard against what should have been: pure |
+//! | `generate`, `inject` | which fault when: pure; and the rules that inject them |
+//! | `compare`, `verdict` | what a listener heard against the undisturbed stream: pure |
 //! | `outages`, `resources` | when stages were down; memory and file descriptors |
-//! | `shrink` | which few of many faults are enough: pure |
+//! | `shrink` | which few of many faults suffice to make a run fail: pure |
 //! | `report` | tables and JSON |
 
 mod compare;
@@ -53,16 +53,16 @@ const STOPPING: Duration = Duration::from_secs(10);
 
 /// Break a running pipeline all the time and check that no listener hears it
 ///
-/// Runs a fixed set of requests undisturbed, which is the truth. Then lets listeners ask for the same requests, with the
-/// same seeds, again and again, while faults strike: actors that panic, fail, hang or are slow, frames that get lost,
-/// processes that are killed. Each stream is compared with the truth sample by sample. Prints what was injected, how
-/// streams went and how fast stages recovered; fails if anything was lost, repeated, reordered, failed or hung.
+/// Runs a fixed set of requests undisturbed, which is the truth. Then listeners ask for the same requests, with the
+/// same seeds, again and again, while faults strike: actors panic, fail, hang or are slow, edges lose frames, processes
+/// are killed. The drill compares each stream with the truth sample by sample. It prints the faults, the streams and
+/// how fast stages recovered, and fails if a stream lost, repeated or reordered anything, failed or hung.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors chaos                                         the embedded voice, a fault every 200 ms for a minute
   omni-actors chaos my.toml --streams 16 --duration 10m --report chaos.json
   omni-actors chaos --placement process --every 1s --shrink
-                                                            every stage in a process; if it fails, which fault is enough?
+                                                            every stage in a process; if it fails, which fault suffices?
   omni-actors chaos --set transfer.transport=wire           edges with frames, which get lost and damaged, too
   omni-actors chaos --plan chaos-smallest.toml --requests 12
                                                             exactly the faults of a file
@@ -70,7 +70,7 @@ docs/chaos.md explains the report.")]
 pub struct ChaosArgs {
     /// Config file; without one the embedded voice with default settings
     config: Option<PathBuf>,
-    /// For how long listeners ask for more; what they have asked for is heard to its end
+    /// For how long listeners ask for more; they hear every stream to its end
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration)]
     duration: Duration,
     /// Stop after so many requests instead of after a time
@@ -85,19 +85,19 @@ pub struct ChaosArgs {
     /// Where stages run
     #[arg(long, value_enum, default_value_t = Where::AsConfig)]
     placement: Where,
-    /// How often a fault strikes, drawn evenly from all kinds and places that suit the config
+    /// How often a fault strikes, drawn evenly from all kinds and places that the config allows
     #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = duration)]
     every: Duration,
     /// A file with `[[faults]]`: exactly these, and none that are drawn
     #[arg(long, value_name = "FILE", conflicts_with = "every")]
     plan: Option<PathBuf>,
-    /// If a stream is not what it should be: find the fewest faults that are enough for that
+    /// If a stream is not what it should be: find the fewest faults that suffice for that
     #[arg(long)]
     shrink: bool,
     /// Most runs that --shrink may take
     #[arg(long, value_name = "N", default_value_t = 60)]
     shrink_runs: usize,
-    /// Where plans are written that fail
+    /// Folder for the plans of runs that failed
     #[arg(long, value_name = "DIR", default_value = ".")]
     out: PathBuf,
     /// Also write the report as JSON
@@ -126,7 +126,7 @@ fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a duration above 0, such as 30s or 10m".to_owned())
 }
 
-/// Runs the command. It fails if a stream was not what it should have been, or a stage stayed down.
+/// Runs the command. It fails if a stream differs from the truth, or a stage stayed down.
 pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let listeners = usize::from(args.streams);
     let (mut config, set) = settings::settle(args.config.as_deref(), &args.set, args.placement, listeners)?;
@@ -289,7 +289,7 @@ impl Field {
 
     /// Looks for the fewest faults that are enough, and writes them to a file.
     async fn shrink(&self, truth: &Arc<Vec<Heard>>, failed: &Run) -> anyhow::Result<()> {
-        // What came after the first bad stream had ended did not spoil it.
+        // A fault after the end of the first bad stream did not spoil it.
         let faults = executed(failed, failed.first_bad().unwrap_or(Duration::MAX));
         let until = Until::Requests(self.args.requests.unwrap_or_else(|| failed.needed()));
         let fails = async |faults: &[FaultRule]| {

@@ -1,4 +1,4 @@
-//! When which stage was down, from what `/health` says, looked at often. Pure.
+//! When which stage was down, from frequent snapshots of the health. Pure.
 
 use omni_core::ids::StageName;
 use omni_engine::{StageHealth, StageState};
@@ -27,7 +27,7 @@ impl Outage {
     }
 }
 
-/// Puts outages together from looks.
+/// Builds outages from snapshots.
 #[derive(Clone, Debug, Default)]
 pub struct Outages {
     seen: Vec<Outage>,
@@ -44,7 +44,7 @@ struct Stage {
 }
 
 impl Outages {
-    /// One look.
+    /// Takes in one snapshot.
     pub fn look(&mut self, now: Duration, health: &[StageHealth]) {
         for stage in health {
             let known = match self.stages.iter().position(|known| known.name == stage.name) {
@@ -66,7 +66,7 @@ impl Outages {
                     known.open = Some(self.seen.len());
                     self.seen.push(Outage { stage: stage.name, from: now, to: None });
                 }
-                // It came and went between two looks.
+                // It came and went between two snapshots.
                 (true, None) if died => {
                     self.seen.push(Outage { stage: stage.name, from: self.last_look, to: Some(now) });
                 }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_was_over_before_anybody_looked_is_known_by_the_count_of_restarts() {
+    fn an_outage_between_two_snapshots_is_known_by_the_count_of_restarts() {
         let mut outages = Outages::default();
         outages.look(ms(0), &talker(StageState::Running, 3));
         outages.look(ms(5), &talker(StageState::Running, 3));

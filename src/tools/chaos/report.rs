@@ -72,7 +72,7 @@ pub struct Recovery {
     pub recovery_ms: Distribution,
 }
 
-/// A stream that is complained about.
+/// A stream that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bad {
     /// Which request of the run.
@@ -135,11 +135,11 @@ pub struct Report {
     pub given_up: Option<String>,
     /// The user ended it early.
     pub interrupted: bool,
-    /// All that is complained about.
+    /// The streams that are not as they should be.
     pub bad: Vec<Bad>,
 }
 
-/// What a report is about, as it was asked for.
+/// The settings that a report names.
 pub struct About {
     /// See [`Report::target`].
     pub target: String,
@@ -212,7 +212,7 @@ impl Report {
             (s.lost, "lost something"),
             (s.repeated, "repeated something"),
             (s.reordered, "came in another order"),
-            (s.changed, "said something else"),
+            (s.changed, "had other samples or text"),
             (s.failed, "failed"),
             (s.refused, "were refused"),
             (s.hung, "hung"),
@@ -232,15 +232,15 @@ impl Report {
     /// Markdown tables.
     pub fn tables(&self) -> String {
         let counts = |of: &BTreeMap<String, Count>| {
-            let sequences = of.iter().map(|(name, n)| vec![name.clone(), n.injected.to_string(), n.hit.to_string()]);
-            sequences.collect::<Vec<_>>()
+            let rows = of.iter().map(|(name, n)| vec![name.clone(), n.injected.to_string(), n.hit.to_string()]);
+            rows.collect::<Vec<_>>()
         };
         let mut text = table(&["fault", "injected", "hit"], counts(&self.faults_by_kind));
         text += "\n";
         text += &table(&["place", "injected", "hit"], counts(&self.faults_by_place));
         let s = &self.streams;
-        let sequence = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
-        let sequence = sequence.into_iter().chain([s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
+        let row = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
+        let row = row.into_iter().chain([s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
         text += "\n";
         text += &table(
             &[
@@ -256,15 +256,15 @@ impl Report {
                 "refused",
                 "hung",
             ],
-            [sequence],
+            [row],
         );
         let all = Recovery { outages: self.stages.values().map(|s| s.outages).sum(), recovery_ms: self.recovery_ms };
         let stages = self.stages.iter().map(|(name, stage)| (name.as_str(), stage)).chain([("all", &all)]);
-        let sequence = |(name, stage): (&str, &Recovery)| {
+        let row = |(name, stage): (&str, &Recovery)| {
             vec![name.to_owned(), stage.outages.to_string(), three(&stage.recovery_ms)]
         };
         text += "\n";
-        text += &table(&["stage", "times down", "recovery p50/p99/max ms"], stages.map(sequence));
+        text += &table(&["stage", "times down", "recovery p50/p99/max ms"], stages.map(row));
         text += "\n";
         let run = |name: &str, gaps: &Gaps, pause: String| {
             let underruns = format!("{:.1}", gaps.underruns_per_100_streams);
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_stays_down_is_a_failure_even_if_nobody_listened() {
+    fn a_stage_that_stays_down_is_a_failure_even_without_listeners() {
         let mut report = report(Vec::new());
         report.given_up = Some("talker: no memory".to_owned());
         assert_eq!(report.failure().unwrap(), "a stage stayed down: talker: no memory");

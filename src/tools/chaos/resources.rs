@@ -3,10 +3,11 @@
 use serde::Serialize;
 use std::time::Duration;
 
-/// Growth from the middle of a run to its end that is no leak: pools and caches still fill, and records of the run are kept.
+/// Growth from the middle of a run to its end that is no leak: pools and caches still fill, and records of the run are
+/// kept.
 const FORGIVEN: (f64, f64) = (0.05, 16.0 * 1024.0 * 1024.0);
 
-/// One look.
+/// One snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Resources {
     /// Since the run began, in seconds.
@@ -17,7 +18,8 @@ pub struct Resources {
     pub fds: u64,
 }
 
-/// Of this process and those with the ids `pids`. What cannot be read counts as nothing: a process may just have ended.
+/// A snapshot of this process and those with the ids `pids`. A process that cannot be read counts as nothing: it may
+/// just have ended.
 pub fn look(at: Duration, pids: impl Iterator<Item = u32>) -> Resources {
     let all = std::iter::once("self".to_owned()).chain(pids.map(|pid| pid.to_string()));
     let mut seen = Resources { at_s: at.as_secs_f64(), ..Resources::default() };
@@ -52,7 +54,8 @@ pub struct Use {
 }
 
 impl Use {
-    /// From looks in their order. Single looks swing with who is just being restarted, so ends are medians of a tenth.
+    /// From snapshots in their order. Single snapshots swing with the stage that is just being restarted, so the ends
+    /// are medians of a tenth.
     pub fn of(looks: &[Resources]) -> Use {
         let (Some(first), tenth) = (looks.first(), looks.len().div_ceil(10)) else { return Use::default() };
         let half = &looks[looks.len() / 2..];
@@ -82,7 +85,7 @@ fn median(looks: &[Resources]) -> Resources {
     Resources { at_s, rss_bytes: middle(|look| look.rss_bytes), fds: middle(|look| look.fds) }
 }
 
-/// Of the straight line with the least squares, per second.
+/// The slope of the straight line with the least squares, per second.
 fn slope(looks: &[Resources], of: fn(&Resources) -> u64) -> f64 {
     let count = looks.len() as f64;
     let mean = |values: &dyn Fn(&Resources) -> f64| looks.iter().map(values).sum::<f64>() / count;

@@ -1,4 +1,4 @@
-//! What a drill changes in a config, and what it leaves as the user wrote it.
+//! The settings that a drill changes in a config; it leaves every key that the user wrote.
 
 use crate::exit::Usage;
 use crate::model::read;
@@ -18,8 +18,8 @@ pub enum Where {
     AsConfig,
 }
 
-/// What a drill needs, unless the config says otherwise: the meltdown limit must not end it, a hang must be noticed while
-/// somebody still listens, no deadline may cut off who waits for stages that are killed all the time.
+/// What a drill needs, unless the config says otherwise: the meltdown limit must not end it, the watchdog must notice a
+/// hang while a listener still waits, and no deadline may cut off a listener that waits for a killed stage.
 const SET: [(&str, &str); 6] = [
     ("supervision.backoff", "\"1ms\""),
     ("supervision.max_backoff", "\"20ms\""),
@@ -32,7 +32,7 @@ const SET: [(&str, &str); 6] = [
 /// The config of a drill with so many listeners, and the keys that were set for it.
 ///
 /// # Errors
-/// What is wrong in the config, or a limit in it that does not let the listeners in.
+/// What is wrong in the config, or a limit in it that refuses the listeners.
 pub fn settle(
     file: Option<&Path>,
     overrides: &[Override],
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drill_is_not_ended_by_limits_that_nobody_asked_for() {
+    fn a_drill_is_not_ended_by_limits_that_the_config_does_not_set() {
         let (config, set) = drill("", &[], 40).unwrap();
         assert_eq!(config.supervision.max_restarts, 1000);
         assert_eq!(config.supervision.watchdog, Duration::from_secs(1));

@@ -1,8 +1,8 @@
-//! Delta debugging: which few of many faults are enough to make a run fail. Pure: it says what to try and is told what came
-//! of it.
+//! Delta debugging: which few of many faults suffice to make a run fail. Pure: it names the next candidate, and the
+//! caller runs it and reports the result.
 //!
-//! Zeller and Hildebrandt's ddmin. What it ends with is 1-minimal: without any single one of its members the run does not
-//! fail. Where a superset of what fails fails too, no smaller part fails at all.
+//! Zeller and Hildebrandt's ddmin. What it ends with is 1-minimal: without any single one of its members the run does
+//! not fail. Where a superset of what fails fails too, no smaller part fails at all.
 
 /// The search. Members are known by their place in the list that is shrunk.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ impl Shrinker {
     /// What to try next, ascending; `None` when nothing is left to try, or no runs are.
     pub fn candidate(&mut self) -> Option<Vec<usize>> {
         loop {
-            // Nobody's fault: a run that fails without any has been tried by whoever asks.
+            // The caller has tried a run without faults already.
             if self.runs == 0 || self.best.len() < 2 {
                 return None;
             }

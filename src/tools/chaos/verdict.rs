@@ -1,4 +1,4 @@
-//! Whether a stream was what it should have been. Pure.
+//! Whether a stream was what it should be. Pure.
 
 use super::compare::{Difference, compare};
 use omni_engine::{FinishReason, Usage};
@@ -14,7 +14,7 @@ pub enum End {
     Failed(String),
     /// It was never accepted.
     Refused(String),
-    /// Nothing came for so long, and it was given up.
+    /// Nothing came for so long that the listener gave up.
     Hung(Duration),
 }
 
@@ -39,7 +39,7 @@ pub enum Exactness {
     Length,
 }
 
-/// What became of one stream.
+/// How one stream compares with the undisturbed one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "verdict", rename_all = "lowercase")]
 pub enum Verdict {
@@ -75,7 +75,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether nothing is to be complained about.
+    /// Whether the stream was as it should be.
     pub fn is_good(&self) -> bool {
         matches!(self, Verdict::Identical | Verdict::Equal)
     }

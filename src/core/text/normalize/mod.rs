@@ -1,9 +1,10 @@
-//! Writes out in words what a small voice cannot read: digits, signs, dates, times, money and abbreviations, in English.
+//! The normalizer: spells out what a small voice cannot read: digits, signs, dates, times, money, abbreviations.
+//! English.
 //!
-//! A model of the size of the embedded voice has seen too few digits to know that `1,250` is "one thousand two hundred and
-//! fifty". Text that holds nothing of the kind comes back unchanged, so the words of a plain sentence are never touched.
-//! The rules look at one word and its tenants; where English is ambiguous they take the commoner reading (`1984` is a
-//! year, `St.` before a capital letter is "Saint").
+//! A model of the size of the embedded voice has seen too few digits to know that `1,250` is "one thousand two hundred
+//! and fifty". Text that holds nothing of the kind comes back unchanged, so the words of a plain sentence are never
+//! touched. The rules look at one word and its neighbours; where English is ambiguous they take the commoner reading
+//! (`1984` is a year, `St.` before a capital letter is "Saint").
 
 mod numbers;
 mod words;

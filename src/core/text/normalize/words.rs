@@ -15,7 +15,7 @@ pub(super) const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// Written with a full stop; said so.
+/// Written with a full stop, and the words for it.
 const STOPPED: [(&str, &str); 32] = [
     ("mr", "Mister"),
     ("mrs", "Missus"),
@@ -50,7 +50,7 @@ const STOPPED: [(&str, &str); 32] = [
     ("dec", "December"),
     ("fig", "figure"),
 ];
-/// Said so with or without a full stop.
+/// Written with or without a full stop, and the words for it.
 const ALWAYS: [(&str, &str); 10] = [
     ("e.g", "for example"),
     ("i.e", "that is"),
@@ -63,7 +63,7 @@ const ALWAYS: [(&str, &str); 10] = [
     ("asap", "as soon as possible"),
     ("vs", "versus"),
 ];
-/// Behind a number.
+/// Units behind a number, and the words for them.
 const UNITS: [(&str, &str); 22] = [
     ("km", "kilometers"),
     ("m", "meters"),
@@ -91,7 +91,7 @@ const UNITS: [(&str, &str); 22] = [
 /// Capitals that are said as a word, not letter by letter.
 const ACRONYMS: [&str; 14] =
     ["NASA", "NATO", "UNESCO", "UNICEF", "OPEC", "AIDS", "LASER", "RADAR", "SCUBA", "COVID", "RAM", "PIN", "OK", "AM"];
-/// Two-letter and three-letter words that somebody may simply have shouted.
+/// Two-letter and three-letter words that a writer may have put in capitals to shout.
 const SHOUTED: [&str; 40] = [
     "I", "A", "AN", "AS", "AT", "BE", "BY", "DO", "GO", "HE", "IF", "IN", "IS", "IT", "ME", "MY", "NO", "OF", "ON",
     "OR", "SO", "TO", "UP", "WE", "AND", "ARE", "BUT", "CAN", "FOR", "HAS", "HOW", "NOT", "NOW", "OUT", "THE", "WAS",
