@@ -1,4 +1,5 @@
-//! Every relative link and anchor of the documents resolves, and their prose is at most 120 columns wide.
+//! The documents lead where they say: every relative link and anchor resolves, the tests that they name exist, and their
+//! prose is at most 120 columns wide.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,16 +15,16 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The documents below a folder.
-fn collect(folder: &Path, into: &mut Vec<PathBuf>) {
+/// The files below a folder whose name ends so.
+fn files(folder: &Path, ending: &str, into: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let entry = entry.unwrap();
         let name = entry.file_name().into_string().unwrap();
         if entry.file_type().unwrap().is_dir() {
             if !name.starts_with('.') && !SKIPPED.contains(&name.as_str()) {
-                collect(&entry.path(), into);
+                files(&entry.path(), ending, into);
             }
-        } else if name.ends_with(".md") && !ELSEWHERE.contains(&name.as_str()) {
+        } else if name.ends_with(ending) {
             into.push(entry.path());
         }
     }
@@ -31,7 +32,8 @@ fn collect(folder: &Path, into: &mut Vec<PathBuf>) {
 
 fn documents() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    collect(root(), &mut found);
+    files(root(), ".md", &mut found);
+    found.retain(|path| !ELSEWHERE.iter().any(|name| path.ends_with(name)));
     found.push(root().join("tests/fixtures/README.md"));
     assert!(found.len() > 15, "only {} documents", found.len());
     found
@@ -90,6 +92,34 @@ fn links_resolve() {
     }
     assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
     assert!(checked > 50, "only {checked} links found");
+}
+
+#[test]
+fn tests_that_documents_name_exist() {
+    let mut sources = Vec::new();
+    for folder in ["src", "tests", "benches"] {
+        files(&root().join(folder), ".rs", &mut sources);
+    }
+    let code: String = sources.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    let mut missing = Vec::new();
+    let mut checked = 0;
+    for document in documents() {
+        let text = fs::read_to_string(&document).unwrap();
+        for (number, line) in prose(&text) {
+            for quoted in line.split('`').skip(1).step_by(2) {
+                // `module::name_of_a_test`: long names in the form of tests, no types and no wildcards.
+                let name = quoted.rsplit_once("::").map_or("", |(_, name)| name);
+                let is_test = name.matches('_').count() >= 3 && name.chars().all(|c| c.is_alphanumeric() || c == '_');
+                let is_file = quoted.starts_with("tests/") && quoted.ends_with(".rs");
+                checked += usize::from(is_test);
+                if is_test && !code.contains(&format!("fn {name}(")) || is_file && !root().join(quoted).exists() {
+                    missing.push(format!("{}:{number}: {quoted}", document.display()));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "tests that are named and do not exist:\n{}", missing.join("\n"));
+    assert!(checked > 20, "only {checked} names found");
 }
 
 #[test]

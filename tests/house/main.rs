@@ -4,5 +4,4 @@
 
 mod architecture;
 mod documents;
-mod named_tests;
 mod no_waiting;
