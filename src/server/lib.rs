@@ -3,8 +3,12 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen` | sockets: connection limit, timeouts, drain |
-//! | `app` | routes and shared state |
+//! | `listen`, `connection`, `io` | sockets: connection limit, timeouts, drain |
+//! | `routes` | every route on one page |
+//! | `api` | every object of a request, an answer or a message on one page |
+//! | `openapi` | `/openapi.json`, from those two |
+//! | `state` | what handlers share |
+//! | `auth`, `keys`, `origin` | who may use a route |
 //! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `voices` | `/v1/audio/voices` |
@@ -12,40 +16,46 @@
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
 //! | `ws`, `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
-//! | `debug`, `faults` | traces and drills, where the config lets clients have them |
-//! | `answer` | a request's events as the routes need them |
-//! | `gate` | keys: who asks |
-//! | `terms` | when an answer has to come |
+//! | `debug`, `traces`, `faults` | traces and drills, where the config lets clients have them |
+//! | `response` | a request's events as the routes need them |
+//! | `options` | when an answer has to come |
 //! | `budget` | bytes that clients have sent, together |
-//! | `sse`, `fields`, `body`, `error` | encodings |
+//! | `body`, `error`, `sse` | encodings |
+//!
+//! Arrows between them point one way: sockets to routes, routes to handlers, handlers to state and `api`.
 //!
 //! `docs/api.md` describes what a client sees.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod app;
+mod api;
 mod auth;
 mod batch;
 mod body;
 mod budget;
 mod chat;
 mod chat_request;
+mod connection;
 mod debug;
 mod error;
 mod faults;
 mod fetch;
-mod fields;
 mod io;
+mod keys;
 mod listen;
 mod meta;
+mod openapi;
 mod options;
+mod origin;
 mod reference;
 mod response;
-mod sampling;
+mod routes;
 mod speech;
 mod speech_request;
 mod sse;
+mod state;
+mod traces;
 mod voice_request;
 mod voices;
 mod ws;
