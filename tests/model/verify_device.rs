@@ -1,7 +1,7 @@
 //! Golden cases on the stages of a device. The CPU's stages stand in for one; `cuda::verify` gives the same
 //! cases to a GPU.
 
-use crate::support::golden::{BATCH, OMNI, TTS, batches_pass, passes, run};
+use crate::support::golden::{BATCH, TTS, batches_pass, passes, run};
 use candle_core::Device;
 use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
