@@ -254,11 +254,22 @@ const BLOCKS: [&str; 19] = [
     ".await",
 ];
 
-/// The files that a launch thread goes through, between the scheduler's command and the model and back.
-const LAUNCH_PATH: [&str; 6] = [
+/// The files that a launch goes through: from the outcome of a step by way of the sampler and the scheduler to the command
+/// and the model, with what either tells others on that way.
+const LAUNCH_PATH: [&str; 16] = [
     "actors/model_runner.rs",
-    "actors/completion.rs",
+    "actors/sampler/mod.rs",
+    "actors/sampler/read.rs",
+    "actors/sampler/span.rs",
+    "actors/scheduler.rs",
+    "actors/arbiter.rs",
+    "actors/queue.rs",
+    "actors/generation.rs",
+    "actors/pulse.rs",
+    "actors/handle.rs",
     "core/scheduler/mod.rs",
+    "core/scheduler/sequence.rs",
+    "engine/ledger/posts.rs",
     "fault/site.rs",
     "fault/plan.rs",
     "transfer/lease.rs",
@@ -267,16 +278,32 @@ const LAUNCH_PATH: [&str; 6] = [
 /// What there may wait: where, what, how often, and why no launch does.
 const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("actors/model_runner.rs", "turn", ".recv(", 1, "the one thing that it waits for: the scheduler's next command"),
-    ("actors/model_runner.rs", "gone", ".wait_for(", 1, "the supervisor's, who waits for the thread"),
-    ("actors/model_runner.rs", "gone", ".await", 1, "the supervisor's, who waits for the thread"),
-    ("actors/completion.rs", "drop", ".join()", 1, "the stage has ended: the model outlives the steps that are out"),
-    ("actors/completion.rs", "run", ".recv(", 1, "the completion thread, which is there to wait"),
-    ("actors/completion.rs", "step", ".wait()", 1, "the completion thread; a step that a launch has computed is there"),
+    ("actors/sampler/mod.rs", "drop", ".join()", 1, "the stage has ended: the model outlives the steps that are out"),
+    ("actors/sampler/mod.rs", "run", ".recv(", 1, "the sampler's thread, which is there to wait"),
+    ("actors/sampler/mod.rs", "step", ".wait()", 1, "the sampler's thread; a step that a launch has computed is there"),
+    ("actors/scheduler.rs", "handle", ".await", 1, "a pause that a fault plan asks for"),
+    ("actors/arbiter.rs", "join", ".lock(", 1, "once in a generation"),
+    ("actors/arbiter.rs", "plan", ".lock(", 1, "a scheduler of the same device plans: microseconds, and no lock inside"),
+    ("actors/arbiter.rs", "leave", ".lock(", 1, "the supervisor's, when a generation is gone"),
+    ("actors/arbiter.rs", "lock", ".lock(", 1, "for those above"),
+    ("actors/pulse.rs", "gone", ".wait_for(", 1, "the supervisor's, which waits for the threads"),
+    ("actors/pulse.rs", "gone", ".await", 1, "the supervisor's, which waits for the threads"),
+    ("actors/handle.rs", "process_metrics", ".await", 1, "the server's"),
+    ("actors/handle.rs", "stop", ".await", 1, "the engine's, when it ends"),
+    ("actors/handle.rs", "set_current", ".lock(", 1, "an assignment, by the supervisor"),
+    ("actors/handle.rs", "set_remote", ".lock(", 1, "an assignment, by the supervisor"),
+    ("actors/handle.rs", "remote", ".lock(", 1, "held for a clone"),
+    ("actors/handle.rs", "current", ".lock(", 1, "held for a clone: no holder does more than clone or assign"),
+    ("actors/handle.rs", "lock", ".lock(", 1, "for those above"),
+    ("engine/ledger/posts.rs", "lock", ".lock(", 2, "those who work in the ledger; actors on this path post instead"),
+    ("engine/ledger/posts.rs", "post", ".lock(", 1, "the list of posts: held for a push or a take, never for work"),
+    ("engine/ledger/posts.rs", "settle", ".lock(", 1, "the list of posts; the ledger itself is only tried"),
+    ("engine/ledger/posts.rs", "take", ".lock(", 1, "the list of posts"),
     ("fault/site.rs", "happen", "sleep(", 2, "a pause or a hang that a fault plan asks for"),
     ("fault/site.rs", "inject_async", "sleep(", 1, "a pause that a fault plan asks for"),
     ("fault/site.rs", "inject_async", ".await", 1, "a pause that a fault plan asks for"),
     ("fault/plan.rs", "look", ".read()", 1, "only where there are rules, which are changed in an instant"),
-    ("fault/plan.rs", "change", ".write()", 1, "whoever changes a plan: no launch"),
+    ("fault/plan.rs", "change", ".write()", 1, "the caller that changes a plan: no launch"),
 ];
 
 /// Compares what was found with what is allowed: in both directions, so that the list is no longer than it must be.
