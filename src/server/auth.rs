@@ -1,5 +1,4 @@
-//! Lets a request in, or refuses it. [`keys`](super::keys) says whose it is, [`routes`](super::routes) which routes
-//! answer without a key.
+//! Lets a request in, or refuses it. `keys` says whose it is; the table in `routes` says which routes answer without a key.
 
 use super::connection::ConnectionGuard;
 use super::error::ApiError;

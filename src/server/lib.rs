@@ -65,3 +65,45 @@ mod ws_session;
 mod ws_utterance;
 
 pub use listen::{ServeError, Server};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::path::Path;
+
+    /// The modules beside a file that its code names with `super::`.
+    fn imports(source: &str) -> BTreeSet<String> {
+        let code = source.split("#[cfg(test)]").next().unwrap();
+        let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        let name = |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+        let mut found = BTreeSet::new();
+        for rest in code.split("super::").skip(1) {
+            match rest.strip_prefix('{') {
+                Some(group) => found.extend(group.split('}').next().unwrap().split(',').map(name)),
+                None => _ = found.insert(name(rest)),
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn imports_form_no_circle() {
+        for folder in ["", "api"] {
+            let mut left = BTreeMap::new();
+            for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+                if path.extension().is_some_and(|ending| ending == "rs") && name != "lib" && name != "mod" {
+                    left.insert(name, imports(&std::fs::read_to_string(path).unwrap()));
+                }
+            }
+            assert!(left.len() > 5, "{folder}");
+            // Takes away, again and again, the files that import none of those that are left.
+            while !left.is_empty() {
+                let names: BTreeSet<String> = left.keys().cloned().collect();
+                left.retain(|_, imports| !imports.is_disjoint(&names));
+                assert!(left.len() < names.len(), "these files import each other: {names:?}");
+            }
+        }
+    }
+}

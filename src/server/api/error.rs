@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Every `code`: a stable word for programs. docs/api.md says when each comes.
-pub(crate) const CODES: [&str; 35] = [
+pub(crate) const CODES: &[&str] = &[
     "missing_required_parameter",
     "invalid_type",
     "invalid_value",
