@@ -141,11 +141,7 @@ fn a_wrong_token_a_wrong_float_and_a_wrong_setting_are_told() {
 }
 
 #[test]
-<<<<<<< HEAD:tests/cli/verify.rs
 fn broken_cases_fail_with_a_reason_and_the_others_run() {
-=======
-fn broken_cases_fail_with_a_reason_and_stop_no_other() {
->>>>>>> 782db9e (Name the actor in the comments of src/cuda and verify; wrap their documents):tests/verify_command.rs
     let folder = Folder::new();
     let golden = folder.golden();
     std::fs::write(golden.join("a_no_json.json"), "{\"case\": ").unwrap();

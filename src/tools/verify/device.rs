@@ -144,13 +144,8 @@ pub(super) fn run(
 /// The speech of a case.
 struct Speech {
     sequence: TalkerSpec,
-<<<<<<< HEAD
     input: Option<StageData>,
-    /// Codes of the recording that the speech goes on from, frame after frame.
-=======
-    input: SequenceInput,
     /// Codes of the recording that the speech continues, frame after frame.
->>>>>>> 782db9e (Name the actor in the comments of src/cuda and verify; wrap their documents)
     recording: Vec<u32>,
     /// The reference's codes, frame after frame.
     codes: Vec<u32>,
