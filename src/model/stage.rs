@@ -1,4 +1,4 @@
-//! The seam between a [`ModelRunner`](omni_stage) thread and the nets: one trait, whatever the stage and the device.
+//! The seam between a `ModelRunner` thread and the nets: one trait, whatever the stage and the device.
 //!
 //! A stage model holds sequences, one per request, in slots. Work is measured in *units*: positions for the language
 //! models (thinker, talker), codec frames for the vocoder. The scheduler says how many units each sequence advances in
