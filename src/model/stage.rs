@@ -1,4 +1,4 @@
-//! The seam between a [`ModelRunner`](omni_stage) thread and the nets: one trait, whatever the stage and the device.
+//! The seam between a `ModelRunner` thread and the nets: one trait, whatever the stage and the device.
 //!
 //! A stage model holds sequences, one per request, in slots. Work is measured in *units*: positions for the language
 //! models (thinker, talker), codec frames for the vocoder. The scheduler says how many units each sequence advances in
@@ -35,7 +35,7 @@ pub trait StageModel {
     fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError>;
 
     /// Begins to advance sequences together. With [`Launched::Pending`] the step may still run when this returns; it
-    /// comes after every step launched before and sees all input fed before. Must not wait for a device.
+    /// runs after all earlier steps and sees all input that was pushed before. Must not wait for a device.
     ///
     /// # Errors
     /// [`ModelError::Device`] when the state of the model can no longer be trusted. An error of one sequence alone is
@@ -206,7 +206,7 @@ impl ThinkerSpec {
 pub enum ThinkerMode {
     /// The model samples it.
     Sample,
-    /// It is fed as [`StageData::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
+    /// It arrives as [`StageData::Tokens`] and is spoken verbatim. The layers need not run, for the talker takes only
     /// embeddings of text positions.
     Follow,
 }
@@ -326,13 +326,15 @@ impl VocoderSpec {
 }
 
 /// What travels between stages: what one sequence emits is what the next takes. The variant says what the units are, as
-/// [`PayloadKind`](omni_core::ids::PayloadKind) does for a payload. On a wire this becomes parts, which know numbers only.
+/// [`PayloadKind`](omni_core::ids::PayloadKind) does for a payload. On a wire this becomes parts, which know numbers
+/// only.
 #[derive(Clone, Debug)]
 pub enum StageData {
-    /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of the
-    /// talker's text.
+    /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of
+    /// the talker's text.
     Embeddings(Embeddings),
-    /// Tokens, one unit each: the answer of a [`ThinkerMode::Follow`] sequence; text for a talker that reads text itself.
+    /// Tokens, one unit each: the answer of a [`ThinkerMode::Follow`] sequence; text for a talker that reads text
+    /// itself.
     Tokens(Vec<u32>),
     /// Codes, frame after frame, `groups` codes each: a talker emits one frame a step.
     Codes(Vec<u32>),

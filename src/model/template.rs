@@ -25,7 +25,7 @@ pub struct ChatTemplate {
 pub struct TemplateMessage<'a> {
     /// `system`, `user` or `assistant`.
     pub role: &'a str,
-    /// What was said.
+    /// The text of the message.
     pub content: &'a str,
 }
 

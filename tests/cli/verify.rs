@@ -141,7 +141,7 @@ fn a_wrong_token_a_wrong_float_and_a_wrong_setting_are_told() {
 }
 
 #[test]
-fn broken_cases_fail_with_a_reason_and_stop_no_other() {
+fn broken_cases_fail_with_a_reason_and_the_others_run() {
     let folder = Folder::new();
     let golden = folder.golden();
     std::fs::write(golden.join("a_no_json.json"), "{\"case\": ").unwrap();

@@ -160,7 +160,7 @@ proptest! {
     }
 
     #[test]
-    fn speech_behind_frames_that_are_skipped_has_the_bits_of_both_decoded_together(
+    fn speech_behind_muted_frames_has_the_bits_of_both_decoded_together(
         heard in 0usize..3, absorbed in 1usize..40, size in 1usize..40,
     ) {
         for net in [&*TINY, &*TTS] {

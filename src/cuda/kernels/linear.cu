@@ -482,7 +482,8 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16(const float* x, 
 extern "C" __global__ void __launch_bounds__(256) rms_norm_f32(const float* x, const float* gain, float* y, int rows, int width, float eps) {
     rms_norm(x, gain, y, rows, width, eps);
 }
-// bf16 weights, rounded like rms_norm_bf16, kept as f32: the hidden state that a model of the same width goes on with.
+// bf16 weights, rounded like rms_norm_bf16, kept as f32: the hidden state that the predictor takes where it is as wide
+// as the talker.
 extern "C" __global__ void __launch_bounds__(256) rms_norm_full_bf16(const float* x, const bf16* gain, float* y, int rows, int width, float eps) {
     rms_norm<bf16, float>(x, gain, y, rows, width, eps);
 }

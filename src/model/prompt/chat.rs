@@ -57,7 +57,7 @@ impl FromStr for Role {
 pub struct Message {
     /// Who speaks.
     pub role: Role,
-    /// What is said: text only. Nothing in it is structure, whatever it looks like.
+    /// The text. It is never structure, even where it looks like a special token.
     pub content: String,
 }
 

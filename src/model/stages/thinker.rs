@@ -63,7 +63,7 @@ pub(super) enum Answer {
     Sampled {
         cache: KvCache,
         history: History,
-        /// Tokens sampled, and the last of them, which the next step feeds.
+        /// Tokens sampled, and the last of them, which is the next step's input.
         count: u32,
         last: u32,
     },

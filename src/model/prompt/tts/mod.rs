@@ -62,7 +62,7 @@ pub enum Speaker<'a> {
 /// A recording and its transcript.
 #[derive(Clone, Debug)]
 pub struct Reference {
-    /// What is said.
+    /// The transcript.
     pub text: Arc<str>,
     /// Frame after frame, all groups of each.
     pub codes: Arc<[u32]>,

@@ -1,5 +1,4 @@
 //! Checkpoints whose encoder of recordings has fewer codes than the decoder: the reference runs them.
-#![allow(clippy::unwrap_used)]
 
 use candle_core::{Device, Tensor};
 use omni_actors::model::Checkpoint;
