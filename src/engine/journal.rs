@@ -241,9 +241,9 @@ impl Journal {
         times < TRIES
     }
 
-    /// Whether a sequence whose input got lost from `unit` on is given it again: not if this very unit got lost [`TRIES`]
-    /// times. What counts is how far the input came, not the output: on an edge that loses much, a sequence may be admitted
-    /// again before the attempt that has more of its input than the one before has made anything of it.
+    /// Whether a sequence whose input got lost from `unit` on is given it again: not if this very unit got lost
+    /// [`TRIES`] times. What counts is how far the input came, not the output: on an edge that loses much, a sequence
+    /// may be admitted again before the attempt that has more of its input than the one before has made anything of it.
     pub fn may_send_again(&mut self, stage: StageName, unit: Seq) -> bool {
         let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) else { return false };
         let times = if sequence.lost_at.0 == unit { sequence.lost_at.1 + 1 } else { 1 };

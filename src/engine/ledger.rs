@@ -263,8 +263,8 @@ impl Ledger {
         self.carry_out(state, effect.into_iter().collect());
     }
 
-    /// Input of a sequence got lost on its edge. The sequence gets another attempt with all of its input, unless this unit
-    /// has been lost too often.
+    /// Input of a sequence got lost on its edge. The sequence gets another attempt with all of its input, unless this
+    /// unit has been lost too often.
     fn input_lost(&self, state: &mut State, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
         let Some(open) = state.open.get_mut(&request) else { return };
         let edge = open.journal.edge_into(stage);

@@ -1,6 +1,6 @@
-//! What actors tell the ledger without ever waiting for it: acknowledgements, which a scheduler sends on its way to the
-//! next launch, and failures of single sequences. They leave a post. Where the ledger is free they carry it out
-//! themselves; where somebody works under its lock, that thread carries it out when it lets go.
+//! Posts: what actors tell the ledger without ever waiting for it. A scheduler posts acknowledgements on its way to the
+//! next launch; any actor posts the failure of a sequence. Where the lock of the ledger is free, the actor's thread
+//! carries the post out itself; otherwise the thread that holds the lock carries it out when it releases the lock.
 
 use super::{Ledger, State};
 use crate::journal::Edge;
@@ -10,9 +10,9 @@ use omni_stage::AckSink;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// What an actor has to tell.
+/// A message of an actor to the ledger.
 pub(super) enum Post {
-    /// The consumer of an edge took units over.
+    /// The consumer of an edge acknowledged units.
     Acked(Edge, Vec<Ack>),
     /// A sequence cannot go on in this attempt.
     SequenceFailed(RequestId, StageName, String),
@@ -20,14 +20,14 @@ pub(super) enum Post {
     InputLost(RequestId, StageName, Attempt, Seq),
 }
 
-/// A state behind a lock, and what is to be done with it as soon as the lock is free.
+/// A state behind a lock, and the posts to carry out as soon as the lock is free.
 pub(super) struct PostedLock<S, P> {
     state: Mutex<S>,
     /// Locked for a push or a take and nothing else.
     posts: Mutex<Vec<P>>,
 }
 
-/// The state, until it is dropped; then its holder carries out what came meanwhile.
+/// The locked state. When its holder drops it, the holder carries out the posts that came meanwhile.
 pub(super) struct Locked<'a, S, P, F: Fn(&mut S, P)> {
     // Dropped first: fields are dropped in their order.
     state: MutexGuard<'a, S>,
@@ -41,16 +41,16 @@ impl<S, P> PostedLock<S, P> {
         PostedLock { state: Mutex::new(state), posts: Mutex::default() }
     }
 
-    /// The state as it is after all that was posted before. Waits for the lock.
+    /// The state after all earlier posts. Waits for the lock.
     pub fn lock<F: Fn(&mut S, P)>(&self, carry_out: F) -> Locked<'_, S, P, F> {
-        // A panic while the lock is held would be a bug in a pure core; going on serves all other clients better than
-        // refusing to speak to any of them again.
+        // Only a bug in a pure core could panic under the lock; to go on serves the other clients better than to fail
+        // them all.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.take().into_iter().for_each(|post| carry_out(&mut state, post));
         Locked { state, _rest: Rest(self, carry_out) }
     }
 
-    /// Has a post carried out, here or by the thread that has the lock. Waits for nothing.
+    /// Carries a post out, here or on the thread that holds the lock. Never waits for that thread.
     pub fn post(&self, post: P, carry_out: impl Fn(&mut S, P)) {
         self.posts.lock().unwrap_or_else(PoisonError::into_inner).push(post);
         self.settle(carry_out);
@@ -95,12 +95,12 @@ impl<S, P, F: Fn(&mut S, P)> Drop for Rest<'_, S, P, F> {
 }
 
 impl Ledger {
-    /// Takes the lock, and carries out what is posted before and after.
+    /// Takes the lock, and carries out the posts before and after.
     pub(super) fn lock(&self) -> impl DerefMut<Target = State> + '_ {
         self.state.lock(|state, post| self.carry_post(state, post))
     }
 
-    /// Tells the ledger something. Waits for nothing.
+    /// Posts to the ledger. Never waits for its lock.
     pub(super) fn post(&self, post: Post) {
         self.state.post(post, |state, post| self.carry_post(state, post));
     }
@@ -115,7 +115,7 @@ impl Ledger {
         }
     }
 
-    /// The consumer of an edge is done with units.
+    /// The consumer of an edge has acknowledged units.
     pub(super) fn ack(&self, state: &mut State, edge: Edge, mut acks: Vec<Ack>) {
         acks.retain(|ack| {
             let open = state.open.get_mut(&ack.request);
@@ -128,7 +128,7 @@ impl Ledger {
     }
 }
 
-/// What a stage says of its input passes the journal on its way to the producer.
+/// The acknowledgements of a stage pass the journal on their way to the producer.
 pub(crate) struct Acks {
     pub ledger: Arc<Ledger>,
     /// The edge into the stage.
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_post_waits_for_nobody_and_is_carried_out_when_the_lock_is_free() {
+    fn a_post_never_waits_and_is_carried_out_when_the_lock_is_free() {
         let lock = PostedLock::new(Vec::new());
         let mut state = lock.lock(append);
         lock.post(2, append);
@@ -159,7 +159,7 @@ mod tests {
         drop(state);
         assert_eq!(*lock.lock(append), [1, 2]);
         lock.post(3, append);
-        assert_eq!(*lock.state.try_lock().unwrap(), [1, 2, 3], "nobody had the lock");
+        assert_eq!(*lock.state.try_lock().unwrap(), [1, 2, 3], "the lock was free");
     }
 
     #[test]
