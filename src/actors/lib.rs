@@ -12,9 +12,9 @@
 //!                               +--2--> Packager --> Connector(out) --> next stage or client
 //! ```
 //!
-//! [`messages`] has all that the actors say to each other, [`generation`] the queues and who gets which end of them.
+//! `messages.rs` has all that the actors say to each other, `generation.rs` the queues and who gets which end of them.
 //! Control travels in ractor mailboxes, which are unbounded and therefore carry no payload bytes; data travels in
-//! bounded [queues](queue). When any actor of a stage fails, the supervisor takes the stage down as a whole, waits
+//! bounded queues (`queue.rs`). When any actor of a stage fails, the supervisor takes the stage down as a whole, waits
 //! until the old device state is gone, and starts the next generation: each actor holds a part of the state of every
 //! sequence, so none can go on without the others.
 
