@@ -9,7 +9,7 @@ use flacenc::error::{Verified, Verify};
 use flacenc::source::{Context, Fill, FrameBuf};
 use std::fmt::Display;
 
-/// Samples of a block. Two of them are a codec frame of 80 ms, so that a first chunk of one frame leaves whole.
+/// Samples of a block. Two blocks are a codec frame of 80 ms, so all of a first chunk of one frame leaves at once.
 const BLOCK: usize = 960;
 /// Bytes of `fLaC`, the header of the one metadata block, and STREAMINFO.
 const FRONT: usize = 4 + 4 + 34;
@@ -47,7 +47,7 @@ impl Flac {
         })
     }
 
-    /// Encodes what is waiting: a whole block, or the shorter last one.
+    /// Encodes the samples that wait: a whole block, or the shorter last one.
     fn block(&mut self, out: &mut Vec<u8>) -> Result<(), AudioError> {
         self.context.fill_interleaved(&self.waiting).map_err(|error| failed(&error))?;
         self.buffer.fill_interleaved(&self.waiting).map_err(|error| failed(&error))?;
@@ -64,8 +64,7 @@ impl Flac {
         Ok(())
     }
 
-    /// The bytes before the first frame. Until the length is known, everything that follows from it is 0, which means
-    /// "unknown".
+    /// The bytes before the first frame. Fields that depend on the length are 0, "unknown", until it is known.
     fn head(&self, known: bool) -> Vec<u8> {
         let mut head = Vec::with_capacity(FRONT);
         head.extend_from_slice(b"fLaC");

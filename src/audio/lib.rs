@@ -1,4 +1,4 @@
-//! What leaves as sound: samples become bytes of a format, piece by piece, faster or slower if wanted.
+//! Encodes speech: samples become the bytes of a format, piece by piece, at another speed where the client asks for it.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -7,7 +7,8 @@
 //! | `pcm` | 16-bit samples, bare or in a wav |
 //! | `flac`, `mp3`, `opus` | the compressed formats |
 //!
-//! Everything here is mono and pure: no clock, no I/O, the same bytes however the samples are cut into pieces.
+//! Everything here is mono and pure. It must never read a clock or do I/O, and its bytes must not depend on how the
+//! samples are cut into pieces.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -24,7 +25,7 @@ pub use writer::{AudioWriter, Sound};
 
 use std::path::Path;
 
-/// What a client hears.
+/// An audio format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AudioFormat {
     /// RIFF/WAVE, 16 bit.
@@ -39,7 +40,7 @@ pub enum AudioFormat {
     Opus,
 }
 
-/// Names that OpenAI knows and we do not make.
+/// Formats of OpenAI's API that are not served.
 const OTHERS: [&str; 1] = ["aac"];
 
 impl AudioFormat {
@@ -50,7 +51,7 @@ impl AudioFormat {
     /// A format by the name that APIs give it; `pcm16` is what chat completions call `pcm`.
     ///
     /// # Errors
-    /// A sentence that says what is served.
+    /// The error names the formats that are served.
     pub fn parse(name: &str) -> Result<AudioFormat, String> {
         let named = AudioFormat::ALL.into_iter().find(|format| format.as_str() == name);
         match named {
@@ -94,7 +95,7 @@ impl AudioFormat {
         }
     }
 
-    /// Whether a whole file says in front how long it is, so that sending it before it is complete leaves something out.
+    /// Whether a file says in front how long it is. Such a file is exact only if it is sent when it is complete.
     pub fn tells_length(self) -> bool {
         matches!(self, AudioFormat::Wav | AudioFormat::Flac)
     }
@@ -130,22 +131,22 @@ pub enum AudioError {
     Encoder {
         /// The format's name.
         format: &'static str,
-        /// What it said.
+        /// Its message.
         reason: String,
     },
 }
 
-/// A format being written. Bytes come out as soon as the format allows; those of all calls put together are the file.
+/// Writes a file of one format. Bytes come out as soon as the format allows; joined in order they are the file.
 trait Encode: Send + Sync {
     /// Takes samples in [-1, 1] (others are clamped, NaN is silence) and appends the bytes that are complete. The first
     /// call brings the header, samples or not.
     fn push(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError>;
 
-    /// Appends the rest. Nothing is pushed afterwards.
+    /// Appends the rest. It must be the last call that appends.
     fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), AudioError>;
 
-    /// After `finish`: how the file should have begun, now that its length is known; same number of bytes as there. What
-    /// is still at hand is corrected with it. `None` if it began right.
+    /// After `finish`: the first bytes of the file as they are right now that its length is known, as many as were
+    /// written. The caller writes them over those. `None` if those were right.
     fn front(&self) -> Option<Vec<u8>>;
 }
 
@@ -163,7 +164,7 @@ fn encoder(format: AudioFormat, rate: u32) -> Result<Box<dyn Encode>, AudioError
     })
 }
 
-/// What a lossy encoder may see.
+/// A sample as a lossy encoder takes it.
 fn sane(sample: f32) -> f32 {
     if sample.is_nan() { 0.0 } else { sample.clamp(-1.0, 1.0) }
 }

@@ -21,7 +21,7 @@ impl Mp3 {
     }
 
     fn drain(&mut self, out: &mut Vec<u8>) {
-        // Its only errors say that there is nothing more for now.
+        // An error only means that no more bytes are ready.
         while let Ok(frame) = self.encoder.next_packet() {
             out.extend_from_slice(&frame);
         }

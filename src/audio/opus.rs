@@ -13,7 +13,8 @@ const BIT_RATE: i32 = 64_000;
 const CLOCK: u32 = 48_000;
 /// Packets per second.
 const PACKETS: u32 = 50;
-/// What the encoder looks ahead, seconds: 2.5 ms of its transform and 4 ms to line its two halves up (RFC 6716, 6.5 ms).
+/// What the encoder looks ahead, seconds: 2.5 ms of its transform and 4 ms to line its two halves up (RFC 6716, 6.5
+/// ms).
 const LOOK_AHEAD_TENTHS_MS: u32 = 65;
 /// Largest packet.
 const MAX_PACKET: usize = 1275;

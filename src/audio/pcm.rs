@@ -52,8 +52,8 @@ impl Encode for Pcm {
     }
 }
 
-/// A wav header. `data_bytes` is `None` while the length is not known yet: then both sizes are 0xFFFFFFFF, which players
-/// and decoders take as "until the end of the stream".
+/// A wav header. `data_bytes` is `None` while the length is not known yet: then both sizes are 0xFFFFFFFF, which
+/// players and decoders take as "until the end of the stream".
 fn wav_header(sample_rate: u32, data_bytes: Option<u32>) -> [u8; WAV_HEADER] {
     let data = data_bytes.unwrap_or(u32::MAX);
     let riff = data_bytes.map_or(u32::MAX, |bytes| bytes.saturating_add(WAV_HEADER as u32 - 8));

@@ -1,9 +1,9 @@
 //! Faster or slower speech at the same pitch: WSOLA (waveform similarity overlap-add).
 //!
-//! Output is made in blocks of 15 ms. Each one fades from the sound that would have followed the block before to sound from
-//! the place in the input where this block should be, give or take 10 ms: wherever the two waves are most alike, so that
-//! periods of a voice line up. All arithmetic is in a fixed order and each block depends on the input alone, not on the
-//! pieces in which it came.
+//! Output is made in blocks of 15 ms. Each one fades from the sound that would have followed the block before to sound
+//! from the place in the input where this block should be, give or take 10 ms: wherever the two waves are most alike,
+//! so that periods of a voice line up. All arithmetic is in a fixed order and each block depends on the input alone,
+//! not on the pieces in which it came.
 
 /// Slowest speed.
 pub const MIN_SPEED: f32 = 0.25;
@@ -23,7 +23,7 @@ pub struct TimeStretch {
     block: usize,
     /// How far a block may be from where it should be.
     reach: usize,
-    /// Weights of what fades in over one block.
+    /// Weights of the sound that fades in over one block.
     fade: Vec<f32>,
     /// The input from `base` on.
     input: Vec<f32>,
@@ -35,7 +35,8 @@ pub struct TimeStretch {
 }
 
 impl TimeStretch {
-    /// For samples of `sample_rate` Hz, `speed` times as fast; speeds outside [`MIN_SPEED`] to [`MAX_SPEED`] are clamped.
+    /// For samples of `sample_rate` Hz, `speed` times as fast; speeds outside [`MIN_SPEED`] to [`MAX_SPEED`] are
+    /// clamped.
     pub fn new(sample_rate: u32, speed: f32) -> TimeStretch {
         let block = (sample_rate as usize * 15 / 1000).max(1);
         let angle = std::f64::consts::PI / block as f64;
@@ -83,7 +84,8 @@ impl TimeStretch {
         (number as f64 * self.block as f64 * self.speed).round() as usize
     }
 
-    /// How much input the next block takes; never less than what its end stands for, lest the output run ahead.
+    /// How much input the next block needs. It is never less than the input that its end stands for, so that the output
+    /// does not run ahead.
     fn needs(&self) -> usize {
         let searched = self.ideal(self.blocks) + self.reach + self.block;
         searched.max(self.natural + self.block).max(self.ideal(self.blocks + 1) + 1)
@@ -167,7 +169,7 @@ mod tests {
         out
     }
 
-    /// Of the middle of a sound, from the times between its upward crossings of zero.
+    /// The pitch of the middle of a sound, Hz, from the times between its upward crossings of zero.
     fn frequency(sound: &[f32]) -> f64 {
         let middle = &sound[sound.len() / 8..sound.len() * 7 / 8];
         let crossings: Vec<f64> = middle

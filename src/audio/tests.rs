@@ -1,4 +1,4 @@
-//! Each format, decoded again by somebody else's decoder.
+//! Decodes each format with a decoder of another library.
 
 use super::*;
 use std::io::{Cursor, ErrorKind};

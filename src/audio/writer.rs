@@ -1,11 +1,11 @@
-//! One answer on its way out: its speed, then its format.
+//! Writes one answer: changes its speed, then encodes it.
 
 use super::{AudioError, AudioFormat, Encode, TimeStretch, encoder};
 
-/// How an answer is to sound.
+/// The format and the speed of an answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sound {
-    /// What it is sent as.
+    /// The format.
     pub format: AudioFormat,
     /// How many times as fast as it was spoken, [`MIN_SPEED`](super::MIN_SPEED) to [`MAX_SPEED`](super::MAX_SPEED);
     /// 1 costs nothing.
@@ -75,7 +75,7 @@ impl AudioWriter {
         Ok(out)
     }
 
-    /// The rest. Nothing is pushed afterwards.
+    /// The rest of the file. It must be the last call that writes.
     ///
     /// # Errors
     /// A bug of an encoder.
@@ -90,8 +90,8 @@ impl AudioWriter {
         Ok(out)
     }
 
-    /// After [`finish`](AudioWriter::finish): the first bytes of the file as they are right now that its length is known,
-    /// to be written over those that came first. `None` if those were right.
+    /// After [`finish`](AudioWriter::finish): the first bytes of the file as they are right now that its length is
+    /// known, to be written over those that came first. `None` if those were right.
     pub fn front(&self) -> Option<Vec<u8>> {
         self.encoder.front()
     }

@@ -1,4 +1,4 @@
-//! `[device]`: what computes, and how what a user did not say depends on it.
+//! `[device]`: what computes, and the defaults that depend on it.
 
 use super::{Config, StageConfig};
 use omni_core::ids::StageName;
@@ -28,7 +28,7 @@ pub struct DeviceConfig {
     pub kind: Option<DeviceKind>,
     /// Which GPU, as the driver counts them.
     pub index: usize,
-    /// Element type; `None`: what suits the device.
+    /// Element type; `None`: the default of the device.
     pub dtype: Option<Precision>,
     /// Bytes of device memory that KV caches may take; `None`: room for all sequences at a usual length.
     pub kv_memory: Option<u64>,

@@ -1,4 +1,5 @@
-//! Fault plans as people write them: `[[faults]]` in a config or a file of their own, the same as JSON, and back again.
+//! Fault plans as the user writes them: `[[faults]]` in a config or a file of their own, or the same as JSON; and the
+//! way back.
 
 use super::document::Document;
 use super::error::{ConfigError, Problem};
@@ -11,10 +12,10 @@ use std::path::Path;
 use std::time::Duration;
 use toml::Value;
 
-/// What a file of faults says. Shows as such a file.
+/// A file of faults. Its `Display` is such a file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct FaultFile {
-    /// By which chances are drawn; `None`: what the config says.
+    /// Seed of the chances; `None`: the config's.
     pub seed: Option<u64>,
     /// The rules, in their order.
     pub rules: Vec<FaultRule>,
@@ -45,14 +46,14 @@ pub fn parse_faults(text: &str) -> Result<FaultFile, ConfigError> {
 pub fn faults_of_json(json: &serde_json::Value) -> Result<FaultFile, ConfigError> {
     let not_toml =
         |message: String| ConfigError::Problems(vec![Problem { line: None, key: String::new(), value: None, message }]);
-    // What TOML cannot say, such as null, no key takes.
+    // No key takes a value that TOML cannot express, such as null.
     let mut table = toml::Table::try_from(json).map_err(|error| not_toml(format!("must be an object: {error}")))?;
     // A file without rules has no list of them.
     table.retain(|key, value| key != "faults" || value.as_array().is_none_or(|list| !list.is_empty()));
     let text = toml::to_string(&table).map_err(|error| not_toml(error.to_string()))?;
     parse_faults(&text).map_err(|error| match error {
         ConfigError::Problems(problems) => {
-            // Lines are those of what nobody has seen.
+            // The lines are those of the TOML made here, which the user never sees.
             ConfigError::Problems(problems.into_iter().map(|problem| Problem { line: None, ..problem }).collect())
         }
         other => other,
@@ -74,7 +75,7 @@ pub(super) fn faults(r: &mut Reader) -> Vec<FaultRule> {
     (0..r.repeated("faults")).filter_map(|i| fault(r, &format!("faults[{i}]"))).collect()
 }
 
-/// One rule; every key of it is looked up, whatever is wrong with the others.
+/// One rule. It looks up every key, so that one wrong key does not hide another.
 pub(super) fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
     let key = |field: &str| format!("{section}.{field}");
     let points: Vec<_> = FaultPoint::ALL.iter().map(|point| (point.as_str(), *point)).collect();
@@ -118,7 +119,7 @@ pub(super) fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
     }
 }
 
-/// A rule as pairs of key and value: what it is, and of the rest what is not the default.
+/// A rule as pairs of key and value: its place and kind, and every other key that is not the default.
 pub fn fault_fields(rule: &FaultRule) -> Vec<(&'static str, Value)> {
     let text = |text: &str| Value::String(text.to_owned());
     let number = |number: u64| Value::Integer(i64::try_from(number).unwrap_or(i64::MAX));
@@ -202,7 +203,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_is_written_is_an_answer_and_no_panic(text in "(seed = [0-9a-z\"-]{0,20}\n)?(\\[\\[faults\\]\\]\n([a-z]{3,8} = [0-9a-z\".-]{0,12}\n){0,6}){0,3}") {
+        fn any_text_gets_a_result_and_no_panic(text in "(seed = [0-9a-z\"-]{0,20}\n)?(\\[\\[faults\\]\\]\n([a-z]{3,8} = [0-9a-z\".-]{0,12}\n){0,6}){0,3}") {
             let _ = parse_faults(&text);
         }
     }

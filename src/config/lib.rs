@@ -1,4 +1,5 @@
-//! What the user wrote, and what it means. `Config` is the resolved form: every value is valid and present.
+//! The config: reads what the user wrote and resolves it. `Config` is the resolved form: every value is valid and
+//! present.
 //!
 //! The file format is TOML; `configs/example.toml` explains every key and is loaded by a test. `resolve.rs` declares
 //! each key once: its default, what is allowed and what it means come from there.

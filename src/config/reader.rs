@@ -1,5 +1,6 @@
-//! Looks values up by path, and keeps going: every problem is noted, a default stands in, and the caller learns at the
-//! end. Each look-up also declares the key, so that unknown keys and the documentation need no second list.
+//! Looks values up by path. A wrong value does not stop it: it notes the problem, takes the default, and returns all
+//! problems at the end. Each look-up also declares the key, so that unknown keys and the documentation need no second
+//! list.
 
 use super::document::{Document, Leaf};
 use super::error::Problem;
@@ -69,7 +70,7 @@ impl Reader {
         self.value(key, &format!("\"{}\"", format_duration(default)), allowed, read).unwrap_or(default)
     }
 
-    /// Something that is on or off.
+    /// A boolean.
     pub fn switch(&mut self, key: &str, default: bool) -> bool {
         self.value(key, &default.to_string(), "true or false".to_owned(), Value::as_bool).unwrap_or(default)
     }
@@ -88,7 +89,7 @@ impl Reader {
         self.value(key, &shown, allowed.to_owned(), |value| parse(value.as_str()?)).or_else(|| parse(default))
     }
 
-    /// Anything else.
+    /// A value of any other kind.
     pub fn value<T>(
         &mut self,
         key: &str,
@@ -144,7 +145,7 @@ impl Reader {
         let section_names: Vec<&str> = sections.iter().map(String::as_str).collect();
         let declared = std::mem::take(&mut self.declared);
         let key_names: Vec<&str> = declared.iter().map(|declared| declared.key.as_str()).collect();
-        // One complaint per subtree is enough.
+        // One problem per subtree is enough.
         for (path, line) in unknown {
             if self.document.sections.remove(&path).is_some() {
                 self.drop_below(&path);

@@ -1,4 +1,4 @@
-//! From what the user wrote to what it means. Each key is declared here and nowhere else.
+//! Resolves a config: from what the user wrote to what it means. Each key is declared here and nowhere else.
 
 use super::document::Document;
 use super::error::{ConfigError, Problem};
@@ -31,7 +31,7 @@ impl Override {
         &self.key
     }
 
-    /// A value that is text, whatever it looks like.
+    /// A text value, even where it looks like a number.
     pub fn text(key: &str, value: impl Into<String>) -> Override {
         Override { key: key.to_owned(), value: Value::String(value.into()) }
     }
@@ -225,7 +225,7 @@ fn model(r: &mut Reader, base: &Path) -> ModelConfig {
     if random && checkpoint == CheckpointSource::Embedded {
         r.complain("model.load_format", "\"random\" needs model.checkpoint: a folder with the configs of a model");
     }
-    // Text keys whose absence means something have the empty text as their default.
+    // The empty text stands for the default of a text key that may be left out.
     let optional = |text: &str| Some(text.trim().to_owned());
     let folder = r.text("model.tokenizer", "", "a folder, or empty for the checkpoint's", optional);
     let name = r.text("model.name", "", "the name that clients see; empty for the folder's name", optional);

@@ -1,4 +1,4 @@
-//! Durations and sizes as people write them: `250ms`, `2s`, `5m`, `1h`; `512MiB`, `8GB`.
+//! Durations and sizes as the user writes them: `250ms`, `2s`, `5m`, `1h`; `512MiB`, `8GB`.
 
 use std::time::Duration;
 

@@ -12,7 +12,7 @@ const MIB: usize = 1 << 20;
 /// Plain data: any bits are a value, and a copy of the bits is a copy of the value.
 ///
 /// # Safety
-/// That must be so.
+/// Any bits must be a value of the type, and it must have no padding.
 pub unsafe trait Element: Copy + Send + Sync + 'static {}
 // SAFETY: numbers.
 unsafe impl Element for u8 {}
@@ -83,8 +83,8 @@ impl<T: Element> Buffer<T> {
         self.len * size_of::<T>()
     }
 
-    /// Queues a copy of `source[..len]` to the elements from `at` on. The source must not change until the stream has
-    /// come so far: that is the caller's to see to, with a ring that an event guards.
+    /// Queues a copy of `source[..len]` to the elements from `at` on. The caller must not change the source until the
+    /// stream has run the copy; a ring that an event guards ensures that.
     ///
     /// # Errors
     /// What the driver says.
@@ -122,8 +122,8 @@ impl<T: Element> Buffer<T> {
         })
     }
 
-    /// Queues a copy of the elements from `at` on to page-locked memory, which nobody reads before the stream has come so
-    /// far.
+    /// Queues a copy of the elements from `at` on to page-locked memory, which the caller must not read before the
+    /// stream has run the copy.
     ///
     /// # Errors
     /// What the driver says.
@@ -222,7 +222,7 @@ pub struct Pinned<T> {
     len: usize,
 }
 
-// SAFETY: memory; who reads and who writes when is ordered by events, as with any buffer.
+// SAFETY: memory; events order reads and writes, as with any buffer.
 unsafe impl<T: Element> Send for Pinned<T> {}
 // SAFETY: as above.
 unsafe impl<T: Element> Sync for Pinned<T> {}
@@ -234,7 +234,7 @@ impl<T: Element> Pinned<T> {
         let bytes = (len * size_of::<T>()).max(16);
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE | kind;
         let (mut host, mut device) = (std::ptr::null_mut(), 0);
-        // SAFETY: both are locals; the memory is zeroed before anybody reads it.
+        // SAFETY: both are locals; the memory is zeroed before the first read.
         unsafe {
             check("cuMemHostAlloc", sys::cuMemHostAlloc(&mut host, bytes, flags))?;
             std::ptr::write_bytes(host.cast::<u8>(), 0, bytes);
@@ -266,15 +266,15 @@ impl<T: Element> Pinned<T> {
         range.map(|at| unsafe { self.host.add(at).read_volatile() }).collect()
     }
 
-    /// The first `len` elements. The caller has waited for what the device writes to them, and has nothing queued that
-    /// writes to them while the slice is there.
+    /// The first `len` elements. The caller has waited for the device's writes to them and queues no other while the
+    /// slice lives.
     pub(super) fn settled(&self, len: usize) -> &[T] {
         assert!(len <= self.len, "beyond a pinned buffer");
-        // SAFETY: inside the buffer, which is initialized; nobody writes to it, as the caller says.
+        // SAFETY: inside the buffer, which is initialized; the caller ensures that nothing writes to it.
         unsafe { std::slice::from_raw_parts(self.host, len) }
     }
 
-    /// Lets `with` write the first `len` elements. The caller knows that no earlier copy reads there any more.
+    /// Lets `with` write the first `len` elements. The caller ensures that no earlier copy still reads there.
     ///
     /// # Errors
     /// Those of `with`.
@@ -284,7 +284,7 @@ impl<T: Element> Pinned<T> {
         with(unsafe { std::slice::from_raw_parts_mut(self.host, len) })
     }
 
-    /// Puts elements where a queued copy will find them. The caller knows that no earlier copy reads there any more.
+    /// Writes elements that a queued copy will read. The caller ensures that no earlier copy still reads there.
     pub fn set(&self, at: usize, data: &[T]) {
         assert!(at + data.len() <= self.len, "beyond a pinned buffer");
         // SAFETY: inside the buffer; the borrow cannot overlap memory that only this type hands out.

@@ -1,5 +1,5 @@
-//! Compiles every `kernels/*.cu` into one fat binary and writes the table that puts them into the program. What is read
-//! from the environment is explained in docs/cuda.md.
+//! Compiles every `kernels/*.cu` into one fat binary and writes the table that puts them into the program. docs/cuda.md
+//! explains the environment variables.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 
-/// Compiled at once: each is a process that takes a core for seconds.
+/// Files compiled at once: each is a process that takes a core for seconds.
 const PROCESSES: usize = 2;
 /// Machine code for these; the newest comes as PTX too, which later GPUs translate when they first load it.
 const ARCHS: &str = "80,90";
@@ -52,7 +52,7 @@ fn compile() -> Result<(), String> {
     table(&sources, &out)
 }
 
-/// Makes `OUT_DIR/NAME.fatbin` unless it is there and nothing it was made of has changed.
+/// Makes `OUT_DIR/NAME.fatbin` unless it exists and none of its sources has changed.
 fn image(nvcc: &Path, flags: &[String], source: &Path, headers: &[PathBuf], out: &Path) -> Result<(), String> {
     let name = name(source);
     let (fatbin, stamp) = (out.join(format!("{name}.fatbin")), out.join(format!("{name}.stamp")));

@@ -44,7 +44,7 @@ enum Ffn {
     Moe(Moe),
 }
 
-/// Keys and values of all rows of a stack.
+/// Keys and values of all sequences of a stack.
 pub struct Cache {
     keys: Buffer<u8>,
     values: Buffer<u8>,
@@ -71,7 +71,7 @@ pub struct Rows {
     pub most: Option<usize>,
 }
 
-/// What layers keep between their kernels; shared by all stacks of a stage.
+/// Scratch memory of layers, shared by all stacks of a stage.
 pub struct Scratch {
     qkv: Buffer<u8>,
     mixed: Buffer<u8>,
@@ -115,7 +115,7 @@ impl Stack {
     /// Loads `layers.*` and `norm` below `scope`.
     ///
     /// # Errors
-    /// What the scope and the device say; [`LoadError::Invalid`] for what the kernels do not do.
+    /// What the scope and the device say; [`LoadError::Invalid`] for configs that the kernels do not support.
     pub fn load(up: &Uploader, config: &DecoderConfig, scope: &Scope<'_>) -> Result<Stack, LoadError> {
         let unserved = |what: String| Err(LoadError::Invalid { file: "config.json".into(), reason: what });
         if config.attention_bias {

@@ -1,4 +1,4 @@
-//! One GPU: its context, its streams, and what was counted on it.
+//! One GPU: its context, its streams and its counters.
 
 use super::buffer::{Buffer, Element, Pinned};
 use super::error::{CudaError, check};
@@ -31,7 +31,7 @@ struct Inner {
     modules: Vec<sys::CUmodule>,
     kernels: Mutex<HashMap<&'static str, Kernel>>,
     allocated: AtomicUsize,
-    /// What this process may allocate, where others use the device too.
+    /// The budget of this process, where others use the device too.
     budget: OnceLock<Budget>,
     blocking: AtomicU64,
     metrics: DeviceMetrics,
@@ -45,12 +45,12 @@ unsafe impl Sync for Inner {}
 /// An address that no allocation has.
 const NOWHERE: u64 = 8;
 
-/// Which of two streams with ready work goes first.
+/// The priority of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// Everything that is not urgent.
+    /// Work that is not urgent.
     Normal,
-    /// What a listener waits for.
+    /// Work that a listener waits for.
     High,
 }
 
@@ -98,7 +98,7 @@ impl Gpu {
         })))
     }
 
-    /// From now on allocations must stay inside this. Once; a second budget changes nothing.
+    /// Sets the budget of allocations. Only the first call has an effect.
     pub fn limit(&self, budget: Budget) {
         let _ = self.0.budget.set(budget);
     }
@@ -124,7 +124,7 @@ impl Gpu {
         }
     }
 
-    /// Makes this the GPU of the calling thread. Every thread that uses it does so first.
+    /// Binds the calling thread to this GPU. Every thread that uses the GPU calls it first.
     ///
     /// # Errors
     /// What the driver says.
@@ -133,14 +133,16 @@ impl Gpu {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.0.context) })
     }
 
-    /// Has a kernel write where nothing is: the context is of no use from then on, as after any illegal access. For drills.
+    /// Launches a kernel that writes to an unmapped address, which destroys the context as any illegal access does. For
+    /// drills.
     ///
     /// # Errors
-    /// What the driver says of the launch; what the kernel does shows in later calls.
+    /// What the driver says of the launch; later calls report the kernel's fault.
     pub fn break_context(&self, stream: &Stream) -> Result<(), CudaError> {
         tracing::warn!("an illegal access on the GPU, as planned");
         let kernel = self.kernel("illegal_access")?;
-        // SAFETY: it is not: the address is nobody's, which is what the drill is about. The host's memory is not touched.
+        // SAFETY: it is unsound on purpose: the address is unmapped, which is what the drill tests. The host's memory
+        // is not touched.
         unsafe { kernel.launch(stream, Shape::new(1, 1), kernel_args![NOWHERE]) }
     }
 
@@ -149,7 +151,7 @@ impl Gpu {
         self.0.index
     }
 
-    /// Lets copies between this GPU and another one of the host go straight, where the machine can do that.
+    /// Enables direct copies between this GPU and another one of the host, where the machine supports them.
     ///
     /// # Errors
     /// What the driver says.
@@ -178,7 +180,7 @@ impl Gpu {
         self.0.context
     }
 
-    /// What the maker calls it.
+    /// The product name.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -295,7 +297,7 @@ impl Gpu {
         self.0.blocking.load(Ordering::Relaxed)
     }
 
-    /// Puts what is allocated and used now into the metrics. Asks the driver: for moments at which a stage has come up.
+    /// Writes allocated and used memory into the metrics. It asks the driver, so call it only when a stage has started.
     ///
     /// # Errors
     /// What the driver says.
@@ -343,7 +345,7 @@ impl Gpu {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: retained once by `open`. An error has nobody to hear it.
+        // SAFETY: retained once by `open`. A drop cannot report an error.
         unsafe {
             let _ = sys::cuDevicePrimaryCtxRelease_v2(self.device);
         }

@@ -1,4 +1,4 @@
-//! What the driver says when it refuses.
+//! Errors of the driver.
 
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -23,10 +23,10 @@ pub enum CudaError {
         /// MiB that the device has left.
         free: usize,
     },
-    /// The process has a part of the device, and not that much.
+    /// The budget of the process does not allow it.
     #[error(transparent)]
     OverBudget(#[from] OverBudget),
-    /// A call failed. After most of these the context of the process is of no use any more.
+    /// A call failed. After most of these errors the context of the process cannot be used any more.
     #[error("{call}: {text}")]
     Call {
         /// The function of the driver.

@@ -26,8 +26,8 @@ pub struct Shape {
     pub threads: u32,
     /// Dynamic shared memory of a block in bytes.
     pub shared: u32,
-    /// Whether the kernel may start before the one ahead of it on the stream has ended. It then says itself
-    /// (`griddepcontrol.wait`) when it needs what came before: every kernel of ours that is launched so does that before it
+    /// Whether the kernel may start before the one ahead of it on the stream has ended. It then waits itself
+    /// (`griddepcontrol.wait`) before it needs earlier results: each of our kernels that is launched so waits before it
     /// reads or writes anything but weights.
     pub overlap: bool,
     /// Blocks along the first dimension that run together and see each other's shared memory; 1 for none.
@@ -109,8 +109,8 @@ impl Kernel {
     /// Queues a launch.
     ///
     /// # Safety
-    /// The arguments must be those that the kernel's source declares, and the memory that it touches with them must live
-    /// until the stream has come so far.
+    /// The arguments must be those that the kernel's source declares, and the memory that it touches with them must
+    /// live until the stream has run the kernel.
     ///
     /// # Errors
     /// What the driver says.

@@ -1,7 +1,8 @@
-//! The GPU engine: own kernels (folder `kernels/`), own memory, own graphs, behind [`StageModel`](super::stage::StageModel).
+//! The GPU engine: own kernels (folder `kernels/`), own memory, own graphs, behind
+//! [`StageModel`](omni_model::stage::StageModel).
 //!
-//! The tensor library of the CPU path takes no part: it reads checkpoints, nothing else. Kernels are compiled when the
-//! binary is built and embedded in it; the driver is opened at run time, so that the binary starts without a GPU too.
+//! The tensor library of the CPU path only reads checkpoints here. Kernels are compiled when the binary is built and
+//! embedded in it; the driver is opened at run time, so that the binary starts without a GPU too.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -10,7 +10,7 @@ use omni_config::Precision;
 use omni_model::LoadError;
 use omni_model::weights::Scope;
 
-/// What becomes of a sum: the numbers of `kernels/linear.cuh`.
+/// What a kernel does with a sum: the numbers of `kernels/linear.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// `y = sum + bias`, in the engine's type.
@@ -115,6 +115,12 @@ const PARTS: usize = 8;
 /// `STAGES`, `ROWS` and `DEPTH` of `kernels/linear.cu`.
 const TILE_BYTES: fn(usize) -> usize = |outputs| 5 * (outputs + 64) * 64 * 2;
 const THREADS: u32 = 256;
+
+/// Whether the kernels on tensor cores take a layer of this size; the plain ones take any. Of gate and up of a width
+/// that is no multiple of 8 the last turn is short, and so such a width must never be fast.
+fn fast_sizes(outputs: usize, inputs: usize) -> bool {
+    inputs.is_multiple_of(512) && outputs.is_multiple_of(32)
+}
 
 /// The kernels of one mode.
 #[derive(Clone, Copy)]
@@ -268,8 +274,7 @@ impl Products {
             eps: norm.map_or(0.0, |norm| norm.eps),
         };
         let variants = &self.modes[MODES.iter().position(|m| *m == mode).unwrap_or_default()];
-        let fits = inputs.is_multiple_of(512) && outputs.is_multiple_of(32) && !self.plain;
-        let (kernel, shape) = match variants.fast.filter(|_| fits) {
+        let (kernel, shape) = match variants.fast.filter(|_| fast_sizes(*outputs, *inputs) && !self.plain) {
             None => {
                 let kernel = variants.plain[usize::from(norm.is_some())];
                 (kernel, Shape::new(results.div_ceil(8), THREADS).by(rows).overlapping())
@@ -287,8 +292,8 @@ impl Products {
                     let shape = Shape::new(PARTS, THREADS).by(outputs / 64).deep(tiles).shared(TILE_BYTES(64));
                     (fast.parts, shape.clusters(PARTS).overlapping())
                 } else {
-                    // Not overlapping: tiles that start early take the room of those ahead of them, which was measured to
-                    // cost more than it wins.
+                    // Not overlapping: tiles that start early take the room of those ahead of them, which costs more
+                    // than it saves, as measured.
                     let wide = *outputs > WIDE && outputs.is_multiple_of(64);
                     let tile = if wide { 64 } else { 32 };
                     let shape = Shape::new(outputs / tile, THREADS).by(tiles).shared(TILE_BYTES(tile));
@@ -352,5 +357,20 @@ impl Products {
     /// Element type.
     pub fn precision(&self) -> Precision {
         self.precision
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_feed_forward_width_that_is_no_multiple_of_8_takes_the_plain_products() {
+        assert!(fast_sizes(2 * 3072, 1024), "gate and up of Qwen3-TTS");
+        assert!(fast_sizes(1024, 3072), "down of Qwen3-TTS");
+        for inner in (1..4096).filter(|inner| inner % 8 > 0) {
+            assert!(!fast_sizes(2 * inner, 1024), "gate and up of {inner}");
+            assert!(!fast_sizes(1024, inner), "down of {inner}");
+        }
     }
 }

@@ -16,8 +16,8 @@ use omni_model::weights::Scope;
 const MAX_EXPERTS: usize = 512;
 const MAX_CHOICES: usize = 32;
 const GROUP: usize = 32;
-/// Up to so many pairs of a row and an expert each reads the expert's weights for itself: then few share one. As measured
-/// on an H200, docs/cuda-thinker.md.
+/// Up to so many pairs of a row and an expert, each pair reads the expert's weights for itself, because few pairs share
+/// an expert. As measured on an H200, docs/cuda-thinker.md.
 const FEW_PAIRS: usize = 56;
 /// Choices that the kernel for few rows takes, a warp each.
 const FEW_CHOICES: usize = 8;
@@ -76,7 +76,8 @@ impl Sizes {
         pairs.min(self.experts + 1 + pairs / GROUP)
     }
 
-    /// Whether the kernels on tensor cores take them.
+    /// Whether the kernels on tensor cores take them; the plain ones take any. Of a width that is no multiple of 8 the
+    /// last turn of gate and up is short, and so such a width must never be fast.
     fn fast(&self) -> bool {
         self.hidden.is_multiple_of(256) && self.inner.is_multiple_of(32) && self.shared.is_multiple_of(32)
     }
@@ -118,7 +119,7 @@ struct Args {
     weights: u64,
     order: u64,
     groups: u64,
-    generated_len: u64,
+    outputs: u64,
     rows: i32,
     hidden: i32,
     inner: i32,
@@ -168,7 +169,7 @@ impl Moe {
     }
 }
 
-/// Kernels for experts, and what they keep between them.
+/// Kernels for experts, and their scratch memory.
 pub struct Experts {
     route: Kernel,
     /// Gate and up, and down.
@@ -183,7 +184,8 @@ pub struct Experts {
     order: Buffer<i32>,
     groups: Buffer<i32>,
     between: Buffer<u8>,
-    generated_len: Buffer<f32>,
+    /// The output of each expert for each of its rows, unweighted.
+    outputs: Buffer<f32>,
 }
 
 #[derive(Clone, Copy)]
@@ -226,7 +228,7 @@ impl Experts {
             }
         };
         // Each row of what is kept is as wide as the stack wants it: together they fit into the widest.
-        let said = if fast.is_some() { most(&|s| rows * s.choices() * s.hidden) } else { 1 };
+        let outputs = if fast.is_some() { most(&|s| rows * s.choices() * s.hidden) } else { 1 };
         Ok(Some(Experts {
             route: gpu.kernel(route)?,
             plain: [gpu.kernel(plain[0])?, gpu.kernel(plain[1])?],
@@ -239,7 +241,7 @@ impl Experts {
             order: gpu.zeros("scratch", pairs)?,
             groups: gpu.zeros("scratch", 4 * most(&|s| s.groups(rows)))?,
             between: gpu.zeros("scratch", most(&|s| rows * s.choices() * s.width()) * bytes)?,
-            generated_len: gpu.zeros("scratch", said)?,
+            outputs: gpu.zeros("scratch", outputs)?,
         }))
     }
 
@@ -305,7 +307,7 @@ impl Experts {
             weights: self.weights.address(),
             order: self.order.address(),
             groups: self.groups.address(),
-            generated_len: self.generated_len.address(),
+            outputs: self.outputs.address(),
             rows: rows as i32,
             hidden: s.hidden as i32,
             inner: s.inner as i32,
@@ -315,8 +317,8 @@ impl Experts {
             choices: choices as i32,
             max_groups: max_groups as i32,
         };
-        // SAFETY: the argument is `RouteArgs`; all addresses are of the layer's weights, of buffers made for so many rows,
-        // and of the caller's rows.
+        // SAFETY: the argument is `RouteArgs`; all addresses are of the layer's weights, of buffers made for so many
+        // rows, and of the caller's rows.
         unsafe {
             let shape = Shape::new(rows.div_ceil(8), THREADS).overlapping();
             self.route.launch(stream, shape, kernel_args![route])?;
@@ -341,6 +343,20 @@ impl Experts {
                 step(fast.many[1], Shape::new(s.hidden.div_ceil(128), THREADS).by(max_groups))?;
                 step(fast.gather, Shape::new(rows, THREADS))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_width_of_experts_that_is_no_multiple_of_8_takes_the_plain_kernels() {
+        let sizes = |inner, shared| Sizes { hidden: 2048, experts: 128, top_k: 8, inner, shared, normalize: true };
+        assert!(sizes(768, 0).fast() && sizes(384, 768).fast(), "thinker and talker of Qwen3-Omni");
+        for odd in (1..1024).filter(|width| width % 8 > 0) {
+            assert!(!sizes(odd, 0).fast() && !sizes(768, odd).fast(), "{odd}");
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Who has which page of a KV cache. Pure: numbers, no device.
+//! The pages of a KV cache and the sequences that hold them. Pure: numbers, no device.
 //!
 //! A page holds 16 positions of one sequence over all layers. Pages that hold the beginning of a prompt can be shared:
-//! they are known by a key that stands for everything in front of their end, and stay after their sequences have gone, the
-//! ones not used for longest going first when pages run out.
+//! a key identifies such a page by everything in front of its end. It stays when its sequences end; when pages run out,
+//! the one unused for longest goes first.
 
 use std::collections::HashMap;
 
-/// What a page of a prompt holds, and all before it: equal keys, equal contents.
+/// Identifies the contents of a page of a prompt and of all pages before it: equal keys, equal contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PageKey(pub [u8; 16]);
 
@@ -45,7 +45,7 @@ impl Pages {
         self.users.len()
     }
 
-    /// Pages that can be had now: free, or kept and unused.
+    /// Pages that can be allocated now: free, or kept and unused.
     pub fn available(&self) -> usize {
         self.free.len() + self.kept.values().filter(|kept| self.users[kept.page as usize] == 0).count()
     }
@@ -75,7 +75,8 @@ impl Pages {
         pages
     }
 
-    /// Says what a page in use holds, so that others can share it. Nothing happens if the same is kept already.
+    /// Registers the contents of a page in use, so that others can share it. Has no effect if a page with this key is
+    /// kept already.
     pub fn keep(&mut self, key: PageKey, page: u32) {
         if !self.kept.contains_key(&key) && !self.key_of.contains_key(&page) {
             self.turn += 1;
@@ -84,7 +85,7 @@ impl Pages {
         }
     }
 
-    /// A sequence does not use a page any more.
+    /// Releases a sequence's use of a page.
     pub fn give_back(&mut self, page: u32) {
         let users = &mut self.users[page as usize];
         *users = users.saturating_sub(1);
@@ -93,7 +94,7 @@ impl Pages {
         }
     }
 
-    /// The kept page that nobody has used for longest.
+    /// The kept page that was unused for longest.
     fn evict(&mut self) -> Option<u32> {
         let unused = self.kept.iter().filter(|(_, kept)| self.users[kept.page as usize] == 0);
         let (key, page) = unused.min_by_key(|(_, kept)| kept.used).map(|(key, kept)| (*key, kept.page))?;
@@ -137,7 +138,7 @@ mod tests {
         assert_eq!(pages.take(), Some(b));
         assert_eq!(pages.shared(&[key(2)]), [0; 0]);
         assert_eq!(pages.shared(&[key(1)]), [a]);
-        assert_eq!(pages.take(), None, "a page in use is nobody's to take");
+        assert_eq!(pages.take(), None, "a page in use cannot be taken");
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! What there is, before anything is opened.
+//! Looks for GPUs without opening one.
 
 use super::device::Gpu;
 use super::error::{CudaError, check};

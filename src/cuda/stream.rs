@@ -1,4 +1,4 @@
-//! Streams, events and graphs: the order of things on the device.
+//! Streams, events and graphs: the order of work on the device.
 
 use super::device::{Gpu, Priority};
 use super::error::{CudaError, check};
@@ -46,7 +46,7 @@ impl Stream {
     /// Waits until everything queued so far is done. Counted as blocking.
     ///
     /// # Errors
-    /// Whatever went wrong on the device before.
+    /// An earlier error on the device.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.gpu.count_blocking();
         // SAFETY: the stream is alive.
@@ -68,13 +68,13 @@ impl Stream {
     /// Those of `queue`, and what the driver says.
     pub fn capture<E: From<CudaError>>(&self, queue: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         no_block::waits("cuGraphInstantiate");
-        // Other threads may allocate meanwhile: only this thread is forbidden what cannot be captured.
+        // Other threads may allocate meanwhile: only this thread may not make calls that cannot be captured.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
         check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) })?;
         let queued = queue();
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the capture began above; it ends whatever happened, or the stream would be of no use.
+        // SAFETY: the capture began above; it ends on errors too, or the stream could not be used any more.
         let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.raw, &mut graph) });
         queued?;
         ended?;
@@ -135,7 +135,7 @@ impl Drop for Graph {
     }
 }
 
-/// A moment on a stream.
+/// A point on a stream.
 pub struct Event {
     gpu: Gpu,
     raw: sys::CUevent,
@@ -170,7 +170,7 @@ impl Event {
     /// Waits until the device has come to it. For completion threads: not counted as blocking a launch.
     ///
     /// # Errors
-    /// Whatever went wrong on the device before.
+    /// An earlier error on the device.
     pub fn wait(&self) -> Result<(), CudaError> {
         no_block::waits("cuEventSynchronize");
         // SAFETY: the event is alive.
@@ -180,7 +180,7 @@ impl Event {
     /// Whether the device has come to it.
     ///
     /// # Errors
-    /// Whatever went wrong on the device before.
+    /// An earlier error on the device.
     pub fn passed(&self) -> Result<bool, CudaError> {
         // SAFETY: the event is alive.
         match unsafe { sys::cuEventQuery(self.raw) } {

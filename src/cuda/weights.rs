@@ -1,4 +1,4 @@
-//! Weights from a checkpoint to the device, or made there.
+//! Brings the weights of a checkpoint to the device, or makes random ones there.
 
 use super::buffer::{Buffer, Pinned};
 use super::device::{Gpu, Priority};
@@ -15,10 +15,32 @@ use std::cell::RefCell;
 
 /// Threads of the kernels that fill and convert.
 const THREADS: u32 = 256;
-/// Blocks of them: they go on in strides of the grid.
+/// Their blocks: threads advance in strides of the grid.
 const BLOCKS: usize = 1024;
 /// Rows of gate and up that stand together in a layer that has both: `gate_row` of `kernels/linear.cuh`.
 pub(super) const GATE_ROWS: usize = 8;
+
+/// Turns of gate rows and up rows of one length, as a 2D copy takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Turns {
+    /// The first row of gate, and of up, that they hold.
+    from: usize,
+    /// Rows of gate in a turn, and of up behind them.
+    rows: usize,
+    /// How many turns there are.
+    count: usize,
+}
+
+/// How gate and up of `inner` rows each are laid out: turns of eight rows and, where the width is no multiple of 8, a
+/// shorter one. The fast kernels take whole turns only ([`super::linear`] and [`super::moe`] choose); the plain ones
+/// take any width.
+fn turns(inner: usize) -> [Turns; 2] {
+    let (whole, rest) = (inner / GATE_ROWS, inner % GATE_ROWS);
+    [
+        Turns { from: 0, rows: GATE_ROWS, count: whole },
+        Turns { from: whole * GATE_ROWS, rows: rest, count: usize::from(rest > 0) },
+    ]
+}
 
 /// Numbers on the device, all of the engine's element type.
 pub struct Weight {
@@ -89,7 +111,7 @@ impl Uploader {
         &self.gpu
     }
 
-    /// What everything is queued on.
+    /// The stream of all copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -99,7 +121,7 @@ impl Uploader {
         self.precision
     }
 
-    /// Room for so many elements, which hold anything.
+    /// Memory for so many elements, with undefined contents.
     ///
     /// # Errors
     /// When the device has no room.
@@ -129,7 +151,7 @@ impl Uploader {
         Ok(all)
     }
 
-    /// A weight of which the caller [puts](Uploader::put) all parts.
+    /// Writes a tensor into a part of a weight from [`Uploader::room`].
     ///
     /// # Errors
     /// What the scope and the device say; a tensor that does not fit is reported by the loader.
@@ -147,7 +169,7 @@ impl Uploader {
     /// Gate and up `[inner, inputs]` in turns of eight rows, as the fused kernels want them.
     ///
     /// # Errors
-    /// Those of [`Uploader::tensor`]; [`LoadError::Invalid`] when `inner` is not a multiple of 8.
+    /// Those of [`Uploader::tensor`].
     pub fn gate_up(
         &self,
         [gate, up]: [&Scope<'_>; 2],
@@ -173,35 +195,34 @@ impl Uploader {
         inner: usize,
         inputs: usize,
     ) -> Result<(), LoadError> {
-        if !inner.is_multiple_of(GATE_ROWS) {
-            let reason = format!("a feed-forward width of {inner} is not served on a GPU: expected a multiple of 8");
-            return Err(LoadError::Invalid { file: "config.json".into(), reason });
-        }
-        let size = element_size(self.precision);
-        let band = GATE_ROWS * inputs * size;
+        let row = inputs * element_size(self.precision);
+        let to = to.address() + (at * element_size(self.precision)) as u64;
         for (half, scope) in parts.into_iter().enumerate() {
             let part = self.tensor(scope, name, &[inner, inputs])?;
-            let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            let copy = sys::CUDA_MEMCPY2D {
-                srcXInBytes: 0,
-                srcY: 0,
-                srcMemoryType: device,
-                srcHost: std::ptr::null(),
-                srcDevice: part.address(),
-                srcArray: std::ptr::null_mut(),
-                srcPitch: band,
-                dstXInBytes: 0,
-                dstY: 0,
-                dstMemoryType: device,
-                dstHost: std::ptr::null_mut(),
-                dstDevice: to.address() + (at * size + half * band) as u64,
-                dstArray: std::ptr::null_mut(),
-                dstPitch: 2 * band,
-                WidthInBytes: band,
-                Height: inner / GATE_ROWS,
-            };
-            // SAFETY: `inner / 8` bands of each side lie inside their buffers; `part` lives until the stream has come so far.
-            check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.raw()) })?;
+            for Turns { from, rows, count } in turns(inner).into_iter().filter(|turns| turns.count > 0) {
+                let device = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+                let copy = sys::CUDA_MEMCPY2D {
+                    srcXInBytes: 0,
+                    srcY: 0,
+                    srcMemoryType: device,
+                    srcHost: std::ptr::null(),
+                    srcDevice: part.address() + (from * row) as u64,
+                    srcArray: std::ptr::null_mut(),
+                    srcPitch: rows * row,
+                    dstXInBytes: 0,
+                    dstY: 0,
+                    dstMemoryType: device,
+                    dstHost: std::ptr::null_mut(),
+                    dstDevice: to + ((2 * from + half * rows) * row) as u64,
+                    dstArray: std::ptr::null_mut(),
+                    dstPitch: 2 * rows * row,
+                    WidthInBytes: rows * row,
+                    Height: count,
+                };
+                // SAFETY: the turns of each side lie inside their buffers, `inner` rows in all; `part` lives until the
+                // stream has come so far.
+                check("cuMemcpy2DAsync", unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.raw()) })?;
+            }
             self.stream.synchronize()?;
         }
         Ok(())
@@ -220,7 +241,7 @@ impl Uploader {
     /// Waits until everything is there.
     ///
     /// # Errors
-    /// Whatever went wrong on the device.
+    /// An error of the device.
     pub fn finish(&self) -> Result<(), CudaError> {
         self.stream.synchronize()
     }
@@ -288,7 +309,7 @@ impl Uploader {
 
 impl Drop for Uploader {
     fn drop(&mut self) {
-        // Copies may still read the page-locked memory that goes now.
+        // Copies may still read the page-locked memory that is dropped here.
         let _ = self.stream.synchronize();
     }
 }
@@ -302,6 +323,26 @@ fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gate_and_up_stand_where_the_kernels_look_for_them_whatever_the_width() {
+        for inner in [1, 7, 8, 12, 16, 100] {
+            let mut found = vec![None; 2 * inner];
+            for (half, turns) in [0, 1].into_iter().flat_map(|half| turns(inner).map(|turns| (half, turns))) {
+                let rows = (0..turns.count).flat_map(|turn| (0..turns.rows).map(move |row| (turn, row)));
+                for (turn, row) in rows {
+                    let at = 2 * turns.from + half * turns.rows + turn * 2 * turns.rows + row;
+                    assert_eq!(found[at].replace((half, turns.from + turn * turns.rows + row)), None);
+                }
+            }
+            for i in 0..inner {
+                // `gate_row` and `up_row` of kernels/linear.cuh.
+                let gate = i / 8 * 16 + i % 8;
+                assert_eq!(found[gate], Some((0, i)), "{inner}");
+                assert_eq!(found[gate + (inner - i / 8 * 8).min(8)], Some((1, i)), "{inner}");
+            }
+        }
+    }
 
     #[test]
     #[ignore = "needs a GPU"]

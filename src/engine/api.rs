@@ -138,7 +138,8 @@ pub struct SpeechParams {
     pub speech: SamplingOverrides,
     /// Limit on codec frames per sentence; `None` is the model's.
     pub max_frames: Option<Frames>,
-    /// Produce exactly `max_frames` frames whatever the model says: for measuring. The text is then not split.
+    /// Produce exactly `max_frames` frames, or without them as many as the model may, whatever the model says: for
+    /// measuring. The text is then not split.
     pub ignore_eos: bool,
     /// Size of the first audio chunk; `None` is the config's ramp.
     pub initial_chunk_frames: Option<Frames>,

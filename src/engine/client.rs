@@ -58,7 +58,7 @@ impl Client {
         }
     }
 
-    /// A stage has finished. One that hit a limit decides what the client is told.
+    /// A stage has finished. The client learns of a limit that any of them hit.
     pub fn stage_ended(&mut self, reason: FinishReason) {
         if reason == FinishReason::Length {
             self.reason = reason;

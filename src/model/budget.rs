@@ -1,7 +1,7 @@
-//! One GPU for several processes: how much of its memory each may take. Arithmetic alone; the GPU is asked elsewhere.
+//! Divides the memory of one GPU between several processes. Arithmetic alone: the caller asks the GPU.
 //!
-//! Processes that share a device know nothing of each other's allocations, so each gets a part that is written down, and a
-//! config whose parts do not fit together is refused before anything is started.
+//! Processes that share a device do not know each other's allocations, so the config gives each a part, and a config
+//! whose parts exceed the device is refused before any process starts.
 
 use omni_config::{Config, Placement, format_bytes};
 use omni_core::ids::StageName;
@@ -13,11 +13,11 @@ const MIB: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
     bytes: u64,
-    /// The keys that say so.
+    /// The config keys that set it, for messages.
     keys: String,
 }
 
-/// An allocation that its process is not entitled to.
+/// An allocation beyond the part of its process.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{what} needs {wanted} MiB of GPU memory and {left} MiB of {keys} are left; raise that, or lower [device] kv_memory or \
@@ -31,7 +31,7 @@ pub struct OverBudget {
 }
 
 impl Budget {
-    /// Of the process that runs the stages `here`, on one GPU; `None` if there is no bound, because it has it to itself.
+    /// The budget of the process that runs the stages `here` on one GPU; `None` where it has the GPU to itself.
     pub fn of(config: &Config, family: &[StageName], here: &[StageName], index: usize) -> Option<Budget> {
         let stages = on(config, here, index);
         if !shared(config, &on(config, family, index)) || stages.is_empty() {
@@ -41,10 +41,10 @@ impl Budget {
         Some(Budget { bytes, keys: keys(&stages) })
     }
 
-    /// Whether `bytes` more may be allocated where `allocated` are.
+    /// Whether the process may allocate `bytes` more when it holds `allocated`.
     ///
     /// # Errors
-    /// [`OverBudget`], with what to turn.
+    /// [`OverBudget`], which names the keys to change.
     pub fn check(&self, what: &'static str, allocated: u64, bytes: u64) -> Result<(), OverBudget> {
         let left = self.bytes.saturating_sub(allocated);
         if bytes <= left {
@@ -54,8 +54,8 @@ impl Budget {
     }
 }
 
-/// Whether all stages of a pipeline fit on the GPUs that several processes share; `total` is the memory of one in bytes, if
-/// it can be told. Says nothing of a GPU that one process has to itself.
+/// Whether all stages of a pipeline fit on the GPUs that several processes share; `total` is the memory of one in
+/// bytes, if known. A GPU that one process has to itself always fits.
 ///
 /// # Errors
 /// What to write into the config, as text.
@@ -91,12 +91,12 @@ fn fit_one(config: &Config, stages: &[StageName], total: u64) -> Result<(), Stri
     Ok(())
 }
 
-/// Those of the stages that are on one GPU.
+/// The stages that run on one GPU.
 fn on(config: &Config, stages: &[StageName], index: usize) -> Vec<StageName> {
     stages.iter().copied().filter(|stage| config.device_index(*stage) == index).collect()
 }
 
-/// Whether these stages are more than one process.
+/// Whether these stages run in more than one process.
 fn shared(config: &Config, stages: &[StageName]) -> bool {
     stages.len() > 1 && stages.iter().any(|stage| config.stage(*stage).placement == Placement::Process)
 }

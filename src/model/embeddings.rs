@@ -1,5 +1,5 @@
-//! Embedding embeddings on their way from a thinker to a talker, wherever they are: a handle for as long as one will do, bytes
-//! only where a consumer needs them.
+//! Embeddings on their way from a thinker to a talker. They stay where they were computed, behind a handle, until a
+//! consumer needs their bytes.
 
 use super::ModelError;
 use bytes::Bytes;
@@ -11,18 +11,18 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// `[n, width]` embeddings.
+/// `[n, width]` embeddings, on the host or on a device.
 #[derive(Clone, Debug)]
 pub enum Embeddings {
     /// A tensor in the host's memory.
     Host(Tensor),
-    /// Elements in the host's memory as they came: a slice of a frame, or of what a device has copied out.
+    /// Elements in the host's memory, not yet a tensor: a slice of a received frame or of a copy from a device.
     Bytes(EmbeddingBytes),
     /// On the device that computed them.
     Device(DeviceEmbeddings),
 }
 
-/// Embeddings as little-endian elements, one embedding after the other.
+/// Embeddings as little-endian elements, one after the other.
 #[derive(Clone)]
 pub struct EmbeddingBytes {
     bytes: Bytes,
@@ -30,14 +30,14 @@ pub struct EmbeddingBytes {
     precision: Precision,
 }
 
-/// Some embeddings of a buffer on a device. Whoever holds one keeps the buffer.
+/// A range of a buffer on a device. Each range keeps the buffer alive.
 #[derive(Clone, Debug)]
 pub struct DeviceEmbeddings {
     buffer: Arc<dyn DeviceBuffer>,
     range: Range<usize>,
 }
 
-/// What a step left on its device: `[embeddings, width]`, written once.
+/// The buffer that a step wrote on its device: `[embeddings, width]`, written once.
 pub trait DeviceBuffer: Send + Sync + fmt::Debug {
     /// Embeddings of the whole buffer.
     fn embeddings(&self) -> usize;
@@ -48,11 +48,11 @@ pub trait DeviceBuffer: Send + Sync + fmt::Debug {
     /// Its elements.
     fn precision(&self) -> Precision;
 
-    /// For engines of the same device, which know what it is.
+    /// For engines of the same device, which know the concrete type.
     fn as_any(&self) -> &dyn Any;
 
-    /// The whole buffer in the host's memory. The first who asks begins the one copy there is; all owners share it.
-    /// Nobody's thread waits for the device.
+    /// The whole buffer in the host's memory. The first call begins the one copy, which all owners share; no thread
+    /// blocks on the device.
     fn fetch(&self) -> BoxFuture<'static, Result<Bytes, ModelError>>;
 }
 
@@ -77,7 +77,7 @@ impl Embeddings {
     /// The embeddings but for the first `count`; `None` if that is all of them.
     ///
     /// # Errors
-    /// When the tensor library says no.
+    /// When the tensor library fails.
     pub fn behind(self, count: usize) -> Result<Option<Embeddings>, ModelError> {
         let (embeddings, width) = self.shape();
         if count >= embeddings {
@@ -132,7 +132,7 @@ impl Embeddings {
         }
     }
 
-    /// The same embeddings in the host's memory, copied off their device if need be.
+    /// The same embeddings in the host's memory, copied from their device if they are on one.
     ///
     /// # Errors
     /// What the device says.
@@ -157,7 +157,7 @@ impl EmbeddingBytes {
         (embedding > 0 && bytes.len().is_multiple_of(embedding)).then_some(EmbeddingBytes { bytes, width, precision })
     }
 
-    /// The same in memory of their own.
+    /// A copy in memory of its own, which does not keep the frame alive.
     pub fn detached(&self) -> EmbeddingBytes {
         EmbeddingBytes { bytes: Bytes::copy_from_slice(&self.bytes), ..*self }
     }
@@ -200,7 +200,7 @@ impl DeviceEmbeddings {
         &self.buffer
     }
 
-    /// Which embeddings of it.
+    /// The range of it that these are.
     pub fn range(&self) -> Range<usize> {
         self.range.clone()
     }

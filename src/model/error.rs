@@ -1,9 +1,9 @@
-//! What can go wrong with a checkpoint or in a net.
+//! Errors of loading a checkpoint and of running a net.
 
 use omni_core::ids::Slot;
 use std::path::PathBuf;
 
-/// A checkpoint that cannot be served. The text tells what to change.
+/// A checkpoint that cannot be served. The message says what to change.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A file of the checkpoint could not be read.
@@ -14,7 +14,7 @@ pub enum LoadError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// A file was read but does not mean what it should.
+    /// The content of a file is not what the program expects.
     #[error("{file}: {reason}")]
     Invalid {
         /// File name inside the checkpoint.
@@ -22,10 +22,10 @@ pub enum LoadError {
         /// What is wrong and what is expected.
         reason: String,
     },
-    /// Tensors that the config promises are not there, or have another shape. Every one is listed.
+    /// Tensors that the config promises are missing or have another shape. The list is complete.
     #[error("the weights do not fit config.json:\n  {}", .0.join("\n  "))]
     Tensors(Vec<String>),
-    /// The device refused.
+    /// The device failed.
     #[error("device: {0}")]
     Device(#[from] candle_core::Error),
 }
@@ -41,12 +41,12 @@ pub enum ModelError {
     Sequence(String),
 }
 
-/// The answer to work for a sequence that is not there.
+/// The error for work on a slot without a sequence.
 pub fn not_open(slot: Slot) -> ModelError {
     ModelError::Sequence(format!("{slot} is not open"))
 }
 
-/// A refusal of what one sequence asks for.
+/// Refuses what one sequence asks for.
 ///
 /// # Errors
 /// Always: [`ModelError::Sequence`] with this text.
@@ -54,7 +54,7 @@ pub fn refused<T>(text: impl Into<String>) -> Result<T, ModelError> {
     Err(ModelError::Sequence(text.into()))
 }
 
-/// Whether all tokens have an embedding.
+/// Checks that every token has an embedding.
 ///
 /// # Errors
 /// [`ModelError::Sequence`] that names the first token outside the vocabulary.

@@ -1,7 +1,7 @@
-//! The launch section: what a launch thread does between taking a command and handing over what came of it. Nothing in it
-//! waits for a device. Whoever calls something that may wait says so here first; inside the section that is counted, and in
-//! builds with debug assertions it ends the stage with the name of the call: a wait that somebody adds to a step does not
-//! get through the tests.
+//! The launch section: what a launch thread does between taking a command and handing over the result. Nothing in it
+//! may wait for a device. A function that may wait reports it here first; inside the section the report is counted, and
+//! in builds with debug assertions it panics with the name of the call, so that the tests catch a wait that a change
+//! adds to a step.
 
 use omni_telemetry as telemetry;
 use std::cell::Cell;
@@ -18,7 +18,7 @@ thread_local! {
     static HERE: Cell<Here> = const { Cell::new(Here::Outside) };
 }
 
-/// This thread is in the section, or allowed to wait in it, until this is dropped.
+/// Keeps this thread in the section, or allowed to wait in it, until it is dropped.
 #[must_use]
 pub struct Section {
     before: Here,
@@ -31,7 +31,7 @@ pub fn section() -> Section {
     here(Here::Inside)
 }
 
-/// Lets what follows wait although it is in the section, for the reason given: something rare that has no place elsewhere,
+/// Allows waits in the section until the guard is dropped, for the given reason: rare work that has no place elsewhere,
 /// such as memory that has to grow.
 pub fn allow(_why: &'static str) -> Section {
     // Outside the section there is nothing to be allowed to wait in.
@@ -48,7 +48,7 @@ impl Drop for Section {
     }
 }
 
-/// Says that this thread is about to make a call that may wait for a device.
+/// Reports that this thread is about to make a call that may wait for a device.
 ///
 /// # Panics
 /// In the launch section, in builds with debug assertions.
@@ -57,7 +57,7 @@ pub fn waits(call: &'static str) {
         return;
     }
     telemetry::launch_waited();
-    // A thread that is panicking already takes its state down; what it calls meanwhile is no step.
+    // A panicking thread drops its state; the calls that this makes are no step.
     if cfg!(debug_assertions) && !std::thread::panicking() {
         panic!("{call} in a launch: it may wait for the device, and the next launch must not");
     }

@@ -1,12 +1,12 @@
-//! The seam between a [`ModelRunner`](omni_stage) thread and the nets: one trait, whatever the stage and the device.
+//! The seam between a `ModelRunner` thread and the nets: one trait, whatever the stage and the device.
 //!
-//! A stage model holds sequences, one per request, in slots. Work is measured in *units*: positions for the language models
-//! (thinker, talker), codec frames for the vocoder. The scheduler says how many units each sequence advances in a step; it
-//! never asks for more than the sequence's input allows, and it may ask for step N+1 before anybody has looked at the
-//! outcome of step N (run-ahead). A sequence that has finished on the device answers later steps with `stale`.
+//! A stage model holds sequences, one per request, in slots. Work is measured in *units*: positions for the language
+//! models (thinker, talker), codec frames for the vocoder. The scheduler says how many units each sequence advances in
+//! a step; it never asks for more than the sequence's input allows, and it may ask for step N+1 before the outcome of
+//! step N is known (run-ahead). For a sequence that has finished on the device, later steps return `stale`.
 //!
-//! A step is *launched* on the runner's thread. A device that works beside the host answers with a [`PendingStep`], which
-//! another thread waits for; a CPU computes the step at once and answers with its outcome.
+//! A step is *launched* on the runner's thread. A device that works beside the host returns a [`PendingStep`], which
+//! another thread waits for; a CPU computes the step at once and returns its outcome.
 
 use super::error::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
@@ -19,12 +19,12 @@ use omni_telemetry::Phases;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The compute of one stage. Built on, and never leaves, its runner's thread (device graphs are not `Send`).
+/// The compute of one stage. It is built on its runner's thread and never leaves it (device graphs are not `Send`).
 pub trait StageModel {
     /// Gives a sequence a slot that is not in use. Takes no input yet and computes nothing.
     ///
     /// # Errors
-    /// [`ModelError::Sequence`] when the sequence asks for what the checkpoint cannot do.
+    /// [`ModelError::Sequence`] when the checkpoint cannot do what the sequence asks for.
     fn open(&mut self, slot: Slot, spec: SequenceSpec) -> Result<(), ModelError>;
 
     /// Appends input to a sequence. Data is on this device already; `end` says that nothing follows. Without input it
@@ -34,12 +34,12 @@ pub trait StageModel {
     /// [`ModelError::Sequence`] for input of the wrong kind or width.
     fn push_input(&mut self, slot: Slot, input: Option<StageData>, end: bool) -> Result<(), ModelError>;
 
-    /// Begins to advance sequences together. With [`Launched::Pending`] the step may still run when this returns; it comes
-    /// after every step launched before and sees all input fed before. Must not wait for a device.
+    /// Begins to advance sequences together. With [`Launched::Pending`] the step may still run when this returns; it
+    /// runs after all earlier steps and sees all input that was pushed before. Must not wait for a device.
     ///
     /// # Errors
-    /// [`ModelError::Device`] when the state of the model can no longer be trusted. What concerns one sequence alone is an
-    /// `Err` in [`StepOutcome::sequences`].
+    /// [`ModelError::Device`] when the state of the model can no longer be trusted. An error of one sequence alone is
+    /// an `Err` in [`StepOutcome::sequences`].
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError>;
 
     /// [`StageModel::launch`], and waits for the step: one result per entry of `sequences`, in that order.
@@ -50,14 +50,15 @@ pub trait StageModel {
         Ok(self.launch(sequences)?.wait()?.sequences)
     }
 
-    /// Frees a slot and all it held. Unknown slots are ignored: a sequence may die twice. Steps with the slot may be pending;
-    /// nobody uses what they say of it, and what they write must not reach the sequence that opens next.
+    /// Frees a slot and all it held. Unknown slots are ignored: a sequence may be closed twice. Steps with the slot may
+    /// be pending; their outcome for it is dropped, and what they write must not reach the sequence that opens the slot
+    /// next.
     fn close(&mut self, slot: Slot);
 
     /// Sequences that hold state now.
     fn live_sequences(&self) -> usize;
 
-    /// Breaks the device on purpose, for drills: from now on each of its calls fails in this process, whoever makes it.
+    /// Breaks the device on purpose, for drills: from now on each of its calls fails, in the whole process.
     ///
     /// # Errors
     /// [`ModelError::Sequence`] where there is no device that can be broken.
@@ -66,16 +67,16 @@ pub trait StageModel {
     }
 }
 
-/// What became of a launch.
+/// The outcome of a launch.
 pub enum Launched {
     /// The step has been computed.
     Done(StepOutcome),
-    /// The device is at it.
+    /// The device computes it.
     Pending(Box<dyn PendingStep>),
 }
 
 impl Launched {
-    /// The outcome, waited for if need be.
+    /// The outcome; waits for a pending step.
     ///
     /// # Errors
     /// Those of [`PendingStep::wait`].
@@ -94,31 +95,31 @@ impl std::fmt::Debug for Launched {
 }
 
 /// A step that a device computes. Steps are waited for in the order of their launch, on another thread than they were
-/// launched from. The model outlives every step it launched; after a failure steps are dropped without being waited for.
+/// launched from. The model outlives every step it launched; after a failure, pending steps are dropped without a wait.
 pub trait PendingStep: Send {
-    /// Blocks until the step has run, and reads what it left behind.
+    /// Blocks until the step has run, and reads its outcome.
     ///
     /// # Errors
     /// [`ModelError::Device`] when the state of the model can no longer be trusted: it ends the runner.
     fn wait(self: Box<Self>) -> Result<StepOutcome, ModelError>;
 }
 
-/// What a step did.
+/// The outcome of a step.
 #[derive(Debug, Default)]
 pub struct StepOutcome {
     /// One result per entry of the launched sequences, in that order. An `Err` fails that sequence alone.
     pub sequences: Vec<Result<SequenceOutput, ModelError>>,
-    /// How long the device was at it, and at what.
+    /// How long the device took, by phase.
     pub times: DeviceTimes,
 }
 
-/// How long a device was at a step, as the device tells.
+/// How long a device took for a step, as it reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceTimes {
-    /// From its beginning to its end on the device; `None` where the device does not tell.
+    /// From its beginning to its end on the device; `None` where the device does not report it.
     pub total: Option<Duration>,
-    /// What of it each phase took, as far as that was measured. A CPU measures these and leaves `total` to those who
-    /// know when the launch began.
+    /// The time of each measured phase. A CPU measures these and leaves `total` to the runner, which knows when the
+    /// launch began.
     pub phases: Phases,
 }
 
@@ -134,12 +135,12 @@ impl From<Vec<Result<SequenceOutput, ModelError>>> for StepOutcome {
     }
 }
 
-/// Makes the stage model on the runner's thread. Holds the weights, so that they outlive a runner that died.
+/// Makes the stage model on the runner's thread. It holds the weights, so that they outlive a failed runner.
 pub trait StageFactory: Send + Sync {
     /// A fresh model without sequences.
     ///
     /// # Errors
-    /// Whatever the device says while state is allocated.
+    /// When the device has no room for the state.
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError>;
 }
 
@@ -164,19 +165,19 @@ pub enum SequenceSpec {
     Vocoder(VocoderSpec),
 }
 
-/// A thinker sequence. Its prompt is known at once; its answer is sampled, or follows tokens that are fed.
+/// A thinker sequence. Its prompt is known at once; its answer is sampled, or follows tokens that arrive as input.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct ThinkerSpec {
-    /// Prompt token ids, up to and including the assistant header, and then the first tokens of the answer if those are
-    /// known: a sequence that goes on.
+    /// Prompt token ids, up to and including the assistant header, then the tokens of the answer that are known
+    /// already, where a sequence resumes.
     pub prompt: Arc<[u32]>,
-    /// Tokens at the end of the prompt that are the answer's: to sampling, limits and random numbers they count as sampled.
-    /// None of them ends the answer.
+    /// Tokens at the end of the prompt that are the answer's: to sampling, limits and random numbers they count as
+    /// sampled. None of them ends the answer.
     pub generated_len: u32,
     /// Where the answer comes from.
     pub mode: ThinkerMode,
-    /// Which prompt positions' embedding embeddings the talker needs (spec section 5: user turns, then the 3 ids of the
-    /// assistant header); `None` for text-only requests, which emit no sequences at all.
+    /// Prompt positions whose embeddings the talker needs (spec section 5: user turns, then the 3 ids of the assistant
+    /// header); `None` for text-only requests, which emit no embeddings.
     pub emit: Option<Arc<[std::ops::Range<u32>]>>,
     /// Sampling of the answer.
     pub sampling: SamplingParams,
@@ -189,12 +190,12 @@ pub struct ThinkerSpec {
 }
 
 impl ThinkerSpec {
-    /// The prompt without what was said.
+    /// The prompt without the tokens that were generated.
     pub fn asked(&self) -> &[u32] {
         &self.prompt[..self.prompt.len().saturating_sub(self.generated_len as usize)]
     }
 
-    /// What was said.
+    /// The tokens that were generated.
     pub fn answered(&self) -> &[u32] {
         &self.prompt[self.prompt.len().saturating_sub(self.generated_len as usize)..]
     }
@@ -205,19 +206,19 @@ impl ThinkerSpec {
 pub enum ThinkerMode {
     /// The model samples it.
     Sample,
-    /// It is fed as [`StageData::Tokens`]: spoken verbatim. The layers need not run, for the talker takes only
+    /// It arrives as [`StageData::Tokens`] and is spoken verbatim. The layers need not run, for the talker takes only
     /// embeddings of text positions.
     Follow,
 }
 
-/// A talker sequence (spec sections 5, 6 and 9). Input: sequences of the thinker or tokens of text, in the order that its prompt
-/// counts them.
+/// A talker sequence (spec sections 5, 6 and 9). Input: embeddings of the thinker or tokens of text, in the order in
+/// which its prompt counts them.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct TalkerSpec {
-    /// What the sequence begins with, and the voice.
+    /// The prompt, with the voice.
     pub prompt: Arc<TalkerPrompt>,
-    /// Frames at the end of the prompt's reference that are the sequence's own, which goes on: to sampling, limits and random
-    /// numbers they count as made. See [`TalkerPrompt::resume`].
+    /// Frames at the end of the prompt's reference that the sequence generated before it resumed: to sampling, limits
+    /// and random numbers they count as generated. See [`TalkerPrompt::resume`].
     pub generated_len: u32,
     /// Sampling of code 0.
     pub sampling: SamplingParams,
@@ -231,8 +232,8 @@ pub struct TalkerSpec {
     pub ignore_eos: bool,
     /// Key of the counter-based generator.
     pub seed: u64,
-    /// Codes that the sequence says whatever it would pick, frame after frame of `num_code_groups` codes; where they end it
-    /// goes on sampling, as if it had sampled them. A code 0 that is the end ends the sequence, a limit does too.
+    /// Codes that replace those that the sequence would pick, frame after frame of `num_code_groups` codes. Behind them
+    /// it samples, as if it had sampled them. The end token ends the sequence as a code 0 here, and so do limits.
     pub forced: Option<Arc<[u32]>>,
 }
 
@@ -240,7 +241,7 @@ impl TalkerSpec {
     /// Whether a talker of this size can do what the sequence asks for.
     ///
     /// # Errors
-    /// [`ModelError::Sequence`] with what does not fit, for whoever sent the request.
+    /// [`ModelError::Sequence`] with what does not fit, for the client.
     pub fn check(&self, config: &TalkerConfig) -> Result<(), ModelError> {
         let (len, limit) = (self.prefill_positions(), config.text.max_position_embeddings);
         if len as usize > limit {
@@ -263,7 +264,7 @@ impl TalkerSpec {
         sampling.and_then(|()| prompt()).and_then(|()| self.check_forced(config)).map_err(ModelError::Sequence)
     }
 
-    /// Whether the forced codes are whole frames of codes that there are.
+    /// Checks that the forced codes are whole frames of codes inside the tables.
     ///
     /// # Errors
     /// What is wrong with them, as text.
@@ -287,7 +288,7 @@ impl TalkerSpec {
         self.forced.as_deref()?.get(at..at + groups)
     }
 
-    /// Codes 0 of the frames that the prompt holds of the sequence itself, in order.
+    /// Codes 0 of the frames in the prompt that the sequence generated, in order.
     pub fn said_codes(&self, groups: usize) -> impl Iterator<Item = u32> {
         let codes = self.prompt.reference().map_or(&[][..], |codes| codes);
         codes[codes.len().saturating_sub(self.generated_len as usize * groups)..].iter().step_by(groups.max(1)).copied()
@@ -298,7 +299,7 @@ impl TalkerSpec {
         self.prompt.positions()
     }
 
-    /// Input sequences that must be there before the prompt can be computed.
+    /// Input embeddings that the prompt needs.
     pub fn prefill_embeddings(&self) -> u32 {
         self.prompt.inputs()
     }
@@ -307,13 +308,13 @@ impl TalkerSpec {
 /// A vocoder sequence.
 #[derive(Clone, Debug, Default, bincode::Encode, bincode::Decode)]
 pub struct VocoderSpec {
-    /// Codes of a reference, frame after frame (in-context cloning). The sequence decodes them first, as its prompt: its first
-    /// units are the context's frames, which emit nothing and must not share a step with its own. What is heard then
-    /// begins where the reference ends, with sample `frames * samples_per_frame` of both decoded together. (The
-    /// implementation that the goldens are made with cuts at a proportion of the samples, which is the same number or, by
-    /// rounding, one less.)
+    /// Codes of a reference, frame after frame (in-context cloning). The sequence decodes them first, as its prompt:
+    /// its first units are the context's frames, which emit nothing and must not share a step with its own. What is
+    /// heard then begins where the reference ends, with sample `frames * samples_per_frame` of both decoded together.
+    /// (The implementation that the goldens are made with cuts at a proportion of the samples, which is the same number
+    /// or, by rounding, one less.)
     pub context: Option<Arc<[u32]>>,
-    /// Whether the end of the context is the sequence's own, which goes on: of no use to other sequences.
+    /// Whether the end of the context was generated by the sequence, which resumes: no other sequence can share it.
     pub goes_on: bool,
 }
 
@@ -325,13 +326,15 @@ impl VocoderSpec {
 }
 
 /// What travels between stages: what one sequence emits is what the next takes. The variant says what the units are, as
-/// [`PayloadKind`](omni_core::ids::PayloadKind) does for a payload. On a wire this becomes parts, which know numbers only.
+/// [`PayloadKind`](omni_core::ids::PayloadKind) does for a payload. On a wire this becomes parts, which know numbers
+/// only.
 #[derive(Clone, Debug)]
 pub enum StageData {
-    /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of the
-    /// talker's text.
+    /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of
+    /// the talker's text.
     Embeddings(Embeddings),
-    /// Tokens, one unit each: the answer of a [`ThinkerMode::Follow`] sequence; text for a talker that reads text itself.
+    /// Tokens, one unit each: the answer of a [`ThinkerMode::Follow`] sequence; text for a talker that reads text
+    /// itself.
     Tokens(Vec<u32>),
     /// Codes, frame after frame, `groups` codes each: a talker emits one frame a step.
     Codes(Vec<u32>),
@@ -360,7 +363,7 @@ impl StageData {
         }
     }
 
-    /// The codes of a sequence that takes nothing else, all such that the vocoder has them.
+    /// The codes of a sequence that takes nothing else, all inside the codebooks.
     ///
     /// # Errors
     /// [`ModelError::Sequence`] for anything else.
@@ -375,7 +378,7 @@ impl StageData {
     }
 }
 
-/// What one sequence did in one step.
+/// The outcome of one step for one sequence.
 #[derive(Clone, Debug, Default)]
 pub struct SequenceOutput {
     /// The token that the scheduler waits for: thinker token or code 0. `None` inside a prompt and for the vocoder.
@@ -384,7 +387,8 @@ pub struct SequenceOutput {
     pub finish: Option<FinishReason>,
     /// The sequence had already ended when this step ran: nothing happened.
     pub stale: bool,
-    /// What a talker sequence would have picked in a frame whose codes are forced; code 0 alone where it ended the sequence.
+    /// What a talker sequence would have picked in a frame whose codes are forced; code 0 alone where it ended the
+    /// sequence.
     pub picked: Option<Box<[u32]>>,
     /// What goes downstream, if anything does.
     pub emit: Option<StageData>,

@@ -1,4 +1,4 @@
-//! Chat templates: the Jinja programs with which checkpoints write a conversation as text.
+//! Chat templates: the Jinja programs of checkpoints that write a conversation as text.
 
 use crate::LoadError;
 use crate::weights::Files;
@@ -9,14 +9,14 @@ use minijinja::{Environment, Error, ErrorKind, State};
 const FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
-/// Enough for a hundred thousand messages, and an end to a template that loops.
+/// Steps that a template may take: enough for a hundred thousand messages, and a bound for a template that loops.
 const MAX_OUTPUT: usize = 64 << 20;
 
 /// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// `bos_token` and the like, which templates may write.
+    /// `bos_token` and similar names that templates use.
     tokens: Vec<(String, String)>,
 }
 
@@ -25,7 +25,7 @@ pub struct ChatTemplate {
 pub struct TemplateMessage<'a> {
     /// `system`, `user` or `assistant`.
     pub role: &'a str,
-    /// What was said.
+    /// The text of the message.
     pub content: &'a str,
 }
 
@@ -68,7 +68,7 @@ impl ChatTemplate {
     /// The conversation as text, ending where the assistant's answer begins.
     ///
     /// # Errors
-    /// [`TemplateError`] with what the template said.
+    /// [`TemplateError`] with the template's message.
     pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, TemplateError> {
         let fail = |e: Error| TemplateError(format!("{e:#}"));
         let messages: Value =
@@ -192,7 +192,7 @@ mod tests {
             {{- m.content.startswith('\\n') }} {{ m.content.strip() }} {{ m.content.strip('\\n ') }}|
             {{- m.content.lstrip('\\n').rstrip('b') }}|{{ m.content.split('a')[-1] }}|{{ m.content.split() | length }}|
             {{- m.content.replace('a', 'A').upper() }}|{{ m.get('role') }}|{{ m.get('x', 'y') }}|{{ m.get('x') is none }}";
-        // What Jinja2 3.1.6 writes.
+        // The output of Jinja2 3.1.6.
         let got = render(source, &[("user", "\na b b\n")]).unwrap();
         assert_eq!(got, "True a b b a b b|a b b\n| b b\n|3|\nA B B\n|user|y|True");
     }

@@ -37,7 +37,7 @@ impl Thinker {
         self.embedding.dims()[0] as u32
     }
 
-    /// Embedding rows `[tokens.len(), hidden]`: `hidden_states[0]`, which is all that the talker takes from text.
+    /// Embeddings `[tokens.len(), hidden]`: `hidden_states[0]`, which is all that the talker takes from text.
     ///
     /// # Errors
     /// When a token is outside the vocabulary.

@@ -6,9 +6,9 @@ use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, T
 
 /// Attention of `T` new positions over a cache that already holds their keys and values.
 ///
-/// `q` is `[T, heads, d]`, of absolute positions `past..past + T`; `k` and `v` are `[capacity, kv_heads, d]` with position
-/// `i` in row `i`. Query `i` sees keys `j` with `0 <= i - j`, and with a window `w` only those with `i - j < w`. Gives
-/// `[T, heads, d]`. On the CPU a query's result does not depend on which others are in the call.
+/// `q` is `[T, heads, d]`, of absolute positions `past..past + T`; `k` and `v` are `[capacity, kv_heads, d]` with
+/// position `i` in row `i`. Query `i` sees keys `j` with `0 <= i - j`, and with a window `w` only those with `i - j <
+/// w`. Gives `[T, heads, d]`. On the CPU a query's result does not depend on which others are in the call.
 ///
 /// # Errors
 /// When the shapes do not fit, or the cache has fewer rows than `past + T`.

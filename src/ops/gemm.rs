@@ -9,8 +9,8 @@ use super::simd::{Kernel, LANES, Simd, dispatch};
 use std::ops::Range;
 
 /// Least work of a job, in multiply-adds: a third of a millisecond on one core. Decode steps and frames of a small
-/// vocoder stay below it, on the thread that asks: the stages' threads share the cores, and waking the pool costs more
-/// than it gives.
+/// vocoder stay below it, on the calling thread: the stages' threads share the cores, and waking the pool costs more
+/// than it saves.
 const JOB_MACS: usize = 16 << 20;
 
 /// Weights `[out, in]` in panels, with optional bias and scale `[out]`.

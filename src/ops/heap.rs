@@ -1,8 +1,8 @@
-//! What the allocator does with large blocks.
+//! Settings of the allocator for large blocks.
 
-/// Lets blocks of a megabyte and more, such as recordings that clients send, go back to the system when they are freed. Left
-/// to itself, glibc takes the first few of them as a sign that there will be more, and keeps as much as 64 MB of what is
-/// freed on every thread that had a part in them. Does nothing with other allocators. Call it once, at the start.
+/// Lets blocks of a megabyte and more, such as recordings that clients send, go back to the system when they are freed.
+/// By default, glibc adapts to the first few of them and keeps up to 64 MB of freed memory for every thread that
+/// allocated or freed one. Does nothing with other allocators. Call it once, at the start.
 pub fn give_large_blocks_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -16,7 +16,8 @@ pub fn give_large_blocks_back() {
         // it knows the parameter: if not, nothing changes.
         unsafe {
             mallopt(M_MMAP_THRESHOLD, 1 << 20);
-            // Where glibc would have got to by itself: what a step needs again is not given back after every step.
+            // The value that glibc would reach by itself: memory that every step needs is not returned after every
+            // step.
             mallopt(M_TRIM_THRESHOLD, 32 << 20);
         }
     }

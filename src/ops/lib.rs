@@ -6,7 +6,7 @@
 //! split into calls, or how many threads run. So a prompt that is prefilled in pieces leaves the same cache, and a
 //! request gets the same tokens whatever else is in the batch.
 //!
-//! Its `unsafe` is vector instructions, tiles written from several threads, and a word with the allocator.
+//! Its `unsafe` is vector instructions, tiles written from several threads, and the allocator's settings.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,27 +1,27 @@
 //! Reads the JSON object of a request within the limits on size and time.
 
-use super::app::App;
+use super::api::{kind, short};
 use super::budget::{Budget, Held};
-use super::error::{ApiError, short};
-use super::fields::kind;
+use super::error::ApiError;
+use super::state::App;
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use futures::StreamExt;
 use serde_json::{Map, Value};
 use std::sync::Arc;
 
-/// How much of a body that is too large is still read and thrown away, so that the client, busy sending, gets to see
-/// why. Beyond it the connection is closed.
+/// How many bytes beyond the limit the server still reads and drops, so that the client, busy sending, gets to see the
+/// error. Beyond them it closes the connection.
 const DISCARD_LIMIT: usize = 16 << 20;
 
-/// The body as a JSON object, and its part of the budget: to be held as long as the object is.
+/// The body as a JSON object, and its part of the budget, which the caller holds as long as the object.
 pub(super) async fn read_object(app: &App, request: Request) -> Result<(Map<String, Value>, Held), ApiError> {
     check_content_type(request.headers())?;
     let (bytes, held) = read_all(app, request).await?;
     Ok((parse_object(&bytes)?, held))
 }
 
-/// The body, whatever it is, within the limits on size and time, and its part of the budget.
+/// The bytes of the body within the limits on size and time, and its part of the budget.
 pub(super) async fn read_all(app: &App, request: Request) -> Result<(Vec<u8>, Held), ApiError> {
     let read = read_bytes(request, app.max_body_bytes, &app.budget);
     tokio::time::timeout(app.read_timeout, read).await.map_err(|_| {
@@ -58,7 +58,7 @@ async fn read_bytes(request: Request, limit: usize, budget: &Arc<Budget>) -> Res
             bytes.extend_from_slice(&piece);
             continue;
         }
-        // What is thrown away is not kept meanwhile.
+        // The rest is read and dropped; nothing of it needs memory.
         (bytes, held) = (Vec::new(), Held::nothing(budget));
         if total > limit.saturating_add(DISCARD_LIMIT) {
             break;
@@ -70,8 +70,8 @@ async fn read_bytes(request: Request, limit: usize, budget: &Arc<Budget>) -> Res
     }
 }
 
-/// JSON only. Besides clarity this keeps pages of other origins out: a browser sends JSON across origins only after
-/// asking, and we never say yes.
+/// JSON only. This keeps pages of other origins out too: a browser sends JSON across origins only after it has asked,
+/// and this server never allows it.
 fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let media_type = value.split(';').next().unwrap_or("").trim().to_ascii_lowercase();

@@ -1,4 +1,4 @@
-//! How many bytes clients may have sent that are still held, all of them together.
+//! Limits the bytes of requests that the server holds for all clients together.
 
 use super::error::ApiError;
 use axum::http::StatusCode;
@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What a frame of a WebSocket client is besides its payload, at most.
+/// Most bytes that a frame of a WebSocket client has besides its payload.
 const FRAME_HEAD: usize = 14;
 
-/// The bytes that are left.
+/// The limit, and how much of it is taken.
 #[derive(Debug)]
 pub(super) struct Budget {
     limit: usize,
@@ -23,7 +23,7 @@ impl Budget {
         Arc::new(Budget { limit, used: AtomicUsize::new(0), shown })
     }
 
-    /// The error of a request for which nothing is left.
+    /// The error of a request for which no bytes are left.
     pub fn exhausted(&self) -> ApiError {
         let message = format!("{} bytes of requests are being received already; try again later", self.limit);
         let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_much_input", message);
@@ -45,7 +45,7 @@ impl Budget {
     }
 }
 
-/// A part of it, given back when dropped.
+/// A part of the budget. Dropping it gives the part back.
 #[derive(Debug)]
 pub(super) struct Held {
     budget: Arc<Budget>,
@@ -53,19 +53,19 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Nothing yet.
+    /// An empty part.
     pub fn nothing(budget: &Arc<Budget>) -> Held {
         Held { budget: Arc::clone(budget), bytes: 0 }
     }
 
-    /// More, if there is as much.
+    /// Adds bytes to the part; false if the budget has not as many left.
     pub fn take(&mut self, bytes: usize) -> bool {
         let taken = self.budget.take(bytes);
         self.bytes += if taken { bytes } else { 0 };
         taken
     }
 
-    /// Less: at most what is held.
+    /// Gives bytes back, at most those of the part.
     pub fn give_back(&mut self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -79,8 +79,8 @@ impl Drop for Held {
     }
 }
 
-/// What one connection has read since it became a WebSocket, and nobody has taken yet. Requests before that are counted
-/// where their bodies are read.
+/// The bytes that one connection has read since it became a WebSocket and that its session has not taken yet. Bodies of
+/// earlier requests are counted where the handlers read them.
 #[derive(Debug)]
 pub(super) struct Intake {
     counts: AtomicBool,
@@ -94,12 +94,12 @@ impl Intake {
         Arc::new(Intake { counts: AtomicBool::new(false), full: AtomicBool::new(false), held })
     }
 
-    /// From now on what is read is counted.
+    /// Counts bytes from now on.
     pub fn begin(&self) {
         self.counts.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes came off the socket; false if there is no room for them.
+    /// Counts bytes that came off the socket; false if the budget has no room for them.
     pub fn read(&self, bytes: usize) -> bool {
         if !self.counts.load(Ordering::Relaxed) || bytes == 0 {
             return true;
@@ -109,12 +109,12 @@ impl Intake {
         fits
     }
 
-    /// A message of this length was taken.
+    /// The session took a message of this length.
     pub fn taken(&self, length: usize) {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).give_back(length + FRAME_HEAD);
     }
 
-    /// There was no room.
+    /// Whether the budget had no room at some time.
     pub fn was_full(&self) -> bool {
         self.full.load(Ordering::Relaxed)
     }

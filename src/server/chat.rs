@@ -1,24 +1,26 @@
 //! `POST /v1/chat/completions`: answers a conversation in text, or in text and speech.
 
-use super::app::{App, unix_seconds};
+use super::api::chat::{
+    self as wire, AnswerAudio, ChatEvent, Choice, Chunk, ChunkChoice, Completion, Delta, DeltaAudio,
+};
+use super::api::speech::Finish;
 use super::auth::caller;
 use super::body::read_object;
 use super::chat_request::{ChatCall, parse};
-use super::debug;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::response::{Answer, Piece, note_ignored};
 use super::sse;
+use super::state::{App, unix_seconds};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
 use omni_audio::{AudioWriter, Sound};
 use omni_engine::{FinishReason, Output, Usage};
-use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The handler.
@@ -27,8 +29,8 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body)?;
     call.request.options.tenant = tenant;
-    let recording = debug::asked(&app, &Fields::top(&body))?;
-    let ChatCall { request, format, stream, include_usage, ignored } = call;
+    let recording = app.record(call.trace)?;
+    let ChatCall { request, format, stream, include_usage, ignored, trace: _ } = call;
     let speaks = request.output == Output::TextAndAudio;
     let writer = Sound::from(format).writer(app.service.info().sample_rate)?;
     let answer = Answer::begin(app.service.submit(request).await?).await?.recorded(recording);
@@ -49,12 +51,12 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let response = if stream {
         sse::response(chunks(head, answer, writer, include_usage))
     } else {
-        Json(completion(&head, answer, writer).await?).into_response()
+        completion(&head, answer, writer).await?
     };
     Ok((headers, response).into_response())
 }
 
-/// What every object of one answer repeats.
+/// Fields that every object of one answer has.
 struct Head {
     id: String,
     audio_id: String,
@@ -63,7 +65,7 @@ struct Head {
     speaks: bool,
 }
 
-async fn completion(head: &Head, mut answer: Answer, mut writer: AudioWriter) -> Result<Value, ApiError> {
+async fn completion(head: &Head, mut answer: Answer, mut writer: AudioWriter) -> Result<Response, ApiError> {
     let mut text = String::new();
     let mut file = Vec::new();
     let (reason, usage) = loop {
@@ -73,25 +75,23 @@ async fn completion(head: &Head, mut answer: Answer, mut writer: AudioWriter) ->
             Piece::Finished { reason, usage } => break (reason, usage),
         }
     };
-    let mut message = json!({ "role": "assistant", "content": text, "refusal": null });
+    let mut audio = None;
     if head.speaks {
         writer.complete(&mut file)?;
-        message["audio"] = json!({
-            "id": head.audio_id,
-            "data": BASE64_STANDARD.encode(file),
-            "transcript": text,
-            // Nothing is kept, so the id is of no use from the start.
-            "expires_at": head.created,
-        });
+        let data = BASE64_STANDARD.encode(file);
+        // No audio is kept, so its id is of no use from the start.
+        audio = Some(AnswerAudio { id: &head.audio_id, data, transcript: &text, expires_at: head.created });
     }
-    Ok(json!({
-        "id": head.id,
-        "object": "chat.completion",
-        "created": head.created,
-        "model": head.model,
-        "choices": [{ "index": 0, "message": message, "logprobs": null, "finish_reason": reason }],
-        "usage": usage_object(usage),
-    }))
+    let message = wire::Answer { role: "assistant", content: &text, refusal: (), audio };
+    let completion = Completion {
+        id: &head.id,
+        object: "chat.completion",
+        created: head.created,
+        model: &head.model,
+        choices: [Choice { index: 0, message, logprobs: (), finish_reason: reason.into() }],
+        usage: usage.into(),
+    };
+    Ok(Json(completion).into_response())
 }
 
 /// Where a streamed answer is.
@@ -111,31 +111,32 @@ fn chunks(
     answer: Answer,
     writer: AudioWriter,
     include_usage: bool,
-) -> impl futures::Stream<Item = String> + Send {
+) -> impl futures::Stream<Item = Result<Event, axum::Error>> + Send {
     let state = (head, answer, writer, Stage::Role);
     let steps = stream::unfold(state, move |(head, mut answer, mut writer, state)| async move {
+        let chunk = |delta| sse::event(&ChatEvent::Chunk(chunk(&head, delta, None, include_usage)));
         let (events, next) = match state {
             Stage::Role => {
-                let delta = json!({ "role": "assistant", "content": "", "refusal": null });
-                (vec![chunk(&head, &delta, None, include_usage)], Stage::Pieces)
+                let (role, content, refusal) = (Some("assistant"), Some(""), Some(()));
+                (vec![chunk(Delta { role, content, refusal, audio: None })], Stage::Pieces)
             }
             Stage::Pieces => match answer.next().await {
                 Ok(Piece::Text(text)) => {
-                    let mut delta = json!({ "content": text });
-                    if head.speaks {
-                        delta["audio"] = json!({ "id": head.audio_id, "transcript": text });
-                    }
-                    (vec![chunk(&head, &delta, None, include_usage)], Stage::Pieces)
+                    let transcript =
+                        || DeltaAudio { id: &head.audio_id, transcript: Some(&text), ..DeltaAudio::default() };
+                    let audio = head.speaks.then(transcript);
+                    (vec![chunk(Delta { content: Some(&text), audio, ..Delta::default() })], Stage::Pieces)
                 }
                 Ok(Piece::Audio(audio)) => match writer.push(&audio.samples) {
                     Ok(bytes) => {
-                        let delta = json!({ "audio": { "id": head.audio_id, "data": BASE64_STANDARD.encode(bytes) } });
-                        (vec![chunk(&head, &delta, None, include_usage)], Stage::Pieces)
+                        let data = Some(BASE64_STANDARD.encode(bytes));
+                        let audio = Some(DeltaAudio { id: &head.audio_id, data, ..DeltaAudio::default() });
+                        (vec![chunk(Delta { audio, ..Delta::default() })], Stage::Pieces)
                     }
-                    Err(error) => (vec![sse::event(&ApiError::from(error).body())], Stage::Over),
+                    Err(error) => (vec![failed(&error.into())], Stage::Over),
                 },
                 Ok(Piece::Finished { reason, usage }) => (Vec::new(), Stage::Tail(reason, usage)),
-                Err(error) => (vec![sse::event(&error.body())], Stage::Over),
+                Err(error) => (vec![failed(&error)], Stage::Over),
             },
             Stage::Tail(reason, usage) => (tail(&head, reason, usage, include_usage), Stage::Over),
             Stage::Over => return None,
@@ -145,49 +146,35 @@ fn chunks(
     steps.flatten()
 }
 
-fn tail(head: &Head, reason: FinishReason, usage: Usage, include_usage: bool) -> Vec<String> {
-    let mut events = Vec::new();
+fn failed(error: &ApiError) -> Result<Event, axum::Error> {
+    sse::event(&ChatEvent::Error { error: error.object() })
+}
+
+fn tail(head: &Head, reason: FinishReason, usage: Usage, include_usage: bool) -> Vec<Result<Event, axum::Error>> {
+    let chunk = |delta, reason| chunk(head, delta, reason, include_usage);
+    let mut chunks = Vec::new();
     if head.speaks {
-        let delta = json!({ "audio": { "id": head.audio_id, "expires_at": head.created } });
-        events.push(chunk(head, &delta, None, include_usage));
+        let audio = DeltaAudio { id: &head.audio_id, expires_at: Some(head.created), ..DeltaAudio::default() };
+        chunks.push(chunk(Delta { audio: Some(audio), ..Delta::default() }, None));
     }
-    events.push(chunk(head, &json!({}), Some(reason), include_usage));
+    chunks.push(chunk(Delta::default(), Some(reason)));
     if include_usage {
-        let mut last = chunk_object(head, &json!([]));
-        last["usage"] = usage_object(usage);
-        events.push(sse::event(&last));
+        let last = chunk(Delta::default(), None);
+        chunks.push(Chunk { choices: Vec::new(), usage: Some(Some(usage.into())), ..last });
     }
-    events.push(sse::DONE.to_owned());
+    let mut events: Vec<_> = chunks.into_iter().map(|chunk| sse::event(&ChatEvent::Chunk(chunk))).collect();
+    events.push(Ok(sse::done()));
     events
 }
 
-fn chunk(head: &Head, delta: &Value, reason: Option<FinishReason>, include_usage: bool) -> String {
-    let choices = json!([{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": reason }]);
-    let mut object = chunk_object(head, &choices);
-    if include_usage {
-        object["usage"] = Value::Null;
+fn chunk<'a>(head: &'a Head, delta: Delta<'a>, reason: Option<FinishReason>, include_usage: bool) -> Chunk<'a> {
+    let finish_reason = reason.map(Finish::from);
+    Chunk {
+        id: &head.id,
+        object: "chat.completion.chunk",
+        created: head.created,
+        model: &head.model,
+        choices: vec![ChunkChoice { index: 0, delta, logprobs: (), finish_reason }],
+        usage: include_usage.then_some(None),
     }
-    sse::event(&object)
-}
-
-fn chunk_object(head: &Head, choices: &Value) -> Value {
-    json!({
-        "id": head.id,
-        "object": "chat.completion.chunk",
-        "created": head.created,
-        "model": head.model,
-        "choices": choices,
-    })
-}
-
-/// OpenAI's names for what an answer used; its audio tokens are our frames.
-fn usage_object(usage: Usage) -> Value {
-    let completion = usage.text_tokens.saturating_add(usage.frames.0);
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": completion,
-        "total_tokens": usage.prompt_tokens.saturating_add(completion),
-        "prompt_tokens_details": { "text_tokens": usage.prompt_tokens, "audio_tokens": 0, "cached_tokens": 0 },
-        "completion_tokens_details": { "text_tokens": usage.text_tokens, "audio_tokens": usage.frames, "reasoning_tokens": 0 },
-    })
 }

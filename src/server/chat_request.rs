@@ -1,13 +1,14 @@
-//! The fields of `POST /v1/chat/completions`.
+//! What the fields of a chat request mean together, and against the model.
 
-use super::app::App;
-use super::error::{ApiError, short};
-use super::fields::{Fields, kind};
+use super::api::chat::{AudioFields, AudioObject, ChatRequest, Message};
+use super::api::{FieldError, Fields};
+use super::error::ApiError;
+use super::options;
 use super::speech_request::format;
-use super::{options, sampling};
+use super::state::App;
 use omni_audio::AudioFormat;
 use omni_core::ids::Frames;
-use omni_engine::{ChatMessage, GenerateRequest, Output, SamplingOverrides};
+use omni_engine::{ChatMessage, GenerateRequest, Output};
 use serde_json::{Map, Value};
 
 /// A request, understood.
@@ -18,214 +19,89 @@ pub(super) struct ChatCall {
     pub stream: bool,
     /// A last chunk tells what was used.
     pub include_usage: bool,
+    /// Whether it is to be traced.
+    pub trace: Option<bool>,
     /// Fields that mean nothing to this server.
     pub ignored: Vec<String>,
 }
 
-const FIELDS: [&str; 12] = [
-    "model",
-    "messages",
-    "modalities",
-    "audio",
-    "stream",
-    "stream_options",
-    "max_tokens",
-    "max_completion_tokens",
-    "seed",
-    "n",
-    "response_format",
-    "trace",
-];
-const AUDIO_FIELDS: [&str; 3] = ["voice", "format", "max_new_tokens"];
-/// They would change the answer, so leaving them out silently would be wrong.
-const REFUSED: [(&str, &str); 8] = [
-    ("stop", "stop sequences are not supported"),
-    ("tools", "tools are not supported"),
-    ("functions", "functions are not supported"),
-    ("logit_bias", "logit_bias is not supported"),
-    ("logprobs", "log probabilities are not supported"),
-    ("top_logprobs", "log probabilities are not supported"),
-    ("web_search_options", "web search is not supported"),
-    ("prediction", "predicted output is not supported"),
-];
-/// Known to OpenAI's clients, without meaning here.
-const HARMLESS: [&str; 11] = [
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "reasoning_effort",
-    "verbosity",
-    "parallel_tool_calls",
-    "tool_choice",
-    "function_call",
-    "safety_identifier",
-    "prompt_cache_key",
-];
-
 /// Reads a request, or says what is wrong with it.
 pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, ApiError> {
-    let fields = Fields::top(body);
-    app.check_model(fields.string("model")?)?;
-    let messages = messages(&fields)?;
+    let (wire, ignored) = ChatRequest::read(&Fields::top(body))?;
+    app.check_model(wire.model.model.as_deref())?;
+    let messages = messages(wire.messages.messages)?;
     app.check_length("messages", messages.iter().map(|message| message.content.chars().count()).sum())?;
-    for (field, why) in REFUSED {
-        fields.refuse(field, why)?;
+    let answer = wire.answer;
+    let stream = answer.stream.unwrap_or(false);
+    if answer.stream_options.is_some() && !stream {
+        let message = "is only allowed together with \"stream\": true";
+        return Err(FieldError::invalid("stream_options", message).into());
     }
-    if fields.integer("n", 1..=128)?.unwrap_or(1) != 1 {
-        return Err(fields.invalid("n", "only 1 answer per request is supported"));
-    }
-    if let Some(wanted) = fields.object("response_format", "response_format.")?
-        && wanted.string("type")?.unwrap_or("text") != "text"
-    {
-        return Err(wanted.invalid("type", "only \"text\" is supported"));
-    }
-    let stream = fields.boolean("stream")?.unwrap_or(false);
-    let options = fields.object("stream_options", "stream_options.")?;
-    if options.is_some() && !stream {
-        return Err(fields.invalid("stream_options", "is only allowed together with \"stream\": true"));
-    }
-    let include_usage = match options {
-        Some(options) => options.boolean("include_usage")?.unwrap_or(false),
-        None => false,
-    };
-    let output = modalities(&fields)?;
-    let audio = audio(app, &fields, stream)?;
-    let mut ignored =
-        fields.unknown(&[&FIELDS, &sampling::FIELDS, &options::FIELDS, &REFUSED.map(|(field, _)| field), &HARMLESS]);
-    ignored.extend(audio.ignored);
+    let include_usage = answer.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
+    let output = answer.modalities.map_or(Output::Text, |modalities| modalities.0);
+    let AudioObject { sound: audio, sampling } = wire.audio.unwrap_or_default();
+    let format = audio_format(app, &audio, stream)?;
     let request = GenerateRequest {
         messages,
         output,
-        voice: audio.voice,
-        text: sampling::overrides(&fields)?,
-        speech: audio.sampling,
-        max_text_tokens: fields.count("max_completion_tokens")?.or(fields.count("max_tokens")?),
-        max_frames: audio.max_frames,
-        seed: fields.seed()?,
-        options: options::read(app, &fields, stream && output == Output::TextAndAudio)?,
+        voice: app.check_voice("audio.voice", audio.voice.as_deref())?,
+        text: wire.sampling.into(),
+        speech: sampling.into(),
+        max_text_tokens: answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0),
+        max_frames: audio.max_new_tokens.map(|count| Frames(count.0)),
+        seed: answer.seed.map(|seed| seed.0),
+        options: options::read(app, &wire.deadlines, stream && output == Output::TextAndAudio)?,
     };
-    Ok(ChatCall { request, format: audio.format, stream, include_usage, ignored })
+    Ok(ChatCall { request, format, stream, include_usage, trace: wire.tracing.trace, ignored })
 }
 
-fn modalities(fields: &Fields<'_>) -> Result<Output, ApiError> {
-    let Some(names) = fields.array("modalities")? else { return Ok(Output::Text) };
-    let mut output = Output::Text;
-    for name in names {
-        match name.as_str() {
-            Some("text") => {}
-            Some("audio") => output = Output::TextAndAudio,
-            _ => {
-                return Err(
-                    fields.invalid("modalities", format_args!("{name} is unknown; choose \"text\" and \"audio\""))
-                );
-            }
-        }
-    }
-    if names.is_empty() {
-        return Err(fields.invalid("modalities", "must name \"text\", or \"text\" and \"audio\""));
-    }
-    Ok(output)
-}
-
-struct Audio {
-    voice: Option<String>,
-    format: AudioFormat,
-    sampling: SamplingOverrides,
-    max_frames: Option<Frames>,
-    ignored: Vec<String>,
-}
-
-/// The `audio` object. It is checked even when only text is wanted: a mistake in it is a mistake.
-fn audio(app: &App, fields: &Fields<'_>, stream: bool) -> Result<Audio, ApiError> {
+fn audio_format(app: &App, audio: &AudioFields, stream: bool) -> Result<AudioFormat, FieldError> {
     let default = if stream { AudioFormat::Pcm } else { AudioFormat::Wav };
-    let Some(audio) = fields.object("audio", "audio.")? else {
-        let (sampling, ignored) = (SamplingOverrides::default(), Vec::new());
-        return Ok(Audio { voice: None, format: default, sampling, max_frames: None, ignored });
-    };
-    let format = format(app, &audio, "format", default)?;
+    let format = format(app, "audio.format", audio.format, default)?;
     if stream && format != AudioFormat::Pcm {
-        return Err(audio.invalid("format", "a stream carries \"pcm16\" only; leave stream out for other formats"));
+        let message = "a stream carries \"pcm16\" only; leave stream out for other formats";
+        return Err(FieldError::invalid("audio.format", message));
     }
-    Ok(Audio {
-        voice: app.check_voice("audio.voice", audio.string("voice")?)?,
-        format,
-        sampling: sampling::overrides(&audio)?,
-        max_frames: audio.count("max_new_tokens")?.map(Frames),
-        ignored: audio.unknown(&[&AUDIO_FIELDS, &sampling::FIELDS]),
-    })
+    Ok(format)
 }
 
-fn messages(fields: &Fields<'_>) -> Result<Vec<ChatMessage>, ApiError> {
-    let missing = || fields.missing("messages", "an array of messages");
-    let values = fields.array("messages")?.ok_or_else(missing)?;
-    let messages =
-        values.iter().enumerate().map(|(index, value)| message(index, value)).collect::<Result<Vec<_>, _>>()?;
+fn messages(wire: Option<Vec<Message>>) -> Result<Vec<ChatMessage>, FieldError> {
+    let wire = wire.ok_or_else(|| FieldError::missing("messages", "an array of messages"))?;
+    let messages: Vec<ChatMessage> =
+        wire.into_iter().enumerate().map(|(index, wire)| message(index, wire)).collect::<Result<_, _>>()?;
     match messages.last() {
-        None => Err(fields.invalid("messages", "there must be at least one message")),
-        Some(last) if last.role != "user" => Err(fields.invalid("messages", "the last message must be the user's")),
+        None => Err(FieldError::invalid("messages", "there must be at least one message")),
+        Some(last) if last.role != "user" => {
+            Err(FieldError::invalid("messages", "the last message must be the user's"))
+        }
         Some(_) => Ok(messages),
     }
 }
 
-fn message(index: usize, value: &Value) -> Result<ChatMessage, ApiError> {
-    let at = |field: &str, message: String| {
-        let name = format!("messages[{index}]{field}");
-        ApiError::invalid(name.clone(), format!("{name}: {message}"))
-    };
-    let map = value.as_object().ok_or_else(|| at("", format!("expected an object, found {}", kind(value))))?;
-    let role = match map.get("role") {
-        Some(Value::String(role)) => match role.as_str() {
-            "system" | "developer" => "system",
-            "user" => "user",
-            "assistant" => "assistant",
-            other => {
-                return Err(at(".role", format!("{:?} is not supported; use system, user or assistant", short(other))));
-            }
-        },
-        other => return Err(at(".role", format!("expected a string, found {}", other.map_or("nothing", kind)))),
-    };
-    let content = match map.get("content") {
-        Some(Value::String(text)) => text.clone(),
-        Some(Value::Array(parts)) => {
-            let parts = parts
-                .iter()
-                .enumerate()
-                .map(|(part, value)| text_part(value).map_err(|why| at(&format!(".content[{part}]"), why)));
-            parts.collect::<Result<String, _>>()?
+fn message(index: usize, wire: Message) -> Result<ChatMessage, FieldError> {
+    let at = |field: &str, message: &str| FieldError::invalid(format!("messages[{index}]{field}"), message);
+    let role = wire.role.ok_or_else(|| at(".role", "expected a string, found nothing"))?.0;
+    let content = match wire.content {
+        Some(content) => content.text(),
+        None if wire.audio.is_some() => {
+            return Err(at(".audio", "earlier audio is not kept; send its transcript as content"));
         }
-        None | Some(Value::Null) if map.get("audio").is_some_and(|audio| !audio.is_null()) => {
-            return Err(at(".audio", "earlier audio is not kept; send its transcript as content".to_owned()));
-        }
-        other => {
-            let found = other.map_or("nothing", kind);
-            return Err(at(".content", format!("expected a string or an array of text parts, found {found}")));
-        }
+        None => return Err(at(".content", "expected a string or an array of text parts, found nothing")),
     };
     if role == "user" && content.trim().is_empty() {
-        return Err(at(".content", "is empty".to_owned()));
+        return Err(at(".content", "is empty"));
     }
     Ok(ChatMessage { role: role.to_owned(), content })
-}
-
-fn text_part(part: &Value) -> Result<&str, String> {
-    match (part.get("type").and_then(Value::as_str), part.get("text").and_then(Value::as_str)) {
-        (Some("text"), Some(text)) => Ok(text),
-        (Some("text"), None) => Err("a text part needs a string \"text\"".to_owned()),
-        (Some(other), _) => {
-            Err(format!("{:?} parts are not supported; this server takes text parts only", short(other)))
-        }
-        (None, _) => Err("expected {\"type\": \"text\", \"text\": ...}".to_owned()),
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::chat::Messages;
     use serde_json::json;
 
-    fn read(body: &Value) -> Result<Vec<ChatMessage>, ApiError> {
-        messages(&Fields::top(body.as_object().unwrap()))
+    fn read(body: &Value) -> Result<Vec<ChatMessage>, FieldError> {
+        messages(Fields::top(body.as_object().unwrap()).read::<Messages>()?.messages)
     }
 
     #[test]
@@ -243,7 +119,7 @@ mod tests {
     fn other_parts_are_refused_by_name_and_place() {
         let error = read(&json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}));
         let error = error.unwrap_err();
-        assert_eq!(error.param.as_deref(), Some("messages[0].content[0]"));
+        assert_eq!(error.param, "messages[0].content[0]");
         assert!(error.message.contains("\"image_url\" parts are not supported"));
     }
 

@@ -1,11 +1,12 @@
-//! Errors as OpenAI's clients expect them: `{"error": {message, type, param, code}}`, 4xx for what the client did, 5xx for us.
+//! What an error is in HTTP: 4xx where the client has to change something, 5xx where the server failed.
 
+use super::api::FieldError;
+use super::api::error::{CODES, ErrorBody, ErrorObject};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use omni_audio::AudioError;
 use omni_engine::{LaterReason, RequestError, SubmitError, VoiceError};
-use serde_json::{Value, json};
 use std::time::Duration;
 
 /// An answer that is an error.
@@ -33,7 +34,7 @@ impl ApiError {
 
     /// 404 for a model that is not served.
     pub fn unknown_model(asked: &str, served: &str) -> ApiError {
-        let message = format!("the model {:?} does not exist; this server has {served:?}", short(asked));
+        let message = format!("the model {:?} does not exist; this server has {served:?}", super::api::short(asked));
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
@@ -50,7 +51,7 @@ impl ApiError {
         ApiError { retry_after: Some(after), ..self }
     }
 
-    /// Whether the same request may well succeed later.
+    /// Whether the same request may succeed later.
     pub fn is_passing(&self) -> bool {
         matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
     }
@@ -64,25 +65,16 @@ impl ApiError {
         }
     }
 
-    /// The inner object: `{message, type, param, code}`.
-    pub fn object(&self) -> Value {
-        json!({ "message": self.message, "type": self.kind(), "param": self.param, "code": self.code })
+    /// The inner object.
+    pub fn object(&self) -> ErrorObject<'_> {
+        debug_assert!(CODES.contains(&self.code), "{} is not among the codes of the API", self.code);
+        ErrorObject { message: &self.message, kind: self.kind(), param: self.param.as_deref(), code: self.code }
     }
 
     /// The whole body.
-    pub fn body(&self) -> Value {
-        json!({ "error": self.object() })
+    pub fn body(&self) -> ErrorBody<'_> {
+        ErrorBody { error: self.object() }
     }
-}
-
-/// What a client sent, short enough for a message.
-pub(super) fn short(text: &str) -> String {
-    const MOST: usize = 64;
-    let mut start: String = text.chars().take(MOST).collect();
-    if start.len() < text.len() {
-        start.push('…');
-    }
-    start
 }
 
 /// Whole seconds, at least 1: what `Retry-After` can say.
@@ -97,6 +89,12 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
         }
         response
+    }
+}
+
+impl From<FieldError> for ApiError {
+    fn from(error: FieldError) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, error.code, error.message).with_param(error.param)
     }
 }
 
@@ -172,6 +170,7 @@ impl From<RequestError> for ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn a_full_server_says_when_to_come_back() {
@@ -183,10 +182,10 @@ mod tests {
 
     #[test]
     fn the_shape_is_openais() {
-        let body = ApiError::invalid("voice", "no such voice").body();
+        let body = serde_json::to_value(ApiError::invalid("voice", "no such voice").body()).unwrap();
         let expected = json!({"error": {"message": "no such voice", "type": "invalid_request_error", "param": "voice",
             "code": "invalid_value"}});
         assert_eq!(body, expected);
-        assert_eq!(ApiError::internal("x").object()["type"], "server_error");
+        assert_eq!(ApiError::internal("x").object().kind, "server_error");
     }
 }

@@ -1,9 +1,10 @@
-//! `/debug/faults`: what breaks on purpose, while the server runs. The routes exist only where the config says
+//! `/debug/faults`: which faults the server injects into itself. The routes exist only where the config says
 //! `drill.enabled = true`.
 
-use super::app::App;
+use super::api::service::Faults;
 use super::body::read_object;
 use super::error::ApiError;
+use super::state::App;
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -13,12 +14,12 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// `GET /debug/faults`
-pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Faults>, ApiError> {
     plan(&app).map(listed)
 }
 
 /// `POST /debug/faults`: all of the rules or none.
-pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Json<Faults>, ApiError> {
     let (object, _held) = read_object(&app, request).await?;
     let plan = plan(&app)?;
     let FaultFile { seed, rules } = faults_of_json(&Value::Object(object)).map_err(|error| refused(&error))?;
@@ -33,7 +34,7 @@ pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result
 }
 
 /// `DELETE /debug/faults`
-pub(super) async fn clear(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+pub(super) async fn clear(State(app): State<Arc<App>>) -> Result<Json<Faults>, ApiError> {
     let plan = plan(&app)?;
     plan.clear();
     Ok(listed(plan))
@@ -49,14 +50,14 @@ fn refused(error: &ConfigError) -> ApiError {
     ApiError::invalid(param.unwrap_or_else(|| "faults".to_owned()), error.to_string().replace('\n', "; "))
 }
 
-/// Every rule with its keys, and what it has done.
-fn listed(plan: &FaultPlan) -> Json<Value> {
+/// Every rule with its keys, how often it was looked at and how often it struck.
+fn listed(plan: &FaultPlan) -> Json<Faults> {
     let rules = plan.rules().into_iter().map(|state| {
         let fields = fault_fields(&state.rule).into_iter();
         let mut fields: Map<String, Value> = fields.map(|(key, value)| (key.to_owned(), json!(value))).collect();
         fields.insert("seen".to_owned(), json!(state.count.seen));
         fields.insert("hits".to_owned(), json!(state.count.hits));
-        Value::Object(fields)
+        fields
     });
-    Json(json!({ "seed": plan.seed(), "faults": rules.collect::<Vec<_>>() }))
+    Json(Faults { seed: plan.seed(), faults: rules.collect() })
 }

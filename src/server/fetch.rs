@@ -1,5 +1,6 @@
-//! Fetches a recording from an address, for strangers: from listed hosts only, never from inside our own network, within
-//! limits on time and size, and without ever looking a name up twice: the address that is checked is the one that is connected to.
+//! Fetches a recording from an address that a client names: from listed hosts only, within limits on time and size. It
+//! must never fetch from inside our own network, and never look a name up twice: it connects to the address that it
+//! checked.
 
 use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode, header};
@@ -19,7 +20,7 @@ use url::{Host, Url};
 /// Redirects that are followed, on the same host.
 const MAX_REDIRECTS: usize = 3;
 
-/// Why nothing was fetched. Tells a client what to change, and nothing about our network.
+/// Why there is no recording. The text tells the client what to change, and nothing about our network.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(super) enum FetchError {
     #[error("this server fetches nothing; send base64 or a data URL (reference_audio.allowed_hosts)")]
@@ -124,7 +125,8 @@ fn same_host(allowed: &str, name: &str) -> bool {
     allowed.trim_matches(['[', ']']).trim_end_matches('.').eq_ignore_ascii_case(name)
 }
 
-/// Where to connect. A listed name must lead out of our network; a listed address, or `localhost`, says itself where it leads.
+/// Where to connect. A listed name must lead out of our network. A listed address, or `localhost`, may lead into it:
+/// the operator listed it.
 async fn resolve(host: &Host<&str>, name: &str, port: u16) -> Result<SocketAddr, FetchError> {
     match host {
         Host::Ipv4(ip) => Ok(SocketAddr::from((*ip, port))),
@@ -145,7 +147,7 @@ async fn resolve(host: &Host<&str>, name: &str, port: u16) -> Result<SocketAddr,
     }
 }
 
-/// Whether an address is one of the open network. What is not known to be is not.
+/// Whether an address is known to be one of the open network.
 fn is_public(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => public_v4(ip),
@@ -153,7 +155,7 @@ fn is_public(ip: IpAddr) -> bool {
     }
 }
 
-/// The registry of special addresses (RFC 6890 and what came after it).
+/// By the registry of special addresses (RFC 6890 and its successors).
 fn public_v4(ip: Ipv4Addr) -> bool {
     let [a, b, c, _] = ip.octets();
     let special = ip.is_private()
@@ -171,7 +173,7 @@ fn public_v4(ip: Ipv4Addr) -> bool {
     !special
 }
 
-/// Global unicast is 2000::/3; of it, what carries a v4 address counts as that address.
+/// Global unicast is 2000::/3. An address that carries a v4 address counts as that one.
 fn public_v6(ip: Ipv6Addr) -> bool {
     if let Some(v4) = ip.to_ipv4_mapped() {
         return public_v4(v4);
@@ -191,7 +193,7 @@ fn public_v6(ip: Ipv6Addr) -> bool {
     }
 }
 
-/// The roots that this machine trusts. Without any, every certificate is refused.
+/// Trusts the roots that this machine trusts. Without any it refuses every certificate.
 fn tls() -> TlsConnector {
     static CONNECTOR: OnceLock<TlsConnector> = OnceLock::new();
     let connector = CONNECTOR.get_or_init(|| {
@@ -239,7 +241,7 @@ where
         }
         Ok(Got::Bytes(bytes))
     };
-    // The connection turns only while we wait, and is gone with the answer.
+    // The connection is polled only while the exchange waits, and is dropped with the answer.
     tokio::select! {
         got = exchange => got,
         _ = async { let _ = connection.await; std::future::pending::<()>().await } => Err(FetchError::BrokenOff),
@@ -276,7 +278,7 @@ mod tests {
                     head.push(socket.read_u8().await.unwrap());
                 }
                 assert!(head.starts_with(b"GET /a.wav?b=c HTTP/1.1\r\nhost: "), "{}", String::from_utf8_lossy(&head));
-                // A reader who has seen enough may be gone.
+                // A reader that has seen enough may be gone.
                 let _ = socket.write_all(&answer).await;
             }
         });

@@ -10,14 +10,14 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 
-/// Wraps a socket. What is read is at most counted.
+/// Wraps a socket: watches writes, counts reads.
 pub(super) struct StallGuard<T> {
     inner: T,
     limit: Duration,
     /// Runs while a write waits for the peer.
     deadline: Pin<Box<Sleep>>,
     waiting: bool,
-    /// Of what is read.
+    /// Counts bytes that are read; `None` counts none.
     intake: Option<Arc<Intake>>,
 }
 
@@ -26,7 +26,7 @@ impl<T> StallGuard<T> {
         StallGuard { inner, limit, deadline: Box::pin(tokio::time::sleep(limit)), waiting: false, intake: None }
     }
 
-    /// Counts what is read.
+    /// Counts bytes that are read.
     pub fn counted(self, intake: Arc<Intake>) -> StallGuard<T> {
         StallGuard { intake: Some(intake), ..self }
     }

@@ -3,8 +3,12 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen` | sockets: connection limit, timeouts, drain |
-//! | `app` | routes and shared state |
+//! | `listen`, `connection`, `io` | sockets: connection limit, timeouts, drain |
+//! | `routes` | every route on one page |
+//! | `api` | every object of a request, an answer or a message on one page |
+//! | `openapi` | `/openapi.json`, from those two |
+//! | `state` | what handlers share |
+//! | `auth`, `keys`, `origin` | who may use a route |
 //! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `voices` | `/v1/audio/voices` |
@@ -12,40 +16,46 @@
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
 //! | `ws`, `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
-//! | `debug`, `faults` | traces and drills, where the config lets clients have them |
-//! | `answer` | a request's events as the routes need them |
-//! | `gate` | keys: who asks |
-//! | `terms` | when an answer has to come |
+//! | `debug`, `traces`, `faults` | traces and drills, where the config lets clients have them |
+//! | `response` | a request's events as the routes need them |
+//! | `options` | when an answer has to come |
 //! | `budget` | bytes that clients have sent, together |
-//! | `sse`, `fields`, `body`, `error` | encodings |
+//! | `body`, `error`, `sse` | encodings |
+//!
+//! Arrows between them point one way: sockets to routes, routes to handlers, handlers to state and `api`.
 //!
 //! `docs/api.md` describes what a client sees.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-mod app;
+mod api;
 mod auth;
 mod batch;
 mod body;
 mod budget;
 mod chat;
 mod chat_request;
+mod connection;
 mod debug;
 mod error;
 mod faults;
 mod fetch;
-mod fields;
 mod io;
+mod keys;
 mod listen;
 mod meta;
+mod openapi;
 mod options;
+mod origin;
 mod reference;
 mod response;
-mod sampling;
+mod routes;
 mod speech;
 mod speech_request;
 mod sse;
+mod state;
+mod traces;
 mod voice_request;
 mod voices;
 mod ws;
@@ -55,3 +65,45 @@ mod ws_session;
 mod ws_utterance;
 
 pub use listen::{ServeError, Server};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::path::Path;
+
+    /// The modules beside a file that its code names with `super::`.
+    fn imports(source: &str) -> BTreeSet<String> {
+        let code = source.split("#[cfg(test)]").next().unwrap();
+        let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+        let name = |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+        let mut found = BTreeSet::new();
+        for rest in code.split("super::").skip(1) {
+            match rest.strip_prefix('{') {
+                Some(group) => found.extend(group.split('}').next().unwrap().split(',').map(name)),
+                None => _ = found.insert(name(rest)),
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn imports_form_no_circle() {
+        for folder in ["", "api"] {
+            let mut left = BTreeMap::new();
+            for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+                if path.extension().is_some_and(|ending| ending == "rs") && name != "lib" && name != "mod" {
+                    left.insert(name, imports(&std::fs::read_to_string(path).unwrap()));
+                }
+            }
+            assert!(left.len() > 5, "{folder}");
+            // Takes away, again and again, the files that import none of those that are left.
+            while !left.is_empty() {
+                let names: BTreeSet<String> = left.keys().cloned().collect();
+                left.retain(|_, imports| !imports.is_disjoint(&names));
+                assert!(left.len() < names.len(), "these files import each other: {names:?}");
+            }
+        }
+    }
+}

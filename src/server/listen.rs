@@ -1,9 +1,11 @@
 //! Sockets: binding, the limit on connections, timeouts, and the drain at the end.
 
-use super::app::{App, router};
 use super::budget::{Budget, Intake};
+use super::connection::{ConnectionGuard, Permit};
 use super::error::ApiError;
 use super::io::StallGuard;
+use super::routes::router;
+use super::state::App;
 use axum::Router;
 use axum::http::StatusCode;
 use hyper::body::Incoming;
@@ -15,15 +17,14 @@ use metrics::Gauge;
 use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::Service;
 use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, info, warn};
 
 /// Bytes of speech that the kernel may hold for a client that stopped reading: 3 s of base64 PCM. With the kernel's own
@@ -53,7 +54,7 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// Strangers could use it.
+    /// Anyone who reaches the address could use the server.
     #[error("server.listen: {0} {1}")]
     TooOpen(SocketAddr, &'static str),
 }
@@ -69,7 +70,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes the configured address. Port 0 lets the system choose; [`Server::local_addr`] tells.
+    /// Binds the configured address. Port 0 lets the system choose; [`Server::local_addr`] tells the port.
     ///
     /// Must be called inside a Tokio runtime.
     pub fn bind(config: &ServerConfig) -> Result<Server, ServeError> {
@@ -100,23 +101,23 @@ impl Server {
         })
     }
 
-    /// Lets it read recordings from what this config allows; without it, it reads none that are not in the request.
+    /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
     pub fn with_references(self, references: &ReferenceAudioConfig) -> Server {
         Server { references: references.clone(), ..self }
     }
 
-    /// Lets clients trace it if the config says so.
+    /// Lets clients trace the server if the config says so.
     pub fn with_traces(self, telemetry: &TelemetryConfig) -> Server {
         Server { traces: telemetry.trace, ..self }
     }
 
-    /// Where clients find it.
+    /// The address that clients connect to.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `shutdown` resolves, then drains: the engine refuses new requests and lets running ones finish for at
-    /// most `server.drain_grace`; `/health` and `/ready` answer until then. Returns when every connection is closed.
+    /// Serves until `shutdown` resolves, then drains: the engine refuses new requests and lets running ones finish for
+    /// at most `server.drain_grace`; `/health` and `/ready` answer until then. Returns when every connection is closed.
     ///
     /// Dropping the future stops at once.
     pub async fn serve(
@@ -139,7 +140,7 @@ impl Server {
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
-        // Whatever ends this function ends the connections.
+        // The connections end with this function, also where it is dropped.
         let close_all = connections.closing.clone().drop_guard();
         let drained = async {
             shutdown.await;
@@ -162,52 +163,6 @@ impl Server {
     }
 }
 
-/// What an upgraded connection, which leaves its task, takes along: its place, and its part in the shutdown.
-#[derive(Clone)]
-pub(super) struct ConnectionGuard {
-    _permit: Arc<Permit>,
-    _task: TaskTrackerToken,
-    closing: CancellationToken,
-    peer: SocketAddr,
-    intake: Arc<Intake>,
-}
-
-/// One of the connections that may be open. Counted in the metrics while it lives.
-struct Permit {
-    _permit: OwnedSemaphorePermit,
-    open: Gauge,
-}
-
-impl Permit {
-    fn new(permit: OwnedSemaphorePermit, open: &Gauge) -> Permit {
-        open.increment(1.0);
-        Permit { _permit: permit, open: open.clone() }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.open.decrement(1.0);
-    }
-}
-
-impl ConnectionGuard {
-    /// Resolves when the connection must end at once.
-    pub async fn closing(&self) {
-        self.closing.cancelled().await;
-    }
-
-    /// Where it comes from.
-    pub fn address(&self) -> IpAddr {
-        self.peer.ip()
-    }
-
-    /// What it has read since it became a WebSocket.
-    pub fn intake(&self) -> &Arc<Intake> {
-        &self.intake
-    }
-}
-
 /// The accept loop and what its connections share.
 struct Connections {
     router: Router,
@@ -218,9 +173,9 @@ struct Connections {
     stall_limit: Duration,
     open: Gauge,
     budget: Arc<Budget>,
-    /// Finish what you do, begin nothing new.
+    /// Tells connections to finish their request and begin no other.
     stopping: CancellationToken,
-    /// End now.
+    /// Tells connections to end at once.
     closing: CancellationToken,
     tasks: TaskTracker,
 }
@@ -260,7 +215,7 @@ impl Connections {
                         let refusal = refuse(socket, self.max_connections);
                         self.tasks.spawn(async move {
                             let _permit = permit;
-                            // A client that does not read its refusal has had its chance.
+                            // A client that does not read its refusal in time goes without.
                             let _ = tokio::time::timeout(REFUSAL_TIME, refusal).await;
                         });
                     }
@@ -271,13 +226,13 @@ impl Connections {
 
     /// Serves one connection until it ends.
     fn connection(&self, socket: TcpStream, guard: ConnectionGuard) -> impl Future<Output = ()> + Send + 'static {
-        // Chunks are small and must leave at once. A socket that refuses the option is dead anyway.
+        // Chunks are small and must leave at once. Only a dead socket refuses the option.
         let _ = socket.set_nodelay(true);
         let io = TokioIo::new(StallGuard::new(socket, self.stall_limit).counted(Arc::clone(&guard.intake)));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
-        // While draining, a new connection gets one answer, so that `/ready` can say what is going on. (A graceful
-        // shutdown before the first request would close it without any.)
+        // While draining, a new connection gets one answer, so that `/ready` can tell why. (A graceful shutdown
+        // before the first request would close it without any.)
         let mut told = self.stopping.is_cancelled();
         http.keep_alive(!told);
         let router = TowerToHyperService::new(self.router.clone());
@@ -305,11 +260,12 @@ impl Connections {
     }
 }
 
-/// Hears the request out, says why not, and closes.
+/// Reads the head of the request, answers why it is refused, and closes.
 async fn refuse(mut socket: TcpStream, limit: usize) {
     let message = format!("{limit} connections are open already; try again later");
     let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
-    let body = error.body().to_string();
+    // A struct of strings is always JSON.
+    let body = serde_json::to_string(&error.body()).unwrap_or_default();
     let response = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
          Retry-After: 1\r\nConnection: close\r\n\r\n{body}",

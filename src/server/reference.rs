@@ -1,5 +1,5 @@
-//! Recordings that requests bring along: inside the request, or at an address or in a file that the config lets the server
-//! read. What arrives is bytes; whether they are sound is the engine's to say.
+//! Recordings of requests: inside the request, at an address, or in a file that the config lets the server read. This
+//! module returns bytes; the engine decides whether they are sound.
 
 use super::error::ApiError;
 use super::fetch;
@@ -16,7 +16,7 @@ use url::Url;
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
 
-/// Reads the recordings of one request. Items of a batch often share one: the last one is remembered.
+/// Reads the recordings of one request. It keeps the last one, which items of a batch often share.
 pub(super) struct References<'a> {
     config: &'a ReferenceAudioConfig,
     last: Option<(String, Arc<[u8]>)>,
@@ -27,7 +27,7 @@ impl<'a> References<'a> {
         References { config, last: None }
     }
 
-    /// The bytes that `ref_audio` means.
+    /// The bytes of the recording that `ref_audio` names.
     pub async fn load(&mut self, ref_audio: &str) -> Result<Arc<[u8]>, ApiError> {
         if let Some((text, bytes)) = &self.last
             && text == ref_audio
@@ -99,7 +99,7 @@ fn decode(text: &str, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
         return Err(invalid("there is no audio in it"));
     }
     let too_large = || invalid(format!("is larger than {max_bytes} bytes; send a shorter or compressed recording"));
-    // Three bytes are four letters; refused before it is decoded.
+    // Four letters are three bytes, so the size is known before anything is decoded.
     if clean.len() / 4 * 3 > max_bytes.saturating_add(3) {
         return Err(too_large());
     }
@@ -111,8 +111,8 @@ fn decode(text: &str, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
     if bytes.len() > max_bytes { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// A file in one of the folders that the config allows, links and `..` resolved. Whatever is wrong is told in the same words:
-/// nobody can find out this way which files there are.
+/// A file in one of the folders that the config allows, links and `..` resolved. Every failure has the same words, so
+/// that a client cannot find out which files exist.
 async fn read_file(path: PathBuf, config: &ReferenceAudioConfig) -> Result<Vec<u8>, ApiError> {
     if config.allowed_folders.is_empty() {
         return Err(invalid("this server reads no files; send base64 or a data URL (reference_audio.allowed_folders)"));
@@ -124,7 +124,7 @@ async fn read_file(path: PathBuf, config: &ReferenceAudioConfig) -> Result<Vec<u
         // A folder that is not there allows nothing.
         allowed |= tokio::fs::canonicalize(folder).await.is_ok_and(|folder| path.starts_with(folder));
     }
-    // Pipes and devices could keep us waiting for ever, so they are not even opened.
+    // Opening a pipe or a device could wait for ever.
     let plain = allowed && tokio::fs::metadata(&path).await.is_ok_and(|found| found.is_file());
     if !plain {
         return Err(refuse());

@@ -1,13 +1,13 @@
-//! A request's events as the routes need them: nothing is sent before the first one that carries content, so that a
-//! failure until then is still an HTTP status.
+//! The events of a request as the routes need them. A route sends nothing before the first event with content, so that
+//! a failure until then is still an HTTP status.
 
-use super::debug::Recording;
 use super::error::ApiError;
+use super::traces::Recording;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use omni_core::ids::RequestId;
 use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
 
-/// What a route sends on.
+/// One event with content.
 #[derive(Debug)]
 pub(super) enum Piece {
     Text(String),
@@ -22,7 +22,7 @@ pub(super) struct Answer {
     pub seed: u64,
     first: Option<Piece>,
     rest: ResponseStream,
-    /// Of a request that wants to be traced; ends with the answer.
+    /// The trace of this request, which ends with the answer.
     recording: Option<Recording>,
 }
 
@@ -78,7 +78,7 @@ fn ended_early() -> ApiError {
     ApiError::internal("the answer ended before it was complete")
 }
 
-/// Lists fields that were not understood, so that a typo can be found.
+/// Lists the fields that the server does not know, so that a typo can be found.
 pub(super) fn note_ignored(headers: &mut HeaderMap, ignored: &[String]) {
     // Names come from the client: only what a header can carry, and not too many.
     let plain = |name: &&String| name.bytes().all(|byte| byte.is_ascii_graphic()) && name.len() <= 64;

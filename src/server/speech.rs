@@ -1,25 +1,24 @@
 //! `POST /v1/audio/speech`: speaks a text as it is.
 
-use super::app::App;
+use super::api::speech::{SpeechEvent, SpeechUsage};
 use super::auth::caller;
 use super::body::read_object;
-use super::debug;
 use super::error::ApiError;
-use super::fields::Fields;
 use super::reference::References;
 use super::response::{Answer, Piece, note_ignored};
 use super::speech_request::{Delivery, parse};
 use super::sse;
+use super::state::App;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::stream;
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{FinishReason, Usage};
-use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// The handler.
@@ -27,7 +26,7 @@ pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Res
     let tenant = caller(&request);
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body, &mut References::new(&app.references)).await?;
-    let recording = debug::asked(&app, &Fields::top(&body))?;
+    let recording = app.record(call.trace)?;
     call.request.params.options.tenant = tenant;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
@@ -49,12 +48,12 @@ fn headers(answer: &Answer, sample_rate: u32, ignored: &[String]) -> HeaderMap {
     headers
 }
 
-/// A body with the type of its format, and a name for those who save it.
+/// A body with the type of its format, and a name for clients that save it.
 fn audio_body(format: AudioFormat, body: Body) -> Response {
     let name = format!("inline; filename=\"speech.{}\"", format.as_str());
     let mut response =
         ([(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()))], body).into_response();
-    // Made of constants that a header can carry.
+    // The name consists of constants that a header can carry.
     if let Ok(name) = HeaderValue::from_str(&name) {
         response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
     }
@@ -104,7 +103,7 @@ pub(super) async fn whole(mut answer: Answer, mut writer: AudioWriter) -> Result
     }
 }
 
-/// Chunked. A failure half way is an error of the body: the connection breaks, so that nobody takes half for whole.
+/// Chunked. A failure half way is an error of the body: the connection breaks, so that no client takes half for whole.
 fn raw_body(pieces: Encoded) -> Body {
     Body::from_stream(stream::try_unfold(pieces, |mut pieces| async move {
         match pieces.next().await {
@@ -116,30 +115,18 @@ fn raw_body(pieces: Encoded) -> Body {
 }
 
 /// `speech.audio.delta` ... `speech.audio.done`; or `error`, and then nothing more.
-fn events(pieces: Encoded) -> impl futures::Stream<Item = String> + Send {
+fn events(pieces: Encoded) -> impl futures::Stream<Item = Result<Event, axum::Error>> + Send {
     stream::unfold(Some(pieces), |state| async move {
         let mut pieces = state?;
         let (event, over) = match pieces.next().await {
-            Ok(Some(bytes)) => (json!({ "type": "speech.audio.delta", "audio": BASE64_STANDARD.encode(bytes) }), false),
+            Ok(Some(bytes)) => (sse::event(&SpeechEvent::Delta { audio: BASE64_STANDARD.encode(bytes) }), false),
             Ok(None) => {
                 let (reason, usage) = pieces.end.unwrap_or((FinishReason::Stop, Usage::default()));
-                let usage = usage_object(usage);
-                (json!({ "type": "speech.audio.done", "usage": usage, "finish_reason": reason }), true)
+                let done = SpeechEvent::Done { finish_reason: reason.into(), usage: SpeechUsage::from(usage) };
+                (sse::event(&done), true)
             }
-            Err(error) => (json!({ "type": "error", "error": error.object() }), true),
+            Err(error) => (sse::event(&SpeechEvent::Error { error: error.object() }), true),
         };
-        Some((sse::event(&event), (!over).then_some(pieces)))
-    })
-}
-
-/// OpenAI's names for what speech used; its output tokens are our frames.
-pub(super) fn usage_object(usage: Usage) -> Value {
-    let (input, output) = (usage.prompt_tokens, usage.frames.0);
-    json!({
-        "input_tokens": input,
-        "output_tokens": output,
-        "total_tokens": input.saturating_add(output),
-        "text_tokens": usage.text_tokens,
-        "input_token_details": { "text_tokens": input, "audio_tokens": 0 },
+        Some((event, (!over).then_some(pieces)))
     })
 }

@@ -1,13 +1,17 @@
-//! The fields of `POST /v1/audio/speech`.
+//! What the fields of a speech request mean together, and against the model.
 
-use super::app::App;
-use super::error::{ApiError, short};
-use super::fields::Fields;
+use super::api::speech::{
+    Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
+};
+use super::api::speech::{SpokenText, VoiceFields};
+use super::api::values::{FormatName, StreamFormat};
+use super::api::{FieldError, Fields};
+use super::error::ApiError;
 use super::options;
 use super::reference::References;
-use super::sampling;
+use super::state::App;
 use super::voice_request;
-use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
+use omni_audio::{AudioFormat, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{RequestOptions, SpeechParams, SpeechRequest, TextSource};
 use serde_json::{Map, Value};
@@ -29,32 +33,11 @@ pub(super) struct SpeechCall {
     pub request: SpeechRequest,
     pub sound: Sound,
     pub delivery: Delivery,
+    /// Whether it is to be traced.
+    pub trace: Option<bool>,
     /// Fields that mean nothing to this server.
     pub ignored: Vec<String>,
 }
-
-/// Fields besides the sampling ones.
-const FIELDS: [&str; 11] = [
-    "model",
-    "input",
-    "response_format",
-    "speed",
-    "stream",
-    "stream_format",
-    "seed",
-    "max_new_tokens",
-    "initial_codec_chunk_frames",
-    "ignore_eos",
-    "trace",
-];
-/// Known to peers, without meaning here.
-const HARMLESS: [&str; 2] = ["user", "metadata"];
-/// Known to peers; they would change the answer, so leaving them out silently would be wrong.
-const REFUSED: [(&str, &str); 3] = [
-    ("sample_rate", "the sample rate is the model's; resample in the player"),
-    ("word_timestamps", "word timestamps are not supported"),
-    ("extra_params", "there are no model-specific parameters"),
-];
 
 /// Reads a request, or says what is wrong with it.
 pub(super) async fn parse(
@@ -62,101 +45,92 @@ pub(super) async fn parse(
     body: &Map<String, Value>,
     references: &mut References<'_>,
 ) -> Result<SpeechCall, ApiError> {
-    let fields = Fields::top(body);
-    app.check_model(fields.string("model")?)?;
-    let input = fields.string("input")?.ok_or_else(|| fields.missing("input", "the text to speak"))?;
+    let (wire, ignored) = {
+        let fields = Fields::top(body);
+        (Wire::read(&fields)?, fields.unknown(HARMLESS))
+    };
+    app.check_model(wire.model.model.as_deref())?;
+    let input = wire.text.input.ok_or_else(SpokenText::missing)?;
     if input.trim().is_empty() {
-        return Err(fields.invalid("input", "there is nothing to speak in an empty text"));
+        return Err(FieldError::invalid("input", "there is nothing to speak in an empty text").into());
     }
     app.check_length("input", input.chars().count())?;
-    refuse_what_would_change_the_answer(&fields)?;
-    let sound = sound(app, &fields, AudioFormat::Wav)?;
-    let delivery = delivery(&fields, sound.format)?;
-    let mut params = params(app, &fields, references).await?;
-    params.options = options::read(app, &fields, delivery != Delivery::Whole)?;
+    let sound = sound(app, &wire.sound, AudioFormat::Wav)?;
+    let delivery = delivery(&wire.delivery, sound.format)?;
+    let options = options::read(app, &wire.deadlines, delivery != Delivery::Whole)?;
+    let mut params = params(app, &wire.speech, wire.sampling, wire.voice, references).await?;
+    params.options = options;
+    params.ignore_eos = wire.measuring.ignore_eos.unwrap_or(false);
+    if params.ignore_eos && params.max_frames.is_none() {
+        let message = "needs max_new_tokens, the number of frames to make";
+        return Err(FieldError::invalid("ignore_eos", message).into());
+    }
     let request = SpeechRequest { text: TextSource::Whole(input.to_owned()), params };
-    let refused = REFUSED.map(|(field, _)| field);
-    let ignored =
-        fields.unknown(&[&FIELDS, &sampling::FIELDS, &voice_request::FIELDS, &options::FIELDS, &refused, &HARMLESS]);
-    Ok(SpeechCall { request, sound, delivery, ignored })
+    Ok(SpeechCall { request, sound, delivery, trace: wire.tracing.trace, ignored })
 }
 
-/// Fields that peers know and we cannot honour.
-pub(super) fn refuse_what_would_change_the_answer(fields: &Fields<'_>) -> Result<(), ApiError> {
-    REFUSED.into_iter().try_for_each(|(field, why)| fields.refuse(field, why))
-}
-
-/// The fields that say how to speak, shared with the WebSocket's `session.config`.
+/// How to speak, for a request and for a session.
 pub(super) async fn params(
     app: &App,
-    fields: &Fields<'_>,
+    speech: &SpeechFields,
+    sampling: Sampling,
+    voice: VoiceFields<'_>,
     references: &mut References<'_>,
 ) -> Result<SpeechParams, ApiError> {
-    let max_frames = fields.count("max_new_tokens")?.map(Frames);
-    let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
-    if ignore_eos && max_frames.is_none() {
-        return Err(fields.invalid("ignore_eos", "needs max_new_tokens, the number of frames to make"));
-    }
-    // For peers, 0 is no wish.
-    let first = fields.integer("initial_codec_chunk_frames", 0..=i64::from(u32::MAX))?.filter(|frames| *frames > 0);
-    let seed = fields.seed()?;
-    let speech = sampling::overrides(fields)?;
-    let asked = voice_request::read(app, fields, references).await?;
+    let asked = voice_request::resolve(app, voice, references).await?;
+    let first = speech.initial_codec_chunk_frames.map(|frames| frames.0).filter(|frames| *frames > 0);
     Ok(SpeechParams {
         voice: asked.voice,
         task: asked.task,
         language: asked.language,
         instructions: asked.instructions,
         non_streaming: asked.non_streaming,
-        speech,
-        max_frames,
-        ignore_eos,
-        initial_chunk_frames: first.and_then(|frames| u32::try_from(frames).ok()).map(Frames),
-        seed,
+        speech: sampling.into(),
+        max_frames: speech.max_new_tokens.map(|frames| Frames(frames.0)),
+        ignore_eos: false,
+        initial_chunk_frames: first.map(Frames),
+        seed: speech.seed.map(|seed| seed.0),
         options: RequestOptions::default(),
     })
 }
 
-/// `response_format` and `speed`.
-pub(super) fn sound(app: &App, fields: &Fields<'_>, default: AudioFormat) -> Result<Sound, ApiError> {
-    let speed = fields.float("speed", f64::from(MIN_SPEED)..=f64::from(MAX_SPEED))?.unwrap_or(1.0);
-    Ok(Sound { format: format(app, fields, "response_format", default)?, speed })
+/// Format and speed.
+pub(super) fn sound(app: &App, wire: &SoundFields, default: AudioFormat) -> Result<Sound, FieldError> {
+    let speed = wire.speed.map_or(1.0, |speed| speed.0);
+    Ok(Sound { format: format(app, "response_format", wire.response_format, default)?, speed })
 }
 
-/// An audio format field.
+/// A format that carries the model's sample rate.
 pub(super) fn format(
     app: &App,
-    fields: &Fields<'_>,
     field: &str,
+    asked: Option<FormatName>,
     default: AudioFormat,
-) -> Result<AudioFormat, ApiError> {
-    let Some(name) = fields.string(field)? else { return Ok(default) };
-    let format = AudioFormat::parse(&short(name)).map_err(|why| fields.invalid(field, why))?;
+) -> Result<AudioFormat, FieldError> {
+    let Some(FormatName(format)) = asked else { return Ok(default) };
     let rate = app.service.info().sample_rate;
     if !format.carries(rate) {
+        let name = format.as_str();
         let why =
             format_args!("{name:?} cannot carry this model's {rate} samples per second; ask for \"wav\" or \"flac\"");
-        return Err(fields.invalid(field, why));
+        return Err(FieldError::invalid(field, why));
     }
     Ok(format)
 }
 
 /// What `stream` and `stream_format` mean together: OpenAI's clients send at most the latter, others the former.
-fn delivery(fields: &Fields<'_>, format: AudioFormat) -> Result<Delivery, ApiError> {
-    let stream = fields.boolean("stream")?;
-    let stream_format = fields.string("stream_format")?;
-    match (stream, stream_format) {
-        (Some(false), Some("sse")) => {
-            Err(fields.invalid("stream_format", "\"sse\" streams, but stream is false; leave one of them out"))
+fn delivery(wire: &DeliveryFields, format: AudioFormat) -> Result<Delivery, FieldError> {
+    match (wire.stream, wire.stream_format) {
+        (Some(false), Some(StreamFormat::Sse)) => {
+            let message = "\"sse\" streams, but stream is false; leave one of them out";
+            Err(FieldError::invalid("stream_format", message))
         }
-        (Some(false), Some("audio") | None) => Ok(Delivery::Whole),
-        (Some(true), None) | (_, Some("sse")) => Ok(Delivery::Events),
-        (_, Some("audio")) => Ok(Delivery::Raw),
-        // Some files say in front how long they are; what does not can leave at once.
+        (Some(false), Some(StreamFormat::Audio) | None) => Ok(Delivery::Whole),
+        (Some(true), None) | (_, Some(StreamFormat::Sse)) => Ok(Delivery::Events),
+        (_, Some(StreamFormat::Audio)) => Ok(Delivery::Raw),
+        // A format that says in front how long the file is waits for its end; the others leave at once.
         (None, None) if format.tells_length() => Ok(Delivery::Whole),
         (None, None) => Ok(Delivery::Raw),
-        (_, Some(other)) => Err(fields
-            .invalid("stream_format", format_args!("{:?} is unknown; ask for \"sse\" or \"audio\"", short(other)))),
     }
 }
 
@@ -166,7 +140,8 @@ mod tests {
     use serde_json::json;
 
     fn delivered(body: &Value, format: AudioFormat) -> Delivery {
-        delivery(&Fields::top(body.as_object().unwrap()), format).unwrap()
+        let wire = Fields::top(body.as_object().unwrap()).read().unwrap();
+        delivery(&wire, format).unwrap()
     }
 
     #[test]
@@ -182,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn without_either_what_says_its_length_is_whole_and_the_rest_flows() {
+    fn without_either_a_format_that_says_its_length_comes_whole() {
         for format in [AudioFormat::Pcm, AudioFormat::Mp3, AudioFormat::Opus] {
             assert_eq!(delivered(&json!({}), format), Delivery::Raw);
         }

@@ -1,29 +1,28 @@
-//! Server-sent events: one `data:` line of JSON per event.
+//! Server-sent events: one `data:` line of JSON per event. While there is nothing to send, a comment every few seconds
+//! keeps proxies from closing the connection.
 
-use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::Stream;
-use serde_json::Value;
-use std::convert::Infallible;
+use serde::Serialize;
 
-/// What ends a stream that went well.
-pub(super) const DONE: &str = "data: [DONE]\n\n";
+/// What ends a stream of chat that went well.
+pub(super) fn done() -> Event {
+    Event::default().data("[DONE]")
+}
 
 /// One event.
-pub(super) fn event(data: &Value) -> String {
-    format!("data: {data}\n\n")
+pub(super) fn event(data: &impl Serialize) -> Result<Event, axum::Error> {
+    Event::default().json_data(data)
 }
 
 /// A response that sends `events` as they come.
-pub(super) fn response(events: impl Stream<Item = String> + Send + 'static) -> Response {
-    use futures::StreamExt;
-    let body = Body::from_stream(events.map(|event| Ok::<_, Infallible>(Bytes::from(event))));
+pub(super) fn response(events: impl Stream<Item = Result<Event, axum::Error>> + Send + 'static) -> Response {
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
-        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // Tells proxies of the nginx kind not to hold events back.
-        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, body).into_response()
+    (headers, Sse::new(events).keep_alive(KeepAlive::default())).into_response()
 }

@@ -1,52 +1,50 @@
 //! `/v1/audio/voices`: the voices that a request may name; uploading one; deleting it.
 
-use super::app::App;
+use super::api::values::Embedding;
+use super::api::voices::{Voice, VoiceAdded, VoiceList, VoiceRemoved};
+use super::api::{FieldError, short};
 use super::body::read_all;
-use super::error::{ApiError, short};
-use super::voice_request;
-use super::ws::check_origin;
+use super::error::ApiError;
+use super::origin::check_origin;
+use super::state::App;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
 use futures::stream;
 use multer::Multipart;
-use omni_engine::{NewVoice, Recording, VoiceError, VoiceInfo, VoiceSource};
-use serde_json::{Value, json};
+use omni_engine::{NewVoice, Recording, VoiceError, VoiceSource};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 
 /// Longest text field of an upload, in bytes.
 const MAX_TEXT: usize = 32 << 10;
-/// Most parts of an upload: each field once, and some that nobody knows.
+/// Most parts of an upload: each field once, and some that mean nothing here.
 const MAX_PARTS: usize = 16;
 
-/// The names, for lists.
-pub(super) fn voice_names(app: &App) -> Vec<String> {
-    app.service.voices().into_iter().map(|voice| voice.name).collect()
-}
-
 /// `GET /v1/audio/voices`
-pub(super) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
+pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
     let info = app.service.info();
     let voices = app.service.voices();
-    let uploaded: Vec<Value> = voices.iter().filter(|voice| voice.uploaded).map(object).collect();
-    let names: Vec<&str> = voices.iter().map(|voice| voice.name.as_str()).collect();
-    Json(json!({
-        "voices": names,
-        "uploaded_voices": uploaded,
-        "default": info.default_voice,
-        "sample_rate": info.sample_rate,
-        "task_type": info.tts.as_ref().map(|tts| tts.task.as_str()),
-        "languages": info.tts.as_ref().map(|tts| &tts.languages),
-        "instructions": info.tts.as_ref().is_some_and(|tts| tts.instructions),
-    }))
+    let tts = info.tts.as_ref();
+    let list = VoiceList {
+        voices: voices.iter().map(|voice| voice.name.as_str()).collect(),
+        uploaded_voices: voices.iter().filter(|voice| voice.uploaded).map(Voice::from).collect(),
+        default: info.default_voice.as_deref(),
+        sample_rate: info.sample_rate,
+        task_type: tts.map(|tts| tts.task.as_str()),
+        languages: tts.map(|tts| tts.languages.as_slice()),
+        instructions: tts.is_some_and(|tts| tts.instructions),
+    };
+    Json(list).into_response()
 }
 
 /// `POST /v1/audio/voices`
-pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     check_origin(request.headers())?;
     let boundary = boundary(request.headers())?;
     let (body, _held) = read_all(&app, request).await?;
@@ -54,13 +52,13 @@ pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result
     let voice = upload.voice(&app)?;
     let added = app.service.add_voice(voice).await.map_err(|error| {
         let error = ApiError::from(error);
-        // The engine calls a recording by the name that speech requests have for it.
+        // The engine names the field of speech requests.
         match error.param.as_deref() {
             Some("ref_audio") => error.with_param("audio_sample"),
             _ => error,
         }
     })?;
-    Ok(Json(json!({ "success": true, "voice": object(&added) })))
+    Ok(Json(VoiceAdded { success: true, voice: Voice::from(&added) }).into_response())
 }
 
 /// `DELETE /v1/audio/voices/{name}`
@@ -68,9 +66,9 @@ pub(super) async fn remove(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
     name: Result<Path<String>, PathRejection>,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<VoiceRemoved>, ApiError> {
     check_origin(&headers)?;
-    // What is no text names no voice.
+    // Bytes that are no text name no voice.
     let name = name.map_or_else(|_| String::from(char::REPLACEMENT_CHARACTER), |Path(name)| name);
     let lower = name.to_lowercase();
     if app.service.info().voices.contains(&lower) {
@@ -81,29 +79,7 @@ pub(super) async fn remove(
         VoiceError::Unknown(name) => VoiceError::Unknown(short(&name)),
         other => other,
     })?;
-    Ok(Json(json!({ "success": true, "message": format!("the voice {name:?} was deleted") })))
-}
-
-/// An uploaded voice as vllm-omni's clients know it; what was not given is left out.
-fn object(voice: &VoiceInfo) -> Value {
-    let mut object = json!({ "name": voice.name });
-    if let Some(upload) = &voice.upload {
-        object["consent"] = json!(upload.consent);
-        object["created_at"] = json!(upload.created_at);
-        object["file_size"] = json!(upload.file_size);
-        object["seconds"] = json!((f64::from(upload.seconds) * 1000.0).round() / 1000.0);
-        let given = [
-            ("mime_type", &upload.mime_type),
-            ("ref_text", &upload.ref_text),
-            ("speaker_description", &upload.description),
-        ];
-        for (name, value) in given {
-            if let Some(value) = value {
-                object[name] = json!(value);
-            }
-        }
-    }
-    object
+    Ok(Json(VoiceRemoved { success: true, message: format!("the voice {name:?} was deleted") }))
 }
 
 fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
@@ -114,7 +90,7 @@ fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
     })
 }
 
-/// What a form said.
+/// The parts of a form.
 #[derive(Default)]
 struct Upload {
     audio: Option<(Bytes, Option<String>)>,
@@ -129,7 +105,7 @@ impl Upload {
             let message = format!("this is not a valid form: {}", error.to_string().to_lowercase());
             ApiError::new(StatusCode::BAD_REQUEST, "invalid_form", message)
         };
-        let twice = |name: &str| ApiError::invalid(name, format!("{name}: is there twice"));
+        let twice = |name: &str| ApiError::from(FieldError::invalid(name, "is there twice"));
         let mut form = Multipart::new(stream::iter([Ok::<_, Infallible>(Bytes::from(body))]), boundary);
         let mut upload = Upload::default();
         let mut parts = 0;
@@ -148,56 +124,57 @@ impl Upload {
             } else if let Some(name) = TEXTS.into_iter().find(|known| *known == name) {
                 let bytes = part.bytes().await.map_err(bad)?;
                 if bytes.len() > limit(name) {
-                    let message = format!("{name}: is longer than {} bytes", limit(name));
-                    return Err(ApiError::invalid(name, message));
+                    let message = format_args!("is longer than {} bytes", limit(name));
+                    return Err(FieldError::invalid(name, message).into());
                 }
-                let text = String::from_utf8(bytes.into())
-                    .map_err(|_| ApiError::invalid(name, format!("{name}: is not UTF-8 text")))?;
+                let text =
+                    String::from_utf8(bytes.into()).map_err(|_| FieldError::invalid(name, "is not UTF-8 text"))?;
                 if upload.texts.insert(name, text).is_some() {
                     return Err(twice(name));
                 }
             }
-            // Other parts are skipped, as unknown fields of JSON are.
+            // Unknown parts are skipped, as unknown fields of JSON are.
         }
         Ok(upload)
     }
 
     fn voice(mut self, app: &App) -> Result<NewVoice, ApiError> {
-        let missing = |name: &'static str, what: &str| {
-            let message = format!("{name} is missing; it must be {what}");
-            ApiError { code: "missing_required_parameter", ..ApiError::invalid(name, message) }
-        };
         let mut text =
             |name| self.texts.remove(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
-        let name = text("name").ok_or_else(|| missing("name", "what requests will call the voice"))?;
-        let consent = text("consent").ok_or_else(|| missing("consent", "a note on how the speaker agreed"))?;
+        let name = text("name").ok_or_else(|| FieldError::missing("name", "what requests will call the voice"))?;
+        let consent =
+            text("consent").ok_or_else(|| FieldError::missing("consent", "a note on how the speaker agreed"))?;
         let (ref_text, description, embedding) =
             (text("ref_text"), text("speaker_description"), text("speaker_embedding"));
         let source = match (self.audio, embedding) {
             (Some(_), Some(_)) => {
-                let message = "speaker_embedding: cannot be given together with audio_sample; leave one of them out";
-                return Err(ApiError::invalid("speaker_embedding", message));
+                let message = "cannot be given together with audio_sample; leave one of them out";
+                return Err(FieldError::invalid("speaker_embedding", message).into());
             }
             (Some((audio, mime_type)), None) => {
                 if audio.len() > app.references.max_bytes {
                     let limit = app.references.max_bytes;
-                    let message = format!("audio_sample: {} bytes are more than the limit of {limit}", audio.len());
-                    return Err(ApiError::invalid("audio_sample", message));
+                    let message = format_args!("{} bytes are more than the limit of {limit}", audio.len());
+                    return Err(FieldError::invalid("audio_sample", message).into());
                 }
                 let recording = Recording { audio: Arc::from(audio.as_ref()), text: ref_text, x_vector_only: false };
                 VoiceSource::Recording { recording, mime_type }
             }
             (None, Some(embedding)) => {
                 let value = serde_json::from_str(&embedding).unwrap_or(Value::String(embedding));
-                VoiceSource::Embedding(voice_request::embedding_of("speaker_embedding", &value)?)
+                let embedding =
+                    Embedding::of(&value).map_err(|message| FieldError::invalid("speaker_embedding", message))?;
+                VoiceSource::Embedding(embedding.0)
             }
-            (None, None) => return Err(missing("audio_sample", "a recording of the voice, as a file")),
+            (None, None) => {
+                return Err(FieldError::missing("audio_sample", "a recording of the voice, as a file").into());
+            }
         };
         Ok(NewVoice { name, source, consent, description })
     }
 }
 
-/// An embedding of 8192 numbers, written out, is the longest text.
+/// Longest text of a part; an embedding of 8192 numbers, written out, needs more than the others.
 fn limit(name: &str) -> usize {
     if name == "speaker_embedding" { 8 * MAX_TEXT } else { MAX_TEXT }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-/// What comes out, in order.
+/// What the engine gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next<'a> {
     Text(&'a str),
@@ -11,10 +11,10 @@ pub(super) enum Next<'a> {
     End,
 }
 
-/// What the end of an utterance means.
+/// What became of the end of an utterance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// It will come out as [`Next::End`].
+    /// The engine gets it as [`Next::End`].
     Queued,
     /// The utterance had failed before.
     Dropped,
@@ -47,7 +47,7 @@ pub(super) struct Input {
     committed: u32,
     /// The rest of the utterance being sent is dropped.
     discarding: bool,
-    /// The client cancelled before it ended its utterance; the end that it may still send means nothing.
+    /// The client cancelled before it ended its utterance; an end that it may still send has no effect.
     cancelled: bool,
 }
 
@@ -66,7 +66,7 @@ impl Input {
         }
     }
 
-    /// The client ended a sentence, but not its utterance: which one (0, 1, ...). `None` if there is no text.
+    /// The client ended a sentence, but not its utterance. Returns which sentence (0, 1, ...); `None` without any text.
     pub fn commit(&mut self) -> Option<u32> {
         let sentence = self.open.then_some(self.committed)?;
         self.committed = sentence.saturating_add(1);
@@ -123,8 +123,8 @@ impl Input {
         }
     }
 
-    /// The utterance at the front is over before its text: drops the text up to its end, now or when it comes. True if the
-    /// end had come.
+    /// The utterance at the front is over before its text: drops the text up to its end, now or when it comes. True if
+    /// the end had come already.
     pub fn skip_utterance(&mut self) -> bool {
         while let Some(piece) = self.pieces.pop_front() {
             match piece {
@@ -148,7 +148,7 @@ impl Input {
         self.open && !self.discarding
     }
 
-    /// Drops the waiting text of the utterance that is being sent, and what follows of it.
+    /// Drops the text of the utterance that is being sent: what waits, and what the client still sends of it.
     fn drop_newest(&mut self) {
         while matches!(self.pieces.back(), Some(Some(_))) {
             if let Some(Some(text)) = self.pieces.pop_back() {

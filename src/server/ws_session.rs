@@ -1,11 +1,12 @@
-//! A WebSocket session: what its client says, what it is told, and the utterance that is being spoken between them.
+//! A WebSocket session: reads the client's messages, speaks one utterance at a time, writes the server's messages. It
+//! owns the state of the connection; it must never wait for the client while a cancel could come.
 
-use super::app::App;
+use super::api::session::{ClientMessage, ServerMessage};
 use super::budget::Intake;
 use super::error::ApiError;
-use super::voices::voice_names;
+use super::state::App;
 use super::ws_input::{Ended, Input, Next, Refused};
-use super::ws_protocol::{ClientMessage, SessionConfig, Summary, done_event, error_event, session_done};
+use super::ws_protocol::{SessionConfig, Summary, done_event, error_event, read, session_done};
 use super::ws_utterance::{Outgoing, Text, Utterance, feed, next_outgoing};
 use axum::extract::ws::{CloseFrame, Message, close_code};
 use axum::http::StatusCode;
@@ -13,7 +14,7 @@ use futures::{Stream, StreamExt};
 use omni_audio::AudioFormat;
 use omni_config::format_duration;
 use omni_engine::{Event, RequestOptions, Slo, SpeechParams, SpeechRequest, Tenant, TextSource};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,12 @@ const PING_EVERY: Duration = Duration::from_secs(20);
 /// Pings without any sign of life after which the client counts as gone.
 const MAX_UNANSWERED: u32 = 6;
 
+/// A message of JSON.
+fn text(message: &ServerMessage<'_>) -> Message {
+    // A struct of numbers and strings is always JSON.
+    Message::text(serde_json::to_string(message).unwrap_or_default())
+}
+
 /// Bytes of its payload.
 fn length(message: &Message) -> usize {
     match message {
@@ -37,7 +44,7 @@ fn length(message: &Message) -> usize {
     }
 }
 
-/// The session is over: the peer is gone, or everything is said.
+/// The session is over: the client is gone, or the last message is sent.
 pub(super) struct Over;
 
 /// One connection's state.
@@ -51,11 +58,11 @@ pub(super) struct Session {
     current: Option<Utterance>,
     /// Number of the current utterance, or of the last one; 0 before the first.
     utterance: u64,
-    /// What the end of an utterance has left to say, before anything else is said.
+    /// The last messages of an utterance, which go out before any other.
     parting: VecDeque<Message>,
     /// Set by `session.close`.
     closing: bool,
-    /// When something was said last, by either side.
+    /// When the last message came or went.
     heard: Instant,
     unanswered: u32,
 }
@@ -99,15 +106,15 @@ impl Session {
         }
     }
 
-    /// Serves whoever is at the other end of `source`, until one of them ends it.
+    /// Serves the client whose messages `source` yields, until the client or the server ends the session.
     pub(super) async fn run(
         &mut self,
         source: &mut (impl Stream<Item = Result<Message, axum::Error>> + Unpin),
     ) -> Result<(), Over> {
-        let mut created = self.config.object(&self.app);
-        created["type"] = json!("session.created");
-        created["voices"] = json!(voice_names(&self.app));
-        self.tell(&created).await?;
+        let app = Arc::clone(&self.app);
+        let session = self.config.state(&app);
+        let created = text(&ServerMessage::Created { session, voices: app.voice_names() });
+        self.say(created).await?;
         let mut pings = interval(PING_EVERY);
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         pings.reset(); // the first tick of an interval is immediate
@@ -117,14 +124,14 @@ impl Session {
             self.end_text();
             if self.current.is_none() && self.input.next().is_none() && self.parting.is_empty() {
                 if self.closing {
-                    self.tell(&json!({ "type": "session.closed", "utterances": self.utterance })).await?;
+                    self.tell(&ServerMessage::Closed { utterances: self.utterance }).await?;
                     return self.close(close_code::NORMAL, "closed by the client").await;
                 }
                 if stopping.is_cancelled() {
                     return self.close(close_code::AWAY, "the server is shutting down").await;
                 }
             }
-            // Whoever has begun to write has a place, which is not for keeping.
+            // A client that has begun to write has a place among the requests, which it must not keep in silence.
             let writing = self.current.as_ref().is_some_and(|utterance| matches!(utterance.text, Text::Open(_)));
             let silent = self.current.is_none();
             let patience = if writing { self.app.limits.stalled_client_timeout } else { self.app.idle_timeout };
@@ -241,16 +248,16 @@ impl Session {
             Message::Ping(_) | Message::Pong(_) => return Ok(()), // answered below us
             Message::Close(_) => return Err(Over),
         };
-        match ClientMessage::parse(&text) {
+        match read(&text) {
             Err(error) => self.tell(&error_event(None, &error)).await,
             Ok(ClientMessage::Cancel) => self.cancel().await,
             Ok(_) if self.closing => Ok(()),
             Ok(ClientMessage::Config(map)) => self.configure(&map).await,
-            Ok(ClientMessage::Text(text)) => match self.input.push_text(text) {
+            Ok(ClientMessage::Text(piece)) => match self.input.push_text(piece.text.unwrap_or_default()) {
                 Ok(()) => Ok(()),
                 Err(refused) => self.refuse(&refused).await,
             },
-            Ok(ClientMessage::Commit(id)) => self.commit(id).await,
+            Ok(ClientMessage::Commit(commit)) => self.commit(commit.commit_id).await,
             Ok(ClientMessage::Done) => match self.input.push_end() {
                 Ok(Ended::Queued | Ended::Cancelled) => Ok(()),
                 Ok(Ended::Dropped) => self.tell(&session_done(None, 0)).await,
@@ -262,7 +269,7 @@ impl Session {
             Ok(ClientMessage::Close) => {
                 self.closing = true;
                 if self.input.is_open() {
-                    // It is open, so there is text.
+                    // An open utterance has text, so its end is never refused.
                     let _ = self.input.push_end();
                 }
                 Ok(())
@@ -274,21 +281,17 @@ impl Session {
         match SessionConfig::parse(&self.app, map).await {
             Ok(config) => {
                 self.config = config;
-                let mut updated = self.config.object(&self.app);
-                updated["type"] = json!("session.updated");
-                self.tell(&updated).await
+                let updated = text(&ServerMessage::Updated { session: self.config.state(&self.app) });
+                self.say(updated).await
             }
             Err(error) => self.tell(&error_event(None, &error)).await,
         }
     }
 
-    /// Peers begin to speak at a commit. Here speech has begun already, so it only says where a sentence ends.
+    /// Other servers begin to speak at a commit. Here speech has begun already, so a commit only ends a sentence.
     async fn commit(&mut self, id: Option<String>) -> Result<(), Over> {
         match self.input.commit() {
-            Some(sentence) => {
-                let event = json!({ "type": "input.committed", "commit_id": id, "sentence_index": sentence });
-                self.tell(&event).await
-            }
+            Some(sentence) => self.tell(&ServerMessage::Committed { commit_id: id, sentence_index: sentence }).await,
             None => {
                 let error = ApiError::invalid("type", "input.commit came without any input.text before it");
                 self.tell(&error_event(None, &error)).await
@@ -305,7 +308,7 @@ impl Session {
                 ApiError { code: "text_too_long", ..ApiError::invalid("text", message) }
             }
         };
-        // Too long a text may be that of the utterance that is being spoken, or of one behind it.
+        // The text that is too long may belong to the utterance that is being spoken, or to one behind it.
         let speaking = self.current.as_ref().is_some_and(|utterance| !matches!(utterance.text, Text::Ended));
         let concerns_current = *refused == Refused::TooLong && speaking && self.input.next().is_none();
         if concerns_current {
@@ -319,35 +322,33 @@ impl Session {
         self.input.cancel();
         let utterance = stopped.as_ref().map(|_| self.utterance);
         let samples = stopped.map_or(0, |utterance| utterance.writer.samples());
-        self.tell(&json!({ "type": "audio.cancelled", "utterance": utterance, "samples": samples })).await
+        self.tell(&ServerMessage::Cancelled { utterance, samples }).await
     }
 
-    /// Sends what an event of the current utterance means to the client.
+    /// Sends the client the message for an event of the current utterance.
     fn pass_on(&mut self, permit: mpsc::OwnedPermit<Message>, event: Option<Event>) {
         let Some(utterance) = &mut self.current else { return };
         self.heard = Instant::now();
-        self.unanswered = 0; // the writer took what was there before: somebody reads
+        self.unanswered = 0; // the writer took the message before: the client reads
         let sample_rate = self.app.service.info().sample_rate;
         let failed = match event {
             Some(Event::Started { id, seed }) => {
                 utterance.started = true;
-                let start = json!({
-                    "type": "audio.start",
-                    "utterance": self.utterance,
-                    "utterance_index": self.utterance - 1,
-                    "sentence_index": 0,
-                    "sentence_text": std::mem::take(&mut utterance.spoken),
-                    "request_id": id.to_string(),
-                    "seed": seed,
-                    "sample_rate": sample_rate,
-                    "channels": 1,
-                    "format": utterance.format.as_str(),
-                });
-                permit.send(Message::text(start.to_string()));
+                permit.send(text(&ServerMessage::Start {
+                    utterance: self.utterance,
+                    utterance_index: self.utterance - 1,
+                    sentence_index: 0,
+                    sentence_text: std::mem::take(&mut utterance.spoken),
+                    request_id: id.to_string(),
+                    seed,
+                    sample_rate,
+                    channels: 1,
+                    format: utterance.format.as_str(),
+                }));
                 return;
             }
             Some(Event::Audio(chunk)) => match utterance.writer.push(&chunk.samples) {
-                // Not every piece completes something.
+                // The format may need more samples for its next bytes.
                 Ok(bytes) if bytes.is_empty() => return,
                 Ok(bytes) => {
                     utterance.first_audio.get_or_insert_with(|| utterance.begun.elapsed());
@@ -383,15 +384,15 @@ impl Session {
         self.finish(&error_event(Some(self.utterance), &failed));
     }
 
-    /// The current utterance is over, whatever text of it is still to come; `last` says how.
-    fn finish(&mut self, last: &Value) {
+    /// Ends the current utterance with `last`, also where text of it is still to come.
+    fn finish(&mut self, last: &ServerMessage<'_>) {
         self.heard = Instant::now(); // a client that has listened has not been idle
-        self.parting.push_back(Message::text(last.to_string()));
+        self.parting.push_back(text(last));
         let Some(utterance) = self.current.take() else { return };
         // Otherwise its `input.done` will be answered when it comes.
         if matches!(utterance.text, Text::Ended) || self.input.skip_utterance() {
             let done = session_done(Some(self.utterance), u32::from(utterance.started));
-            self.parting.push_back(Message::text(done.to_string()));
+            self.parting.push_back(text(&done));
         }
     }
 
@@ -400,14 +401,14 @@ impl Session {
             debug!("the client does not answer pings");
             return Err(Over);
         }
-        // With a full queue something else keeps the connection busy.
+        // A full queue keeps the connection busy without a ping.
         if self.out.try_send(Message::Ping(Default::default())).is_ok() {
             self.unanswered += 1;
         }
         Ok(())
     }
 
-    /// The connection cannot go on; says why if it was the size of a message.
+    /// Ends a session whose connection failed; tells the client where a limit was the cause.
     async fn broken(&mut self, error: &axum::Error) -> Result<(), Over> {
         debug!(%error, "websocket reader ended");
         self.current = None;
@@ -424,9 +425,13 @@ impl Session {
         Err(Over)
     }
 
-    /// Says something, behind what is still to be said.
-    async fn tell(&mut self, event: &Value) -> Result<(), Over> {
-        self.parting.push_back(Message::text(event.to_string()));
+    /// Sends a message behind those that wait.
+    async fn tell(&mut self, event: &ServerMessage<'_>) -> Result<(), Over> {
+        self.say(text(event)).await
+    }
+
+    async fn say(&mut self, message: Message) -> Result<(), Over> {
+        self.parting.push_back(message);
         while let Some(message) = self.parting.pop_front() {
             self.out.send(message).await.map_err(|_| Over)?;
         }
@@ -435,7 +440,7 @@ impl Session {
 
     async fn close(&self, code: u16, reason: &'static str) -> Result<(), Over> {
         let frame = CloseFrame { code, reason: reason.into() };
-        // Over either way.
+        // The session is over, whether the frame leaves or not.
         let _ = self.out.send(Message::Close(Some(frame))).await;
         Err(Over)
     }

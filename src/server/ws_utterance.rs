@@ -1,4 +1,5 @@
-//! One utterance of a WebSocket session, and what the session waits for on its behalf.
+//! One utterance of a WebSocket session, and the two things that the session waits for while it is spoken: the engine
+//! taking text, and room for the next message.
 
 use super::ws_input::{Input, Next};
 use axum::extract::ws::Message;
@@ -12,7 +13,7 @@ use tokio::time::Instant;
 pub(super) enum Text {
     /// More may come.
     Open(flume::Sender<String>),
-    /// The engine takes no more; the rest is dropped when it says why.
+    /// The engine takes no more; the session drops the rest when the engine says why.
     Refused,
     /// Complete.
     Ended,
@@ -22,7 +23,7 @@ pub(super) enum Text {
 pub(super) struct Utterance {
     pub text: Text,
     pub stream: ResponseStream,
-    /// What the writer writes, whatever is asked for the next utterance meanwhile.
+    /// The format of `writer`. A `session.config` meanwhile is for the next utterance.
     pub format: AudioFormat,
     pub writer: AudioWriter,
     pub begun: Instant,
@@ -42,9 +43,9 @@ impl Utterance {
     }
 }
 
-/// What there is room for.
+/// What goes to the client next.
 pub(super) enum Outgoing {
-    /// The next of what the end of an utterance has left to say.
+    /// One of the last messages of an utterance.
     Parting,
     Event(Option<Event>),
 }
@@ -57,8 +58,8 @@ pub(super) async fn feed(text: Option<&Text>, input: &Input) -> bool {
     }
 }
 
-/// What goes to the client next, once there is room for it. Outer `None`: the writer is gone. Pending while there is nothing
-/// to say.
+/// Waits for room in the queue to the client, then for what goes there. `None`: the writer is gone. Pending while there
+/// is nothing to send.
 pub(super) async fn next_outgoing(
     out: &mpsc::Sender<Message>,
     parting: bool,

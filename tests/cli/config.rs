@@ -203,7 +203,7 @@ fn keys_are_kept_as_hashes_and_say_what_is_missing() {
 }
 
 #[test]
-fn listening_for_strangers_needs_keys_or_leave() {
+fn listening_beyond_loopback_needs_keys_or_allow_anonymous() {
     let told = problems("[server]\nlisten = \"0.0.0.0:8080\"");
     assert!(told.len() == 1 && told[0].starts_with("server.listen: can be reached from other machines"), "{told:?}");
     assert!(parse("[server]\nlisten = \"0.0.0.0:8080\"\nallow_anonymous = true").is_ok());

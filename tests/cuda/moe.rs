@@ -103,6 +103,44 @@ fn layers_with_experts_say_on_a_gpu_what_they_say_on_a_cpu() {
     }
 }
 
+/// A width that is no multiple of 8 has no fast kernels, neither for one layer of it nor for experts.
+#[test]
+#[ignore = "needs a GPU"]
+fn feed_forward_layers_of_any_width_compute_on_a_gpu_what_they_compute_on_a_cpu() {
+    let gpu = gpu();
+    let folder = path("configs/models/Qwen3-Omni-30B-A3B-Instruct");
+    let checkpoint = Checkpoint::open_as(&folder, WeightsKind::Random { seed: 6 }, None).unwrap();
+    let loader = checkpoint.loader(&[], &Device::Cpu);
+    let scope = loader.scope("talker.model");
+    let mut sparse = checkpoint.omni().unwrap().talker.text.clone();
+    sparse.num_hidden_layers = 1;
+    let mut dense = sparse.clone();
+    dense.moe = None;
+    for inner in [4, 100, 1001] {
+        dense.intermediate_size = inner;
+        if let Some(moe) = &mut sparse.moe {
+            (moe.moe_intermediate_size, moe.shared_expert_intermediate_size) = (inner, Some(inner + 2));
+        }
+        for (config, precision, allowed) in
+            [&dense, &sparse].into_iter().flat_map(|c| [(c, Precision::F32, 1e-5), (c, Precision::Bf16, 2e-2)])
+        {
+            let stack = load(&gpu, precision, config, &scope);
+            let cpu = DecoderStack::load(config, &scope).unwrap();
+            let (lens, hidden) = ([3, 1, 20], config.hidden_size);
+            let rows: usize = lens.iter().sum();
+            let x = numbers(rows * hidden, 3);
+            let engine = Engine::new(&gpu, precision, rows, &[config], hidden).unwrap();
+            let got = Launch { gpu: &gpu, stack: &stack, precision, lens: &lens, padding: 0 }.run(&engine, &x);
+            let input = Tensor::from_vec(x, (rows, hidden), &Device::Cpu).unwrap();
+            let mut caches: Vec<_> = lens.iter().map(|_| cpu.new_cache().unwrap()).collect();
+            let mut segments: Vec<_> = caches.iter_mut().zip(lens).map(|(cache, len)| Segment { cache, len }).collect();
+            let want = cpu.forward(&input, &mut segments).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+            let (error, experts) = (distance(&got, &want), config.moe.is_some());
+            assert!(error < allowed, "width {inner}, experts {experts}, {}: {error:.1e}", precision.as_str());
+        }
+    }
+}
+
 /// One layer at its real size.
 fn real(name: &str, test: impl Fn(&Gpu, &Stack, &DecoderConfig)) {
     let gpu = gpu();

@@ -67,7 +67,7 @@ fn a_config_that_does_not_add_up_is_refused_with_the_field() {
         (0, "/tts_eos_token_id", json!(100_000), "outside the vocabulary of text"),
         (1, "/decoder_config/num_quantizers", json!(4), "differs from speech_tokenizer decoder_config.num_quantizers"),
         (1, "/decoder_config/latent_dim", Value::Null, "speech_tokenizer/config.json: decoder_config.latent_dim"),
-        (1, "/encoder_valid_num_quantizers", json!(3), "encoder_valid_num_quantizers = 3 differs"),
+        (1, "/encoder_config/codebook_size", json!(129), "codebook_size = 129 is more than 128 of decoder_config"),
         (1, "/decoder_config/num_quantizers", json!(1), "num_quantizers = 1: expected at least 2"),
         (1, "/decoder_config/num_semantic_quantizers", json!(2), "num_semantic_quantizers = 2 is not served"),
         (1, "/output_sample_rate", json!(48_000), "output_sample_rate = 48000: expected 24000"),

@@ -117,7 +117,7 @@ fn a_codec_that_is_not_served_or_does_not_fit_its_weights_is_refused_with_what_i
         (json!({"use_causal_conv": false}), "encoder_config.use_causal_conv = false is not served: expected true"),
         (json!({"num_filters": null}), "encoder_config.num_filters is missing"),
         (json!({"upsampling_ratios": [8, 6, 5, 5]}), "samples per frame = 2400 differs from 1920"),
-        (json!({"num_quantizers": 4}), "encoder_valid_num_quantizers = 8: expected 1 to 4"),
+        (json!({"num_quantizers": 4}), "extra   encoder.quantizer.acoustic_residual_vector_quantizer.layers.3."),
         (json!({"num_hidden_layers": 3}), "missing encoder.encoder_transformer.layers.2.self_attn.q_proj.weight"),
         (json!({"num_hidden_layers": 1}), "extra   encoder.encoder_transformer.layers.1."),
         (json!({"intermediate_size": 65}), "shape   encoder.encoder_transformer.layers.0.mlp.fc1.weight"),

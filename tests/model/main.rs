@@ -8,6 +8,7 @@ mod support;
 mod checkpoint;
 mod checkpoint_tts;
 mod decoder_options;
+mod encoder_codes;
 mod frontend;
 mod parity_lm;
 mod parity_tts;

@@ -1,7 +1,7 @@
 //! Golden cases on the stages of a device. The CPU's stages stand in for one; `cuda::verify` gives the same
 //! cases to a GPU.
 
-use crate::support::golden::{TTS, passes, run};
+use crate::support::golden::{BATCH, TTS, batches_pass, passes, run};
 use candle_core::Device;
 use omni_actors::config::Precision;
 use omni_actors::core::ids::Slot;
@@ -13,7 +13,8 @@ use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::talker::Talker;
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, LoadError, ModelError};
-use omni_actors::tools::verify::StageSource;
+use omni_actors::tools::verify::{StageSource, verify};
+use std::path::Path;
 use std::sync::Arc;
 
 /// The CPU's stages, said to compute in an element type, with `change` applied to what they give.
@@ -65,6 +66,38 @@ impl StageModel for Changed {
     fn live_sequences(&self) -> usize {
         self.inner.live_sequences()
     }
+}
+
+#[test]
+fn requests_of_one_batch_equal_the_reference_each_by_itself() {
+    let mut lines = String::new();
+    let summary = verify(Path::new(BATCH), None, |report| lines.push_str(&format!("{report}\n"))).unwrap();
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (2, 0, 0), "{lines}");
+    assert!(lines.lines().all(|line| line.contains("all tokens equal") && !line.contains("not computed")), "{lines}");
+    for precision in [Precision::F32, Precision::Bf16] {
+        batches_pass(&OnCpu { precision, change: |_| {} });
+    }
+}
+
+#[test]
+fn a_code_that_differs_in_one_request_of_a_batch_is_told_with_its_request() {
+    let folder = tempfile::tempdir().unwrap();
+    let golden = folder.path().join("golden");
+    std::fs::create_dir(&golden).unwrap();
+    let name = |ending: &str| format!("base_batch_clone.{ending}");
+    std::fs::copy(Path::new(BATCH).join(name("json")), golden.join(name("json"))).unwrap();
+    let mut bytes = std::fs::read(Path::new(BATCH).join(name("safetensors"))).unwrap();
+    let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
+    // Group 0 of frame 3 of the second request.
+    let at = 8 + header + json["codes.1"]["data_offsets"][0].as_u64().unwrap() as usize + 4 * 3 * 8;
+    bytes[at] ^= 1;
+    std::fs::write(golden.join(name("safetensors")), bytes).unwrap();
+    let mut lines = String::new();
+    let base = Path::new(TTS).parent().unwrap().join("base");
+    let summary = verify(&golden, Some(&base), |report| lines.push_str(&format!("{report}\n"))).unwrap();
+    assert_eq!(summary.failed, 1, "{lines}");
+    assert!(lines.contains("first difference codes.1[3, 0]"), "{lines}");
 }
 
 #[test]

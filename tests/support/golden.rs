@@ -6,6 +6,8 @@ use omni_actors::tools::verify::{StageSource, Summary, verify_on};
 use std::path::Path;
 
 pub const TTS: &str = "tests/fixtures/qwen3_tts/golden";
+/// Requests that the reference ran as one batch: other prompts, voices and ends, and one that clones a recording.
+pub const BATCH: &str = "tests/fixtures/qwen3_tts/golden_batch";
 pub const OMNI: &str = "tests/fixtures/qwen3_omni/golden";
 
 /// The summary and the lines of a golden folder.
@@ -30,5 +32,18 @@ pub fn passes(source: &dyn StageSource) {
         assert_eq!(summary.picks.first.of >= 40, rounds);
         let wanted = if rounds { "same code 0 in" } else { "all tokens equal; 3 of 3 tensors compared" };
         assert!(lines.lines().filter(|line| line.contains(wanted)).count() >= 3, "{lines}");
+    }
+}
+
+/// The requests of each batch run at once, and each has its codes and its sound compared.
+pub fn batches_pass(source: &dyn StageSource) {
+    let (summary, lines) = run(source, BATCH);
+    assert!(summary.passed_all(), "{lines}");
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (2, 0, 0), "{lines}");
+    assert!(lines.contains("3 requests at once") && lines.contains("2 requests at once"), "{lines}");
+    match source.precision() {
+        Precision::F32 => assert!(lines.contains("9 of 9 tensors compared"), "{lines}"),
+        // 4, 8, 8, 7 and 7 frames, and the code 0 behind each.
+        Precision::Bf16 => assert_eq!((summary.picks.first.of, summary.picks.all.of), (39, 34 * 8 + 5)),
     }
 }

@@ -7,7 +7,7 @@ use omni_actors::core::arbiter::{ArbiterCore, Turn};
 use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{
-    Effect, Event, Pace, Plan, SchedulerConfig, SchedulerCore, SequenceDone, SequenceParams, Start, StepDone,
+    Ack, Effect, Event, Pace, Plan, SchedulerConfig, SchedulerCore, SequenceDone, SequenceParams, Start, StepDone,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
@@ -440,8 +440,10 @@ impl Sim {
         for effect in effects {
             match effect {
                 Effect::Launch(plan) => self.stages.get_mut(&which).unwrap().queue.push_back(plan),
-                Effect::Consumed { request, units } if which == Which::Vocoder => {
-                    self.tell(Which::Talker, Event::Acked { request, units });
+                Effect::Consumed(acks) if which == Which::Vocoder => {
+                    for Ack { request, units } in acks {
+                        self.tell(Which::Talker, Event::Acked { request, units });
+                    }
                 }
                 _ => {}
             }

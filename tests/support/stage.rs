@@ -1,7 +1,9 @@
 //! One stage alone: its real actors around a model that the test or benchmark chooses, its edges in the test's hands.
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
-use omni_actors::actors::{self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, StageState};
+use omni_actors::actors::{
+    self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, StageState,
+};
 use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;

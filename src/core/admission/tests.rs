@@ -238,7 +238,7 @@ fn limits_of_a_key_hold_whatever_is_free() {
 }
 
 proptest! {
-    /// Everybody always wants more, some more loudly than others; places are given back at random.
+    /// Every tenant always asks for more, some more often than others, and gives places back at random.
     #[test]
     fn a_greedy_tenant_gets_its_share_and_no_tenant_starves(
         weights in proptest::collection::vec(1..5u32, 2..6),

@@ -1,4 +1,4 @@
-//! Where steps leave embeddings for others on their device.
+//! Memory of the device in which steps leave embeddings for other stages.
 
 use super::fetch::{HostCopies, Job};
 use super::ranges::Ranges;
@@ -35,11 +35,11 @@ struct State {
     events: Vec<Event>,
 }
 
-/// Part of an arena, lent until nobody reads it any more.
+/// Part of an arena, lent until its last reader drops it.
 pub(crate) struct Memory {
     place: Place,
     bytes: usize,
-    /// Its step has written it. `None` only while it is dropped.
+    /// The event behind the step that wrote it. `None` only while the buffer is being dropped.
     ready: Option<Event>,
 }
 
@@ -49,7 +49,7 @@ enum Place {
     Alone(Buffer<u8>),
 }
 
-/// What one step leaves behind: `[embeddings, width]`.
+/// The embeddings that one step left: `[embeddings, width]`.
 pub struct EmbeddingBuffer {
     memory: Arc<Memory>,
     embeddings: usize,
@@ -77,7 +77,7 @@ impl EmbeddingArena {
         Ok(EmbeddingArena { gpu: gpu.clone(), width, precision, home: Arc::new(Home { memory, state }), copies })
     }
 
-    /// Room for what a step leaves behind. Where embeddings wait for very long, it may have to be allocated.
+    /// Room for the embeddings of one step. Allocates where embeddings wait so long that the arena is full.
     ///
     /// # Errors
     /// When the device has no room.
@@ -102,7 +102,7 @@ impl EmbeddingArena {
         Ok(Memory { place, bytes, ready: Some(ready) })
     }
 
-    /// What a step has left in `memory`, once the stream has come so far.
+    /// The embeddings that a step writes to `memory`, complete when the stream has run it.
     ///
     /// # Errors
     /// What the driver says.
@@ -123,7 +123,7 @@ impl EmbeddingArena {
         }))
     }
 
-    /// Embeddings that hold anything: for measuring what becomes of them.
+    /// Embeddings with undefined elements, for measuring copies.
     ///
     /// # Errors
     /// What the driver says.
@@ -158,7 +158,7 @@ impl Memory {
         self.bytes
     }
 
-    /// When its step has written it.
+    /// The event behind the step that writes it.
     pub fn ready(&self) -> &Event {
         match &self.ready {
             Some(ready) => ready,
@@ -190,8 +190,8 @@ impl Drop for Memory {
 }
 
 impl EmbeddingBuffer {
-    /// Queues a copy of `embeddings` to byte `at` of a buffer of this or another GPU. The stream waits for the step that writes
-    /// them, the host for nothing. The caller keeps `self` until the stream has come so far.
+    /// Queues a copy of `embeddings` to byte `at` of a buffer of this or another GPU. The stream waits for the step
+    /// that writes them; the host does not wait. The caller keeps `self` until the stream has run the copy.
     ///
     /// # Errors
     /// What the driver says.

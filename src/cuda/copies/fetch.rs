@@ -12,15 +12,15 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Copies what steps left on a device to the host. Nobody who asks for a copy waits for the device: the answer is a
-/// future. Dropping it waits for the copies that were begun.
+/// Copies the output of steps from a device to the host. A caller does not wait for the device: it gets a future.
+/// Dropping this type waits for the copies that have begun.
 pub struct HostCopies {
     ring: Arc<HostRing>,
     jobs: Option<flume::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// What is to be copied, and who is told.
+/// A copy to make, and the channel for its result.
 pub(super) struct Job {
     /// Kept until the copy is over.
     pub memory: Arc<Memory>,
@@ -60,7 +60,7 @@ impl HostCopies {
         let (send, jobs) = flume::unbounded();
         let copier = Copier { gpu: gpu.clone(), stream, ring: Arc::clone(&ring), under_way: VecDeque::new(), metrics };
         let thread = std::thread::Builder::new().name("d2h".into()).spawn(move || copier.run(&jobs));
-        // Without a thread every copy answers with an error.
+        // Without the thread every copy returns an error.
         let thread = thread.inspect_err(|error| tracing::error!(%error, "no thread for copies off the GPU")).ok();
         Ok(HostCopies { ring, jobs: Some(send), thread })
     }
@@ -73,8 +73,8 @@ impl HostCopies {
         }
     }
 
-    /// Queues a copy in a step, on the step's own stream: what [`HostCopies`] is there to avoid. The caller waits for the
-    /// step before it looks.
+    /// Queues a copy in a step, on the step's own stream: which [`HostCopies`] avoids. The caller waits for the step
+    /// before it reads.
     ///
     /// # Errors
     /// What the driver says.
@@ -100,7 +100,7 @@ impl HostRing {
         Ok(HostRing { gpu: gpu.clone(), bytes, count, free: Mutex::new(free), lent: AtomicUsize::new(0) })
     }
 
-    /// Memory for a copy. What is larger than the ring's pieces, or one too many, is made for the occasion.
+    /// Memory for a copy. A copy that is larger than the ring's pieces, or finds none free, gets memory of its own.
     fn lease(ring: &Arc<HostRing>, len: usize) -> Result<HostBytes, CudaError> {
         let fits = len <= ring.bytes;
         let free = if fits { ring.free.lock().unwrap_or_else(PoisonError::into_inner).pop() } else { None };
@@ -115,8 +115,7 @@ impl HostRing {
         Ok(HostBytes { piece: Some(piece), len, ring: Arc::clone(ring) })
     }
 
-    /// Whether the last piece is lent: what comes next is copied once more, so that a consumer who takes its time never
-    /// keeps others from theirs.
+    /// Whether the last piece is lent. The data is then copied once more, so that a slow consumer never blocks others.
     fn is_short(&self) -> bool {
         self.lent.load(Ordering::Relaxed) >= self.count
     }
@@ -211,7 +210,7 @@ impl Copier {
 
     fn begin(&self, job: &Job) -> Result<HostBytes, CudaError> {
         let here = HostRing::lease(&self.ring, job.memory.bytes())?;
-        // Most have: then the stream has one thing less to do.
+        // Most have passed: then the stream needs no wait.
         if !job.memory.ready().passed()? {
             self.stream.wait(job.memory.ready())?;
         }
@@ -223,8 +222,8 @@ impl Copier {
 
 fn tell(job: Job, result: Result<Bytes, CudaError>) {
     let Job { memory, reply } = job;
-    // First the memory, so that whoever hears of the copy finds room for the next.
+    // Return the memory first, so that the receiver of this copy finds room for the next.
     drop(memory);
-    // Nobody may want it any more.
+    // The receiver may be gone.
     let _ = reply.send(result);
 }

@@ -3,8 +3,8 @@
 //! - [`HostCopies`]: device to host, on a stream and a thread of its own, into page-locked memory that is lent out until
 //!   the last slice of it is dropped.
 //! - [`Prefetch`]: host to device, begun when there is something to copy; the step that uses it waits on the device.
-//! - [`EmbeddingArena`]: where steps leave embeddings for others. What a step leaves is one [`EmbeddingBuffer`]; its owners share one copy, or
-//!   read it where it is.
+//! - [`EmbeddingArena`]: memory in which steps leave embeddings for other stages, one [`EmbeddingBuffer`] per step; its
+//!   owners share one copy to the host, or read it where it is.
 
 mod arena;
 mod fetch;

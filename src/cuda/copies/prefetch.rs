@@ -1,4 +1,4 @@
-//! Host to device, as soon as there is something to copy.
+//! Copies from host to device that begin as soon as input arrives.
 
 use crate::{Buffer, CudaError, Event, Gpu, Pinned, Priority, Stream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ pub struct Prefetch {
     free: Arc<Mutex<Vec<Slot>>>,
 }
 
-/// Input on its way to the device; its memory is free again when this is dropped.
+/// Input on its way to the device. Dropping it frees its memory.
 pub struct Prefetched {
     slot: Option<Slot>,
     len: usize,
@@ -45,7 +45,7 @@ impl Prefetch {
         Ok(Prefetch { stream, bytes, free: Arc::new(Mutex::new(free)) })
     }
 
-    /// Begins to copy; `None` if it is too large or too much is on its way, and the step has to do it.
+    /// Begins to copy; `None` if it is too large or too many copies are under way; the step then copies it.
     ///
     /// # Errors
     /// What the driver says.
@@ -55,7 +55,7 @@ impl Prefetch {
         }
         let slot = {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
-            // Input that nobody used in the end may still be on its way. An event that was never recorded has passed.
+            // The copy of unused input may still be under way. An event that was never recorded has passed.
             let idle = free.iter().position(|slot| slot.arrived.passed().unwrap_or(false));
             idle.map(|at| free.swap_remove(at))
         };
@@ -92,12 +92,12 @@ impl Prefetched {
         self.len == 0
     }
 
-    /// How long the copy took, once it is over.
+    /// How long the copy took; known when it is over.
     pub fn took(&self) -> Option<Duration> {
         self.slot().arrived.since(&self.slot().begun).ok()
     }
 
-    /// When it is there.
+    /// The event behind the copy.
     pub fn arrived(&self) -> &Event {
         &self.slot().arrived
     }

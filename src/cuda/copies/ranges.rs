@@ -1,4 +1,4 @@
-//! Which parts of an arena are free: the first that fits is taken, tenants grow together again.
+//! Which parts of an arena are free: it takes the first free range that fits and merges neighbouring free ranges.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
 // Attention of new positions over a paged cache of keys and values, with the norm and rotation of queries and keys.
 //
-// Caches are [page][kv head][PAGE positions][head_dim] per layer. A row of a launch is one new position of one sequence:
-// `slots[row]` names the sequence, whose pages are `pages[slot * max_pages + position / PAGE]`; a negative position is
-// padding. Every row sees the cached positions up to its own.
+// Caches are [page][kv head][PAGE positions][head_dim] per layer. A row of a launch is one new position of one
+// sequence: `slots[row]` names the sequence, whose pages are `pages[slot * max_pages + position / PAGE]`; a negative
+// position is padding. Every row sees the cached positions up to its own.
 //
 //   kv_write_*       norms, rotates and stores the keys of new positions, and stores their values
 //   attend_plain_*   any head size, one warp per query head
@@ -43,8 +43,8 @@ __device__ __forceinline__ size_t cache_at(const AttentionArgs& a, uint32_t slot
     return ((static_cast<size_t>(page) * a.kv_heads + kv_head) * PAGE + position % PAGE) * a.head_dim;
 }
 
-// The turn of a position, and a norm's weight, for what one lane has of a head: elements l, l + 32, ... of the first half
-// and their partners in the second half. Known before the head is.
+// The turn of a position, and a norm's weight, for what one lane has of a head: elements l, l + 32, ... of the first
+// half and their partners in the second half. Known before the head is.
 template <typename T>
 struct Turn {
     float sine[MAX_PAIRS], cosine[MAX_PAIRS], gain_low[MAX_PAIRS], gain_high[MAX_PAIRS];
@@ -196,8 +196,8 @@ __device__ __forceinline__ void unpack(const uint4& from, float* to) {
 // Q query heads of one kv head per block. Grid: (heads / Q, rows).
 //
 // With WRITE the row's own key and value go to the cache on the way, and what lies before them is read while the kernel
-// ahead still runs: it was written by earlier passes. That is sure because attention lets its successors start only once
-// its own predecessors have ended.
+// ahead still runs: it was written by earlier passes. That is sure because attention lets its successors start only
+// once its own predecessors have ended.
 template <int Q, bool WRITE>
 __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
     __shared__ float queries[Q][DIM];
@@ -302,8 +302,8 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
             for (int i = 0; i < OWN; ++i) mix[h][i] = __fmaf_rn(mix[h][i], keep, __fmul_rn(weight, value[i]));
         }
     }
-    // The groups of a warp, then the warps, always in the same order. Nobody's maximum is -inf where somebody has a
-    // position; a group without one weighs nothing.
+    // The groups of a warp, then the warps, always in the same order. The maximum is finite if any group has a
+    // position; a group without one has weight 0.
 #pragma unroll
     for (int h = 0; h < Q; ++h) {
 #pragma unroll
@@ -351,9 +351,9 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
 
 constexpr int SHORT = 16; // cached positions at most
 
-// For sequences of up to SHORT + 1 positions, such as the code predictor's: one kv head and its two query heads per block,
-// one warp each. Lane p has position p, so that all that lies in the cache is in registers before the kernel ahead has
-// ended; see attend_fast. Writes its own key and value on the way. Grid: (kv_heads, rows).
+// For sequences of up to SHORT + 1 positions, such as the code predictor's: one kv head and its two query heads per
+// block, one warp each. Lane p has position p, so that all that lies in the cache is in registers before the kernel
+// ahead has ended; see attend_fast. Writes its own key and value on the way. Grid: (kv_heads, rows).
 __device__ __forceinline__ void attend_short(const AttentionArgs& a) {
     __shared__ __align__(16) float queries[2][DIM];
     __shared__ __align__(16) bf16 own_key[DIM], own_value[DIM];

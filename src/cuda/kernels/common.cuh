@@ -45,9 +45,9 @@ __device__ __forceinline__ float warp_sum(float x) {
 // Parts that the inputs of a product, and the squares of a norm, are summed in.
 constexpr int PARTS = 8;
 
-// 1 / rms of eight rows of `width` numbers, by one block of eight warps, each of which takes one part of the width. Lane
-// (g, t) gets the scale of row g; rows that are not there give anything. The order of additions depends on the width
-// alone, so that every kernel that norms a row gets the same bits. `width` is a multiple of 32 * PARTS.
+// 1 / rms of eight rows of `width` numbers, by one block of eight warps, each of which takes one part of the width.
+// Lane (g, t) gets the scale of row g; rows that are not there give anything. The order of additions depends on the
+// width alone, so that every kernel that norms a row gets the same bits. `width` is a multiple of 32 * PARTS.
 __device__ __forceinline__ float row_scales(const float* x, int width, float eps, bool there, float (&parts)[PARTS][8]) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
     const int part = width / PARTS;
@@ -89,3 +89,9 @@ __device__ __forceinline__ float normed(float x, float scale, float gain) {
 }
 
 __device__ __forceinline__ float silu(float x) { return x / (1.f + expf(-x)); }
+
+// Weights of a gated feed-forward layer: their rows are gate and up in turns of eight, 8 gates then their 8 ups, so
+// that a tile of 16 outputs holds both halves of 8 results. Result `i` has its gate in this row. The fast kernels take
+// whole turns only and find its up 8 rows further; where the results are no multiple of 8, the last turn is shorter.
+__device__ __forceinline__ int gate_row(int i) { return (i / 8) * 16 + i % 8; }
+__device__ __forceinline__ int up_row(int i, int results) { return gate_row(i) + min(8, results - (i / 8) * 8); }

@@ -1,4 +1,4 @@
-// The ends of a frame: what rows begin with.
+// The begin of a frame: the input of each row.
 
 #include "common.cuh"
 #include "frame.cuh"
@@ -20,7 +20,7 @@ struct BeginArgs {
 // entered by block 0: they are needed only by kernels that come later.
 template <typename T>
 __device__ __forceinline__ void begin_frame(const BeginArgs& a) {
-    // Nobody may start before the rows are known: see attend_fast.
+    // No later kernel may start before the rows are known: see attend_fast.
     wait_for_previous();
     stamp(a.head, 0);
     const int row = blockIdx.x;

@@ -1,4 +1,4 @@
-// Tables that tell kernels about rows. The same layouts as in src/model/cuda/talker/table.rs.
+// Tables that tell kernels about rows. The same layouts as in src/cuda/talker/table.rs.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ struct StepRow {
     uint32_t text;  // row of the text table that is added to the codec side
     uint32_t count; // codes 0 sampled before this step
     uint32_t flags; // see below
-    uint32_t forced; // where the codes that the row says begin in the step's list; NONE: it says what it picks
+    uint32_t forced; // where the forced codes of the row begin in the step's list; NONE: none are forced
     uint32_t unused[2];
 };
 
@@ -29,14 +29,14 @@ struct StepHead {
     // u32 [rows, 2 * groups + 2] in memory of the host: the codes, code 0 again, status; of rows with forced codes also
     // the codes that would have been picked.
     uint64_t out;
-    // u64 [2 + 2 * groups], there too: when the frame began (the second is unused), and of each group when its codes began
-    // to be picked and when they were. Nanoseconds of the device's clock.
+    // u64 [2 + 2 * groups], there too: when the frame began (the second is unused), and of each group when its codes
+    // began to be picked and when they were. Nanoseconds of the device's clock.
     uint64_t times;
     uint32_t pages;
     uint32_t unused;
 };
 
-// By one block of a kernel, which speaks for all. Nobody asks for the times of rows of padding alone.
+// Written by one block of a kernel for all. Times of rows of padding alone are not read.
 __device__ __forceinline__ void stamp(const StepHead* head, int at) {
     if (blockIdx.x != 0 || threadIdx.x != 0 || head->times == 0) return;
     uint64_t now;
@@ -58,7 +58,7 @@ struct SamplingArgs {
     uint32_t unused;
 };
 
-// What a slot keeps for the life of its row.
+// The state of a slot while its sequence lives.
 struct SlotParams {
     SamplingArgs first, others; // code 0, and the other groups
     uint32_t seed_low, seed_high;

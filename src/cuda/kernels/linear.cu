@@ -33,7 +33,7 @@ __device__ __forceinline__ void linear_plain(const LinearArgs& a) {
         return warp_sum(sum);
     };
     if (MODE == SILU_MUL) {
-        const float gate = dot(gate_row(result)), up = dot(gate_row(result) + 8);
+        const float gate = dot(gate_row(result)), up = dot(up_row(result, results));
         if (lane == 0) finish_gated<T>(a, row, result, gate, up);
     } else {
         const float sum = dot(result);
@@ -211,9 +211,9 @@ __device__ __forceinline__ int place(int row, int piece) {
     return row * DEPTH + (piece ^ (((row & 1) << 2) | ((row >> 1) & 3))) * 8;
 }
 
-// Copies the tiles of a block and multiplies them: BM outputs by 64 rows, eight warps, BM / 16 along the outputs and the
-// others along the rows. `steps` tiles of DEPTH inputs from `input0` on; after every `per_part` of them, `part_done` gets
-// the sums, which begin anew.
+// Copies the tiles of a block and multiplies them: BM outputs by 64 rows, eight warps, BM / 16 along the outputs and
+// the others along the rows. `steps` tiles of DEPTH inputs from `input0` on; after every `per_part` of them,
+// `part_done` gets the sums, which begin anew.
 template <int BM>
 struct Tiles {
     static constexpr int ALONG = BM / 16, ACROSS = 8 / ALONG, NT = ROWS / 8 / ACROSS, STAGE = (BM + ROWS) * DEPTH;
@@ -375,7 +375,7 @@ __device__ __forceinline__ void linear_parts(const LinearArgs& a) {
             for (int i = 0; i < 4; ++i) sums[(across * NT + n) * 8 + 2 * t + i % 2][along * 16 + g + i / 2 * 8] = acc[n][i];
         }
     });
-    // What the copies that were never needed would still write is nothing: all of them have been waited for.
+    // All copies have been waited for, so none still writes.
     wait_copies<0>();
     constexpr int RESULTS = MODE == SILU_MUL ? BM / 2 : BM, EACH = 8 * RESULTS / 256;
     float before[EACH];
@@ -409,7 +409,7 @@ __device__ __forceinline__ void linear_parts(const LinearArgs& a) {
             finish<bf16, MODE>(a, row0 + of, blockIdx.y * RESULTS + result, total(of, result), before[i]);
         }
     }
-    // Nobody may leave while others read.
+    // No block may leave while others read its shared memory.
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
@@ -482,7 +482,8 @@ extern "C" __global__ void __launch_bounds__(256) rms_norm_bf16(const float* x, 
 extern "C" __global__ void __launch_bounds__(256) rms_norm_f32(const float* x, const float* gain, float* y, int rows, int width, float eps) {
     rms_norm(x, gain, y, rows, width, eps);
 }
-// bf16 weights, rounded like rms_norm_bf16, kept as f32: the hidden state that a model of the same width goes on with.
+// bf16 weights, rounded like rms_norm_bf16, kept as f32: the hidden state that the predictor takes where it is as wide
+// as the talker.
 extern "C" __global__ void __launch_bounds__(256) rms_norm_full_bf16(const float* x, const bf16* gain, float* y, int rows, int width, float eps) {
     rms_norm<bf16, float>(x, gain, y, rows, width, eps);
 }

@@ -1,18 +1,18 @@
 // y = W x + b for a batch of rows, with what follows it fused in: arguments and the last step that all variants share.
 //
-// Weights are [outputs, inputs], row-major. The additions over the inputs go in one order that depends on the sizes of the
-// layer alone: eight parts of the inputs one after the other, each in steps of 32. So a row's result has the same bits
-// whatever the batch, and whichever of the fast kernels ran.
+// Weights are [outputs, inputs], row-major. The additions over the inputs go in one order that depends on the sizes of
+// the layer alone: eight parts of the inputs one after the other, each in steps of 32. So a row's result has the same
+// bits whatever the batch, and whichever of the fast kernels ran.
 #pragma once
 
 #include "common.cuh"
 
-// What becomes of a sum. Same numbers in src/model/cuda/linear.rs.
+// What a kernel does with a sum. Same numbers in src/cuda/linear.rs.
 enum Mode {
     STORE = 0,     // y[T] = sum + bias
     STORE_F32 = 1, // y[f32] = sum + bias
     ADD = 2,       // y[f32] += sum + bias
-    SILU_MUL = 3,  // y[T] = silu(gate) * up; see `partner`
+    SILU_MUL = 3,  // y[T] = silu(gate) * up; see `gate_row`
     SILU = 4,      // y[T] = silu(sum + bias)
 };
 
@@ -28,10 +28,6 @@ struct LinearArgs {
     int ldy;
     float eps;
 };
-
-// SILU_MUL: the rows of W are gate and up in turns of eight, 8 gates then their 8 ups, so that a tile of 16 outputs holds
-// both halves of 8 results. Result `i` has its gate in this row and its up 8 further.
-__device__ __forceinline__ int gate_row(int i) { return (i / 8) * 16 + i % 8; }
 
 // What a result of ADD is added to.
 template <int MODE>

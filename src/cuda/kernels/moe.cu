@@ -6,8 +6,8 @@
 //   moe_sort, moe_*_many, moe_gather
 //                      bf16, more rows: pairs are grouped by expert, whose weights are read once per GROUP pairs
 //
-// A pair's numbers are summed in one order that depends on the sizes alone, and a row adds up its experts in the order of
-// their numbers: the same bits whatever the batch, and whichever of the fast kernels ran.
+// A pair's numbers are summed in one order that depends on the sizes alone, and a row adds up its experts in the order
+// of their numbers: the same bits whatever the batch, and whichever of the fast kernels ran.
 
 #include "mma.cuh"
 #include "moe.cuh"
@@ -15,8 +15,8 @@
 
 // ---- router ------------------------------------------------------------------------------------------------------------
 
-// Softmax over all experts, the best `top_k` of them (of equals the first), weights that sum to 1 if asked for. Eight rows
-// per block, a warp each.
+// Softmax over all experts, the best `top_k` of them (of equals the first), weights that sum to 1 if asked for. Eight
+// rows per block, a warp each.
 template <typename T>
 __device__ __forceinline__ void route(const RouteArgs& a) {
     __shared__ float shares[8][MAX_EXPERTS];
@@ -125,16 +125,19 @@ __device__ __forceinline__ const T* down_of(const MoeArgs& a, int expert) {
 
 // ---- plain -------------------------------------------------------------------------------------------------------------
 
-// One warp per result. Grid: (width / 8, pairs). 8 gates, then their 8 ups.
+// One warp per result. Grid: (width / 8 rounded up, pairs). 8 gates, then their 8 ups; fewer of each at the end.
 template <typename T>
 __device__ __forceinline__ void gate_up_plain(const MoeArgs& a) {
     let_next_start();
     wait_for_previous();
     const int lane = threadIdx.x % WARP, pair = blockIdx.y, result = blockIdx.x * 8 + threadIdx.x / WARP;
     const int expert = a.chosen[pair];
-    if (expert < 0 || result >= inner_of<T>(a, expert)) return;
-    const T* gate = gate_up_of<T>(a, expert) + static_cast<size_t>((result / 8) * 16 + result % 8) * a.hidden;
-    const T* up = gate + static_cast<size_t>(8) * a.hidden;
+    if (expert < 0) return;
+    const int inner = inner_of<T>(a, expert);
+    if (result >= inner) return;
+    const T* weights = gate_up_of<T>(a, expert);
+    const T* gate = weights + static_cast<size_t>(gate_row(result)) * a.hidden;
+    const T* up = weights + static_cast<size_t>(up_row(result, inner)) * a.hidden;
     const T* x = static_cast<const T*>(a.normed) + static_cast<size_t>(pair / a.choices) * a.hidden;
     float sums[2] = {};
     for (int i = lane; i < a.hidden; i += WARP) {
@@ -159,16 +162,16 @@ __device__ __forceinline__ void down_plain(const MoeArgs& a) {
         const T* y = static_cast<const T*>(a.between) + static_cast<size_t>(pair) * a.width;
         float sum = 0.f;
         for (int i = lane; i < inner; i += WARP) sum = __fmaf_rn(to_float(w[i]), to_float(y[i]), sum);
-        const float said = __fmul_rn(warp_sum(sum), a.weights[pair]);
-        total = j == 0 ? said : __fadd_rn(total, said);
+        const float part = __fmul_rn(warp_sum(sum), a.weights[pair]);
+        total = j == 0 ? part : __fadd_rn(total, part);
     }
     if (lane == 0) a.x[static_cast<size_t>(row) * a.hidden + output] += total;
 }
 
 // ---- tensor cores ------------------------------------------------------------------------------------------------------
 
-// Eight results of an expert, gate and up, for up to NT * 8 of its pairs per block; each of the eight warps takes one part
-// of the inputs. Grid: (width / 8, pairs or groups).
+// Eight results of an expert, gate and up, for up to NT * 8 of its pairs per block; each of the eight warps takes one
+// part of the inputs. Grid: (width / 8, pairs or groups).
 template <int NT, bool MANY>
 __device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
     constexpr int AHEAD = MANY ? 4 : 8;
@@ -251,8 +254,8 @@ __device__ __forceinline__ void gate_up_fast(const MoeArgs& a) {
     static_cast<bf16*>(a.between)[pair * a.width + blockIdx.x * 8 + at] = __float2bfloat16_rn(silu(total(of, at)) * total(of, at + 8));
 }
 
-// 16 outputs of one expert for up to NT * 8 pairs by one warp, all inputs in one chain of sums. `from[n]`: where the pair
-// of this lane begins in `between`, plus its 8t; null where there is none.
+// 16 outputs of one expert for up to NT * 8 pairs by one warp, all inputs in one chain of sums. `from[n]`: where the
+// pair of this lane begins in `between`, plus its 8t; null where there is none.
 template <int NT, int AHEAD>
 __device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int output0, const bf16* const (&from)[NT], int count,
                                           float (&acc)[NT][4]) {
@@ -284,7 +287,7 @@ __device__ __forceinline__ void down_tile(const MoeArgs& a, int expert, int outp
 
 // 16 outputs of one row per block, a warp per choice. Grid: (hidden / 16, rows), up to eight warps.
 __device__ __forceinline__ void down_few(const MoeArgs& a) {
-    __shared__ float said[8][TILE];
+    __shared__ float outputs[8][TILE];
     let_next_start();
     wait_for_previous();
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -295,14 +298,14 @@ __device__ __forceinline__ void down_few(const MoeArgs& a) {
     float acc[1][4] = {};
     down_tile<1, 8>(a, expert, blockIdx.x * TILE, from, 1, acc);
     if (t == 0) {
-        said[warp][g] = acc[0][0];
-        said[warp][g + 8] = acc[0][2];
+        outputs[warp][g] = acc[0][0];
+        outputs[warp][g + 8] = acc[0][2];
     }
     __syncthreads();
     if (threadIdx.x >= TILE) return;
     float total = 0.f;
     for (int j = 0; j < a.choices; ++j) {
-        const float own = __fmul_rn(said[j][threadIdx.x], a.weights[row * a.choices + j]);
+        const float own = __fmul_rn(outputs[j][threadIdx.x], a.weights[row * a.choices + j]);
         total = j == 0 ? own : __fadd_rn(total, own);
     }
     a.x[static_cast<size_t>(row) * a.hidden + blockIdx.x * TILE + threadIdx.x] += total;
@@ -332,15 +335,15 @@ __device__ __forceinline__ void down_many(const MoeArgs& a) {
         for (int i = 0; i < 2; ++i) {
             const int of = n * 8 + 2 * t + i;
             if (of >= group.count) continue;
-            float* to = a.said + static_cast<size_t>(pairs[of]) * a.hidden + output0 + g;
+            float* to = a.outputs + static_cast<size_t>(pairs[of]) * a.hidden + output0 + g;
             to[0] = acc[n][i];
             to[8] = acc[n][i + 2];
         }
     }
 }
 
-// Adds up what a row's experts said. Grid: rows.
-__device__ __forceinline__ void gather_said(const MoeArgs& a) {
+// Adds up the weighted outputs of a row's experts. Grid: rows.
+__device__ __forceinline__ void gather_outputs(const MoeArgs& a) {
     let_next_start();
     wait_for_previous();
     const int row = blockIdx.x;
@@ -349,7 +352,7 @@ __device__ __forceinline__ void gather_said(const MoeArgs& a) {
     for (int i = threadIdx.x * 4; i < a.hidden; i += blockDim.x * 4) {
         float4 total = make_float4(0.f, 0.f, 0.f, 0.f);
         for (int j = 0; j < a.choices; ++j) {
-            const float4 v = *reinterpret_cast<const float4*>(a.said + (pair0 + j) * a.hidden + i);
+            const float4 v = *reinterpret_cast<const float4*>(a.outputs + (pair0 + j) * a.hidden + i);
             const float w = a.weights[pair0 + j];
             const float4 own = make_float4(__fmul_rn(v.x, w), __fmul_rn(v.y, w), __fmul_rn(v.z, w), __fmul_rn(v.w, w));
             total.x = j == 0 ? own.x : __fadd_rn(total.x, own.x);
@@ -432,4 +435,4 @@ extern "C" __global__ void __launch_bounds__(256, 2) moe_down_few(const __grid_c
 extern "C" __global__ void __launch_bounds__(1024) moe_sort(const __grid_constant__ MoeArgs a) { sort_pairs(a); }
 extern "C" __global__ void __launch_bounds__(256, 2) moe_gate_up_many(const __grid_constant__ MoeArgs a) { gate_up_fast<GROUP / 8, true>(a); }
 extern "C" __global__ void __launch_bounds__(256, 2) moe_down_many(const __grid_constant__ MoeArgs a) { down_many(a); }
-extern "C" __global__ void __launch_bounds__(256) moe_gather(const __grid_constant__ MoeArgs a) { gather_said(a); }
+extern "C" __global__ void __launch_bounds__(256) moe_gather(const __grid_constant__ MoeArgs a) { gather_outputs(a); }

@@ -1,4 +1,4 @@
-// Mixture of experts: the arguments of its kernels. The same layouts as in src/model/cuda/moe.rs.
+// Mixture of experts: the arguments of its kernels. The same layouts as in src/cuda/moe.rs.
 //
 // A row visits `choices` experts: those that the router picks, in the order of their numbers, and behind them the one
 // that every row visits, if there is one, under the number `experts`. A row and one of its experts are a *pair*, number
@@ -16,7 +16,7 @@ struct RouteArgs {
     const float* x;       // [rows, hidden]
     const void* gain;     // T [hidden]: the norm's weight
     const void* gate;     // T [hidden]: of the expert that all rows visit, or null
-    const int* positions; // [rows]; negative: padding, which visits nobody
+    const int* positions; // [rows]; negative: padding, which visits no expert
     void* normed;         // T [rows, hidden]
     int* chosen;          // [rows, choices]; -1 for padding
     float* weights;       // [rows, choices]
@@ -36,12 +36,12 @@ struct MoeArgs {
     const void* shared_down;    // T [hidden, shared_inner] or null
     const void* normed;         // T [rows, hidden]
     void* between;              // T [pairs, width]
-    float* x;                   // [rows, hidden]: what the experts say is added to it
+    float* x;                   // [rows, hidden]: the experts' outputs are added to it
     const int* chosen;          // [pairs]
     const float* weights;       // [pairs]
     int* order;                 // [pairs]: pairs by expert
     Group* groups;              // [max_groups]: those behind the last have a count of 0
-    float* said;                // [pairs, hidden]: what each expert says, unweighted
+    float* outputs;             // [pairs, hidden]: the output of each expert, unweighted
     int rows, hidden, inner, shared_inner;
     int width; // the larger of inner and shared_inner
     int experts, choices, max_groups;

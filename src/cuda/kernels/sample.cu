@@ -1,4 +1,4 @@
-// Codes from logits, and what the next pass begins with: one block per row.
+// Codes from logits, and the input of the next pass: one block per row.
 
 #include "sample.cuh"
 
@@ -16,7 +16,7 @@ struct FirstArgs {
     float* next;            // [.., inner]: the predictor's input, row `next_row + row`
     const void* table;      // T [size, outer]
     const void* narrowed;   // T [size, inner]: the same in the predictor's width
-    const uint32_t* forced; // codes of frames that rows say whatever is picked
+    const uint32_t* forced; // forced codes, which replace the picked ones
     int next_row;
     int size, outer, inner;
     int first_banned, eos;

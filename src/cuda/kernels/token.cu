@@ -1,4 +1,4 @@
-// The ends of a step of the thinker: rows of the embedding table to begin with, a token of a large vocabulary at the end.
+// The begin and end of a step of the thinker: rows of the embedding table, and a token of a large vocabulary.
 
 #include "common.cuh"
 #include "philox.cuh"
@@ -7,7 +7,7 @@
 // One block per row. Tokens of a prompt are marked on the way, for the penalty on repetition.
 template <typename T>
 __device__ __forceinline__ void begin_tokens(const BeginTokensArgs& a) {
-    // Nobody may start before the rows are known: see attend_fast.
+    // No later kernel may start before the rows are known: see attend_fast.
     wait_for_previous();
     const int row = blockIdx.x;
     const TokenRow r = a.rows[row];
@@ -28,9 +28,9 @@ __device__ __forceinline__ void begin_tokens(const BeginTokensArgs& a) {
 
 // ---- sampling ----------------------------------------------------------------------------------------------------------
 //
-// The same as `pick` of sample.cuh for vocabularies that do not fit into registers: one block of 32 warps per row, each of
-// which looks at a range of neighbouring tokens. What is selected by rank (top-k) or by weight (top-p) is found by three
-// histograms over the digits of the scores. Sums are of whole numbers: the same in any order.
+// The same as `pick` of sample.cuh for vocabularies that do not fit into registers: one block of 32 warps per row, each
+// of which looks at a range of neighbouring tokens. What is selected by rank (top-k) or by weight (top-p) is found by
+// three histograms over the digits of the scores. Sums are of whole numbers: the same in any order.
 
 constexpr int SAMPLERS = 1024;
 constexpr int SAMPLER_WARPS = SAMPLERS / WARP;
@@ -279,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) sample_token(const __grid
     uint32_t* counts = a.counts + static_cast<size_t>(r.slot) * a.size;
     const int token = pick_token(shared, a.logits + static_cast<size_t>(row) * a.size, a.size, p.sampling, counts,
                                  make_uint2(p.seed_low, p.seed_high), r.count);
-    // Everybody has seen that the row was not done.
+    // All threads have seen that the row was not done.
     __syncthreads();
     if (threadIdx.x != 0) return;
     uint32_t status = 0;
@@ -299,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(SAMPLERS) sample_token(const __grid
 extern "C" __global__ void __launch_bounds__(256) begin_tokens_f32(const __grid_constant__ BeginTokensArgs a) { begin_tokens<float>(a); }
 extern "C" __global__ void __launch_bounds__(256) begin_tokens_bf16(const __grid_constant__ BeginTokensArgs a) { begin_tokens<bf16>(a); }
 
-// What rows hand to the next stage: rows of the table, as they are.
+// The embeddings for the next stage: rows of the table, unchanged.
 template <typename T>
 __device__ __forceinline__ void hand_rows(const HandRowsArgs& a) {
     wait_for_previous();

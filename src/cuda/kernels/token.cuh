@@ -1,4 +1,4 @@
-// Tables that tell the thinker's kernels about rows. The same layouts as in src/model/cuda/thinker/table.rs.
+// Tables that tell the thinker's kernels about rows. The same layouts as in src/cuda/thinker/table.rs.
 #pragma once
 
 #include "frame.cuh"
@@ -21,7 +21,7 @@ struct TokenHead {
 
 constexpr int MAX_STOPS = 12;
 
-// What a slot keeps for the life of its row.
+// The state of a slot while its sequence lives.
 struct TokenParams {
     SamplingArgs sampling;
     uint32_t seed_low, seed_high;

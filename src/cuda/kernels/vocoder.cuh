@@ -1,10 +1,11 @@
 // What the vocoder's kernels share: the table of rows, histories of causal layers, rounding, activations.
 //
-// Activations are f32, channels last: row b of a launch has `positions` consecutive rows of `channels` floats, its frames
-// (the same number for all rows of a launch; those behind a row's own are computed and thrown away: everything is
-// causal). Streams keep what the next frame needs in slots of an arena. Histories (the last inputs of causal layers) are
-// there twice: a step reads the half of its parity and writes the other one, so that nothing is overwritten that a block
-// of the same step may still read. What lies before a stream's first row counts as zeros, so a slot needs no clearing.
+// Activations are f32, channels last: row b of a launch has `positions` consecutive rows of `channels` floats, its
+// frames (the same number for all rows of a launch; those behind a row's own are computed and thrown away: everything
+// is causal). Streams keep what the next frame needs in slots of an arena. Histories (the last inputs of causal layers)
+// are there twice: a step reads the half of its parity and writes the other one, so that nothing is overwritten that a
+// block of the same step may still read. What lies before a stream's first row counts as zeros, so a slot needs no
+// clearing.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,7 +14,7 @@
 
 // One row of a launch. The host keeps the same struct.
 struct VocoderRow {
-    int slot;    // of the arena; negative: nobody
+    int slot;    // of the arena; negative: padding
     int frame;   // number of its first frame in the stream
     int frames;  // how many frames of the launch are its own
     int parity;  // which half of its histories is current
@@ -84,8 +85,8 @@ constexpr int MOVE_THREADS = 128;
 constexpr int MOVE_UNROLL = 8;
 constexpr int MOVE_FLOATS = MOVE_THREADS * MOVE_UNROLL * 4;
 
-// Writes the history behind this step: the last `kept` of history and new rows. `part` counts blocks of MOVE_FLOATS over
-// all rows of the launch. Threads beyond MOVE_THREADS do nothing.
+// Writes the history behind this step: the last `kept` of history and new rows. `part` counts blocks of MOVE_FLOATS
+// over all rows of the launch. Threads beyond MOVE_THREADS do nothing.
 __device__ inline void move_history(const VocoderPast& past, const float* x, int positions, int channels, int kept,
                                     int part) {
     int floats = kept * channels;

@@ -1,13 +1,14 @@
-// Every product of the vocoder: causal convolutions, transposed convolutions and linear layers over [position][channel].
+// Every product of the vocoder: causal convolutions, transposed convolutions and linear layers over
+// [position][channel].
 //
 //   out[b, t, n] = bias[n] + sum over taps, ci of w[n][tap][ci] * x[b, t - (taps - 1 - tap) * dilation, ci]
 //
 // An implicit matrix product: rows are positions of all rows of the launch, columns are outputs. A linear layer has one
 // tap; a transposed convolution of stride s is a convolution whose row of outputs is s consecutive positions.
 //
-// Results depend on nothing but the inputs: whatever the tile, an output is one chain of additions over taps and channels
-// in the same order. Tensor cores multiply TF32 (operands are rounded where they are written, not here); the F32 kernels
-// are the same but for their inner loop.
+// Results depend on nothing but the inputs: whatever the tile, an output is one chain of additions over taps and
+// channels in the same order. Tensor cores multiply TF32 (operands are rounded where they are written, not here); the
+// F32 kernels are the same but for their inner loop.
 #include "vocoder.cuh"
 
 struct VocoderConvArgs {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     const int rounds = (steps + GROUP - 1) / GROUP;
     const int padded = steps * DEPTH;
 
-    // Each thread copies the same 16 bytes of every 128 of some rows; pieces are swapped around so that reading a column
-    // of a tile touches all banks.
+    // Each thread copies the same 16 bytes of every 128 of some rows; pieces are swapped around so that reading a
+    // column of a tile touches all banks.
     const int piece = tid % 8, line = tid / 8;
     const unsigned base = (unsigned)__cvta_generic_to_shared(stages);
     const unsigned copy_to = base + line * 128 + ((piece ^ (line & 7)) << 4);
@@ -145,7 +146,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
     }
     wanted = __syncthreads_or(wanted);
     wait_for_previous();
-    if (!wanted) {  // places of nobody, or tails of rows with fewer frames
+    if (!wanted) {  // rows of padding, or tails of rows with fewer frames
         asm volatile("cp.async.wait_all;" ::: "memory");
         return;
     }
@@ -337,7 +338,7 @@ __device__ __forceinline__ void convolve(const VocoderConvArgs& p) {
 
 }  // namespace vocoder
 
-// Tiles from many positions to few. The host knows their shapes and shared memory by name (src/model/cuda/vocoder/tiles.rs).
+// Tiles from many positions to few. The host knows their shapes and shared memory by name (src/cuda/vocoder/tiles.rs).
 #define VOCODER_CONV(NAME, ROWS, COLUMNS, GROUP, STAGES)                                                       \
     extern "C" __global__ void __launch_bounds__(128, 3) vocoder_conv_tf32_##NAME(VocoderConvArgs args) {      \
         vocoder::convolve<ROWS, COLUMNS, ROWS == 16 ? 1 : 2, ROWS == 16 ? 4 : 2, GROUP, STAGES, true>(args);   \

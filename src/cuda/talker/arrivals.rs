@@ -1,4 +1,4 @@
-//! Sequences of a thinker on their way into the table of text: gathered from wherever they are, projected together.
+//! Embeddings of a thinker on their way into the table of text: gathered from host and device, projected together.
 
 use super::net::{TalkerNet, Text};
 use super::ring::Lease;
@@ -13,15 +13,15 @@ use omni_model::embeddings::{DeviceEmbeddings, Embeddings, element_bytes};
 use omni_model::error::refused;
 use omni_telemetry::{CopyMetrics, Direction};
 
-/// Sequences that are projected together.
+/// Embeddings that are projected together.
 const BATCH: usize = 256;
-/// Inputs that may be on their way at once; what is more is copied in its step.
+/// Inputs that may be on their way at once; the step copies any more.
 const PREFETCHED: usize = 32;
 
-/// Sequences that the next launch projects.
+/// Embeddings that the next launch projects.
 pub(super) struct Arrival {
     source: Source,
-    /// Where each goes in the table of text.
+    /// The row of the table of text that each goes to.
     places: Vec<u32>,
 }
 
@@ -30,11 +30,11 @@ enum Source {
     Host(Vec<u8>),
     /// On their way.
     Ahead(Prefetched),
-    /// Where another stage left them.
+    /// On a device, where another stage left them.
     Device(DeviceEmbeddings),
 }
 
-/// How sequences come in, for a talker that has a thinker.
+/// The way of embeddings into a talker that has a thinker.
 pub(super) struct Intake {
     prefetch: Option<Prefetch>,
     gathered: Buffer<u8>,
@@ -61,7 +61,7 @@ impl Arrival {
 }
 
 impl Intake {
-    /// Room for a batch; `None` for a talker that reads text itself. `ahead`: copy input as soon as it is there.
+    /// Room for a batch; `None` for a talker that reads text itself. `ahead`: copy input as soon as it arrives.
     pub fn new(net: &TalkerNet, ahead: bool) -> Result<Option<Intake>, CudaError> {
         let Text::Embeddings { first, .. } = &net.text else { return Ok(None) };
         let room =
@@ -76,7 +76,7 @@ impl Intake {
         }))
     }
 
-    /// Takes sequences in for the next launch; what can be copied now is.
+    /// Takes embeddings for the next launch and begins the copies that can begin now.
     pub fn take(
         &self,
         slot: Slot,
@@ -105,8 +105,8 @@ impl Intake {
 }
 
 impl CudaTalker {
-    /// Queues the projection of `arrivals` to their places in the table of text; what is copied in the step goes through
-    /// the lease's input from `at` on. The step keeps the arrivals until it is over.
+    /// Queues the projection of `arrivals` to their rows of the table of text; input that the step copies goes through
+    /// the lease's memory from `at` on. The step keeps the arrivals until it is over.
     pub(super) fn project(&self, lease: &Lease, at: &mut usize, arrivals: &[Arrival]) -> Result<(), CudaError> {
         let (Some(intake), stream) = (&self.intake, &self.stream) else { return Ok(()) };
         let sequence = self.net.config.text_hidden_size * element_bytes(self.net.precision);
@@ -125,7 +125,7 @@ impl CudaTalker {
                     Source::Host(_) => intake.gathered.upload_async(stream, to, &lease.input, *at + from, len)?,
                     Source::Ahead(ahead) => intake.gathered.copy_async(stream, to, ahead.device(), from, len)?,
                     Source::Device(there) => {
-                        // Checked when it was taken in.
+                        // Its size was checked when it arrived.
                         let Some(buffer) = there.buffer().as_any().downcast_ref::<EmbeddingBuffer>() else { break };
                         let first = there.range().start + done;
                         buffer.copy_to(stream, first..first + some, &intake.gathered, to)?;
@@ -145,7 +145,7 @@ impl CudaTalker {
         self.project_batch(intake, &places)
     }
 
-    /// Queues the projection of what has been gathered.
+    /// Queues the projection of the gathered embeddings.
     fn project_batch(&self, intake: &Intake, places: &[u32]) -> Result<(), CudaError> {
         let (Text::Embeddings { first, second, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else {
             return Ok(());
@@ -165,7 +165,7 @@ impl CudaTalker {
     }
 }
 
-/// Sequences in the engine's element type.
+/// Embeddings in the engine's element type.
 fn sequence_bytes(sequences: &Embeddings, precision: Precision) -> Result<Vec<u8>, ModelError> {
     if let Embeddings::Bytes(same) = sequences
         && same.precision() == precision

@@ -1,4 +1,4 @@
-//! What rows keep on the device between frames, and the graphs that advance them.
+//! The state of sequences on the device between frames, and the graphs that advance them.
 
 use super::net::{TalkerNet, Text};
 use super::stage::TalkerOptions;
@@ -13,7 +13,7 @@ use crate::{CudaError, Gpu};
 use omni_config::Precision;
 use omni_model::hf::SPECIAL_CODEC_IDS;
 
-/// Threads of the kernels that begin rows.
+/// Threads of the kernels that begin a step.
 const BEGIN_THREADS: u32 = 256;
 /// `PICKERS` and `EACH` of `kernels/sample.cuh`.
 const PICKERS: u32 = 512;
@@ -21,7 +21,7 @@ pub(super) const MAX_SAMPLED: usize = 512 * 8;
 /// Prompt positions of the smallest graph.
 const LEAST_PROMPT: usize = 16;
 
-/// A step's table as kernels find it: the head, the rows, the new pages, codes of references or forced ones.
+/// A step's table as kernels read it: the head, the rows, the new pages, codes of references or forced ones.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inbox {
     pub rows: usize,
@@ -45,7 +45,7 @@ impl Inbox {
     }
 }
 
-/// State of all rows.
+/// State of all sequences.
 pub(super) struct Frames {
     pub inbox: Buffer<u8>,
     pub prompt_inbox: Buffer<u8>,
@@ -56,7 +56,7 @@ pub(super) struct Frames {
     pub done: Buffer<u32>,
     pub codec: Buffer<f32>,
     pub x_vectors: Buffer<f32>,
-    /// Rows of text, for a talker that does not read itself; see `prompt.rs`.
+    /// The table of text, for a talker that does not read itself; see `prompt.rs`.
     pub text: Option<Buffer<u8>>,
     pub cache: Cache,
     pub engine: Engine,
@@ -223,7 +223,7 @@ impl Frames {
         stream.synchronize()?;
         for bucket in &options.buckets {
             let constants = Constants::new(gpu, *bucket, groups)?;
-            // Once for real, so that everything is loaded: what runs are rows of padding.
+            // Run once before capture, on rows of padding, so that all kernels are loaded.
             frames.pad(batch, chunk)?;
             frames.frame(net, stream, *bucket, &constants)?;
             let graph = stream.capture(|| frames.frame(net, stream, *bucket, &constants))?;
@@ -372,7 +372,7 @@ impl Frames {
         Ok(())
     }
 
-    /// Queues the layers over `rows` positions of prompts: all that comes of them are keys and values.
+    /// Queues the layers over `rows` positions of prompts: their only results are keys and values.
     fn prompt(&self, net: &TalkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
         let (layout, inbox) = (&self.prompt_layout, &self.prompt_inbox);
         let args = PromptArgs {
@@ -439,7 +439,7 @@ impl Constants {
     }
 }
 
-/// Where the head of a table goes, and what it says.
+/// The place of a table's head, and its content.
 pub(super) fn head(out: u64, times: u64, pages: usize) -> StepHead {
     StepHead { out, times, pages: pages as u32, unused: 0 }
 }

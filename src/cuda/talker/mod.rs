@@ -1,4 +1,4 @@
-//! The talker on the device: one graph makes a whole frame for all rows, with nothing read by the host in between.
+//! The talker on the device: one graph makes a whole frame for all sequences; the host reads nothing in between.
 
 mod arrivals;
 mod frame;

@@ -12,7 +12,7 @@ use omni_model::weights::{Loader, Scope};
 /// Rows of a table that are projected together while loading.
 const LOAD_ROWS: usize = 4096;
 
-/// Everything that does not change while rows run.
+/// The weights, shared by all sequences.
 pub struct TalkerNet {
     pub(super) config: TalkerConfig,
     pub(super) precision: Precision,
@@ -27,9 +27,10 @@ pub struct TalkerNet {
 
 /// Where the text side of positions comes from.
 pub(super) enum Text {
-    /// Rows of every token of the vocabulary, projected when the weights were loaded: reading text costs nothing.
+    /// The embeddings of the whole vocabulary, projected when the weights were loaded, so that a step projects nothing.
     Table { rows: Weight, vocabulary: u32, pad: u32, bos: u32, eos: u32 },
-    /// Rows come from a thinker and are projected when they arrive. `special`: of padding, begin and end of text.
+    /// Embeddings come from a thinker and are projected when they arrive. `special`: those of padding, begin and end of
+    /// text.
     Embeddings { first: Linear, second: Linear, special: Weight },
 }
 
@@ -62,7 +63,7 @@ impl TalkerNet {
         let (hidden, width) = (text.hidden_size, inner.hidden_size);
         let table = up.tensor(&model.at("codec_embedding"), "weight", &[text.vocab_size, hidden])?;
         let head_scope = scope.at("codec_head");
-        // As in the reference, weights that are there count more than the config.
+        // As in the reference, stored weights take precedence over the config.
         let head = if text.tie_word_embeddings && !head_scope.has("weight") {
             up.tensor(&model.at("codec_embedding"), "weight", &[text.vocab_size, hidden])?
         } else {
@@ -205,7 +206,7 @@ impl Predictor {
         Ok(predictor)
     }
 
-    /// Address of what embeds group `group` in this model's width; 0 is the talker's table, which is at `first`.
+    /// Address of the table that embeds group `group` in this model's width; 0 is the talker's table, at `first`.
     pub fn narrowed(&self, group: usize, first: u64) -> u64 {
         match (self.narrowed.get(group), group) {
             (Some(table), _) => table.address(),

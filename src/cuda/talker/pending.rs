@@ -1,4 +1,4 @@
-//! Steps on their way, and what the device says of them.
+//! Steps under way, and how to read their outcome.
 
 use super::arrivals::Arrival;
 use super::ring::{Lease, Ring};
@@ -16,15 +16,15 @@ use std::time::Duration;
 
 /// One sequence's part in a step.
 pub(super) enum Part {
-    /// Known without the device.
+    /// The outcome is known without the device.
     Known(Result<SequenceOutput, ModelError>),
-    /// A frame: the sequence of the step's output.
+    /// A frame, at this row of the step's output.
     Frame { at: usize, forced: bool, finished: Arc<AtomicBool> },
     /// Positions of a prompt.
     Prompt,
 }
 
-/// A step on its way.
+/// A step under way.
 pub(super) struct Pending {
     pub(super) ring: Arc<Ring>,
     pub(super) lease: Option<Lease>,
@@ -34,7 +34,7 @@ pub(super) struct Pending {
     pub(super) times_at: usize,
     /// Page-locked memory that the step reads.
     pub(super) _held: Vec<Swapped>,
-    /// Sequences that the step reads where they are.
+    /// Embeddings that the step reads where they are.
     pub(super) arrivals: Vec<Arrival>,
     pub(super) copies: CopyMetrics,
 }
@@ -86,7 +86,7 @@ impl Drop for Pending {
     }
 }
 
-/// Words of a sequence in the output of a step.
+/// Words of a row of a step's output.
 pub(super) fn out_words(groups: usize) -> usize {
     2 * groups + 2
 }
@@ -96,8 +96,8 @@ pub(super) fn time_words(groups: usize) -> usize {
     2 * (2 + 2 * groups)
 }
 
-/// What a step with a frame spent its time on. What came ahead of the frame is the layers too if there were prompts, and
-/// otherwise its input.
+/// The phases of a step with a frame. The time ahead of the frame counts as layers if the step had prompts, otherwise
+/// as input.
 fn phases(words: &[u32], total: Duration, alone: bool) -> Phases {
     let times: Vec<u64> =
         words.as_chunks::<2>().0.iter().map(|[low, high]| u64::from(*high) << 32 | u64::from(*low)).collect();
@@ -113,7 +113,7 @@ fn phases(words: &[u32], total: Duration, alone: bool) -> Phases {
     phases
 }
 
-/// What the device says of one sequence: codes, code 0 again, status; with forced codes those that it would have picked.
+/// The output of one sequence: codes, code 0 again, status; with forced codes those that it would have picked.
 fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<SequenceOutput, ModelError> {
     let Some((codes, [sampled, status, picked @ ..])) = words.split_at_checked(groups) else {
         return refused("the step has no output");
@@ -133,7 +133,7 @@ fn read(words: &[u32], groups: usize, finished: &AtomicBool) -> Result<SequenceO
     };
     if finish.is_some() {
         finished.store(true, Ordering::Release);
-        // Nothing was said but code 0.
+        // The only output was code 0.
         return Ok(SequenceOutput { sampled: Some(*sampled), finish, picked: picked(1), ..SequenceOutput::default() });
     }
     let emit = Some(StageData::Codes(codes.to_vec()));

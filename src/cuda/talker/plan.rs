@@ -1,4 +1,4 @@
-//! What a step is made of: which positions and frames, which pages they need, and who makes room for them.
+//! Plans a step: its positions and frames, the pages that they need, and the sequences that make room for them.
 
 use super::arrivals::Arrival;
 use super::pending::Part;
@@ -15,7 +15,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// What a step tells the device.
+/// The data that a step sends to the device.
 #[derive(Default)]
 pub(super) struct Step {
     pub(super) frames: Vec<StepSequence>,
@@ -23,15 +23,15 @@ pub(super) struct Step {
     pub(super) prompts: Vec<PromptEmbedding>,
     /// Frames of references that `prompts` are made of.
     pub(super) codes: Vec<u32>,
-    /// Frames that `frames` are forced to say.
+    /// Codes that `frames` are forced to take.
     pub(super) forced: Vec<u32>,
     pub(super) held: Vec<Swapped>,
-    /// Sequences of a thinker that the step projects first.
+    /// Embeddings of a thinker that the step projects first.
     pub(super) arrivals: Vec<Arrival>,
 }
 
 impl CudaTalker {
-    /// One sequence's part of a step; what the device must be told goes to `step`.
+    /// One sequence's part of a step; what the device needs goes into `step`.
     pub(super) fn plan(
         &mut self,
         work: SequenceWork,
@@ -92,7 +92,7 @@ impl CudaTalker {
         let prompt = Arc::clone(&sequence.spec.prompt);
         let (from, to) = (sequence.prefilled, sequence.prefilled + count);
         if from == 0 && readable {
-            // What begins like an earlier prompt need not be computed.
+            // Positions that an earlier prompt computed are not computed again.
             sequence.keys = page_keys(&prompt, &sequence.inputs, special, groups);
             sequence.pages = self.pages.shared(&sequence.keys);
             sequence.kept = sequence.pages.len();
@@ -165,8 +165,8 @@ impl CudaTalker {
         Ok(Part::Frame { at: step.frames.len() - 1, forced: forced != NONE, finished: Arc::clone(&sequence.finished) })
     }
 
-    /// Gives a sequence pages for its first `positions` positions, bringing it back if it had to make room. Returns how many of
-    /// its pages the device knows of once what is in `uploads` is there: the caller tells it of the others.
+    /// Gives a sequence pages for its first `positions` positions, bringing it back if it had to make room. Returns how
+    /// many of its pages the device knows after the copies in `uploads`; the caller sends the others.
     fn grow(
         &mut self,
         slot: Slot,
@@ -190,7 +190,7 @@ impl CudaTalker {
                 Some(page) => pages.push(page),
                 None if self.make_room(busy)? => {}
                 None => {
-                    // As before, so that the sequence can be tried again or closed.
+                    // Restored, so that the sequence can be tried again or closed.
                     let Some(sequence) = self.sequences.get_mut(&slot) else {
                         return refused(format!("{slot} is not open"));
                     };
@@ -219,7 +219,8 @@ impl CudaTalker {
         Ok(told)
     }
 
-    /// Takes the pages of the youngest sequence that is not part of this step; what they hold waits in the host's memory.
+    /// Takes the pages of the youngest sequence that is not part of this step; their contents wait in the host's
+    /// memory.
     fn make_room(&mut self, busy: &HashSet<Slot>) -> Result<bool, ModelError> {
         let idle =
             self.sequences.iter_mut().filter(|(slot, sequence)| !busy.contains(slot) && !sequence.pages.is_empty());

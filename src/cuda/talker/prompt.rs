@@ -1,4 +1,4 @@
-//! Prompts as tables for kernels, and what makes two of them begin alike.
+//! Prompts as tables for kernels, and the keys that tell which prompts begin alike.
 
 use super::table::{PLAIN_TEXT, PromptEmbedding, REFERENCE_FRAME, TOKEN, X_VECTOR};
 use crate::decoder::PAGE;
@@ -7,7 +7,7 @@ use omni_core::ids::Slot;
 use omni_model::talker::{CodecSide, TalkerPrompt, TextSide};
 use sha2::{Digest, Sha256};
 
-/// Sequences of the table of text that stand for something else than input.
+/// Rows of the table of text that are not input.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Special {
     pub pad: u32,
@@ -16,7 +16,8 @@ pub(super) struct Special {
 }
 
 impl Special {
-    /// The sequence of the table that a text side is; `inputs` are those of the input sequences. `None`: it has not arrived.
+    /// The row of the table that holds a text side; `inputs` are the rows of the input embeddings. `None`: it has not
+    /// arrived.
     pub fn embedding(&self, side: TextSide, inputs: &[u32]) -> Option<u32> {
         match side {
             TextSide::Input(at) => inputs.get(at as usize).copied(),
@@ -54,7 +55,7 @@ pub(super) fn position(
 }
 
 /// Keys of the pages that a prompt fills without its last position, which runs with the frames. Empty where the text is
-/// not made of tokens. Everything that the positions are computed from goes in, so that equal keys mean equal pages.
+/// not made of tokens. Everything that determines the positions enters the keys, so that equal keys mean equal pages.
 pub(super) fn page_keys(prompt: &TalkerPrompt, inputs: &[u32], special: Special, groups: usize) -> Vec<PageKey> {
     let pages = (prompt.positions().saturating_sub(1)) as usize / PAGE;
     let mut keys = Vec::with_capacity(pages);

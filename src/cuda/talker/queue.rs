@@ -1,4 +1,4 @@
-//! From a planned step to copies and graphs on the stream.
+//! Queues a planned step: copies and graphs on the stream.
 
 use super::frame::head;
 use super::plan::Step;
@@ -8,7 +8,7 @@ use super::table::{NONE, NewPage, PromptEmbedding, REFERENCE_FRAME, Record, Step
 use crate::CudaError;
 
 impl CudaTalker {
-    /// Queues everything that a step needs; returns what the device was lent.
+    /// Queues everything that a step needs; returns the memory that the device uses.
     pub(super) fn queue(&mut self, step: &mut Step) -> Result<Lease, CudaError> {
         let (frame, prompt) = (self.frames.frame_layout, self.frames.prompt_layout);
         let passes: Vec<&[PromptEmbedding]> = step.prompts.chunks(self.frames.prompt_embeddings().max(1)).collect();

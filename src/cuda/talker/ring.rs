@@ -1,10 +1,10 @@
-//! Page-locked memory of steps: lent to a step when it is launched, back when its outcome was read.
+//! Page-locked memory of steps: lent to a step at its launch and returned when its outcome was read.
 
 use crate::{CudaError, Event, Gpu, Pinned};
 use omni_model::no_block;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What one step is told and what it says, and its begin and end on the device.
+/// Input and output of one step, and the events at its begin and end.
 pub(crate) struct Lease {
     pub input: Pinned<u8>,
     pub out: Pinned<u32>,
@@ -12,7 +12,7 @@ pub(crate) struct Lease {
     pub end: Event,
 }
 
-/// Leases that nobody has. One more is made when all are out.
+/// Free leases. One more is made when all are in use.
 pub(crate) struct Ring {
     gpu: Gpu,
     input: usize,

@@ -1,7 +1,7 @@
 //! The talker stage on a GPU: [`StageModel`] around the graphs of [`Frames`].
 //!
 //! Units and their meaning are those of the CPU's stage ([`omni_model::stages::talker`]). A launch never waits: it
-//! packs what the step is told into page-locked memory, queues copies and graphs, and answers with what waits for them.
+//! packs the step's input into page-locked memory, queues copies and graphs, and returns the pending step.
 
 use super::arrivals::{Arrival, Intake};
 use super::frame::{Frames, MAX_SAMPLED};
@@ -46,9 +46,9 @@ pub struct TalkerOptions {
     pub run_ahead: usize,
     /// Bytes for keys and values; `None`: what the slots usually need.
     pub kv_memory: Option<u64>,
-    /// Sequences of text of a thinker that have arrived and are not used yet, over all slots.
+    /// Embeddings of a thinker that have arrived and are not used yet, over all slots.
     pub text_embeddings: usize,
-    /// Whether such sequences are copied to the device as soon as they come, beside the steps.
+    /// Whether such embeddings are copied to the device as soon as they arrive, beside the steps.
     pub async_h2d: bool,
 }
 
@@ -90,22 +90,22 @@ pub struct CudaTalker {
     pub(super) stream: Stream,
     pub(super) frames: Frames,
     pub(super) ring: Arc<Ring>,
-    /// Where the times of a frame are in the output of a step.
+    /// The place of a frame's times in the output of a step.
     pub(super) times_at: usize,
     pub(super) sequences: BTreeMap<Slot, Sequence>,
     pub(super) pages: Pages,
     pub(super) special: Special,
-    /// Sequences of the table of text that are free, for a talker that does not read itself.
+    /// Free rows of the table of text, for a talker that does not read itself.
     pub(super) text_free: Vec<u32>,
     /// Copies that the next launch makes first.
     pub(super) uploads: Vec<Upload>,
-    /// Sequences of a thinker that the next launch projects.
+    /// Embeddings of a thinker that the next launch projects.
     pub(super) arrivals: Vec<Arrival>,
     /// For a talker that has a thinker.
     pub(super) intake: Option<Intake>,
     pub(super) order: u64,
     pub(super) copies: CopyMetrics,
-    /// By bucket: what steps that are a frame and nothing else took.
+    /// By bucket: how long steps took that had only a frame.
     pub(super) timed: Arc<[(usize, Histogram)]>,
 }
 
@@ -128,9 +128,9 @@ pub(super) enum Target {
 /// One sequence.
 pub(super) struct Sequence {
     pub(super) spec: TalkerSpec,
-    /// Sequences of the table of text.
+    /// Rows of the table of text.
     pub(super) inputs: Vec<u32>,
-    /// Where inputs that came from a thinker and are not used yet begin.
+    /// The first input from a thinker that is not used yet.
     pub(super) unused: usize,
     pub(super) ended: bool,
     /// Prompt positions launched.
@@ -251,11 +251,11 @@ impl StageModel for CudaTalker {
         if at >= self.frames.done.len() {
             return refused(format!("{slot}: there are {} slots", self.frames.done.len()));
         }
-        // Behind every step that was launched before, and that may still write what is cleared here.
+        // Queued behind all earlier steps, which may still write what this clears.
         self.frames.done.zero_async(&self.stream, at, 1)?;
         self.frames.counts.zero_async(&self.stream, at * vocabulary, vocabulary)?;
         if spec.generated_len > 0 {
-            // What penalties look at.
+            // The counts that penalties use.
             let mut counts = vec![0u32; vocabulary];
             spec.said_codes(config.num_code_groups).for_each(|code| counts[code as usize] += 1);
             let bytes = counts.iter().flat_map(|count| count.to_le_bytes()).collect();
@@ -306,7 +306,7 @@ impl StageModel for CudaTalker {
                     (n, width) if n > 0 && width == wanted => n,
                     shape => return refused(format!("{slot}: expected sequences [n, {wanted}], got {shape:?}")),
                 };
-                // What follows speech that has stopped is not read any more.
+                // Text behind the end of the speech is not read.
                 if !sequence.finished.load(Ordering::Acquire) && !sequence.exhausted {
                     if self.text_free.len() < count {
                         return refused(
@@ -339,7 +339,7 @@ impl StageModel for CudaTalker {
             }
         }
         let lease = self.queue(&mut step)?;
-        // Behind the step in the stream: what it used can be used again.
+        // Queued behind the step: its memory can be used again.
         for work in work {
             if let (Some(sequence), true) = (self.sequences.get_mut(&work.slot), self.net.text_vocabulary().is_none()) {
                 let used = (sequence.spec.prompt.inputs() + sequence.count.saturating_sub(1))
@@ -383,7 +383,7 @@ impl StageModel for CudaTalker {
 
 impl Drop for CudaTalker {
     fn drop(&mut self) {
-        // What is queued uses memory that goes now. An error was or will be told by a step.
+        // Queued work uses the memory that is dropped here. A step reports any error.
         let _ = self.stream.synchronize();
     }
 }

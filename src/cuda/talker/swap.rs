@@ -1,4 +1,4 @@
-//! Sequences that had to make room: their keys and values wait in the host's memory, bit for bit.
+//! Preempted sequences: their keys and values wait in the host's memory, bit for bit.
 
 use crate::decoder::Cache;
 use crate::stream::Stream;
@@ -13,7 +13,7 @@ pub(super) struct Swapped {
 }
 
 impl Swapped {
-    /// Queues the copy out of a sequence's pages, which may be used for others by what is queued later.
+    /// Queues the copy out of a sequence's pages, which work that is queued later may use for other sequences.
     ///
     /// # Errors
     /// What the driver says.
@@ -38,7 +38,7 @@ impl Swapped {
         self.pages
     }
 
-    /// Queues the copy back, into the first of `pages`. `self` must live until the stream has come so far.
+    /// Queues the copy back, into the first of `pages`. `self` must live until the stream has run the copy.
     ///
     /// # Errors
     /// What the driver says.

@@ -1,4 +1,4 @@
-//! What kernels are told about sequences: the layouts of `kernels/frame.cuh`.
+//! The tables that describe sequences to kernels: the layouts of `kernels/frame.cuh`.
 
 use omni_model::sampling::SamplingParams;
 
@@ -46,7 +46,7 @@ pub(crate) struct StepSequence {
     pub text: u32,
     pub count: u32,
     pub flags: u32,
-    /// Where its forced codes begin in the step's list; [`NONE`]: it says what it picks.
+    /// Where its forced codes begin in the step's list; [`NONE`]: none are forced.
     pub forced: u32,
     pub unused: [u32; 2],
 }
@@ -58,7 +58,7 @@ impl StepSequence {
         StepSequence { slot: NONE, position: -1, text: 0, count: 0, flags: 0, forced: NONE, unused: [0; 2] };
 }
 
-/// A page that a slot got.
+/// A page that was given to a slot.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct NewPage {

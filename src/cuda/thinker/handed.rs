@@ -1,4 +1,4 @@
-//! What a step hands on to the talker: sequences on the device, or copied to the host in the step.
+//! The embeddings that a step hands on to the talker: on the device, or copied to the host in the step.
 
 use crate::copies::{EmbeddingBuffer, HostBytes, Memory};
 use bytes::Bytes;
@@ -8,19 +8,19 @@ use omni_model::stage::StageData;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Sequences that a step hands on.
+/// Embeddings that a step hands on.
 pub(super) enum Handed {
     Nothing,
     /// On the device.
     There(Arc<EmbeddingBuffer>),
-    /// Copied to the host in the step, which is when the device's memory is free again.
+    /// Copied to the host in the step; the device's memory is free when the step ends.
     Here {
         bytes: HostBytes,
         _memory: Memory,
     },
 }
 
-/// Sequences that a step handed on, when it is over.
+/// The embeddings that a step handed on, after the step.
 pub(super) enum Arrived {
     Nothing,
     There(Arc<EmbeddingBuffer>),

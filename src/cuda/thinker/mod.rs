@@ -1,4 +1,5 @@
-//! The thinker on the device: prompts in pieces, then one graph per token for all rows, sampled where it is computed.
+//! The thinker on the device: prompts in pieces, then one graph per token for all sequences, which samples on the
+//! device.
 
 mod handed;
 mod net;

@@ -9,7 +9,7 @@ use omni_model::LoadError;
 use omni_model::hf::{DecoderConfig, ThinkerConfig};
 use omni_model::weights::Loader;
 
-/// Everything that does not change while rows run.
+/// The weights, shared by all sequences.
 pub struct ThinkerNet {
     pub(super) config: DecoderConfig,
     pub(super) precision: Precision,
@@ -36,7 +36,7 @@ impl ThinkerNet {
         let (scope, config) = (loader.scope("thinker"), config.text.clone());
         let (model, shape) = (scope.at("model"), [config.vocab_size, config.hidden_size]);
         let (embedding, head) = (model.at("embed_tokens"), scope.at("lm_head"));
-        // As in the reference, weights that are there count more than the config.
+        // As in the reference, stored weights take precedence over the config.
         let tied = config.tie_word_embeddings && !head.has("weight");
         let head = up.tensor(if tied { &embedding } else { &head }, "weight", &shape)?;
         let net = ThinkerNet {
@@ -51,7 +51,7 @@ impl ThinkerNet {
         Ok(net)
     }
 
-    /// Elements of a row for the talker.
+    /// Elements of an embedding for the talker.
     pub fn width(&self) -> usize {
         self.config.hidden_size
     }

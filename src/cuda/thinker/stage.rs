@@ -1,8 +1,8 @@
 //! The thinker stage on a GPU: [`StageModel`] around the graphs of [`Steps`].
 //!
-//! Units and their meaning are those of the CPU's stage ([`omni_model::stages::thinker`]). The last position of a prompt
-//! runs with the sequences that answer, for a token comes of it too. A launch never waits: the token that a sequence goes on with is
-//! taken from where the last step left it on the device.
+//! Units and their meaning are those of the CPU's stage ([`omni_model::stages::thinker`]). The last position of a
+//! prompt runs with the sequences that decode, because it gives a token too. A launch never waits: a step reads a
+//! sequence's last token where the step before left it on the device.
 
 use super::handed::Handed;
 use super::net::ThinkerNet;
@@ -34,11 +34,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Positions of a sequence that the cache has room for when the config does not say how large it is.
 const USUAL_POSITIONS: usize = 2048;
-/// Share of the free memory that such a cache takes at most: talker and vocoder come too.
+/// Share of the free memory that such a cache takes at most: talker and vocoder need memory too.
 const MOST_OF_FREE: f64 = 0.3;
-/// Sequences handed on that a sequence usually has waiting at its talker.
+/// Embeddings that usually wait at the talker, per sequence.
 const HANDED_ROWS: usize = 256;
-/// Copies to the host that are under way or not yet used, each of a step.
+/// Copies to the host, one per step, that are under way or not yet used.
 const HOST_COPIES: usize = 16;
 const MIB: usize = 1 << 20;
 
@@ -55,7 +55,7 @@ pub struct ThinkerOptions {
     pub run_ahead: usize,
     /// Bytes for keys and values; `None`: what the slots usually need.
     pub kv_memory: Option<u64>,
-    /// Whether sequences for the talker are copied to the host in the step that made them, as long as there is nothing better.
+    /// Whether embeddings for the talker are copied to the host in the step that made them.
     pub sequences_in_step: bool,
 }
 
@@ -130,24 +130,24 @@ enum Answer {
 
 /// One sequence's part in a step.
 enum Part {
-    /// Known without the device, but for what it hands on.
+    /// The outcome is known without the device, except for the embeddings that it hands on.
     Known(Result<SequenceOutput, ModelError>, Range<usize>),
-    /// A token, at this place of the step's output. The last of the sequences it hands on is the token's own, if it hands on
-    /// any: it does so unless the token ends the sequence.
+    /// A token, at this place of the step's output. The last embedding that it hands on, if any, is the token's own,
+    /// unless the token ends the sequence.
     Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool> },
 }
 
-/// What a step tells the device.
+/// The data that a step sends to the device.
 #[derive(Default)]
 struct Plan {
     prompts: Vec<TokenRow>,
     tokens: Vec<TokenRow>,
-    /// What the embeddings handed on are the embeddings of: tokens, or slots with [`SAMPLED`].
+    /// The sources of the embeddings to hand on: tokens, or slots with [`SAMPLED`].
     handed: Vec<u32>,
 }
 
 impl Plan {
-    /// Notes sequences to hand on; tells their places.
+    /// Adds embeddings to hand on; returns their places.
     fn hand(&mut self, tokens: impl IntoIterator<Item = u32>) -> Range<usize> {
         let from = self.handed.len();
         self.handed.extend(tokens);
@@ -212,7 +212,7 @@ impl CudaThinker {
         (self.pages.in_use(), self.pages.count())
     }
 
-    /// One sequence's part of a step; what the device must be told goes to `plan`.
+    /// One sequence's part of a step; what the device needs goes into `plan`.
     fn plan(&mut self, work: SequenceWork, plan: &mut Plan) -> Result<Part, ModelError> {
         let SequenceWork { slot, advance } = work;
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
@@ -312,7 +312,7 @@ impl CudaThinker {
         Ok(())
     }
 
-    /// Queues what a step needs; returns what the device was lent.
+    /// Queues what a step needs; returns the memory that the device uses.
     fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
         let (steps, stream) = (&self.steps, &self.stream);
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
@@ -391,12 +391,12 @@ impl StageModel for CudaThinker {
         let answer = match spec.mode {
             ThinkerMode::Sample => {
                 let params = TokenParams::new(&spec)?;
-                // Behind every step that was launched before, and that may still write what is cleared here.
+                // Queued behind all earlier steps, which may still write what this clears.
                 self.steps.done.zero_async(&self.stream, at, 1)?;
                 let size = self.net.config.vocab_size;
                 self.steps.counts.zero_async(&self.stream, at * size, size)?;
                 self.uploads.push(Upload::Params(at * size_of::<TokenParams>(), params.bytes().to_vec()));
-                // What penalties look at; the prompt's tokens are marked by the steps that compute them.
+                // The counts that penalties use; the steps that compute the prompt mark its tokens.
                 let mut history = History::default();
                 spec.answered().iter().for_each(|token| history.push(*token));
                 let told = |(token, count): &(u32, u32)| {
@@ -445,7 +445,7 @@ impl StageModel for CudaThinker {
 
     fn close(&mut self, slot: Slot) {
         if let Some(Sequence { answer: Answer::Sampled { pages, .. }, .. }) = self.sequences.remove(&slot) {
-            // Steps with the sequence come before any step of who gets the pages next.
+            // Steps with the sequence are queued before any step of the sequence that gets the pages next.
             pages.into_iter().for_each(|page| self.pages.give_back(page));
         }
     }
@@ -461,18 +461,18 @@ impl StageModel for CudaThinker {
 
 impl Drop for CudaThinker {
     fn drop(&mut self) {
-        // What is queued uses memory that goes now. An error was or will be told by a step.
+        // Queued work uses the memory that is dropped here. A step reports any error.
         let _ = self.stream.synchronize();
     }
 }
 
-/// A step on its way.
+/// A step under way.
 struct Pending {
     ring: Arc<Ring>,
     lease: Option<Lease>,
     parts: Vec<Part>,
     handed: Handed,
-    /// Width and element type of sequences.
+    /// Width and element type of embeddings.
     shape: (usize, Precision),
 }
 
@@ -491,7 +491,7 @@ impl PendingStep for Pending {
                 Part::Token { at, sequences, finished } => {
                     read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
                         let own = usize::from(output.sampled.is_some() && output.finish.is_none());
-                        // Without a token of its own a sequence still hands on what it has of its prompt.
+                        // A sequence without a token in this step still hands on embeddings of its prompt.
                         let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
                         let emit = if output.stale { None } else { handed.sequences(range) };
                         SequenceOutput { emit, ..output }
@@ -511,7 +511,7 @@ impl Drop for Pending {
     }
 }
 
-/// What the device says of one sequence: the token, and its status.
+/// The output of one sequence: the token and its status.
 fn read(words: &[u32], finished: &AtomicBool) -> Result<SequenceOutput, ModelError> {
     let [token, status] = *words else { return refused("the step has no output") };
     if status & STALE != 0 {

@@ -1,4 +1,4 @@
-//! What rows keep on the device between steps, and the graphs that advance them.
+//! The state of sequences on the device between steps, and the graphs that advance them.
 
 use super::net::ThinkerNet;
 use super::stage::ThinkerOptions;
@@ -18,9 +18,9 @@ const LEAST_PROMPT: usize = 16;
 /// Where the rows of a table begin, behind its head.
 pub(super) const ROWS_AT: usize = 64;
 
-/// State of all rows.
+/// State of all sequences.
 pub(super) struct Steps {
-    /// What a step is told: its head and its rows.
+    /// A step's input: its head and its rows.
     pub inbox: Buffer<u8>,
     pub params: Buffer<u8>,
     pub counts: Buffer<u32>,
@@ -119,7 +119,7 @@ impl Steps {
             prompts: Vec::new(),
         };
         steps.inbox.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(rows))?;
-        // Each once for real, so that everything is loaded: what runs are rows of padding.
+        // Each is run once before capture, on rows of padding, so that all kernels are loaded.
         for bucket in sizes(1, batch) {
             steps.queue_tokens(net, stream, bucket)?;
             let graph = stream.capture(|| steps.queue_tokens(net, stream, bucket))?;
@@ -209,8 +209,8 @@ impl Steps {
         unsafe { self.sample.launch(stream, Shape::new(rows, SAMPLERS).overlapping(), kernel_args![args]) }
     }
 
-    /// Queues the rows of `count` tokens for the next stage: the tokens at `sources` (or [`SAMPLED`](super::table::SAMPLED)
-    /// and a slot), their rows to `out`.
+    /// Queues the copy of `count` embeddings for the next stage to `out`: those of the tokens at `sources` (or
+    /// [`SAMPLED`](super::table::SAMPLED) and a slot).
     pub fn hand_rows(
         &self,
         net: &ThinkerNet,
@@ -227,7 +227,8 @@ impl Steps {
             width: net.config.hidden_size as i32,
             unused: 0,
         };
-        // SAFETY: the argument is `HandRowsArgs`; the caller's memory holds `count` words and has room for as many rows.
+        // SAFETY: the argument is `HandRowsArgs`; the caller's memory holds `count` words and has room for as many
+        // rows.
         unsafe { self.hand.launch(stream, Shape::new(count, BEGIN_THREADS), kernel_args![args]) }
     }
 }

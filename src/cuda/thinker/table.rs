@@ -1,4 +1,4 @@
-//! What kernels are told about sequences: the layouts of `kernels/token.cuh`.
+//! The tables that describe sequences to kernels: the layouts of `kernels/token.cuh`.
 
 use crate::talker::table::{NONE, Record, SamplingArgs};
 use omni_model::ModelError;

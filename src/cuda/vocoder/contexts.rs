@@ -1,4 +1,4 @@
-//! References that sequences go on from, decoded once and kept in slots of their own.
+//! References that sequences continue, decoded once and kept in slots of their own.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -1,8 +1,8 @@
-//! Where the state of a stream is: offsets within a slot of the arena, in floats.
+//! The layout of a stream's state: offsets within a slot of the arena, in floats.
 
 use super::args::Past;
 
-/// What a causal layer remembers.
+/// The history of a causal layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct History {
     /// Within a half.

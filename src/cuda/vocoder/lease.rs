@@ -1,4 +1,4 @@
-//! Page-locked memory for launches: lent to a step, and back when somebody has read it.
+//! Page-locked memory for launches: lent to a step and returned when its outcome was read.
 
 use super::workspace::ROW_WORDS;
 use super::{CudaVocoder, Limits};
@@ -6,7 +6,7 @@ use crate::{CudaError, Event, Gpu, Pinned};
 use omni_model::no_block;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What one launch is told and what it says.
+/// Input and output of one launch.
 pub(super) struct Lease {
     pub input: Pinned<u32>,
     pub samples: Pinned<f32>,
@@ -18,7 +18,7 @@ pub(super) struct Span {
     pub end: Event,
 }
 
-/// Leases and events that nobody has. More are made when all are out; pages are locked while the stage starts.
+/// Free leases and events. More are made when all are in use.
 pub(super) struct Pool {
     gpu: Gpu,
     input: usize,

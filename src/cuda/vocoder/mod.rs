@@ -1,8 +1,9 @@
 //! The vocoder on a GPU: the net of [`omni_model::vocoder`], many streams at a time.
 //!
-//! One launch advances up to a batch of rows by the same number of frames each, as one graph of some hundred kernels
-//! (`kernels/vocoder*`). What a stream carries from chunk to chunk stays in a slot of an arena on the device; a launch gets a
-//! small table that says which row is in which slot. Nothing else goes up but codes, nothing comes down but samples.
+//! One launch advances up to a batch of sequences by the same number of frames each, as one graph of some hundred
+//! kernels (`kernels/vocoder*`). What a stream carries from chunk to chunk stays in a slot of an arena on the device; a
+//! launch gets a small table that says which sequence is in which slot. Besides it, only codes go to the device and
+//! only samples come back.
 //!
 //! The samples of a stream have the same bits however it is cut into chunks, whatever is decoded beside it, and
 //! whichever graph runs: every sum has one order. Products run on tensor cores with TF32 operands and f32 sums
@@ -34,7 +35,7 @@ pub enum Precision {
     F32,
 }
 
-/// How much the vocoder takes on at once, and so its memory.
+/// Limits of the vocoder, which determine its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Sequences that are open at the same time.
@@ -45,14 +46,15 @@ pub struct Limits {
     pub batch: usize,
     /// Frames of one launch, over all sequences; more become several.
     pub frames: usize,
-    /// Frames of a sequence in one launch for which graphs are made, ascending; what is between takes the next larger one.
+    /// Frames of a sequence in one launch for which graphs are made, ascending; a number between two takes the larger
+    /// graph.
     pub chunks: Vec<usize>,
 }
 
 impl Limits {
     /// For so many sequences and the frames of the audio chunks in use.
     pub fn new(sequences: usize, chunks: &[u32]) -> Limits {
-        // More frames at once make launches longer than a first chunk should wait, and win nothing.
+        // More frames at once would make launches longer than a first chunk should wait, and save nothing.
         let chunks = chunks.iter().map(|frames| (*frames as usize).min(16)).collect();
         Limits { sequences, contexts: 16, batch: sequences.min(64), frames: 256, chunks }.sound()
     }

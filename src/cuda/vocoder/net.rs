@@ -80,7 +80,7 @@ impl CudaVocoder {
         &self.config
     }
 
-    /// Queues what advances the rows of the workspace's table by `frames` frames each.
+    /// Queues the kernels that advance the sequences of the workspace's table by `frames` frames each.
     pub(super) fn queue(
         &self,
         stream: &Stream,
@@ -191,7 +191,7 @@ impl Queue<'_> {
             self.layer(layer, i, [x, z, w])?;
         }
         self.norm(x, &weights.norm, z)?;
-        // `now` holds what comes next, `spare` nothing.
+        // `now` holds the input of the next layer, `spare` is free.
         let (mut now, mut spare) = (z, w);
         if let Some((_, _, outward)) = &weights.embed.around {
             self.product(outward, now, Out::operand(spare))?;
@@ -212,7 +212,7 @@ impl Queue<'_> {
         self.last(now_large)
     }
 
-    /// `x` becomes what comes out of the layer; the others are free before and after.
+    /// Replaces `x` with the output of the layer; the other buffers are free before and after.
     fn layer(&self, layer: &Layer, index: usize, [x, z, w]: [u64; 3]) -> Result<(), CudaError> {
         self.norm(x, &layer.attention_norm, z)?;
         self.product(&layer.qkv, z, Out::plain(w))?;
@@ -273,8 +273,8 @@ impl Queue<'_> {
             tiles: tiles as i32,
         };
         let shape = Shape::new(tiles + self.moves(layer.history, layer.channels), NARROW).shared(tile.shared());
-        // SAFETY: the arguments of every product; addresses are of this net's weights and workspace, whose sizes are made
-        // for the limits that `rows` and `frames` keep.
+        // SAFETY: the arguments of every product; addresses are of this net's weights and workspace, whose sizes are
+        // made for the limits that `rows` and `frames` keep.
         unsafe { self.net.kernels.conv[which].launch(self.stream, shape.overlapping(), kernel_args![args]) }
     }
 

@@ -91,7 +91,7 @@ pub(super) fn linear(
     pack(outputs, (1, channels), bias, |o, _, c| weight[o * channels + c] * scale(o))
 }
 
-/// Gate and up, `[inner, in]` each, in turns: the kernel multiplies tenants.
+/// Gate and up, `[inner, in]` each, in turns: the kernel multiplies neighbours.
 pub(super) fn gated(gate: &[f32], up: &[f32], (inner, channels): (usize, usize)) -> Packed {
     pack(2 * inner, (1, channels), Vec::new(), |o, _, c| {
         let of = if o % 2 == 0 { gate } else { up };

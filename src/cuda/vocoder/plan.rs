@@ -1,8 +1,8 @@
-//! How the work of a step becomes launches: rows with about the same number of frames together.
+//! Divides the work of a step into launches: sequences with about the same number of frames share one.
 
 use super::Limits;
 
-/// One launch: every row advances by up to `chunk` frames.
+/// One launch: every sequence advances by up to `chunk` frames.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Launch {
     /// Frames that the graph is made for.
@@ -10,7 +10,7 @@ pub(super) struct Launch {
     pub pieces: Vec<Piece>,
 }
 
-/// A row's part of a launch.
+/// A sequence's part of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     /// Index of the job.
@@ -20,7 +20,7 @@ pub(super) struct Piece {
     pub frames: usize,
 }
 
-/// Rows of the graphs: a launch takes the next larger one, and the rest of its rows are nobody's.
+/// Batch sizes of the graphs: a launch takes the next larger one and fills it up with padding.
 pub(super) fn batches(limits: &Limits, chunk: usize) -> Vec<usize> {
     let most = limits.batch.min(limits.frames / chunk).max(1);
     let steps = (0..).flat_map(|power: u32| [2usize.pow(power), 3 * 2usize.pow(power) / 2]);

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Launches whose memory is there from the start.
+/// Launches whose memory is allocated at the start.
 const LEASES: usize = 8;
 
 /// Makes `CudaVocoderStage`s that share one net.
@@ -57,7 +57,7 @@ struct CudaVocoderStage {
     contexts: Contexts,
 }
 
-/// How far the stream in a slot is, once all that was queued is done.
+/// The position of the stream in a slot after all queued work.
 #[derive(Clone, Copy, Default)]
 struct Place {
     frames: usize,
@@ -76,7 +76,7 @@ struct Sequence {
 
 /// What a sequence's next units are.
 enum Phase {
-    /// Frames of its context, of which it has had so many.
+    /// Frames of its context; so many are done.
     Context(Rc<RefCell<Context>>, usize),
     /// Frames of its own.
     Speech,
@@ -86,15 +86,15 @@ enum Phase {
 struct Job {
     slot: usize,
     codes: Vec<u32>,
-    /// Which sequence of the step hears them; nobody hears a context.
+    /// The sequence of the step that gets the samples; a context gives none.
     heard_by: Option<usize>,
 }
 
-/// What a step has to do before its sequences are answered.
+/// The launches of a step.
 #[derive(Default)]
 struct Work {
     jobs: Vec<Job>,
-    /// Slots of contexts and of the sequences that go on from them.
+    /// Slots of contexts and of the sequences that continue them.
     copies: Vec<(usize, usize)>,
 }
 
@@ -105,7 +105,7 @@ impl CudaVocoderStage {
         let (sequences, contexts) = (net.limits.sequences, net.limits.contexts);
         let stream = net.gpu.stream(Priority::High)?;
         let workspace = Workspace::new(&net.gpu, &net.config, &net.weights, &net.limits)?;
-        nobody(net, &workspace)?;
+        pad_table(net, &workspace)?;
         let mut graphs = BTreeMap::new();
         for chunk in &net.limits.chunks {
             let batches = batches(&net.limits, *chunk);
@@ -141,7 +141,7 @@ impl CudaVocoderStage {
         self.net.config.num_quantizers
     }
 
-    /// Notes what a sequence's share of a step needs; answers but for the samples.
+    /// Plans a sequence's share of a step and makes its output without the samples.
     fn advance(&mut self, index: usize, work: SequenceWork, todo: &mut Work) -> Result<SequenceOutput, ModelError> {
         let groups = self.groups();
         let sequence = self.sequences.get_mut(&work.slot).ok_or_else(|| not_open(work.slot))?;
@@ -211,7 +211,7 @@ impl CudaVocoderStage {
         let samples = self.net.config.samples_per_frame();
         let lease = self.pool.lease()?;
         let codes_at = limits.batch * ROW_WORDS;
-        let mut table = vec![NOBODY; *sequences];
+        let mut table = vec![PADDING; *sequences];
         let mut codes = vec![0; sequences * chunk * groups];
         for (at, piece) in launch.pieces.iter().enumerate() {
             let job = &jobs[piece.job];
@@ -240,12 +240,12 @@ impl CudaVocoderStage {
     }
 }
 
-/// A sequence that is nobody's.
-const NOBODY: [u32; ROW_WORDS] = [u32::MAX, 0, 0, 0];
+/// A row of padding.
+const PADDING: [u32; ROW_WORDS] = [u32::MAX, 0, 0, 0];
 
-/// A table of sequences that are nobody's.
-fn nobody(net: &CudaVocoder, workspace: &Workspace) -> Result<(), CudaError> {
-    workspace.input.write(0, vec![NOBODY; net.limits.batch].as_flattened())
+/// A table of padding.
+fn pad_table(net: &CudaVocoder, workspace: &Workspace) -> Result<(), CudaError> {
+    workspace.input.write(0, vec![PADDING; net.limits.batch].as_flattened())
 }
 
 impl Work {
@@ -278,12 +278,12 @@ impl StageModel for CudaVocoderStage {
             let most = self.net.limits.sequences;
             return Err(ModelError::Sequence(format!("{slot}: all {most} streams of the vocoder are in use")));
         };
-        // What is in the slot is of no account: what lies before a stream's first frame counts as zeros.
+        // The slot needs no clearing: what lies before a stream's first frame counts as zeros.
         self.places[own] = Place::default();
         let phase = match context {
             None => Phase::Speech,
             Some(codes) => {
-                // Without a slot that can be kept the sequence takes it in itself.
+                // Without a free slot for the context, the sequence takes it in itself.
                 let alone = || Rc::new(RefCell::new(Context { codes: Arc::clone(&codes), slot: own, done: 0 }));
                 let shared = if goes_on { None } else { self.contexts.get(&codes) };
                 let context = shared.unwrap_or_else(alone);
@@ -322,7 +322,7 @@ impl StageModel for CudaVocoderStage {
             Step { results, heard: Vec::new(), leases: Vec::new(), span: Some(span), pool: self.pool.clone() };
         let queued = self.queue(&todo, &mut step);
         if let Some(span) = &step.span {
-            // Also when something went wrong: what was queued before must be over before its memory is lent again.
+            // Also after an error: queued work must end before its memory is lent again.
             span.end.record(&self.stream)?;
         }
         queued?;
@@ -330,7 +330,7 @@ impl StageModel for CudaVocoderStage {
     }
 
     fn close(&mut self, slot: Slot) {
-        // Steps that are still queued with this slot of the arena come before all of the sequence that gets it next.
+        // Steps that are queued with this slot of the arena run before those of the sequence that gets it next.
         if let Some(sequence) = self.sequences.remove(&slot) {
             self.free.push(sequence.slot);
         }
@@ -347,7 +347,7 @@ impl StageModel for CudaVocoderStage {
 
 impl Drop for CudaVocoderStage {
     fn drop(&mut self) {
-        // Graphs and memory go next; what is queued still uses them. A device that failed has nothing queued.
+        // Graphs and memory are dropped next; queued work still uses them. A device that failed has nothing queued.
         let _ = self.stream.synchronize();
     }
 }
@@ -357,7 +357,7 @@ struct Step {
     results: Vec<Result<SequenceOutput, ModelError>>,
     heard: Vec<Heard>,
     leases: Vec<Lease>,
-    /// There until the step is over.
+    /// Kept until the step is over.
     span: Option<Span>,
     pool: Arc<Pool>,
 }
@@ -373,7 +373,7 @@ impl PendingStep for Step {
     fn wait(mut self: Box<Self>) -> Result<StepOutcome, ModelError> {
         let mut device_time = None;
         if let Some(span) = &self.span {
-            // This is another thread than the one that launched.
+            // The completion thread runs this, not the one that launched.
             span.end.gpu().bind()?;
             span.end.wait()?;
             device_time = Some(span.end.since(&span.begin)?);

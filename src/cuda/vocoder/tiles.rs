@@ -1,9 +1,9 @@
-//! Which tile a product is computed with. Results do not depend on it.
+//! Chooses the tile of a product. Results do not depend on it.
 
 /// Channels of one step of a product through shared memory, and bytes of such a line.
 pub(super) const DEPTH: usize = 32;
 const LINE: usize = DEPTH * size_of::<f32>();
-/// What a block keeps for each row of its tile besides.
+/// Further bytes that a block keeps for each row of its tile.
 const ROW_BYTES: usize = 24;
 
 /// One shape that `kernels/vocoder_conv.cu` has a kernel for.
@@ -47,8 +47,8 @@ macro_rules! tile {
     };
 }
 
-/// With the times that an H200 took (`kernels/selftest/vocoder_selftest.cu` prints them). On another GPU they only have to
-/// be in proportion.
+/// With the times that an H200 took (`kernels/selftest/vocoder_selftest.cu` prints them). On another GPU they only have
+/// to be in proportion.
 pub(super) const TILES: [Tile; 4] = [
     tile!("64x96", (64, 96), 3, 3, (0.61, 0.21), 3.0),
     tile!("64x48", (64, 48), 4, 3, (0.48, 0.07), 2.0),

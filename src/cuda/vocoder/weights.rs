@@ -45,7 +45,7 @@ pub(super) struct Embed {
     pub table: Buffer<f32>,
     pub channels: usize,
     pub scale: f32,
-    /// Convolution before, projections into and out of the transformer, where there are any.
+    /// The convolution before the transformer and the projections into and out of it, where the net has them.
     pub around: Option<(Product, Product, Product)>,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct Last {
     pub history: History,
 }
 
-/// All of it.
+/// All weights of the net.
 pub(super) struct Weights {
     pub embed: Embed,
     pub layers: Vec<Layer>,
@@ -99,7 +99,7 @@ pub(super) struct Weights {
     pub blocks: Vec<Block>,
     pub last: Last,
     pub layout: Layout,
-    /// Samples at the start of a stream that are not heard.
+    /// Samples at the start of a stream that are dropped.
     pub drop: usize,
 }
 
@@ -128,7 +128,7 @@ impl Weights {
     }
 }
 
-/// The kernels copy whole float4s of every activation. What they can fill up, they do.
+/// The kernels copy whole float4s of every activation. They fill up odd widths where they can.
 fn check(config: &VocoderConfig) -> Loaded<()> {
     let t = &config.transformer;
     let mut sizes = vec![
@@ -195,7 +195,7 @@ impl Builder<'_> {
         let mut tables = Vec::with_capacity(groups);
         for (name, groups) in [("rvq_first", 1), ("rvq_rest", groups - 1)] {
             let scope = scope.at("quantizer").at(name);
-            // The way in: the encoder has its own.
+            // The projection into the codebook is for the encoder, which has its own.
             scope.ignore("input_proj");
             let projection = scope.at("output_proj").get("weight", &[sum_width, code_width, 1])?.squeeze(2)?.t()?;
             let projection = projection.contiguous()?;

@@ -1,4 +1,4 @@
-//! Memory of one stage: states of streams, and what a launch works with.
+//! Memory of one stage: states of streams, and the activations of a launch.
 
 use super::Limits;
 use super::weights::{Product, Weights};
@@ -11,9 +11,9 @@ pub(super) const ROW_WORDS: usize = 4;
 pub(super) struct Workspace {
     /// Slots of streams.
     pub arena: Buffer<f32>,
-    /// What a launch is told: [`ROW_WORDS`] words for each of the batch's rows, then codes.
+    /// The input of a launch: [`ROW_WORDS`] words for each of the batch's rows, then codes.
     pub input: Buffer<u32>,
-    /// What it says, row after row.
+    /// Its output, row after row.
     pub samples: Buffer<f32>,
     /// Activations at the rates of frames.
     pub small: [Buffer<f32>; 3],

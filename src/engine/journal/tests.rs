@@ -88,7 +88,7 @@ fn values(payload: &Payload) -> &[u32] {
 }
 
 #[test]
-fn what_comes_once_more_is_dropped_and_what_is_new_of_it_goes_on() {
+fn a_repeated_payload_is_cut_to_its_new_units() {
     let mut journal = spoken();
     let mut record = |payload| journal.record(Edge::Codes, payload).unwrap();
     assert_eq!(values(&record(codes(0, 3, false)).unwrap()), (0..12).collect::<Vec<_>>());
@@ -126,7 +126,7 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
 }
 
 #[test]
-fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
+fn a_vocoder_gets_delivered_frames_as_context_and_the_others_as_input() {
     let mut journal = spoken();
     journal.admit(StageName::Vocoder, UNIT).unwrap();
     journal.record(Edge::Codes, codes(0, 5, true)).unwrap();
@@ -145,7 +145,7 @@ fn a_vocoder_has_delivered_frames_as_its_context_and_is_fed_the_others() {
 }
 
 #[test]
-fn an_answer_goes_on_behind_its_tokens_and_one_that_is_whole_is_only_spoken() {
+fn a_thinker_goes_on_behind_its_tokens_and_follows_a_whole_answer() {
     let both = Outputs { tokens: true, speech: true };
     let mut journal = Journal::new(REQUEST, vec![thinker(both), talker(), vocoder()], GROUPS);
     journal.admit(StageName::Thinker, UNIT).unwrap();
@@ -193,7 +193,7 @@ proptest! {
     /// Producers that die at any moment and begin again where the journal says, or go on for a while although others
     /// have taken their place: the consumer's log has each unit once and in order.
     #[test]
-    fn whatever_attempts_there_are_each_unit_is_taken_once(moves in proptest::collection::vec((0..3u8, 0..4usize, 1..5u32), 1..60)) {
+    fn each_unit_is_taken_once_over_any_attempts(moves in proptest::collection::vec((0..3u8, 0..4usize, 1..5u32), 1..60)) {
         let mut journal = spoken();
         journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 9], 1, true)).unwrap();
         let mut attempts: Vec<u32> = vec![0];

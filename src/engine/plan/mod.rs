@@ -204,10 +204,6 @@ impl Common {
     /// What a request says besides its text and the voice.
     fn options(&self, voice: SpeechVoice, params: &SpeechParams) -> Result<SpeechOptions, SubmitError> {
         positive("max_new_tokens", params.max_frames.map(|frames| frames.0))?;
-        if params.ignore_eos && params.max_frames.is_none() {
-            let message = "ignore_eos needs max_new_tokens: how many frames to make".to_string();
-            return Err(SubmitError::Invalid { param: "ignore_eos", message });
-        }
         let sampling = resolve(self.generation.talker, &params.speech)?;
         let predictor = if sampling.is_greedy() { SamplingParams::GREEDY } else { self.generation.predictor };
         // The last token has no frame (spec section 6).

@@ -1,4 +1,4 @@
-//! From a recording to what the talker and the vocoder need of its voice.
+//! Encodes a recording: into the x-vector that the talker needs, and the codes that talker and vocoder need.
 
 use crate::voice::{Recording, VoiceError};
 use candle_core::Device;
@@ -20,7 +20,7 @@ pub(crate) struct Voiceprint {
 /// A recording with its transcript.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Spoken {
-    /// What is said.
+    /// The transcript.
     pub text: Arc<str>,
     /// Frame after frame, all groups of each.
     pub codes: Arc<[u32]>,
@@ -34,7 +34,7 @@ pub(super) struct Encoder {
     limits: AudioLimits,
 }
 
-/// What became of a recording.
+/// An encoded recording.
 pub(super) struct Encoded {
     pub x_vector: Arc<[f32]>,
     /// Frame after frame; empty if not asked for.

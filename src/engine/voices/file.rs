@@ -1,4 +1,4 @@
-//! How a voice is kept: one file per voice, written whole or not at all.
+//! The file of a voice: one per voice, written whole or not at all.
 //!
 //! `OMNV`, version (u16), length of the body (u64), CRC-32 of the body (u32), all little-endian, then the body in
 //! bincode. A file is written beside its place, flushed to the disk and renamed, so whatever happens to the process, a
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 const MAGIC: [u8; 4] = *b"OMNV";
 const VERSION: u16 = 1;
 const HEADER: usize = 4 + 2 + 8 + 4;
-/// Nothing that was accepted is larger; a header that says so is damaged.
+/// No accepted voice is larger; a header that says so is damaged.
 const MAX_BODY: u64 = 1 << 30;
-/// What a file is called until it is complete.
+/// The ending of a file until it is complete.
 const PARTIAL: &str = "partial";
-/// What a voice's file ends with.
+/// The ending of a voice's file.
 pub(super) const ENDING: &str = "voice";
 
-/// What is kept of a voice.
+/// The content of a voice's file.
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub(super) struct Kept {
     pub name: String,
@@ -76,7 +76,7 @@ pub(super) fn write(path: &Path, voice: &Kept, fault: &FaultSite) -> io::Result<
         sync_folder(path)
     })();
     if written.is_err() {
-        // What is left of it is removed at the next start at the latest.
+        // The next start removes what is left of it.
         let _ = std::fs::remove_file(&partial);
     }
     written

@@ -1,7 +1,7 @@
-//! Voices that clients bring: encoded once, kept on disk if they are to stay, found by name.
+//! Voices that clients give: encodes each once, keeps uploaded ones on disk, finds them by name.
 //!
-//! What a recording becomes depends on its bytes and its transcript alone, and is cached under their hash, never under
-//! a name or label of a request.
+//! The encoding of a recording depends on its bytes and its transcript alone. The cache has it under their hash, never
+//! under a name or label of a request.
 
 mod encoder;
 mod file;
@@ -42,7 +42,7 @@ pub(super) struct Voices {
     folder: Option<PathBuf>,
     max_count: usize,
     turns: Semaphore,
-    /// Where what is written to the disk can fail on purpose.
+    /// The fault point of writes to the disk.
     fault: FaultSite,
     state: Mutex<State>,
 }
@@ -71,10 +71,10 @@ struct Voice {
 }
 
 impl Voices {
-    /// Loads the encoders and what is kept in `folder`. Slow: not for an async thread.
+    /// Loads the encoders and the voices in `folder`. Slow: not for an async thread.
     ///
     /// # Errors
-    /// When the weights do not fit. A voice that cannot be read is left where it is, with a warning.
+    /// When the weights do not fit. A voice that cannot be read stays where it is, with a warning.
     pub fn open(
         checkpoint: &Checkpoint,
         folder: Option<PathBuf>,
@@ -152,7 +152,7 @@ impl Voices {
         Ok(())
     }
 
-    /// What an uploaded voice is encoded to.
+    /// The encoding of an uploaded voice.
     pub async fn named(self: &Arc<Self>, name: &str) -> Result<Arc<Voiceprint>, VoiceError> {
         let key = name.to_lowercase();
         let (print, kept) = match self.lock().voices.get(&key) {
@@ -167,7 +167,7 @@ impl Voices {
         Ok(print)
     }
 
-    /// What the recording of one request is encoded to.
+    /// The encoding of the recording of one request.
     pub async fn once(self: &Arc<Self>, recording: Recording) -> Result<Arc<Voiceprint>, VoiceError> {
         if let Some(text) = &recording.text {
             check_text("ref_text", text)?;
@@ -192,7 +192,7 @@ impl Voices {
         .await
     }
 
-    /// Runs an encoding when it is its turn, away from the async threads.
+    /// Runs an encoding in its turn, away from the async threads.
     async fn take_turn<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl FnOnce() -> Result<T, VoiceError> + Send + 'static,
@@ -244,7 +244,7 @@ impl Voices {
         Ok(Voice { kept: self.folder.is_none().then(|| Arc::new(kept)), ..voice })
     }
 
-    /// The checkpoint is another one than when the voice came.
+    /// Encodes a voice again that was uploaded for another checkpoint.
     fn encode_again(&self, key: &str, kept: Option<Arc<Kept>>) -> Result<Arc<Voiceprint>, VoiceError> {
         let mut kept = match (kept, &self.folder) {
             (Some(kept), _) => Kept::clone(&kept),
@@ -273,7 +273,7 @@ impl Voices {
         let Some(print) = voice.print.clone() else { return Err(VoiceError::Unknown(key.into())) };
         match self.lock().voices.get_mut(key) {
             Some(Entry::Here(entry)) => entry.print = voice.print,
-            // Deleted in the meantime: it must not come back with the next start.
+            // The voice was deleted in the meantime: it must not come back with the next start.
             _ => self.folder.iter().for_each(|folder| drop(file::remove(&file::path_of(folder, key)))),
         }
         Ok(print)
@@ -336,7 +336,7 @@ fn voiceprint(x_vector: Arc<[f32]>, text: Option<&str>, codes: Arc<[u32]>) -> Vo
     Voiceprint { x_vector, reference }
 }
 
-/// A name that is taken while its voice is being encoded, and free again if that comes to nothing.
+/// A name that is taken while its voice is being encoded, and free again if the encoding fails.
 struct Claim {
     voices: Arc<Voices>,
     name: String,
@@ -446,7 +446,7 @@ pub(super) fn folder(directory: &VoicesDirectory, model: &str) -> Option<PathBuf
     }
 }
 
-/// Of the parts one after the other, each preceded by its length.
+/// The hash of the parts one after the other, each preceded by its length.
 fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();
     for part in parts {

@@ -31,7 +31,7 @@ pub struct Checkpoint {
     family: Family,
     generation: Arc<GenerationDefaults>,
     weights: Source,
-    /// Of the codec, where it has a file of its own.
+    /// The codec's tensors, where they have a file of their own.
     codec: Option<Source>,
 }
 
@@ -54,8 +54,8 @@ impl Checkpoint {
         Checkpoint::from_files(Files::folder(dir)?, overrides, WeightsKind::Stored)
     }
 
-    /// Opens a folder as a config says: with weights that are made out of a seed, in the shapes that the folder's configs
-    /// say, or with the tokenizer of another folder.
+    /// Opens a folder as the server's config says: its weights may be made from a seed, in the shapes of the folder's
+    /// configs, and its tokenizer may come from another folder.
     ///
     /// # Errors
     /// Those of [`Checkpoint::open`].
@@ -111,7 +111,7 @@ impl Checkpoint {
             WeightsKind::Random { seed } => Ok(Source::Random { seed }),
             WeightsKind::Stored => {
                 let weights = Weights::open(files)?;
-                refuse_strangers(&weights, known).map(|()| Source::Stored(weights.into()))
+                refuse_unknown_tensors(&weights, known).map(|()| Source::Stored(weights.into()))
             }
         };
         let weights = source(&files, family.weights())?;
@@ -129,7 +129,7 @@ impl Checkpoint {
         &self.origin
     }
 
-    /// What the configs say.
+    /// The parsed configs.
     pub fn family(&self) -> &Family {
         &self.family
     }
@@ -137,7 +137,7 @@ impl Checkpoint {
     /// The config of a Qwen3-Omni checkpoint.
     ///
     /// # Errors
-    /// [`LoadError::Invalid`] when this is one of the other family.
+    /// [`LoadError::Invalid`] when the checkpoint is of the other family.
     pub fn omni(&self) -> Result<&Arc<OmniConfig>, LoadError> {
         match &self.family {
             Family::Omni(config) => Ok(config),
@@ -148,7 +148,7 @@ impl Checkpoint {
     /// The config of a Qwen3-TTS checkpoint.
     ///
     /// # Errors
-    /// [`LoadError::Invalid`] when this is one of the other family.
+    /// [`LoadError::Invalid`] when the checkpoint is of the other family.
     pub fn tts(&self) -> Result<&Arc<TtsConfig>, LoadError> {
         match &self.family {
             Family::Tts(config) => Ok(config),
@@ -156,17 +156,17 @@ impl Checkpoint {
         }
     }
 
-    /// What `generation_config.json` says, completed.
+    /// The defaults of `generation_config.json`, completed with the family's own.
     pub fn generation(&self) -> &Arc<GenerationDefaults> {
         &self.generation
     }
 
-    /// The files, for what is read on demand.
+    /// The files, for readers that open them on demand.
     pub fn files(&self) -> &Files {
         &self.files
     }
 
-    /// The files that have the tokenizer: another folder's where the checkpoint was opened so.
+    /// The files that hold the tokenizer: those of another folder if the checkpoint was opened with one.
     pub(crate) fn tokenizer_files(&self) -> &Files {
         &self.tokenizer_files
     }
@@ -190,10 +190,10 @@ impl Checkpoint {
     }
 }
 
-/// Tensors that belong to nothing that is known are a sign of another model.
-fn refuse_strangers(weights: &Weights, known: &[&str]) -> Result<(), LoadError> {
-    let strangers = weights.families().into_iter().filter(|family| !known.contains(family));
-    let lines: Vec<_> = strangers.map(|family| format!("extra   {family}.*: expected {}", known.join(", "))).collect();
+/// Refuses weights with tensors outside the known families: they belong to another model.
+fn refuse_unknown_tensors(weights: &Weights, known: &[&str]) -> Result<(), LoadError> {
+    let unknown = weights.families().into_iter().filter(|family| !known.contains(family));
+    let lines: Vec<_> = unknown.map(|family| format!("extra   {family}.*: expected {}", known.join(", "))).collect();
     if lines.is_empty() { Ok(()) } else { Err(LoadError::Tensors(lines)) }
 }
 

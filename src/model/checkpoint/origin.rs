@@ -7,7 +7,7 @@ use omni_config::WeightsKind;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// See the module.
+/// What [`Checkpoint::reopen`] needs.
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct Origin {
     /// `None` for the files inside the binary.
@@ -33,10 +33,11 @@ impl Origin {
 }
 
 impl Checkpoint {
-    /// Opens what another process of this program has opened. `embedded` is what this binary carries.
+    /// Opens the checkpoint that another process of this program opened. `embedded` are the files inside this binary.
     ///
     /// # Errors
-    /// Those of [`Checkpoint::open`]; [`LoadError::Invalid`] when the binary carries nothing and should.
+    /// Those of [`Checkpoint::open`]; [`LoadError::Invalid`] when the origin is embedded and this binary carries no
+    /// files.
     pub fn reopen(origin: &Origin, embedded: Option<EmbeddedFiles>) -> Result<Checkpoint, LoadError> {
         let invalid = |reason: String| LoadError::Invalid { file: "model.checkpoint".into(), reason };
         let overrides = serde_json::from_str(&origin.overrides).map_err(|error| invalid(error.to_string()))?;

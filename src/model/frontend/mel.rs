@@ -1,4 +1,4 @@
-//! The log-mel spectrum that the speaker encoder hears (spec section 10).
+//! The log-mel spectrum that the speaker encoder reads (spec section 10).
 
 use candle_core::{Device, Result, Tensor};
 use omni_ops::Linear;
@@ -14,7 +14,7 @@ const HOP: usize = 256;
 /// Samples that are mirrored at both ends, so that there is about one window for each hop.
 const PADDING: usize = (WINDOW - HOP) / 2;
 const BINS: usize = WINDOW / 2 + 1;
-/// What is below counts as silence.
+/// Smaller magnitudes count as silence.
 const FLOOR: f32 = 1e-5;
 
 /// Samples to a log-mel spectrum.
@@ -71,8 +71,8 @@ fn mirrored(pcm: &[f32]) -> Vec<f32> {
     padded
 }
 
-/// Triangles between the tenants of each band's centre, of equal area. The centres are equally far apart on Slaney's
-/// mel scale, linear up to 1 kHz and logarithmic above.
+/// Triangles of equal area, each from the centre of the band below to that of the band above. The centres are equally
+/// far apart on Slaney's mel scale, linear up to 1 kHz and logarithmic above.
 fn filters(bands: usize, rate: f64) -> Vec<f32> {
     let (top, nyquist) = (mel(rate / 2.0), rate / 2.0);
     let centres: Vec<f64> = (0..bands + 2).map(|i| hertz(top * i as f64 / (bands + 1) as f64)).collect();

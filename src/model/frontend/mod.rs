@@ -1,8 +1,9 @@
-//! From a recording of a speaker to what a cloned voice needs (spec section 10).
+//! Encodes a recording of a speaker into what a cloned voice needs (spec section 10).
 //!
 //! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample()`]); of these, the
 //! [`SpeakerEncoder`] makes an x-vector and the [`CodecEncoder`] frames of codes. All of it is pure: bytes or samples
-//! in, numbers out, no clock and no files, and everything that comes from a stranger is bounded before it is believed.
+//! in, numbers out, no clock and no files, and every number in a client's file is checked against a limit before the
+//! program acts on it.
 
 mod audio;
 mod codec_encoder;
@@ -40,7 +41,7 @@ impl VoiceEncoder {
         let speaker = SpeakerEncoder::load(&loader, speaker)?;
         loader.finish()?;
         let loader = checkpoint.codec_loader(&["encoder"], device)?;
-        let codec = CodecEncoder::load(&loader, &config.codec.encoder, config.codec.encoder_valid_num_quantizers)?;
+        let codec = CodecEncoder::load(&loader, &config.codec.encoder, config.codec.encoder_groups())?;
         loader.finish()?;
         Ok(Some(VoiceEncoder { speaker, codec }))
     }
@@ -48,7 +49,7 @@ impl VoiceEncoder {
     /// The samples of a clip as both encoders take them: 24 kHz.
     ///
     /// # Errors
-    /// [`AudioError::Rate`] for a rate that decoding would not have let pass.
+    /// [`AudioError::Rate`] for a rate that decoding refuses.
     pub fn samples(clip: &Clip) -> Result<Vec<f32>, AudioError> {
         resample(&clip.pcm, clip.rate, SAMPLE_RATE)
     }

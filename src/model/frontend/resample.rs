@@ -8,19 +8,18 @@ use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 /// transition takes the uppermost twentieth of the band.
 const BLOCK: usize = 1024;
 
-/// Samples that `samples` samples have at the new rate: as many as the reference makes, which multiplies with the
-/// rounded quotient of the rates and rounds up. (So 8 s at 44.1 kHz become 192 001 samples at 24 kHz, and 101 frames of
-/// codes.)
+/// Length of `samples` samples at the new rate: as many as the reference makes, which multiplies with the rounded
+/// quotient of the rates and rounds up. (So 8 s at 44.1 kHz become 192 001 samples at 24 kHz, and 101 frames of codes.)
 pub fn resampled_len(samples: usize, from: u32, to: u32) -> usize {
     (samples as f64 * (f64::from(to) / f64::from(from))).ceil() as usize
 }
 
-/// `pcm` of rate `from` at rate `to`, [`resampled_len`] samples. Nothing above half the lower rate is left, and what
-/// is below 9/10 of it is unchanged. Samples keep their time: sample `i` of the result is at `i / to` seconds. Beyond
-/// its ends, `pcm` counts as silent.
+/// `pcm` of rate `from` at rate `to`, [`resampled_len`] samples. Frequencies above half the lower rate are removed;
+/// those below 9/10 of it are unchanged. Samples keep their time: sample `i` of the result is at `i / to` seconds.
+/// Beyond its ends, `pcm` counts as silent.
 ///
 /// # Errors
-/// [`AudioError::Rate`] for a rate that decoding would not have let pass.
+/// [`AudioError::Rate`] for a rate that decoding refuses.
 pub fn resample(pcm: &[f32], from: u32, to: u32) -> Result<Vec<f32>, AudioError> {
     if let Some(rate) = [from, to].into_iter().find(|rate| !(MIN_RATE..=MAX_RATE).contains(rate)) {
         return Err(AudioError::Rate(rate));
@@ -29,12 +28,13 @@ pub fn resample(pcm: &[f32], from: u32, to: u32) -> Result<Vec<f32>, AudioError>
         return Ok(pcm.to_vec());
     }
     let (rate_in, rate_out) = (from as usize, to as usize);
-    // Whole periods of the ratio, and an even number of them: the resampler centres its filter on a sample of both rates
-    // only if both its blocks are even.
+    // Whole periods of the ratio, and an even number of them: the resampler centres its filter on a sample of both
+    // rates only if both its blocks are even.
     let period = rate_in / gcd(rate_in, rate_out);
     let block = BLOCK.max(BLOCK * rate_in / rate_out).div_ceil(period).next_multiple_of(2) * period;
     let window = WindowFunction::BlackmanHarris2;
-    // What can fail are rates and blocks of 0, which were excluded, and buffers that are too small, which are its own.
+    // The resampler fails for rates and blocks of 0, which were excluded, and for buffers that are too small, which it
+    // sized itself.
     let resampled = Fft::<f32>::new_custom(rate_in, rate_out, block, 1, 1, window, FixedSync::Input)
         .ok()
         .zip(SequentialSlice::new(pcm, 1, pcm.len()).ok())
@@ -71,7 +71,7 @@ mod tests {
         (sum / f64::from(n)).sqrt()
     }
 
-    /// The middle of a signal, where its ends are not felt.
+    /// The middle of a signal, away from the effects of its ends.
     fn middle(x: &[f32]) -> &[f32] {
         &x[x.len() / 4..x.len() * 3 / 4]
     }

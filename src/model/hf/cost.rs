@@ -1,7 +1,7 @@
-//! What a frame has to read, from the sizes alone: the floor under every measurement.
+//! Counts the weights that a frame reads, from the sizes alone: the lower bound of every measurement.
 //!
-//! Counted are the weights that a step of one row cannot do without, once for each time they are used: layers and output
-//! heads. Embedding rows, biases, norms and KV caches are left out; they are a thousandth, or grow with the stream.
+//! The weights of layers and output heads count once for each time that a step of one sequence uses them. Embeddings,
+//! biases, norms and KV caches are left out; they are a thousandth, or grow with the stream.
 
 use super::decoder::DecoderConfig;
 use super::family::Family;
@@ -39,7 +39,7 @@ impl FrameCost {
         }
     }
 
-    /// Elements that a frame of one row reads: as the passes are, and with the predictor's layers read once.
+    /// Elements that a frame of one sequence reads: as the passes are, and with the predictor's layers read once.
     pub fn frame(&self) -> [u64; 2] {
         [self.talker + self.predictor, self.talker + self.predictor_once]
     }

@@ -83,7 +83,7 @@ impl DecoderConfig {
             tie_word_embeddings: node.optional_flag("tie_word_embeddings").unwrap_or(false),
             moe,
         };
-        // Numbers that stand in for missing ones would only cause complaints that mislead.
+        // Placeholders for missing numbers would cause misleading complaints.
         if node.problems().len() == before {
             config.check(node);
         }

@@ -1,6 +1,6 @@
 //! Reads fields of a JSON document, keeping the path of each, and collects everything that is wrong.
 //!
-//! A missing or mistyped field is noted and stands in as a harmless value, so that one run of a reader tells all.
+//! A missing or mistyped field is recorded and replaced by a harmless value, so that one run reports every problem.
 
 use serde_json::{Map, Value};
 use std::cell::RefCell;
@@ -14,19 +14,19 @@ const MAX_SIZE: u64 = 1 << 24;
 pub struct Problems(RefCell<Vec<String>>);
 
 impl Problems {
-    /// Notes one problem.
+    /// Records one problem.
     pub fn add(&self, text: impl Into<String>) {
         self.0.borrow_mut().push(text.into());
     }
 
-    /// Notes `text` unless `holds`.
+    /// Records `text` unless `holds`.
     pub fn require(&self, holds: bool, text: impl FnOnce() -> String) {
         if !holds {
             self.add(text());
         }
     }
 
-    /// How many were noted so far.
+    /// Problems so far.
     pub fn len(&self) -> usize {
         self.0.borrow().len()
     }
@@ -41,7 +41,7 @@ impl Problems {
 #[derive(Clone, Debug)]
 pub struct Node<'a> {
     problems: &'a Problems,
-    /// `None` where the object is missing, which has been noted once.
+    /// `None` where the object is missing, which was recorded once.
     fields: Option<&'a Map<String, Value>>,
     path: String,
 }
@@ -70,7 +70,7 @@ impl<'a> Node<'a> {
         self.fields.and_then(|f| f.get(key)).filter(|v| !v.is_null())
     }
 
-    /// A nested object, noted when missing.
+    /// A nested object; a missing one is a problem.
     pub fn object(&self, key: &str) -> Node<'a> {
         let found = self.value(key);
         if found.is_none() {

@@ -14,7 +14,7 @@ pub const SAMPLE_RATE: u32 = 24_000;
 pub struct OmniConfig {
     /// Text in, text out.
     pub thinker: ThinkerConfig,
-    /// Text rows in, codes out.
+    /// Embeddings of text in, codes out.
     pub talker: TalkerConfig,
     /// Codes in, waveform out.
     pub code2wav: VocoderConfig,
@@ -69,7 +69,7 @@ impl OmniConfig {
             accept_hidden_layer: root.object("talker_config").count("accept_hidden_layer"),
             tokens: ChatTokens::read(&root),
         };
-        // Numbers that stand in for missing ones would only cause complaints that mislead.
+        // Placeholders for missing numbers would cause misleading complaints.
         if problems.len() == 0 {
             config.check(&problems);
         }

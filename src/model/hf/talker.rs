@@ -20,14 +20,14 @@ pub struct TalkerConfig {
     pub predictor: DecoderConfig,
     /// Codes of a frame.
     pub num_code_groups: usize,
-    /// Width of text rows before they are projected: the thinker's, or that of the talker's own table of text.
+    /// Width of embeddings of text before they are projected: the thinker's, or that of the talker's own table of text.
     pub text_hidden_size: usize,
-    /// Inner width of the projection of text rows.
+    /// Inner width of the projection of text.
     pub text_projection_size: usize,
     /// Ids of the codec format, in the talker's vocabulary.
     pub tokens: CodecTokens,
-    /// Codec id of each voice that the checkpoint was trained with, by lower-case name. Empty where voices are described
-    /// or cloned.
+    /// Codec id of each voice that the checkpoint was trained with, by lower-case name. Empty where voices are
+    /// described or cloned.
     pub speakers: BTreeMap<String, u32>,
 }
 
@@ -109,7 +109,7 @@ impl TalkerConfig {
         }
     }
 
-    /// Notes an id that the talker does not have.
+    /// Records an id that the talker does not have.
     pub(super) fn check_id(&self, path: &str, id: u32, problems: &Problems) {
         problems.require((id as usize) < self.text.vocab_size, || {
             format!("{path} = {id} is outside the talker's vocabulary of {}", self.text.vocab_size)
@@ -167,13 +167,13 @@ impl TalkerConfig {
     }
 }
 
-/// No voice of this name.
+/// There is no voice of this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no voice {name:?}; the voices are: {}", .known.join(", "))]
 pub struct UnknownSpeaker {
-    /// What was asked for.
+    /// The name in the request.
     pub name: String,
-    /// What there is.
+    /// The names of the voices.
     pub known: Vec<String>,
 }
 

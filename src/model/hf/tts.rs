@@ -68,7 +68,7 @@ pub struct CodecConfig {
     pub decoder: VocoderConfig,
     /// Waveform to codes.
     pub encoder: CodecEncoderConfig,
-    /// Code groups of the encoder that the talker knows; the first ones.
+    /// Codebooks of the encoder that are used at most; the first ones.
     pub encoder_valid_num_quantizers: usize,
 }
 
@@ -144,27 +144,18 @@ impl TtsConfig {
             "talker_config.spk_id is empty: expected the codec id of at least one voice".into()
         });
         self.talker.check_vocoder(&self.codec.decoder, "speech_tokenizer decoder_config", problems);
-        let (valid, groups) = (self.codec.encoder_valid_num_quantizers, self.talker.num_code_groups);
-        problems.require(valid == groups, || {
-            format!(
-                "speech_tokenizer encoder_valid_num_quantizers = {valid} differs from talker_config.num_code_groups = {groups}"
-            )
-        });
         let encoder = &self.codec.encoder;
-        problems.require(valid >= encoder.num_semantic_quantizers && valid <= encoder.num_quantizers, || {
+        // The talker has an embedding for every code of the decoder, so an encoder may have fewer codes, not more.
+        let (found, most) = (encoder.codebook_size, self.codec.decoder.codebook_size);
+        problems.require(found <= most, || {
+            format!("speech_tokenizer encoder_config: codebook_size = {found} is more than {most} of decoder_config")
+        });
+        let (found, expected) = (encoder.samples_per_frame(), self.codec.decoder.samples_per_frame());
+        problems.require(found == expected, || {
             format!(
-                "speech_tokenizer encoder_valid_num_quantizers = {valid}: expected {} to {}, the codebooks of encoder_config",
-                encoder.num_semantic_quantizers, encoder.num_quantizers
+                "speech_tokenizer encoder_config: samples per frame = {found} differs from {expected} of decoder_config"
             )
         });
-        for (name, found, expected) in [
-            ("codebook_size", encoder.codebook_size, self.codec.decoder.codebook_size),
-            ("samples per frame", encoder.samples_per_frame(), self.codec.decoder.samples_per_frame()),
-        ] {
-            problems.require(found == expected, || {
-                format!("speech_tokenizer encoder_config: {name} = {found} differs from {expected} of decoder_config")
-            });
-        }
         if let Some(encoder) = &self.speaker_encoder {
             let (width, hidden) = (encoder.enc_dim, self.talker.text.hidden_size);
             problems.require(width == hidden, || {
@@ -206,6 +197,12 @@ fn dialects(node: &Node<'_>, languages: &BTreeMap<String, u32>) -> BTreeMap<Stri
 }
 
 impl CodecConfig {
+    /// Codes per frame that the encoder makes. Where the talker reads another number, only the x-vector of a voice can
+    /// be used: the reference fails if a transcript is given.
+    pub fn encoder_groups(&self) -> usize {
+        self.encoder_valid_num_quantizers.min(self.encoder.num_quantizers)
+    }
+
     fn read(node: &Node<'_>) -> CodecConfig {
         let before = node.problems().len();
         let decoder = VocoderConfig::read_12hz(&node.object("decoder_config"));

@@ -22,15 +22,15 @@ pub struct VocoderConfig {
     pub decoder_dim: usize,
 }
 
-/// How the codes of a frame become one row.
+/// How the codes of a frame become the transformer's input.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VocoderInput {
     /// The mean of their embeddings, as wide as the transformer (code2wav of Qwen3-Omni).
     EmbeddingMean,
-    /// The sum of residual codebooks, a causal convolution and a projection into the transformer and out of it again (the
-    /// 12 Hz decoder of Qwen3-TTS).
+    /// The sum of residual codebooks, a causal convolution and a projection into the transformer and out of it again
+    /// (the 12 Hz decoder of Qwen3-TTS).
     Residual {
-        /// Width of a code's row in its codebook: half of `codebook_dim`.
+        /// Width of a code's vector in its codebook: half of `codebook_dim`.
         code_width: usize,
         /// Width of the sum, `codebook_dim`.
         sum_width: usize,
@@ -128,7 +128,7 @@ impl VocoderConfig {
         self.upsampling_ratios.iter().chain(&self.upsample_rates).product()
     }
 
-    /// Whether these are whole frames of codes that there are.
+    /// Checks that these are whole frames of codes inside the codebooks.
     ///
     /// # Errors
     /// What is wrong with them, as text.

@@ -1,5 +1,5 @@
-//! From a conversation, or from a text to be spoken, to the token ids of the thinker and the embeddings that the talker takes
-//! from them (spec section 5).
+//! Turns a conversation, or a text to be spoken, into the token ids of the thinker and says which of their embeddings
+//! the talker takes (spec section 5).
 
 use crate::hf::{ChatTokens, OmniConfig};
 use crate::template::{ChatTemplate, TemplateError, TemplateMessage};
@@ -17,7 +17,7 @@ const HEADER: usize = 3;
 pub enum Role {
     /// Instructions. Never spoken to the talker.
     System,
-    /// The person.
+    /// The user.
     User,
     /// The model.
     Assistant,
@@ -57,11 +57,11 @@ impl FromStr for Role {
 pub struct Message {
     /// Who speaks.
     pub role: Role,
-    /// What is said: text only. Nothing in it is structure, whatever it looks like.
+    /// The text. It is never structure, even where it looks like a special token.
     pub content: String,
 }
 
-/// A conversation or text that cannot be made into a prompt. The client's mistake, but for the last two.
+/// A conversation or text without a prompt. All but the last two are the client's mistake.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum PromptError {
@@ -199,8 +199,8 @@ fn unused_mark(messages: &[Message]) -> Result<char, PromptError> {
 }
 
 impl ChatPrompt {
-    /// Finds the talker's embeddings in any prompt of this family (spec section 5): turns begin at each `<|im_start|>` with
-    /// the role; system and earlier assistant turns are dropped.
+    /// Finds the talker's embeddings in any prompt of this family (spec section 5): turns begin at each `<|im_start|>`
+    /// with the role; system and earlier assistant turns are dropped.
     ///
     /// # Errors
     /// [`PromptError::Structure`] when the prompt does not end with an assistant header or has another role.

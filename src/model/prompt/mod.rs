@@ -1,7 +1,7 @@
-//! Prompts. Qwen3-Omni: from a conversation, or from a text to be spoken, to the token ids of the thinker and the embeddings
-//! that the talker takes from them. Qwen3-TTS: from a text and a voice to the tokens and the layout of the talker.
+//! Prompts of both families. For Qwen3-Omni: token ids of the thinker from a conversation or a text to be spoken, and
+//! which of their embeddings the talker takes. For Qwen3-TTS: tokens and layout of the talker from a text and a voice.
 //!
-//! Nothing that a client writes is structure, whatever it looks like.
+//! Text of a client is never structure, even where it looks like a special token.
 
 mod chat;
 mod tts;

@@ -1,7 +1,7 @@
-//! What penalties look at.
+//! The tokens that penalties look at.
 
-/// The tokens that a row has sampled, and how often. Real tokens only: a token that is launched and not yet known is
-/// not in here.
+/// The tokens that a sequence has sampled, and how often. Placeholders are not counted: a token enters when it is
+/// known.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// Sorted by token. A prompt token that was never sampled has count 0.

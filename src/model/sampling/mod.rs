@@ -1,6 +1,6 @@
 //! Sampling as in spec section 7.
 //!
-//! All of it is a function of logits, parameters, the row's own history and one number in [0, 1) that comes from
+//! All of it is a function of logits, parameters, the sequence's own history and one number in [0, 1) that comes from
 //! [`philox`]: no hidden state, so a token does not depend on what else is in the batch or on how often a stage
 //! restarted.
 
@@ -49,7 +49,7 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Says which parameter cannot be used, and what is allowed. `top_k` takes any value.
+    /// Checks the parameters. `top_k` takes any value.
     ///
     /// # Errors
     /// One sentence about the first parameter that is out of range.

@@ -5,7 +5,7 @@ const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const ROUNDS: usize = 10;
 
-/// Who draws: numbers of different domains are independent under one seed.
+/// What a number is drawn for: numbers of different domains are independent under one seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Domain {
@@ -28,8 +28,8 @@ pub fn block(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     counter
 }
 
-/// The number in [0, 1) for one token: `step` counts the tokens (frames) of the row from 0, `group` is the code group
-/// (0 for text). A multiple of 2^-24, so that it is exact in f32 on every device.
+/// The number in [0, 1) for one token: `step` counts the tokens (frames) of the sequence from 0, `group` is the code
+/// group (0 for text). A multiple of 2^-24, so that it is exact in f32 on every device.
 pub fn uniform(seed: u64, domain: Domain, step: u32, group: u32) -> f32 {
     let word = block([step, group, domain as u32, 0], [seed as u32, (seed >> 32) as u32])[0];
     (word >> 8) as f32 * (1.0 / (1u32 << 24) as f32)

@@ -1,4 +1,4 @@
-//! One token from one row of logits.
+//! Picks one token from one vector of logits.
 
 use super::{History, SamplingParams};
 use crate::ModelError;
@@ -102,7 +102,7 @@ impl Sampler {
 
     /// The first of the largest scores.
     fn most_likely(&self, logits: &[f32]) -> Result<(u32, f32), ModelError> {
-        // Suppressed ones are looked at too: one that is not a number means that the row's state is lost.
+        // Suppressed ones are looked at too: one that is not a number means that the sequence's state is lost.
         for values in [logits, &self.scores] {
             if !all_below_infinity(values) {
                 let at = values.iter().position(|x| !is_below_infinity(*x)).unwrap_or_default();
@@ -178,7 +178,7 @@ impl Sampler {
     }
 
     /// Inverts the distribution of `kept` in the order of ids: there, a small change of the logits moves borders by
-    /// little, while in the order of likelihood it could swap tenants.
+    /// little, while in the order of likelihood it could swap neighbours.
     fn draw(&self, uniform: f32) -> Option<u32> {
         let target = f64::from(uniform) * self.total();
         let mut sum = 0.0;
@@ -201,12 +201,12 @@ fn nth_largest(values: &mut [f32], k: usize) -> f32 {
     *values.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
 }
 
-/// Neither infinity nor no number.
+/// Whether all are finite.
 fn is_below_infinity(x: f32) -> bool {
     x < f32::INFINITY
 }
 
-/// Without an early way out, so that it runs over many values at once.
+/// Has no early exit, so that the compiler vectorizes it.
 fn all_below_infinity(values: &[f32]) -> bool {
     values.iter().fold(true, |all, x| all & is_below_infinity(*x))
 }

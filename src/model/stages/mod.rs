@@ -1,4 +1,5 @@
-//! The stages' implementations of [`StageModel`](super::stage::StageModel): sequences and their bookkeeping around the nets.
+//! The stages' implementations of [`StageModel`](super::stage::StageModel): sequences and their bookkeeping around the
+//! nets.
 
 pub mod talker;
 pub mod thinker;
@@ -18,7 +19,7 @@ trait LanguageModel {
 
     fn sequences(&mut self) -> &mut HashMap<Slot, Self::Sequence>;
 
-    /// What a sequence does in this step: all of it if no forward is needed, otherwise its input and an entry in the batch.
+    /// Begins a sequence's step: completes it if it needs no forward, otherwise adds its input to the batch.
     fn begin(
         &mut self,
         place: usize,
@@ -26,7 +27,7 @@ trait LanguageModel {
         batch: &mut Batch<Self::Sequence, Self::Input>,
     ) -> Result<SequenceOutput, ModelError>;
 
-    /// The forward of a step, and what comes of it.
+    /// Runs the forward of a step and makes its outputs.
     fn run(
         &mut self,
         batch: &mut Batch<Self::Sequence, Self::Input>,

@@ -1,12 +1,13 @@
 //! The talker stage.
 //!
-//! Units are positions. A sequence first advances through its prompt of [`TalkerSpec::prefill_positions`], in pieces of any
-//! size, as far as the input sequences that they are made of have arrived. The step that completes the prompt also makes the
-//! first frame; every later step is one unit and makes the next, for which it needs one more input sequence or the end of the
-//! input, unless the prompt held the whole text. A step that samples the stop token, or the last one allowed, makes no
-//! frame. A sequence whose input ends before its prompt is there has nothing to speak: a step of 0 units ends it.
+//! Units are positions. A sequence first advances through its prompt of [`TalkerSpec::prefill_positions`], in pieces of
+//! any size, as far as the input embeddings that they need have arrived. The step that completes the prompt also makes
+//! the first frame; every later step is one unit and makes the next, for which it needs one more input embedding or the
+//! end of the input, unless the prompt held the whole text. A step that samples the stop token, or the last one
+//! allowed, makes no frame. A sequence whose input ends before its prompt is there has nothing to speak: a step of 0
+//! units ends it.
 //!
-//! A talker that reads text itself is fed tokens, any other the sequences of its thinker.
+//! A talker that reads text itself takes tokens, any other the embeddings of its thinker.
 
 use super::{Batch, LanguageModel, Running};
 use crate::error::{in_vocabulary, not_open, refused};
@@ -56,7 +57,7 @@ pub(super) struct Sequence {
     cache: KvCache,
     /// Prompt positions done.
     prefilled: u32,
-    /// Projected input sequences; `None` once used up.
+    /// Projected input embeddings; `None` once used up.
     inputs: Vec<Option<Tensor>>,
     ended: bool,
     /// Embedding of the last frame's codes, `[1, hidden]`: the codec side of the next input.
@@ -64,7 +65,7 @@ pub(super) struct Sequence {
     history: History,
     /// Code-0 tokens sampled.
     count: u32,
-    /// What would have been picked in a frame of forced codes.
+    /// The codes that would have been picked in a frame of forced codes.
     picked: Vec<u32>,
     finished: bool,
 }
@@ -102,7 +103,7 @@ impl StageModel for TalkerStage {
             return refused(format!("{slot}: sequences after the end of the text"));
         }
         check_input(&self.net, slot, input.as_ref())?;
-        // What follows speech that has stopped needs no projection.
+        // Text behind the end of the speech needs no projection.
         if !sequence.finished {
             let sequences = match &input {
                 Some(StageData::Tokens(tokens)) if !tokens.is_empty() => Some(self.net.read(tokens)?),
@@ -196,7 +197,7 @@ impl LanguageModel for TalkerStage {
             residual.index_select(&Tensor::new(last.as_slice(), residual.device())?, 0)?
         };
         let (hidden, logits) = self.net.logits(&residual)?;
-        // Embeddings that sampled a code and go on to make a frame: their place in `hidden`, and themselves.
+        // Sequences that sampled a code and make a frame, with their index in `hidden`.
         let mut speaking: Vec<(u32, u32, &mut Running<Sequence>)> = Vec::with_capacity(last.len());
         let sampling = running.iter_mut().filter(|entry| entry.samples);
         let logits = logits.to_vec2::<f32>()?;
@@ -298,7 +299,7 @@ impl Sequence {
         let prompt = &self.spec.prompt;
         match net.prompt_embeddings(prompt, range.clone(), input)? {
             Some(sequences) => {
-                // Used up: the text of a long conversation need not stay for the whole speech.
+                // Freed: the text of a long conversation need not stay for the whole speech.
                 for sequence in range.filter_map(|at| prompt.embedding(at)) {
                     if let TextSide::Input(at) = sequence.text {
                         self.inputs[at as usize] = None;
@@ -355,14 +356,14 @@ impl Sequence {
     }
 }
 
-/// Whether a talker can take an input: tokens if it reads text itself, sequences of its thinker's width otherwise.
+/// Whether a talker can take an input: tokens if it reads text itself, embeddings of its thinker's width otherwise.
 fn check_input(net: &Talker, slot: Slot, input: Option<&StageData>) -> Result<(), ModelError> {
     match (input, net.text_vocabulary()) {
         (None, _) => Ok(()),
         (Some(StageData::Tokens(tokens)), Some(vocabulary)) => in_vocabulary(tokens, vocabulary),
         (Some(StageData::Embeddings(sequences)), None) => match (sequences.shape(), net.config().text_hidden_size) {
             ((n, width), wanted) if n > 0 && width == wanted => Ok(()),
-            (shape, wanted) => refused(format!("{slot}: expected sequences [n, {wanted}], got {shape:?}")),
+            (shape, wanted) => refused(format!("{slot}: expected embeddings [n, {wanted}], got {shape:?}")),
         },
         (_, Some(_)) => refused(format!("{slot}: this talker takes tokens of text only")),
         (_, None) => refused(format!("{slot}: this talker takes sequences of its thinker only")),

@@ -1,12 +1,13 @@
 //! The thinker stage.
 //!
-//! Units are positions. A sequence first advances through its prompt, in pieces of any size. The step that completes the
-//! prompt of a [`ThinkerMode::Sample`] sequence also samples its first token; every later step feeds the last token and samples
-//! the next, one unit each. A token that does not end the answer emits its embedding embedding in the step that sampled it.
+//! Units are positions. A sequence first advances through its prompt, in pieces of any size. The step that completes
+//! the prompt of a [`ThinkerMode::Sample`] sequence also samples its first token; every later step takes the last token
+//! and samples the next, one unit each. A token that does not end the answer emits its embedding in the step that
+//! sampled it.
 //!
-//! A [`ThinkerMode::Follow`] sequence takes the same steps through its prompt, without running the layers. Then each fed token
-//! is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step that takes its last
-//! token, if the end of the input is known by then, and otherwise with a step of 0 units.
+//! A [`ThinkerMode::Follow`] sequence takes the same steps through its prompt, without running the layers. Then each
+//! token of input is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step
+//! that takes its last token, if the end of the input is known by then, and otherwise with a step of 0 units.
 
 use super::{Batch, LanguageModel};
 use crate::error::{in_vocabulary, not_open, refused};
@@ -62,7 +63,7 @@ pub(super) enum Answer {
     Sampled {
         cache: KvCache,
         history: History,
-        /// Tokens sampled, and the last of them, which the next step feeds.
+        /// Tokens sampled, and the last of them, which is the next step's input.
         count: u32,
         last: u32,
     },
@@ -123,10 +124,10 @@ impl StageModel for ThinkerStage {
     }
 }
 
-/// Whether a sequence asks for what a thinker of so many tokens and positions can do.
+/// Checks that a thinker of so many tokens and positions can do what a sequence asks for.
 ///
 /// # Errors
-/// [`ModelError::Sequence`] with the first thing that it cannot.
+/// [`ModelError::Sequence`] with the first thing that it cannot do.
 pub fn check(spec: &ThinkerSpec, vocabulary: u32, limit: usize) -> Result<(), ModelError> {
     in_vocabulary(&spec.prompt, vocabulary)?;
     let len = spec.prompt.len();

@@ -1,8 +1,8 @@
 //! The vocoder stage: one stateful stream per sequence.
 //!
-//! A sequence with a context takes that in first, in pieces as long as the scheduler says, so that a long reference does not
-//! make others wait. The state behind a reference is kept: sequences of a voice that was used before start at once, with the
-//! same bits.
+//! A sequence with a context takes it in first, in pieces of the length that the scheduler plans, so that a long
+//! reference does not delay other sequences. The state behind a reference is kept: a sequence whose voice was used
+//! before starts at once, with the same bits.
 
 use crate::error::not_open;
 use crate::stage::{
@@ -56,7 +56,7 @@ struct Sequence {
 
 /// What a sequence's next units are.
 enum Phase {
-    /// Frames of its context, of which it has had so many.
+    /// Frames of its context; so many are done.
     Context(Rc<RefCell<Context>>, u32),
     /// Frames of its own.
     Speech(Stream),

@@ -1,4 +1,4 @@
-//! The talker: text rows in, codec frames out (spec sections 5, 6 and 9).
+//! The talker: embeddings of text in, codec frames out (spec sections 5, 6 and 9).
 
 mod net;
 mod predictor;

@@ -17,18 +17,18 @@ pub struct Talker {
     embedding: Tensor,
     stack: DecoderStack,
     head: Linear,
-    /// Of a model that reads text itself; others are given rows.
+    /// The table of text of a model that reads text itself; others take a thinker's embeddings.
     text: Option<Table>,
     text_projection: ResizeMlp,
     predictor: CodePredictor,
-    /// Projected rows of `<tts_pad>`, `<tts_text_bos>` and `<tts_text_eod>`, `[1, hidden]` each.
+    /// Projected embeddings of `<tts_pad>`, `<tts_text_bos>` and `<tts_text_eod>`, `[1, hidden]` each.
     pad: Tensor,
     bos: Tensor,
     eos: Tensor,
 }
 
 impl Talker {
-    /// Loads everything under `talker`, and for Qwen3-Omni three embedding rows of the thinker. The caller finishes the
+    /// Loads everything under `talker`, and for Qwen3-Omni three embeddings of the thinker. The caller finishes the
     /// loader.
     ///
     /// # Errors
@@ -55,7 +55,7 @@ impl Talker {
         }
     }
 
-    /// `special`: rows of padding, begin and end of text, before their projection.
+    /// `special`: embeddings of padding, begin and end of text, before their projection.
     fn with_text(
         loader: &Loader,
         config: &TalkerConfig,
@@ -115,23 +115,23 @@ impl Talker {
         Suppress { range: codes..vocabulary, except: end.filter(|_| !no_end), also: end.filter(|_| no_end) }
     }
 
-    /// Input rows `[n, hidden]` of text, for a model that reads text itself.
+    /// Input embeddings `[n, hidden]` of text, for a model that reads text itself.
     ///
     /// # Errors
-    /// When this one does not, and for an id outside the vocabulary.
+    /// When this model does not read text, and for an id outside the vocabulary.
     pub fn read(&self, tokens: &[u32]) -> Result<Tensor> {
         match &self.text {
             Some(table) => self.project(&table.embed(tokens)?),
-            None => candle_core::bail!("this talker takes rows of a thinker and no text"),
+            None => candle_core::bail!("this talker takes embeddings of a thinker and no text"),
         }
     }
 
-    /// Input rows `[n, hidden]` from rows of text `[n, text hidden]`, such as those of a thinker.
+    /// Input embeddings `[n, hidden]` from embeddings of text `[n, text hidden]`, such as those of a thinker.
     ///
     /// # Errors
     /// When the width is another one.
-    pub fn project(&self, rows: &Tensor) -> Result<Tensor> {
-        self.text_projection.forward(rows)
+    pub fn project(&self, embeddings: &Tensor) -> Result<Tensor> {
+        self.text_projection.forward(embeddings)
     }
 
     /// Embeddings `[ids.len(), hidden]` of codec ids.
@@ -142,18 +142,18 @@ impl Talker {
         self.embedding.index_select(&Tensor::new(ids, self.embedding.device())?, 0)
     }
 
-    /// One text row `[1, hidden]`, where `input` gives projected input rows.
+    /// The text side `[1, hidden]` of a position, where `input` gives projected input embeddings.
     pub fn text_embedding(&self, side: TextSide, input: impl FnOnce(u32) -> Option<Tensor>) -> Option<Tensor> {
         match side {
-            TextSide::Input(row) => input(row),
+            TextSide::Input(at) => input(at),
             TextSide::Pad => Some(self.pad.clone()),
             TextSide::Bos => Some(self.bos.clone()),
             TextSide::Eos => Some(self.eos.clone()),
         }
     }
 
-    /// Rows `[range.len(), hidden]` of a prompt that fits ([`TalkerPrompt::check`]); `None` when one of the input rows is
-    /// not there.
+    /// Embeddings `[range.len(), hidden]` of positions of a prompt that fits ([`TalkerPrompt::check`]); `None` when an
+    /// input embedding is missing.
     ///
     /// # Errors
     /// What the device says.
@@ -164,10 +164,10 @@ impl Talker {
         input: impl Fn(u32) -> Option<Tensor>,
     ) -> Result<Option<Tensor>> {
         let (mut text, mut codec) = (Vec::new(), Vec::new());
-        for row in range.map_while(|at| prompt.embedding(at)) {
-            let Some(side) = self.text_embedding(row.text, &input) else { return Ok(None) };
+        for position in range.map_while(|at| prompt.embedding(at)) {
+            let Some(side) = self.text_embedding(position.text, &input) else { return Ok(None) };
             text.push(side);
-            codec.extend(row.codec);
+            codec.extend(position.codec);
         }
         // Positions without a codec side come first.
         let plain = text.len() - codec.len();
@@ -191,8 +191,8 @@ impl Talker {
             match (run[0], prompt.x_vector(), prompt.reference()) {
                 (CodecSide::Token(_), ..) => self.embed(&numbers.collect::<Vec<_>>()),
                 (CodecSide::XVector, Some(vector), _) => {
-                    let row = Tensor::new(&vector[..], self.embedding.device())?.unsqueeze(0)?;
-                    row.repeat((run.len(), 1))
+                    let vector = Tensor::new(&vector[..], self.embedding.device())?.unsqueeze(0)?;
+                    vector.repeat((run.len(), 1))
                 }
                 (CodecSide::Frame(_), _, Some(codes)) => {
                     let frames = numbers.map(|frame| codes.get(frame as usize * groups..(frame as usize + 1) * groups));

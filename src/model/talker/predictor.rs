@@ -9,8 +9,8 @@ use crate::weights::Scope;
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 
-/// A small decoder that runs afresh for every frame: a prompt of two rows gives code 1, each further pass one code more.
-/// Every group but the first has its own embedding table and its own head.
+/// A small decoder that runs afresh for every frame: a prompt of two positions gives code 1, each further pass one code
+/// more. Every group but the first has its own embedding table and its own head.
 pub struct CodePredictor {
     stack: DecoderStack,
     /// Table `i` embeds group `i + 1`, in the talker's width.
@@ -21,27 +21,27 @@ pub struct CodePredictor {
     heads: Vec<Linear>,
 }
 
-/// One tiny cache per row of a batch, kept from frame to frame for its memory alone.
+/// One small cache per sequence of a batch, kept between frames only for its memory.
 #[derive(Debug, Default)]
 pub struct PredictorCaches(Vec<KvCache>);
 
-/// What one pass knows before its codes are picked.
+/// The state of one pass before its codes are picked.
 #[derive(Debug)]
 pub struct Pass<'a> {
     /// The group that is picked, counted from 1.
     pub group: usize,
-    /// Last hidden state after the final norm, `[rows, hidden]`.
+    /// Last hidden state after the final norm, `[sequences, hidden]`.
     pub hidden: &'a Tensor,
-    /// `[rows, codes]`.
+    /// `[sequences, codes]`.
     pub logits: &'a Tensor,
 }
 
-/// The outcome for a batch of rows.
+/// The frames of a batch.
 #[derive(Debug)]
 pub struct Frames {
-    /// Groups 1.. of each row.
+    /// Groups 1.. of each sequence.
     pub codes: Vec<Vec<u32>>,
-    /// Sum of the embeddings of those groups, `[rows, talker hidden]`.
+    /// Sum of the embeddings of those groups, `[sequences, talker hidden]`.
     pub embedded: Tensor,
 }
 
@@ -71,8 +71,8 @@ impl CodePredictor {
         self.embeddings.first().map_or(0, Table::len)
     }
 
-    /// Sum of the embeddings of groups 1.. of whole frames, `[frames, talker hidden]`; `codes` is frame after frame with
-    /// group 0, which is left out.
+    /// Sum of the embeddings of groups 1.. of whole frames, `[frames, talker hidden]`; `codes` is frame after frame
+    /// with group 0, which is left out.
     ///
     /// # Errors
     /// When a code is outside its table.
@@ -81,17 +81,18 @@ impl CodePredictor {
         let of_group = |group: usize| codes.iter().skip(group).step_by(groups).copied().collect::<Vec<u32>>();
         let mut sum: Option<Tensor> = None;
         for (i, table) in self.embeddings.iter().enumerate() {
-            let rows = table.embed(&of_group(i + 1))?;
+            let part = table.embed(&of_group(i + 1))?;
             sum = Some(match sum {
-                Some(sum) => (sum + rows)?,
-                None => rows,
+                Some(sum) => (sum + part)?,
+                None => part,
             });
         }
         sum.map_or_else(|| candle_core::bail!("the code predictor has no groups"), Ok)
     }
 
-    /// Completes one frame for each row: `hidden [rows, talker hidden]` of the talker after its final norm, `first` of the
-    /// same shape the talker's embeddings of the codes 0. `pick` chooses one code per row from each pass.
+    /// Completes one frame for each sequence: `hidden [sequences, talker hidden]` of the talker after its final norm,
+    /// `first` of the same shape the talker's embeddings of the codes 0. `pick` chooses one code per sequence from each
+    /// pass.
     ///
     /// # Errors
     /// What the device says, and a code that `pick` took from outside its table.
@@ -102,19 +103,19 @@ impl CodePredictor {
         first: &Tensor,
         mut pick: impl FnMut(Pass<'_>) -> Result<Vec<u32>>,
     ) -> Result<Frames> {
-        let (rows, outer) = hidden.dims2()?;
+        let (sequences, outer) = hidden.dims2()?;
         let width = self.stack.config().hidden_size;
-        caches.start(rows, &self.stack)?;
-        let mut codes = vec![Vec::with_capacity(self.heads.len()); rows];
+        caches.start(sequences, &self.stack)?;
+        let mut codes = vec![Vec::with_capacity(self.heads.len()); sequences];
         let mut embedded: Option<Tensor> = None;
-        // The prompt of a row: hidden state, then code 0.
-        let mut input = self.narrow(&Tensor::stack(&[hidden, first], 1)?.reshape((2 * rows, outer))?)?;
+        // The prompt of a sequence: hidden state, then code 0.
+        let mut input = self.narrow(&Tensor::stack(&[hidden, first], 1)?.reshape((2 * sequences, outer))?)?;
         for (i, (head, table)) in self.heads.iter().zip(&self.embeddings).enumerate() {
             let len = if i == 0 { 2 } else { 1 };
-            let mut segments: Vec<_> = caches.0[..rows].iter_mut().map(|cache| Segment { cache, len }).collect();
+            let mut segments: Vec<_> = caches.0[..sequences].iter_mut().map(|cache| Segment { cache, len }).collect();
             let mut residual = self.stack.forward(&input, &mut segments)?;
             if i == 0 {
-                residual = residual.reshape((rows, 2, width))?.narrow(1, 1, 1)?.reshape((rows, width))?;
+                residual = residual.reshape((sequences, 2, width))?.narrow(1, 1, 1)?.reshape((sequences, width))?;
             }
             let last = self.stack.norm(&residual)?;
             let logits = head.forward(&last)?;
@@ -136,19 +137,19 @@ impl CodePredictor {
         Ok(Frames { codes, embedded })
     }
 
-    /// Rows in the talker's width in this model's.
-    fn narrow(&self, rows: &Tensor) -> Result<Tensor> {
-        self.projection.as_ref().map_or_else(|| Ok(rows.clone()), |projection| projection.forward(rows))
+    /// Projects embeddings from the talker's width to this model's.
+    fn narrow(&self, x: &Tensor) -> Result<Tensor> {
+        self.projection.as_ref().map_or_else(|| Ok(x.clone()), |projection| projection.forward(x))
     }
 }
 
 impl PredictorCaches {
-    /// `rows` empty caches.
-    fn start(&mut self, rows: usize, stack: &DecoderStack) -> Result<()> {
-        while self.0.len() < rows {
+    /// Makes as many caches empty as there are sequences.
+    fn start(&mut self, sequences: usize, stack: &DecoderStack) -> Result<()> {
+        while self.0.len() < sequences {
             self.0.push(stack.new_cache()?);
         }
-        self.0[..rows].iter_mut().for_each(KvCache::clear);
+        self.0[..sequences].iter_mut().for_each(KvCache::clear);
         Ok(())
     }
 }

@@ -1,9 +1,9 @@
-//! Which two embeddings are added up at each position of the talker: one layout for both families (spec sections 5 and 9).
-//! Pure: indices and numbers, no tensors.
+//! The talker's prompt: which two embeddings are added at each position, in one layout for both families (spec sections
+//! 5 and 9). Pure: indices and numbers, no tensors.
 //!
-//! A talker embedding takes *input embeddings*, counted from 0: embeddings of the thinker (Qwen3-Omni) or text tokens (Qwen3-TTS). The
-//! prompt uses the first of them. With [`Trailing::Text`] the others follow one per frame, then once the end-of-text embedding,
-//! then padding for as long as the talker speaks.
+//! A talker takes *input embeddings*, counted from 0: those of the thinker (Qwen3-Omni) or of text tokens (Qwen3-TTS).
+//! The prompt uses the first of them. With [`Trailing::Text`] the others follow, one per frame, then the end-of-text
+//! embedding once, then padding for as long as the talker speaks.
 
 use crate::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
 use std::sync::Arc;
@@ -38,9 +38,9 @@ pub enum CodecSide {
 /// A position of the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptEmbedding {
-    /// Always there.
+    /// Every position has a text side.
     pub text: TextSide,
-    /// Nothing is added in user turns, instructions and the assistant header.
+    /// User turns, instructions and the assistant header have no codec side.
     pub codec: Option<CodecSide>,
 }
 
@@ -76,20 +76,20 @@ impl TalkerPrompt {
         TalkerPrompt { plain, coded, inputs, trailing, x_vector: None, reference: None }
     }
 
-    /// The same with what [`CodecSide::XVector`] stands for.
+    /// Sets the vector that [`CodecSide::XVector`] stands for.
     #[must_use]
     pub fn with_x_vector(self, x_vector: Arc<[f32]>) -> TalkerPrompt {
         TalkerPrompt { x_vector: Some(x_vector), ..self }
     }
 
-    /// The same with the codes that [`CodecSide::Frame`] stands for, frame after frame, all groups of each.
+    /// Sets the codes that [`CodecSide::Frame`] stands for, frame after frame, all groups of each.
     #[must_use]
     pub fn with_reference(self, codes: Arc<[u32]>) -> TalkerPrompt {
         TalkerPrompt { reference: Some(codes), ..self }
     }
 
-    /// The prompt of Qwen3-Omni (spec section 5). Input embeddings: `user_embeddings` of the user turns, the three of the assistant
-    /// header, one per answer token, the first of which is part of the prompt.
+    /// The prompt of Qwen3-Omni (spec section 5). Input embeddings: `user_embeddings` of the user turns, the three of
+    /// the assistant header, one per answer token, the first of which is part of the prompt.
     pub fn omni(user_embeddings: u32, speaker: u32, tokens: &CodecTokens) -> TalkerPrompt {
         let plain = user_embeddings + HEADER_ROWS;
         let mut coded: Vec<_> = [tokens.nothink, tokens.think_bos, tokens.think_eos, speaker]
@@ -100,9 +100,10 @@ impl TalkerPrompt {
         TalkerPrompt::new(plain, coded, Trailing::Text)
     }
 
-    /// The prompt of an embedding that goes on: behind this one, the positions of the frames `generated_len` (all `groups` codes of each),
-    /// as if it had come to them by itself, with `inputs` input embeddings there that are all if `ended`. Position by position the
-    /// talker computes what it computed then, all at once; what comes of the last is the frame that follows.
+    /// The prompt that resumes a sequence: behind this prompt stand the frames that the sequence has generated (all
+    /// `groups` codes of each), each with the text side that it had. `inputs` input embeddings have arrived, and are
+    /// all there are if `ended`. The talker computes at each position what it computed when it generated them, all at
+    /// once; the last position gives the frame that follows.
     ///
     /// `None` if the frames cannot have been generated with so much input.
     pub fn resume(&self, generated: &[u32], groups: usize, inputs: u32, ended: bool) -> Option<TalkerPrompt> {
@@ -125,7 +126,7 @@ impl TalkerPrompt {
         Some(prompt)
     }
 
-    /// Positions.
+    /// Positions of the prompt.
     pub fn positions(&self) -> u32 {
         self.plain + self.coded.len() as u32
     }
@@ -159,8 +160,8 @@ impl TalkerPrompt {
         Some(PromptEmbedding { text, codec: Some(codec) })
     }
 
-    /// The text side of decode step `step` (1 is the first after the prompt), when `inputs` embeddings have arrived and `ended`
-    /// says whether they are all. `None`: the embedding is not there yet.
+    /// The text side of decode step `step` (1 is the first after the prompt), when `inputs` embeddings have arrived and
+    /// `ended` says whether they are all. `None`: the embedding is not there yet.
     pub fn text_side(&self, step: u32, inputs: u32, ended: bool) -> Option<TextSide> {
         if self.trailing == Trailing::Pad {
             return Some(TextSide::Pad);
@@ -175,7 +176,7 @@ impl TalkerPrompt {
     /// Whether a talker of this size can compute the prompt.
     ///
     /// # Errors
-    /// What does not fit, as text for whoever sent the voice.
+    /// What does not fit, as text for the client that sent the voice.
     pub fn check(&self, config: &TalkerConfig) -> Result<(), String> {
         let (groups, hidden) = (config.num_code_groups, config.text.hidden_size);
         let vocabulary = config.text.vocab_size;
@@ -253,7 +254,8 @@ mod tests {
 
     #[test]
     fn the_end_of_text_comes_exactly_once() {
-        // No user embeddings, 3 header embeddings, answer tokens in embeddings 3, 4, 5; embedding 3 is part of the prompt.
+        // No user embeddings, 3 header embeddings, answer tokens in embeddings 3, 4, 5; embedding 3 is part of the
+        // prompt.
         let sides: Vec<_> = (1..6).map(|step| omni(0).text_side(step, 6, true)).collect();
         let wanted = [TextSide::Input(4), TextSide::Input(5), TextSide::Eos, TextSide::Pad, TextSide::Pad];
         assert_eq!(sides, wanted.map(Some));

@@ -4,8 +4,8 @@ use crate::LoadError;
 use crate::weights::Scope;
 use candle_core::{DType, Result, Tensor};
 
-/// A table of which a step needs a row or two, kept as it is stored: in 16 bits, that of text has 622 MB at real size and
-/// those of the code predictor 126 MB.
+/// A table of which a step needs a row or two. It keeps the element type of the file: in 16 bits, that of text has 622
+/// MB at real size and those of the code predictor 126 MB.
 pub(super) struct Table(Tensor);
 
 impl Table {

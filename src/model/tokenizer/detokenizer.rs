@@ -33,7 +33,7 @@ impl Detokenizer {
         text
     }
 
-    /// What is left when nothing follows.
+    /// Ends the text: what is left.
     pub fn finish(&mut self) -> String {
         let text = String::from_utf8_lossy(&self.pending).into_owned();
         self.pending.clear();

@@ -34,7 +34,7 @@ pub(super) fn load(files: &Files) -> Result<Tokenizer, LoadError> {
         // The reference lets this file add to the other.
         merge_added(&mut added, config_added(files)?);
     }
-    // It would only add tokens that chat prompts write out.
+    // It would only add tokens that chat prompts spell out.
     fields.insert("post_processor".into(), Value::Null);
     let bytes = serde_json::to_vec(&document).map_err(|e| files.invalid(name, e.to_string()))?;
     let plain = tokenizers::Tokenizer::from_bytes(bytes).map_err(|e| files.invalid(name, e.to_string()))?;

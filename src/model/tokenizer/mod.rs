@@ -1,6 +1,6 @@
 //! Text to token ids and back: byte-level BPE as in the Qwen models.
 //!
-//! There are two ways in. [`Tokenizer::encode_text`] takes text from people: `<|im_end|>` in it is eleven ordinary
+//! Two functions encode. [`Tokenizer::encode_text`] takes text from clients: `<|im_end|>` in it is eleven ordinary
 //! characters. [`Tokenizer::encode_structure`] takes text that the program wrote, in which such names are tokens.
 
 mod bytes;
@@ -50,7 +50,7 @@ impl Tokenizer {
         files::load(files)
     }
 
-    /// Ids of text from people. Nothing in it is structure.
+    /// Ids of text from clients. Nothing in it is structure.
     ///
     /// # Errors
     /// [`TokenizeError`] when the vocabulary cannot express the text, which a byte-level one can.
@@ -59,7 +59,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Ids of text in which added tokens are recognized. Never give it text from people.
+    /// Ids of text in which added tokens are recognized. Never give it text from clients.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_text`].
@@ -67,7 +67,7 @@ impl Tokenizer {
         self.encode_pieces(text, |piece| self.encode_text(piece))
     }
 
-    /// [`Tokenizer::encode_structure`] with a say in how the text between added tokens is encoded.
+    /// [`Tokenizer::encode_structure`] with another encoder for the text between added tokens.
     pub(super) fn encode_pieces(
         &self,
         text: &str,

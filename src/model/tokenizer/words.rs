@@ -2,9 +2,9 @@
 
 use super::{TokenizeError, Tokenizer};
 
-/// Turns a stream of text into a stream of tokens. Text waits until it is certain that nothing behind it can change its
-/// tokens: mostly until the next word begins. All tokens together are exactly those of the whole text without the space
-/// around it ([`Tokenizer::encode_text`]).
+/// Turns a stream of text into a stream of tokens. Text is held back until no text behind it can change its tokens:
+/// mostly until the next word begins. All tokens together are exactly those of the whole text without the space around
+/// it ([`Tokenizer::encode_text`]).
 ///
 /// The Qwen models cut text into words before they merge bytes. A word never reaches over the begin of white space,
 /// except that line ends belong to the punctuation before them, nor from a letter or digit to punctuation; and no
@@ -38,7 +38,7 @@ impl Words {
         tokenizer.encode_text(&certain)
     }
 
-    /// The tokens of what is left when nothing follows.
+    /// Ends the text: the tokens of what is left.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode_text`].

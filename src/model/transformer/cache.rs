@@ -1,12 +1,12 @@
-//! The keys and values of one row.
+//! The keys and values of one sequence.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 /// Positions that the first allocation of a cache holds.
 const FIRST_CAPACITY: usize = 32;
 
-/// Keys and values of one row, for every layer, position-major: `[capacity, kv_heads, head_dim]`. Capacity doubles when
-/// it is used up, so that appending costs the same at any length; dropping the cache frees all of it.
+/// Keys and values of one sequence, for every layer, position-major: `[capacity, kv_heads, head_dim]`. Capacity doubles
+/// when it is used up, so that appending costs the same at any length; dropping the cache frees all of it.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<(Tensor, Tensor)>,
@@ -15,11 +15,11 @@ pub struct KvCache {
     limit: usize,
 }
 
-/// The row has reached the model's last position.
+/// The sequence has reached the model's last position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the context is full: {wanted} positions are wanted and the model has {limit} (max_position_embeddings)")]
 pub struct ContextFull {
-    /// Positions that the row would have.
+    /// Positions that the sequence would have.
     pub wanted: usize,
     /// Positions that the model has.
     pub limit: usize,

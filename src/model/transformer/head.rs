@@ -1,4 +1,4 @@
-//! From hidden states to logits.
+//! Output heads: hidden states to logits.
 
 use crate::LoadError;
 use crate::hf::DecoderConfig;
@@ -7,7 +7,7 @@ use candle_core::Tensor;
 use omni_ops::Linear;
 
 /// The weights of an output head: its own, or the embedding table if there are none and the config shares it. As in the
-/// reference, weights that are there count more than the config.
+/// reference, stored weights take precedence over the config.
 ///
 /// # Errors
 /// What the scope and the device say; tensors that do not fit are reported by the loader.

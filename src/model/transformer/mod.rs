@@ -1,10 +1,11 @@
 //! The pre-norm decoder stack that thinker, talker and code predictor share (spec section 3).
 //!
-//! A forward takes one *flattened* batch: `x [n, hidden]` is the concatenation of the new positions of several rows, and
-//! one [`Segment`] per row says whose they are. A prefill row brings many positions, a decode row one; both mix freely,
-//! which is all that continuous batching asks of a net. Linears run on all positions at once, attention per segment.
+//! A forward takes one *flattened* batch: `x [n, hidden]` is the concatenation of the new positions of several
+//! sequences, and one [`Segment`] per sequence says which are its own. A prefill brings many positions, a decode step
+//! one; both mix freely, which is all that continuous batching asks of a net. Linears run on all positions at once,
+//! attention per segment.
 //!
-//! Invariant: what a row computes is bit-identical whatever else is in the batch and however its prompt was split.
+//! Invariant: what a sequence computes is bit-identical whatever else is in the batch and however its prompt was split.
 //! Every op here either treats positions one by one or adds in an order that depends on that position alone.
 
 mod attention;

@@ -101,7 +101,7 @@ impl Moe {
     }
 }
 
-/// Which positions each expert works on, and how their outputs come together again.
+/// Which positions each expert works on, and how their outputs are added up per position.
 struct Routes {
     /// Per expert, ascending.
     positions: Vec<Vec<u32>>,

@@ -1,4 +1,4 @@
-//! Layers on top of each other.
+//! A stack of decoder layers.
 
 use super::attention::Attention;
 use super::cache::KvCache;
@@ -9,10 +9,10 @@ use crate::weights::Scope;
 use candle_core::{Device, Result, Tensor};
 use omni_ops::{Angles, Rope, rms_norm};
 
-/// One row's share of a flattened batch: its cache and how many of the new positions are its own.
+/// One sequence's share of a flattened batch: its cache and how many of the new positions are its own.
 #[derive(Debug)]
 pub struct Segment<'a> {
-    /// What the row has cached; its length is the first new position.
+    /// The sequence's cache; its length is the first new position.
     pub cache: &'a mut KvCache,
     /// New positions.
     pub len: usize,
@@ -69,7 +69,7 @@ impl DecoderStack {
         &self.device
     }
 
-    /// An empty cache for one row.
+    /// An empty cache for one sequence.
     ///
     /// # Errors
     /// When the device cannot give the memory.
@@ -87,8 +87,8 @@ impl DecoderStack {
         self.forward_tapped(x, segments, |_, _| {})
     }
 
-    /// [`Self::forward`], showing the hidden states as the reference counts them: 0 is the input, `i` the output of layer
-    /// `i - 1`, the last one is normed.
+    /// [`Self::forward`], showing the hidden states as the reference counts them: 0 is the input, `i` the output of
+    /// layer `i - 1`, the last one is normed.
     ///
     /// # Errors
     /// As [`Self::forward`].
@@ -117,7 +117,7 @@ impl DecoderStack {
         Ok(x)
     }
 
-    /// The final norm, for the rows that somebody looks at.
+    /// The final norm, for the positions that need it.
     ///
     /// # Errors
     /// What the device says.

@@ -1,4 +1,4 @@
-//! References that rows go on from, decoded once and kept.
+//! References that sequences continue, decoded once and kept.
 
 use super::{Stream, Vocoder};
 use candle_core::Result;
@@ -6,11 +6,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The contexts of one thread, the one used last at the end. Rows that start with the same reference share the work, even
-/// while it is being done.
+/// The contexts of one thread, the one used last at the end. Sequences with the same reference share the work, even
+/// while it is under way.
 pub struct Contexts {
     kept: Vec<Rc<RefCell<Context>>>,
-    /// Memory that may be kept; what rows are using is theirs.
+    /// Memory for contexts that no sequence uses; those in use do not count.
     budget: usize,
 }
 
@@ -52,7 +52,7 @@ impl Contexts {
 }
 
 impl Context {
-    /// A context that is no use to others. It has taken in nothing yet.
+    /// A context that is not shared. It has taken in nothing yet.
     ///
     /// # Errors
     /// When the device has no room.
@@ -68,7 +68,7 @@ impl Context {
     /// Takes in frames until there are `frames`, if it has not.
     ///
     /// # Errors
-    /// What the device says; the context is then of no use.
+    /// What the device says; the context must then be dropped.
     pub fn reach(&mut self, net: &Vocoder, frames: usize) -> Result<()> {
         let (groups, done) = (net.config().num_quantizers, self.stream.frames() as usize);
         let frames = frames.min(self.frames(net));
@@ -79,7 +79,7 @@ impl Context {
         net.absorb(&mut self.stream, &self.codes[done * groups..frames * groups], more)
     }
 
-    /// A stream that goes on from here.
+    /// A stream that continues from here.
     ///
     /// # Errors
     /// When the device has no room.

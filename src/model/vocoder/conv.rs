@@ -30,7 +30,7 @@ impl CausalConv {
         Ok(CausalConv { layer, dilation, past: past as u64, history })
     }
 
-    /// Where the outputs are right from, if the inputs are from row `right` on.
+    /// The first correct output if the inputs are correct from row `right` on.
     pub fn right_from(&self, right: u64) -> u64 {
         right + self.past
     }
@@ -74,7 +74,7 @@ impl CausalDepthwise {
         Ok(CausalDepthwise { weight, bias, past: taps as u64 - 1, history })
     }
 
-    /// Where the outputs are right from, if the inputs are from row `right` on.
+    /// The first correct output if the inputs are correct from row `right` on.
     pub fn right_from(&self, right: u64) -> u64 {
         right + self.past
     }
@@ -120,7 +120,7 @@ impl CausalTransposedConv {
         (inputs * self.stride as u64).saturating_sub(self.trim as u64)
     }
 
-    /// Where the outputs are right from, if the inputs are from row `right` on and nothing is dropped.
+    /// The first correct output if the inputs are correct from row `right` on and nothing is dropped.
     pub fn right_from(&self, right: u64) -> u64 {
         (right + self.past) * self.stride as u64
     }

@@ -54,8 +54,8 @@ impl Decoder {
         ups.fold(frames, |n, up| up.outputs_after(n))
     }
 
-    /// How many frames it takes until nothing is left of what the state was before them: until the outputs of the last
-    /// layer, each of which sees some inputs back, are made of these frames alone.
+    /// Frames after which the state before them no longer matters: from then on, the outputs of the last layer, each of
+    /// which sees some inputs back, depend on these frames alone.
     pub fn reach(&self, samples_per_frame: usize) -> u64 {
         let mut right = 0;
         for (up, convnext) in &self.upsamples {

@@ -1,4 +1,4 @@
-//! The codes of a frame to the row that the transformer reads.
+//! Turns the codes of a frame into the vector that the transformer reads.
 
 use super::Probe;
 use super::conv::CausalConv;
@@ -17,7 +17,7 @@ const PRE_TAPS: usize = 3;
 const LEAST_USAGE: f64 = 1e-5;
 
 pub(super) struct Input {
-    /// A row for each code of each group: `[groups * codebook_size, width]`.
+    /// A vector for each code of each group: `[groups * codebook_size, width]`.
     table: Tensor,
     groups: usize,
     codebook_size: usize,
@@ -25,9 +25,9 @@ pub(super) struct Input {
 }
 
 enum Kind {
-    /// The mean of the rows.
+    /// The mean of the vectors.
     Mean,
-    /// The row of the first group and the sum of the others, each projected, added up; then a causal convolution.
+    /// The vector of the first group and the sum of the others, each projected, added up; then a causal convolution.
     Residual {
         /// Both projections side by side: `2 * width` to the width of the sum.
         projections: Linear,
@@ -47,7 +47,7 @@ impl Input {
                 let (mut codebooks, mut projections) = (Vec::with_capacity(groups), Vec::with_capacity(2));
                 for (name, groups) in [("rvq_first", 1), ("rvq_rest", groups - 1)] {
                     let scope = scope.at("quantizer").at(name);
-                    // The way in: the encoder has its own.
+                    // The projection into the codebook is for the encoder, which has its own.
                     scope.ignore("input_proj");
                     let shape = [sum_width, code_width, 1];
                     projections.push(scope.at("output_proj").get("weight", &shape)?.squeeze(2)?);
@@ -89,7 +89,7 @@ impl Input {
     }
 }
 
-/// The rows of one codebook: what training added up, by how often.
+/// The vectors of one codebook: training stores their sums and counts.
 fn codebook(scope: &Scope<'_>, size: usize, width: usize) -> Loaded<Tensor> {
     let usage = scope.get("cluster_usage", &[size])?.maximum(LEAST_USAGE)?.unsqueeze(1)?;
     Ok(scope.get("embedding_sum", &[size, width])?.broadcast_div(&usage)?)

@@ -1,10 +1,10 @@
 //! The vocoder: code frames to waveform, statefully (spec section 8). One net for both families.
 //!
-//! The codes of a frame become a row: for Qwen3-Omni (code2wav) the mean of their embeddings, for Qwen3-TTS (the 12 Hz
-//! decoder) the sum of residual codebooks and a short convolution. Then come a transformer that sees a window of frames
-//! and two kinds of upsampling. Everything is causal, so a stream keeps what the next frame needs (the window's keys and
-//! values, the last inputs of every convolution) and each frame is computed once. However a stream is cut into chunks,
-//! its samples are those of decoding all frames at once, bit for bit on the CPU.
+//! The codes of a frame become a vector: for Qwen3-Omni (code2wav) the mean of their embeddings, for Qwen3-TTS (the 12
+//! Hz decoder) the sum of residual codebooks and a short convolution. Then come a transformer that sees a window of
+//! frames and two kinds of upsampling. Everything is causal, so a stream keeps what the next frame needs (the window's
+//! keys and values, the last inputs of every convolution) and each frame is computed once. However a stream is cut into
+//! chunks, its samples are those of decoding all frames at once, bit for bit on the CPU.
 //!
 //! Activations are `[time, channels]` throughout: a convolution is then a matrix product over windows of contiguous
 //! memory.
@@ -89,13 +89,13 @@ impl Vocoder {
         self.plan.stream(&self.device)
     }
 
-    /// Samples that a stream of so many frames has in all: the product of the rates per frame, less what the reference of
-    /// Qwen3-Omni drops at the start (555 samples at the real rates).
+    /// Samples that a stream of so many frames has in all: the product of the rates per frame, less what the reference
+    /// of Qwen3-Omni drops at the start (555 samples at the real rates).
     pub fn samples(&self, frames: u64) -> u64 {
         self.decoder.samples(frames)
     }
 
-    /// Whether these are whole frames of codes that there are.
+    /// Checks that these are whole frames of codes inside the codebooks.
     ///
     /// # Errors
     /// What is wrong with them, as text.
@@ -107,8 +107,8 @@ impl Vocoder {
     /// `codebook_size`.
     ///
     /// # Errors
-    /// When codes are out of range or not whole frames (the stream is unchanged), or the device fails (the stream is
-    /// then of no use).
+    /// When codes are out of range or not whole frames (the stream is unchanged), or the device fails (the stream must
+    /// then be dropped).
     pub fn decode(&self, stream: &mut Stream, codes: &[u32]) -> Result<Vec<f32>> {
         self.decode_probed(stream, codes, &mut |_, _| {})
     }
@@ -135,9 +135,9 @@ impl Vocoder {
         Ok(samples)
     }
 
-    /// Takes in frames that nobody hears, with `more` of the kind to follow: the stream is then where decoding them would
-    /// have brought it, bit for bit on the CPU. Costs far less: the upsampling, where the work is, reaches back only some
-    /// frames, so that it has to see the last ones only.
+    /// Takes in frames without giving their samples; `more` says that further such frames follow. The stream is then in
+    /// the state that decoding would have left, bit for bit on the CPU. It costs far less: the upsampling, which does
+    /// most of the work, reaches back only some frames and sees only the last ones.
     ///
     /// # Errors
     /// Those of [`Vocoder::decode`].

@@ -1,4 +1,4 @@
-//! What a stream carries from one chunk to the next.
+//! The state that a stream carries from one chunk to the next.
 
 use crate::hf::VocoderConfig;
 use candle_core::{DType, Device, Result, Tensor};
@@ -18,7 +18,7 @@ impl Stream {
         self.position
     }
 
-    /// A second stream that goes on from the same place.
+    /// A second stream that continues from the same place.
     ///
     /// # Errors
     /// When the device has no room.
@@ -40,7 +40,7 @@ impl Stream {
     }
 }
 
-/// What every stream of a net needs, collected while the net is loaded.
+/// The layout of every stream of a net, collected while the net is loaded.
 pub(crate) struct Plan {
     layers: usize,
     window: usize,

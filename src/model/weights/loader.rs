@@ -1,4 +1,4 @@
-//! How a net gets its tensors, and how every one that does not fit is reported at once.
+//! Gives nets their tensors by name and reports all that do not fit at once.
 
 use super::random::RandomTensor;
 use super::stored::Weights;
@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// More lines than this help nobody.
+/// Lines of a report: more do not help.
 const MAX_LISTED: usize = 60;
 
 /// Where tensors come from.
@@ -17,9 +17,9 @@ const MAX_LISTED: usize = 60;
 pub(crate) enum Source {
     /// Files.
     Stored(Arc<Weights>),
-    /// Nowhere: any tensor of any shape can be had.
+    /// A seed: tensors of any name and shape can be made.
     Random {
-        /// Which ones.
+        /// The seed.
         seed: u64,
     },
 }
@@ -27,7 +27,8 @@ pub(crate) enum Source {
 /// Hands out tensors by name and remembers what was wrong and what was used.
 ///
 /// A net asks for all its tensors, carrying on with placeholders where one is missing or has another shape;
-/// [`Loader::finish`] then refuses the checkpoint with the whole list. Nothing is read any more once something is wrong.
+/// [`Loader::finish`] then refuses the checkpoint with the whole list. Nothing is read any more once something is
+/// wrong.
 #[derive(Debug)]
 pub struct Loader {
     source: Source,
@@ -120,11 +121,11 @@ impl Loader {
     }
 }
 
-/// What became of a look-up.
+/// The outcome of a look-up.
 enum Found<'a> {
-    /// It is in these files.
+    /// The tensor is in these files.
     Stored(&'a Weights),
-    /// It is made.
+    /// The tensor is made from a seed.
     Random(RandomTensor),
     /// This or another tensor does not fit: the caller gets a placeholder.
     Unfit,
@@ -158,8 +159,8 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// How a tensor is made, where weights are random: for devices that make it themselves. `None` where it is stored; then
-    /// it does not count as used yet.
+    /// How a tensor is made, where weights are random: for devices that make it themselves. `None` where it is stored;
+    /// then it does not count as used yet.
     pub fn random(&self, name: &str, shape: &[usize]) -> Option<RandomTensor> {
         match self.loader.source {
             Source::Random { seed } => Some(RandomTensor::new(seed, &self.join(name), shape)),
@@ -167,8 +168,8 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// A tensor that lies in a file with the elements of `dtype`: for devices that take its bytes as they are. `None` where
-    /// it has to be made or converted, or does not fit: [`Scope::get_stored`] then says all that is to say.
+    /// A tensor that lies in a file with the elements of `dtype`: for devices that take its bytes as they are. `None`
+    /// where it has to be made or converted, or does not fit: [`Scope::get_stored`] then reports what does not fit.
     pub fn raw(&self, name: &str, shape: &[usize], dtype: DType) -> Option<RawTensor<'a>> {
         let name = self.join(name);
         let Source::Stored(stored) = &self.loader.source else { return None };
@@ -177,7 +178,7 @@ impl<'a> Scope<'a> {
             DType::F32 => Dtype::F32,
             _ => return None,
         };
-        // Looked at first: what does not fit is to be told once.
+        // Checked before the tensor counts as used, so that a misfit is reported once.
         let bytes = stored.entry(&name).filter(|entry| entry.dtype == wanted && entry.shape == shape)?.bytes();
         match self.loader.check(&name, shape) {
             Found::Stored(weights) => Some(RawTensor { weights, bytes, name }),

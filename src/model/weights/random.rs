@@ -1,4 +1,4 @@
-//! Weights out of a seed, for measuring without a download: the right shapes, the right element type, noise.
+//! Weights from a seed, for measuring without a download: the right shapes, the right element type, noise.
 //!
 //! Element `i` of a tensor is a function of (seed, name, i) alone, so that it is the same on every device, whatever the
 //! order or the split in which tensors are made:
@@ -68,8 +68,8 @@ impl Fill {
 
 /// How many products an output of a linear layer or convolution `[outputs, inputs, taps]` adds up.
 fn inputs(name: &str, shape: &[usize]) -> usize {
-    // Transposed convolutions are stored the other way round, `[inputs, outputs, taps]`. Those that overlap are twice as
-    // long as their stride.
+    // Transposed convolutions are stored the other way round, `[inputs, outputs, taps]`. Those that overlap are twice
+    // as long as their stride.
     let transposed = |ending: &str| name.contains("decoder.") && name.ends_with(ending);
     let all = match shape {
         [inputs, _, _] if transposed(".block.1.conv.weight") => 2 * inputs,

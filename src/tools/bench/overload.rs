@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_accepted_are_held_to_both_deadlines_and_nothing_else_may_happen() {
+    fn a_run_passes_only_if_accepted_requests_meet_both_deadlines() {
         let carried = Carried { requests_per_s: 1.0, audio_s_per_s: 2.0 };
         let of = |records: &[Record]| Overload::of(records, Duration::ZERO, 4.0, carried, Duration::from_secs(1));
         let kept = of(&[record(Ok((900, 150))), record(Err("429 full")), record(Ok((10, 0)))]);

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_counted_follows_if_it_told() {
+    fn the_metrics_of_the_server_follow_if_it_has_any() {
         let mut report = report();
         assert!(!report.table().contains("counted"));
         let server = &mut report.levels[0].server;

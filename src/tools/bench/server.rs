@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_what_was_added() {
+    fn figures_are_the_change_between_two_snapshots() {
         let figures = Snapshot::parse(&text(110, 90)).since(&Snapshot::parse(&text(10, 90)));
         let [stage] = &figures.stages[..] else { panic!("{figures:?}") };
         assert_eq!((stage.stage.as_str(), stage.steps, stage.sequences), ("talker", 100.0, 8.0));

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_person_reads_where_and_what() {
+    fn the_text_of_a_difference_names_its_place_and_kind() {
         let difference = Difference { at: 7, looks: Looks::Lost { samples: 1920 } };
         assert_eq!(difference.to_string(), "sample 7: 1920 lost");
     }

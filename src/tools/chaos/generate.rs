@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_is_what_there_is_to_break() {
+    fn generated_faults_are_those_that_the_engine_allows() {
         let threads = ["panic", "error", "delay", "hang", "oom", "nan", "slow"];
         assert_eq!(names(&suiting(false, false)), threads);
         assert!(names(&suiting(true, false)).contains(&"kill"));

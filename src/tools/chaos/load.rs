@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_request_of_the_set_is_always_asked_in_the_same_words() {
+    fn a_request_of_the_set_is_always_the_same() {
         let load = load("qwen3_omni");
         assert_eq!(load.case(3), load.case(27));
         let Asked::Speech(request) = load.asked(3) else { panic!("{:?}", load.cases[3]) };

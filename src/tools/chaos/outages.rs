@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_is_from_the_first_look_that_saw_it_to_the_first_that_did_not() {
+    fn an_outage_lasts_from_the_first_snapshot_that_shows_it_to_the_first_that_does_not() {
         let mut outages = Outages::default();
         outages.look(ms(0), &talker(StageState::Running, 0));
         outages.look(ms(5), &talker(StageState::Restarting, 1));

@@ -1,6 +1,6 @@
 //! Runs one case and compares.
 
-use super::compare::compare;
+use super::batch::{self, Part};
 use super::generate::{Request, Trace, generate};
 use super::manifest::{Kind, Manifest};
 use super::nets::Nets;
@@ -16,42 +16,57 @@ use omni_model::vocoder::Vocoder;
 const REFERENCE_CHUNK: usize = 300;
 
 /// Runs a case on its nets.
-pub(super) fn run(manifest: &Manifest, mut reference: Values, nets: &Nets) -> Result<Verdict, String> {
+pub(super) fn run(manifest: &Manifest, reference: Values, nets: &Nets) -> Result<Verdict, String> {
     complete(manifest, &reference)?;
     let text = |e: omni_model::LoadError| e.to_string();
-    let mut notes = Vec::new();
+    let mut parts = batch::split(manifest, reference)?;
+    let mut notes = batch_note(&parts);
+    // Only requests of Qwen3-TTS come in batches: a case of another kind is its only part.
+    let reference = &mut parts[0].reference;
     let computed = match manifest.kind {
-        Kind::OmniGenerate => {
-            let (request, tokenized) = request(manifest, &reference, nets)?;
-            let (thinker, talker) = (nets.thinker().map_err(text)?, nets.talker().map_err(text)?);
-            let trace = generate(nets.checkpoint.omni().map_err(|e| e.to_string())?, thinker, talker, &request)
-                .map_err(|e| e.to_string())?;
-            let mut values = wave(trace, &[], &mut reference, cpu(nets), &mut notes)?;
-            // The ids that the tokenizer gave are what is compared; the run went on from the reference's.
-            if let Some(ids) = tokenized {
-                values.insert("input_ids".into(), Value::ints([1, ids.len()], ids));
-            }
-            values
-        }
         Kind::TtsGenerate => {
-            let (trace, recording) = tts::run(manifest, &mut reference, nets)?;
-            wave(trace, &recording, &mut reference, cpu(nets), &mut notes)?
+            let spoken = tts::run(&mut parts, nets)?.into_iter().zip(&mut parts);
+            let waves = spoken
+                .map(|((trace, recording), part)| wave(trace, &recording, &mut part.reference, cpu(nets), &mut notes));
+            waves.collect::<Result<_, _>>()?
         }
-        Kind::Vocoder => vocode::run(&reference, nets.vocoder().map_err(|e| e.to_string())?)?,
+        Kind::OmniGenerate => vec![omni(manifest, reference, nets, &mut notes)?],
+        Kind::Vocoder => vec![vocode::run(reference, nets.vocoder().map_err(text)?)?],
         Kind::TtsFrontend => {
-            let net = nets.voice().map_err(|e| e.to_string())?.ok_or("this checkpoint has no speaker encoder")?;
-            frontend::run(&reference, net, &mut notes)?
+            let net = nets.voice().map_err(text)?.ok_or("this checkpoint has no speaker encoder")?;
+            vec![frontend::run(reference, net, &mut notes)?]
         }
         Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
     };
-    let comparison = compare(&reference, &computed);
+    let pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();
+    let comparison = batch::compare_all(&pairs);
     if comparison.compared == 0 {
         return Err(format!("{}.safetensors has no tensor that this program computes", manifest.name));
     }
     Ok(Verdict::Compared { comparison: Box::new(comparison), notes })
 }
 
-/// Whether all is there that the manifest lists.
+/// Says how many requests ran at once, where there are several.
+pub(super) fn batch_note(parts: &[Part]) -> Vec<String> {
+    if parts.len() < 2 { Vec::new() } else { vec![format!("{} requests at once", parts.len())] }
+}
+
+/// Everything that a text case of Qwen3-Omni has and this program computes.
+fn omni(manifest: &Manifest, reference: &mut Values, nets: &Nets, notes: &mut Vec<String>) -> Result<Values, String> {
+    let text = |e: omni_model::LoadError| e.to_string();
+    let (request, tokenized) = request(manifest, reference, nets)?;
+    let (thinker, talker) = (nets.thinker().map_err(text)?, nets.talker().map_err(text)?);
+    let trace =
+        generate(nets.checkpoint.omni().map_err(text)?, thinker, talker, &request).map_err(|e| e.to_string())?;
+    let mut values = wave(trace, &[], reference, cpu(nets), notes)?;
+    // What the tokenizer gave is compared; the run started from the reference's ids.
+    if let Some(ids) = tokenized {
+        values.insert("input_ids".into(), Value::ints([1, ids.len()], ids));
+    }
+    Ok(values)
+}
+
+/// Checks that every tensor of the manifest is there.
 pub(super) fn complete(manifest: &Manifest, reference: &Values) -> Result<(), String> {
     let lacking: Vec<&str> =
         manifest.tensors.iter().filter(|name| !reference.contains_key(*name)).map(String::as_str).collect();
@@ -61,7 +76,7 @@ pub(super) fn complete(manifest: &Manifest, reference: &Values) -> Result<(), St
     }
 }
 
-/// What the manifest asks for, and the ids that this program's tokenizer makes of the prompt.
+/// The request of the manifest, and the ids that this program's tokenizer makes of the prompt.
 pub(super) fn request(
     manifest: &Manifest,
     reference: &Values,
@@ -104,8 +119,8 @@ fn cpu<'a>(nets: &'a Nets) -> impl FnOnce() -> Result<&'a Vocoder, String> {
     || nets.vocoder().map_err(|e| e.to_string())
 }
 
-/// Decodes the codes of a run behind those of a recording, whose sound is cut off. Speech beyond the reference's first
-/// chunk is left out on both sides.
+/// Decodes the codes of a run behind those of a recording and cuts the recording's sound off. Speech beyond the
+/// reference's first chunk is not compared.
 pub(super) fn wave<D: Decoder>(
     trace: Trace,
     recording: &[u32],

@@ -1,4 +1,4 @@
-//! How close is close enough, and what differs first.
+//! Compares tensors: tolerances, and the first difference.
 
 use super::value::{Data, Values};
 
@@ -15,7 +15,7 @@ pub struct Comparison {
     pub worst: Option<FloatError>,
     /// The first token, code or position that differs, in the order in which the model makes them.
     pub difference: Option<Difference>,
-    /// Tensors whose shapes do not agree although the tokens do, or that hold what is not a number.
+    /// Tensors whose shapes do not agree although the tokens do, or that hold values that are not finite.
     pub misfits: Vec<String>,
     /// Tensors of the reference that this program does not compute.
     pub unknown: Vec<String>,
@@ -28,7 +28,7 @@ pub struct FloatError {
     pub tensor: String,
     /// Largest absolute difference.
     pub error: f32,
-    /// What is allowed.
+    /// The largest error allowed.
     pub allowed: f32,
 }
 
@@ -49,6 +49,31 @@ impl Comparison {
     /// Everything that was compared agrees.
     pub fn passed(&self) -> bool {
         self.worst.is_none() && self.difference.is_none() && self.misfits.is_empty()
+    }
+
+    /// Adds the comparison of another request of the same case.
+    pub(super) fn absorb(&mut self, other: Comparison) {
+        let larger = |a: Option<FloatError>, b: Option<FloatError>, size: fn(&FloatError) -> f32| match (a, b) {
+            (Some(a), Some(b)) => Some(if size(&b) > size(&a) { b } else { a }),
+            (a, b) => a.or(b),
+        };
+        self.compared += other.compared;
+        self.integers += other.integers;
+        self.largest = larger(self.largest.take(), other.largest, |error| error.error);
+        self.worst = larger(self.worst.take(), other.worst, |error| error.error / error.allowed);
+        self.difference = self.difference.take().or(other.difference);
+        self.misfits.extend(other.misfits);
+        self.unknown.extend(other.unknown);
+    }
+
+    /// Puts the number of a request behind the name of every tensor, as the reference writes it.
+    pub(super) fn name_request(&mut self, index: usize) {
+        let errors = self.largest.iter_mut().chain(&mut self.worst).map(|error| &mut error.tensor);
+        for tensor in errors.chain(self.difference.iter_mut().map(|difference| &mut difference.tensor)) {
+            tensor.push_str(&format!(".{index}"));
+        }
+        self.misfits.iter_mut().for_each(|text| text.push_str(&format!(" in request {index}")));
+        self.unknown.iter_mut().for_each(|tensor| tensor.push_str(&format!(".{index}")));
     }
 }
 
@@ -79,7 +104,7 @@ pub fn compare(reference: &Values, computed: &Values) -> Comparison {
     differences.sort_by_key(|difference| stage_of(&difference.tensor));
     found.difference = differences.into_iter().next();
     if found.difference.is_some() {
-        // Shapes that differ because fewer tokens were made are no news.
+        // Fewer tokens cause other shapes: report the tokens only.
         found.misfits.retain(|text| !text.contains(" has shape "));
     }
     found
@@ -120,7 +145,7 @@ fn allowed(name: &str, magnitude: f32) -> f32 {
     (1e-3 * magnitude).max(1e-4)
 }
 
-/// The order in which a pipeline makes its numbers.
+/// The order in which a pipeline computes its tensors.
 fn stage_of(name: &str) -> usize {
     let order = ["input_ids", "thinker.prefill", "thinker.", "talker.prefill", "talker.codec0", "codes"];
     order.iter().position(|prefix| name.starts_with(prefix)).unwrap_or(order.len())

@@ -1,11 +1,11 @@
 //! Runs cases on the stages of a device, through the trait that serving drives: prompts in, codes and samples out.
 //!
-//! Where a device computes in f32, what it says must equal the reference, as on the CPU. Where it rounds, codes come apart
-//! after the first close call, so it is *forced* to say the reference's: what counts is how often it would have picked
-//! the same, and how much of the sound is lost.
+//! Where a device computes in f32, its codes must equal the reference's, as on the CPU. Where it rounds, codes diverge
+//! after the first close decision, so the reference's codes are *forced* on it: the verdict counts how often it would
+//! have picked the same, and measures how much of the sound is lost.
 
+use super::batch::{self, Part};
 use super::case;
-use super::compare::compare;
 use super::generate::{Trace, spoken};
 use super::manifest::{Kind, Manifest};
 use super::nets::Nets;
@@ -23,7 +23,9 @@ use omni_model::{Checkpoint, LoadError, ModelError};
 use std::cell::RefMut;
 use std::sync::Arc;
 
-/// The slot that cases run in, one after the other.
+/// Requests of a case that run at once at most; those of a larger batch follow.
+const AT_ONCE: usize = 8;
+/// The vocoder's slot: streams run one after the other.
 const SLOT: Slot = Slot(0);
 /// Frames of a step of the vocoder.
 const CHUNK: usize = 8;
@@ -33,7 +35,7 @@ pub trait StageSource {
     /// Element type of weights and caches. Of [`Precision::F32`] everything must equal the reference.
     fn precision(&self) -> Precision;
 
-    /// A talker for one sequence.
+    /// A talker for up to 8 sequences.
     ///
     /// # Errors
     /// When the checkpoint cannot be read or is not served, or the device has no room.
@@ -46,7 +48,7 @@ pub trait StageSource {
     fn vocoder(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError>;
 }
 
-/// The stages of a checkpoint that have been needed so far.
+/// The stages of a checkpoint, made when a case needs them.
 #[derive(Default)]
 pub(super) struct Stages {
     talker: Option<Box<dyn StageModel>>,
@@ -56,7 +58,7 @@ pub(super) struct Stages {
 /// The GPU of this number.
 ///
 /// # Errors
-/// [`VerifyError::Device`] when there is none that can be used, or this binary has no engine for it.
+/// [`VerifyError::Device`] when there is no usable one, or this binary has no engine for it.
 pub fn gpu(index: usize, precision: Precision) -> Result<Box<dyn StageSource>, VerifyError> {
     omni_engine::device::find(index).map_err(VerifyError::Device)?;
     open(index, precision)
@@ -92,52 +94,58 @@ pub(super) fn end(manifest: &Manifest) -> Result<Option<u32>, String> {
 /// Runs a case.
 pub(super) fn run(
     manifest: &Manifest,
-    mut reference: Values,
+    reference: Values,
     nets: &Nets,
     source: &dyn StageSource,
 ) -> Result<Verdict, String> {
     case::complete(manifest, &reference)?;
-    let (mut notes, mut picks) = (Vec::new(), Picks::default());
-    let computed = match manifest.kind {
-        Kind::Vocoder => vocode::waves(&reference, &mut Sound::new(nets, source)?)?,
+    let mut parts = batch::split(manifest, reference)?;
+    let (mut notes, mut picks) = (case::batch_note(&parts), Picks::default());
+    let mut computed = Vec::new();
+    match manifest.kind {
+        Kind::Vocoder => computed.push(vocode::waves(&parts[0].reference, &mut Sound::new(nets, source)?)?),
         Kind::TtsGenerate | Kind::OmniGenerate => {
-            let speech = match manifest.kind {
-                Kind::TtsGenerate => Speech::tts(manifest, &mut reference, nets)?,
-                _ => Speech::omni(manifest, &reference, nets)?,
+            let speech = |Part { manifest, reference }: &mut Part| match manifest.kind {
+                Kind::TtsGenerate => Speech::tts(manifest, reference, nets),
+                _ => Speech::omni(manifest, reference, nets),
             };
-            let trace = match source.precision() {
-                Precision::F32 => speech.free(nets, source)?,
-                Precision::Bf16 => {
-                    let (trace, found) = speech.forced(nets, source)?;
-                    picks = found;
-                    trace
-                }
+            let speeches = parts.iter_mut().map(speech).collect::<Result<Vec<_>, _>>()?;
+            let traces = match source.precision() {
+                Precision::F32 => free(&speeches, nets, source)?,
+                Precision::Bf16 => forced(&speeches, nets, source, &mut picks)?,
             };
-            let sound = || Sound::new(nets, source);
-            case::wave(trace, &speech.recording, &mut reference, sound, &mut notes)?
+            for ((part, speech), trace) in parts.iter_mut().zip(&speeches).zip(traces) {
+                let sound = || Sound::new(nets, source);
+                computed.push(case::wave(trace, &speech.recording, &mut part.reference, sound, &mut notes)?);
+            }
         }
         Kind::TtsFrontend => return Ok(Verdict::Skipped("recordings are encoded on the CPU".into())),
         Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
-    };
-    reference.retain(|name, _| computed.contains_key(name));
-    if reference.is_empty() && picks == Picks::default() {
+    }
+    let mut pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();
+    for (reference, computed) in &mut pairs {
+        reference.retain(|name, _| computed.contains_key(name));
+    }
+    if pairs.iter().all(|(reference, _)| reference.is_empty()) && picks == Picks::default() {
         return Err(format!("{}.safetensors has no tensor that this device computes", manifest.name));
     }
     Ok(match source.precision() {
-        Precision::F32 => Verdict::Compared { comparison: Box::new(compare(&reference, &computed)), notes },
+        Precision::F32 => Verdict::Compared { comparison: Box::new(batch::compare_all(&pairs)), notes },
         Precision::Bf16 => {
-            let sound = reference.iter().filter_map(|(name, want)| Some((name.clone(), want.snr(&computed[name])?)));
+            let sound = pairs.iter().flat_map(|(reference, computed)| {
+                reference.iter().filter_map(|(name, want)| Some((name.clone(), want.snr(&computed[name])?)))
+            });
             let worst = sound.min_by(|(_, a), (_, b)| a.total_cmp(b));
             Verdict::Judged { judgement: Judgement { picks, worst }, notes }
         }
     })
 }
 
-/// What a case has spoken.
+/// The speech of a case.
 struct Speech {
     sequence: TalkerSpec,
     input: Option<StageData>,
-    /// Codes of the recording that the speech goes on from, frame after frame.
+    /// Codes of the recording that the speech continues, frame after frame.
     recording: Vec<u32>,
     /// The reference's codes, frame after frame.
     codes: Vec<u32>,
@@ -167,11 +175,11 @@ impl Speech {
         let answer = all.get(request.prompt.ids.len()..).unwrap_or_default();
         let config = nets.checkpoint.omni().map_err(|e| text(&e))?;
         let (prompt, inputs) = spoken(config, &request, answer).map_err(|e| text(&e))?;
-        let sequences = nets.thinker().map_err(|e| text(&e))?.embed(&inputs).map_err(|e| text(&e))?;
+        let embeddings = nets.thinker().map_err(|e| text(&e))?.embed(&inputs).map_err(|e| text(&e))?;
         let limits = (0, request.codec_tokens as u32);
         Speech::new(
             prompt.into(),
-            Some(StageData::Embeddings(sequences.into())),
+            Some(StageData::Embeddings(embeddings.into())),
             limits,
             request.repetition_penalty,
             (reference, nets),
@@ -212,9 +220,8 @@ impl Speech {
         Ok(Speech { sequence, input, recording: Vec::new(), codes, first, groups, by_group })
     }
 
-    /// What the device says by itself.
-    fn free(&self, nets: &Nets, source: &dyn StageSource) -> Result<Trace, String> {
-        let outputs = self.run(self.sequence.clone(), u32::MAX, nets, source)?;
+    /// The outputs of a run in the reference's layout.
+    fn trace(&self, outputs: Vec<SequenceOutput>) -> Trace {
         let mut trace = Trace::default();
         let first: Vec<u32> = outputs.iter().filter_map(|output| output.sampled).collect();
         trace.ints("talker.codec0_sequence", [1, first.len()], first);
@@ -228,7 +235,7 @@ impl Speech {
         let (frames, groups) = (&trace.frames, self.groups);
         let (count, codes) = (frames.len(), frames.concat());
         if count == 0 {
-            return Ok(trace);
+            return trace;
         }
         if self.by_group {
             let codes: Vec<u32> = (0..groups).flat_map(|g| frames.iter().map(move |frame| frame[g])).collect();
@@ -236,17 +243,14 @@ impl Speech {
         } else {
             trace.ints("codes", [count, groups], codes);
         }
-        Ok(trace)
+        trace
     }
 
-    /// What the device would pick at every step of the reference's speech. The trace has the reference's frames.
-    fn forced(&self, nets: &Nets, source: &dyn StageSource) -> Result<(Trace, Picks), String> {
-        let sequence = TalkerSpec { forced: Some(self.codes.as_slice().into()), ..self.sequence.clone() };
-        let outputs = self.run(sequence, self.first.len() as u32, nets, source)?;
-        let frames: Vec<Vec<u32>> = self.codes.chunks(self.groups).map(<[u32]>::to_vec).collect();
-        let mut picks = Picks::default();
+    /// Counts how often a run that was forced would have picked the reference's codes.
+    fn count(&self, outputs: &[SequenceOutput], picks: &mut Picks) -> Result<(), String> {
+        let frames: Vec<&[u32]> = self.codes.chunks(self.groups).collect();
         for (at, first) in self.first.iter().enumerate() {
-            // What has no frame is not forced: it is the last step.
+            // The last step has no frame and is not forced.
             let picked = outputs.get(at).map(|output| (output.picked.as_deref(), output.sampled));
             match (frames.get(at), picked) {
                 (Some(frame), Some((Some(picked), _))) => {
@@ -256,50 +260,84 @@ impl Speech {
                 _ => return Err(format!("the speech ended before step {at}, which was forced upon it")),
             }
         }
-        Ok((Trace { frames, ..Trace::default() }, picks))
-    }
-
-    /// At most so many steps of a sequence.
-    fn run(
-        &self,
-        sequence: TalkerSpec,
-        steps: u32,
-        nets: &Nets,
-        source: &dyn StageSource,
-    ) -> Result<Vec<SequenceOutput>, String> {
-        let mut stages = nets.stages.borrow_mut();
-        let talker = match &mut stages.talker {
-            Some(talker) => talker,
-            none => none.insert(source.talker(&nets.checkpoint).map_err(|e| e.to_string())?),
-        };
-        let outputs = self.steps(talker.as_mut(), sequence, steps).map_err(|e| e.to_string());
-        talker.close(SLOT);
-        outputs
-    }
-
-    fn steps(
-        &self,
-        talker: &mut dyn StageModel,
-        sequence: TalkerSpec,
-        steps: u32,
-    ) -> Result<Vec<SequenceOutput>, ModelError> {
-        let mut advance = sequence.prefill_positions();
-        talker.open(SLOT, SequenceSpec::Talker(sequence))?;
-        talker.push_input(SLOT, self.input.clone(), true)?;
-        let mut outputs = Vec::new();
-        for _ in 0..steps {
-            outputs.push(step(talker, advance)?);
-            if outputs.last().is_some_and(|output| output.finish.is_some() || output.stale) {
-                break;
-            }
-            advance = 1;
-        }
-        Ok(outputs)
+        Ok(())
     }
 }
 
-fn step(stage: &mut dyn StageModel, advance: u32) -> Result<SequenceOutput, ModelError> {
-    let outputs = stage.step(&[SequenceWork { slot: SLOT, advance }])?;
+/// Runs speeches unforced.
+fn free(speeches: &[Speech], nets: &Nets, source: &dyn StageSource) -> Result<Vec<Trace>, String> {
+    let sequences = speeches.iter().map(|speech| (speech, speech.sequence.clone(), u32::MAX)).collect();
+    let outputs = talk(sequences, nets, source)?;
+    Ok(speeches.iter().zip(outputs).map(|(speech, outputs)| speech.trace(outputs)).collect())
+}
+
+/// Forces the reference's codes and counts the device's own picks. The traces have the reference's frames.
+fn forced(speeches: &[Speech], nets: &Nets, source: &dyn StageSource, picks: &mut Picks) -> Result<Vec<Trace>, String> {
+    let sequences = speeches.iter().map(|speech| {
+        let sequence = TalkerSpec { forced: Some(speech.codes.as_slice().into()), ..speech.sequence.clone() };
+        (speech, sequence, speech.first.len() as u32)
+    });
+    let outputs = talk(sequences.collect(), nets, source)?;
+    let mut traces = Vec::new();
+    for (speech, outputs) in speeches.iter().zip(outputs) {
+        speech.count(&outputs, picks)?;
+        let frames = speech.codes.chunks(speech.groups).map(<[u32]>::to_vec).collect();
+        traces.push(Trace { frames, ..Trace::default() });
+    }
+    Ok(traces)
+}
+
+/// Runs sequences, each at most so many steps, in batches as large as the stage takes.
+fn talk(
+    sequences: Vec<(&Speech, TalkerSpec, u32)>,
+    nets: &Nets,
+    source: &dyn StageSource,
+) -> Result<Vec<Vec<SequenceOutput>>, String> {
+    let mut stages = nets.stages.borrow_mut();
+    let talker = match &mut stages.talker {
+        Some(talker) => talker,
+        none => none.insert(source.talker(&nets.checkpoint).map_err(|e| e.to_string())?),
+    };
+    let mut outputs = Vec::new();
+    for batch in sequences.chunks(AT_ONCE) {
+        let found = talk_at_once(talker.as_mut(), batch).map_err(|e| e.to_string());
+        (0..batch.len()).for_each(|i| talker.close(Slot(i as u32)));
+        outputs.extend(found?);
+    }
+    Ok(outputs)
+}
+
+/// Prefills one sequence after the other, then lets all that have not ended share each step.
+fn talk_at_once(
+    talker: &mut dyn StageModel,
+    batch: &[(&Speech, TalkerSpec, u32)],
+) -> Result<Vec<Vec<SequenceOutput>>, ModelError> {
+    let mut outputs = Vec::new();
+    for (i, (speech, sequence, _)) in batch.iter().enumerate() {
+        let (slot, advance) = (Slot(i as u32), sequence.prefill_positions());
+        talker.open(slot, SequenceSpec::Talker(sequence.clone()))?;
+        talker.push_input(slot, speech.input.clone(), true)?;
+        outputs.push(vec![step(talker, SequenceWork { slot, advance })?]);
+    }
+    loop {
+        let speaks = |(i, (_, _, steps)): &(usize, &(&Speech, TalkerSpec, u32))| {
+            let done: &[SequenceOutput] = &outputs[*i];
+            let ended = done.last().is_some_and(|output| output.finish.is_some() || output.stale);
+            !ended && (done.len() as u32) < *steps
+        };
+        let speaking: Vec<usize> = batch.iter().enumerate().filter(speaks).map(|(i, _)| i).collect();
+        if speaking.is_empty() {
+            return Ok(outputs);
+        }
+        let work: Vec<_> = speaking.iter().map(|i| SequenceWork { slot: Slot(*i as u32), advance: 1 }).collect();
+        for (i, output) in speaking.into_iter().zip(talker.step(&work)?) {
+            outputs[i].push(output?);
+        }
+    }
+}
+
+fn step(stage: &mut dyn StageModel, work: SequenceWork) -> Result<SequenceOutput, ModelError> {
+    let outputs = stage.step(&[work])?;
     outputs.into_iter().next().unwrap_or_else(|| Err(ModelError::Sequence("the step has no output".into())))
 }
 
@@ -334,7 +372,7 @@ impl<'a> Sound<'a> {
         let stage = stage.map_err(|_| "the vocoder is gone".to_owned())?;
         let config = nets.checkpoint.family().vocoder();
         let mut sound = Sound { stage, config, lost: 0 };
-        // The first frame tells.
+        // The first frame is shorter by them.
         let frame = sound.decode(&vec![0; config.num_quantizers])?.len();
         sound.lost = (config.samples_per_frame() as u64).saturating_sub(frame as u64);
         Ok(sound)
@@ -346,7 +384,9 @@ impl<'a> Sound<'a> {
         stage.push_input(SLOT, Some(StageData::Codes(codes.to_vec())), true)?;
         let groups = self.config.num_quantizers;
         for chunk in codes.chunks(CHUNK * groups) {
-            if let Some(StageData::Audio(piece)) = step(stage, (chunk.len() / groups) as u32)?.emit {
+            if let Some(StageData::Audio(piece)) =
+                step(stage, SequenceWork { slot: SLOT, advance: (chunk.len() / groups) as u32 })?.emit
+            {
                 samples.extend(piece);
             }
         }
@@ -385,7 +425,7 @@ impl Value {
         let snr = 10.0 * (power(&mut want.iter().copied().map(f64::from)) / noise).log10();
         Some(match noise {
             0.0 => f64::INFINITY,
-            // What is not a number is as bad as can be.
+            // NaN counts as total loss.
             _ if snr.is_nan() => f64::NEG_INFINITY,
             _ => snr,
         })
@@ -402,7 +442,7 @@ mod cuda {
     use omni_model::stage::StageFactory;
     use std::sync::Arc;
 
-    /// Stages as serving builds them, but for one sequence.
+    /// Stages as serving builds them, but small: a talker for 8 sequences and a vocoder for one stream.
     pub(super) struct OnGpu {
         pub gpu: Gpu,
         pub precision: Precision,
@@ -418,10 +458,9 @@ mod cuda {
             let loader = checkpoint.loader(&["talker"], &Device::Cpu);
             let net = TalkerNet::load(&self.gpu, self.precision, &loader, checkpoint.family())?;
             loader.finish()?;
-            // More slots than sequences: the cache gets its size from them.
             let options = TalkerOptions {
-                slots: 8,
-                buckets: vec![1],
+                slots: super::AT_ONCE,
+                buckets: vec![1, 2, 4, super::AT_ONCE],
                 prefill_chunk: 64,
                 run_ahead: 1,
                 kv_memory: None,

@@ -11,7 +11,7 @@ pub(super) fn run(reference: &Values, net: &VoiceEncoder, notes: &mut Vec<String
     };
     let spectrum = net.speaker.spectrum(pcm).map_err(|e| e.to_string())?;
     let x_vector = net.speaker.embed(&spectrum).map_err(|e| e.to_string())?;
-    // The reference's eager attention, with which cases are made, ignores the window of the codec.
+    // The cases were made with the reference's eager attention, which ignores the window of the codec.
     let config = net.codec.config();
     let mut window = config.transformer.sliding_window;
     let positions = pcm.len().div_ceil(config.hop());

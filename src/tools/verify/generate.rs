@@ -1,7 +1,6 @@
-//! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and notes everything that the reference
-//! notes.
+//! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and records the same tensors.
 
-use super::speak::{Run, Speech, positions};
+use super::speak::{Run, Speech, positions, speak};
 use super::value::{Value, Values};
 use candle_core::{D, Result, Tensor};
 use omni_model::hf::OmniConfig;
@@ -9,7 +8,7 @@ use omni_model::prompt::ChatPrompt;
 use omni_model::talker::{Talker, TalkerPrompt};
 use omni_model::thinker::Thinker;
 
-/// What a generation case asks for.
+/// The request of a generation case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     /// Prompt tokens, and which of them the talker gets.
@@ -31,7 +30,7 @@ pub struct Request {
 /// The outcome of a run.
 #[derive(Debug, Default)]
 pub struct Trace {
-    /// Everything by the reference's names.
+    /// All tensors by the reference's names.
     pub values: Values,
     /// Frame after frame, all groups.
     pub frames: Vec<Vec<u32>>,
@@ -44,7 +43,7 @@ pub struct Trace {
 pub fn generate(config: &OmniConfig, thinker: &Thinker, talker: &Talker, request: &Request) -> Result<Trace> {
     let mut trace = Trace::default();
     let answer = think(config, thinker, request, &mut trace)?;
-    speak(config, thinker, talker, request, &answer, &mut trace)?;
+    say(config, thinker, talker, request, &answer, &mut trace)?;
     Ok(trace)
 }
 
@@ -91,7 +90,7 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
 }
 
 /// Speaks the answer.
-fn speak(
+fn say(
     config: &OmniConfig,
     thinker: &Thinker,
     talker: &Talker,
@@ -114,7 +113,7 @@ fn speak(
         axes: 3,
         batches: 0,
     };
-    speech.run(trace)?;
+    speak(&[speech], std::slice::from_mut(trace))?;
     let frames = trace.frames.len();
     if let Some(groups) = trace.frames.first().map(Vec::len) {
         let codes: Vec<u32> = (0..groups).flat_map(|g| trace.frames.iter().map(move |frame| frame[g])).collect();
@@ -123,7 +122,8 @@ fn speak(
     Ok(())
 }
 
-/// The talker's prompt for an answer, whose last token is never embedded, and the tokens whose embeddings it is fed.
+/// The talker's prompt for an answer, whose last token is never embedded, and the tokens whose embeddings are its
+/// input.
 pub(super) fn spoken(config: &OmniConfig, request: &Request, answer: &[u32]) -> Result<(TalkerPrompt, Vec<u32>)> {
     let ranges = request.prompt.emit.iter().flat_map(Clone::clone);
     let spoken = ranges.map(|at| request.prompt.ids[at as usize]);

@@ -1,4 +1,4 @@
-//! What a golden folder says about its cases.
+//! The manifests of a golden folder.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use std::path::{Component, Path, PathBuf};
 pub struct Manifest {
     /// File name without its ending.
     pub name: String,
-    /// What sort of case it is.
+    /// The kind of case.
     pub kind: Kind,
     /// Its checkpoint: a folder beside the golden folder, or `.` for the folder that holds the golden folder.
     pub checkpoint: String,
@@ -22,7 +22,7 @@ pub struct Manifest {
     pub meta: Map<String, Value>,
 }
 
-/// Sorts of cases.
+/// Kinds of cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A request of Qwen3-Omni from prompt to waveform.
@@ -96,7 +96,7 @@ impl Manifest {
     /// Where the case's checkpoint is, seen from the folder that holds the golden folder.
     ///
     /// # Errors
-    /// When the name leads elsewhere.
+    /// When the name leads out of that folder.
     pub fn checkpoint_in(&self, parent: &Path) -> Result<PathBuf, String> {
         let relative = Path::new(&self.checkpoint);
         let inside = relative.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));

@@ -1,6 +1,7 @@
 //! Checks a checkpoint against what a reference implementation computed from it: a folder of cases, each a manifest
 //! `NAME.json` and tensors `NAME.safetensors`. Tokens and codes must be equal, floats close.
 
+mod batch;
 mod case;
 pub mod command;
 mod compare;
@@ -26,7 +27,7 @@ use nets::Nets;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-/// Why no case could be looked at. What is wrong with one case is in its [`Report`].
+/// Why no case could be run. An error of one case is in its [`Report`].
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
     /// A folder cannot be read.
@@ -37,7 +38,7 @@ pub enum VerifyError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// There is nothing to do.
+    /// The folder has no cases.
     #[error("{0} has no cases: expected manifests NAME.json with tensors NAME.safetensors beside them")]
     NoCases(PathBuf),
     /// There is no such device.
@@ -55,9 +56,10 @@ pub fn verify(golden: &Path, checkpoint: Option<&Path>, show: impl FnMut(&Report
     run(golden, checkpoint, None, show)
 }
 
-/// [`verify`] on the stages of a device: requests of either family, the thinker's answer taken from the reference, and
-/// vocoders. In f32 codes must be equal and waveforms close; otherwise sequences say the reference's codes and are judged by
-/// how often they would have picked them ([`Summary::passed_all`]), and waveforms by what is lost of them.
+/// [`verify`] on the stages of a device: requests of either family, with the thinker's answer from the reference, and
+/// vocoders. In f32 codes must be equal and waveforms close. Otherwise the reference's codes are forced: sequences are
+/// judged by how often they would have picked them ([`Summary::passed_all`]), waveforms by how much of the sound is
+/// lost.
 ///
 /// # Errors
 /// Those of [`verify`].
@@ -103,9 +105,9 @@ fn run(
 struct Verifier<'a> {
     golden: PathBuf,
     checkpoint: Option<PathBuf>,
-    /// Of a device; the CPU's nets otherwise.
+    /// The stages of a device; `None` for the CPU's nets.
     stages: Option<&'a dyn StageSource>,
-    /// Of the last case: tenants mostly share them.
+    /// The nets of the last case: neighbouring cases mostly share them.
     nets: Option<Nets>,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Nets {
     talker: OnceCell<Talker>,
     vocoder: OnceCell<Vocoder>,
     voice: OnceCell<Option<VoiceEncoder>>,
-    /// The same on a device.
+    /// The stages of a device.
     pub stages: RefCell<Stages>,
 }
 
@@ -39,7 +39,7 @@ impl Nets {
         })
     }
 
-    /// Whether these are the nets that a case asks for.
+    /// Whether a case needs these nets.
     pub fn are(&self, folder: &Path, overrides: &Map<String, Value>) -> bool {
         self.folder == folder && self.overrides == *overrides
     }

@@ -1,32 +1,32 @@
-//! One line per case.
+//! The report of a run: one line per case.
 
 use super::compare::Comparison;
 use std::fmt;
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The case.
     pub name: String,
-    /// What became of it.
+    /// Its outcome.
     pub verdict: Verdict,
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It was run and compared; see [`Comparison::passed`].
+    /// It ran and was compared; see [`Comparison::passed`].
     Compared {
-        /// What was found.
+        /// The result.
         comparison: Box<Comparison>,
-        /// What a reader should know about it.
+        /// Remarks for the reader.
         notes: Vec<String>,
     },
-    /// It was run on a device that rounds.
+    /// It ran on a device that rounds.
     Judged {
-        /// What was found.
+        /// The result.
         judgement: Judgement,
-        /// What a reader should know about it.
+        /// Remarks for the reader.
         notes: Vec<String>,
     },
     /// It could not be run.
@@ -39,20 +39,20 @@ pub enum Verdict {
 
 /// Decibels above what is lost that a waveform must have.
 const LEAST_SNR: f64 = 40.0;
-/// Share of codes 0, over all cases, that must be picked as the reference does. The reference in bf16 picks 92 % of those
-/// that it picks in f32 (docs/spec.md, section 13).
+/// Share of codes 0, over all cases, that must be picked as the reference does. The reference in bf16 picks 92 % of
+/// those that it picks in f32 (docs/spec.md, section 13).
 const LEAST_SHARE: f64 = 0.9;
 
-/// What came of a case on a device that rounds. Picks are judged over all cases together: one has few.
+/// The result of a case on a device that rounds. Picks are judged over all cases together, because one case has few.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judgement {
-    /// What would have been picked.
+    /// How often it would have picked the reference's codes.
     pub picks: Picks,
-    /// The waveform of which most is lost, and the decibels that it is above that.
+    /// The waveform with the largest loss, and its level above the loss in decibels.
     pub worst: Option<(String, f64)>,
 }
 
-/// How often a talker that is forced to say the reference's codes would have picked them.
+/// How often a talker would have picked the reference's codes, which are forced on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Picks {
     /// Codes 0.
@@ -61,7 +61,7 @@ pub struct Picks {
     pub all: Share,
 }
 
-/// So many of so many.
+/// A count out of a total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Share {
@@ -71,7 +71,7 @@ pub struct Share {
 
 impl Judgement {
     fn passed(&self) -> bool {
-        // Written so that what is not a number fails.
+        // Written so that NaN fails.
         self.worst.as_ref().is_none_or(|(_, snr)| *snr >= LEAST_SNR)
     }
 
@@ -121,7 +121,7 @@ impl fmt::Display for Picks {
     }
 }
 
-/// How many cases ended how.
+/// Cases by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Summary {
@@ -133,7 +133,7 @@ pub struct Summary {
 }
 
 impl Report {
-    /// Whether something is wrong.
+    /// Whether the case failed.
     pub fn failed(&self) -> bool {
         match &self.verdict {
             Verdict::Compared { comparison, .. } => !comparison.passed(),
@@ -226,7 +226,7 @@ impl Comparison {
     }
 }
 
-/// Errors may list problems on lines of their own; a case has one line.
+/// Joins the lines of an error: a case has one line.
 fn one_line(text: &str) -> String {
     text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }

@@ -1,5 +1,5 @@
-//! Runs the talker of either family the way the reference does, one request, greedy, and notes everything that the
-//! reference notes.
+//! Runs the talker of either family the way the reference does, several requests in one batch, greedy, and records the
+//! same tensors.
 
 use super::generate::Trace;
 use candle_core::{D, Result, Tensor};
@@ -20,65 +20,120 @@ pub(super) struct Speech<'a> {
     pub min_tokens: usize,
     /// Of code 0; acts although everything is greedy.
     pub repetition_penalty: f32,
-    /// On how many axes the reference notes the positions of steps.
+    /// Axes on which the reference stores the positions of steps.
     pub axes: usize,
-    /// How many dimensions of 1 the reference puts before the predictor's.
+    /// Dimensions of 1 that the reference puts before the predictor's.
     pub batches: usize,
 }
 
-impl Speech<'_> {
-    /// Speaks to the end.
-    pub fn run(&self, trace: &mut Trace) -> Result<()> {
-        let (talker, stack) = (self.talker, self.talker.stack());
-        let Some(prompt) =
-            talker.prompt_embeddings(self.prompt, 0..self.prompt.positions(), |sequence| self.input(sequence))?
-        else {
-            candle_core::bail!("the talker's prompt needs more sequences than there are")
+/// Speaks all requests to their ends, one batch for every step. Each has its own trace.
+pub(super) fn speak(speeches: &[Speech<'_>], traces: &mut [Trace]) -> Result<()> {
+    let Some(talker) = speeches.first().map(|speech| speech.talker) else { return Ok(()) };
+    let stack = talker.stack();
+    let prompts = speeches.iter().map(Speech::prompt_embeddings).collect::<Result<Vec<_>>>()?;
+    let mut sequences = Vec::new();
+    for (speech, trace) in speeches.iter().zip(traces) {
+        sequences.push(Sequence { speech, trace, run: Run::new(stack)?, next: None, steps: Steps::default() });
+    }
+    let hidden = Run::forward_all(stack, sequences.iter_mut().map(|s| &mut s.run), &prompts)?;
+    for ((sequence, prompt), hidden) in sequences.iter_mut().zip(&prompts).zip(&hidden) {
+        sequence.note_prefill(prompt, hidden)?;
+    }
+    let mut caches = PredictorCaches::default();
+    loop {
+        for sequence in &mut sequences {
+            sequence.pick()?;
+        }
+        let mut speaking: Vec<_> = sequences.iter_mut().filter(|sequence| sequence.next.is_some()).collect();
+        if speaking.is_empty() {
+            break;
+        }
+        let inputs = frames(talker, &mut caches, &mut speaking)?;
+        Run::forward_all(stack, speaking.iter_mut().map(|s| &mut s.run), &inputs)?;
+        for (sequence, input) in speaking.into_iter().zip(inputs) {
+            sequence.steps.inputs.push(input);
+            sequence.next = Some(talker.logits(&sequence.run.residual)?);
+        }
+    }
+    sequences.into_iter().try_for_each(|sequence| sequence.steps.note(sequence.speech, sequence.trace))
+}
+
+/// Completes the frames of the codes 0 that were picked last; returns the talker's next inputs.
+fn frames(talker: &Talker, caches: &mut PredictorCaches, speaking: &mut [&mut Sequence<'_>]) -> Result<Vec<Tensor>> {
+    let last: Vec<_> = speaking.iter().filter_map(|s| s.next.as_ref().map(|(hidden, _)| hidden.clone())).collect();
+    let codes: Vec<_> = speaking.iter().filter_map(|s| s.steps.codec0.last().copied()).collect();
+    let (last, first) = (Tensor::cat(&last, 0)?, talker.embed(&codes)?);
+    let (mut hidden, mut logits) = (Vec::new(), Vec::new());
+    let frames = talker.predictor().frame(caches, &last, &first, |pass| {
+        hidden.push(pass.hidden.clone());
+        logits.push(pass.logits.clone());
+        pass.logits.argmax(D::Minus1)?.to_vec1::<u32>()
+    })?;
+    let mut inputs = Vec::new();
+    for (i, sequence) in speaking.iter_mut().enumerate() {
+        let own = |passes: &[Tensor]| -> Result<Tensor> {
+            Tensor::cat(&passes.iter().map(|pass| pass.narrow(0, i, 1)).collect::<Result<Vec<_>>>()?, 0)
         };
-        let p = self.prompt.positions() as usize;
-        let mut run = Run::new(stack)?;
-        let hidden = run.forward(stack, &prompt)?;
-        let (last_hidden, logits) = talker.logits(&run.residual)?;
-        self.note_text(trace)?;
+        let (last, first) = (last.narrow(0, i, 1)?, first.narrow(0, i, 1)?);
+        sequence.steps.predictor_inputs.push(Tensor::cat(&[&last, &first], 0)?);
+        sequence.steps.predictor_hidden.push(own(&hidden)?);
+        sequence.steps.predictor_logits.push(own(&logits)?);
+        sequence.trace.frames.push([&codes[i..=i], &frames.codes[i]].concat());
+        let text = sequence.speech.text(sequence.trace.frames.len() as u32)?;
+        inputs.push(((first + frames.embedded.narrow(0, i, 1)?)? + text)?);
+    }
+    Ok(inputs)
+}
+
+/// One request of a batch.
+struct Sequence<'a> {
+    speech: &'a Speech<'a>,
+    trace: &'a mut Trace,
+    run: Run,
+    /// Last hidden state and logits of the last position; `None` when the speech has ended.
+    next: Option<(Tensor, Tensor)>,
+    steps: Steps,
+}
+
+impl Sequence<'_> {
+    fn note_prefill(&mut self, prompt: &Tensor, hidden: &[Tensor]) -> Result<()> {
+        let (speech, trace, p) = (self.speech, &mut *self.trace, self.speech.prompt.positions() as usize);
+        let (last_hidden, logits) = speech.talker.logits(&self.run.residual)?;
+        speech.note_text(trace)?;
         trace.ints("talker.prefill.position_ids", [3, 1, p], positions(3, 0..p));
-        trace.floats("talker.prefill.inputs_embeds", &prompt, 1)?;
+        trace.floats("talker.prefill.inputs_embeds", prompt, 1)?;
         for (i, state) in hidden.iter().enumerate() {
             trace.floats(format!("talker.prefill.hidden.{i}"), state, 1)?;
         }
         trace.floats("talker.prefill.logits", &logits, 1)?;
-
-        let mut steps = Steps::default();
-        let mut caches = PredictorCaches::default();
-        let (mut last_hidden, mut logits) = (last_hidden.narrow(0, p - 1, 1)?, logits.narrow(0, p - 1, 1)?);
-        loop {
-            let code = steps.pick(&logits, self)?;
-            steps.hidden.push(last_hidden.clone());
-            steps.logits.push(logits);
-            steps.codec0.push(code);
-            if self.eos.contains(&code) || steps.codec0.len() >= self.limit {
-                break;
-            }
-            let first = talker.embed(&[code])?;
-            let (mut pass_hidden, mut pass_logits) = (Vec::new(), Vec::new());
-            let frames = talker.predictor().frame(&mut caches, &last_hidden, &first, |pass| {
-                pass_hidden.push(pass.hidden.clone());
-                pass_logits.push(pass.logits.clone());
-                pass.logits.argmax(D::Minus1)?.to_vec1::<u32>()
-            })?;
-            steps.predictor_inputs.push(Tensor::cat(&[&last_hidden, &first], 0)?);
-            steps.predictor_hidden.push(Tensor::cat(&pass_hidden, 0)?);
-            steps.predictor_logits.push(Tensor::cat(&pass_logits, 0)?);
-            trace.frames.push([vec![code], frames.codes.concat()].concat());
-
-            let next = ((first + frames.embedded)? + self.text(trace.frames.len() as u32)?)?;
-            run.forward(stack, &next)?;
-            steps.inputs.push(next);
-            (last_hidden, logits) = talker.logits(&run.residual)?;
-        }
-        steps.note(self, p, trace)
+        self.next = Some((last_hidden.narrow(0, p - 1, 1)?, logits.narrow(0, p - 1, 1)?));
+        Ok(())
     }
 
-    /// The text that follows the prompt: until its end, or one sequence of padding where there is none.
+    /// Picks the next code 0, which may end the speech.
+    fn pick(&mut self) -> Result<()> {
+        let Some((hidden, logits)) = &self.next else { return Ok(()) };
+        let code = self.steps.pick(logits, self.speech)?;
+        self.steps.hidden.push(hidden.clone());
+        self.steps.logits.push(logits.clone());
+        self.steps.codec0.push(code);
+        if self.speech.eos.contains(&code) || self.steps.codec0.len() >= self.speech.limit {
+            self.next = None;
+        }
+        Ok(())
+    }
+}
+
+impl Speech<'_> {
+    fn prompt_embeddings(&self) -> Result<Tensor> {
+        let range = 0..self.prompt.positions();
+        match self.talker.prompt_embeddings(self.prompt, range, |input| self.input(input))? {
+            Some(prompt) => Ok(prompt),
+            None => candle_core::bail!("the talker's prompt needs more embeddings than there are"),
+        }
+    }
+
+    /// The text that follows the prompt: until its end, or one embedding of padding where there is none.
     fn note_text(&self, trace: &mut Trace) -> Result<()> {
         let sides = (1..).map_while(|step| self.side(step).filter(|side| *side != TextSide::Pad));
         let mut trailing = sides.map(|side| self.embedding(side)).collect::<Result<Vec<_>>>()?;
@@ -103,21 +158,21 @@ impl Speech<'_> {
     }
 
     fn embedding(&self, side: TextSide) -> Result<Tensor> {
-        match self.talker.text_embedding(side, |sequence| self.input(sequence)) {
-            Some(sequence) => Ok(sequence),
-            None => candle_core::bail!("the talker has no sequence for {side:?}"),
+        match self.talker.text_embedding(side, |input| self.input(input)) {
+            Some(embedding) => Ok(embedding),
+            None => candle_core::bail!("the talker has no embedding for {side:?}"),
         }
     }
 
-    fn input(&self, sequence: u32) -> Option<Tensor> {
-        self.inputs.narrow(0, sequence as usize, 1).ok()
+    fn input(&self, at: u32) -> Option<Tensor> {
+        self.inputs.narrow(0, at as usize, 1).ok()
     }
 }
 
 /// A sequence with its cache.
 pub(super) struct Run {
     cache: KvCache,
-    /// Of the last forward, before the final norm.
+    /// The residual stream of the last forward, before the final norm.
     pub residual: Tensor,
 }
 
@@ -129,15 +184,38 @@ impl Run {
     /// Appends positions; returns hidden states as the reference counts them: the input, the output of each layer but
     /// the last, and the last one after the final norm.
     pub fn forward(&mut self, stack: &DecoderStack, x: &Tensor) -> Result<Vec<Tensor>> {
+        let mut hidden = Run::forward_all(stack, std::iter::once(self), std::slice::from_ref(x))?;
+        Ok(hidden.pop().unwrap_or_default())
+    }
+
+    /// [`Run::forward`] of several sequences in one batch.
+    fn forward_all<'a>(
+        stack: &DecoderStack,
+        runs: impl Iterator<Item = &'a mut Run>,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Vec<Tensor>>> {
+        let (mut segments, mut residuals) = (Vec::new(), Vec::new());
+        for (run, x) in runs.zip(inputs) {
+            segments.push(Segment { cache: &mut run.cache, len: x.dim(0)? });
+            residuals.push(&mut run.residual);
+        }
+        let mut layers = Vec::new();
+        let residual =
+            stack.forward_tapped(&Tensor::cat(inputs, 0)?, &mut segments, |_, state| layers.push(state.clone()))?;
+        layers.push(stack.norm(&residual)?);
+        let mut from = 0;
         let mut hidden = Vec::new();
-        let mut segments = [Segment { cache: &mut self.cache, len: x.dim(0)? }];
-        self.residual = stack.forward_tapped(x, &mut segments, |_, state| hidden.push(state.clone()))?;
-        hidden.push(stack.norm(&self.residual)?);
+        for (own, x) in residuals.into_iter().zip(inputs) {
+            let part = |all: &Tensor| all.narrow(0, from, x.dim(0)?)?.contiguous();
+            *own = part(&residual)?;
+            hidden.push(layers.iter().map(part).collect::<Result<Vec<_>>>()?);
+            from += x.dim(0)?;
+        }
         Ok(hidden)
     }
 }
 
-/// What is noted of every talker step.
+/// The recorded tensors of all talker steps.
 #[derive(Default)]
 struct Steps {
     sampler: Sampler,
@@ -170,8 +248,9 @@ impl Steps {
         Ok(code)
     }
 
-    fn note(&self, speech: &Speech<'_>, prompt: usize, trace: &mut Trace) -> Result<()> {
+    fn note(&self, speech: &Speech<'_>, trace: &mut Trace) -> Result<()> {
         let (steps, frames, batches) = (self.codec0.len(), trace.frames.len(), speech.batches);
+        let prompt = speech.prompt.positions() as usize;
         trace.ints("talker.codec0_sequence", [1, steps], self.codec0.iter().copied());
         trace.floats("talker.step_last_hidden", &Tensor::cat(&self.hidden, 0)?, 1)?;
         trace.floats("talker.step_logits", &Tensor::cat(&self.logits, 0)?, 1)?;

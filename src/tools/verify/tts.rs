@@ -1,22 +1,23 @@
-//! A case of Qwen3-TTS: the prompt that serving makes of its texts and voice, spoken the way the reference does.
+//! A case of Qwen3-TTS: the prompts that serving makes of its texts and voices, spoken the way the reference does.
 
+use super::batch::Part;
 use super::generate::Trace;
 use super::manifest::Manifest;
 use super::nets::Nets;
-use super::speak::Speech;
+use super::speak::{Speech, speak};
 use super::value::{Data, Value, Values};
 use candle_core::Result;
 use omni_model::prompt::{Reference, Speaker, TtsPrompt, TtsPrompter, TtsRequest};
 use std::sync::Arc;
 
-/// What stands behind the text, and what a transcript ends with.
+/// The tokens behind the text, and those behind a transcript.
 const TAIL: &str = "<|im_end|>\n<|im_start|>assistant\n";
 const TRANSCRIPT_TAIL: &str = "<|im_end|>\n";
 
 /// What a case asks for.
 pub(super) struct Case {
     pub prompt: TtsPrompt,
-    /// Codes of the recording that the speech goes on from, frame after frame.
+    /// Codes of the recording that the speech continues, frame after frame.
     pub recording: Vec<u32>,
     /// At most this many code-0 tokens.
     pub limit: u32,
@@ -26,7 +27,7 @@ pub(super) struct Case {
     pub repetition_penalty: f32,
 }
 
-/// Reads a case. The voice is taken out of the reference: it is an input.
+/// Reads a case. Removes the voice from the reference, because it is an input.
 pub(super) fn prepare(
     manifest: &Manifest,
     reference: &mut Values,
@@ -48,43 +49,49 @@ pub(super) fn prepare(
     Ok(case)
 }
 
-/// Runs the talker of a case. Also returns the codes of its recording.
-pub(super) fn run(
-    manifest: &Manifest,
-    reference: &mut Values,
-    nets: &Nets,
-) -> std::result::Result<(Trace, Vec<u32>), String> {
+/// Runs the talker for all requests of a case at once. Also returns the codes of each one's recording.
+pub(super) fn run(parts: &mut [Part], nets: &Nets) -> std::result::Result<Vec<(Trace, Vec<u32>)>, String> {
     let text = |e: &dyn std::fmt::Display| e.to_string();
     let prompter = nets.checkpoint.tts_prompter().map_err(|e| text(&e))?;
-    let Case { prompt, recording, limit, min_tokens, repetition_penalty } = prepare(manifest, reference, &prompter)?;
-
-    let mut trace = Trace::default();
     let tail = |tail: &str| prompter.tokenizer().encode_structure(tail).map_err(|e| text(&e));
-    note_ids(&prompt, &tail(TAIL)?, &tail(TRANSCRIPT_TAIL)?, &mut trace);
+    let (text_tail, transcript_tail) = (tail(TAIL)?, tail(TRANSCRIPT_TAIL)?);
     let talker = nets.talker().map_err(|e| text(&e))?;
-    let eos = manifest.wholes("eos")?;
-    let speak = |trace: &mut Trace| -> Result<()> {
-        let speech = Speech {
+    let (mut cases, mut ends, mut traces) = (Vec::new(), Vec::new(), Vec::new());
+    for Part { manifest, reference } in parts {
+        let case = prepare(manifest, reference, &prompter)?;
+        let mut trace = Trace::default();
+        note_ids(&case.prompt, &text_tail, &transcript_tail, &mut trace);
+        ends.push(manifest.wholes("eos")?);
+        cases.push(case);
+        traces.push(trace);
+    }
+    let speech = |(case, eos)| -> Result<Speech<'_>> {
+        let Case { prompt, limit, min_tokens, repetition_penalty, .. }: &Case = case;
+        let eos: &Vec<u32> = eos;
+        Ok(Speech {
             talker,
             prompt: &prompt.prompt,
             inputs: talker.read(&prompt.tokens)?,
-            limit: limit as usize,
-            eos: &eos,
-            min_tokens: min_tokens as usize,
-            repetition_penalty,
+            limit: *limit as usize,
+            eos,
+            min_tokens: *min_tokens as usize,
+            repetition_penalty: *repetition_penalty,
             axes: 1,
             batches: 1,
-        };
-        speech.run(trace)
+        })
     };
-    speak(&mut trace).map_err(|e| text(&e))?;
-    let positions = prompt.prompt.positions() as usize;
-    trace.ints("talker.prefill.attention_mask", [1, positions], vec![1; positions]);
-    if let Some(groups) = trace.frames.first().map(Vec::len) {
-        let codes = trace.frames.concat();
-        trace.ints("codes", [trace.frames.len(), groups], codes);
+    let speeches = cases.iter().zip(&ends).map(speech).collect::<Result<Vec<_>>>().map_err(|e| text(&e))?;
+    speak(&speeches, &mut traces).map_err(|e| text(&e))?;
+    drop(speeches);
+    for (case, trace) in cases.iter().zip(&mut traces) {
+        let positions = case.prompt.prompt.positions() as usize;
+        trace.ints("talker.prefill.attention_mask", [1, positions], vec![1; positions]);
+        if let Some(groups) = trace.frames.first().map(Vec::len) {
+            let codes = trace.frames.concat();
+            trace.ints("codes", [trace.frames.len(), groups], codes);
+        }
     }
-    Ok((trace, recording))
+    Ok(traces.into_iter().zip(cases.into_iter().map(|case| case.recording)).collect())
 }
 
 fn request<'a>(
@@ -113,7 +120,7 @@ fn request<'a>(
     })
 }
 
-/// The ids as the reference keeps them: text, transcript and instruction each with what stands around it.
+/// The ids as the reference keeps them: text, transcript and instruction each with the tokens around it.
 fn note_ids(prompt: &TtsPrompt, tail: &[u32], transcript_tail: &[u32], trace: &mut Trace) {
     let (instruct, rest) = prompt.tokens.split_at(prompt.instruct_len);
     let (header, rest) = rest.split_at(rest.len().min(3));

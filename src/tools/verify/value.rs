@@ -9,16 +9,16 @@ use std::collections::BTreeMap;
 pub struct Value {
     /// Outermost dimension first.
     pub shape: Vec<usize>,
-    /// The elements, sequence after sequence.
+    /// The elements, the last dimension fastest.
     pub data: Data,
 }
 
 /// The elements of a [`Value`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum Data {
-    /// Must be equal.
+    /// Whole numbers, which must be equal.
     Ints(Vec<i64>),
-    /// Must be close.
+    /// Floats, which must be close.
     Floats(Vec<f32>),
 }
 
@@ -39,6 +39,28 @@ impl Value {
         let data = tensor.flatten_all()?.to_dtype(DType::F32)?.to_vec1::<f32>()?;
         let shape = std::iter::repeat_n(1, leading).chain(tensor.dims().iter().copied()).collect();
         Ok(Value { shape, data: Data::Floats(data) })
+    }
+
+    /// The part `from..from + length` of one dimension.
+    ///
+    /// # Errors
+    /// When the value has no such part.
+    pub fn narrow(&self, dimension: usize, from: usize, length: usize) -> Result<Value, String> {
+        let Some(size) = self.shape.get(dimension).copied().filter(|size| from + length <= *size) else {
+            return Err(format!("has shape {:?}: dimension {dimension} has no {from}..{}", self.shape, from + length));
+        };
+        let inner = self.shape[dimension + 1..].iter().product::<usize>();
+        fn part<T: Copy>(all: &[T], block: usize, range: std::ops::Range<usize>) -> Vec<T> {
+            all.chunks(block.max(1)).flat_map(|block| block[range.clone()].iter().copied()).collect()
+        }
+        let (block, range) = (size * inner, from * inner..(from + length) * inner);
+        let data = match &self.data {
+            Data::Ints(ints) => Data::Ints(part(ints, block, range)),
+            Data::Floats(floats) => Data::Floats(part(floats, block, range)),
+        };
+        let mut shape = self.shape.clone();
+        shape[dimension] = length;
+        Ok(Value { shape, data })
     }
 
     /// The numbers as token ids.

@@ -6,7 +6,7 @@ use omni_model::hf::VocoderConfig;
 use omni_model::vocoder::Vocoder;
 use std::collections::BTreeMap;
 
-/// What makes waveforms of codes, on whatever device.
+/// A vocoder on any device.
 pub(super) trait Decoder {
     /// The sizes.
     fn config(&self) -> &VocoderConfig;
@@ -37,7 +37,7 @@ impl Decoder for &Vocoder {
 pub(super) fn run(reference: &Values, mut net: &Vocoder) -> Result<Values, String> {
     let mut values = waves(reference, &mut net)?;
     let codes = frames(reference.get("codes").ok_or("the tensor codes is missing")?, net.config())?;
-    // The vocoder may work through a stream in pieces: each shows its own activations.
+    // The vocoder may decode a stream in pieces, each with its own activations.
     let mut activations: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
     let mut stream = net.stream().map_err(|e| e.to_string())?;
     let mut probe = |name: std::fmt::Arguments<'_>, value: &Tensor| {
@@ -85,7 +85,8 @@ fn wave(samples: Vec<f32>) -> Value {
     Value { shape: vec![1, 1, samples.len()], data: Data::Floats(samples) }
 }
 
-/// The reference's `chunked_decode`: each chunk decoded afresh behind some frames of left context, whose samples go.
+/// The reference's `chunked_decode`: each chunk is decoded afresh behind some frames of left context, whose samples are
+/// dropped.
 fn chunked<'a>(
     decoder: &mut dyn Decoder,
     total: usize,

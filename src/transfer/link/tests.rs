@@ -1,13 +1,13 @@
 use super::edge::{EdgeOptions, over_queue, over_ring};
 use super::frames::{CONTROL, SENT, decode};
 use super::*;
-use crate::payload::{End, Header, Kind, Part, Payload};
+use crate::payload::{Header, Kind, Part, Payload};
 use crate::shm::{PushError, ring};
 use crate::transport::{Delivery, PayloadReceiver, PayloadSender, Sent, TransportError};
 use crate::wire::{self, WireError};
 use bytes::Bytes;
 use omni_config::Precision;
-use omni_core::ids::{Attempt, Generation, RequestId, Seq};
+use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
 use omni_model::embeddings::{EmbeddingBytes, Embeddings};
 use proptest::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -199,7 +199,7 @@ async fn an_edge_says_how_far_it_has_come_when_it_has_nothing_more_to_send() {
     };
     for ((sender, receiver), _lost) in edges() {
         for n in 0..300 {
-            sender.put(unit(n, (n == 299).then_some(End::Stop))).unwrap();
+            sender.put(unit(n, (n == 299).then_some(FinishReason::Stop))).unwrap();
         }
         let (mut payloads, mut last) = (0, [None, None]);
         while last != [Some((Seq(150), false)), Some((Seq(150), true))] {

@@ -6,6 +6,7 @@ mod chat;
 mod guard;
 mod limits;
 mod meta;
+mod openapi;
 mod scripted;
 mod speech;
 mod voices;

@@ -109,7 +109,7 @@ async fn sampling_limits_and_seed_reach_the_engine() {
 }
 
 #[tokio::test]
-async fn fields_nobody_knows_are_ignored_and_named() {
+async fn unknown_fields_are_ignored_and_named() {
     let site = Site::new();
     let response = site.post(PATH, &json!({"input": "Hi", "resposne_format": "pcm", "user": "me"}));
     let call = site.service.call().await;

@@ -1,5 +1,5 @@
-//! The normalizer: spells out what a small voice cannot read: digits, signs, dates, times, money, abbreviations.
-//! English.
+//! The normalizer spells out in English words what a small voice cannot read: digits, signs, dates, times, money and
+//! abbreviations.
 //!
 //! A model of the size of the embedded voice has seen too few digits to know that `1,250` is "one thousand two hundred
 //! and fifty". Text that holds nothing of the kind comes back unchanged, so the words of a plain sentence are never

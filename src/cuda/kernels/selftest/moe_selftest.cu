@@ -72,7 +72,7 @@ struct Layer {
 };
 struct Room {
     int max_rows;
-    float *logits, *weights, *said;
+    float *logits, *weights, *outputs;
     bf16 *normed, *between, *rows_normed;
     int *chosen, *order, *positions;
     Group* groups;
@@ -122,7 +122,7 @@ void moe(const Sizes& s, const Layer& l, const Room& r, float* x, int rows, Way 
         launch(moe_route_bf16, dim3((rows + 7) / 8), 256, 0, a);
     }
     const int max_groups = std::min(pairs, s.experts + 1 + pairs / GROUP);
-    MoeArgs a{l.gate_up, l.down, l.shared_gate_up, l.shared_down, r.normed, r.between, x, r.chosen, r.weights, r.order, r.groups, r.said, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups};
+    MoeArgs a{l.gate_up, l.down, l.shared_gate_up, l.shared_down, r.normed, r.between, x, r.chosen, r.weights, r.order, r.groups, r.outputs, rows, s.hidden, s.inner, s.shared, width, s.experts, c, max_groups};
     if (way == MANY && (parts & SORT)) launch(moe_sort, dim3(1), 1024, 0, a);
     if (parts & GATE_UP) {
         if (way == PLAIN_ONLY) launch(moe_gate_up_plain_bf16, dim3((width + 7) / 8, pairs), 256, 0, a);
@@ -218,7 +218,7 @@ int main() {
             printf("%s rows %3d: rel %.2e, few = many %d, row 0 as alone %d, padding kept %d, misrouted %d%s\n", s.name, rows, error, alike, steady, padding_kept, misrouted, ok ? "" : "  BAD");
             CK(cudaFree(x0));
         }
-        for (void* p : {(void*)l.gate_up, (void*)l.down, (void*)l.router, (void*)r.said, (void*)r.between}) CK(cudaFree(p));
+        for (void* p : {(void*)l.gate_up, (void*)l.down, (void*)l.router, (void*)r.outputs, (void*)r.between}) CK(cudaFree(p));
     }
     printf("%d bad\n", bad);
 

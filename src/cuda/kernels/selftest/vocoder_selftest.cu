@@ -321,7 +321,7 @@ unsigned code_of(int stream, int frame, int group) {
     return h % BOOK;
 }
 
-// Streams at their places, decoded together in some order of chunks; what each said.
+// Streams in their slots, decoded together in some order of chunks; the samples of each.
 struct Run {
     Net& net;
     Mode mode;
@@ -330,7 +330,7 @@ struct Run {
     std::vector<std::vector<float>> out;
     Run(Net& net, Mode mode, std::vector<int> ids, std::vector<int> slots)
         : net(net), mode(mode), ids(ids), slots(slots), at(ids.size()), parity(ids.size()), out(ids.size()) {}
-    // `own[i]` frames of stream i in a launch of F; `extra` rows of nobody.
+    // `own[i]` frames of stream i in a launch of F; `extra` rows of padding.
     void step(int F, std::vector<int> own, int extra = 0) {
         int B = ids.size() + extra;
         std::vector<VocoderRow> rows(B, {-1, 0, 0, 0});

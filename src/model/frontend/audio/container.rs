@@ -1,4 +1,4 @@
-//! What a file is, from its first bytes. File names and declared types are not looked at: they can say anything.
+//! Recognizes a file by its first bytes. File names and declared types are ignored: a client can write anything there.
 
 use super::AudioError;
 
@@ -36,7 +36,7 @@ pub(super) struct Found {
     pub start: usize,
 }
 
-/// First bytes of what people send by mistake.
+/// First bytes of files that clients send by mistake.
 const NOT_AUDIO: &[(&[u8], &str)] = &[
     (b"PK\x03\x04", "a zip archive"),
     (b"\x1f\x8b", "a gzip archive"),
@@ -58,7 +58,7 @@ const NOT_AUDIO: &[(&[u8], &str)] = &[
     (b"http", "an address"),
 ];
 
-/// Audio and video that has no reader here.
+/// Audio and video formats that this program does not read.
 const NOT_READ: &[(&[u8], &str)] = &[
     (b"RF64", "RF64 (a wav for more than 4 GB)"),
     (b"BW64", "BW64 (a wav for more than 4 GB)"),
@@ -72,7 +72,7 @@ const NOT_READ: &[(&[u8], &str)] = &[
     (b".snd", "AU"),
 ];
 
-/// First bytes of the first packet of an Ogg stream that has no reader here.
+/// First bytes of the first packet of Ogg streams that this program does not read.
 const OGG_NOT_READ: &[(&[u8], &str)] = &[(b"OpusHead", "Opus"), (b"Speex   ", "Speex")];
 const OGG_VIDEO: &[&[u8]] = &[b"\x80theora", b"BBCD", b"OVP80", b"fishead"];
 

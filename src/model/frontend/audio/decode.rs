@@ -1,4 +1,4 @@
-//! The packets of a container to mono samples.
+//! Decodes the packets of a container to mono samples.
 
 use super::container::Container;
 use super::{AudioError, AudioLimits, Clip, MAX_CHANNELS, MAX_RATE, MIN_RATE, vorbis};
@@ -22,8 +22,8 @@ const SLACK_SECONDS: f64 = 0.1;
 /// Decodes a container.
 pub(super) fn decode(container: Container, bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioError> {
     // The library is free of `unsafe` and checks what it reads, but some damage still makes it panic: where overflow is
-    // checked, 0.6.1 does so for channel masks of a wav and frame sizes of an aiff. That must cost a request, not the
-    // thread that serves it.
+    // checked, 0.6.1 does so for channel masks of a wav and frame sizes of an aiff. Such a panic must fail the request,
+    // not the thread that serves it.
     catch_unwind(AssertUnwindSafe(|| decode_checked(container, bytes, limits))).unwrap_or_else(|_| {
         Err(AudioError::Damaged { format: container.name(), reason: "its structure makes no sense".into() })
     })
@@ -89,7 +89,7 @@ fn promised_frames(container: Container, track: &Track, bytes: &[u8]) -> Option<
     track.num_frames.filter(|_| counted)
 }
 
-/// What the decoder is made from, checked for what would make it take memory.
+/// The parameters of the decoder, checked for those that would make it take memory.
 fn codec(container: Container, track: &Track) -> Result<AudioCodecParameters, AudioError> {
     let Some(codec) = track.codec_params.as_ref().and_then(|params| params.audio()) else {
         return Err(AudioError::NoAudio);
@@ -108,7 +108,7 @@ fn codec(container: Container, track: &Track) -> Result<AudioCodecParameters, Au
     Ok(codec.clone())
 }
 
-/// The end of the bytes where a packet should be is an end: what was promised is compared later.
+/// A file that ends where a packet should begin counts as ended; the caller compares its length with the promised one.
 fn next_packet(reader: &mut (dyn FormatReader + '_)) -> Result<Option<symphonia::core::packet::Packet>, Error> {
     match reader.next_packet() {
         Err(Error::IoError(e)) if e.kind() == std::io::ErrorKind::UnexpectedEof => Ok(None),
@@ -165,7 +165,7 @@ impl Mono {
         (self.max_seconds * f64::from(self.rate)) as u64
     }
 
-    /// Refuses by what the header promises, before anything is decoded.
+    /// Refuses a file for what its header promises, before decoding.
     fn expect(&self, frames: u64) -> Result<(), AudioError> {
         if frames > self.max_frames() { Err(AudioError::TooLong { limit: self.max_seconds }) } else { Ok(()) }
     }
@@ -204,11 +204,11 @@ impl Mono {
     }
 }
 
-/// What the library says, as a refusal.
+/// Turns an error of the library into a refusal.
 fn refusal(container: Container, error: Error) -> AudioError {
     let format = container.name();
     match error {
-        // That is how the library says that a part of the structure is not there.
+        // The library reports a missing part of the structure with this error.
         Error::Unsupported(what) if what.contains("missing") => AudioError::Damaged { format, reason: what.into() },
         Error::Unsupported(what) => AudioError::Unsupported(format!("this {format} ({what})")),
         Error::IoError(e) if e.kind() == std::io::ErrorKind::UnexpectedEof => {

@@ -1,8 +1,8 @@
-//! Any audio file to mono samples, within limits.
+//! Decodes audio files to mono samples, within limits.
 //!
-//! The bytes come from strangers, so the container is recognised from its first bytes and nothing else, and every limit
-//! is checked while decoding: a small file that unpacks to hours, or a header that promises terabytes, is refused when
-//! the limit is reached and not when memory is.
+//! Clients send the bytes, so the container is recognized from its first bytes alone and every limit is checked while
+//! decoding: a small file that unpacks to hours, or a header that promises terabytes, is refused when it reaches the
+//! limit, not when memory runs out.
 
 mod container;
 mod decode;
@@ -13,7 +13,7 @@ mod tests;
 
 use std::fmt;
 
-/// What is taken from a file.
+/// The sound of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clip {
     /// Mono samples, mostly in [-1, 1], all finite, not all zero.
@@ -29,7 +29,7 @@ impl Clip {
     }
 }
 
-/// What a file may be.
+/// Limits on a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AudioLimits {
     /// Encoded bytes.
@@ -53,12 +53,12 @@ pub(crate) const MIN_RATE: u32 = 8_000;
 pub(crate) const MAX_RATE: u32 = 192_000;
 /// Most channels: 7.1 surround.
 const MAX_CHANNELS: usize = 8;
-/// Floats that are larger were never meant to be in [-1, 1]. A hot recording reaches 2.
+/// The largest float that a recording may have: an overdriven one reaches 2, larger ones are not scaled to [-1, 1].
 const MAX_PEAK: f32 = 8.0;
 /// Below -80 dB there is only the noise of an open input.
 const MIN_PEAK: f32 = 1e-4;
 
-/// Why a file is refused; one line that says what to do.
+/// Why a file is refused. The message is one line and says what to do.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum AudioError {
     /// No bytes.
@@ -72,19 +72,19 @@ pub enum AudioError {
         /// What is taken.
         limit: usize,
     },
-    /// Something known that is not an audio file.
+    /// A known format that is not audio.
     #[error("this is {0}, not an audio file: send {READ_HERE}")]
     NotAudio(&'static str),
-    /// Audio in a container or codec that is not read here.
+    /// Audio in a container or codec that this program does not read.
     #[error("{0} is not read here: convert it to {READ_HERE}")]
     Unsupported(String),
-    /// Nothing known.
+    /// An unknown format.
     #[error("this is not an audio file: expected {READ_HERE}")]
     Unknown,
-    /// There are pictures in it.
+    /// The file has a video track.
     #[error("this is a video: send only its sound, as {READ_HERE}")]
     Video,
-    /// The container is fine and has no sound.
+    /// The container has no audio track.
     #[error("the file has no audio track: send {READ_HERE}")]
     NoAudio,
     /// The bytes do not mean what their format says.
@@ -113,7 +113,7 @@ pub enum AudioError {
         /// How long it should be.
         limit: f64,
     },
-    /// Too much sound. How much more there is stays unknown: decoding stops at the limit.
+    /// Too much sound. The full length is unknown: decoding stops at the limit.
     #[error("the audio is longer than {limit} seconds: cut it to a few sentences of one speaker")]
     TooLong {
         /// How long it may be.
@@ -170,7 +170,7 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioErr
     check(clip, limits)
 }
 
-/// What can be said only of all samples together.
+/// The checks that need all samples.
 fn check(clip: Clip, limits: &AudioLimits) -> Result<Clip, AudioError> {
     let seconds = clip.seconds();
     if seconds < limits.min_seconds || clip.pcm.is_empty() {

@@ -1,4 +1,4 @@
-//! Decoding of real files, and of what a stranger may make of them.
+//! Decoding of real files, and of files that an attacker damaged.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,8 +1,8 @@
 //! The encoder of the 12 Hz codec (Mimi): samples to code frames (spec section 10).
 //!
 //! Causal convolutions down to two positions per frame, a transformer over them, a last convolution that makes one of
-//! two, and residual codebooks. The convolutions run over a clip piece by piece, with the last inputs of each kept as in
-//! the vocoder: the activations of a minute at the sample rate would take a gigabyte.
+//! two, and residual codebooks. The convolutions run over a clip piece by piece, with the last inputs of each kept as
+//! in the vocoder: the activations of a minute at the sample rate would take a gigabyte.
 
 mod quantizer;
 mod seanet;
@@ -59,7 +59,7 @@ impl CodecEncoder {
         &self.config
     }
 
-    /// Frames of so many samples: the last one may be begun only.
+    /// Frames of so many samples; the last one may be partly filled.
     pub fn frames(&self, samples: usize) -> usize {
         samples.div_ceil(self.config.samples_per_frame())
     }
@@ -67,8 +67,8 @@ impl CodecEncoder {
     /// The codes of 24 kHz samples, frame after frame, the valid quantizers of each; [`CodecEncoder::frames`] of them.
     ///
     /// A position of the transformer sees the window of the config. That is how the codec was trained and what the
-    /// reference computes with FlashAttention; with its other attentions it sees everything before it, which differs for
-    /// clips longer than the window (10 seconds).
+    /// reference computes with FlashAttention; with its other attentions it sees everything before it, which differs
+    /// for clips longer than the window (10 seconds).
     ///
     /// # Errors
     /// When there are no samples, or the device fails.

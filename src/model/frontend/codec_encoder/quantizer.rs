@@ -11,7 +11,7 @@ type Loaded<T> = std::result::Result<T, LoadError>;
 /// Least use of a code: its vector is a sum over its uses.
 const MIN_USAGE: f64 = 1e-5;
 
-/// What is meant, and how it sounds: both chains begin with the same vector.
+/// The semantic and the acoustic chain; both start from the same vector.
 pub(super) struct Quantizer {
     semantic: Chain,
     acoustic: Option<Chain>,
@@ -51,7 +51,7 @@ struct Chain {
 impl Chain {
     fn load(scope: &Scope<'_>, config: &CodecEncoderConfig, used: usize, all: usize) -> Loaded<Chain> {
         let (hidden, width) = (config.transformer.hidden_size, config.codebook_dim);
-        // The way back is for the decoder, which has its own.
+        // The projection back is the decoder's business, which has its own.
         scope.ignore("output_proj");
         (used..all).for_each(|i| scope.ignore(&format!("layers.{i}")));
         let project = (width != hidden)
@@ -91,7 +91,7 @@ struct Codebook {
 impl Codebook {
     fn load(scope: &Scope<'_>, config: &CodecEncoderConfig) -> Loaded<Codebook> {
         let (size, width) = (config.codebook_size, config.codebook_dim);
-        // Says that training has begun.
+        // A flag of the training.
         scope.ignore("initialized");
         let usage = scope.get("cluster_usage", &[size])?.clamp(MIN_USAGE, f64::INFINITY)?;
         let vectors = scope.get("embed_sum", &[size, width])?.broadcast_div(&usage.unsqueeze(1)?)?;

@@ -31,7 +31,7 @@ impl SeaNet {
         let mut plan = Plan::empty();
         let mut channels = config.num_filters;
         let first = CausalConv::load(&layers.at(0), (1, channels), (config.kernel_size, 1), &mut plan)?;
-        // Activations have numbers too.
+        // Activations take an index in the checkpoint's list of layers, as convolutions do.
         let mut number = 1;
         let mut stages = Vec::new();
         for stride in config.upsampling_ratios.iter().rev() {

@@ -1,9 +1,9 @@
-//! What a checkpoint cannot do, in words for whoever asked.
+//! Requests that a checkpoint cannot serve, as messages for the client.
 
 use crate::hf::{UnknownSpeaker, Variant};
 use crate::tokenizer::TokenizeError;
 
-/// A request that this checkpoint cannot serve. The client's mistake, but for the last.
+/// A request that this checkpoint cannot serve. All but the last are the client's mistake.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum TtsPromptError {
@@ -33,6 +33,11 @@ pub enum TtsPromptError {
     NoTranscript,
     #[error("the recording of the reference is empty")]
     NoRecording,
+    #[error(
+        "this checkpoint encodes a recording with {made} codes per frame and its talker reads {read}: leave the \
+         transcript out to clone the voice by its sound alone"
+    )]
+    SoundOnly { made: usize, read: usize },
     #[error("{0}")]
     Voice(String),
     #[error(transparent)]
@@ -47,7 +52,7 @@ impl TtsPromptError {
             TtsPromptError::UnknownSpeaker(_) | TtsPromptError::NoSpeaker(_) | TtsPromptError::NoNames(_) => "voice",
             TtsPromptError::UnknownLanguage { .. } | TtsPromptError::Dialect { .. } => "language",
             TtsPromptError::NoInstructions(..) | TtsPromptError::NothingDescribed => "instructions",
-            TtsPromptError::NoTranscript => "ref_text",
+            TtsPromptError::NoTranscript | TtsPromptError::SoundOnly { .. } => "ref_text",
             TtsPromptError::NoCloning(_)
             | TtsPromptError::NothingToClone
             | TtsPromptError::NoRecording

@@ -1,4 +1,4 @@
-//! Which token stands beside which code. Pure.
+//! The layout of a prompt: which token is added to which code. Pure.
 
 use crate::hf::CodecTokens;
 use crate::talker::{CodecSide, TalkerPrompt, TextSide, Trailing};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(super) struct Plan {
     /// Tokens of everything before the text.
     pub tokens: Vec<u32>,
-    /// How many of them stand alone, without codes: instruction and header.
+    /// How many of them have no codec side: instruction and header.
     pub plain: u32,
     /// Codec sides of the embeddings behind those; padding is the last.
     pub opening: Vec<CodecSide>,
@@ -32,7 +32,7 @@ impl Plan {
         self.reference.as_ref().map_or(0, |reference| reference.tokens)
     }
 
-    /// Begin and frames of the reference, which the text stands beside.
+    /// The begin token and the frames of the reference, to which the text is added.
     fn codec_embeddings(&self, tokens: &CodecTokens) -> Vec<CodecSide> {
         let frames = self.reference.as_ref().map_or(0, |reference| reference.frames);
         [CodecSide::Token(tokens.bos)].into_iter().chain((0..frames).map(CodecSide::Frame)).collect()

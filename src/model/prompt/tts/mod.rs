@@ -1,8 +1,8 @@
-//! From a text and a voice to what the talker of Qwen3-TTS is fed (spec section 9).
+//! Makes the input of the talker of Qwen3-TTS from a text and a voice (spec section 9).
 //!
-//! The talker's input embeddings are tokens: those of the instruction, three of the assistant's header, for in-context cloning
-//! those of the reference's transcript, then the text. Which of them stand where, and beside which codes, is the
-//! [`TalkerPrompt`].
+//! The talker's input embeddings are tokens: those of the instruction, three of the assistant's header, for in-context
+//! cloning those of the reference's transcript, then the text. The [`TalkerPrompt`] says where each of them stands and
+//! which codes are added to it.
 
 mod error;
 mod layout;
@@ -19,21 +19,21 @@ use crate::weights::Files;
 use layout::{Plan, PlannedReference};
 use std::sync::Arc;
 
-/// What every text is spoken as an answer to.
+/// The header of the assistant's turn, which every text follows.
 const HEADER: &str = "<|im_start|>assistant\n";
-/// Around an instruction.
+/// The tokens before and behind an instruction.
 const INSTRUCTION: [&str; 2] = ["<|im_start|>user\n", "<|im_end|>\n"];
 
-/// A text and how it is to be spoken.
+/// A text and how to speak it.
 #[derive(Clone, Debug)]
 pub struct TtsRequest<'a> {
-    /// What is said. Space around it is ignored.
+    /// The text to speak. Space around it is ignored.
     pub text: &'a str,
     /// A language of the checkpoint or `auto`, any case; `None` is `auto`.
     pub language: Option<&'a str>,
-    /// Who says it.
+    /// The voice.
     pub speaker: Speaker<'a>,
-    /// How it is to be said, or what the voice is like; empty is none.
+    /// The manner of speaking, or the description of a voice; empty is none.
     pub instruct: Option<&'a str>,
     /// Whether the talker gets the whole text before it speaks, instead of a token per frame; `None` is what the
     /// reference does for the checkpoint: all at once unless a voice is cloned.
@@ -43,32 +43,32 @@ pub struct TtsRequest<'a> {
 /// Who speaks.
 #[derive(Clone, Debug)]
 pub enum Speaker<'a> {
-    /// Nobody in particular: the voice is described by the instruction.
+    /// No speaker: the instruction describes the voice.
     Unnamed,
-    /// Nobody in particular, but the one who spoke before: speech that goes on from a piece that was made for the same
-    /// description. The checkpoints were not trained with this layout; it is what they see when they read a long text.
+    /// The voice of an earlier piece of speech, which was made for the same description and which this one continues.
+    /// The checkpoints were not trained with this layout; it is what they see inside a long text.
     Continued(Reference),
     /// A speaker that the checkpoint was trained with, any case.
     Named(&'a str),
-    /// Somebody who was recorded.
+    /// A voice from a recording.
     Cloned {
         /// The sound of the voice, as the speaker encoder makes it: `[talker hidden]`.
         x_vector: Arc<[f32]>,
-        /// The recording itself, for speech that goes on in its manner.
+        /// The recording with its transcript, which the speech continues.
         reference: Option<Reference>,
     },
 }
 
-/// A recording and what is said in it.
+/// A recording and its transcript.
 #[derive(Clone, Debug)]
 pub struct Reference {
-    /// What is said.
+    /// The transcript.
     pub text: Arc<str>,
     /// Frame after frame, all groups of each.
     pub codes: Arc<[u32]>,
 }
 
-/// What the talker is given for a text.
+/// The input of the talker for a text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TtsPrompt {
     /// The layout, with the voice.
@@ -91,7 +91,7 @@ pub struct TtsPrompter {
 }
 
 impl TtsPrompter {
-    /// From the parts of one checkpoint, whose files are named in errors.
+    /// Made from the parts of one checkpoint; errors name its files.
     ///
     /// # Errors
     /// [`LoadError::Invalid`] when the tokenizer does not give the assistant's header its three tokens.
@@ -114,7 +114,7 @@ impl TtsPrompter {
         &self.tokenizer
     }
 
-    /// What the talker is given for a text that is there as a whole.
+    /// The prompt for a complete text.
     ///
     /// # Errors
     /// [`TtsPromptError`] for what this checkpoint cannot do, and for an empty text.
@@ -135,8 +135,8 @@ impl TtsPrompter {
         })
     }
 
-    /// The same for a text that is still being written: `request.text` is its begin, which may be empty. Without a say in
-    /// `non_streaming`, the talker gets the text as it comes.
+    /// The prompt for a text that is still being written: `request.text` is its beginning, which may be empty. Unless
+    /// `non_streaming` is set, the talker gets the text as it arrives.
     ///
     /// # Errors
     /// [`TtsPromptError`] for what this checkpoint cannot do.
@@ -158,6 +158,10 @@ impl TtsPrompter {
         let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole };
         let reference = match &request.speaker {
             Speaker::Cloned { x_vector, reference } => {
+                let (made, read) = (config.codec.encoder_groups(), config.talker.num_code_groups);
+                if reference.is_some() && made != read {
+                    return Err(TtsPromptError::SoundOnly { made, read });
+                }
                 plan.x_vector = Some(Arc::clone(x_vector));
                 reference.as_ref()
             }
@@ -199,7 +203,7 @@ impl TtsPrompter {
         Ok([before, self.tokenizer.encode_text(text)?.as_slice(), after].concat())
     }
 
-    /// The speaker's place in the prompt, and the dialect that belongs to it.
+    /// The codec side of the speaker, and the dialect of that speaker.
     fn speaker(&self, speaker: &Speaker<'_>) -> Result<(Option<CodecSide>, Option<u32>), TtsPromptError> {
         let (config, variant) = (&self.config, self.config.variant);
         match (variant, speaker) {

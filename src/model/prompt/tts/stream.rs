@@ -10,7 +10,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct TtsStream {
     prompter: TtsPrompter,
-    /// Its tokens are those that nobody has taken yet.
+    /// Its tokens are those that the talker has not taken yet.
     plan: Plan,
     words: Words,
     /// Tokens of text so far.
@@ -27,10 +27,10 @@ impl TtsStream {
         Ok(stream)
     }
 
-    /// More text. Nothing after [`TtsStream::finish`].
+    /// Appends text. Has no effect after [`TtsStream::finish`].
     ///
     /// # Errors
-    /// [`TtsPromptError::Tokenize`], which a byte-level tokenizer never says.
+    /// [`TtsPromptError::Tokenize`], which a byte-level tokenizer never returns.
     pub fn push(&mut self, text: &str) -> Result<(), TtsPromptError> {
         if !self.ended {
             let tokens = self.words.push(&self.prompter.tokenizer, text)?;
@@ -39,7 +39,7 @@ impl TtsStream {
         Ok(())
     }
 
-    /// Nothing follows.
+    /// Ends the text.
     ///
     /// # Errors
     /// [`TtsPromptError::NothingToSpeak`] when there was no text at all.
@@ -52,8 +52,8 @@ impl TtsStream {
         if self.text == 0 { Err(TtsPromptError::NothingToSpeak) } else { Ok(()) }
     }
 
-    /// The prompt, once: as soon as its layout no longer depends on text that is still to come. Without a reference that
-    /// is when the first word is whole; with one, when the text is longer than the recording or ends.
+    /// The prompt, once: as soon as its layout no longer depends on text that is still to come. Without a reference
+    /// that is when the first word is whole; with one, when the text is longer than the recording or ends.
     pub fn prompt(&mut self) -> Option<Arc<TalkerPrompt>> {
         if self.started || self.text == 0 {
             return None;

@@ -1,0 +1,161 @@
+//! What is served and how it is: models, health, readiness, faults.
+
+use omni_engine::{StageHealth, StageState};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// `GET /v1/models`: OpenAI's list, with one entry.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct ModelList<'a> {
+    /// `list`.
+    pub object: &'static str,
+    pub data: [ModelObject<'a>; 1],
+}
+
+/// `GET /v1/models/{id}`: the model that is served.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct ModelObject<'a> {
+    pub id: &'a str,
+    /// `model`.
+    pub object: &'static str,
+    /// Unix seconds: when the server started.
+    pub created: u64,
+    /// `omni-actors`.
+    pub owned_by: &'static str,
+}
+
+/// `GET /live`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Live {
+    pub live: bool,
+}
+
+/// `GET /ready`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Ready<'a> {
+    /// A request would be taken now.
+    pub ready: bool,
+    /// A shutdown has begun.
+    pub draining: bool,
+    /// Upstream first. Only for callers with a key, where the server has keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<Vec<Stage<'a>>>,
+}
+
+/// `GET /health`.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Health<'a> {
+    /// `alive`.
+    pub status: &'static str,
+    /// Every stage can serve.
+    pub ready: bool,
+    /// A shutdown has begun.
+    pub draining: bool,
+    /// Only for callers with a key, where the server has keys.
+    #[serde(flatten)]
+    pub details: Option<HealthDetails<'a>>,
+}
+
+/// What only callers with a key see.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct HealthDetails<'a> {
+    pub version: &'static str,
+    /// Unix seconds.
+    pub started: u64,
+    pub model: &'a str,
+    /// Requests in flight.
+    pub requests: usize,
+    /// How many there may be: `limits.max_requests`.
+    pub max_requests: usize,
+    pub admission: Admission,
+    /// Upstream first.
+    pub stages: Vec<Stage<'a>>,
+}
+
+/// How many streams are carried.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Admission {
+    /// Streams that the server can carry in real time.
+    pub capacity: usize,
+    /// Requests that have a place.
+    pub held: usize,
+    /// Those of them that have a deadline.
+    pub realtime: usize,
+}
+
+/// State of one stage.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Stage<'a> {
+    /// `thinker`, `talker` or `vocoder`.
+    pub name: &'static str,
+    pub state: State,
+    /// Unix seconds: since when it has been in this state.
+    pub since: u64,
+    /// How often it was started.
+    pub generation: u32,
+    /// Restarts since the process began.
+    pub restarts: u32,
+    /// Why it was restarted last.
+    pub last_reason: Option<&'a str>,
+    /// Seconds that the last restart took, from the failure to serving again.
+    pub last_recovery_s: Option<f64>,
+    /// Sequences that have a slot.
+    pub sequences: usize,
+    /// Its process, where it has one of its own that runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+/// What a stage does.
+#[derive(Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum State {
+    /// It loads.
+    Starting,
+    /// It serves.
+    Running,
+    /// It waits before it starts again.
+    Restarting,
+    /// It failed too often.
+    Failed,
+}
+
+impl<'a> From<&'a StageHealth> for Stage<'a> {
+    fn from(stage: &'a StageHealth) -> Stage<'a> {
+        Stage {
+            name: stage.name.as_str(),
+            state: match stage.state {
+                StageState::Starting => State::Starting,
+                StageState::Running => State::Running,
+                StageState::Restarting => State::Restarting,
+                StageState::Failed => State::Failed,
+            },
+            since: stage.since,
+            generation: stage.generation,
+            restarts: stage.restarts,
+            last_reason: stage.last_reason.as_deref(),
+            last_recovery_s: stage.last_recovery_s,
+            sequences: stage.sequences,
+            pid: stage.pid,
+        }
+    }
+}
+
+/// `/debug/faults`: the rules in force.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Faults {
+    /// `drill.seed` of the config.
+    pub seed: u64,
+    /// Each rule with the keys that it was written with, and `seen` and `hits`: how often its place was passed, and how
+    /// often it struck. docs/faults.md has the keys.
+    pub faults: Vec<Map<String, Value>>,
+}
+
+/// `POST /debug/faults`: rules to add, all or none.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "the schema alone: the config's reader of rules reads it")]
+pub(crate) struct NewFaults {
+    /// docs/faults.md has the keys of a rule.
+    faults: Vec<Map<String, Value>>,
+}

@@ -1,0 +1,97 @@
+//! `/v1/audio/voices`.
+
+use omni_engine::{UploadInfo, VoiceInfo};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The form of an upload. Its parts are read one by one, so this is for the schema alone.
+#[derive(JsonSchema)]
+#[expect(dead_code, reason = "the schema alone")]
+pub(crate) struct VoiceForm {
+    /// The recording, a file; or `speaker_embedding`.
+    audio_sample: Option<Vec<u8>>,
+    /// 1 to 64 letters, digits, `-`, `_`, `.` or spaces; case does not matter.
+    name: String,
+    /// How the speaker agreed, in the uploader's words.
+    consent: String,
+    /// What is said in the recording: cloning in context.
+    ref_text: Option<String>,
+    /// For people.
+    speaker_description: Option<String>,
+    /// The x-vector as a JSON list, instead of a recording.
+    speaker_embedding: Option<String>,
+}
+
+/// The voices that a request may name.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct VoiceList<'a> {
+    /// The names.
+    pub voices: Vec<&'a str>,
+    /// Those of them that were uploaded.
+    pub uploaded_voices: Vec<Voice<'a>>,
+    /// The voice of a request that names none; null where one has to be given.
+    pub default: Option<&'a str>,
+    /// Samples per second of all audio.
+    pub sample_rate: u32,
+    /// What a Qwen3-TTS checkpoint was trained for; null for Qwen3-Omni.
+    pub task_type: Option<&'static str>,
+    /// What `language` may be besides `auto`; null for Qwen3-Omni.
+    pub languages: Option<&'a [String]>,
+    /// Whether the checkpoint follows `instructions`.
+    pub instructions: bool,
+}
+
+/// An uploaded voice; what was not given is left out.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Voice<'a> {
+    pub name: &'a str,
+    #[serde(flatten)]
+    pub upload: Option<Upload<'a>>,
+}
+
+/// How it came.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Upload<'a> {
+    pub consent: &'a str,
+    /// Unix seconds.
+    pub created_at: u64,
+    /// Bytes of the recording; 0 for an x-vector.
+    pub file_size: u64,
+    /// Seconds of speech in the recording, to a thousandth; 0 for an x-vector.
+    pub seconds: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mime_type: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ref_text: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speaker_description: Option<&'a str>,
+}
+
+impl<'a> From<&'a VoiceInfo> for Voice<'a> {
+    fn from(voice: &'a VoiceInfo) -> Voice<'a> {
+        let upload = |upload: &'a UploadInfo| Upload {
+            consent: &upload.consent,
+            created_at: upload.created_at,
+            file_size: upload.file_size,
+            seconds: (f64::from(upload.seconds) * 1000.0).round() / 1000.0,
+            mime_type: upload.mime_type.as_deref(),
+            ref_text: upload.ref_text.as_deref(),
+            speaker_description: upload.description.as_deref(),
+        };
+        Voice { name: &voice.name, upload: voice.upload.as_ref().map(upload) }
+    }
+}
+
+/// The answer to an upload.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct VoiceAdded<'a> {
+    pub success: bool,
+    pub voice: Voice<'a>,
+}
+
+/// The answer to a deletion.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct VoiceRemoved {
+    pub success: bool,
+    pub message: String,
+}

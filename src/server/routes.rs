@@ -1,0 +1,274 @@
+//! Every route on one page: its path, who may use it, what its body is, its handler, and what it means for
+//! `/openapi.json`.
+//!
+//! A body of any kind is at most `server.max_body_bytes` long and must arrive within `server.read_timeout`; so is a
+//! message of the WebSocket. No other body is read.
+
+use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
+use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
+use super::api::service::{Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
+use super::api::session::{ClientMessage, ServerMessage};
+use super::api::speech::{self as speech_api, SpeechEvent, SpeechRequest};
+use super::api::voices::{VoiceAdded, VoiceForm, VoiceList, VoiceRemoved};
+use super::auth::{Access, auth};
+use super::error::ApiError;
+use super::openapi::{Operation, document};
+use super::state::App;
+use super::{batch, chat, debug, faults, meta, speech, voices, ws};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, delete, get, post};
+use axum::{Json, Router};
+use std::sync::Arc;
+
+const JSON: &str = "application/json";
+const FORM: &str = "multipart/form-data";
+const EVENTS: &str = "text/event-stream";
+const TEXT: &str = "text/plain";
+
+/// One route.
+struct Route {
+    /// As the API and the metrics name it.
+    path: &'static str,
+    access: Access,
+    handler: MethodRouter<Arc<App>>,
+    operations: Vec<Operation>,
+    /// Whether this server has it.
+    exists: bool,
+}
+
+impl Route {
+    /// The path as axum has it: a model's name may have slashes.
+    fn mounted(&self) -> String {
+        self.path.replace("{id}", "{*id}")
+    }
+}
+
+/// The table. Routes that this server does not have are in it too: metrics and `/openapi.json` name them.
+fn routes(app: &App) -> Vec<Route> {
+    use Access::{Key, Open};
+    let route = |path, access, handler, operations| Route { path, access, handler, operations, exists: true };
+    let only_if = |exists, route| Route { exists, ..route };
+    let (traces, drill) = (app.traces.is_some(), app.service.faults().is_some());
+    vec![
+        route(
+            "/",
+            Open,
+            get(meta::page),
+            vec![Operation::new("get", "a page that speaks what you type").answers_file("text/html")],
+        ),
+        route(
+            "/live",
+            Open,
+            get(meta::live),
+            vec![Operation::new("get", "200 as long as the process runs").answers::<Live>(JSON)],
+        ),
+        route(
+            "/ready",
+            Open,
+            get(meta::ready),
+            vec![Operation::new("get", "200 if a request would be taken now, else 503").answers::<Ready<'_>>(JSON)],
+        ),
+        route(
+            "/health",
+            Open,
+            get(meta::health),
+            vec![
+                Operation::new("get", "how the server is, 200 as long as the process runs").answers::<Health<'_>>(JSON),
+            ],
+        ),
+        route(
+            "/metrics",
+            Key,
+            get(meta::metrics),
+            vec![Operation::new("get", "metrics for Prometheus").answers_file(TEXT)],
+        ),
+        // `router` gives it the document of this table.
+        route(
+            "/openapi.json",
+            Key,
+            MethodRouter::new(),
+            vec![Operation::new("get", "this description").answers_file(JSON)],
+        ),
+        route(
+            "/v1/models",
+            Key,
+            get(meta::models),
+            vec![Operation::new("get", "what is served").answers::<ModelList<'_>>(JSON)],
+        ),
+        route(
+            "/v1/models/{id}",
+            Key,
+            get(meta::model),
+            vec![Operation::new("get", "the served model").answers::<ModelObject<'_>>(JSON)],
+        ),
+        route(
+            "/v1/audio/voices",
+            Key,
+            get(voices::list).post(voices::add),
+            vec![
+                Operation::new("get", "which voices there are").answers::<VoiceList<'_>>(JSON),
+                Operation::new("post", "uploads a voice").takes::<VoiceForm>(FORM).answers::<VoiceAdded<'_>>(JSON),
+            ],
+        ),
+        route(
+            "/v1/audio/voices/{name}",
+            Key,
+            delete(voices::remove),
+            vec![Operation::new("delete", "deletes an uploaded voice").answers::<VoiceRemoved>(JSON)],
+        ),
+        route(
+            "/v1/audio/speech",
+            Key,
+            post(speech::speech),
+            vec![
+                Operation::new("post", "speaks a text, whole or streamed")
+                    .takes::<SpeechRequest<'_>>(JSON)
+                    .refuses(speech_api::REFUSED)
+                    .ignores(speech_api::HARMLESS)
+                    .answers_file("audio/*")
+                    .answers::<SpeechEvent<'_>>(EVENTS),
+            ],
+        ),
+        route(
+            "/v1/audio/speech/batch",
+            Key,
+            post(batch::batch),
+            vec![
+                Operation::new("post", "speaks several texts, answered in one piece")
+                    .takes::<BatchRequest<'_>>(JSON)
+                    .refuses(batch_api::REFUSED)
+                    .ignores(speech_api::HARMLESS)
+                    .answers::<BatchAnswer<'_>>(JSON),
+            ],
+        ),
+        route(
+            "/v1/audio/speech/stream",
+            Key,
+            get(ws::connect),
+            vec![
+                Operation::new("get", "a WebSocket: text in as it is written, speech out before the text is complete")
+                    .talks::<ClientMessage, ServerMessage<'_>>(),
+            ],
+        ),
+        route(
+            "/v1/chat/completions",
+            Key,
+            post(chat::completions),
+            vec![
+                Operation::new("post", "answers in text, or in text and speech")
+                    .takes::<ChatRequest>(JSON)
+                    .refuses(chat_api::REFUSED)
+                    .ignores(chat_api::HARMLESS)
+                    .answers::<Completion<'_>>(JSON)
+                    .answers::<ChatEvent<'_>>(EVENTS),
+            ],
+        ),
+        only_if(
+            traces,
+            route(
+                "/debug/trace",
+                Key,
+                get(debug::now),
+                vec![
+                    Operation::new(
+                        "get",
+                        "what the stages do, as a file for a Perfetto viewer; with telemetry.trace = true",
+                    )
+                    .asks("seconds", "how long, above 0 and at most 60; 5 by default")
+                    .answers_file(JSON),
+                ],
+            ),
+        ),
+        only_if(
+            traces,
+            route(
+                "/debug/trace/{id}",
+                Key,
+                get(debug::of_request),
+                vec![Operation::new("get", "the trace of one request; with telemetry.trace = true").answers_file(JSON)],
+            ),
+        ),
+        only_if(
+            drill,
+            route(
+                "/debug/faults",
+                Key,
+                get(faults::list).post(faults::add).delete(faults::clear),
+                vec![
+                    Operation::new("get", "what breaks on purpose; with drill.enabled = true").answers::<Faults>(JSON),
+                    Operation::new("post", "adds faults").takes::<NewFaults>(JSON).answers::<Faults>(JSON),
+                    Operation::new("delete", "takes all faults away").answers::<Faults>(JSON),
+                ],
+            ),
+        ),
+    ]
+}
+
+/// What the middleware knows of the routes.
+struct Table(Vec<(&'static str, Access)>);
+
+impl Table {
+    /// The route of a path. It is found before axum looks for a handler, so that a wrong method has its route too.
+    fn find(&self, path: &str) -> Option<(&'static str, Access)> {
+        let exact = self.0.iter().find(|(route, _)| *route == path);
+        let inside = |(route, _): &&(&'static str, Access)| {
+            route.split_once('{').is_some_and(|(prefix, _)| path.starts_with(prefix))
+        };
+        exact.or_else(|| self.0.iter().find(inside)).copied()
+    }
+}
+
+/// The routes of a server.
+pub(super) fn router(app: Arc<App>) -> Router {
+    let routes = routes(&app);
+    let table = Table(routes.iter().map(|route| (route.path, route.access)).collect());
+    let described = routes.iter().map(|route| (route.path, route.access == Access::Open, route.operations.as_slice()));
+    let description = Json(document(described));
+    let mut router = Router::new();
+    for route in routes {
+        let path = route.mounted();
+        router = match route.path {
+            "/openapi.json" => {
+                let description = description.clone();
+                router.route(&path, get(async || description))
+            }
+            _ if route.exists => router.route(&path, route.handler),
+            _ => router,
+        };
+    }
+    router
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(middleware::from_fn_with_state(app.clone(), auth))
+        .layer(middleware::from_fn_with_state((app.clone(), Arc::new(table)), common))
+        .with_state(app)
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let message = format!("there is nothing at {}; docs/api.md lists the routes", request.uri().path());
+    ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
+}
+
+async fn wrong_method(request: Request) -> Response {
+    if request.method() == Method::OPTIONS {
+        // axum adds the Allow header. There is no CORS header on purpose: other origins are not let in.
+        return StatusCode::NO_CONTENT.into_response();
+    }
+    let message = format!("{} does not take {}", request.uri().path(), request.method());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).into_response()
+}
+
+/// Tells the request who may use its route, counts the response, and gives it the headers that all have.
+async fn common(State((app, table)): State<(Arc<App>, Arc<Table>)>, mut request: Request, next: Next) -> Response {
+    let found = table.find(request.uri().path());
+    if let Some((_, access)) = found {
+        request.extensions_mut().insert(access);
+    }
+    let mut response = next.run(request).await;
+    app.metrics.response(found.map_or("other", |(route, _)| route), response.status().as_u16());
+    response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}

@@ -1,0 +1,224 @@
+//! `/openapi.json`, which the server derives from the structs that read requests and write answers, and docs/api.md beside
+//! it: each route and each field of one is in the other.
+
+use super::Site;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+type Names = BTreeSet<String>;
+
+const PAGE: &str = include_str!("../../../docs/api.md");
+
+fn section(heading: &str) -> &'static str {
+    let start = PAGE.find(&format!("\n## {heading}\n")).unwrap_or_else(|| panic!("no section {heading}"));
+    let rest = &PAGE[start + 4..];
+    rest.split("\n## ").next().unwrap()
+}
+
+/// What stands between backticks.
+fn code(text: &str) -> impl Iterator<Item = &str> {
+    text.split('`').skip(1).step_by(2)
+}
+
+/// Rows of the tables of a section whose first column has this heading, cell by cell.
+fn rows(section: &'static str, heading: &str) -> Vec<Vec<&'static str>> {
+    let mut rows = Vec::new();
+    let mut inside = false;
+    for line in section.lines() {
+        let Some(row) = line.strip_prefix("| ") else {
+            inside = false;
+            continue;
+        };
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        if cells[0] == heading {
+            inside = true;
+        } else if inside && !cells[0].starts_with("---") {
+            rows.push(cells);
+        }
+    }
+    assert!(!rows.is_empty(), "no table of {heading}");
+    rows
+}
+
+fn fields(section: &'static str, heading: &str) -> Names {
+    rows(section, heading).iter().flat_map(|cells| code(cells[0])).map(str::to_owned).collect()
+}
+
+/// The document of a server, with what its schemas refer to.
+struct Document(Value);
+
+impl Document {
+    async fn of(site: &Site) -> Document {
+        let response = site.get("/openapi.json").send().await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.headers()["content-type"], "application/json");
+        Document(response.json().await.unwrap())
+    }
+
+    fn resolved<'a>(&'a self, schema: &'a Value) -> &'a Value {
+        match schema["$ref"].as_str() {
+            Some(reference) => self.resolved(self.0.pointer(reference.trim_start_matches('#')).unwrap()),
+            None => schema,
+        }
+    }
+
+    /// Names of the fields of a schema, those of inner objects with their path.
+    fn fields(&self, schema: &Value) -> Names {
+        let mut names = Names::new();
+        self.collect(schema, "", &mut names);
+        names
+    }
+
+    fn collect(&self, schema: &Value, path: &str, names: &mut Names) {
+        let schema = self.resolved(schema);
+        for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+            let name = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            self.collect(inner, &name, names);
+            names.insert(name);
+        }
+        for variant in schema["anyOf"].as_array().into_iter().flatten() {
+            self.collect(variant, path, names);
+        }
+        if schema["items"].is_object() {
+            self.collect(&schema["items"], &format!("{path}[]"), names);
+        }
+    }
+
+    fn operation(&self, path: &str, method: &str) -> &Value {
+        let operation = &self.0["paths"][path][method];
+        assert!(operation.is_object(), "no {method} {path}");
+        operation
+    }
+
+    fn request(&self, path: &str, media_type: &str) -> Names {
+        self.fields(&self.operation(path, "post")["requestBody"]["content"][media_type]["schema"])
+    }
+
+    /// Messages of one side of the WebSocket: their types, and the fields of each.
+    fn messages(&self, side: &str) -> BTreeMap<String, Names> {
+        let schema = self.resolved(&self.operation("/v1/audio/speech/stream", "get")["x-websocket"][side]);
+        let message = |schema: &Value| {
+            let kind = schema["properties"]["type"]["const"].as_str().unwrap().to_owned();
+            let mut names = self.fields(schema);
+            if let Some(inner) = schema.get("$ref") {
+                names.extend(self.fields(&serde_json::json!({ "$ref": inner, })));
+            }
+            // Objects of another route are told there.
+            names.retain(|name| name != "type" && !name.contains('.'));
+            (kind, names)
+        };
+        schema["oneOf"].as_array().unwrap().iter().map(message).collect()
+    }
+}
+
+#[tokio::test]
+async fn the_routes_of_the_page_are_those_of_the_document() {
+    let document = Document::of(&Site::new()).await;
+    let paths = document.0["paths"].as_object().unwrap();
+    let described = paths.iter().flat_map(|(path, methods)| {
+        let web_socket = methods["get"].get("x-websocket").is_some();
+        methods.as_object().unwrap().keys().map(move |method| {
+            let method = if web_socket { "WS".to_owned() } else { method.to_uppercase() };
+            format!("{method} {path}")
+        })
+    });
+    let start = PAGE.split("\n## ").next().unwrap();
+    assert_eq!(fields(start, "route"), described.collect::<Names>());
+}
+
+#[tokio::test]
+async fn the_fields_of_requests_are_those_of_the_page() {
+    let document = Document::of(&Site::new()).await;
+    let json = "application/json";
+    let speech = document.request("/v1/audio/speech", json);
+    assert_eq!(fields(section("POST /v1/audio/speech"), "field"), speech);
+    assert_eq!(fields(section("POST /v1/chat/completions"), "field"), document.request("/v1/chat/completions", json));
+    assert_eq!(fields(section("Voices"), "part"), document.request("/v1/audio/voices", "multipart/form-data"));
+    let deadlines = fields(section("Deadlines"), "field");
+    assert!(deadlines.len() == 2 && deadlines.is_subset(&speech));
+    // The page says of a batch and of a session what they have not of these.
+    let without =
+        |names: &[&str]| -> Names { speech.iter().filter(|name| !names.contains(&name.as_str())).cloned().collect() };
+    let batch = document.request("/v1/audio/speech/batch", json);
+    let own = without(&["stream", "stream_format", "trace"]);
+    let of_items = batch.iter().filter_map(|name| name.strip_prefix("items[].")).map(str::to_owned);
+    assert_eq!(of_items.collect::<Names>(), own);
+    let of_all = batch.iter().filter(|name| !name.starts_with("items")).cloned();
+    assert_eq!(of_all.collect::<Names>(), without(&["input", "stream", "stream_format", "trace"]));
+    let session = &document.messages("client")["session.config"];
+    assert_eq!(*session, without(&["input", "ignore_eos", "stream", "stream_format", "trace"]));
+}
+
+#[tokio::test]
+async fn the_messages_of_a_session_are_those_of_the_page() {
+    let document = Document::of(&Site::new()).await;
+    for side in ["client", "server"] {
+        let told: BTreeMap<String, Names> = rows(section("WS /v1/audio/speech/stream"), &format!("{side} says"))
+            .into_iter()
+            .map(|cells| (code(cells[0]).next().unwrap().to_owned(), code(cells[1]).map(str::to_owned).collect()))
+            .collect();
+        let mut described = document.messages(side);
+        if let Some(config) = described.get_mut("session.config") {
+            // What the page says of it is what it lacks.
+            *config = told["session.config"].clone();
+        }
+        assert_eq!(told, described);
+    }
+}
+
+#[tokio::test]
+async fn the_answers_are_on_the_page() {
+    let document = Document::of(&Site::new()).await;
+    let answer =
+        |path: &str| &document.operation(path, "get")["responses"]["200"]["content"]["application/json"]["schema"];
+    assert_eq!(fields(section("Health, readiness, metrics"), "field"), document.fields(answer("/health")));
+    for path in ["/ready", "/live", "/v1/audio/voices"] {
+        for field in document.fields(answer(path)) {
+            let name = field.rsplit('.').next().unwrap();
+            assert!(PAGE.contains(&format!("`{name}")) || PAGE.contains(&format!("\"{name}\"")), "{path}: {field}");
+        }
+    }
+    let codes = document.0["components"]["schemas"]["ErrorObject"]["properties"]["code"]["enum"].as_array().unwrap();
+    let codes: Names = codes.iter().map(|code| code.as_str().unwrap().to_owned()).collect();
+    let rows = rows(section("Errors"), "status");
+    let told = rows.iter().flat_map(|cells| code(cells[1])).map(str::to_owned).collect::<Names>();
+    assert_eq!(told, codes);
+}
+
+#[tokio::test]
+async fn fields_that_are_refused_or_mean_nothing_are_on_the_page() {
+    let document = Document::of(&Site::new()).await;
+    for path in ["/v1/audio/speech", "/v1/chat/completions", "/v1/audio/speech/batch"] {
+        let operation = document.operation(path, "post");
+        let refused = operation["x-refused-unless-empty"].as_object().unwrap().keys().cloned();
+        let ignored = operation["x-accepted-without-effect"].as_array().unwrap().iter();
+        for name in refused.chain(ignored.map(|name| name.as_str().unwrap().to_owned())) {
+            assert!(PAGE.contains(&format!("`{name}`")), "{path}: {name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn ranges_are_those_that_requests_are_held_to() {
+    let document = Document::of(&Site::new()).await;
+    let request =
+        &document.operation("/v1/audio/speech", "post")["requestBody"]["content"]["application/json"]["schema"];
+    let properties = &document.resolved(request)["properties"];
+    let number = |field: &str, bound: &str| {
+        let schema = &properties[field];
+        let inner = schema["anyOf"].as_array().and_then(|variants| variants.first()).unwrap_or(schema);
+        inner[bound].as_f64().unwrap_or_else(|| panic!("{field} has no {bound}: {schema}"))
+    };
+    let site = Site::new();
+    for field in ["speed", "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"] {
+        for (bound, outward) in [("minimum", -0.01), ("maximum", 0.01)] {
+            let beyond = number(field, bound) + outward;
+            let body = serde_json::json!({ "input": "x", field: beyond });
+            let refused = site.post("/v1/audio/speech", &body).await.unwrap();
+            assert_eq!(refused.status(), 400, "{body}");
+            let error: Value = refused.json().await.unwrap();
+            assert_eq!(error["error"]["param"], field);
+        }
+    }
+    assert_eq!(document.resolved(request)["required"], serde_json::json!(["input"]));
+}
