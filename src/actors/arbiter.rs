@@ -1,5 +1,6 @@
-//! The arbiter of a device: [`ArbiterCore`] behind a lock, and whom to tell. A lock and not an actor, for a scheduler needs
-//! the answer before its next launch; it is held for as long as a scheduler plans.
+//! The arbiter of a device: [`ArbiterCore`] behind a lock, and the schedulers to wake. It is a lock and not an actor,
+//! because a scheduler needs the answer before its next launch. A scheduler holds it while it plans, and takes no other
+//! lock meanwhile.
 
 use crate::messages::SchedulerMessage;
 use omni_core::arbiter::{ArbiterCore, Turn};
@@ -30,7 +31,7 @@ impl Arbiter {
         self.lock().schedulers[stage as usize] = Some(scheduler);
     }
 
-    /// Lets a scheduler plan: `work` is told whether to keep back what nobody waits for.
+    /// Lets a scheduler plan: `work` hears whether to hold back steps that no listener is due for.
     pub(super) fn plan<T>(&self, stage: StageName, work: impl FnOnce(bool) -> (T, Turn)) -> T {
         let mut state = self.lock();
         let (result, turn) = work(state.core.holds(stage));

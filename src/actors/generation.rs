@@ -21,7 +21,7 @@ use ractor::{ActorRef, Message};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// An actor that others were told of before it started.
+/// The address of an actor, which others have before the actor starts.
 pub(super) struct Peer<M: Message>(Arc<OnceLock<ActorRef<M>>>);
 
 impl<M: Message> Peer<M> {
@@ -112,7 +112,7 @@ pub(super) struct Ends {
     pub sampler: Peer<SamplerMessage>,
     pub inbound: InboundEnds,
     pub runner: RunnerEnds,
-    /// For the supervisor: those whom others were told of, by the messages that they take.
+    /// Addresses that the supervisor fills in.
     pub to_packager: Peer<Ready>,
     pub to_outbound: Peer<Ready>,
 }
@@ -125,8 +125,8 @@ impl StageGeneration {
         supervisor: &ActorRef<SupervisorMessage>,
     ) -> (StageGeneration, Ends) {
         let SchedulerConfig { slots, window, .. } = setup.scheduler;
-        // The windows bound what any sequence can have in any queue of the stage: its outputs, its inputs (the window of
-        // the stage before, which is taken to be of the same order), its commands.
+        // The windows bound what any sequence can have in any queue of the stage: its outputs, its inputs (the window
+        // of the stage before, which is taken to be of the same order), its commands.
         let capacity = slots as usize * (window as usize + 64) * 4 + 1024;
         let life = Arc::new(Life {
             stage: setup.name,

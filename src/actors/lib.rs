@@ -3,21 +3,20 @@
 //! ```text
 //!            Admit, Abort                                  acks
 //!  engine ---------------> Connector(in) --> Scheduler ----------> previous stage
-//!                              | feed           | plans
+//!                              | input          | plans
 //!                              v                v
 //!                            ModelRunner (OS thread, owns the device state)
 //!                                               | launched steps
-//!                            Completion (the same thread; another one where a device computes beside the host)
-//!                                               | one ticket per step
-//!                                               v
-//!                            Sampler --1--> Scheduler
-//!                               +------2--> Packager --> Connector(out) --> next stage or client
+//!                            Sampler (on the same thread; on its own where a device computes beside the host)
+//!                               +--1--> Scheduler
+//!                               +--2--> Packager --> Connector(out) --> next stage or client
 //! ```
 //!
-//! Control travels in ractor mailboxes, which are unbounded and therefore carry no payload bytes; data travels in bounded
-//! flume channels, with one small message to say that there is something to fetch. When any actor of a stage fails, the
-//! supervisor takes the stage down as a whole, waits until the old device state is gone, and starts the next generation:
-//! each of them holds a part of what a sequence is, so none can go on without the others.
+//! `messages.rs` has all that the actors say to each other, `generation.rs` the queues and who gets which end of them.
+//! Control travels in ractor mailboxes, which are unbounded and therefore carry no payload bytes; data travels in
+//! bounded queues (`queue.rs`). When any actor of a stage fails, the supervisor takes the stage down as a whole, waits
+//! until the old device state is gone, and starts the next generation: each actor holds a part of the state of every
+//! sequence, so none can go on without the others.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -124,8 +124,8 @@ pub(super) enum SupervisorMessage {
     Watch,
 }
 
-/// To the launch thread, from the scheduler and the inbound connector. One queue for all of them, so that input is there
-/// before the plan that needs it, and the model closes a slot before it opens it again.
+/// To the launch thread, from the scheduler and the inbound connector. One queue for all of them, so that input is
+/// there before the plan that needs it, and the model closes a slot before it opens it again.
 pub(super) enum Command {
     Open {
         slot: Slot,

@@ -1,5 +1,5 @@
-//! A bounded queue in front of an actor. Data goes through the queue; one [`Ready`] in the actor's mailbox says that there
-//! is some. The windows bound what can wait: a full queue is a bug and ends the actor that met it.
+//! A bounded queue in front of an actor. Data goes through the queue; one [`Ready`] in the actor's mailbox says that
+//! there is some. The windows bound what can wait: a full queue is a bug and ends the actor that met it.
 //!
 //! Without early hand-off, which exists to measure what it is worth, the news of a step for the scheduler travel behind
 //! the step's outputs, through the same queues. Only this file knows of that.

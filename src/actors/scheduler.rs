@@ -1,5 +1,5 @@
-//! The Scheduler actor: turns messages into events for [`SchedulerCore`] and carries out its effects: commands first, then
-//! what others are to hear. It never sees a tensor and never waits.
+//! The Scheduler actor: turns messages into events for [`SchedulerCore`] and carries out its effects: commands first,
+//! then what others are to hear. It never sees a tensor and never waits.
 
 use crate::arbiter::Arbiter;
 use crate::failure::ActorFailure;
@@ -25,7 +25,7 @@ impl SchedulerMessage {
             SchedulerMessage::Admit(admission) => vec![FaultEvent::prompt(admission.request)],
             SchedulerMessage::Done { done, .. } => {
                 let in_prompt = |sequence: &SequenceDone| sequence.emitted == 0 && !sequence.finished;
-                // What late steps say of a sequence that is gone is no output.
+                // A late step of a sequence that is gone has no output.
                 let event = |sequence: &SequenceDone| match core.knows(sequence.request) {
                     true => begun.event(sequence.request, in_prompt(sequence), sequence.finished),
                     false => FaultEvent::of(sequence.request),
@@ -57,14 +57,14 @@ pub(super) struct Scheduler;
 pub(super) struct SchedulerState {
     ends: SchedulerEnds,
     core: SchedulerCore,
-    /// What sequences without a slot will be opened with.
+    /// What the model opens sequences with, for those without a slot.
     specs: HashMap<RequestId, (SequenceSpec, Outputs, Resume)>,
-    /// Which attempt the sequence of a request is.
+    /// The attempt of each request's sequence.
     attempts: HashMap<RequestId, Attempt>,
     fault: FaultSite,
     begun: Begun,
     stale: u64,
-    /// The step whose outcome is being taken up.
+    /// The step whose outcome the scheduler takes up now, for the trace.
     after: Option<StepId>,
 }
 

@@ -79,8 +79,8 @@ pub trait AckSink: Send + Sync {
 pub trait StageReports: Send + Sync {
     /// One sequence cannot go on: the stage has dropped it, and takes another attempt.
     fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String);
-    /// Input of one attempt of a sequence, from `unit` on, got lost on its edge: the stage has dropped the sequence, and
-    /// takes another attempt.
+    /// Input of one attempt of a sequence, from `unit` on, got lost on its edge: the stage has dropped the sequence,
+    /// and takes another attempt.
     fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq);
     /// The stage takes sequences from now on; those it had before are lost.
     fn stage_up(&self, stage: StageName);

@@ -1,5 +1,5 @@
-//! The StageSupervisor actor: starts the actors of a stage, notices when one dies or the runner hangs, and starts the
-//! next generation once the old device state is gone.
+//! The StageSupervisor actor: starts the actors of a stage, notices when one dies or hangs, and starts the next
+//! generation once the old device state is gone.
 
 use crate::connector::{Inbound, Outbound};
 use crate::generation::StageGeneration;
@@ -17,10 +17,10 @@ use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr, Supervisi
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A runner that does not end within this time after being told to is left behind: its results go nowhere, and the next
-/// generation must not wait for ever.
+/// How long the supervisor waits for a launch thread to end. Then it leaves the thread behind, whose results go
+/// nowhere: the next generation must not wait for ever.
 const RUNNER_GRACE: Duration = Duration::from_secs(2);
-/// The same for one that is known to hang.
+/// The same for a thread that is known to hang.
 const HUNG_GRACE: Duration = Duration::from_millis(50);
 
 /// Starts a stage. Its state shows in `handle`.
@@ -100,7 +100,7 @@ impl Actor for StageSupervisor {
             SupervisionEvent::ActorTerminated(child, _, reason) => (child, reason.unwrap_or_else(|| "stopped".into())),
             _ => return Ok(()),
         };
-        // The death throes of a generation that is being taken down are no news.
+        // An actor of a generation that was taken down is no child any more.
         if state.children.iter().any(|(cell, _)| cell.get_id() == child.get_id()) {
             let name = child.get_name().unwrap_or_default();
             state.failed(&myself, format!("{name}: {reason}"), false).await;
@@ -158,7 +158,7 @@ impl SupervisorState {
         }
         self.up = true;
         self.handle.set_current(Some(stage));
-        // At once: who sees that it was restarted sees it running.
+        // At once: a watcher that sees the restart must see it running.
         self.handle.update(|status| {
             status.restarts += u32::from(recovered.is_some());
             status.state = StageState::Running;
@@ -174,8 +174,8 @@ impl SupervisorState {
         let hopeless = self.setup.own_process && (hangs || !self.up);
         let verdict = if hopeless { Verdict::GiveUp } else { counted };
         tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
-        // First nobody can bring new sequences, then those who had sequences are told, then the rubble is cleared. What it still
-        // says meanwhile is as good as what was said before.
+        // The handle first, so that no sequence is admitted any more; then the ledger hears that its sequences are
+        // lost; then the actors end. What they deliver meanwhile is as good as what they delivered before.
         self.handle.set_current(None);
         self.handle.update(|status| {
             status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };

@@ -1,10 +1,10 @@
-//! Which stage of a device may launch now, where several share it. A GPU runs steps of several stages side by side, each
-//! the slower for it; so a step that nobody waits for is kept back while, in a stage before, somebody's first sound is in
-//! the making. What is kept back has lead to live on, and goes as soon as its listener gets short of it.
+//! Which stage of a device may launch now, where several stages share the device. A GPU runs steps of several stages
+//! side by side, and each of them is slower for it. So a stage holds back a step whose listeners have lead, while a
+//! stage upstream makes the first sound of a listener. The step goes as soon as one of its listeners is due.
 //!
-//! Only stages further down wait for those further up, so no two wait for each other; and a stage that is awaited has a
-//! step out, whose return looks after those who wait. Holding frame steps back for first chunks, the other way round, was
-//! simulated too and gains nothing: a first chunk is short.
+//! A stage waits only for stages upstream, so no two wait for each other. A stage that others wait for has a step out,
+//! and its return wakes them. The other way round, frame steps held back for first chunks, gains nothing in the
+//! simulation: a first chunk is short.
 
 use crate::ids::StageName;
 
@@ -17,13 +17,13 @@ pub struct ArbiterCore {
 /// What is known of a stage.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seat {
-    /// Somebody who has heard nothing waits for one of its steps, which runs or can run.
+    /// A listener who has heard nothing waits for one of its steps, which runs or can run.
     awaited: bool,
     /// It has a step to launch and was told to hold.
     held: bool,
 }
 
-/// What a scheduler did while it had the arbiter's ear.
+/// What a scheduler did in its turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Turn {
     /// One of its steps had returned.
@@ -35,13 +35,13 @@ pub struct Turn {
 }
 
 impl ArbiterCore {
-    /// Whether a stage has to keep back what nobody waits for.
+    /// Whether a stage has to hold back steps that no listener is due for.
     pub fn holds(&self, stage: StageName) -> bool {
         self.seats[..stage as usize].iter().any(|seat| seat.awaited)
     }
 
-    /// Takes in what a stage did, and says who shall look again whether to launch. Between [`ArbiterCore::holds`] and this
-    /// no other stage may have its turn.
+    /// Takes in what a stage did, and returns the stages that have to look again whether to launch. No other stage may
+    /// have its turn between [`ArbiterCore::holds`] and this.
     pub fn settle(&mut self, stage: StageName, turn: Turn) -> Vec<StageName> {
         let Turn { returned, awaited, held } = turn;
         let was = std::mem::replace(&mut self.seats[stage as usize], Seat { awaited, held });
@@ -49,7 +49,7 @@ impl ArbiterCore {
         if news { self.wake_below(stage) } else { Vec::new() }
     }
 
-    /// A stage is gone, and what was waited for with it. Says who shall look again.
+    /// A stage is gone, so no other waits for it. Returns the stages that have to look again.
     pub fn leave(&mut self, stage: StageName) -> Vec<StageName> {
         self.seats[stage as usize] = Seat::default();
         self.wake_below(stage)

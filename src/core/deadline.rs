@@ -1,10 +1,11 @@
-//! Scheduling for playback: who needs the device most. A listener hears one unit after the other at a fixed pace; a stream that
-//! is ahead of its listener gains nothing by more speed, a listener who has heard nothing yet gains everything.
+//! Scheduling for playback: which stream needs the device most. A listener hears one unit after the other at a fixed
+//! pace. A stream that is ahead of its listener gains nothing by more speed; a listener who has heard nothing yet gains
+//! everything.
 //!
-//! Everybody has a time at which they are *due*: a new sequence when it came, or when what its listener has of the same stream
-//! will have been heard; any other when its listener will run dry. Whoever
-//! is due first goes first. So a new sequence goes before every stream with lead, and a stream that has run dry does not go
-//! under in a rush of new ones.
+//! Each stream has a time at which it is *due*, and the stream that is due first goes first. A new sequence is due when
+//! it came, or when its listener will have heard what went before it in the same stream; any other sequence is due when
+//! its listener will run dry. So a new sequence goes before every stream with lead, and a rush of new sequences does
+//! not starve a stream that has run dry.
 
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ pub struct PlaybackPolicy {
     pub unit: Duration,
     /// Units that the next stage gathers at most before it makes sound of them; 0 where sound is made.
     pub gathers: u32,
-    /// A stream this far ahead of its listener waits while anybody is due. `None`: nobody waits for that reason.
+    /// A stream this far ahead of its listener waits while another is due. `None`: no stream waits for that reason.
     pub lead_cap: Option<Duration>,
 }
 

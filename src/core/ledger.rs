@@ -1,4 +1,5 @@
-//! What every accepted request is owed, and what becomes of it when a stage is given up, its client leaves or its time is up.
+//! What every accepted request is owed, and what becomes of it when a stage is given up, its client leaves or its time
+//! is up.
 //!
 //! The ledger outlives every stage. A request is *open* until its client has been told the end, good or bad; nothing
 //! else closes it, so nothing can hang unseen.
@@ -45,7 +46,7 @@ pub enum Effect {
     Complete(RequestId),
     /// Tell the client, and free its sequences in every stage.
     Fail(RequestId, Failure),
-    /// Free its sequences in every stage; nobody listens.
+    /// Free its sequences in every stage; the client has left.
     Release(RequestId),
 }
 
@@ -128,7 +129,7 @@ impl LedgerCore {
         self.fail(request, Failure::SequenceFailed(stage, reason))
     }
 
-    /// A stage is given up: whoever had a part of its answer there cannot go on.
+    /// A stage is given up: the requests with a part of their answer there cannot go on.
     pub fn stage_lost(&mut self, stage: StageName, reason: &str) -> Vec<Effect> {
         self.fail_where(|entry| entry.stages.contains(&stage), |_| Failure::StageFailed(stage, reason.to_string()))
     }

@@ -2,10 +2,10 @@
 //! were drawn inside them (the mathematics are in `omni_model::sampling`), and decides who hears of them when: the
 //! scheduler first, for the next launch may wait for it; then the packager; then telemetry.
 //!
-//! A model that computes inside its launch has the outcome on the launch thread, so the sampler reads it there. With the
-//! first step that is [pending](omni_model::stage::PendingStep) it gets a thread of its own, which waits for the device;
-//! from then on the launch thread is steps ahead of it. Wherever it runs, the actor stands for it: what it dies of, its
-//! supervisor hears from the actor, and its watchdog reads when it took up the step at hand.
+//! A model that computes inside its launch has the outcome on the launch thread, so the sampler reads it there. With
+//! the first step that is [pending](omni_model::stage::PendingStep) it gets a thread of its own, which waits for the
+//! device; from then on the launch thread is steps ahead of it. Wherever it runs, the actor stands for it: what it dies
+//! of, its supervisor hears from the actor, and its watchdog reads when it took up the step at hand.
 //!
 //! It must never launch, and never let any other actor hear of a token before the scheduler.
 
@@ -65,8 +65,8 @@ pub(super) struct SamplerEnds {
     pub capacity: usize,
 }
 
-/// Where the launch thread hands over: to the sampler here and now, or to its thread. Dropping it waits until the sampler
-/// has seen every step through, so the model can be dropped behind it.
+/// Where the launch thread hands over: to the sampler here and now, or to its thread. Dropping it waits until the
+/// sampler has seen every step through, so the model can be dropped behind it.
 pub(super) struct HandOver {
     life: Arc<Life>,
     actor: Peer<SamplerMessage>,

@@ -21,7 +21,7 @@ pub(super) struct Reading {
 }
 
 impl Reading {
-    /// What a fault plan is told of it.
+    /// The events of it for a fault plan.
     pub fn events(&self) -> Vec<FaultEvent> {
         let event = |done: &SequenceDone| {
             let request = done.request;

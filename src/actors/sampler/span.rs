@@ -81,8 +81,8 @@ pub(super) struct Span {
 }
 
 impl Span {
-    /// How long the step ran. Steps run one after the other: without word from the device, it is taken to have begun when
-    /// it was launched or the one before had ended, whatever came last.
+    /// How long the step ran. Steps run one after the other: without word from the device, it is taken to have begun
+    /// when it was launched or the one before had ended, whatever came last.
     fn step(&self, last: Option<Instant>) -> Duration {
         let begun = last.map_or(self.began, |last| last.max(self.began));
         self.device.unwrap_or_else(|| self.ended.saturating_duration_since(begun))

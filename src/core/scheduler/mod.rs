@@ -1,8 +1,8 @@
 //! Which sequences run in the next step of a stage: continuous batching, placeholders, late stops, windows, deadlines.
 //!
-//! A step may be launched before the outcome of the one before is known. Every launched and not yet returned step of a
-//! sequence is a *placeholder*. When a sequence turns out to have stopped, its younger placeholders are void: their outcomes name a
-//! request that has no sequence any more and are dropped as stale.
+//! The scheduler may launch a step before it knows the outcome of the one before. Every launched and not yet returned
+//! step of a sequence is a *placeholder*. When a sequence turns out to have stopped, its younger placeholders are void:
+//! their outcomes name a request that has no sequence any more, and the scheduler drops them as stale.
 
 mod sequence;
 #[cfg(test)]
@@ -29,10 +29,11 @@ pub struct SchedulerConfig {
     pub run_ahead: u32,
     /// Units a sequence may be ahead of what the next stage has taken over.
     pub window: u32,
-    /// Numbers of sequences, ascending, that steps are computed for: what is left of the next one costs nothing. Empty: every
-    /// sequence costs.
+    /// Numbers of sequences, ascending, that steps are computed for: what is left of the next one costs nothing. Empty:
+    /// every sequence costs.
     pub buckets: Vec<u32>,
-    /// Units of one step whose sequences take chunks, over all sequences; a single chunk may be longer. `None`: no bound.
+    /// Units of one step whose sequences take chunks, over all sequences; a single chunk may be longer. `None`: no
+    /// bound.
     pub max_step_units: Option<u32>,
     /// What its sequences' listeners hear.
     pub playback: PlaybackPolicy,
@@ -134,7 +135,7 @@ pub struct PlannedSequence {
     pub prompt: bool,
     /// What this counts against the sequence's window until it returns.
     pending: u32,
-    /// Which of the request's sequences: one that goes on again may have the slot of the one before.
+    /// Which of the request's sequences: another attempt may get the slot of the one before.
     order: u64,
 }
 
@@ -175,8 +176,8 @@ impl SchedulerCore {
         self.handle_held(event, now, false)
     }
 
-    /// [`SchedulerCore::handle`] on a device that others share: while `hold`, only steps that somebody waits for are
-    /// launched. [`SchedulerCore::is_held`] tells whether that kept a step back.
+    /// [`SchedulerCore::handle`] on a device that other stages share: while `hold`, it launches only steps that a
+    /// listener is due for. [`SchedulerCore::is_held`] tells whether that kept a step back.
     pub fn handle_held(&mut self, event: Event, now: Duration, hold: bool) -> Vec<Effect> {
         let (mut effects, mut behind) = (Vec::new(), Vec::new());
         match event {
@@ -229,7 +230,8 @@ impl SchedulerCore {
         self.held
     }
 
-    /// Whether somebody who has heard nothing yet waits for a step that can run or runs. While that is so, steps return.
+    /// Whether a listener who has heard nothing yet waits for a step that can run or runs. While that is so, steps
+    /// return.
     pub fn is_awaited(&self, now: Duration) -> bool {
         let SchedulerConfig { run_ahead, window, prefill_chunk, .. } = self.config;
         let can_run = |sequence: &Sequence| sequence.next_advance(run_ahead, window, prefill_chunk).is_some();
@@ -238,7 +240,7 @@ impl SchedulerCore {
         })
     }
 
-    /// Whether slots are scarce. Streams that are ahead had better be done with then: who waits for a slot hears nothing.
+    /// Whether slots are scarce. Then streams that are ahead run too: they free slots for those who hear nothing yet.
     fn is_crowded(&self) -> bool {
         self.sequences.len() * 2 > self.config.slots as usize
     }
@@ -256,7 +258,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Takes the outcome of a step in. What others are to be told of it goes `behind` the next launches.
+    /// Takes the outcome of a step in. The effects that tell others of it go `behind` the next launches.
     fn step_done(&mut self, done: &StepDone, now: Duration, effects: &mut Vec<Effect>, behind: &mut Vec<Effect>) {
         // Steps return in order; anything else belongs to a generation that is gone.
         if self.in_flight.front().is_none_or(|plan| plan.step != done.step) {
@@ -352,7 +354,7 @@ impl SchedulerCore {
     /// The most urgent sequences that can run, or `None` if no sequence can.
     fn plan(&mut self, runnable: Vec<(Priority, u64, RequestId)>) -> Option<Plan> {
         let SchedulerConfig { run_ahead, window, prefill_chunk, max_batch, max_step_units, .. } = self.config;
-        let somebody_waits =
+        let one_is_due =
             self.waiting.is_empty() && runnable.first().is_some_and(|(priority, ..)| priority.urgency == Urgency::Due);
         let (mut planned, mut prefill_left) = (Vec::new(), prefill_chunk);
         let mut bounds = StepBounds { most: max_step_units, units: 0, alike: None };
@@ -360,7 +362,7 @@ impl SchedulerCore {
             if planned.len() == max_batch {
                 break;
             }
-            if somebody_waits && priority.urgency == Urgency::Parked && planned.len() >= self.bucket(planned.len()) {
+            if one_is_due && priority.urgency == Urgency::Parked && planned.len() >= self.bucket(planned.len()) {
                 // The rest is further ahead still.
                 break;
             }
@@ -392,8 +394,8 @@ impl SchedulerCore {
 }
 
 /// What chunks fit into one step. A device runs the chunks of one length together and those of different lengths one
-/// after the other, so a step takes one length only, that of its most urgent sequence: nobody waits for the chunks of others
-/// who need them less.
+/// after the other, so a step takes one length only, that of its most urgent sequence: no listener waits for
+/// the chunks of others who need them less.
 struct StepBounds {
     /// Units of the whole step.
     most: Option<u32>,

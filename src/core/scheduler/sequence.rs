@@ -11,8 +11,8 @@ pub struct SequenceParams {
     pub prompt: u32,
     /// Input units that must have arrived before the prefill may start.
     pub prompt_input: u32,
-    /// Units that the prompt alone sends downstream. The next stage may need all of them before it can take over any, so
-    /// they do not count against the window.
+    /// Units that the prompt alone sends downstream. The next stage may need all of them before it can take over any,
+    /// so they do not count against the window.
     pub prompt_emits: u32,
     /// How decode steps depend on input.
     pub pace: Pace,
@@ -42,7 +42,8 @@ pub enum Pace {
     Free,
     /// One input unit per step; once the input has ended, no input (a talker, whose text is used up before its speech).
     OnePerStep,
-    /// Units are input: as many per step as have arrived, and the sequence ends with its input (a thinker that follows text).
+    /// Units are input: as many per step as have arrived, and the sequence ends with its input (a thinker that follows
+    /// text).
     Follow,
     /// Units are input, taken in chunks of these sizes, the last of which repeats; a shorter chunk only at the end of
     /// the input (a vocoder).
@@ -109,8 +110,9 @@ impl Sequence {
         }
     }
 
-    /// Units this sequence could advance in the next step, at most `chunk` of them where it is free to choose; `None` while it
-    /// must wait. `Some(0)` is the flush: its input has ended and is used up, so the sequence ends without another unit.
+    /// Units this sequence could advance in the next step, at most `chunk` of them where it is free to choose; `None`
+    /// while it must wait. `Some(0)` is the flush: its input has ended and is used up, so the sequence ends without
+    /// another unit.
     pub fn next_advance(&self, run_ahead: u32, window: u32, chunk: u32) -> Option<u32> {
         if self.slot.is_none() || self.flushed || self.placeholders >= run_ahead {
             return None;
