@@ -59,6 +59,6 @@ pub(crate) struct ErrorObject<'a> {
     /// The field at fault, such as `messages[0].content[1]`.
     pub param: Option<&'a str>,
     /// A stable word for programs.
-    #[schemars(extend("enum" = CODES.as_slice()))]
+    #[schemars(extend("enum" = CODES))]
     pub code: &'static str,
 }
