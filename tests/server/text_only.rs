@@ -79,7 +79,7 @@ fn a_text_only_request_takes_none_of_the_ways_of_speech() {
         chat(&serving, "hello there", &["text", "audio"]);
         let grown = grown(&before, &counted(&serving));
         for series in [
-            "payloads_total{stage=\"thinker\",kind=\"sequences\"}",
+            "payloads_total{stage=\"thinker\",kind=\"embeddings\"}",
             "payloads_total{stage=\"talker\",kind=\"codes\"}",
             "steps_total{stage=\"vocoder\"}",
         ] {
