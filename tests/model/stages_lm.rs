@@ -450,7 +450,7 @@ fn a_frame_waits_for_its_text_embedding() {
     {
         if at >= ready {
             let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
-            assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
+            assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text embedding")), "{starved}");
         }
         stage.push_input(Slot(0), Some(StageData::Embeddings(text.narrow(0, at, 1).unwrap().into())), false).unwrap();
         if let Some(StageData::Codes(frame)) = step(&mut *stage, 0, advance).emit {

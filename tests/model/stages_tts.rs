@@ -165,7 +165,7 @@ fn text_may_arrive_a_token_at_a_time() {
             }
             if let Some(token) = waiting.pop_front() {
                 let starved = step_sequence(&mut *stage, 0, 1).unwrap_err();
-                assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text sequence")), "{starved}");
+                assert!(matches!(&starved, ModelError::Sequence(text) if text.contains("text embedding")), "{starved}");
                 stage.push_input(Slot(0), Some(StageData::Tokens(vec![token])), waiting.is_empty()).unwrap();
             }
             output = step(&mut *stage, 0, 1);
