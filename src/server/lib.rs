@@ -75,7 +75,8 @@ mod tests {
     fn imports(source: &str) -> BTreeSet<String> {
         let code = source.split("#[cfg(test)]").next().unwrap();
         let code: String = code.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
-        let name = |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
+        let name =
+            |text: &str| text.trim().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
         let mut found = BTreeSet::new();
         for rest in code.split("super::").skip(1) {
             match rest.strip_prefix('{') {
