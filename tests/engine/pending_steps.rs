@@ -303,7 +303,6 @@ mod on_a_shared_device {
 /// Nothing in a launch waits for the device: whoever calls what may wait says so to the launch section.
 mod in_a_launch {
     use super::*;
-    use Script;
     use omni_actors::core::ids::Slot;
     use omni_actors::model::stage::{
         Launched, PendingStep, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,

@@ -156,8 +156,8 @@ async fn an_edge_that_is_cut_is_made_anew() {
     let over = |transport| move |config: &mut Config| config.transfer.transport = transport;
     let processes =
         |config: &mut Config| config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
-    let ways: [Box<dyn FnOnce(&mut Config)>; 3] =
-        [Box::new(over(TransportKind::Wire)), Box::new(over(TransportKind::Shm)), Box::new(processes)];
+    type Way = Box<dyn FnOnce(&mut Config)>;
+    let ways: [Way; 3] = [Box::new(over(TransportKind::Wire)), Box::new(over(TransportKind::Shm)), Box::new(processes)];
     for way in ways {
         let engine = drill(way).await;
         let undisturbed = heard(&engine, "undisturbed").await;

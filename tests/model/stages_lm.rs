@@ -349,7 +349,7 @@ fn steps_after_the_end_are_stale_and_do_nothing() {
         for _ in 0..3 {
             let late = step(&mut **stage, 4, 1);
             assert!(late.stale && late.sampled.is_none() && late.finish.is_none());
-            assert!(matches!(late.emit, None));
+            assert!(late.emit.is_none());
         }
         assert_eq!(stage.live_sequences(), 1);
         stage.close(Slot(4));
@@ -410,7 +410,7 @@ fn a_text_only_sequence_emits_nothing() {
     let mut answer = vec![];
     loop {
         let output = step(&mut *stage, 0, advance);
-        assert!(matches!(output.emit, None));
+        assert!(output.emit.is_none());
         answer.extend(output.sampled);
         if output.finish.is_some() {
             break;

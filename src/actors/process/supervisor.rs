@@ -370,7 +370,7 @@ async fn listen_to(
                     match word {
                         FromStage::Acked(request, units) => parent.acks.acked(&[Ack { request, units }]),
                         FromStage::SequenceFailed(request, reason) => {
-                            parent.reports.sequence_failed(request, name, reason)
+                            parent.reports.sequence_failed(request, name, reason);
                         }
                         FromStage::InputLost(request, attempt, unit) => {
                             parent.reports.input_lost(request, name, attempt, unit);
