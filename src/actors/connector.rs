@@ -4,7 +4,7 @@
 //!
 //! A transport repairs nothing. When a unit is missing, because a later one came or because the sender has come
 //! further, the inbound connector lets go of the sequence and reports it
-//! ([`StageReports::input_lost`](super::StageReports::input_lost)): the request ledger admits the sequence again with
+//! ([`StageReports::input_lost`]): the request ledger admits the sequence again with
 //! its input. Faults of an edge are injected where it ends, here.
 
 use crate::failure::ActorFailure;

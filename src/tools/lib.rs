@@ -3,7 +3,7 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`bench`] | measures a server as its listeners hear it |
+//! | [`mod@bench`] | measures a server as its listeners hear it |
 //! | [`chaos`] | injects faults and checks that no listener hears any |
 //! | [`verify`] | checks a checkpoint against the results of a reference implementation |
 //! | [`trace`] | records which step ran when |
