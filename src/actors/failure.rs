@@ -9,7 +9,7 @@ use std::panic::AssertUnwindSafe;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ActorFailure {
     /// More in a queue than the windows allow.
-    #[error("the {0} queue is full or closed")]
+    #[error("the {0} queue is full")]
     Queue(&'static str),
     /// A fault plan asks for it.
     #[error(transparent)]

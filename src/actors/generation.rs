@@ -89,8 +89,12 @@ pub(super) struct Gauges {
 pub(super) struct Commands(flume::Sender<Command>);
 
 impl Commands {
+    /// Puts a command in. A launch thread that has ended reports its death itself, so its closed queue is no failure.
     pub fn put(&self, command: Command) -> Result<(), ActorFailure> {
-        self.0.try_send(command).map_err(|_| ActorFailure::Queue("command"))
+        match self.0.try_send(command) {
+            Err(flume::TrySendError::Full(_)) => Err(ActorFailure::Queue("command")),
+            Ok(()) | Err(flume::TrySendError::Disconnected(_)) => Ok(()),
+        }
     }
 }
 

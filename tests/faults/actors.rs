@@ -89,7 +89,7 @@ async fn an_answer_goes_on_in_the_middle_of_its_text() {
 async fn many_streams_outlive_many_deaths() {
     let alone = broken(Vec::new()).await;
     let rules = StageName::ALL.into_iter().flat_map(|stage| {
-        (1..8).map(move |i| rule(stage, POINTS[i % POINTS.len()], FaultKind::Panic, 17 * i as u64, 1))
+        (1..8).map(move |i| rule(stage, POINTS[i % POINTS.len()], FaultKind::Panic, 5 * i as u64, 1))
     });
     let engine = engine(&tiny(), |config| {
         config.faults = rules.collect();
