@@ -62,7 +62,7 @@ pub(super) fn queue<T>(
 impl<T> QueueSender<T> {
     /// Puts an item in. The reader hears of it with the next [`QueueSender::ring`].
     pub fn put(&self, item: T) -> Result<(), ActorFailure> {
-        self.send(Queued::Item(item))
+        self.try_put(Queued::Item(item))
     }
 
     /// Tells the reader that there is something.
@@ -79,13 +79,13 @@ impl<T> QueueSender<T> {
 
     /// Puts news behind all items that are in the queue, and tells the reader.
     pub fn put_news(&self, news: SchedulerMessage) -> Result<(), ActorFailure> {
-        self.send(Queued::News(news))?;
+        self.try_put(Queued::News(news))?;
         self.ring();
         Ok(())
     }
 
     /// The supervisor hears of a reader that has ended from the reader, so its closed queue is no failure.
-    fn send(&self, queued: Queued<T>) -> Result<(), ActorFailure> {
+    fn try_put(&self, queued: Queued<T>) -> Result<(), ActorFailure> {
         match self.queue.try_send(queued) {
             Err(flume::TrySendError::Full(_)) => Err(ActorFailure::Queue(self.name)),
             Ok(()) | Err(flume::TrySendError::Disconnected(_)) => Ok(()),

@@ -46,6 +46,7 @@ impl de::Error for Problem {
     fn invalid_type(found: Unexpected<'_>, expected: &dyn Expected) -> Problem {
         // Serde has its own words for what JSON calls by other names.
         let expected = match expected.to_string() {
+            words if words == "a borrowed string" => "a string".to_owned(),
             words if words == "a boolean" => "true or false".to_owned(),
             words if words == "a sequence" => "an array".to_owned(),
             words if words == "a map" || words.starts_with("struct ") => "an object".to_owned(),
