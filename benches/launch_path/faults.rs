@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use tracing::{Event, Metadata, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
-const FAULTS: &str = "omni_actors::fault::site";
+const FAULTS: &str = "omni_fault::site";
 
 /// Listens to fault plans. Clones share what was heard: nanoseconds of the host's clock.
 #[derive(Clone, Default)]
