@@ -10,6 +10,7 @@ use crate::packager::Packager;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 use crate::setup::StageSetup;
+use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
 use ractor::concurrency::JoinHandle;
@@ -27,10 +28,12 @@ const HUNG_GRACE: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// When the actor system refuses.
-pub async fn start(setup: StageSetup, handle: Arc<StageHandle>) -> Result<(), SpawnErr> {
-    let (supervisor, _) = Actor::spawn(None, StageSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
-    handle.supervised_by(supervisor.get_cell());
-    Ok(())
+pub fn start(setup: StageSetup, handle: Arc<StageHandle>) -> BoxFuture<'static, Result<(), SpawnErr>> {
+    Box::pin(async move {
+        let (supervisor, _) = Actor::spawn(None, StageSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
+        handle.supervised_by(supervisor.get_cell());
+        Ok(())
+    })
 }
 
 struct StageSupervisor;

@@ -14,6 +14,7 @@ mod stage;
 pub use omni_model::weights::EmbeddedFiles;
 
 use clap::{Parser, Subcommand};
+use futures::future::LocalBoxFuture;
 use omni_engine::process;
 use omni_tools::{bench, chaos, exit, trace, verify};
 use std::process::ExitCode;
@@ -53,12 +54,12 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         // These two compute and never wait: they need no runtime.
         Command::Check(args) => check::execute(&args, embedded),
         Command::Verify(args) => verify::command::execute(&args),
-        Command::Run(args) => on_runtime(run::execute(args, embedded)),
-        Command::Say(args) => on_runtime(say::execute(args, embedded)),
+        Command::Run(args) => on_runtime(Box::pin(run::execute(args, embedded))),
+        Command::Say(args) => on_runtime(Box::pin(say::execute(args, embedded))),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),
         Command::Chaos(args) => on_runtime(chaos::execute(args, embedded)),
         Command::Trace(args) => on_runtime(trace::execute(args, embedded)),
-        Command::Stage(args) => on_runtime(stage::execute(args, embedded)),
+        Command::Stage(args) => on_runtime(Box::pin(stage::execute(args, embedded))),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -66,7 +67,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     }
 }
 
-fn on_runtime(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+fn on_runtime(command: LocalBoxFuture<'static, anyhow::Result<()>>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let outcome = runtime.block_on(command);
     // A command that ended leaves nothing behind that is worth waiting for: it has drained or it was interrupted.

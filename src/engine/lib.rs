@@ -141,18 +141,20 @@ impl Engine {
     ///
     /// # Errors
     /// [`StartError`] for what can be seen without reading the weights.
-    pub async fn launch(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
-        Ok(Engine { shared: Arc::new(assemble::assemble(checkpoint, config).await?) })
+    pub fn launch<'a>(checkpoint: &'a Checkpoint, config: &'a Config) -> BoxFuture<'a, Result<Engine, StartError>> {
+        Box::pin(async move { Ok(Engine { shared: Arc::new(assemble::assemble(checkpoint, config).await?) }) })
     }
 
     /// Resolves when every stage can serve.
     ///
     /// # Errors
     /// [`StartError::Stage`] with the reason when one of them cannot.
-    pub async fn settled(&self) -> Result<(), StartError> {
-        self.all_stages(|status| matches!(status.state, StageState::Running | StageState::Failed)).await?;
-        telemetry::set_ready(true);
-        Ok(())
+    pub fn settled(&self) -> BoxFuture<'_, Result<(), StartError>> {
+        Box::pin(async move {
+            self.all_stages(|status| matches!(status.state, StageState::Running | StageState::Failed)).await?;
+            telemetry::set_ready(true);
+            Ok(())
+        })
     }
 
     /// Waits until every stage is as wanted; an error if one has failed for good.
@@ -174,10 +176,12 @@ impl Engine {
     ///
     /// # Errors
     /// Those of both.
-    pub async fn start(checkpoint: &Checkpoint, config: &Config) -> Result<Engine, StartError> {
-        let engine = Engine::launch(checkpoint, config).await?;
-        engine.settled().await?;
-        Ok(engine)
+    pub fn start<'a>(checkpoint: &'a Checkpoint, config: &'a Config) -> BoxFuture<'a, Result<Engine, StartError>> {
+        Box::pin(async move {
+            let engine = Engine::launch(checkpoint, config).await?;
+            engine.settled().await?;
+            Ok(engine)
+        })
     }
 
     /// The faults to inject. The plan takes new rules only if the config says `drill.enabled`.

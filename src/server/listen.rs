@@ -8,6 +8,7 @@ use super::routes::router;
 use super::state::App;
 use axum::Router;
 use axum::http::StatusCode;
+use futures::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -120,12 +121,26 @@ impl Server {
     /// at most `server.drain_grace`; `/health` and `/ready` answer until then. Returns when every connection is closed.
     ///
     /// Dropping the future stops at once.
-    pub async fn serve(
+    pub fn serve<'a>(
         self,
         service: Arc<dyn Service>,
-        limits: &LimitsConfig,
-        shutdown: impl Future<Output = ()> + Send,
-    ) {
+        limits: &'a LimitsConfig,
+        shutdown: impl Future<Output = ()> + Send + 'a,
+    ) -> BoxFuture<'a, ()> {
+        self.serve_until(service, limits, Box::pin(shutdown))
+    }
+
+    /// Not generic, and boxed: it is compiled here, not in every crate that serves.
+    fn serve_until<'a>(
+        self,
+        service: Arc<dyn Service>,
+        limits: &'a LimitsConfig,
+        shutdown: BoxFuture<'a, ()>,
+    ) -> BoxFuture<'a, ()> {
+        Box::pin(self.run(service, limits, shutdown))
+    }
+
+    async fn run(self, service: Arc<dyn Service>, limits: &LimitsConfig, shutdown: BoxFuture<'_, ()>) {
         let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references, self.traces));
         let connections = Connections {
             router: router(app.clone()),

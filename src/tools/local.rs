@@ -2,6 +2,7 @@
 
 use super::EmbeddedFiles;
 use super::model::{self, ModelArgs};
+use futures::future::BoxFuture;
 use omni_config::{AdmissionMode, Config};
 use omni_engine::{Engine, Service};
 use omni_server::Server;
@@ -12,10 +13,15 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// Sets logging up and starts the engine of a config; returns when every stage can serve.
-pub async fn start_ready(config: Config, embedded: Option<EmbeddedFiles>) -> anyhow::Result<Arc<dyn Service>> {
-    telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
-    let checkpoint = model::open(&config, embedded)?;
-    Ok(Arc::new(Engine::start(&checkpoint, &config).await?))
+pub fn start_ready(
+    config: Config,
+    embedded: Option<EmbeddedFiles>,
+) -> BoxFuture<'static, anyhow::Result<Arc<dyn Service>>> {
+    Box::pin(async move {
+        telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
+        let checkpoint = model::open(&config, embedded)?;
+        Ok(Arc::new(Engine::start(&checkpoint, &config).await?) as Arc<dyn Service>)
+    })
 }
 
 /// A server on a free loopback port of this process.

@@ -6,6 +6,7 @@ use super::signals::Signals;
 use super::{EmbeddedFiles, local};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use futures::future::LocalBoxFuture;
 use omni_config::Override;
 use omni_core::ids::Frames;
 use omni_engine::{Event, Service, SpeechParams, SpeechRequest, TextSource, VoiceChoice};
@@ -75,7 +76,11 @@ pub struct TraceArgs {
 }
 
 /// Runs the command.
-pub async fn execute(args: TraceArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+pub fn execute(args: TraceArgs, embedded: Option<EmbeddedFiles>) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run(args, embedded))
+}
+
+async fn run(args: TraceArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let mut signals = Signals::catch()?;
     let working = async {
         match &args.url {

@@ -8,6 +8,7 @@ use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use super::spawn::Process;
 use crate::{AckSink, StageHandle, StageReports, StageState};
+use futures::future::BoxFuture;
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
 use omni_core::scheduler::Ack;
@@ -64,10 +65,12 @@ pub struct ProcessSetup {
 ///
 /// # Errors
 /// When the actor system refuses.
-pub async fn start(setup: ProcessSetup, handle: Arc<StageHandle>) -> Result<(), SpawnErr> {
-    let (supervisor, _) = Actor::spawn(None, ProcessSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
-    handle.supervised_by(supervisor.get_cell());
-    Ok(())
+pub fn start(setup: ProcessSetup, handle: Arc<StageHandle>) -> BoxFuture<'static, Result<(), SpawnErr>> {
+    Box::pin(async move {
+        let (supervisor, _) = Actor::spawn(None, ProcessSupervisor, (Arc::new(setup), Arc::clone(&handle))).await?;
+        handle.supervised_by(supervisor.get_cell());
+        Ok(())
+    })
 }
 
 /// What the supervisor is told. Messages of a child that is gone have another number than the current one.

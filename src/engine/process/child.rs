@@ -79,7 +79,11 @@ impl From<io::Error> for ChildError {
 ///
 /// # Errors
 /// [`ChildError`]; the parent knows already, or is gone.
-pub async fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(), ChildError> {
+pub fn serve(link: &[String], embedded: Option<EmbeddedFiles>) -> BoxFuture<'_, Result<(), ChildError>> {
+    Box::pin(serve_stage(link, embedded))
+}
+
+async fn serve_stage(link: &[String], embedded: Option<EmbeddedFiles>) -> Result<(), ChildError> {
     let [down, up] = link else { return Err(ChildError::NoParent) };
     let no_parent = |_: io::Error| ChildError::NoParent;
     let down = RingHandle::from_inherited(down).and_then(RingHandle::into_consumer).map_err(no_parent)?;

@@ -28,6 +28,7 @@ use anyhow::Context;
 use clap::Args;
 use client::SpeechClient;
 use floor::Floor;
+use futures::future::LocalBoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
 use omni_config::Precision;
 use overload::{Carried, Overload};
@@ -126,7 +127,11 @@ pub struct BenchArgs {
 }
 
 /// Runs the command. It fails if no request of a level succeeds.
-pub async fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+pub fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run(args, embedded))
+}
+
+async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let loads = args.loads()?;
     let floor = args.floor(embedded)?;
     let texts = Arc::new(texts::texts(args.texts.as_deref())?);

@@ -32,6 +32,7 @@ use super::signals::Signals;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use drill::{Drill, Run, Until};
+use futures::future::LocalBoxFuture;
 use inject::Injector;
 use load::Load;
 use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
@@ -127,7 +128,11 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 /// Runs the command. It fails if a stream differs from the truth, or a stage stayed down.
-pub async fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+pub fn execute(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(run(args, embedded))
+}
+
+async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let listeners = usize::from(args.streams);
     let (mut config, set) = settings::settle(args.config.as_deref(), &args.set, args.placement, listeners)?;
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
