@@ -89,13 +89,13 @@ fn steps(gpu: &Gpu, options: &Options) {
     let loader = checkpoint.loader(&["thinker"], &candle_core::Device::Cpu);
     let net = ThinkerNet::load(gpu, Precision::Bf16, &loader, &checkpoint.omni().unwrap().thinker).unwrap();
     let net = Arc::new(net);
-    let made = |sequences_in_step| {
+    let made = |embeddings_in_step| {
         let (slots, batch) = (options.sequences as usize, options.sequences as usize);
         let positions = (PROMPT + options.steps + 8).next_multiple_of(16) as u64;
         // Two models share the GPU: room for what the sequences need and no more.
         let kv_memory = Some(u64::from(options.sequences) * positions * 2 * 48 * 4 * 128 * 2);
         let options =
-            ThinkerOptions { slots, batch, prefill_chunk: 256, run_ahead: AHEAD, kv_memory, sequences_in_step };
+            ThinkerOptions { slots, batch, prefill_chunk: 256, run_ahead: AHEAD, kv_memory, embeddings_in_step };
         CudaThinkerFactory::new(Arc::clone(&net), options).build().unwrap()
     };
     let (mut beside, mut inside) = (made(false), made(true));

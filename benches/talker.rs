@@ -82,7 +82,7 @@ fn frames(checkpoint: &Checkpoint, net: &Arc<Talker>, sequences: u32) -> Duratio
 fn tokens(checkpoint: &Checkpoint, net: &Arc<Thinker>, sequences: u32) -> Duration {
     let mut stage = ThinkerFactory::new(net.clone()).build().unwrap();
     for slot in 0..sequences {
-        stage.open(Slot(slot), SequenceSpec::Thinker(thinker_embedding(checkpoint, 32))).unwrap();
+        stage.open(Slot(slot), SequenceSpec::Thinker(thinker_spec(checkpoint, 32))).unwrap();
         stage.step(&[SequenceWork { slot: Slot(slot), advance: 32 }]).unwrap();
     }
     median(&mut *stage, sequences, |_| {})
@@ -93,7 +93,7 @@ fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
     let mut stage = ThinkerFactory::new(net.clone()).build().unwrap();
     let mut times: Vec<Duration> = (0..STEPS)
         .map(|_| {
-            stage.open(Slot(0), SequenceSpec::Thinker(thinker_embedding(checkpoint, 64))).unwrap();
+            stage.open(Slot(0), SequenceSpec::Thinker(thinker_spec(checkpoint, 64))).unwrap();
             let start = Instant::now();
             stage.step(&[SequenceWork { slot: Slot(0), advance: 64 }]).unwrap();
             let time = start.elapsed();
@@ -105,7 +105,7 @@ fn prompt(checkpoint: &Checkpoint, net: &Arc<Thinker>) -> Duration {
     times[times.len() / 2]
 }
 
-fn thinker_embedding(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
+fn thinker_spec(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
     ThinkerSpec {
         generated_len: 0,
         prompt: (0..prompt).map(|i| i * 7 % 900).collect(),

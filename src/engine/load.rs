@@ -96,7 +96,7 @@ impl Loading {
                     prefill_chunk: setup.prefill_chunk as usize,
                     run_ahead: self.config.run_ahead(stage),
                     kv_memory,
-                    sequences_in_step: !self.config.transfer.async_d2h,
+                    embeddings_in_step: !self.config.transfer.async_d2h,
                 };
                 Ok(Box::new(CudaThinkerFactory::new(Arc::new(net), options).with_recorder(self.recorder.clone())))
             }

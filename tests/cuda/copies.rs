@@ -29,7 +29,7 @@ fn checkpoint() -> Checkpoint {
     Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni")).unwrap()
 }
 
-fn thinker(gpu: Option<&Gpu>, precision: Precision, sequences_in_step: bool) -> Box<dyn StageModel> {
+fn thinker(gpu: Option<&Gpu>, precision: Precision, embeddings_in_step: bool) -> Box<dyn StageModel> {
     let checkpoint = checkpoint();
     let config = &checkpoint.omni().unwrap().thinker;
     let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
@@ -39,7 +39,7 @@ fn thinker(gpu: Option<&Gpu>, precision: Precision, sequences_in_step: bool) -> 
     gpu.bind().unwrap();
     let net = ThinkerNet::load(gpu, precision, &loader, config).unwrap();
     let options =
-        ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 16, run_ahead: 2, kv_memory: None, sequences_in_step };
+        ThinkerOptions { slots: 8, batch: 8, prefill_chunk: 16, run_ahead: 2, kv_memory: None, embeddings_in_step };
     CudaThinkerFactory::new(Arc::new(net), options).build().unwrap()
 }
 

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 const OPTIONS: ThinkerOptions =
-    ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None, sequences_in_step: false };
+    ThinkerOptions { slots: 8, batch: 6, prefill_chunk: 16, run_ahead: 2, kv_memory: None, embeddings_in_step: false };
 
 struct Both {
     cpu: Box<dyn StageModel>,

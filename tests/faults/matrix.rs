@@ -81,8 +81,8 @@ impl Case {
             FaultEvent::BeforePrefill => (rule.phase(Phase::Prefill), None),
             FaultEvent::MidPrefill => (rule.phase(Phase::Prefill).nth(2), None),
             FaultEvent::AfterLaunch => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Completion)),
-            // While the outbound connector pauses, the packager merges what waits, and few payloads reach the edge.
-            FaultEvent::AfterTokens if self.point == FaultPoint::Edge => (rule.phase(Phase::Stream).nth(2), None),
+            // The packager merges what waits: all that is sure to cross an edge is a payload of each request.
+            FaultEvent::AfterTokens | FaultEvent::MidStream if self.point == FaultPoint::Edge => (rule.nth(2), None),
             FaultEvent::AfterTokens => (rule.phase(Phase::Stream).nth(2), held(FaultPoint::Outbound)),
             FaultEvent::FirstChunk => (rule.phase(Phase::First), None),
             FaultEvent::MidStream => (rule.phase(Phase::Stream).nth(3), None),

@@ -56,7 +56,7 @@ pub struct ThinkerOptions {
     /// Bytes for keys and values; `None`: what the slots usually need.
     pub kv_memory: Option<u64>,
     /// Whether embeddings for the talker are copied to the host in the step that made them.
-    pub sequences_in_step: bool,
+    pub embeddings_in_step: bool,
 }
 
 /// Makes [`CudaThinker`]s that share weights.
@@ -95,7 +95,7 @@ pub struct CudaThinker {
     /// Copies that the next launch makes first.
     uploads: Vec<Upload>,
     arena: EmbeddingArena,
-    sequences_in_step: bool,
+    embeddings_in_step: bool,
 }
 
 /// Bytes for the device, and the element that they begin at.
@@ -202,7 +202,7 @@ impl CudaThinker {
             pages: Pages::new(pages as u32),
             uploads: Vec::new(),
             arena,
-            sequences_in_step: options.sequences_in_step,
+            embeddings_in_step: options.embeddings_in_step,
             net,
         })
     }
@@ -364,7 +364,7 @@ impl CudaThinker {
             // Read where it is: a word for each block, once.
             lease.input.set(at, &sources);
             steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
-            handed = if self.sequences_in_step {
+            handed = if self.embeddings_in_step {
                 Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
             } else {
                 Handed::There(self.arena.written(stream, memory, count)?)

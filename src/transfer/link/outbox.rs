@@ -58,7 +58,9 @@ impl<C: Control> Outbox<C> {
     pub fn put(&self, payload: Payload) -> Result<(), TransportError> {
         if self.payloads.fetch_add(1, Ordering::Relaxed) >= self.capacity {
             self.payloads.fetch_sub(1, Ordering::Relaxed);
-            return Err(TransportError::Full(self.capacity));
+            // What waited for a link that has gone was dropped uncounted, so a full outbox may be one that has no reader.
+            let gone = self.items.is_disconnected();
+            return Err(if gone { TransportError::Closed } else { TransportError::Full(self.capacity) });
         }
         self.items.send(Item::Payload(payload)).map_err(|_| TransportError::Closed)
     }

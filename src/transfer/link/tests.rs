@@ -243,6 +243,15 @@ async fn what_is_put_after_the_receiver_has_gone_is_refused() {
     }
 }
 
+#[test]
+fn a_full_outbox_whose_link_has_gone_says_that_it_has_gone() {
+    let (out, waiting) = outbox::<Word>(2);
+    out.put(payload(0)).unwrap();
+    out.put(payload(1)).unwrap();
+    drop(waiting);
+    assert!(matches!(out.put(payload(2)), Err(TransportError::Closed)));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn when_the_sender_goes_what_it_took_on_still_arrives() {
     for ((sender, receiver), _lost) in edges() {

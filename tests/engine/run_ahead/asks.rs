@@ -135,7 +135,7 @@ mod cuda {
         let gpu = Gpu::open(0).unwrap();
         let net = ThinkerNet::load(&gpu, Precision::F32, loader, config).unwrap();
         let options = ThinkerOptions {
-            sequences_in_step: false,
+            embeddings_in_step: false,
             slots: SLOTS as usize,
             batch: SLOTS as usize,
             prefill_chunk: CHUNK as usize,
