@@ -7,6 +7,8 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod access;
+mod changed;
 mod device;
 mod document;
 mod error;
@@ -16,10 +18,12 @@ mod reader;
 mod resolve;
 mod units;
 
+pub use access::{AccessConfig, TlsConfig};
+pub use changed::changed;
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
-pub use keys::{KeyConfig, hash_key};
+pub use keys::{KeyConfig, Scope, hash_key};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 
@@ -150,6 +154,8 @@ pub struct ServerConfig {
     pub keys: Vec<KeyConfig>,
     /// How long running streams may go on after the first Ctrl-C or SIGTERM.
     pub drain_grace: Duration,
+    /// By which names it may be called, and from which pages.
+    pub access: AccessConfig,
 }
 
 /// `[limits]`
@@ -181,7 +187,12 @@ pub enum AdmissionMode {
 impl ServerConfig {
     /// Why the server must not listen at `listen`, if it must not.
     pub fn too_open(&self) -> Option<&'static str> {
-        let open = !self.listen.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
+        self.too_open_at(self.listen)
+    }
+
+    /// The same for any address.
+    pub fn too_open_at(&self, address: SocketAddr) -> Option<&'static str> {
+        let open = !address.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
         open.then_some(
             "can be reached from other machines, and there are no [[keys]]: add some (docs/security.md), or let \
              every client in with server.allow_anonymous = true",
@@ -340,6 +351,8 @@ pub struct TelemetryConfig {
     pub log_format: LogFormat,
     /// Whether clients of the server may trace it: `GET /debug/trace`, and `trace` in a request.
     pub trace: bool,
+    /// Whether each request has a line in the log.
+    pub access_log: bool,
 }
 
 /// `[drill]`
