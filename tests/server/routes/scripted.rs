@@ -5,8 +5,8 @@ use futures::future::BoxFuture;
 use omni_actors::core::ids::{Frames, RequestId, StageName};
 use omni_actors::engine::*;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -209,9 +209,9 @@ impl Service for Scripted {
         std::future::ready(self.accept(Asked::Speech(request))).boxed()
     }
 
-    fn voices(&self) -> Vec<VoiceInfo> {
-        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
-        let uploaded = self.uploaded.lock().unwrap().iter().map(voice_info).collect::<Vec<_>>();
+    fn voices(&self) -> Vec<Arc<VoiceInfo>> {
+        let built_in = |name: &String| Arc::new(VoiceInfo { name: name.clone(), uploaded: false, upload: None });
+        let uploaded = self.uploaded.lock().unwrap().iter().map(voice_info).map(Arc::new).collect::<Vec<_>>();
         self.info.voices.iter().map(built_in).chain(uploaded).collect()
     }
 
