@@ -46,6 +46,7 @@ mod debug;
 mod error;
 mod faults;
 mod fetch;
+mod hangup;
 mod in_use;
 mod io;
 mod keys;

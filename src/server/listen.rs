@@ -2,6 +2,7 @@
 
 use super::admin::Admin;
 use super::connection::{ConnectionGuard, Places};
+use super::hangup::Socket;
 use super::in_use::InUse;
 use super::io::StallGuard;
 use super::refusal::refuse;
@@ -286,10 +287,11 @@ impl Connections {
         let tls = self.tls.as_ref().map(|tls| tls.acceptor());
         let http = Http { router: self.router.clone(), stopping: self.stopping.clone(), read_timeout: patience };
         async move {
-            let watched = StallGuard::new(socket, stall_limit).paced(min_read_rate).shown(activity);
-            let Some(tls) = tls else { return http.serve(watched, guard).await };
+            let socket = Socket::new(socket);
+            let watched = StallGuard::new(socket.clone(), stall_limit).paced(min_read_rate).shown(activity);
+            let Some(tls) = tls else { return http.serve(watched, &socket, guard).await };
             match tokio::time::timeout(patience, tls.accept(watched)).await {
-                Ok(Ok(socket)) => http.serve(socket, guard).await,
+                Ok(Ok(secured)) => http.serve(secured, &socket, guard).await,
                 Ok(Err(error)) => debug!(%error, "no TLS"),
                 Err(_) => debug!("no TLS in time"),
             }
@@ -305,7 +307,13 @@ struct Http {
 }
 
 impl Http {
-    async fn serve(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, guard: ConnectionGuard) {
+    /// `socket` is what `io` reads in the end.
+    async fn serve(
+        self,
+        io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        socket: &Socket,
+        guard: ConnectionGuard,
+    ) {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
         // While draining, a new connection gets one answer, so that `/ready` can tell why. (A graceful shutdown
@@ -325,6 +333,10 @@ impl Http {
         let result = loop {
             tokio::select! {
                 result = &mut connection => break result,
+                () = socket.hung_up() => {
+                    debug!("the client left before its answer was there");
+                    return;
+                }
                 () = self.stopping.cancelled(), if !told => {
                     told = true;
                     connection.as_mut().graceful_shutdown();

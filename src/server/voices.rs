@@ -64,8 +64,7 @@ pub(super) async fn add(
     let boundary = boundary(request.headers())?;
     let (body, _held) = read_all(&app, request).await?;
     let upload = Upload::read(body, boundary).await?;
-    let owner = caller.key_name().map(str::to_owned);
-    let voice = NewVoice { owner, ..upload.voice(&app)? };
+    let voice = upload.voice(&app, &caller)?;
     let added = app.service.add_voice(voice).await.map_err(|error| {
         let error = ApiError::from(error);
         // The engine names the field of speech requests.
@@ -169,7 +168,7 @@ impl Upload {
         Ok(upload)
     }
 
-    fn voice(mut self, app: &App) -> Result<NewVoice, ApiError> {
+    fn voice(mut self, app: &App, caller: &Caller) -> Result<NewVoice, ApiError> {
         let mut text =
             |name| self.texts.remove(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let name = text("name").ok_or_else(|| FieldError::missing("name", "what requests will call the voice"))?;
@@ -201,7 +200,14 @@ impl Upload {
                 return Err(FieldError::missing("audio_sample", "a recording of the voice, as a file").into());
             }
         };
-        Ok(NewVoice { name, source, consent, description, owner: None })
+        Ok(NewVoice {
+            name,
+            source,
+            consent,
+            description,
+            owner: caller.key_name().map(str::to_owned),
+            tenant: caller.tenant.id,
+        })
     }
 }
 

@@ -6,5 +6,8 @@
 mod support;
 
 mod bodies;
+mod places;
+mod prompts;
 mod readers;
 mod websockets;
+mod wishes;
