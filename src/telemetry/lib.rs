@@ -12,6 +12,7 @@ pub mod catalogue;
 pub mod clock;
 mod exposition;
 mod handles;
+mod log_queue;
 mod logging;
 mod merge;
 mod phase;
@@ -24,7 +25,7 @@ pub use handles::{
     CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
     SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
 };
-pub use logging::{LogError, LogFormat, init_logging, init_stage_logging};
+pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};
 pub use merge::merged;
 pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};
