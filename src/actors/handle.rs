@@ -8,6 +8,7 @@ use omni_core::ids::{Generation, RequestId, StageName};
 use omni_core::scheduler::Ack;
 use ractor::ActorCell;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What the supervisor knows of its stage.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
@@ -58,6 +59,8 @@ pub struct StageHandle {
     current: Mutex<Current>,
     status: tokio::sync::watch::Sender<StageStatus>,
     supervisor: OnceLock<ActorCell>,
+    /// When the supervisor took a message last.
+    turned: Mutex<Instant>,
 }
 
 /// What a handle speaks to.
@@ -81,7 +84,13 @@ impl StageHandle {
     pub fn after(name: StageName, generation: Generation) -> Arc<StageHandle> {
         let status = StageStatus { state: StageState::Starting, generation, restarts: 0, last_reason: None };
         let (status, _) = tokio::sync::watch::channel(status);
-        Arc::new(StageHandle { name, current: Mutex::new(Current::Down), status, supervisor: OnceLock::new() })
+        Arc::new(StageHandle {
+            name,
+            current: Mutex::new(Current::Down),
+            status,
+            supervisor: OnceLock::new(),
+            turned: Mutex::new(Instant::now()),
+        })
     }
 
     /// Which stage.
@@ -144,6 +153,15 @@ impl StageHandle {
         if let Some(supervisor) = self.supervisor.get() {
             supervisor.stop(Some("the engine was dropped".into()));
         }
+    }
+
+    /// How long ago its supervisor took a message. Each looks after its stage several times in a watchdog's time.
+    pub fn unsupervised(&self) -> Duration {
+        self.turned.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+    }
+
+    pub(super) fn supervisor_turned(&self) {
+        *self.turned.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
     /// Whether the stage is down for good.
