@@ -150,6 +150,10 @@ pub struct ServerConfig {
     pub keys: Vec<KeyConfig>,
     /// How long running streams may go on after the first Ctrl-C or SIGTERM.
     pub drain_grace: Duration,
+    /// How long streams may go on in the old process after an upgrade.
+    pub upgrade_grace: Duration,
+    /// How long the new process of an upgrade may take to become ready.
+    pub upgrade_patience: Duration,
 }
 
 /// `[limits]`

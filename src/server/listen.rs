@@ -5,9 +5,10 @@ use super::connection::{ConnectionGuard, Permit};
 use super::error::ApiError;
 use super::io::StallGuard;
 use super::routes::router;
-use super::state::App;
+use super::state::{App, Retiring, unix_seconds};
 use axum::Router;
-use axum::http::StatusCode;
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, StatusCode};
 use futures::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -19,6 +20,7 @@ use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, Tele
 use omni_engine::Service;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -102,6 +104,30 @@ impl Server {
         })
     }
 
+    /// Takes over a socket that listens already, whatever address the config names.
+    ///
+    /// Must be called inside a Tokio runtime.
+    pub fn on(socket: std::net::TcpListener, config: &ServerConfig) -> Result<Server, ServeError> {
+        let listen = || {
+            let address = socket.local_addr()?;
+            // Accepted sockets inherit the size.
+            rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER as usize)?;
+            socket.set_nonblocking(true)?;
+            Ok((TcpListener::from_std(socket)?, address))
+        };
+        let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
+        let config = ServerConfig { listen: address, ..config.clone() };
+        if let Some(why) = config.too_open() {
+            return Err(ServeError::TooOpen(address, why));
+        }
+        Ok(Server { listener, address, config, references: Config::default().reference_audio, traces: false })
+    }
+
+    /// The listening socket, for another process that accepts from it after this one.
+    pub fn socket(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
+    }
+
     /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
     pub fn with_references(self, references: &ReferenceAudioConfig) -> Server {
         Server { references: references.clone(), ..self }
@@ -127,20 +153,31 @@ impl Server {
         limits: &'a LimitsConfig,
         shutdown: impl Future<Output = ()> + Send + 'a,
     ) -> BoxFuture<'a, ()> {
-        self.serve_until(service, limits, Box::pin(shutdown))
+        self.serve_until(service, limits, Box::pin(std::future::pending()), Box::pin(shutdown))
     }
 
+    /// The same until another process accepts in this one's place, too: once `succeeded` resolves, this server accepts
+    /// no connection, serves those that it has until they end, for at most `server.upgrade_grace`, and answers each
+    /// request on them with `Connection: close`; then it drains.
+    ///
     /// Not generic, and boxed: it is compiled here, not in every crate that serves.
-    fn serve_until<'a>(
+    pub fn serve_until<'a>(
         self,
         service: Arc<dyn Service>,
         limits: &'a LimitsConfig,
+        succeeded: BoxFuture<'a, ()>,
         shutdown: BoxFuture<'a, ()>,
     ) -> BoxFuture<'a, ()> {
-        Box::pin(self.run(service, limits, shutdown))
+        Box::pin(self.run(service, limits, succeeded, shutdown))
     }
 
-    async fn run(self, service: Arc<dyn Service>, limits: &LimitsConfig, shutdown: BoxFuture<'_, ()>) {
+    async fn run(
+        self,
+        service: Arc<dyn Service>,
+        limits: &LimitsConfig,
+        succeeded: BoxFuture<'_, ()>,
+        mut shutdown: BoxFuture<'_, ()>,
+    ) {
         let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references, self.traces));
         let connections = Connections {
             router: router(app.clone()),
@@ -152,22 +189,33 @@ impl Server {
             open: app.metrics.connections.clone(),
             budget: app.budget.clone(),
             stopping: app.stopping.clone(),
+            retiring: app.retiring.clone(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
         // The connections end with this function, also where it is dropped.
         let close_all = connections.closing.clone().drop_guard();
-        let drained = async {
-            shutdown.await;
-            info!(grace_s = self.config.drain_grace.as_secs_f32(), "draining");
-            app.stopping.cancel();
-            service.drain(self.config.drain_grace).await;
+        let retires = tokio::select! {
+            never = connections.accept(&self.listener) => match never {},
+            () = &mut shutdown => false,
+            () = succeeded => true,
         };
-        tokio::select! {
-            () = connections.accept(&self.listener) => {}
-            () = drained => {}
+        if retires {
+            drop(self.listener);
+            tokio::select! {
+                () = connections.retire(&app, self.config.upgrade_grace) => {}
+                () = shutdown => {}
+            }
+            connections.begin_drain(self.config.drain_grace);
+            service.drain(self.config.drain_grace).await;
+        } else {
+            connections.begin_drain(self.config.drain_grace);
+            tokio::select! {
+                never = connections.accept(&self.listener) => match never {},
+                () = service.drain(self.config.drain_grace) => {}
+            }
+            drop(self.listener);
         }
-        drop(self.listener);
         connections.tasks.close();
         if tokio::time::timeout(FLUSH_TIME, connections.tasks.wait()).await.is_err() {
             warn!(connections = connections.tasks.len(), "closing connections that are still open");
@@ -190,19 +238,49 @@ struct Connections {
     budget: Arc<Budget>,
     /// Tells connections to finish their request and begin no other.
     stopping: CancellationToken,
+    /// Tells connections that each request is their last.
+    retiring: Retiring,
     /// Tells connections to end at once.
     closing: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Connections {
-    /// Never returns.
-    async fn accept(&self, listener: &TcpListener) {
+    fn begin_drain(&self, grace: Duration) {
+        info!(grace_s = grace.as_secs_f32(), "draining");
+        self.stopping.cancel();
+    }
+
+    /// Waits until the clients of this process are gone, for at most `grace`.
+    async fn retire(&self, app: &App, grace: Duration) {
+        let gone_by = unix_seconds().saturating_add(grace.as_secs());
+        app.retiring.begin(gone_by);
+        let connections = self.tasks.len();
+        info!(
+            connections,
+            grace_s = grace.as_secs(),
+            gone_by,
+            "another process serves now; this one finishes its streams"
+        );
+        self.tasks.close();
+        if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
+            warn!(connections = self.tasks.len(), "the time for streams of the process before the upgrade is over");
+        }
+    }
+
+    async fn accept(&self, listener: &TcpListener) -> std::convert::Infallible {
+        let mut refused = false;
         loop {
             let (socket, peer) = match listener.accept().await {
-                Ok(accepted) => accepted,
+                Ok(accepted) => {
+                    refused = false;
+                    accepted
+                }
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection");
+                    // Once for as long as it lasts.
+                    if !std::mem::replace(&mut refused, true) {
+                        warn!(%error, "cannot accept connections");
+                    }
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                     continue;
                 }
@@ -251,9 +329,19 @@ impl Connections {
         let mut told = self.stopping.is_cancelled();
         http.keep_alive(!told);
         let router = TowerToHyperService::new(self.router.clone());
+        let retiring = self.retiring.clone();
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(guard.clone());
-            router.call(request)
+            let (answer, retiring) = (router.call(request), retiring.clone());
+            async move {
+                let mut answer = answer.await;
+                if let (Ok(answer), Some(_)) = (&mut answer, retiring.gone_by())
+                    && answer.status() != StatusCode::SWITCHING_PROTOCOLS
+                {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                answer
+            }
         });
         let connection = http.serve_connection(io, service).with_upgrades();
         let stopping = self.stopping.clone();

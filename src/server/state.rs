@@ -8,8 +8,8 @@ use super::traces::{Recording, Traces};
 use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
@@ -34,6 +34,22 @@ pub(super) struct App {
     pub started: u64,
     /// Cancelled when the server begins to drain.
     pub stopping: CancellationToken,
+    /// Whether another process accepts in this one's place.
+    pub retiring: Retiring,
+}
+
+/// Whether another process accepts in this one's place, and when this one is gone at the latest, in Unix seconds.
+#[derive(Clone, Default)]
+pub(super) struct Retiring(Arc<OnceLock<u64>>);
+
+impl Retiring {
+    pub fn begin(&self, gone_by: u64) {
+        let _ = self.0.set(gone_by);
+    }
+
+    pub fn gone_by(&self) -> Option<u64> {
+        self.0.get().copied()
+    }
 }
 
 impl App {
@@ -59,6 +75,7 @@ impl App {
             batches: AtomicU64::new(1),
             started: unix_seconds(),
             stopping: CancellationToken::new(),
+            retiring: Retiring::default(),
         }
     }
 
