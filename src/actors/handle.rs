@@ -7,6 +7,7 @@ use crate::setup::AckSink;
 use omni_core::ids::{Generation, RequestId, StageName};
 use omni_core::scheduler::Ack;
 use ractor::ActorCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,8 +60,9 @@ pub struct StageHandle {
     current: Mutex<Current>,
     status: tokio::sync::watch::Sender<StageStatus>,
     supervisor: OnceLock<ActorCell>,
-    /// When the supervisor took a message last.
-    turned: Mutex<Instant>,
+    made: Instant,
+    /// When the supervisor took a message last, in milliseconds since `made`.
+    turned: AtomicU64,
 }
 
 /// What a handle speaks to.
@@ -89,7 +91,8 @@ impl StageHandle {
             current: Mutex::new(Current::Down),
             status,
             supervisor: OnceLock::new(),
-            turned: Mutex::new(Instant::now()),
+            made: Instant::now(),
+            turned: AtomicU64::new(0),
         })
     }
 
@@ -157,11 +160,12 @@ impl StageHandle {
 
     /// How long ago its supervisor took a message. Each looks after its stage several times in a watchdog's time.
     pub fn unsupervised(&self) -> Duration {
-        self.turned.lock().unwrap_or_else(PoisonError::into_inner).elapsed()
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.turned.load(Ordering::Relaxed)))
     }
 
     pub(super) fn supervisor_turned(&self) {
-        *self.turned.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let now = u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.turned.store(now, Ordering::Relaxed);
     }
 
     /// Whether the stage is down for good.

@@ -125,7 +125,10 @@ impl AudioFormat {
             #[cfg(feature = "opus")]
             AudioFormat::Opus => opus::RATES.contains(&sample_rate),
             #[cfg(not(all(feature = "mp3", feature = "opus")))]
-            _ => false,
+            _ => {
+                let _not_built = sample_rate;
+                false
+            }
         }
     }
 }
