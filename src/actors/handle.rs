@@ -7,7 +7,9 @@ use crate::setup::AckSink;
 use omni_core::ids::{Generation, RequestId, StageName};
 use omni_core::scheduler::Ack;
 use ractor::ActorCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 /// What the supervisor knows of its stage.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
@@ -58,6 +60,9 @@ pub struct StageHandle {
     current: Mutex<Current>,
     status: tokio::sync::watch::Sender<StageStatus>,
     supervisor: OnceLock<ActorCell>,
+    made: Instant,
+    /// When the supervisor took a message last, in milliseconds since `made`.
+    turned: AtomicU64,
 }
 
 /// What a handle speaks to.
@@ -81,7 +86,14 @@ impl StageHandle {
     pub fn after(name: StageName, generation: Generation) -> Arc<StageHandle> {
         let status = StageStatus { state: StageState::Starting, generation, restarts: 0, last_reason: None };
         let (status, _) = tokio::sync::watch::channel(status);
-        Arc::new(StageHandle { name, current: Mutex::new(Current::Down), status, supervisor: OnceLock::new() })
+        Arc::new(StageHandle {
+            name,
+            current: Mutex::new(Current::Down),
+            status,
+            supervisor: OnceLock::new(),
+            made: Instant::now(),
+            turned: AtomicU64::new(0),
+        })
     }
 
     /// Which stage.
@@ -144,6 +156,16 @@ impl StageHandle {
         if let Some(supervisor) = self.supervisor.get() {
             supervisor.stop(Some("the engine was dropped".into()));
         }
+    }
+
+    /// How long ago its supervisor took a message. Each looks after its stage several times in a watchdog's time.
+    pub fn unsupervised(&self) -> Duration {
+        self.made.elapsed().saturating_sub(Duration::from_millis(self.turned.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn supervisor_turned(&self) {
+        let now = u64::try_from(self.made.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.turned.store(now, Ordering::Relaxed);
     }
 
     /// Whether the stage is down for good.

@@ -74,6 +74,7 @@ impl Actor for StageSupervisor {
         message: SupervisorMessage,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
+        state.handle.supervisor_turned();
         match message {
             SupervisorMessage::Start => {
                 if let Err(error) = state.start(&myself).await {
@@ -176,7 +177,6 @@ impl SupervisorState {
         // A thread that hangs, or a device that cannot be had, is beyond what new actors mend; a new process is not.
         let hopeless = self.setup.own_process && (hangs || !self.up);
         let verdict = if hopeless { Verdict::GiveUp } else { counted };
-        tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
         // The handle first, so that no sequence is admitted any more; then the ledger hears that its sequences are
         // lost; then the actors end. What they deliver meanwhile is as good as what they delivered before.
         self.handle.set_current(None);
@@ -185,6 +185,8 @@ impl SupervisorState {
             status.last_reason = Some(reason.clone());
         });
         self.setup.reports.stage_down(self.setup.name, &reason, verdict == Verdict::GiveUp);
+        // What is lost is told to those who act on it before it is told to people.
+        tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
         self.take_down(if hangs { HUNG_GRACE } else { RUNNER_GRACE }).await;
         if let Verdict::Restart(pause) = verdict {
             myself.send_after(pause, || SupervisorMessage::Start);

@@ -5,7 +5,7 @@
 //! | `writer` | one answer: speed, then format |
 //! | `stretch` | other speeds at the same pitch |
 //! | `pcm` | 16-bit samples, bare or in a wav |
-//! | `flac`, `mp3`, `opus` | the compressed formats |
+//! | `flac`, `mp3`, `opus` | the compressed formats; the last two are features of the build |
 //!
 //! Everything here is mono and pure. It must never read a clock or do I/O, and its bytes must not depend on how the
 //! samples are cut into pieces.
@@ -14,7 +14,9 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod flac;
+#[cfg(feature = "mp3")]
 mod mp3;
+#[cfg(feature = "opus")]
 mod opus;
 mod pcm;
 mod stretch;
@@ -55,12 +57,26 @@ impl AudioFormat {
     pub fn parse(name: &str) -> Result<AudioFormat, String> {
         let named = AudioFormat::ALL.into_iter().find(|format| format.as_str() == name);
         match named {
-            Some(format) => Ok(format),
+            Some(format) if format.is_built() => Ok(format),
+            Some(_) => Err(format!("this server was built without the format {name:?}; ask for one of {}", names())),
             None if name == "pcm16" => Ok(AudioFormat::Pcm),
             None if OTHERS.contains(&name) => {
                 Err(format!("the format {name:?} is not supported by this server; ask for one of {}", names()))
             }
             None => Err(format!("{name:?} is no audio format; ask for one of {}", names())),
+        }
+    }
+
+    /// Those that this build has, in the same order.
+    pub fn built() -> impl Iterator<Item = AudioFormat> {
+        AudioFormat::ALL.into_iter().filter(|format| format.is_built())
+    }
+
+    fn is_built(self) -> bool {
+        match self {
+            AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac => true,
+            AudioFormat::Mp3 => cfg!(feature = "mp3"),
+            AudioFormat::Opus => cfg!(feature = "opus"),
         }
     }
 
@@ -104,15 +120,22 @@ impl AudioFormat {
     pub fn carries(self, sample_rate: u32) -> bool {
         match self {
             AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac => true,
+            #[cfg(feature = "mp3")]
             AudioFormat::Mp3 => mp3::RATES.contains(&sample_rate),
+            #[cfg(feature = "opus")]
             AudioFormat::Opus => opus::RATES.contains(&sample_rate),
+            #[cfg(not(all(feature = "mp3", feature = "opus")))]
+            _ => {
+                let _not_built = sample_rate;
+                false
+            }
         }
     }
 }
 
 /// The names of all formats, for messages.
 fn names() -> String {
-    AudioFormat::ALL.map(|format| format!("{:?}", format.as_str())).join(", ")
+    AudioFormat::built().map(|format| format!("{:?}", format.as_str())).collect::<Vec<_>>().join(", ")
 }
 
 /// Why samples could not be encoded.
@@ -126,6 +149,9 @@ pub enum AudioError {
         /// Hz.
         rate: u32,
     },
+    /// The build lacks it.
+    #[error("this program was built without the format {0:?}; ask for one of {built}", built = names())]
+    NotBuilt(&'static str),
     /// The library refused; a bug of ours or of the library.
     #[error("the {format} encoder failed: {reason}")]
     Encoder {
@@ -152,6 +178,9 @@ trait Encode: Send + Sync {
 
 /// An encoder of `format` at `rate` Hz.
 fn encoder(format: AudioFormat, rate: u32) -> Result<Box<dyn Encode>, AudioError> {
+    if !format.is_built() {
+        return Err(AudioError::NotBuilt(format.as_str()));
+    }
     if !format.carries(rate) {
         return Err(AudioError::Rate { format: format.as_str(), rate });
     }
@@ -159,15 +188,34 @@ fn encoder(format: AudioFormat, rate: u32) -> Result<Box<dyn Encode>, AudioError
         AudioFormat::Wav => Box::new(pcm::Pcm::wav(rate)),
         AudioFormat::Pcm => Box::new(pcm::Pcm::bare()),
         AudioFormat::Flac => Box::new(flac::Flac::new(rate)?),
+        #[cfg(feature = "mp3")]
         AudioFormat::Mp3 => Box::new(mp3::Mp3::new(rate)),
+        #[cfg(feature = "opus")]
         AudioFormat::Opus => Box::new(opus::Opus::new(rate)?),
+        #[cfg(not(all(feature = "mp3", feature = "opus")))]
+        lacking => return Err(AudioError::NotBuilt(lacking.as_str())),
     })
 }
 
 /// A sample as a lossy encoder takes it.
+#[cfg(any(feature = "mp3", feature = "opus"))]
 fn sane(sample: f32) -> f32 {
     if sample.is_nan() { 0.0 } else { sample.clamp(-1.0, 1.0) }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "mp3", feature = "opus"))]
 mod tests;
+
+#[cfg(all(test, not(feature = "mp3")))]
+mod without_mp3 {
+    use super::*;
+
+    #[test]
+    fn a_format_that_the_build_lacks_is_refused_and_no_other() {
+        let told = AudioFormat::parse("mp3").unwrap_err();
+        assert!(told.contains("built without the format \"mp3\"") && told.contains("\"flac\""), "{told}");
+        assert!(!told.ends_with("\"mp3\""), "{told}");
+        assert!(matches!(AudioWriter::new(AudioFormat::Mp3, 24_000, 1.0), Err(AudioError::NotBuilt("mp3"))));
+        assert!(AudioWriter::new(AudioFormat::Flac, 24_000, 1.0).is_ok());
+    }
+}

@@ -6,18 +6,24 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
+pub mod exit;
+mod limits;
+mod manager;
 mod reload;
 mod run;
 mod say;
+mod signals;
 mod sink;
+mod sockets;
 mod stage;
+mod upgrade;
 
 pub use omni_model::weights::EmbeddedFiles;
 
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use omni_engine::process;
-use omni_tools::{bench, chaos, exit, trace, verify};
+use omni_tools::{bench, chaos, trace, verify};
 use std::process::ExitCode;
 
 /// A serving runtime for models that talk
@@ -26,8 +32,10 @@ use std::process::ExitCode;
 /// the feature `cuda`, on a GPU. Without a checkpoint it speaks with the small voice that is part of this program.
 #[derive(Parser, Debug)]
 #[command(name = "omni-actors", version, max_term_width = 110)]
-#[command(after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 130 interrupted.
-`omni-actors COMMAND --help` has examples.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 3 a stage was given up, 130 interrupted.
+`omni-actors COMMAND --help` has examples."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -49,6 +57,7 @@ enum Command {
 /// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
 pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     let command = Cli::parse().command;
+    let _last = LastLines;
     // The file may be replaced while this runs; this name stays the program that runs.
     process::set_binary("/proc/self/exe");
     let outcome = match command {
@@ -65,6 +74,15 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => exit::report(&error),
+    }
+}
+
+/// Lets the last lines leave, also where the program ends by a panic.
+struct LastLines;
+
+impl Drop for LastLines {
+    fn drop(&mut self) {
+        omni_telemetry::flush_logs();
     }
 }
 

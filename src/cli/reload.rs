@@ -19,13 +19,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Hangups(Signal);
 
 impl Hangups {
-    /// Takes the signal over from the system's default, which ends the process; SIGUSR1 and SIGUSR2 too, which do nothing
-    /// here.
+    /// Takes the signal over from the system's default, which ends the process.
     pub fn catch() -> io::Result<Hangups> {
-        // A signal that was caught once stays caught.
-        for kind in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
-            drop(signal(kind)?);
-        }
         Ok(Hangups(signal(SignalKind::hangup())?))
     }
 }

@@ -1,25 +1,32 @@
 //! `omni-actors run`: the server.
 
+use super::manager::Manager;
 use super::reload::{Hangups, Watch};
+use super::signals::{Upgrades, outlive_others};
+use super::upgrade::{Predecessor, Program};
+use super::{limits, sockets};
 use clap::Args;
-use omni_config::{self as config, Config, Override};
+use omni_config::{self as config, Config, Override, ServerConfig};
 use omni_engine::{Engine, Service};
 use omni_model::hf::{Family, Variant};
 use omni_model::weights::EmbeddedFiles;
 use omni_ops::give_large_blocks_back;
-use omni_server::Server;
 use omni_telemetry as telemetry;
 use omni_tools::model;
 use omni_tools::signals::Signals;
+use std::io::Write;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Serve a model over HTTP and WebSocket
 ///
 /// Speaks OpenAI's API (/v1/audio/speech, /v1/chat/completions), a WebSocket that takes text and gives speech at the
 /// same time, and a page to try it at /. Ctrl-C or SIGTERM lets running streams finish within a grace time; a second
-/// one stops at once.
+/// one stops at once. SIGHUP reads keys and limits of the config again. SIGUSR2 starts the binary anew, which takes over
+/// while running streams finish here.
 #[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   omni-actors run                                      the embedded voice on 127.0.0.1:8080
@@ -63,38 +70,101 @@ impl RunArgs {
     }
 }
 
-/// Runs the command until a signal.
+/// What keeps a supervisor from taking messages in order: it waits for a thread or a process that does not end.
+const SUPERVISORS_WAIT: Duration = Duration::from_secs(30);
+
+/// Runs the command until a signal, or until another process has taken over.
 pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
-    let signals = Signals::catch()?;
+    let mut signals = Signals::catch()?;
     let hangups = Hangups::catch()?;
+    let upgrades = Upgrades::catch()?;
+    outlive_others()?;
+    let program = Program::this()?;
+    let predecessor = Predecessor::of_this_process()?;
     let config = args.resolve()?;
+    limits::open_files(&config)?;
     give_large_blocks_back();
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
-    let server =
-        Server::bind(&config.server)?.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
-    println!("{}", greeting(&config, checkpoint.family(), server.scheme(), server.local_addr()));
+    let server = sockets::open(&config.server, predecessor.as_ref())?;
+    let server = server.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
+    let address = server.local_addr();
+    if predecessor.is_none() {
+        greet(greeting(&config, checkpoint.family(), server.scheme(), address));
+    }
     if let Some(address) = server.admin_addr() {
         tracing::info!(%address, "health and metrics");
     }
+    let socket = server.socket()?;
     let watching = tokio::spawn(Watch::new(args, &config).run(hangups, server.reloader()));
-    let limits = config.limits.clone();
     let engine = Engine::launch(&checkpoint, &config).await?;
-    let service: Arc<dyn Service> = Arc::new(engine.clone());
-    let came_up = async {
-        match engine.settled().await {
+    let manager = Manager::from_environment();
+    let patience = config.supervision.watchdog / 2 + SUPERVISORS_WAIT;
+    let telling = manager.keep(|| engine.unsupervised() < patience);
+
+    let serving = async {
+        if let Some(predecessor) = predecessor {
+            tokio::select! {
+                settled = engine.settled() => settled?,
+                () = signals.next() => return Ok(()),
+            }
+            predecessor.relieve().await;
+            tracing::info!(%address, "took over from the process before");
+        }
+        let came_up = async {
+            match engine.settled().await {
+                Ok(()) => manager.ready(),
+                Err(error) => return error,
+            }
             // Nothing more to say: the server ends this.
-            Ok(()) => std::future::pending().await,
-            Err(error) => error,
+            std::future::pending().await
+        };
+        let succeeded = succeeded(upgrades, &program, &socket, &config.server, &manager);
+        let stopped = async {
+            signals.first_asks_second_ends().await;
+            manager.stopping(config.server.drain_grace);
+        };
+        let service: Arc<dyn Service> = Arc::new(engine.clone());
+        tokio::select! {
+            error = came_up => Err(anyhow::Error::from(error)),
+            () = server.serve_until(service, &config.limits, Box::pin(succeeded), Box::pin(stopped)) => Ok(()),
         }
     };
     let outcome = tokio::select! {
-        error = came_up => Err(error.into()),
-        () = server.serve(service, &limits, signals.first_asks_second_ends()) => Ok(()),
+        outcome = serving => outcome,
+        never = telling => match never {},
     };
     watching.abort();
     outcome
+}
+
+/// Resolves when another process accepts in this one's place.
+async fn succeeded(
+    mut upgrades: Upgrades,
+    program: &Program,
+    socket: &OwnedFd,
+    config: &ServerConfig,
+    manager: &Manager,
+) {
+    loop {
+        upgrades.next().await;
+        tracing::info!("SIGUSR2: another process of this program is started");
+        match program.succeed(socket, config.listen, config.upgrade_patience).await {
+            Ok(successor) => {
+                manager.replaced_by(successor.pid());
+                successor.go().await;
+                return;
+            }
+            Err(error) => tracing::error!(%error, "no upgrade; this process goes on"),
+        }
+    }
+}
+
+/// On a thread of its own: a stdout that is closed or not read costs the greeting and nothing else.
+fn greet(text: String) {
+    let say = move || _ = writeln!(std::io::stdout(), "{text}");
+    let _ = std::thread::Builder::new().name("greeting".to_owned()).spawn(say);
 }
 
 fn greeting(config: &Config, family: &Family, scheme: &str, address: SocketAddr) -> String {

@@ -117,7 +117,7 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
         (None, name) => name.unwrap_or("as described").to_owned(),
     };
     let place = if args.output.as_os_str() == "-" { "stdout".into() } else { args.output.display().to_string() };
-    eprintln!("{place}: {told}, voice {voice}");
+    omni_telemetry::complain(&format!("{place}: {told}, voice {voice}"));
     Ok(())
 }
 
@@ -210,7 +210,7 @@ async fn receive(
             Event::Finished { .. } => {
                 bar.finish_and_clear();
                 if print_text {
-                    eprintln!("{answer}");
+                    omni_telemetry::complain(&answer);
                 }
                 let took = began.elapsed().as_secs_f64();
                 let first = first.ok_or_else(|| anyhow!("the model said nothing; try another seed or text"))?;

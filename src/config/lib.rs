@@ -175,6 +175,10 @@ pub struct ServerConfig {
     pub drain_grace: Duration,
     /// By which names it may be called, and from which pages.
     pub access: AccessConfig,
+    /// How long streams may go on in the old process after an upgrade.
+    pub upgrade_grace: Duration,
+    /// How long the new process of an upgrade may take to become ready.
+    pub upgrade_patience: Duration,
 }
 
 /// `[limits]`

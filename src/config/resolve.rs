@@ -148,6 +148,10 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         allow_anonymous: r.switch("server.allow_anonymous", false),
         drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
         access: access(r, base),
+        // As long as a chapter is read aloud.
+        upgrade_grace: r.duration("server.upgrade_grace", secs(3600), secs(0)..=DAY),
+        // Tens of GB from a slow disk.
+        upgrade_patience: r.duration("server.upgrade_patience", secs(600), secs(1)..=DAY),
         keys: keys(r, base),
     };
     if let Some(why) = server.too_open() {

@@ -241,6 +241,11 @@ impl Engine {
         &self.shared.faults
     }
 
+    /// How long ago a supervisor took a message, of that stage for which it is longest.
+    pub fn unsupervised(&self) -> Duration {
+        self.shared.stages.iter().map(|stage| stage.unsupervised()).max().unwrap_or_default()
+    }
+
     /// What is held at this moment; all zero when the engine is idle.
     pub fn load(&self) -> EngineLoad {
         let stages: Vec<_> = self.shared.stages.iter().map(|stage| stage.load()).collect();

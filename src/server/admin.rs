@@ -27,10 +27,11 @@ const BUFFER: usize = 16 << 10;
 /// Pause after the system refused a new connection.
 const BACKOFF: Duration = Duration::from_millis(50);
 
-/// A bound listener that does not answer yet.
+/// A listener that does not answer yet.
 #[derive(Debug)]
 pub(super) struct Admin {
-    listener: TcpListener,
+    /// `None`: it is bound when it answers.
+    listener: Option<TcpListener>,
     pub address: SocketAddr,
 }
 
@@ -39,7 +40,12 @@ impl Admin {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        Ok(Admin { listener, address })
+        Ok(Admin { listener: Some(listener), address })
+    }
+
+    /// One whose address another process may still have, which gives it up when this one takes over.
+    pub fn later(address: SocketAddr) -> Admin {
+        Admin { listener: None, address }
     }
 
     /// Answers until the result is dropped.
@@ -48,17 +54,39 @@ impl Admin {
         let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
             runtime.block_on(async move {
-                let listener = match tokio::net::TcpListener::from_std(self.listener) {
-                    Ok(listener) => listener,
-                    Err(error) => return warn!(%error, "the admin listener does not answer"),
+                let answering = async {
+                    match self.listening().await {
+                        Ok(listener) => accept(listener, router).await,
+                        Err(error) => warn!(%error, "the admin listener does not answer"),
+                    }
                 };
                 tokio::select! {
-                    () = accept(listener, router) => {}
+                    () = answering => {}
                     _ = stopped => {}
                 }
             });
         })?;
         Ok(Answering { _stop: stop })
+    }
+}
+
+impl Admin {
+    async fn listening(self) -> io::Result<tokio::net::TcpListener> {
+        if let Some(listener) = self.listener {
+            return tokio::net::TcpListener::from_std(listener);
+        }
+        let mut told = false;
+        loop {
+            match tokio::net::TcpListener::bind(self.address).await {
+                Ok(listener) => return Ok(listener),
+                Err(error) if !told => {
+                    warn!(%error, address = %self.address, "the admin listener waits for its address")
+                }
+                Err(_) => {}
+            }
+            told = true;
+            tokio::time::sleep(BACKOFF).await;
+        }
     }
 }
 

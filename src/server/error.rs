@@ -134,7 +134,9 @@ impl From<FieldError> for ApiError {
 impl From<AudioError> for ApiError {
     fn from(error: AudioError) -> ApiError {
         match error {
-            AudioError::Rate { .. } => ApiError::invalid("response_format", error.to_string()),
+            AudioError::Rate { .. } | AudioError::NotBuilt(_) => {
+                ApiError::invalid("response_format", error.to_string())
+            }
             AudioError::Encoder { .. } => ApiError::internal(error.to_string()),
         }
     }

@@ -9,11 +9,13 @@ use super::refusal::refuse;
 use super::reload::Reloader;
 use super::routes::{admin_router, router};
 use super::rules::Current;
-use super::state::App;
+use super::state::{App, Retiring, unix_seconds};
 use super::tls::{Tls, TlsError};
 use super::visit::Peer;
 use axum::Router;
 use axum::body::Body;
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, StatusCode};
 use futures::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -22,8 +24,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::Service;
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -110,12 +114,46 @@ impl Server {
             Ok((listener, address))
         };
         let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
-        let Config { reference_audio: references, telemetry, .. } = Config::default();
-        let rules = Arc::new(Current::new(config, &telemetry));
-        let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
         let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
         let admin = config.access.admin_listen.map(admin).transpose()?;
-        Ok(Server { listener, address, config: config.clone(), references, telemetry, rules, tls, admin })
+        Server::with(listener, address, config.clone(), admin)
+    }
+
+    fn with(
+        listener: TcpListener,
+        address: SocketAddr,
+        config: ServerConfig,
+        admin: Option<Admin>,
+    ) -> Result<Server, ServeError> {
+        let Config { reference_audio: references, telemetry, .. } = Config::default();
+        let rules = Arc::new(Current::new(&config, &telemetry));
+        let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
+        Ok(Server { listener, address, config, references, telemetry, rules, tls, admin })
+    }
+
+    /// Takes over a socket that listens already, whatever address the config names.
+    ///
+    /// Must be called inside a Tokio runtime.
+    pub fn on(socket: std::net::TcpListener, config: &ServerConfig) -> Result<Server, ServeError> {
+        let listen = || {
+            let address = socket.local_addr()?;
+            // Accepted sockets inherit the size.
+            rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER as usize)?;
+            socket.set_nonblocking(true)?;
+            Ok((TcpListener::from_std(socket)?, address))
+        };
+        let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
+        let config = ServerConfig { listen: address, ..config.clone() };
+        if let Some(why) = config.too_open() {
+            return Err(ServeError::TooOpen(address, why));
+        }
+        let admin = config.access.admin_listen.map(Admin::later);
+        Server::with(listener, address, config, admin)
+    }
+
+    /// The listening socket, for another process that accepts from it after this one.
+    pub fn socket(&self) -> std::io::Result<OwnedFd> {
+        self.listener.as_fd().try_clone_to_owned()
     }
 
     /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
@@ -160,20 +198,31 @@ impl Server {
         limits: &'a LimitsConfig,
         shutdown: impl Future<Output = ()> + Send + 'a,
     ) -> BoxFuture<'a, ()> {
-        self.serve_until(service, limits, Box::pin(shutdown))
+        self.serve_until(service, limits, Box::pin(std::future::pending()), Box::pin(shutdown))
     }
 
+    /// The same until another process accepts in this one's place, too: once `succeeded` resolves, this server accepts
+    /// no connection, serves those that it has until they end, for at most `server.upgrade_grace`, and answers each
+    /// request on them with `Connection: close`; then it drains.
+    ///
     /// Not generic, and boxed: it is compiled here, not in every crate that serves.
-    fn serve_until<'a>(
+    pub fn serve_until<'a>(
         self,
         service: Arc<dyn Service>,
         limits: &'a LimitsConfig,
+        succeeded: BoxFuture<'a, ()>,
         shutdown: BoxFuture<'a, ()>,
     ) -> BoxFuture<'a, ()> {
-        Box::pin(self.run(service, limits, shutdown))
+        Box::pin(self.run(service, limits, succeeded, shutdown))
     }
 
-    async fn run(self, service: Arc<dyn Service>, limits: &LimitsConfig, shutdown: BoxFuture<'_, ()>) {
+    async fn run(
+        self,
+        service: Arc<dyn Service>,
+        limits: &LimitsConfig,
+        succeeded: BoxFuture<'_, ()>,
+        mut shutdown: BoxFuture<'_, ()>,
+    ) {
         let app =
             Arc::new(App::new(service.clone(), &self.config, limits, self.references, &self.telemetry, self.rules));
         let admin = self.admin.and_then(|admin| {
@@ -194,29 +243,40 @@ impl Server {
             stall_limit: limits.stalled_client_timeout,
             min_read_rate: self.config.min_read_rate,
             stopping: app.stopping.clone(),
+            retiring: app.retiring.clone(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
         // The connections end with this function, also where it is dropped.
         let close_all = connections.closing.clone().drop_guard();
-        let drained = async {
-            shutdown.await;
-            info!(grace_s = self.config.drain_grace.as_secs_f32(), "draining");
-            app.stopping.cancel();
-            service.drain(self.config.drain_grace).await;
+        let retires = tokio::select! {
+            never = connections.accept(&self.listener) => match never {},
+            () = &mut shutdown => false,
+            () = succeeded => true,
         };
-        tokio::select! {
-            () = connections.accept(&self.listener) => {}
-            () = drained => {}
+        if retires {
+            // The other process takes the address over.
+            drop((self.listener, admin));
+            tokio::select! {
+                () = connections.retire(&app, self.config.upgrade_grace) => {}
+                () = shutdown => {}
+            }
+            connections.begin_drain(self.config.drain_grace);
+            service.drain(self.config.drain_grace).await;
+        } else {
+            connections.begin_drain(self.config.drain_grace);
+            tokio::select! {
+                never = connections.accept(&self.listener) => match never {},
+                () = service.drain(self.config.drain_grace) => {}
+            }
+            drop((self.listener, admin));
         }
-        drop(self.listener);
         connections.tasks.close();
         if tokio::time::timeout(FLUSH_TIME, connections.tasks.wait()).await.is_err() {
             warn!(connections = connections.tasks.len(), "closing connections that are still open");
         }
         drop(close_all);
         connections.tasks.wait().await;
-        drop(admin);
         info!("drained");
     }
 }
@@ -232,19 +292,49 @@ struct Connections {
     min_read_rate: u64,
     /// Tells connections to finish their request and begin no other.
     stopping: CancellationToken,
+    /// Tells connections that each request is their last.
+    retiring: Retiring,
     /// Tells connections to end at once.
     closing: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Connections {
-    /// Never returns.
-    async fn accept(&self, listener: &TcpListener) {
+    fn begin_drain(&self, grace: Duration) {
+        info!(grace_s = grace.as_secs_f32(), "draining");
+        self.stopping.cancel();
+    }
+
+    /// Waits until the clients of this process are gone, for at most `grace`.
+    async fn retire(&self, app: &App, grace: Duration) {
+        let gone_by = unix_seconds().saturating_add(grace.as_secs());
+        app.retiring.begin(gone_by);
+        let connections = self.tasks.len();
+        info!(
+            connections,
+            grace_s = grace.as_secs(),
+            gone_by,
+            "another process serves now; this one finishes its streams"
+        );
+        self.tasks.close();
+        if tokio::time::timeout(grace, self.tasks.wait()).await.is_err() {
+            warn!(connections = self.tasks.len(), "the time for streams of the process before the upgrade is over");
+        }
+    }
+
+    async fn accept(&self, listener: &TcpListener) -> Infallible {
+        let mut refused = false;
         loop {
             let (socket, peer) = match listener.accept().await {
-                Ok(accepted) => accepted,
+                Ok(accepted) => {
+                    refused = false;
+                    accepted
+                }
                 Err(error) => {
-                    warn!(%error, "cannot accept a connection");
+                    // Once for as long as it lasts.
+                    if !std::mem::replace(&mut refused, true) {
+                        warn!(%error, "cannot accept connections");
+                    }
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                     continue;
                 }
@@ -285,7 +375,12 @@ impl Connections {
         let (stall_limit, min_read_rate, patience) = (self.stall_limit, self.min_read_rate, self.read_timeout);
         let activity = Arc::clone(guard.activity());
         let tls = self.tls.as_ref().map(|tls| tls.acceptor());
-        let http = Http { router: self.router.clone(), stopping: self.stopping.clone(), read_timeout: patience };
+        let http = Http {
+            router: self.router.clone(),
+            stopping: self.stopping.clone(),
+            retiring: self.retiring.clone(),
+            read_timeout: patience,
+        };
         async move {
             let socket = Socket::new(socket);
             let watched = StallGuard::new(socket.clone(), stall_limit).paced(min_read_rate).shown(activity);
@@ -303,6 +398,7 @@ impl Connections {
 struct Http {
     router: Router,
     stopping: CancellationToken,
+    retiring: Retiring,
     read_timeout: Duration,
 }
 
@@ -321,13 +417,20 @@ impl Http {
         let mut told = self.stopping.is_cancelled();
         http.keep_alive(!told);
         let router = TowerToHyperService::new(self.router);
+        let retiring = self.retiring.clone();
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(Peer(guard.address()));
             request.extensions_mut().insert(guard.clone());
             // Until the last byte of the answer is on its way.
             let busy = guard.activity().busy();
-            let answer = router.call(request);
-            async move { answer.await.map(|response| response.map(|body| Body::new(InUse { body, _busy: busy }))) }
+            let (answer, retiring) = (router.call(request), retiring.clone());
+            async move {
+                let mut answer = answer.await?;
+                if retiring.gone_by().is_some() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, Infallible>(answer.map(|body| Body::new(InUse { body, _busy: busy })))
+            }
         });
         let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(io), service).with_upgrades());
         let result = loop {

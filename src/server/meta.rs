@@ -57,7 +57,7 @@ pub(super) async fn ready(State(app): State<Arc<App>>, Extension(caller): Extens
     let draining = health.draining || app.stopping.is_cancelled();
     let ready = health.ready && !draining;
     let stages = caller.trusted.then(|| health.stages.iter().map(Stage::from).collect());
-    let body = Json(Ready { ready, draining, stages });
+    let body = Json(Ready { ready, draining, gone_by: app.retiring.gone_by(), stages });
     if ready {
         return body.into_response();
     }

@@ -9,8 +9,8 @@ use super::traces::{Recording, Traces};
 use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
@@ -42,6 +42,22 @@ pub(super) struct App {
     pub started: u64,
     /// Cancelled when the server begins to drain.
     pub stopping: CancellationToken,
+    /// Whether another process accepts in this one's place.
+    pub retiring: Retiring,
+}
+
+/// Whether another process accepts in this one's place, and when this one is gone at the latest, in Unix seconds.
+#[derive(Clone, Default)]
+pub(super) struct Retiring(Arc<OnceLock<u64>>);
+
+impl Retiring {
+    pub fn begin(&self, gone_by: u64) {
+        let _ = self.0.set(gone_by);
+    }
+
+    pub fn gone_by(&self) -> Option<u64> {
+        self.0.get().copied()
+    }
 }
 
 impl App {
@@ -71,6 +87,7 @@ impl App {
             unnamed: AtomicU64::new(1),
             started: unix_seconds(),
             stopping: CancellationToken::new(),
+            retiring: Retiring::default(),
         }
     }
 

@@ -110,6 +110,8 @@ catalogue! {
     LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls that may wait for the GPU, made by a launch thread while it launched; anything but 0 is a bug.";
     FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the sequences it was captured for.";
 
+    LOG_LINES_LOST = Counter, "omni_log_lines_lost_total", [], "Log lines that were lost, because stderr took none or its queue was full.";
+
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
     HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes that clients have sent and that are still held, at most server.max_input_bytes.";

@@ -13,6 +13,7 @@ pub mod clock;
 mod exposition;
 mod handles;
 mod keys;
+mod log_queue;
 mod logging;
 mod merge;
 mod phase;
@@ -26,7 +27,7 @@ pub use handles::{
     SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
 };
 pub use keys::{KeyMetrics, KeyRefusal};
-pub use logging::{LogError, LogFormat, init_logging, init_stage_logging};
+pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};
 pub use merge::merged;
 pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};

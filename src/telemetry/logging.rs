@@ -1,8 +1,15 @@
-//! Log lines, to stderr.
+//! Log lines, to stderr: what they look like. [`log_queue`](super::log_queue) is their way there, which never waits and
+//! never fails; nothing in a running server writes to stderr by another way.
 
+use super::log_queue::log_queue;
 use omni_core::ids::StageName;
+use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, IsTerminal, Write};
+use std::panic::PanicHookInfo;
+use std::sync::Arc;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// Replaces `telemetry.log` when it is set.
 const VARIABLE: &str = "OMNI_LOG";
@@ -64,30 +71,77 @@ fn init(filter: &str, format: LogFormat, stage: Option<StageName>) -> Result<(),
         (Some(stage), LogFormat::Json) => format!("{{\"process\":\"{stage}\","),
     };
     let skip = usize::from(!mark.is_empty() && format == LogFormat::Json);
-    let writer = move || Marked { mark: mark.clone(), skip };
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
+    let lines = Marked { mark: mark.into(), skip };
+    let writer = {
+        let lines = lines.clone();
+        move || lines.clone()
+    };
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).log_internal_errors(false);
     match format {
         LogFormat::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
     }
-    .map_err(|_| LogError::Twice)
+    .map_err(|_| LogError::Twice)?;
+    std::panic::set_hook(Box::new(move |panic| lines.put(panicked(panic, format).as_bytes())));
+    Ok(())
 }
 
-/// Stderr, with something in front of each line, in the place of its first `skip` bytes.
+/// Tells the user something on stderr, as lines of the log go there: without waiting, and without failing.
+pub fn complain(text: &str) {
+    log_queue().put(format!("{text}\n").into());
+}
+
+/// Waits until the lines so far have left, or for a second that none leaves. For the end of the program.
+pub fn flush_logs() {
+    log_queue().flush();
+}
+
+/// What a panic tells: a line as the standard library's, or an object.
+fn panicked(panic: &PanicHookInfo<'_>, format: LogFormat) -> String {
+    let payload = panic.payload();
+    let message = payload.downcast_ref::<&str>().copied();
+    let message = message.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("(no message)");
+    let place = panic.location().map(ToString::to_string).unwrap_or_default();
+    let thread = std::thread::current();
+    let thread = thread.name().unwrap_or("unnamed");
+    // Where the environment asks for one.
+    let trace = Backtrace::capture();
+    let trace = if trace.status() == BacktraceStatus::Captured { format!("\n{trace}") } else { String::new() };
+    let mut time = String::new();
+    // A clock that cannot be told leaves the time out.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+    match format {
+        LogFormat::Text => format!("{time} ERROR panic: thread '{thread}' panicked at {place}: {message}{trace}\n"),
+        LogFormat::Json => {
+            let message = format!("thread '{thread}' panicked at {place}: {message}{trace}");
+            let line = serde_json::json!({"timestamp": time, "level": "ERROR", "target": "panic", "message": message});
+            format!("{line}\n")
+        }
+    }
+}
+
+/// Lines for stderr, with something in front of each, in the place of its first `skip` bytes.
+#[derive(Clone)]
 struct Marked {
-    mark: String,
+    mark: Arc<str>,
     skip: usize,
 }
 
-impl Write for Marked {
-    /// The subscriber writes whole lines, and processes that share a stderr must not cut those of others.
-    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+impl Marked {
+    fn put(&self, line: &[u8]) {
         let rest = line.get(self.skip..).unwrap_or_default();
-        io::stderr().write_all(&[self.mark.as_bytes(), rest].concat())?;
+        log_queue().put([self.mark.as_bytes(), rest].concat());
+    }
+}
+
+impl Write for Marked {
+    /// The subscriber writes whole lines.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.put(line);
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        io::stderr().flush()
+        Ok(())
     }
 }

@@ -25,7 +25,7 @@ pub struct Interrupted;
 
 /// Prints an error and chooses the code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
-    eprintln!("error: {error:#}");
+    omni_telemetry::complain(&format!("error: {error:#}"));
     let usage = |cause: &(dyn std::error::Error + 'static)| {
         // A stage that does not come up may have run out of memory: that is not the user's config.
         let start = cause.downcast_ref::<StartError>().is_some_and(|error| !matches!(error, StartError::Stage(..)));

@@ -30,6 +30,7 @@ impl Signals {
         tokio::spawn(async move {
             self.next().await;
             tracing::warn!("stopped at once by a second signal");
+            omni_telemetry::flush_logs();
             #[expect(clippy::disallowed_methods, reason = "the second signal asks for exactly this")]
             std::process::exit(i32::from(INTERRUPTED));
         });

@@ -7,3 +7,4 @@ mod support;
 mod actors;
 mod matrix;
 mod plan;
+mod supervisors;

@@ -4,6 +4,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod kept;
+mod logs;
+mod managed;
+mod scarcity;
 mod signals;
 mod stages;
+mod upgrade;
 mod voices_survive;

@@ -85,7 +85,7 @@ impl Site {
     }
 }
 
-fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
+pub fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
         let health = Ask::new("GET", "/health", &[], "").send(&serving.url).json();
@@ -98,7 +98,7 @@ fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
 }
 
 /// The load: always the same words, so that every answer has to have the same bytes.
-fn speech() -> Ask {
+pub fn speech() -> Ask {
     let body = json!({
         "input": "one two three", "seed": 5, "response_format": "pcm", "max_new_tokens": 60, "ignore_eos": true,
     });
@@ -106,7 +106,7 @@ fn speech() -> Ask {
 }
 
 /// Asks until the server is gone or refuses; gives what came, cut answers as `None`.
-fn keep_asking(url: &str) -> Vec<Option<Reply>> {
+pub fn keep_asking(url: &str) -> Vec<Option<Reply>> {
     let mut replies = Vec::new();
     // Without a byte of answer nothing had been accepted.
     while let Some(bytes) = speech().bytes(url).filter(|bytes| !bytes.is_empty()) {

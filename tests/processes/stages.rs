@@ -392,3 +392,18 @@ async fn some_stages_in_processes_and_some_in_threads_speak_alike() {
         idle(&engine).await;
     }
 }
+
+#[test]
+fn the_kernel_ends_a_stage_process_before_its_server() {
+    let placement = ["--set", "stages.vocoder.placement=process"];
+    let serving = omni(["run", "--listen", "127.0.0.1:0", "--set", "model.checkpoint=tests/fixtures/qwen3_omni"])
+        .more(&placement)
+        .serve();
+    let health = crate::signals::until(&serving, |health| health["ready"] == true);
+    let adjusted = |pid: u64| -> i64 {
+        std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim().parse().unwrap()
+    };
+    let stage = adjusted(health["stages"][2]["pid"].as_u64().unwrap());
+    let server = adjusted(serving.pid().into());
+    assert_eq!(stage, (server + 500).min(1000));
+}

@@ -39,6 +39,12 @@ impl Omni {
         self
     }
 
+    /// Further arguments.
+    pub fn more(mut self, args: &[&str]) -> Omni {
+        self.args.extend(args.iter().map(|&arg| arg.to_owned()));
+        self
+    }
+
     pub fn stdin(mut self, text: &str) -> Omni {
         text.clone_into(&mut self.stdin);
         self
@@ -91,12 +97,12 @@ impl Omni {
     /// Starts a server on a free port and waits for its first line.
     pub fn serve(self) -> Serving {
         let log = self.log.as_ref().map_or_else(Stdio::inherit, |path| std::fs::File::create(path).unwrap().into());
-        let mut child = self.command().stderr(log).spawn().unwrap();
-        let mut stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        stdout.read_line(&mut line).unwrap();
-        let url = line.split([' ', ',']).find(|word| word.starts_with("http://")).unwrap_or_else(|| panic!("{line}"));
-        Serving { url: url.to_owned(), child, _stdout: stdout, _omni: self }
+        self.serve_to(log)
+    }
+
+    /// The same with this as its standard error.
+    pub fn serve_to(self, log: impl Into<Stdio>) -> Serving {
+        Serving::from_child(self.command().stderr(log).spawn().unwrap(), self)
     }
 }
 
@@ -146,11 +152,25 @@ impl Done {
 pub struct Serving {
     pub url: String,
     child: Child,
-    _stdout: BufReader<ChildStdout>,
+    _stdout: Option<BufReader<ChildStdout>>,
     _omni: Omni,
 }
 
 impl Serving {
+    /// A server that was just started, with a pipe as its stdout.
+    pub fn from_child(mut child: Child, omni: Omni) -> Serving {
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let url = line.split([' ', ',']).find(|word| word.starts_with("http://")).unwrap_or_else(|| panic!("{line}"));
+        Serving { url: url.to_owned(), child, _stdout: Some(stdout), _omni: omni }
+    }
+
+    /// One whose address is known.
+    pub fn at(url: &str, child: Child, omni: Omni) -> Serving {
+        Serving { url: url.to_owned(), child, _stdout: None, _omni: omni }
+    }
+
     /// Of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()

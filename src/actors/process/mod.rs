@@ -14,6 +14,7 @@
 
 pub mod message;
 mod remote;
+mod scarcity;
 mod spawn;
 mod supervisor;
 

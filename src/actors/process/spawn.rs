@@ -11,6 +11,9 @@ use tokio::sync::{oneshot, watch};
 
 /// A child that has closed its link is about to end; one that takes longer than this is ended.
 const LAST_MOMENTS: Duration = Duration::from_millis(200);
+/// A child that the kernel has not ended after this long (it waits for a disk or a driver that does not answer) is left
+/// behind. Giving the memory of a large model back takes a few seconds.
+const BURIAL: Duration = Duration::from_secs(10);
 /// How often the thread looks whether it has ended.
 const GLANCE: Duration = Duration::from_millis(2);
 
@@ -41,16 +44,13 @@ impl Process {
             let spawned = command.spawn();
             // With it the parent's copy of the child's end of the link: only then does the link end with the child.
             drop(command);
-            let mut child = match spawned {
-                Ok(child) => child,
-                Err(error) => return drop(told.send(Err(error))),
-            };
-            let _ = told.send(Ok(child.id()));
-            let status = match received.recv() {
-                Ok(Order::Reap) => last_moments(&mut child, &received),
-                Ok(Order::Kill) | Err(_) => None,
-            };
-            let _ = tell_end.send(Some(described(status.map_or_else(|| killed(&mut child), Ok))));
+            match spawned {
+                Ok(child) => {
+                    let _ = told.send(Ok(child.id()));
+                    look_after(child, &received, &tell_end);
+                }
+                Err(error) => _ = told.send(Err(error)),
+            }
         })?;
         let pid = started.await.map_err(|_| io::Error::other("the thread that starts it ended"))??;
         Ok(Process { pid, orders, ended })
@@ -69,14 +69,42 @@ impl Process {
     }
 
     async fn ended(&mut self) -> String {
-        match self.ended.wait_for(Option::is_some).await {
-            Ok(how) => how.clone().unwrap_or_default(),
-            Err(_) => "the thread that looks after it ended".to_owned(),
+        match tokio::time::timeout(BURIAL, self.ended.wait_for(Option::is_some)).await {
+            Ok(Ok(how)) => how.clone().unwrap_or_default(),
+            Ok(Err(_)) => "the thread that looks after it ended".to_owned(),
+            // The thread waits on, and nothing waits for the thread.
+            Err(_) => "the kernel does not end its process, which is left behind".to_owned(),
         }
     }
 }
 
-fn last_moments(child: &mut Child, orders: &flume::Receiver<Order>) -> Option<ExitStatus> {
+/// What can be done with a child.
+trait Mortal {
+    fn try_wait(&mut self) -> io::Result<Option<ExitStatus>>;
+    fn kill_and_wait(&mut self) -> io::Result<ExitStatus>;
+}
+
+impl Mortal for Child {
+    fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+        Child::try_wait(self)
+    }
+
+    fn kill_and_wait(&mut self) -> io::Result<ExitStatus> {
+        self.kill()?;
+        self.wait()
+    }
+}
+
+/// Carries out the orders for a child, until it has ended.
+fn look_after(mut child: impl Mortal, orders: &flume::Receiver<Order>, tell_end: &watch::Sender<Option<String>>) {
+    let status = match orders.recv() {
+        Ok(Order::Reap) => last_moments(&mut child, orders),
+        Ok(Order::Kill) | Err(_) => None,
+    };
+    let _ = tell_end.send(Some(described(status.map_or_else(|| child.kill_and_wait(), Ok))));
+}
+
+fn last_moments(child: &mut impl Mortal, orders: &flume::Receiver<Order>) -> Option<ExitStatus> {
     let begun = std::time::Instant::now();
     while begun.elapsed() < LAST_MOMENTS {
         if let Ok(Some(status)) = child.try_wait() {
@@ -89,11 +117,6 @@ fn last_moments(child: &mut Child, orders: &flume::Receiver<Order>) -> Option<Ex
     None
 }
 
-fn killed(child: &mut Child) -> io::Result<ExitStatus> {
-    child.kill()?;
-    child.wait()
-}
-
 fn described(status: io::Result<ExitStatus>) -> String {
     match status {
         Ok(status) => match (status.code(), status.signal()) {
@@ -102,5 +125,40 @@ fn described(status: io::Result<ExitStatus>) -> String {
             (None, None) => "its process ended".to_owned(),
         },
         Err(error) => format!("its process cannot be ended: {error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child in a system call that never returns: no signal ends it until the test lets it go.
+    struct Uninterruptible(flume::Receiver<()>);
+
+    impl Mortal for Uninterruptible {
+        fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+            Ok(None)
+        }
+
+        fn kill_and_wait(&mut self) -> io::Result<ExitStatus> {
+            let _ = self.0.recv();
+            Ok(ExitStatus::from_raw(9))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_child_that_the_kernel_does_not_end_is_left_behind() {
+        let (let_go, held) = flume::bounded(1);
+        let (orders, received) = flume::bounded(8);
+        let (tell_end, ended) = watch::channel(None);
+        let thread = std::thread::spawn(move || look_after(Uninterruptible(held), &received, &tell_end));
+        let mut process = Process { pid: 1, orders, ended };
+        let begun = tokio::time::Instant::now();
+        assert!(process.kill().await.contains("left behind"));
+        assert_eq!(begun.elapsed(), BURIAL);
+        // The system call returns after all: the child is reaped and leaves no zombie.
+        let_go.send(()).unwrap();
+        thread.join().unwrap();
+        assert_eq!(process.kill().await, "its process was killed by signal 9");
     }
 }

@@ -6,6 +6,7 @@
 
 use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
+use super::scarcity;
 use super::spawn::Process;
 use crate::{AckSink, StageHandle, StageReports, StageState};
 use futures::future::BoxFuture;
@@ -32,6 +33,9 @@ use tokio::task::JoinHandle;
 const STOP_GRACE: Duration = Duration::from_secs(4);
 /// How long the report of a lost child waits for the exact reason.
 const REASON_PATIENCE: Duration = Duration::from_millis(50);
+/// Variables by which a service manager speaks to the program that it started, and to no other process.
+const MANAGERS_WORDS: [&str; 6] =
+    ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES"];
 /// A child tells that it lives several times in this time, however short its watchdog.
 const LEAST_SILENCE: Duration = Duration::from_secs(2);
 
@@ -105,6 +109,8 @@ struct SupervisorState {
     /// The generation that was reported to be up last.
     up: Generation,
     children: u64,
+    /// Starts in a row for which the machine had no room.
+    waits: u32,
     current: Option<Running>,
 }
 
@@ -118,6 +124,7 @@ impl Actor for ProcessSupervisor {
         myself: ActorRef<Message>,
         (setup, handle): Self::Arguments,
     ) -> Result<SupervisorState, ActorProcessingErr> {
+        scarcity::keep_back();
         myself.cast(Message::Start)?;
         myself.send_interval(setup.watchdog / 4, || Message::Watch);
         let policy = RestartPolicy::new(setup.restart);
@@ -132,6 +139,7 @@ impl Actor for ProcessSupervisor {
             down,
             up: Generation(0),
             children: 0,
+            waits: 0,
             current: None,
         })
     }
@@ -142,14 +150,17 @@ impl Actor for ProcessSupervisor {
         message: Message,
         state: &mut SupervisorState,
     ) -> Result<(), ActorProcessingErr> {
+        state.handle.supervisor_turned();
         match message {
-            Message::Start => {
-                if let Err(error) = state.start(&myself).await {
+            Message::Start => match state.start_with_reserve(&myself).await {
+                Ok(()) => state.waits = 0,
+                Err(error) if scarcity::is_scarcity(&error) => state.wait_for_means(&myself, &error),
+                Err(error) => {
                     let reason =
                         format!("its process cannot be started from {}: {error}", state.setup.binary.display());
                     state.replace(&myself, Some(reason)).await;
                 }
-            }
+            },
             Message::Heard(number, word) if state.is_current(number) => state.heard(&myself, word).await,
             Message::Gone(number, error) if state.is_current(number) => {
                 let how = match &mut state.current {
@@ -191,6 +202,29 @@ impl SupervisorState {
         self.current.as_ref().is_some_and(|running| running.number == number)
     }
 
+    /// Starts a child, with the descriptors that are kept back for this if there are no others.
+    async fn start_with_reserve(&mut self, myself: &ActorRef<Message>) -> io::Result<()> {
+        let mut started = self.start(myself).await;
+        if started.as_ref().is_err_and(scarcity::is_scarcity) {
+            scarcity::release();
+            started = self.start(myself).await;
+        }
+        scarcity::keep_back();
+        started
+    }
+
+    /// The machine has no room for a process at this moment: that is no failure of the stage.
+    fn wait_for_means(&mut self, myself: &ActorRef<Message>, error: &io::Error) {
+        let pause = scarcity::pause(self.waits);
+        self.waits = self.waits.saturating_add(1);
+        myself.send_after(pause, || Message::Start);
+        let reason = format!("there is no room for its process now: {error}; it is tried again");
+        if self.waits.is_power_of_two() {
+            tracing::error!(stage = %self.handle.name(), tries = self.waits, reason, "stage process not started");
+        }
+        self.handle.update(|status| status.last_reason = Some(reason));
+    }
+
     async fn start(&mut self, myself: &ActorRef<Message>) -> io::Result<()> {
         let before = self.handle.status().borrow().generation;
         self.children += 1;
@@ -203,6 +237,10 @@ impl SupervisorState {
         command.args(["stage", self.handle.name().as_str()]).args(ends);
         // The parent's standard output belongs to its caller; the logs of both go to the same place.
         command.stdin(Stdio::null()).stdout(Stdio::null());
+        // What the service manager said was for the parent.
+        for name in MANAGERS_WORDS {
+            command.env_remove(name);
+        }
         let process = Process::spawn(command, self.handle.name()).await?;
         let (sent, received) = LinkMetrics::pair(self.handle.name());
         let mut speak = FrameWriter::new(down, Some(sent)).announcing();
@@ -234,10 +272,10 @@ impl SupervisorState {
         };
         let tracing = tokio::spawn(tell_who_listens(self.setup.recorder.clone(), Arc::clone(&remote)));
         let drilling = tokio::spawn(tell_what_breaks(self.setup.faults.clone(), changes, Arc::clone(&remote)));
-        tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
+        tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
         self.current = Some(Running { number, remote, process, listening, speaking, tracing, drilling });
         Ok(())
     }
@@ -293,7 +331,6 @@ impl SupervisorState {
     fn failed(&mut self, generation: Generation, reason: &str) -> Verdict {
         self.failed_at.get_or_insert_with(Instant::now);
         let verdict = self.policy.failed(self.born.elapsed());
-        tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
         self.down = (generation, Some(verdict));
         if let Some(running) = &self.current {
             running.remote.set_open(false);
@@ -304,6 +341,8 @@ impl SupervisorState {
             status.last_reason = Some(reason.to_owned());
         });
         self.setup.reports.stage_down(self.handle.name(), reason, verdict == Verdict::GiveUp);
+        // What is lost is told to those who act on it before it is told to people.
+        tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
         verdict
     }
 

@@ -97,6 +97,7 @@ async fn serve_stage(link: &[String], embedded: Option<EmbeddedFiles>) -> Result
     die_with(setup.parent)?;
     telemetry::init_stage_logging(&setup.config.telemetry.log, setup.config.telemetry.log_format, setup.stage)?;
     outlive_signals()?;
+    go_first();
 
     // Samples and tokens, or sequences and tokens.
     let (out, queue) = outbox(2 * edge_capacity(&setup.config, setup.stage));
@@ -346,13 +347,31 @@ fn die_with(parent: u32) -> Result<(), ChildError> {
     if std::os::unix::process::parent_id() == parent { Ok(()) } else { Err(ChildError::NoParent) }
 }
 
-/// Ignores signals that ask programs to end: those to all processes of a service or a user are the parent's to answer.
+/// Has the kernel end this process before the parent when memory runs out: the parent replaces it, and its streams go
+/// on.
+fn go_first() {
+    /// Half of the machine's memory, in the kernel's count.
+    const WORSE: i32 = 500;
+    const WORST: i32 = 1000;
+    const FILE: &str = "/proc/self/oom_score_adj";
+    let raise = || {
+        let now: i32 = std::fs::read_to_string(FILE)?.trim().parse().map_err(io::Error::other)?;
+        std::fs::write(FILE, (now + WORSE).min(WORST).to_string())
+    };
+    if let Err(error) = raise() {
+        tracing::warn!(%error, "{FILE} cannot be written: out of memory, the kernel may end the server first");
+    }
+}
+
+/// Ignores signals that ask programs to end, to read their config again or to make room for another: those to all
+/// processes of a service or a user are the parent's to answer.
 fn outlive_signals() -> io::Result<()> {
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+    let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    for kind in kinds.into_iter().chain([SignalKind::user_defined1(), SignalKind::user_defined2()]) {
         let mut signals = signal(kind)?;
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                tracing::debug!("a signal to end is left to the parent");
+                tracing::debug!("a signal is left to the parent");
             }
         });
     }

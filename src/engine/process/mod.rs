@@ -3,6 +3,7 @@
 mod child;
 
 pub use child::{ChildError, serve};
+pub use omni_transfer::shm::inherited;
 
 use super::StartError;
 use super::setup::{StageMaker, edge_capacity, restart_limits};

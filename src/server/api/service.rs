@@ -38,6 +38,9 @@ pub(crate) struct Ready<'a> {
     pub ready: bool,
     /// A shutdown has begun.
     pub draining: bool,
+    /// After an upgrade: when this process, which finishes its streams, is gone at the latest, in Unix seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gone_by: Option<u64>,
     /// Upstream first. Only for callers with a key, where the server has keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<Stage<'a>>>,

@@ -228,7 +228,7 @@ impl<'de> Deserialize<'de> for FormatName {
 schema!(FormatName, "type": "string", "enum": format_names());
 
 fn format_names() -> Vec<&'static str> {
-    let names = AudioFormat::ALL.into_iter().map(AudioFormat::as_str);
+    let names = AudioFormat::built().map(AudioFormat::as_str);
     names.chain(std::iter::once("pcm16")).collect()
 }
 

@@ -100,8 +100,11 @@ impl RingHandle {
     }
 }
 
-/// Takes a descriptor over that this process was born with.
-fn inherited(number: RawFd) -> io::Result<OwnedFd> {
+/// Takes a descriptor over that this process was born with: one end of a ring, or a socket of a service manager.
+///
+/// # Errors
+/// A number that this process did not inherit, or took already.
+pub fn inherited(number: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: only used for this call, which fails if there is no such descriptor.
     let flags = rustix::io::fcntl_getfd(unsafe { BorrowedFd::borrow_raw(number) })?;
     // Whatever a Rust process opens itself is close-on-exec; what it inherited cannot be.

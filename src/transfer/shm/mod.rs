@@ -49,7 +49,7 @@ mod protocol;
 mod tests;
 
 pub use consumer::{Chunk, Consumer};
-pub use handle::RingHandle;
+pub use handle::{RingHandle, inherited};
 pub use producer::{Producer, Reservation};
 
 use bell::Bell;

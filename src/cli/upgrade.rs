@@ -1,0 +1,189 @@
+//! Another process of the program takes over: after SIGUSR2 the binary at this program's path is started with the same
+//! arguments and given the listening socket; when it is ready, this process accepts no more and finishes its streams.
+//!
+//! The two speak over a pair of sockets, the successor's standard input:
+//!
+//! ```text
+//! predecessor -> successor   the listening socket, and the address that it was configured with
+//! successor -> predecessor   `ready`, once every stage can serve
+//! predecessor -> successor   `go`, or the end of the predecessor: the successor accepts
+//! ```
+//!
+//! A predecessor that is killed at any moment leaves a successor that serves; a successor that ends or is not ready in
+//! time leaves a predecessor that goes on.
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+use std::ffi::OsString;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Set for a successor.
+const VARIABLE: &str = "OMNI_SUCCESSOR";
+/// What a manager said to this process and would be wrong for another one.
+const OWN: [&str; 4] = ["WATCHDOG_PID", "LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"];
+const READY: &[u8] = b"ready";
+const GO: &[u8] = b"go";
+
+/// Why no other process took over; this one goes on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum UpgradeError {
+    /// It was not started.
+    #[error("{} cannot be started: {error}", program.display())]
+    Start {
+        /// What should have been.
+        program: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+    /// It ended, as a program does whose config is wrong.
+    #[error("the new process ended before it was ready; its last lines in the log tell why")]
+    Ended,
+    /// It was killed.
+    #[error("the new process was not ready within {0:?} and was killed")]
+    Late(Duration),
+}
+
+/// This program, as it was started.
+pub(super) struct Program {
+    path: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+impl Program {
+    /// Has to be asked early: later another file may lie at the path.
+    pub fn this() -> io::Result<Program> {
+        Ok(Program { path: std::env::current_exe()?, arguments: std::env::args_os().skip(1).collect() })
+    }
+
+    /// Starts a process of it, hands it `socket` and waits until it is ready. Dropping the future kills the process.
+    pub async fn succeed(
+        &self,
+        socket: &OwnedFd,
+        configured: SocketAddr,
+        patience: Duration,
+    ) -> Result<Successor, UpgradeError> {
+        let failed = |error| UpgradeError::Start { program: self.path.clone(), error };
+        let (child, link) = self.start(socket, configured).map_err(failed)?;
+        let mut starting = Starting(Some(child));
+        let mut link = tokio::net::UnixStream::from_std(link).map_err(failed)?;
+        let mut word = [0; READY.len()];
+        match tokio::time::timeout(patience, link.read_exact(&mut word)).await {
+            Ok(Ok(_)) if word == READY => Ok(Successor { child: starting.0.take(), link }),
+            Ok(_) => Err(UpgradeError::Ended),
+            Err(_) => Err(UpgradeError::Late(patience)),
+        }
+    }
+
+    fn start(&self, socket: &OwnedFd, configured: SocketAddr) -> io::Result<(Child, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        // Sent before the process is there: the words lie in the socket until it reads them.
+        let name = configured.to_string();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let sockets = [socket.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&sockets));
+        rustix::net::sendmsg(&ours, &[IoSlice::new(name.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        ours.set_nonblocking(true)?;
+        let mut command = Command::new(&self.path);
+        command.args(&self.arguments).stdin(Stdio::from(OwnedFd::from(theirs))).env(VARIABLE, "1");
+        for name in OWN {
+            command.env_remove(name);
+        }
+        Ok((command.spawn()?, ours))
+    }
+}
+
+/// A process that is not ready yet. Dropped, it is killed.
+struct Starting(Option<Child>);
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            // It may have ended by itself.
+            let _ = child.kill();
+            buried(child);
+        }
+    }
+}
+
+/// Waits for a child elsewhere: one that takes long to end must not hold up what runs here.
+fn buried(mut child: Child) {
+    let _ = std::thread::Builder::new().name("successor".to_owned()).spawn(move || _ = child.wait());
+}
+
+/// A process that is ready to accept.
+pub(super) struct Successor {
+    child: Option<Child>,
+    link: tokio::net::UnixStream,
+}
+
+impl Successor {
+    /// Its number.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Lets it accept.
+    pub async fn go(mut self) {
+        // One that was killed just now cannot be told; the service manager starts the next.
+        let _ = self.link.write_all(GO).await;
+        if let Some(child) = self.child.take() {
+            buried(child);
+        }
+    }
+}
+
+/// What this process was given by the one before it.
+pub(super) struct Predecessor {
+    link: tokio::net::UnixStream,
+    socket: TcpListener,
+    /// What the predecessor's config said of it.
+    configured: String,
+}
+
+impl Predecessor {
+    /// `None` for a process that succeeds no other.
+    pub fn of_this_process() -> io::Result<Option<Predecessor>> {
+        if std::env::var_os(VARIABLE).is_none() {
+            return Ok(None);
+        }
+        let link = io::stdin().as_fd().try_clone_to_owned()?;
+        let (mut name, mut space) = ([0; 64], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let got = rustix::net::recvmsg(&link, &mut [IoSliceMut::new(&mut name)], &mut control, flags)?;
+        let mut sockets = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
+            _ => None,
+        });
+        let socket = sockets.next().ok_or_else(|| io::Error::other("no listening socket came with it"))?;
+        let configured = String::from_utf8_lossy(name.get(..got.bytes).unwrap_or_default()).into_owned();
+        let link = UnixStream::from(link);
+        link.set_nonblocking(true)?;
+        let link = tokio::net::UnixStream::from_std(link)?;
+        Ok(Some(Predecessor { link, socket: TcpListener::from(socket), configured }))
+    }
+
+    /// The listening socket, unless the config names another address by now.
+    pub fn socket(&self, configured: SocketAddr) -> io::Result<Option<TcpListener>> {
+        let same = self.configured == configured.to_string();
+        same.then(|| self.socket.try_clone()).transpose()
+    }
+
+    /// Tells it that this process is ready, and waits until that accepts no more, or is gone.
+    pub async fn relieve(mut self) {
+        let mut word = [0; GO.len()];
+        // A predecessor that is gone accepts nothing either.
+        let _ = self.link.write_all(READY).await;
+        let _ = self.link.read_exact(&mut word).await;
+    }
+}
