@@ -21,6 +21,7 @@
 //! | `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
 //! | `debug`, `traces`, `faults` | traces and drills, where the config lets clients have them |
+//! | `export` | spans for a collector of OpenTelemetry |
 //! | `response` | a request's events as the routes need them |
 //! | `options` | when an answer has to come |
 //! | `budget` | bytes that the server holds for clients, together |
@@ -44,6 +45,7 @@ mod chat_request;
 mod connection;
 mod debug;
 mod error;
+mod export;
 mod faults;
 mod fetch;
 mod hangup;

@@ -2,6 +2,7 @@
 
 use super::admin::Admin;
 use super::connection::{ConnectionGuard, Places};
+use super::export;
 use super::hangup::Socket;
 use super::in_use::InUse;
 use super::io::StallGuard;
@@ -230,6 +231,8 @@ impl Server {
             let answering = admin.serve(admin_router(app.clone(), open));
             answering.inspect_err(|error| warn!(%error, %address, "the admin listener does not answer")).ok()
         });
+        let exporting = app.links.clone().zip(self.telemetry.otlp_endpoint.as_ref());
+        let exporting = exporting.map(|(links, endpoint)| export::start(&service.recorder(), links, endpoint));
         let connections = Connections {
             router: router(app.clone()),
             tls: self.tls,
@@ -277,6 +280,7 @@ impl Server {
         }
         drop(close_all);
         connections.tasks.wait().await;
+        drop(exporting);
         info!("drained");
     }
 }
