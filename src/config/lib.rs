@@ -134,12 +134,23 @@ pub struct SpeechConfig {
 pub struct ServerConfig {
     /// Loopback unless the file says otherwise.
     pub listen: SocketAddr,
-    /// Connections open at once; more are answered 503 and closed.
+    /// Connections open at once. When one more comes, the connection that has been idle for longest is closed; where
+    /// none is idle, the new one is answered 503 and closed.
     pub max_connections: usize,
+    /// Connections of one address open at once, loopback excepted; 0 is no limit.
+    pub max_connections_per_address: usize,
     /// Largest request body, bytes.
     pub max_body_bytes: usize,
     /// Bytes of all requests that are being received or waited for together; more are answered 503.
     pub max_input_bytes: usize,
+    /// Bytes of all answers in one piece that are being made or read, together; more are answered 503.
+    pub max_output_bytes: usize,
+    /// Values and names in the JSON of one request or message.
+    pub max_json_values: usize,
+    /// Arrays and objects inside of each other.
+    pub max_json_depth: usize,
+    /// Bytes per second that a client has to read while bytes wait for it; 0 is no limit.
+    pub min_read_rate: u64,
     /// How long a client may take to send its request.
     pub read_timeout: Duration,
     /// How long a WebSocket session may be silent.
@@ -163,6 +174,8 @@ pub struct LimitsConfig {
     pub first_audio_deadline: Duration,
     /// Longest input text or conversation, characters.
     pub max_input_chars: usize,
+    /// Longest speech in an answer that comes in one piece.
+    pub max_whole_audio: Duration,
     /// Whole life of a request.
     pub request_timeout: Duration,
     /// How long a client may stop reading before its request is ended.

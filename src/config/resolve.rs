@@ -130,9 +130,18 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             })
             .unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8080))),
         max_connections: r.int("server.max_connections", 256, 1..=65_536),
+        // Half of the above: one machine does not take all places.
+        max_connections_per_address: r.int("server.max_connections_per_address", 128, 0..=65_536),
         max_body_bytes: r.int("server.max_body_bytes", 16 << 20, 1024..=1 << 30),
         // Four of the largest bodies, and thousands of ordinary ones.
         max_input_bytes: r.int("server.max_input_bytes", 64 << 20, 1024..=1 << 40),
+        // 45 minutes of speech at 24 kHz.
+        max_output_bytes: r.int("server.max_output_bytes", 128 << 20, 64 << 10..=1 << 40),
+        // A batch of 32 with an x-vector of 2048 numbers each.
+        max_json_values: r.int("server.max_json_values", 100_000, 100..=100_000_000),
+        max_json_depth: r.int("server.max_json_depth", 32, 8..=100),
+        // A quarter of the slowest speech that is streamed, Opus.
+        min_read_rate: r.int("server.min_read_rate", 1024, 0..=1 << 30) as u64,
         read_timeout: r.duration("server.read_timeout", secs(10), ms(100)..=secs(600)),
         idle_timeout: r.duration("server.idle_timeout", secs(300), ms(100)..=DAY),
         allow_anonymous: r.switch("server.allow_anonymous", false),
@@ -153,6 +162,8 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         first_audio_deadline: r.duration("limits.first_audio_deadline", secs(2), ms(10)..=DAY),
         // A long chapter of a book; OpenAI's speech route takes 4096.
         max_input_chars: r.int("limits.max_input_chars", 65_536, 1..=10_000_000),
+        // 55 MiB at 24 kHz.
+        max_whole_audio: r.duration("limits.max_whole_audio", secs(1200), secs(1)..=DAY),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
         stalled_client_timeout: r.duration("limits.stalled_client_timeout", secs(30), secs(1)..=DAY),
     };

@@ -366,7 +366,7 @@ pub trait Service: Send + Sync {
     fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;
 
     /// Every voice that a request may name: the checkpoint's speakers, then uploaded ones by name.
-    fn voices(&self) -> Vec<VoiceInfo>;
+    fn voices(&self) -> Vec<Arc<VoiceInfo>>;
 
     /// Checks, encodes and keeps a voice. When this resolves to `Ok`, the voice survives the process.
     fn add_voice(&self, voice: NewVoice) -> BoxFuture<'_, Result<VoiceInfo, VoiceError>>;

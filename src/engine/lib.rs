@@ -256,8 +256,8 @@ impl Service for Engine {
         })
     }
 
-    fn voices(&self) -> Vec<VoiceInfo> {
-        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+    fn voices(&self) -> Vec<Arc<VoiceInfo>> {
+        let built_in = |name: &String| Arc::new(VoiceInfo { name: name.clone(), uploaded: false, upload: None });
         let uploaded = self.shared.voices.iter().flat_map(|voices| voices.list());
         self.shared.info.voices.iter().map(built_in).chain(uploaded).collect()
     }

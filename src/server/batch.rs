@@ -5,55 +5,47 @@ use super::api::speech::{Model, SpeechUsage};
 use super::api::{FieldError, Fields, kind};
 use super::auth::caller;
 use super::body::read_object;
+use super::budget::Held;
 use super::error::ApiError;
 use super::reference::References;
-use super::response::{Answer, note_ignored};
-use super::speech::whole;
+use super::response::{Answer, Whole, ends, note_ignored, whole};
 use super::speech_request::{SpeechCall, parse};
 use super::state::App;
-use axum::Json;
+use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
-use omni_engine::{ResponseStream, Slo, SpeechRequest, SubmitError, TextSource, Usage};
+use omni_engine::{ResponseStream, Slo, SpeechRequest, SubmitError, Tenant, TextSource, Usage};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::convert::Infallible;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
+use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
 
 /// Shortest and longest wait for a place among the requests in flight.
 const WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// The handler.
 pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let tenant = caller(&request);
+    let (tenant, ends) = (caller(&request), ends(&request));
     let (body, _held) = read_object(&app, request).await?;
     let (defaults, items) = items(&app, body)?;
+    let references = Mutex::new(References::new(&app.references, &app.budget));
     let deadline = Instant::now() + app.limits.request_timeout;
-    let mut references = References::new(&app.references);
-    let mut calls = Vec::with_capacity(items.len());
-    let mut ignored = BTreeSet::new();
-    for item in items {
-        // One at a time, so that a recording of the batch is not in memory once for each item.
-        let mut call = parse(&app, &merged(&defaults, item), &mut references).await;
-        if let Ok(call) = &mut call {
-            // No client listens while a batch is made.
-            call.request.params.options.slo = Slo::BestEffort;
-            call.request.params.options.tenant = tenant;
-        }
-        ignored.extend(call.iter().flat_map(|call| call.ignored.iter().cloned()));
-        calls.push(call);
-    }
-    drop((defaults, references));
+    let batch = Batch { app: &app, defaults, references, tenant, deadline, ignored: std::sync::Mutex::default() };
     // Half of the places at most, so that other clients get some.
     let at_once = (app.limits.max_requests / 2).max(1);
-    let speak = |call| speak(&app, call, deadline);
-    let answers: Vec<_> = stream::iter(calls).map(speak).buffered(at_once).collect().await;
+    let answers: Vec<_> = stream::iter(items).map(|item| batch.speak(item)).buffered(at_once).collect().await;
+    let mut headers = HeaderMap::new();
+    note_ignored(&mut headers, &batch.ignored());
+    drop(batch);
     // The server is at fault and not the request: the client should try again.
     if let Some(Err(error)) = answers.first()
         && answers.iter().all(|answer| answer.as_ref().is_err_and(ApiError::is_passing))
@@ -61,19 +53,40 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
         return Err(error.clone());
     }
     let succeeded = answers.iter().filter(|answer| answer.is_ok()).count();
-    let results: Vec<BatchResult<'_>> =
-        answers.iter().enumerate().map(|(index, answer)| result(index, answer)).collect();
     let number = app.batches.fetch_add(1, Ordering::Relaxed);
-    let body = BatchAnswer {
+    let head = BatchAnswer {
         id: format!("speech-batch-{}-{number}", app.started),
-        total: results.len(),
+        total: answers.len(),
         succeeded,
-        failed: results.len() - succeeded,
-        results,
+        failed: answers.len() - succeeded,
+        results: Vec::new(),
     };
-    let mut headers = HeaderMap::new();
-    note_ignored(&mut headers, &ignored.into_iter().collect::<Vec<_>>());
-    Ok((headers, Json(body)).into_response())
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok((headers, written(&app, &head, answers, ends)).into_response())
+}
+
+/// The answer, written result by result, so that each file is in memory once, and is gone when it has left.
+fn written(
+    app: &App,
+    head: &BatchAnswer<'_>,
+    answers: Vec<Result<Spoken, ApiError>>,
+    ends: Option<CancellationToken>,
+) -> Body {
+    // Structs of strings and numbers are always JSON.
+    let mut head = serde_json::to_vec(head).unwrap_or_default();
+    let tail = head.split_off(head.len().saturating_sub(2));
+    let unread = Held::nothing(&app.answers).unread(ends);
+    let results = answers.into_iter().enumerate().map(move |(index, answer)| {
+        let _unread = &unread;
+        let mut json = if index == 0 { Vec::new() } else { vec![b','] };
+        json.append(&mut serde_json::to_vec(&result(index, &answer)).unwrap_or_default());
+        match answer {
+            Ok(spoken) => spoken.held.guard(json, None),
+            Err(_) => Bytes::from(json),
+        }
+    });
+    let pieces = std::iter::once(Bytes::from(head)).chain(results).chain([Bytes::from(tail)]);
+    Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)))
 }
 
 /// An object of a request.
@@ -110,28 +123,68 @@ fn items(app: &App, mut body: Object) -> Result<(Object, Vec<Object>), ApiError>
     Ok((body, items))
 }
 
-/// An item as a request of its own: its fields, and for the others those of the batch.
-fn merged(defaults: &Object, item: Object) -> Object {
-    let mut merged = defaults.clone();
-    merged.extend(item.into_iter().filter(|(_, value)| !value.is_null()));
-    merged
-}
-
 /// A spoken item.
 struct Spoken {
     file: Vec<u8>,
+    held: Held,
     media_type: &'static str,
     usage: Usage,
     seed: u64,
 }
 
-async fn speak(app: &App, call: Result<SpeechCall, ApiError>, deadline: Instant) -> Result<Spoken, ApiError> {
-    let SpeechCall { request, sound, .. } = call?;
-    let writer = sound.writer(app.service.info().sample_rate)?;
-    let answer = Answer::begin(admitted(app, request, deadline).await?).await?;
-    let seed = answer.seed;
-    let (file, usage) = whole(answer, writer).await?;
-    Ok(Spoken { file, media_type: sound.format.content_type(), usage, seed })
+/// What the items of a batch share.
+struct Batch<'a> {
+    app: &'a App,
+    /// Fields of the batch, for items that have none of their own.
+    defaults: Object,
+    references: Mutex<References<'a>>,
+    tenant: Tenant,
+    deadline: Instant,
+    ignored: std::sync::Mutex<BTreeSet<String>>,
+}
+
+impl Batch<'_> {
+    /// Plans an item when its turn has come, and speaks it.
+    async fn speak(&self, item: Object) -> Result<Spoken, ApiError> {
+        let (call, recording) = self.plan(&item).await?;
+        drop(item);
+        let SpeechCall { request, sound, .. } = call;
+        let writer = sound.writer(self.app.service.info().sample_rate)?;
+        let answer = Answer::begin(admitted(self.app, request, self.deadline).await?).await?;
+        drop(recording);
+        let seed = answer.seed;
+        let Whole { file, held, usage, .. } = whole(self.app, answer, writer).await?;
+        Ok(Spoken { file, held, media_type: sound.format.content_type(), usage, seed })
+    }
+
+    /// Reads an item, and its recording when there is room for it.
+    async fn plan(&self, item: &Object) -> Result<(SpeechCall, Option<Arc<Held>>), ApiError> {
+        loop {
+            // One at a time, so that a recording of the batch is not in memory once for each item.
+            let mut references = self.references.lock().await;
+            let call = parse(self.app, Fields::item(item, &self.defaults), &mut references).await;
+            let recording = references.held();
+            drop(references);
+            match call {
+                Ok(mut call) => {
+                    self.ignored.lock().unwrap_or_else(PoisonError::into_inner).extend(call.ignored.iter().cloned());
+                    // No client listens while a batch is made.
+                    call.request.params.options.slo = Slo::BestEffort;
+                    call.request.params.options.tenant = self.tenant;
+                    return Ok((call, recording));
+                }
+                Err(error) if error.code == "too_much_input" && Instant::now() + WAIT.1 < self.deadline => {
+                    sleep(WAIT.1).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The fields that meant nothing to any item that was read.
+    fn ignored(&self) -> Vec<String> {
+        self.ignored.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+    }
 }
 
 /// Waits for a place while there is none: items of a batch must not fail because of each other.

@@ -1,5 +1,6 @@
 //! Reads the JSON object of a request within the limits on size and time.
 
+use super::api::measure::{JsonLimits, measure};
 use super::api::{kind, short};
 use super::budget::{Budget, Held};
 use super::error::ApiError;
@@ -14,11 +15,14 @@ use std::sync::Arc;
 /// error. Beyond them it closes the connection.
 const DISCARD_LIMIT: usize = 16 << 20;
 
+/// JSON up to this many bytes is read at once; more would keep a thread from others for too long.
+const AT_ONCE: usize = 64 << 10;
+
 /// The body as a JSON object, and its part of the budget, which the caller holds as long as the object.
 pub(super) async fn read_object(app: &App, request: Request) -> Result<(Map<String, Value>, Held), ApiError> {
     check_content_type(request.headers())?;
     let (bytes, held) = read_all(app, request).await?;
-    Ok((parse_object(&bytes)?, held))
+    parse_object(bytes, app.json, held).await
 }
 
 /// The bytes of the body within the limits on size and time, and its part of the budget.
@@ -41,7 +45,7 @@ async fn read_bytes(request: Request, limit: usize, budget: &Arc<Budget>) -> Res
     }
     let mut body = request.into_body().into_data_stream();
     let mut held = Held::nothing(budget);
-    let mut bytes = Vec::new();
+    let mut bytes: Vec<u8> = Vec::new();
     let mut total = 0usize;
     let mut refused = None;
     while let Some(piece) = body.next().await {
@@ -51,8 +55,15 @@ async fn read_bytes(request: Request, limit: usize, budget: &Arc<Budget>) -> Res
         total = total.saturating_add(piece.len());
         if refused.is_none() && total > limit {
             refused = Some(too_large());
-        } else if refused.is_none() && !held.take(piece.len()) {
-            refused = Some(budget.exhausted());
+        }
+        if refused.is_none() && bytes.capacity() < total {
+            // Half more than is there, but not more than was announced.
+            let room = announced.unwrap_or(usize::MAX).min(total + total / 2).max(total);
+            if held.resize(room) {
+                bytes.reserve_exact(room - bytes.len());
+            } else {
+                refused = Some(budget.exhausted());
+            }
         }
         if refused.is_none() {
             bytes.extend_from_slice(&piece);
@@ -88,13 +99,32 @@ fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message))
 }
 
-/// Bytes as a JSON object.
-pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, ApiError> {
+/// Bytes as a JSON object. `held` is their part of the budget; what comes back is the object's.
+pub(super) async fn parse_object(
+    bytes: Vec<u8>,
+    limits: JsonLimits,
+    held: Held,
+) -> Result<(Map<String, Value>, Held), ApiError> {
+    if bytes.len() <= AT_ONCE {
+        return parse_now(bytes, limits, held);
+    }
+    let parsing = tokio::task::spawn_blocking(move || parse_now(bytes, limits, held));
+    parsing.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the JSON was not read: {error}"))))
+}
+
+fn parse_now(bytes: Vec<u8>, limits: JsonLimits, mut held: Held) -> Result<(Map<String, Value>, Held), ApiError> {
     let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
-    match serde_json::from_slice(bytes) {
+    let size = measure(&bytes, limits).map_err(|error| bad(format!("this JSON is too much: {error}")))?;
+    if !held.resize(size.max(bytes.len())) {
+        return Err(held.exhausted());
+    }
+    let parsed = match serde_json::from_slice(&bytes) {
         Ok(Value::Object(map)) => Ok(map),
         Ok(other) => Err(bad(format!("expected a JSON object, found {}", kind(&other)))),
         Err(_) if bytes.is_empty() => Err(bad("the request body is empty; send a JSON object".to_owned())),
         Err(error) => Err(bad(format!("this is not valid JSON: {error}"))),
-    }
+    };
+    drop(bytes);
+    held.resize(size); // not more than before
+    parsed.map(|object| (object, held))
 }

@@ -8,12 +8,11 @@ use super::auth::caller;
 use super::body::read_object;
 use super::chat_request::{ChatCall, parse};
 use super::error::ApiError;
-use super::response::{Answer, Piece, note_ignored};
+use super::response::{Answer, Piece, Whole, ends, note_ignored, room, whole};
 use super::sse;
 use super::state::{App, unix_seconds};
-use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
@@ -22,10 +21,11 @@ use futures::{StreamExt, stream};
 use omni_audio::{AudioWriter, Sound};
 use omni_engine::{FinishReason, Output, Usage};
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
 /// The handler.
 pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let tenant = caller(&request);
+    let (tenant, ends) = (caller(&request), ends(&request));
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body)?;
     call.request.options.tenant = tenant;
@@ -51,7 +51,7 @@ pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -
     let response = if stream {
         sse::response(chunks(head, answer, writer, include_usage))
     } else {
-        completion(&head, answer, writer).await?
+        completion(&head, whole(&app, answer, writer).await?, ends).await?
     };
     Ok((headers, response).into_response())
 }
@@ -65,19 +65,13 @@ struct Head {
     speaks: bool,
 }
 
-async fn completion(head: &Head, mut answer: Answer, mut writer: AudioWriter) -> Result<Response, ApiError> {
-    let mut text = String::new();
-    let mut file = Vec::new();
-    let (reason, usage) = loop {
-        match answer.next().await? {
-            Piece::Text(delta) => text.push_str(&delta),
-            Piece::Audio(chunk) => file.append(&mut writer.push(&chunk.samples)?),
-            Piece::Finished { reason, usage } => break (reason, usage),
-        }
-    };
+async fn completion(head: &Head, whole: Whole, ends: Option<CancellationToken>) -> Result<Response, ApiError> {
+    let Whole { text, file, mut held, reason, usage } = whole;
     let mut audio = None;
     if head.speaks {
-        writer.complete(&mut file)?;
+        // In base64, and that within the JSON.
+        let held_before = held.bytes();
+        room(&mut held, held_before + file.len().div_ceil(3) * 8).await?;
         let data = BASE64_STANDARD.encode(file);
         // No audio is kept, so its id is of no use from the start.
         audio = Some(AnswerAudio { id: &head.audio_id, data, transcript: &text, expires_at: head.created });
@@ -91,7 +85,9 @@ async fn completion(head: &Head, mut answer: Answer, mut writer: AudioWriter) ->
         choices: [Choice { index: 0, message, logprobs: (), finish_reason: reason.into() }],
         usage: usage.into(),
     };
-    Ok(Json(completion).into_response())
+    // A struct of strings and numbers is always JSON.
+    let body = held.guard(serde_json::to_vec(&completion).unwrap_or_default(), ends);
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
 }
 
 /// Where a streamed answer is.

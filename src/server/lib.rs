@@ -3,7 +3,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen`, `connection`, `io` | sockets: connection limit, timeouts, drain |
+//! | `listen`, `connection`, `refusal`, `io`, `in_use` | sockets: connection limits, timeouts, drain |
 //! | `routes` | every route on one page |
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
@@ -14,12 +14,13 @@
 //! | `voices` | `/v1/audio/voices` |
 //! | `reference`, `fetch` | recordings of voices: from the request, an address, a file |
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
-//! | `ws`, `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
+//! | `ws`, `ws_frames`, `ws_socket` | WebSockets: the handshake, frames, messages |
+//! | `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
 //! | `debug`, `traces`, `faults` | traces and drills, where the config lets clients have them |
 //! | `response` | a request's events as the routes need them |
 //! | `options` | when an answer has to come |
-//! | `budget` | bytes that clients have sent, together |
+//! | `budget` | bytes that the server holds for clients, together |
 //! | `body`, `error`, `sse` | encodings |
 //!
 //! Arrows between them point one way: sockets to routes, routes to handlers, handlers to state and `api`.
@@ -41,6 +42,7 @@ mod debug;
 mod error;
 mod faults;
 mod fetch;
+mod in_use;
 mod io;
 mod keys;
 mod listen;
@@ -49,6 +51,7 @@ mod openapi;
 mod options;
 mod origin;
 mod reference;
+mod refusal;
 mod response;
 mod routes;
 mod speech;
@@ -59,9 +62,11 @@ mod traces;
 mod voice_request;
 mod voices;
 mod ws;
+mod ws_frames;
 mod ws_input;
 mod ws_protocol;
 mod ws_session;
+mod ws_socket;
 mod ws_utterance;
 
 pub use listen::{ServeError, Server};

@@ -1,27 +1,25 @@
 //! Sockets: binding, the limit on connections, timeouts, and the drain at the end.
 
-use super::budget::{Budget, Intake};
-use super::connection::{ConnectionGuard, Permit};
-use super::error::ApiError;
+use super::connection::{ConnectionGuard, Places};
+use super::in_use::InUse;
 use super::io::StallGuard;
+use super::refusal::refuse;
 use super::routes::router;
 use super::state::App;
 use axum::Router;
-use axum::http::StatusCode;
+use axum::body::Body;
 use futures::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use metrics::Gauge;
 use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::Service;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -37,8 +35,6 @@ const HTTP_BUFFER: usize = 64 << 10;
 const BACKLOG: u32 = 1024;
 /// Refused connections that are told why at the same time; more are closed at once.
 const MAX_REFUSALS: usize = 64;
-/// How long a refused client may take to read the refusal.
-const REFUSAL_TIME: Duration = Duration::from_secs(1);
 /// After the drain: how long the last bytes may take to leave.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
 /// Pause after the system refused a new connection (out of file descriptors), so that the loop does not spin.
@@ -144,13 +140,15 @@ impl Server {
         let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references, self.traces));
         let connections = Connections {
             router: router(app.clone()),
-            places: Arc::new(Semaphore::new(self.config.max_connections)),
+            places: Places::new(
+                self.config.max_connections,
+                self.config.max_connections_per_address,
+                app.metrics.connections.clone(),
+            ),
             refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
-            max_connections: self.config.max_connections,
             read_timeout: self.config.read_timeout,
             stall_limit: limits.stalled_client_timeout,
-            open: app.metrics.connections.clone(),
-            budget: app.budget.clone(),
+            min_read_rate: self.config.min_read_rate,
             stopping: app.stopping.clone(),
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -181,13 +179,11 @@ impl Server {
 /// The accept loop and what its connections share.
 struct Connections {
     router: Router,
-    places: Arc<Semaphore>,
+    places: Arc<Places>,
     refusals: Arc<Semaphore>,
-    max_connections: usize,
     read_timeout: Duration,
     stall_limit: Duration,
-    open: Gauge,
-    budget: Arc<Budget>,
+    min_read_rate: u64,
     /// Tells connections to finish their request and begin no other.
     stopping: CancellationToken,
     /// Tells connections to end at once.
@@ -207,15 +203,10 @@ impl Connections {
                     continue;
                 }
             };
-            match self.places.clone().try_acquire_owned() {
-                Ok(permit) => {
-                    let guard = ConnectionGuard {
-                        _permit: Arc::new(Permit::new(permit, &self.open)),
-                        _task: self.tasks.token(),
-                        closing: self.closing.clone(),
-                        peer,
-                        intake: Intake::new(&self.budget),
-                    };
+            match self.places.take(peer.ip()) {
+                Ok(place) => {
+                    let guard =
+                        ConnectionGuard { place, _task: self.tasks.token(), closing: self.closing.clone(), peer };
                     let connection = self.connection(socket, guard.clone());
                     self.tasks.spawn(async move {
                         tokio::select! {
@@ -224,14 +215,13 @@ impl Connections {
                         }
                     });
                 }
-                Err(_) => {
-                    debug!(%peer, "too many connections");
+                Err(why) => {
+                    debug!(%peer, %why, "a connection is refused");
                     if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
-                        let refusal = refuse(socket, self.max_connections);
+                        let refusal = refuse(socket, self.router.clone(), why);
                         self.tasks.spawn(async move {
                             let _permit = permit;
-                            // A client that does not read its refusal in time goes without.
-                            let _ = tokio::time::timeout(REFUSAL_TIME, refusal).await;
+                            refusal.await;
                         });
                     }
                 }
@@ -243,7 +233,8 @@ impl Connections {
     fn connection(&self, socket: TcpStream, guard: ConnectionGuard) -> impl Future<Output = ()> + Send + 'static {
         // Chunks are small and must leave at once. Only a dead socket refuses the option.
         let _ = socket.set_nodelay(true);
-        let io = TokioIo::new(StallGuard::new(socket, self.stall_limit).counted(Arc::clone(&guard.intake)));
+        let watched = StallGuard::new(socket, self.stall_limit).paced(self.min_read_rate);
+        let io = TokioIo::new(watched.shown(Arc::clone(guard.activity())));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
         // While draining, a new connection gets one answer, so that `/ready` can tell why. (A graceful shutdown
@@ -253,7 +244,10 @@ impl Connections {
         let router = TowerToHyperService::new(self.router.clone());
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
             request.extensions_mut().insert(guard.clone());
-            router.call(request)
+            // Until the last byte of the answer is on its way.
+            let busy = guard.activity().busy();
+            let answer = router.call(request);
+            async move { answer.await.map(|response| response.map(|body| Body::new(InUse { body, _busy: busy }))) }
         });
         let connection = http.serve_connection(io, service).with_upgrades();
         let stopping = self.stopping.clone();
@@ -273,31 +267,4 @@ impl Connections {
             }
         }
     }
-}
-
-/// Reads the head of the request, answers why it is refused, and closes.
-async fn refuse(mut socket: TcpStream, limit: usize) {
-    let message = format!("{limit} connections are open already; try again later");
-    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
-    // A struct of strings is always JSON.
-    let body = serde_json::to_string(&error.body()).unwrap_or_default();
-    let response = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
-         Retry-After: 1\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    );
-    // Clients take an answer to a request that they have not sent for garbage: read its head first.
-    let mut head = Vec::new();
-    let mut piece = [0; 4096];
-    while head.len() < HTTP_BUFFER && !head.windows(4).any(|window| window == b"\r\n\r\n") {
-        match socket.read(&mut piece).await {
-            Ok(count @ 1..) => head.extend_from_slice(&piece[..count]),
-            _ => return,
-        }
-    }
-    if socket.write_all(response.as_bytes()).await.is_err() || socket.shutdown().await.is_err() {
-        return;
-    }
-    // Closing a socket with unread bytes resets it, and the client might never see the answer: read the rest.
-    while matches!(socket.read(&mut piece).await, Ok(1..)) {}
 }

@@ -1,12 +1,15 @@
 //! Recordings of requests: inside the request, at an address, or in a file that the config lets the server read. This
 //! module returns bytes; the engine decides whether they are sound.
 
+use super::budget::{Budget, Held};
 use super::error::ApiError;
 use super::fetch;
 use base64::Engine;
 use base64::alphabet::{STANDARD, URL_SAFE};
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use omni_config::ReferenceAudioConfig;
+use std::borrow::Cow;
+use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::io::AsyncReadExt;
@@ -16,31 +19,70 @@ use url::Url;
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
 
-/// Reads the recordings of one request. It keeps the last one, which items of a batch often share.
+/// Reads the recordings of one request and counts them. It keeps the last one, which items of a batch often share.
 pub(super) struct References<'a> {
     config: &'a ReferenceAudioConfig,
-    last: Option<(String, Arc<[u8]>)>,
+    budget: &'a Arc<Budget>,
+    hashes: RandomState,
+    last: Option<Loaded>,
+    /// The part of the budget for the recording that was asked for last.
+    held: Option<Arc<Held>>,
 }
 
+/// A recording and its part of the budget.
+struct Loaded {
+    named: Named,
+    bytes: Arc<[u8]>,
+    held: Arc<Held>,
+}
+
+/// How a request named a recording: the length and a keyed hash of the text, which may be as long as the recording.
+type Named = (usize, u64);
+
 impl<'a> References<'a> {
-    pub fn new(config: &'a ReferenceAudioConfig) -> References<'a> {
-        References { config, last: None }
+    pub fn new(config: &'a ReferenceAudioConfig, budget: &'a Arc<Budget>) -> References<'a> {
+        References { config, budget, hashes: RandomState::new(), last: None, held: None }
+    }
+
+    /// The part of the budget for the recording that was asked for since the last call, to be held as long as it is.
+    pub fn held(&mut self) -> Option<Arc<Held>> {
+        self.held.take()
     }
 
     /// The bytes of the recording that `ref_audio` names.
     pub async fn load(&mut self, ref_audio: &str) -> Result<Arc<[u8]>, ApiError> {
-        if let Some((text, bytes)) = &self.last
-            && text == ref_audio
+        let named = (ref_audio.len(), self.hashes.hash_one(ref_audio));
+        if let Some(last) = &self.last
+            && last.named == named
         {
-            return Ok(Arc::clone(bytes));
+            self.held = Some(Arc::clone(&last.held));
+            return Ok(Arc::clone(&last.bytes));
         }
+        self.last = None;
+        // Twice while it is read: buffers grow, and the bytes are copied to where they stay.
+        let mut held = Held::nothing(self.budget);
+        let counts = |held: &mut Held, bytes: usize| held.take(2 * bytes).then_some(()).ok_or_else(|| held.exhausted());
         let bytes: Arc<[u8]> = match Place::of(ref_audio)? {
-            Place::Here(text) => decode(text, self.config.max_bytes)?,
-            Place::Address(url) => fetch::fetch(&url, self.config).await.map_err(|error| invalid(error.to_string()))?,
-            Place::File(path) => read_file(path, self.config).await?,
+            Place::Here(text) => {
+                // Four letters are three bytes, so the size is known before anything is decoded.
+                counts(&mut held, text.len().min(self.config.max_bytes.saturating_mul(2)))?;
+                decode(text, self.config.max_bytes)?
+            }
+            Place::Address(url) => {
+                counts(&mut held, self.config.max_bytes)?;
+                fetch::fetch(&url, self.config).await.map_err(|error| invalid(error.to_string()))?
+            }
+            Place::File(path) => {
+                let mut file = open(path, self.config).await?;
+                counts(&mut held, file.length)?;
+                file.read(self.config.max_bytes).await?
+            }
         }
         .into();
-        self.last = Some((ref_audio.to_owned(), Arc::clone(&bytes)));
+        held.resize(bytes.len()); // not more than before
+        let held = Arc::new(held);
+        self.held = Some(Arc::clone(&held));
+        self.last = Some(Loaded { named, bytes: Arc::clone(&bytes), held });
         Ok(bytes)
     }
 }
@@ -94,7 +136,10 @@ fn invalid(message: impl std::fmt::Display) -> ApiError {
 
 /// Base64, of either alphabet, with or without line breaks and padding.
 fn decode(text: &str, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
-    let clean: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let clean: Cow<'_, [u8]> = match text.bytes().any(|byte| byte.is_ascii_whitespace()) {
+        true => text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect(),
+        false => text.as_bytes().into(),
+    };
     if clean.is_empty() {
         return Err(invalid("there is no audio in it"));
     }
@@ -106,18 +151,25 @@ fn decode(text: &str, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
     let url_safe = clean.iter().any(|byte| matches!(byte, b'-' | b'_'));
     let engine = GeneralPurpose::new(if url_safe { &URL_SAFE } else { &STANDARD }, LENIENT);
     let bytes = engine
-        .decode(&clean)
+        .decode(&*clean)
         .map_err(|error| invalid(format!("is not base64, or was cut off: {}", error.to_string().to_lowercase())))?;
     if bytes.len() > max_bytes { Err(too_large()) } else { Ok(bytes) }
 }
 
-/// A file in one of the folders that the config allows, links and `..` resolved. Every failure has the same words, so
-/// that a client cannot find out which files exist.
-async fn read_file(path: PathBuf, config: &ReferenceAudioConfig) -> Result<Vec<u8>, ApiError> {
+/// A recording on this machine.
+struct OpenFile {
+    file: tokio::fs::File,
+    /// Bytes that it had when it was opened, or one more than the limit.
+    length: usize,
+}
+
+/// Opens a file in one of the folders that the config allows, links and `..` resolved. Every failure has the same words,
+/// so that a client cannot find out which files exist.
+async fn open(path: PathBuf, config: &ReferenceAudioConfig) -> Result<OpenFile, ApiError> {
     if config.allowed_folders.is_empty() {
         return Err(invalid("this server reads no files; send base64 or a data URL (reference_audio.allowed_folders)"));
     }
-    let refuse = || invalid("there is no such file in the folders that this server may read");
+    let refuse = no_such_file;
     let path = tokio::fs::canonicalize(path).await.map_err(|_| refuse())?;
     let mut allowed = false;
     for folder in &config.allowed_folders {
@@ -130,17 +182,37 @@ async fn read_file(path: PathBuf, config: &ReferenceAudioConfig) -> Result<Vec<u
         return Err(refuse());
     }
     let file = tokio::fs::File::open(&path).await.map_err(|_| refuse())?;
-    let mut bytes = Vec::new();
-    file.take(config.max_bytes as u64 + 1).read_to_end(&mut bytes).await.map_err(|_| refuse())?;
-    if bytes.len() > config.max_bytes {
-        return Err(invalid(format!("the file is larger than {} bytes", config.max_bytes)));
+    let length = file.metadata().await.map_err(|_| refuse())?.len();
+    if length > config.max_bytes as u64 {
+        return Err(too_long_a_file(config.max_bytes));
     }
-    Ok(bytes)
+    Ok(OpenFile { file, length: length as usize })
+}
+
+impl OpenFile {
+    /// Its bytes.
+    async fn read(&mut self, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
+        let mut bytes = Vec::with_capacity(self.length + 1);
+        let most = max_bytes.min(self.length) as u64 + 1;
+        (&mut self.file).take(most).read_to_end(&mut bytes).await.map_err(|_| no_such_file())?;
+        // It has grown meanwhile.
+        if bytes.len() > self.length { Err(too_long_a_file(max_bytes)) } else { Ok(bytes) }
+    }
+}
+
+fn no_such_file() -> ApiError {
+    invalid("there is no such file in the folders that this server may read")
+}
+
+fn too_long_a_file(max_bytes: usize) -> ApiError {
+    invalid(format!("the file is larger than {max_bytes} bytes"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::What;
     use super::*;
+    use metrics::Gauge;
     use std::path::Path;
     use std::time::Duration;
 
@@ -155,9 +227,14 @@ mod tests {
         }
     }
 
+    fn budget() -> Arc<Budget> {
+        Budget::new(What::Input, 1 << 20, Gauge::noop())
+    }
+
     async fn load(text: &str, folders: &[&Path]) -> Result<Vec<u8>, String> {
         let config = config(folders);
-        let loaded = References::new(&config).load(text).await;
+        let budget = budget();
+        let loaded = References::new(&config, &budget).load(text).await;
         loaded.map(|bytes| bytes.to_vec()).map_err(|error| {
             assert_eq!((error.status.as_u16(), error.param.as_deref()), (400, Some("ref_audio")));
             error.message
@@ -237,8 +314,28 @@ mod tests {
     #[tokio::test]
     async fn one_recording_for_many_items_is_read_once() {
         let config = config(&[]);
-        let mut references = References::new(&config);
+        let budget = budget();
+        let mut references = References::new(&config, &budget);
         let first = references.load("UklGRg==").await.unwrap();
         assert!(Arc::ptr_eq(&first, &references.load("UklGRg==").await.unwrap()));
+        assert!(!Arc::ptr_eq(&first, &references.load("UklGRw==").await.unwrap()));
+    }
+
+    #[tokio::test]
+    async fn recordings_are_counted_as_long_as_they_are_held() {
+        let config = config(&[]);
+        let budget = Budget::new(What::Input, 1000, Gauge::noop());
+        let recording = base64::prelude::BASE64_STANDARD.encode([7; 90]);
+        let mut references = References::new(&config, &budget);
+        references.load(&recording).await.unwrap();
+        let held = references.held().unwrap();
+        assert_eq!(held.bytes(), 90);
+        drop(references);
+        let mut others = Held::nothing(&budget);
+        assert!(others.take(900));
+        let refused = References::new(&config, &budget).load(&recording).await.unwrap_err();
+        assert_eq!(refused.code, "too_much_input");
+        drop((held, others));
+        assert!(References::new(&config, &budget).load(&recording).await.is_ok());
     }
 }

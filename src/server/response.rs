@@ -1,11 +1,18 @@
 //! The events of a request as the routes need them. A route sends nothing before the first event with content, so that
 //! a failure until then is still an HTTP status.
 
+use super::budget::Held;
+use super::connection::ConnectionGuard;
 use super::error::ApiError;
+use super::state::App;
 use super::traces::Recording;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use omni_audio::AudioWriter;
+use omni_config::format_duration;
 use omni_core::ids::RequestId;
 use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
+use tokio_util::sync::CancellationToken;
 
 /// One event with content.
 #[derive(Debug)]
@@ -72,6 +79,65 @@ impl Answer {
         }
         headers
     }
+}
+
+/// An answer in one piece.
+pub(super) struct Whole {
+    pub text: String,
+    /// The file of its speech.
+    pub file: Vec<u8>,
+    /// The part of the budget for both.
+    pub held: Held,
+    pub reason: FinishReason,
+    pub usage: Usage,
+}
+
+/// Waits for an answer to its end, within the limits on its speech and on the bytes of all answers.
+pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter) -> Result<Whole, ApiError> {
+    let most = app.limits.max_whole_audio;
+    let most_samples = (most.as_secs_f64() * f64::from(app.service.info().sample_rate)) as u64;
+    let (mut text, mut file, mut held) = (String::new(), Vec::new(), Held::nothing(&app.answers));
+    let (reason, usage) = loop {
+        match answer.next().await? {
+            Piece::Text(delta) => {
+                room(&mut held, file.capacity() + text.len() + delta.len()).await?;
+                text.push_str(&delta);
+            }
+            Piece::Audio(chunk) => {
+                let mut bytes = writer.push(&chunk.samples)?;
+                if writer.samples() > most_samples {
+                    let message = format!(
+                        "the speech is longer than {} (limits.max_whole_audio), too long for an answer in one piece; \
+                         ask for a stream, or speak the text in parts",
+                        format_duration(most)
+                    );
+                    return Err(ApiError::new(StatusCode::BAD_REQUEST, "answer_too_long", message));
+                }
+                let total = file.len() + bytes.len();
+                if file.capacity() < total {
+                    // A quarter more than is needed, so that it seldom grows.
+                    let wanted = total + total / 4;
+                    room(&mut held, wanted + text.len()).await?;
+                    file.reserve_exact(wanted - file.len());
+                }
+                file.append(&mut bytes);
+            }
+            Piece::Finished { reason, usage } => break (reason, usage),
+        }
+    };
+    writer.complete(&mut file)?;
+    Ok(Whole { text, file, held, reason, usage })
+}
+
+/// Makes a part of the budget of answers as large as this.
+pub(super) async fn room(held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+    let more = bytes.saturating_sub(held.bytes());
+    if held.take_patiently(more).await { Ok(()) } else { Err(held.exhausted()) }
+}
+
+/// What ends the connection of a request, where its client reads the answer too slowly.
+pub(super) fn ends(request: &Request) -> Option<CancellationToken> {
+    request.extensions().get::<ConnectionGuard>().map(|guard| guard.activity().ended.clone())
 }
 
 fn ended_early() -> ApiError {

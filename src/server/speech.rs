@@ -1,11 +1,12 @@
 //! `POST /v1/audio/speech`: speaks a text as it is.
 
+use super::api::Fields;
 use super::api::speech::{SpeechEvent, SpeechUsage};
 use super::auth::caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::reference::References;
-use super::response::{Answer, Piece, note_ignored};
+use super::response::{Answer, Piece, ends, note_ignored, whole};
 use super::speech_request::{Delivery, parse};
 use super::sse;
 use super::state::App;
@@ -23,18 +24,24 @@ use std::sync::Arc;
 
 /// The handler.
 pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let tenant = caller(&request);
+    let (tenant, ends) = (caller(&request), ends(&request));
     let (body, held) = read_object(&app, request).await?;
-    let mut call = parse(&app, &body, &mut References::new(&app.references)).await?;
+    let mut references = References::new(&app.references, &app.budget);
+    let mut call = parse(&app, Fields::top(&body), &mut references).await?;
+    let recording_held = references.held();
+    drop(references);
     let recording = app.record(call.trace)?;
     call.request.params.options.tenant = tenant;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?).await?.recorded(recording);
-    drop((body, held));
+    drop((body, held, recording_held));
     let headers = headers(&answer, sample_rate, &call.ignored);
     let response = match call.delivery {
-        Delivery::Whole => audio_body(call.sound.format, whole(answer, writer).await?.0.into()),
+        Delivery::Whole => {
+            let whole = whole(&app, answer, writer).await?;
+            audio_body(call.sound.format, whole.held.guard(whole.file, ends).into())
+        }
         Delivery::Raw => audio_body(call.sound.format, raw_body(Encoded { answer, writer, end: None })),
         Delivery::Events => sse::response(events(Encoded { answer, writer, end: None })),
     };
@@ -85,21 +92,6 @@ impl Encoded {
             }
         }
         Ok(None)
-    }
-}
-
-/// The whole file, and what it took.
-pub(super) async fn whole(mut answer: Answer, mut writer: AudioWriter) -> Result<(Vec<u8>, Usage), ApiError> {
-    let mut file = Vec::new();
-    loop {
-        match answer.next().await? {
-            Piece::Audio(chunk) => file.append(&mut writer.push(&chunk.samples)?),
-            Piece::Text(_) => {}
-            Piece::Finished { usage, .. } => {
-                writer.complete(&mut file)?;
-                return Ok((file, usage));
-            }
-        }
     }
 }
 

@@ -14,7 +14,6 @@ use super::voice_request;
 use omni_audio::{AudioFormat, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{RequestOptions, SpeechParams, SpeechRequest, TextSource};
-use serde_json::{Map, Value};
 
 /// How the audio is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,11 +41,11 @@ pub(super) struct SpeechCall {
 /// Reads a request, or says what is wrong with it.
 pub(super) async fn parse(
     app: &App,
-    body: &Map<String, Value>,
+    fields: Fields<'_>,
     references: &mut References<'_>,
 ) -> Result<SpeechCall, ApiError> {
     let (wire, ignored) = {
-        let fields = Fields::top(body);
+        let fields = fields; // it must not live across a wait
         (Wire::read(&fields)?, fields.unknown(HARMLESS))
     };
     app.check_model(wire.model.model.as_deref())?;
@@ -137,7 +136,7 @@ fn delivery(wire: &DeliveryFields, format: AudioFormat) -> Result<Delivery, Fiel
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     fn delivered(body: &Value, format: AudioFormat) -> Delivery {
         let wire = Fields::top(body.as_object().unwrap()).read().unwrap();

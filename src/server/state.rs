@@ -1,7 +1,8 @@
 //! What all handlers share, and what they ask of it: whether a model, a voice or a length is allowed.
 
+use super::api::measure::JsonLimits;
 use super::api::{FieldError, short};
-use super::budget::Budget;
+use super::budget::{Budget, What};
 use super::error::ApiError;
 use super::keys::Keys;
 use super::traces::{Recording, Traces};
@@ -20,8 +21,12 @@ pub(super) struct App {
     pub max_body_bytes: usize,
     pub read_timeout: Duration,
     pub idle_timeout: Duration,
+    /// What JSON of a client may have.
+    pub json: JsonLimits,
     /// The bytes of requests that the server holds.
     pub budget: Arc<Budget>,
+    /// The bytes of answers that the server holds.
+    pub answers: Arc<Budget>,
     pub keys: Keys,
     /// From where the server reads recordings, and how large they may be.
     pub references: ReferenceAudioConfig,
@@ -51,7 +56,9 @@ impl App {
             max_body_bytes: config.max_body_bytes,
             read_timeout: config.read_timeout,
             idle_timeout: config.idle_timeout,
-            budget: Budget::new(config.max_input_bytes, metrics.input_bytes.clone()),
+            json: JsonLimits { values: config.max_json_values, depth: config.max_json_depth },
+            budget: Budget::new(What::Input, config.max_input_bytes, metrics.input_bytes.clone()),
+            answers: Budget::new(What::Output, config.max_output_bytes, metrics.output_bytes.clone()),
             keys: Keys::new(config),
             references,
             metrics,
@@ -98,6 +105,11 @@ impl App {
         Err(FieldError::invalid(param, format_args!("there is no voice {:?}; {advice}", short(asked))).into())
     }
 
+    /// Whether the model speaks in the voice of a recording.
+    pub fn clones(&self) -> bool {
+        self.service.info().tts.as_ref().is_some_and(|tts| tts.task == TaskType::Base)
+    }
+
     /// Begins a trace if a request asks for one with its field `trace`.
     pub fn record(&self, trace: Option<bool>) -> Result<Option<Recording>, ApiError> {
         match (trace, &self.traces) {
@@ -110,9 +122,9 @@ impl App {
         }
     }
 
-    /// The names that a request may give as its voice.
+    /// The names that a request may give as its voice, or the first of them.
     pub fn voice_names(&self) -> Vec<String> {
-        self.service.voices().into_iter().map(|voice| voice.name).collect()
+        self.service.voices().iter().take(TOLD).map(|voice| voice.name.clone()).collect()
     }
 
     /// The limit on text, in characters.
@@ -125,6 +137,9 @@ impl App {
         Err(FieldError { code: "text_too_long", ..FieldError::invalid(param, message) }.into())
     }
 }
+
+/// Most names of voices that a session is told.
+const TOLD: usize = 1000;
 
 /// A model's name without its owner: clients say `Qwen/Qwen3-TTS-12Hz-1.7B-Base` for a folder of the last name.
 fn own_name(model: &str) -> &str {

@@ -8,10 +8,10 @@ use super::error::ApiError;
 use super::origin::check_origin;
 use super::state::App;
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use multer::Multipart;
@@ -26,21 +26,32 @@ const MAX_TEXT: usize = 32 << 10;
 /// Most parts of an upload: each field once, and some that mean nothing here.
 const MAX_PARTS: usize = 16;
 
-/// `GET /v1/audio/voices`
+/// `GET /v1/audio/voices`, written voice by voice: with transcripts and consents a list has megabytes, and a client that
+/// reads it slowly must not make the server keep them.
 pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
     let info = app.service.info();
     let voices = app.service.voices();
     let tts = info.tts.as_ref();
     let list = VoiceList {
         voices: voices.iter().map(|voice| voice.name.as_str()).collect(),
-        uploaded_voices: voices.iter().filter(|voice| voice.uploaded).map(Voice::from).collect(),
+        uploaded_voices: Vec::new(),
         default: info.default_voice.as_deref(),
         sample_rate: info.sample_rate,
         task_type: tts.map(|tts| tts.task.as_str()),
         languages: tts.map(|tts| tts.languages.as_slice()),
         instructions: tts.is_some_and(|tts| tts.instructions),
     };
-    Json(list).into_response()
+    // Structs of strings and numbers are always JSON. The list of uploaded voices is its last field.
+    let mut head = serde_json::to_vec(&list).unwrap_or_default();
+    let tail = head.split_off(head.len().saturating_sub(2));
+    let uploaded = voices.into_iter().filter(|voice| voice.uploaded).enumerate().map(|(index, voice)| {
+        let mut json = if index == 0 { Vec::new() } else { vec![b','] };
+        json.append(&mut serde_json::to_vec(&Voice::from(&*voice)).unwrap_or_default());
+        Bytes::from(json)
+    });
+    let pieces = std::iter::once(Bytes::from(head)).chain(uploaded).chain([Bytes::from(tail)]);
+    let body = Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)));
+    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
 }
 
 /// `POST /v1/audio/voices`

@@ -1,79 +1,135 @@
 //! `WS /v1/audio/speech/stream`: text in as it is written, speech out before the text is complete.
 //!
-//! One future reads and decides, one writes. Between them is a queue of [`OUT_QUEUE`] messages. When the client does
-//! not read, the queue is full, so the session does not read the engine's stream and the request pauses; it still takes
-//! a cancel.
+//! One future reads and decides, one writes. Between them is a queue of few messages. When the client does not read, the
+//! queue is full, so the session does not read the engine's stream and the request pauses; it still takes a cancel.
 
 use super::auth::Caller;
-use super::budget::Intake;
+use super::budget::Held;
 use super::connection::ConnectionGuard;
 use super::error::ApiError;
 use super::origin::check_origin;
 use super::state::App;
 use super::ws_session::Session;
+use super::ws_socket::{Reader, queue};
 use axum::Extension;
-use axum::extract::State;
-use axum::extract::ws::rejection::WebSocketUpgradeRejection;
-use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
-use axum::http::{HeaderMap, StatusCode};
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
-use futures::stream::SplitSink;
-use futures::{SinkExt, StreamExt};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use hyper::upgrade::{OnUpgrade, Upgraded};
+use hyper_util::rt::TokioIo;
 use omni_engine::Tenant;
+use sha1::{Digest, Sha1};
 use std::sync::Arc;
-use tokio::sync::mpsc;
 use tracing::debug;
 
-/// Messages on their way to the socket.
-const OUT_QUEUE: usize = 2;
+/// What RFC 6455 adds to a client's key.
+const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+/// The one protocol: a browser that sends its key as a protocol needs the server to choose another one.
+const PROTOCOL: &str = "realtime";
 
 /// The handler.
 pub(super) async fn connect(
     State(app): State<Arc<App>>,
     Extension(guard): Extension<ConnectionGuard>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
-    upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
+    mut request: Request,
 ) -> Result<Response, ApiError> {
-    let upgrade = upgrade.map_err(|why| {
-        let message = format!("this address speaks WebSocket: {}", why.body_text());
+    let refuse = |why: &str| {
+        let message = format!("this address speaks WebSocket: {why}");
         ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
-    })?;
-    check_origin(&headers)?;
-    let limit = app.max_body_bytes;
-    // A browser that sends its key as a protocol needs the server to choose another one.
-    let upgrade = upgrade.max_message_size(limit).max_frame_size(limit).protocols(["realtime"]);
-    guard.intake().begin();
-    Ok(upgrade.on_upgrade(move |socket| async move {
+    };
+    let headers = request.headers();
+    let accept = accept(headers).map_err(refuse)?;
+    check_origin(headers)?;
+    let protocol = header_has(headers, &header::SEC_WEBSOCKET_PROTOCOL, PROTOCOL);
+    let upgrade = request.extensions_mut().remove::<OnUpgrade>();
+    let upgrade = upgrade.ok_or_else(|| refuse("this connection cannot be upgraded"))?;
+    tokio::spawn(async move {
+        let socket = match upgrade.await {
+            Ok(socket) => socket,
+            Err(error) => return debug!(%error, "the connection ended before it became a WebSocket"),
+        };
         tokio::select! {
-            () = serve(app, socket, caller.tenant, Arc::clone(guard.intake())) => {}
+            () = serve(app, socket, caller.tenant, &guard) => {}
             () = guard.closing() => {}
         }
-    }))
+    });
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(header::SEC_WEBSOCKET_ACCEPT, accept);
+    if protocol {
+        headers.insert(header::SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(PROTOCOL));
+    }
+    Ok(response)
 }
 
-async fn serve(app: Arc<App>, socket: WebSocket, tenant: Tenant, intake: Arc<Intake>) {
-    let (sink, mut source) = socket.split();
-    let (out, queue) = mpsc::channel(OUT_QUEUE);
-    let mut writer = std::pin::pin!(write(sink, queue));
-    let mut session = Session::new(app, out, tenant, intake);
+/// The answer to the key of a client, or why the request opens no WebSocket.
+fn accept(headers: &HeaderMap) -> Result<HeaderValue, &'static str> {
+    if !header_has(headers, &header::CONNECTION, "upgrade") || !header_has(headers, &header::UPGRADE, "websocket") {
+        return Err("send Connection: Upgrade and Upgrade: websocket");
+    }
+    if !header_has(headers, &header::SEC_WEBSOCKET_VERSION, "13") {
+        return Err("send Sec-WebSocket-Version: 13");
+    }
+    let key = headers.get(header::SEC_WEBSOCKET_KEY).ok_or("send Sec-WebSocket-Key")?;
+    let digest = Sha1::new().chain_update(key.as_bytes()).chain_update(GUID).finalize();
+    // Base64 is always a header.
+    HeaderValue::try_from(BASE64_STANDARD.encode(digest)).map_err(|_| "the key is not one")
+}
+
+/// Whether a header, whose values are lists, has this entry, in any case.
+fn header_has(headers: &HeaderMap, name: &HeaderName, entry: &str) -> bool {
+    let lists = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    lists.flat_map(|list| list.split(',')).any(|found| found.trim().eq_ignore_ascii_case(entry))
+}
+
+async fn serve(app: Arc<App>, socket: Upgraded, tenant: Tenant, guard: &ConnectionGuard) {
+    let (source, sink) = tokio::io::split(TokioIo::new(socket));
+    let held = Held::nothing(&app.budget);
+    let mut reader = Reader::new(source, app.max_body_bytes, held, app.read_timeout);
+    let (out, writer) = queue();
+    let mut writing = std::pin::pin!(writer.run(sink));
+    let mut session = Session::new(app, out, tenant, Arc::clone(guard.activity()));
     tokio::select! {
-        _ = session.run(&mut source) => {}
+        _ = session.run(&mut reader) => {}
         // The client is gone.
-        () = &mut writer => return,
+        () = &mut writing => return,
     }
     drop(session);
-    writer.await;
+    writing.await;
+    reader.linger().await;
 }
 
-/// Ends when the queue is closed and empty, or the socket fails.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>) {
-    while let Some(message) = queue.recv().await {
-        if let Err(error) = sink.send(message).await {
-            debug!(%error, "websocket writer ended");
-            return;
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(entries: &[(&'static str, &'static str)]) -> HeaderMap {
+        let entry = |(name, value): &(&'static str, &'static str)| {
+            (HeaderName::from_static(name), HeaderValue::from_static(value))
+        };
+        entries.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn the_key_of_the_rfc_is_answered_as_there() {
+        let good = [
+            ("connection", "keep-alive, Upgrade"),
+            ("upgrade", "WebSocket"),
+            ("sec-websocket-version", "13"),
+            ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ];
+        assert_eq!(accept(&headers(&good)).unwrap(), "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=");
+        for missing in 0..good.len() {
+            let others: Vec<_> =
+                good.iter().enumerate().filter(|(at, _)| *at != missing).map(|(_, entry)| *entry).collect();
+            assert!(accept(&headers(&others)).is_err(), "{}", good[missing].0);
         }
     }
-    // The peer may be gone already.
-    let _ = sink.close().await;
 }

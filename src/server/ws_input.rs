@@ -3,6 +3,9 @@
 
 use std::collections::VecDeque;
 
+/// What a piece takes besides its bytes: its place in the queue and its allocation.
+const PIECE: usize = 48;
+
 /// What the engine gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next<'a> {
@@ -27,6 +30,8 @@ pub(super) enum Ended {
 pub(super) enum Refused {
     /// More characters are waiting or in this utterance than the limit allows. The utterance is dropped.
     TooLong,
+    /// The server has no room for more text. The utterance is dropped.
+    Full,
     /// An end without any text before it.
     NoText,
 }
@@ -41,6 +46,8 @@ pub(super) struct Input {
     utterance_chars: usize,
     /// Characters in `pieces`.
     waiting_chars: usize,
+    /// What `pieces` take.
+    bytes: usize,
     /// The utterance being sent has text.
     open: bool,
     /// Sentences that the client has marked in it.
@@ -59,6 +66,7 @@ impl Input {
             limit,
             utterance_chars: 0,
             waiting_chars: 0,
+            bytes: 0,
             open: false,
             committed: 0,
             discarding: false,
@@ -88,6 +96,7 @@ impl Input {
         self.open = true;
         self.utterance_chars += chars;
         self.waiting_chars += chars;
+        self.bytes += PIECE + text.len();
         self.pieces.push_back(Some(text));
         Ok(())
     }
@@ -102,6 +111,7 @@ impl Input {
         self.utterance_chars = 0;
         match (open, discarding) {
             (true, false) => {
+                self.bytes += PIECE;
                 self.pieces.push_back(None);
                 Ok(Ended::Queued)
             }
@@ -118,18 +128,35 @@ impl Input {
 
     /// The engine took it.
     pub fn advance(&mut self) {
-        if let Some(Some(text)) = self.pieces.pop_front() {
-            self.waiting_chars -= text.chars().count();
+        if let Some(piece) = self.pieces.pop_front() {
+            self.forget(piece);
         }
+    }
+
+    /// Bytes that the text takes which waits.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// There is no room for the piece that came last: drops its utterance.
+    pub fn refuse_newest(&mut self) -> Refused {
+        self.drop_newest();
+        Refused::Full
+    }
+
+    /// A piece waits no more. True if it was the end of an utterance.
+    fn forget(&mut self, piece: Option<String>) -> bool {
+        self.bytes -= PIECE + piece.as_ref().map_or(0, String::len);
+        self.waiting_chars -= piece.as_ref().map_or(0, |text| text.chars().count());
+        piece.is_none()
     }
 
     /// The utterance at the front is over before its text: drops the text up to its end, now or when it comes. True if
     /// the end had come already.
     pub fn skip_utterance(&mut self) -> bool {
         while let Some(piece) = self.pieces.pop_front() {
-            match piece {
-                Some(text) => self.waiting_chars -= text.chars().count(),
-                None => return true,
+            if self.forget(piece) {
+                return true;
             }
         }
         self.discarding = self.open;
@@ -151,8 +178,8 @@ impl Input {
     /// Drops the text of the utterance that is being sent: what waits, and what the client still sends of it.
     fn drop_newest(&mut self) {
         while matches!(self.pieces.back(), Some(Some(_))) {
-            if let Some(Some(text)) = self.pieces.pop_back() {
-                self.waiting_chars -= text.chars().count();
+            if let Some(piece) = self.pieces.pop_back() {
+                self.forget(piece);
             }
         }
         self.discarding = true;
@@ -277,6 +304,8 @@ mod tests {
                 }
                 let waiting: usize = input.pieces.iter().flatten().map(|text| text.chars().count()).sum();
                 proptest::prop_assert_eq!(waiting, input.waiting_chars);
+                let size = |piece: &Option<String>| PIECE + piece.as_ref().map_or(0, String::len);
+                proptest::prop_assert_eq!(input.pieces.iter().map(size).sum::<usize>(), input.bytes());
                 proptest::prop_assert!(waiting <= 20);
             }
             let _ = input.push_end();

@@ -1,21 +1,40 @@
 //! What a session is told and how it is configured: between the messages of the wire and the engine.
 
 use super::api::Fields;
+use super::api::measure::JsonLimits;
 use super::api::session::{AudioDone, ClientMessage, ServerMessage, SessionFields, SessionState};
 use super::body::parse_object;
+use super::budget::Held;
 use super::error::{ApiError, whole_seconds};
 use super::options;
 use super::reference::References;
 use super::speech_request::{params, sound};
 use super::state::App;
 use omni_audio::{AudioFormat, Sound};
-use omni_engine::{FinishReason, SpeechParams, Usage};
+use omni_engine::{FinishReason, RequestOptions, Slo, SpeechParams, Usage, VoiceChoice};
 use serde_json::{Map, Value};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Reads a message of a client.
-pub(super) fn read(text: &str) -> Result<ClientMessage, ApiError> {
-    Ok(ClientMessage::read(parse_object(text.as_bytes())?)?)
+/// Reads a message of a client. `held` is its part of the budget; what comes back is that of its fields.
+pub(super) async fn read(text: String, limits: JsonLimits, held: Held) -> Result<(ClientMessage, Held), ApiError> {
+    let (object, held) = parse_object(text.into_bytes(), limits, held).await?;
+    Ok((ClientMessage::read(object)?, held))
+}
+
+/// What a recording is refused with where it would be kept in vain.
+const NO_CLONING: &str =
+    "ref_audio: voice cloning needs a Qwen3-TTS Base checkpoint; choose a voice of /v1/audio/voices";
+
+/// Bytes that the texts and numbers of a configuration take, recordings not counted.
+fn size(speech: &SpeechParams) -> usize {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let voice = match &speech.voice {
+        VoiceChoice::Clone(recording) => text(&recording.text),
+        VoiceChoice::Embedding(embedding) => size_of_val(&embedding[..]),
+        _ => 0,
+    };
+    voice + text(&speech.instructions) + text(&speech.language)
 }
 
 /// How the utterances of a session are spoken, until the next `session.config`.
@@ -24,18 +43,36 @@ pub(super) struct SessionConfig {
     pub sound: Sound,
     /// A request without its text.
     pub speech: SpeechParams,
+    /// The parts of the budget for the texts and for the recording.
+    _held: (Held, Option<Arc<Held>>),
 }
 
 impl SessionConfig {
+    /// The configuration of a session that was not told any.
+    pub fn initial(app: &App) -> SessionConfig {
+        let slo = Slo::Realtime(app.limits.first_audio_deadline);
+        let options = RequestOptions { slo, ..RequestOptions::default() };
+        let speech = SpeechParams { options, ..SpeechParams::default() };
+        SessionConfig { sound: AudioFormat::Pcm.into(), speech, _held: (Held::nothing(&app.budget), None) }
+    }
+
     /// Reads a whole configuration: a field that is left out has its default, whatever was set before.
     pub async fn parse(app: &App, map: &Map<String, Value>) -> Result<SessionConfig, ApiError> {
         let wire = SessionFields::read(&Fields::top(map))?;
         app.check_model(wire.model.model.as_deref())?;
         let sound = sound(app, &wire.sound, AudioFormat::Pcm)?;
         let options = options::read(app, &wire.deadlines, true)?;
-        let mut references = References::new(&app.references);
+        if wire.voice.ref_audio.is_some() && !app.clones() {
+            return Err(ApiError::invalid("ref_audio", NO_CLONING));
+        }
+        let mut references = References::new(&app.references, &app.budget);
         let speech = params(app, &wire.speech, wire.sampling, wire.voice, &mut references).await?;
-        Ok(SessionConfig { sound, speech: SpeechParams { options, ..speech } })
+        let mut held = Held::nothing(&app.budget);
+        if !held.take(size(&speech)) {
+            return Err(held.exhausted());
+        }
+        let speech = SpeechParams { options, ..speech };
+        Ok(SessionConfig { sound, speech, _held: (held, references.held()) })
     }
 
     /// What is in force.
@@ -103,8 +140,16 @@ pub(super) fn session_done(utterance: Option<u64>, sentences: u32) -> ServerMess
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::{Budget, What};
     use super::*;
+    use metrics::Gauge;
     use serde_json::json;
+
+    fn read(text: &str) -> Result<ClientMessage, ApiError> {
+        let budget = Budget::new(What::Input, 1 << 20, Gauge::noop());
+        let read = super::read(text.to_owned(), JsonLimits { values: 100, depth: 8 }, Held::nothing(&budget));
+        futures::executor::block_on(read).map(|(message, _)| message)
+    }
 
     #[test]
     fn both_names_of_cancel_are_understood() {

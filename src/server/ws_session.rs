@@ -2,22 +2,23 @@
 //! owns the state of the connection; it must never wait for the client while a cancel could come.
 
 use super::api::session::{ClientMessage, ServerMessage};
-use super::budget::Intake;
+use super::budget::Held;
+use super::connection::{Activity, Busy};
 use super::error::ApiError;
 use super::state::App;
+use super::ws_frames::{Incoming, Outgoing, Violation};
 use super::ws_input::{Ended, Input, Next, Refused};
 use super::ws_protocol::{SessionConfig, Summary, done_event, error_event, read, session_done};
-use super::ws_utterance::{Outgoing, Text, Utterance, feed, next_outgoing};
-use axum::extract::ws::{CloseFrame, Message, close_code};
+use super::ws_socket::{Broken, Reader, Sender};
+use super::ws_utterance::{Text, Upcoming, Utterance, feed, next_outgoing};
 use axum::http::StatusCode;
-use futures::{Stream, StreamExt};
-use omni_audio::AudioFormat;
 use omni_config::format_duration;
-use omni_engine::{Event, RequestOptions, Slo, SpeechParams, SpeechRequest, Tenant, TextSource};
+use omni_engine::{Event, SpeechRequest, Tenant, TextSource};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncRead;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use tracing::debug;
@@ -29,19 +30,21 @@ const PING_EVERY: Duration = Duration::from_secs(20);
 /// Pings without any sign of life after which the client counts as gone.
 const MAX_UNANSWERED: u32 = 6;
 
-/// A message of JSON.
-fn text(message: &ServerMessage<'_>) -> Message {
-    // A struct of numbers and strings is always JSON.
-    Message::text(serde_json::to_string(message).unwrap_or_default())
+/// Why a connection is closed, as RFC 6455 numbers it.
+mod close_code {
+    pub const NORMAL: u16 = 1000;
+    pub const AWAY: u16 = 1001;
+    pub const PROTOCOL: u16 = 1002;
+    pub const INVALID: u16 = 1007;
+    pub const POLICY: u16 = 1008;
+    pub const SIZE: u16 = 1009;
+    pub const AGAIN: u16 = 1013;
 }
 
-/// Bytes of its payload.
-fn length(message: &Message) -> usize {
-    match message {
-        Message::Text(text) => text.len(),
-        Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
-        Message::Close(frame) => frame.as_ref().map_or(0, |frame| frame.reason.len() + 2),
-    }
+/// A message of JSON.
+fn text(message: &ServerMessage<'_>) -> Outgoing {
+    // A struct of numbers and strings is always JSON.
+    Outgoing::Text(serde_json::to_string(message).unwrap_or_default())
 }
 
 /// The session is over: the client is gone, or the last message is sent.
@@ -50,16 +53,20 @@ pub(super) struct Over;
 /// One connection's state.
 pub(super) struct Session {
     app: Arc<App>,
-    out: mpsc::Sender<Message>,
+    out: Sender,
     tenant: Tenant,
-    intake: Arc<Intake>,
+    activity: Arc<Activity>,
+    /// Held while something is spoken or waits.
+    busy: Option<Busy>,
+    /// The part of the budget for text that waits.
+    waiting: Held,
     config: SessionConfig,
     input: Input,
     current: Option<Utterance>,
     /// Number of the current utterance, or of the last one; 0 before the first.
     utterance: u64,
     /// The last messages of an utterance, which go out before any other.
-    parting: VecDeque<Message>,
+    parting: VecDeque<Outgoing>,
     /// Set by `session.close`.
     closing: bool,
     /// When the last message came or went.
@@ -69,10 +76,10 @@ pub(super) struct Session {
 
 /// What the session waits for.
 enum Wake {
-    Incoming(Option<Result<Message, axum::Error>>),
+    Incoming(Result<Incoming, Broken>),
     /// The engine took a piece of text, or will take none.
     Fed(bool),
-    Room(Option<(mpsc::OwnedPermit<Message>, Outgoing)>),
+    Room(Option<(mpsc::OwnedPermit<Outgoing>, Upcoming)>),
     Ping,
     Idle,
     /// An utterance waits for text for too long.
@@ -82,11 +89,9 @@ enum Wake {
 
 impl Session {
     /// A session that writes to `out`.
-    pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, tenant: Tenant, intake: Arc<Intake>) -> Session {
-        let slo = Slo::Realtime(app.limits.first_audio_deadline);
-        let options = RequestOptions { slo, ..RequestOptions::default() };
-        let speech = SpeechParams { options, ..SpeechParams::default() };
-        let config = SessionConfig { sound: AudioFormat::Pcm.into(), speech };
+    pub(super) fn new(app: Arc<App>, out: Sender, tenant: Tenant, activity: Arc<Activity>) -> Session {
+        let config = SessionConfig::initial(&app);
+        let waiting = Held::nothing(&app.budget);
         let input = Input::new(app.limits.max_input_chars);
         let heard = Instant::now();
         let parting = VecDeque::new();
@@ -94,7 +99,9 @@ impl Session {
             app,
             out,
             tenant,
-            intake,
+            activity,
+            busy: None,
+            waiting,
             config,
             input,
             current: None,
@@ -106,11 +113,8 @@ impl Session {
         }
     }
 
-    /// Serves the client whose messages `source` yields, until the client or the server ends the session.
-    pub(super) async fn run(
-        &mut self,
-        source: &mut (impl Stream<Item = Result<Message, axum::Error>> + Unpin),
-    ) -> Result<(), Over> {
+    /// Serves the client whose messages `source` reads, until the client or the server ends the session.
+    pub(super) async fn run(&mut self, source: &mut Reader<impl AsyncRead + Unpin>) -> Result<(), Over> {
         let app = Arc::clone(&self.app);
         let session = self.config.state(&app);
         let created = text(&ServerMessage::Created { session, voices: app.voice_names() });
@@ -122,7 +126,14 @@ impl Session {
         loop {
             self.begin().await?;
             self.end_text();
-            if self.current.is_none() && self.input.next().is_none() && self.parting.is_empty() {
+            self.waiting.resize(self.input.bytes()); // less than before: text is counted when it comes
+            let at_rest = self.current.is_none() && self.input.next().is_none() && self.parting.is_empty();
+            match (at_rest, &self.busy) {
+                (true, _) => self.busy = None,
+                (false, None) => self.busy = Some(self.activity.busy()),
+                (false, Some(_)) => {}
+            }
+            if at_rest {
                 if self.closing {
                     self.tell(&ServerMessage::Closed { utterances: self.utterance }).await?;
                     return self.close(close_code::NORMAL, "closed by the client").await;
@@ -143,7 +154,7 @@ impl Session {
             let wake = tokio::select! {
                 incoming = source.next() => Wake::Incoming(incoming),
                 taken = feed(text, &self.input) => Wake::Fed(taken),
-                outgoing = next_outgoing(&self.out, parting, stream) => Wake::Room(outgoing),
+                outgoing = next_outgoing(&self.out.messages, parting, stream) => Wake::Room(outgoing),
                 _ = pings.tick() => Wake::Ping,
                 () = sleep_until(self.heard + patience), if silent => Wake::Idle,
                 () = sleep_until(self.heard + patience), if writing => Wake::Unwritten,
@@ -152,12 +163,12 @@ impl Session {
             match wake {
                 Wake::Incoming(incoming) => self.hear(incoming).await?,
                 Wake::Fed(taken) => self.fed(taken),
-                Wake::Room(Some((permit, Outgoing::Parting))) => {
+                Wake::Room(Some((permit, Upcoming::Parting))) => {
                     if let Some(message) = self.parting.pop_front() {
                         permit.send(message);
                     }
                 }
-                Wake::Room(Some((permit, Outgoing::Event(event)))) => self.pass_on(permit, event),
+                Wake::Room(Some((permit, Upcoming::Event(event)))) => self.pass_on(permit, event),
                 Wake::Room(None) => return Err(Over),
                 Wake::Ping => self.ping()?,
                 Wake::Idle => {
@@ -228,35 +239,46 @@ impl Session {
         }
     }
 
-    async fn hear(&mut self, incoming: Option<Result<Message, axum::Error>>) -> Result<(), Over> {
+    async fn hear(&mut self, incoming: Result<Incoming, Broken>) -> Result<(), Over> {
         self.unanswered = 0;
-        let message = match incoming {
-            Some(Ok(message)) => message,
-            Some(Err(error)) => return self.broken(&error).await,
-            None => return Err(Over),
-        };
-        self.intake.taken(length(&message));
-        if !matches!(message, Message::Ping(_) | Message::Pong(_)) {
-            self.heard = Instant::now();
-        }
-        let text = match message {
-            Message::Text(text) => text,
-            Message::Binary(_) => {
+        let (text, held) = match incoming {
+            Ok(Incoming::Text(text, held)) => (text, held),
+            Ok(Incoming::Binary) => {
+                self.heard = Instant::now();
                 let error = ApiError::invalid("type", "messages are JSON in text frames; a binary frame was ignored");
                 return self.tell(&error_event(None, &error)).await;
             }
-            Message::Ping(_) | Message::Pong(_) => return Ok(()), // answered below us
-            Message::Close(_) => return Err(Over),
+            Ok(Incoming::Ping(payload)) => {
+                self.out.pong(payload);
+                return Ok(());
+            }
+            Ok(Incoming::Pong) => return Ok(()),
+            // RFC 6455 wants the close answered with a close.
+            Ok(Incoming::Close) => return self.close(close_code::NORMAL, "").await,
+            Err(broken) => return self.broken(broken).await,
         };
-        match read(&text) {
+        self.heard = Instant::now();
+        self.activity.said();
+        let (message, _held) = match read(text, self.app.json, held).await {
+            Ok((message, held)) => (Ok(message), Some(held)),
+            Err(error) => (Err(error), None),
+        };
+        match message {
             Err(error) => self.tell(&error_event(None, &error)).await,
             Ok(ClientMessage::Cancel) => self.cancel().await,
             Ok(_) if self.closing => Ok(()),
             Ok(ClientMessage::Config(map)) => self.configure(&map).await,
-            Ok(ClientMessage::Text(piece)) => match self.input.push_text(piece.text.unwrap_or_default()) {
-                Ok(()) => Ok(()),
-                Err(refused) => self.refuse(&refused).await,
-            },
+            Ok(ClientMessage::Text(piece)) => {
+                let pushed = self.input.push_text(piece.text.unwrap_or_default());
+                let counted = pushed.and_then(|()| match self.waiting.resize(self.input.bytes()) {
+                    true => Ok(()),
+                    false => Err(self.input.refuse_newest()),
+                });
+                match counted {
+                    Ok(()) => Ok(()),
+                    Err(refused) => self.refuse(&refused).await,
+                }
+            }
             Ok(ClientMessage::Commit(commit)) => self.commit(commit.commit_id).await,
             Ok(ClientMessage::Done) => match self.input.push_end() {
                 Ok(Ended::Queued | Ended::Cancelled) => Ok(()),
@@ -307,10 +329,11 @@ impl Session {
                 let message = format!("more than {limit} characters in one utterance or waiting; it was dropped");
                 ApiError { code: "text_too_long", ..ApiError::invalid("text", message) }
             }
+            Refused::Full => self.app.budget.exhausted(),
         };
         // The text that is too long may belong to the utterance that is being spoken, or to one behind it.
         let speaking = self.current.as_ref().is_some_and(|utterance| !matches!(utterance.text, Text::Ended));
-        let concerns_current = *refused == Refused::TooLong && speaking && self.input.next().is_none();
+        let concerns_current = *refused != Refused::NoText && speaking && self.input.next().is_none();
         if concerns_current {
             self.current = None;
         }
@@ -326,7 +349,7 @@ impl Session {
     }
 
     /// Sends the client the message for an event of the current utterance.
-    fn pass_on(&mut self, permit: mpsc::OwnedPermit<Message>, event: Option<Event>) {
+    fn pass_on(&mut self, permit: mpsc::OwnedPermit<Outgoing>, event: Option<Event>) {
         let Some(utterance) = &mut self.current else { return };
         self.heard = Instant::now();
         self.unanswered = 0; // the writer took the message before: the client reads
@@ -353,7 +376,7 @@ impl Session {
                 Ok(bytes) => {
                     utterance.first_audio.get_or_insert_with(|| utterance.begun.elapsed());
                     utterance.bytes += bytes.len() as u64;
-                    permit.send(Message::Binary(bytes.into()));
+                    permit.send(Outgoing::Binary(bytes));
                     return;
                 }
                 Err(error) => error.into(),
@@ -363,7 +386,7 @@ impl Session {
                 Ok(rest) => {
                     let bytes = utterance.bytes + rest.len() as u64;
                     if !rest.is_empty() {
-                        self.parting.push_back(Message::Binary(rest.into()));
+                        self.parting.push_back(Outgoing::Binary(rest));
                     }
                     let summary = Summary {
                         reason,
@@ -402,27 +425,35 @@ impl Session {
             return Err(Over);
         }
         // A full queue keeps the connection busy without a ping.
-        if self.out.try_send(Message::Ping(Default::default())).is_ok() {
+        if self.out.messages.try_send(Outgoing::Ping).is_ok() {
             self.unanswered += 1;
         }
         Ok(())
     }
 
     /// Ends a session whose connection failed; tells the client where a limit was the cause.
-    async fn broken(&mut self, error: &axum::Error) -> Result<(), Over> {
-        debug!(%error, "websocket reader ended");
+    async fn broken(&mut self, broken: Broken) -> Result<(), Over> {
+        debug!(error = %broken, "websocket reader ended");
         self.current = None;
-        if self.intake.was_full() {
-            self.tell(&error_event(None, &self.app.budget.exhausted())).await?;
-            return self.close(close_code::AGAIN, "too much input").await;
-        }
-        if error.to_string().contains("too long") {
-            let message = format!("a message was larger than {} bytes", self.app.max_body_bytes);
-            let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "message_too_large", message);
-            self.tell(&error_event(None, &error)).await?;
-            return self.close(close_code::SIZE, "message too large").await;
-        }
-        Err(Over)
+        let (error, code, reason) = match broken {
+            Broken::Gone => return Err(Over),
+            Broken::Violation(Violation::Full) => (self.app.budget.exhausted(), close_code::AGAIN, "too much input"),
+            Broken::Violation(Violation::TooLarge) => {
+                let message = format!("a message was larger than {} bytes", self.app.max_body_bytes);
+                let error = ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "message_too_large", message);
+                (error, close_code::SIZE, "message too large")
+            }
+            Broken::Slow => {
+                let patience = format_duration(self.app.read_timeout);
+                let message = format!("a message did not arrive within {patience} (server.read_timeout)");
+                let error = ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", message);
+                (error, close_code::POLICY, "message too slow")
+            }
+            Broken::Violation(Violation::NotText) => return self.close(close_code::INVALID, "not UTF-8").await,
+            Broken::Violation(Violation::Protocol(what)) => return self.close(close_code::PROTOCOL, what).await,
+        };
+        self.tell(&error_event(None, &error)).await?;
+        self.close(code, reason).await
     }
 
     /// Sends a message behind those that wait.
@@ -430,18 +461,17 @@ impl Session {
         self.say(text(event)).await
     }
 
-    async fn say(&mut self, message: Message) -> Result<(), Over> {
+    async fn say(&mut self, message: Outgoing) -> Result<(), Over> {
         self.parting.push_back(message);
         while let Some(message) = self.parting.pop_front() {
-            self.out.send(message).await.map_err(|_| Over)?;
+            self.out.messages.send(message).await.map_err(|_| Over)?;
         }
         Ok(())
     }
 
     async fn close(&self, code: u16, reason: &'static str) -> Result<(), Over> {
-        let frame = CloseFrame { code, reason: reason.into() };
         // The session is over, whether the frame leaves or not.
-        let _ = self.out.send(Message::Close(Some(frame))).await;
+        let _ = self.out.messages.send(Outgoing::Close(code, reason)).await;
         Err(Over)
     }
 }

@@ -1,8 +1,8 @@
 //! One utterance of a WebSocket session, and the two things that the session waits for while it is spoken: the engine
 //! taking text, and room for the next message.
 
+use super::ws_frames::Outgoing;
 use super::ws_input::{Input, Next};
-use axum::extract::ws::Message;
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{Event, ResponseStream};
 use std::time::Duration;
@@ -44,7 +44,7 @@ impl Utterance {
 }
 
 /// What goes to the client next.
-pub(super) enum Outgoing {
+pub(super) enum Upcoming {
     /// One of the last messages of an utterance.
     Parting,
     Event(Option<Event>),
@@ -61,16 +61,16 @@ pub(super) async fn feed(text: Option<&Text>, input: &Input) -> bool {
 /// Waits for room in the queue to the client, then for what goes there. `None`: the writer is gone. Pending while there
 /// is nothing to send.
 pub(super) async fn next_outgoing(
-    out: &mpsc::Sender<Message>,
+    out: &mpsc::Sender<Outgoing>,
     parting: bool,
     stream: Option<&mut ResponseStream>,
-) -> Option<(mpsc::OwnedPermit<Message>, Outgoing)> {
+) -> Option<(mpsc::OwnedPermit<Outgoing>, Upcoming)> {
     if !parting && stream.is_none() {
         return std::future::pending().await;
     }
     let permit = out.clone().reserve_owned().await.ok()?;
     match stream {
-        Some(stream) if !parting => Some((permit, Outgoing::Event(stream.next().await))),
-        _ => Some((permit, Outgoing::Parting)),
+        Some(stream) if !parting => Some((permit, Upcoming::Event(stream.next().await))),
+        _ => Some((permit, Upcoming::Parting)),
     }
 }

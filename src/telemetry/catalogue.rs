@@ -112,6 +112,8 @@ catalogue! {
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
     HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes that clients have sent and that are still held, at most server.max_input_bytes.";
+    HTTP_OUTPUT_BYTES = Gauge, "omni_http_output_bytes", [], "Bytes of answers in one piece that are being made or read, at most server.max_output_bytes.";
+    HTTP_EVICTED = Counter, "omni_http_evicted_total", ["what"], "Connections closed because their place (idle) or their memory (unread) was needed, or because they read too slowly (slow).";
     HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
 }
 

@@ -363,6 +363,8 @@ pub struct HttpMetrics {
     pub connections: Gauge,
     /// Bytes of input that are held.
     pub input_bytes: Gauge,
+    /// Bytes of answers in one piece that are held.
+    pub output_bytes: Gauge,
     /// Requests without a key that is known.
     pub unauthorized: Counter,
 }
@@ -374,8 +376,14 @@ impl HttpMetrics {
         HttpMetrics {
             connections: gauge!(c::HTTP_CONNECTIONS.name),
             input_bytes: gauge!(c::HTTP_INPUT_BYTES.name),
+            output_bytes: gauge!(c::HTTP_OUTPUT_BYTES.name),
             unauthorized: counter!(c::HTTP_UNAUTHORIZED.name),
         }
+    }
+
+    /// A connection was closed: it was `idle`, what it was owed was `unread`, or its client was `slow`.
+    pub fn evicted(what: &'static str) {
+        counter!(c::HTTP_EVICTED.name, "what" => what).increment(1);
     }
 
     /// A response began. `route` is the pattern, never the path that the client sent: label values stay few.

@@ -6,3 +6,5 @@
 mod support;
 
 mod bodies;
+mod readers;
+mod websockets;

@@ -44,8 +44,8 @@ impl Service for HalfSecond {
         .boxed()
     }
 
-    fn voices(&self) -> Vec<VoiceInfo> {
-        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
+    fn voices(&self) -> Vec<Arc<VoiceInfo>> {
+        let built_in = |name: &String| Arc::new(VoiceInfo { name: name.clone(), uploaded: false, upload: None });
         self.info.voices.iter().map(built_in).collect()
     }
 

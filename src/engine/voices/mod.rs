@@ -63,7 +63,7 @@ enum Entry {
 }
 
 struct Voice {
-    info: VoiceInfo,
+    info: Arc<VoiceInfo>,
     /// `None` when another encoder made it: it is encoded again when it is first used.
     print: Option<Arc<Voiceprint>>,
     /// Of a voice that is kept in memory only.
@@ -106,10 +106,10 @@ impl Voices {
     }
 
     /// Uploaded voices by name.
-    pub fn list(&self) -> Vec<VoiceInfo> {
+    pub fn list(&self) -> Vec<Arc<VoiceInfo>> {
         let state = self.lock();
         let here = state.voices.values().filter_map(|entry| match entry {
-            Entry::Here(voice) => Some(voice.info.clone()),
+            Entry::Here(voice) => Some(Arc::clone(&voice.info)),
             Entry::Coming => None,
         });
         here.collect()
@@ -327,7 +327,8 @@ impl Voice {
             let (x_vector, codes) = (kept.x_vector.as_slice().into(), kept.codes.as_slice().into());
             Arc::new(voiceprint(x_vector, kept.ref_text.as_deref(), codes))
         });
-        Voice { info: VoiceInfo { name: kept.name.clone(), uploaded: true, upload: Some(upload) }, print, kept: None }
+        let info = Arc::new(VoiceInfo { name: kept.name.clone(), uploaded: true, upload: Some(upload) });
+        Voice { info, print, kept: None }
     }
 }
 
@@ -356,7 +357,7 @@ impl Claim {
     }
 
     fn fulfil(self, voice: Voice) -> VoiceInfo {
-        let info = voice.info.clone();
+        let info = VoiceInfo::clone(&voice.info);
         self.voices.lock().voices.insert(self.name.clone(), Entry::Here(Box::new(voice)));
         info
     }

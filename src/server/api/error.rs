@@ -34,6 +34,8 @@ pub(crate) const CODES: &[&str] = &[
     "request_failed",
     "internal_error",
     "too_much_input",
+    "too_much_output",
+    "answer_too_long",
     "not_ready",
     "stage_failed",
     "shutting_down",

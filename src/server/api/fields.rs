@@ -3,7 +3,7 @@
 //! `null` counts as absent, as in OpenAI's API. A field that no group has is not an error; [`Fields::unknown`] lists
 //! it.
 
-use super::json::{Object, Problem};
+use super::json::{Fields as Named, Layers, Object, Problem};
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
@@ -40,10 +40,13 @@ impl FieldError {
     }
 }
 
+/// Most unknown fields that are told; a request may have a hundred thousand.
+const MAX_UNKNOWN: usize = 16;
+
 /// One JSON object of a request.
 #[derive(Debug)]
 pub(crate) struct Fields<'a> {
-    map: &'a Map<String, Value>,
+    layers: Layers<'a>,
     /// Path of the object with a dot behind, such as `audio.`; empty at the top.
     path: String,
     /// Names of fields that a group has read.
@@ -53,7 +56,12 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// The object of a request or a message itself.
     pub fn top(map: &'a Map<String, Value>) -> Fields<'a> {
-        Fields { map, path: String::new(), known: RefCell::default() }
+        Fields { layers: Layers { map, under: None }, path: String::new(), known: RefCell::default() }
+    }
+
+    /// The object of an item, whose fields go before those that all items of its request share.
+    pub fn item(map: &'a Map<String, Value>, shared: &'a Map<String, Value>) -> Fields<'a> {
+        Fields { layers: Layers { map, under: Some(shared) }, ..Fields::top(map) }
     }
 
     /// Reads a group of fields.
@@ -68,9 +76,9 @@ impl<'a> Fields<'a> {
     pub fn object(&self, field: &'static str) -> Result<Option<Fields<'a>>, FieldError> {
         self.known.borrow_mut().push(field);
         let path = format!("{}.", self.name(field));
-        match self.map.get(field) {
+        match self.layers.get(field) {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::Object(map)) => Ok(Some(Fields { map, path, known: RefCell::default() })),
+            Some(Value::Object(map)) => Ok(Some(Fields { path, ..Fields::top(map) })),
             Some(other) => Err(FieldError::wrong_type(self.name(field), "an object", kind(other))),
         }
     }
@@ -79,7 +87,7 @@ impl<'a> Fields<'a> {
     pub fn refuse(&self, refused: &[(&'static str, &str)]) -> Result<(), FieldError> {
         for (field, why) in refused {
             self.known.borrow_mut().push(field);
-            let empty = match self.map.get(*field) {
+            let empty = match self.layers.get(field) {
                 None | Some(Value::Null | Value::Bool(false)) => true,
                 Some(Value::String(text)) => text.is_empty(),
                 Some(Value::Array(values)) => values.is_empty(),
@@ -93,11 +101,12 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Names of the fields that no group has read and that are not `harmless`.
+    /// Names of the fields that no group has read and that are not `harmless`, and not more of them than are told.
     pub fn unknown(&self, harmless: &[&str]) -> Vec<String> {
         let known = self.known.borrow();
         let is_known = |name: &str| known.contains(&name) || harmless.contains(&name);
-        self.map.keys().filter(|name| !is_known(name)).map(|name| self.name(name)).collect()
+        let names = self.layers.names().filter(|name| !is_known(name));
+        names.take(MAX_UNKNOWN).map(|name| self.name(name)).collect()
     }
 
     /// The full name of a field.
@@ -113,7 +122,7 @@ impl<'de> Deserializer<'de> for Group<'_, 'de> {
     type Error = Problem;
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Problem> {
-        Object(self.0.map).deserialize_any(visitor)
+        Object(self.0.layers.map).deserialize_any(visitor)
     }
 
     fn deserialize_struct<V: Visitor<'de>>(
@@ -123,7 +132,7 @@ impl<'de> Deserializer<'de> for Group<'_, 'de> {
         visitor: V,
     ) -> Result<V::Value, Problem> {
         self.0.known.borrow_mut().extend(fields);
-        self.deserialize_any(visitor)
+        visitor.visit_map(Named::new(self.0.layers, fields))
     }
 
     serde::forward_to_deserialize_any! {

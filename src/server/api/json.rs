@@ -80,6 +80,63 @@ impl<'de> Deserializer<'de> for Object<'de> {
     }
 }
 
+/// The fields of an object, and below them those of another one that it does not have itself. A field that is null
+/// counts as absent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layers<'de> {
+    pub map: &'de Map<String, Value>,
+    pub under: Option<&'de Map<String, Value>>,
+}
+
+impl<'de> Layers<'de> {
+    /// A field.
+    pub fn get(self, name: &str) -> Option<&'de Value> {
+        let own = self.map.get_key_value(name).filter(|(_, value)| self.under.is_none() || !value.is_null());
+        own.or_else(|| self.under?.get_key_value(name)).map(|(_, value)| value)
+    }
+
+    /// The names of all fields.
+    pub fn names(self) -> impl Iterator<Item = &'de String> {
+        let own = self.map.iter().filter(move |(_, value)| self.under.is_none() || !value.is_null());
+        let under = self.under.into_iter().flatten();
+        own.map(|(name, _)| name).chain(under.map(|(name, _)| name).filter(move |name| self.is_missing(name)))
+    }
+
+    fn is_missing(self, name: &str) -> bool {
+        self.map.get(name).is_none_or(Value::is_null)
+    }
+}
+
+/// The fields of these names. It looks for each, so that unknown fields cost nothing.
+pub(super) struct Fields<'de> {
+    layers: Layers<'de>,
+    names: std::slice::Iter<'static, &'static str>,
+    value: Option<(&'static str, &'de Value)>,
+}
+
+impl<'de> Fields<'de> {
+    pub fn new(layers: Layers<'de>, names: &'static [&'static str]) -> Fields<'de> {
+        Fields { layers, names: names.iter(), value: None }
+    }
+}
+
+impl<'de> MapAccess<'de> for Fields<'de> {
+    type Error = Problem;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Problem> {
+        let Some((name, value)) = self.names.by_ref().find_map(|name| Some((*name, self.layers.get(name)?))) else {
+            return Ok(None);
+        };
+        self.value = Some((name, value));
+        seed.deserialize(StrDeserializer::new(name)).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Problem> {
+        let (name, value) = self.value.take().unwrap_or(("", &Value::Null));
+        seed.deserialize(Node(value)).map_err(|problem| problem.inside(name.to_owned()))
+    }
+}
+
 /// One value as a deserializer.
 struct Node<'de>(&'de Value);
 

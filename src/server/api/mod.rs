@@ -11,6 +11,7 @@
 //! | `session` | messages of `WS /v1/audio/speech/stream` |
 //! | `error` | every error |
 //! | `values` | numbers with their ranges, names with their choices: the one place of such a rule |
+//! | `measure` | limits on JSON before it is parsed |
 //! | `fields`, `json` | reading an object so that an error names the field, what it has and what is allowed |
 //!
 //! The rules of the wire stand here: types, ranges, choices. What depends on the model (its voices, its sample rate,
@@ -23,6 +24,7 @@ pub(crate) mod chat;
 pub(crate) mod error;
 pub(crate) mod fields;
 mod json;
+pub(crate) mod measure;
 pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod speech;

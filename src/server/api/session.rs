@@ -42,10 +42,14 @@ pub(crate) struct InputText {
     pub text: Option<String>,
 }
 
+/// Longest name of a commit, in bytes: it goes back to the client.
+const MAX_COMMIT_ID: usize = 256;
+
 /// The end of a sentence.
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
 pub(crate) struct InputCommit {
-    /// The client's name for it, which `input.committed` repeats.
+    /// The client's name for it, at most 256 bytes, which `input.committed` repeats.
+    #[schemars(length(max = MAX_COMMIT_ID))]
     pub commit_id: Option<String>,
 }
 
@@ -70,7 +74,13 @@ impl ClientMessage {
                 InputText { text: None } => Err(FieldError::missing("text", "a piece of text")),
                 text => Ok(ClientMessage::Text(text)),
             },
-            "input.commit" => fields.read().map(ClientMessage::Commit),
+            "input.commit" => match fields.read()? {
+                InputCommit { commit_id: Some(id) } if id.len() > MAX_COMMIT_ID => {
+                    let message = format_args!("is longer than {MAX_COMMIT_ID} bytes");
+                    Err(FieldError::invalid("commit_id", message))
+                }
+                commit => Ok(ClientMessage::Commit(commit)),
+            },
             "input.done" => Ok(ClientMessage::Done),
             "input.cancel" | "response.cancel" => Ok(ClientMessage::Cancel),
             "session.close" => Ok(ClientMessage::Close),

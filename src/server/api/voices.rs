@@ -27,8 +27,6 @@ pub(crate) struct VoiceForm {
 pub(crate) struct VoiceList<'a> {
     /// The names.
     pub voices: Vec<&'a str>,
-    /// Those of them that were uploaded.
-    pub uploaded_voices: Vec<Voice<'a>>,
     /// The voice of a request that names none; null where one has to be given.
     pub default: Option<&'a str>,
     /// Samples per second of all audio.
@@ -39,6 +37,8 @@ pub(crate) struct VoiceList<'a> {
     pub languages: Option<&'a [String]>,
     /// Whether the checkpoint follows `instructions`.
     pub instructions: bool,
+    /// Those of the voices that were uploaded.
+    pub uploaded_voices: Vec<Voice<'a>>,
 }
 
 /// An uploaded voice; what was not given is left out.

@@ -24,6 +24,8 @@ fn record_one_of_each() {
     http.connections.set(1.0);
     http.response("/v1/audio/speech", 200);
     http.input_bytes.set(1.0);
+    http.output_bytes.set(1.0);
+    HttpMetrics::evicted("idle");
     http.unauthorized.increment(1);
     let admission = AdmissionMetrics::new();
     admission.capacity(16);

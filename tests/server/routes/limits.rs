@@ -66,15 +66,20 @@ async fn headers_that_do_not_arrive_close_the_connection() {
 #[tokio::test]
 async fn one_connection_too_many_is_told_so() {
     let site = Site::with(|server, _| server.max_connections = 1);
-    let mut first = TcpStream::connect(site.address).await.unwrap();
-    first.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
-    assert_eq!(first.read(&mut [0; 12]).await.unwrap(), 12); // it has its place
+    // A request under way: an idle connection would give up its place.
+    let response = site.post(SPEECH, &json!({"input": "Hi"}));
+    let call = site.service.call().await;
     let answer = exchange(&site, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     let body = answer.split("\r\n\r\n").nth(1).unwrap();
     assert_eq!(json(body)["error"]["code"], "too_many_connections");
-    // The place is free again when the first has left; retry until the server has noticed.
-    drop(first);
+    for probe in ["/live", "/ready"] {
+        let answer = exchange(&site, format!("GET {probe} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    }
+    // The place is free again when the first is over; retry until the server has noticed.
+    drop(call);
+    assert_eq!(response.await.unwrap().status(), 500);
     let request = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
     while !exchange(&site, request).await.starts_with("HTTP/1.1 200") {}
 }

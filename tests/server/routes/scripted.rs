@@ -200,9 +200,9 @@ impl Service for Scripted {
         std::future::ready(self.accept(Asked::Speech(request))).boxed()
     }
 
-    fn voices(&self) -> Vec<VoiceInfo> {
-        let built_in = |name: &String| VoiceInfo { name: name.clone(), uploaded: false, upload: None };
-        let uploaded = self.uploaded.lock().unwrap().iter().map(voice_info).collect::<Vec<_>>();
+    fn voices(&self) -> Vec<Arc<VoiceInfo>> {
+        let built_in = |name: &String| Arc::new(VoiceInfo { name: name.clone(), uploaded: false, upload: None });
+        let uploaded = self.uploaded.lock().unwrap().iter().map(voice_info).map(Arc::new).collect::<Vec<_>>();
         self.info.voices.iter().map(built_in).chain(uploaded).collect()
     }
 

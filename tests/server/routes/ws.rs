@@ -356,6 +356,9 @@ async fn pages_of_other_origins_are_kept_out() {
 async fn idle_sessions_are_closed_at_shutdown_and_count_as_connections() {
     let mut site = Site::with(|server, _| server.max_connections = 1);
     let mut client = Client::connect(&site).await;
+    // A conversation keeps its place for some seconds of silence.
+    client.send(&json!({"type": "session.config"})).await;
+    client.event("session.updated").await;
     let refused = site.client.get(site.url("/health")).send().await.unwrap();
     assert_eq!(refused.status(), 503);
     drop(site.shutdown.take());
