@@ -1,6 +1,7 @@
 //! The open connections: how many there are, of which address, which of them are idle, and what a request knows of its
 //! own. Where a place is needed, the connection that has been idle for longest gives up its own.
 
+use super::keys::network;
 use metrics::Gauge;
 use omni_telemetry::HttpMetrics;
 use std::collections::{BTreeMap, HashMap};
@@ -81,7 +82,7 @@ impl Places {
     /// this one's at once.
     pub fn take(self: &Arc<Self>, address: IpAddr) -> Result<Arc<Place>, NoPlace> {
         let mut taken = self.taken();
-        let address = address.to_canonical();
+        let address = network(address);
         let counted = self.address_limit > 0 && !address.is_loopback();
         if counted && taken.addresses.get(&address).is_some_and(|open| *open >= self.address_limit) {
             return Err(NoPlace::Address(self.address_limit));
@@ -238,6 +239,9 @@ mod tests {
         let other = IpAddr::from([192, 0, 2, 1]);
         let taken = [other, other].map(|address| places.take(address).unwrap());
         assert_eq!(places.take(other).unwrap_err(), NoPlace::Address(2));
+        let near = ["2001:db8::1", "2001:db8::2:1"].map(|address| places.take(address.parse().unwrap()).unwrap());
+        assert_eq!(places.take("2001:db8::3".parse().unwrap()).unwrap_err(), NoPlace::Address(2));
+        drop(near);
         let mapped: IpAddr = "::ffff:192.0.2.1".parse().unwrap();
         assert_eq!(places.take(mapped).unwrap_err(), NoPlace::Address(2));
         let _home = [HOME; 3].map(|address| places.take(address).unwrap());

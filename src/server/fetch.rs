@@ -2,6 +2,7 @@
 //! must never fetch from inside our own network, and never look a name up twice: it connects to the address that it
 //! checked.
 
+use super::budget::Held;
 use axum::body::{Body, Bytes};
 use axum::http::{Request, StatusCode, header};
 use futures::StreamExt;
@@ -43,17 +44,20 @@ pub(super) enum FetchError {
     TooSlow(f32),
     #[error("the recording broke off")]
     BrokenOff,
+    /// The budget has no room for it.
+    #[error("there is no room for the recording")]
+    NoRoom,
 }
 
-/// The bytes at `url`.
-pub(super) async fn fetch(url: &Url, config: &ReferenceAudioConfig) -> Result<Vec<u8>, FetchError> {
+/// The bytes at `url`. `held` grows before they do, to twice as much.
+pub(super) async fn fetch(url: &Url, config: &ReferenceAudioConfig, held: &mut Held) -> Result<Vec<u8>, FetchError> {
     if config.allowed_hosts.is_empty() {
         return Err(FetchError::Off);
     }
     let all = async {
         let mut url = url.clone();
         for _ in 0..=MAX_REDIRECTS {
-            match get(&url, config).await? {
+            match get(&url, config, held).await? {
                 Got::Bytes(bytes) => return Ok(bytes),
                 Got::Moved(to) => {
                     let next = url.join(&to).map_err(|_| FetchError::Redirect)?;
@@ -80,7 +84,7 @@ enum Got {
     Moved(String),
 }
 
-async fn get(url: &Url, config: &ReferenceAudioConfig) -> Result<Got, FetchError> {
+async fn get(url: &Url, config: &ReferenceAudioConfig, held: &mut Held) -> Result<Got, FetchError> {
     let secure = match url.scheme() {
         "http" => false,
         "https" => true,
@@ -106,9 +110,9 @@ async fn get(url: &Url, config: &ReferenceAudioConfig) -> Result<Got, FetchError
             Host::Ipv6(ip) => ServerName::from(IpAddr::V6(ip)),
         };
         let secured = tls().connect(server, socket).await.map_err(|_| unreachable())?;
-        request(secured, url, config.max_bytes).await
+        request(secured, url, config.max_bytes, held).await
     } else {
-        request(socket, url, config.max_bytes).await
+        request(socket, url, config.max_bytes, held).await
     }
 }
 
@@ -205,7 +209,7 @@ fn tls() -> TlsConnector {
 }
 
 /// One request over a connection that is only for it.
-async fn request<S>(socket: S, url: &Url, max_bytes: usize) -> Result<Got, FetchError>
+async fn request<S>(socket: S, url: &Url, max_bytes: usize, held: &mut Held) -> Result<Got, FetchError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -231,11 +235,20 @@ where
             return Err(FetchError::Status(status.as_u16()));
         }
         let mut body = Body::new(response.into_body()).into_data_stream();
-        let mut bytes = Vec::new();
+        let mut bytes: Vec<u8> = Vec::new();
         while let Some(piece) = body.next().await {
             let piece: Bytes = piece.map_err(|_| FetchError::BrokenOff)?;
             if bytes.len() + piece.len() > max_bytes {
                 return Err(FetchError::TooLarge(max_bytes));
+            }
+            let total = bytes.len() + piece.len();
+            if bytes.capacity() < total {
+                // Half more than is there, and as much again for where they are copied to.
+                let wanted = (total + total / 2).min(max_bytes);
+                if !held.resize(2 * wanted) {
+                    return Err(FetchError::NoRoom);
+                }
+                bytes.reserve_exact(wanted - bytes.len());
             }
             bytes.extend_from_slice(&piece);
         }
@@ -250,10 +263,17 @@ where
 
 #[cfg(test)]
 mod tests {
+    use super::super::budget::{Budget, What};
     use super::*;
+    use metrics::Gauge;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+
+    async fn fetch(url: &Url, config: &ReferenceAudioConfig) -> Result<Vec<u8>, FetchError> {
+        let budget = Budget::new(What::Input, 10_000, Gauge::noop());
+        super::fetch(url, config, &mut Held::nothing(&budget)).await
+    }
 
     fn config(hosts: &[&str]) -> ReferenceAudioConfig {
         ReferenceAudioConfig {
@@ -353,6 +373,18 @@ mod tests {
         let missing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_vec();
         assert_eq!(fetched(vec![missing], &["127.0.0.1"]).await, Err(FetchError::Status(404)));
         assert_eq!(fetched(vec![b"what?\r\n\r\n".to_vec()], &["127.0.0.1"]).await, Err(FetchError::BrokenOff));
+    }
+
+    #[tokio::test]
+    async fn a_recording_is_counted_while_it_comes() {
+        let port = host(vec![ok(&[7; 600]), ok(&[7; 600])]).await;
+        let url = Url::parse(&format!("http://127.0.0.1:{port}/a.wav?b=c")).unwrap();
+        let budget = Budget::new(What::Input, 2500, Gauge::noop());
+        let mut held = Held::nothing(&budget);
+        assert_eq!(super::fetch(&url, &config(&["127.0.0.1"]), &mut held).await.unwrap().len(), 600);
+        assert!(held.bytes() >= 600);
+        let refused = super::fetch(&url, &config(&["127.0.0.1"]), &mut Held::nothing(&budget)).await;
+        assert_eq!(refused, Err(FetchError::NoRoom));
     }
 
     #[tokio::test]

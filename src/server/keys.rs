@@ -57,7 +57,7 @@ pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// One tenant has one IPv4 address, or a /64 network of IPv6 addresses to itself.
-fn network(address: IpAddr) -> IpAddr {
+pub(super) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) if !address.is_loopback() => {
             IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)))

@@ -3,7 +3,7 @@
 
 use super::budget::{Budget, Held};
 use super::error::ApiError;
-use super::fetch;
+use super::fetch::{self, FetchError};
 use base64::Engine;
 use base64::alphabet::{STANDARD, URL_SAFE};
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -69,8 +69,11 @@ impl<'a> References<'a> {
                 decode(text, self.config.max_bytes)?
             }
             Place::Address(url) => {
-                counts(&mut held, self.config.max_bytes)?;
-                fetch::fetch(&url, self.config).await.map_err(|error| invalid(error.to_string()))?
+                let fetched = fetch::fetch(&url, self.config, &mut held).await;
+                fetched.map_err(|error| match error {
+                    FetchError::NoRoom => held.exhausted(),
+                    error => invalid(error.to_string()),
+                })?
             }
             Place::File(path) => {
                 let mut file = open(path, self.config).await?;
