@@ -64,22 +64,15 @@ impl Budget {
 
     /// The error of a request for which no bytes are left.
     pub fn exhausted(&self) -> ApiError {
-        let (code, message) = match self.what {
-            What::Input => (
-                "too_much_input",
-                format!(
-                    "{} bytes of requests are being received already (server.max_input_bytes); try again later",
-                    self.limit
-                ),
-            ),
+        let (code, what, advice) = match self.what {
+            What::Input => ("too_much_input", "requests are being received already (server.max_input_bytes)", ""),
             What::Output => (
                 "too_much_output",
-                format!(
-                    "{} bytes of answers are being made or read already (server.max_output_bytes); try again later, or ask for a stream",
-                    self.limit
-                ),
+                "answers are being made or read already (server.max_output_bytes)",
+                ", or ask for a stream",
             ),
         };
+        let message = format!("{} bytes of {what}; try again later{advice}", self.limit);
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, message).with_retry_after(Duration::from_secs(1))
     }
 
@@ -139,8 +132,8 @@ impl Held {
         taken
     }
 
-    /// The same, but lets others give back what they do not need: it waits a while, and closes connections whose answers
-    /// are read too slowly.
+    /// The same, but lets others give back what they do not need: it waits a while, and closes connections whose
+    /// answers are read too slowly.
     pub async fn take_patiently(&mut self, bytes: usize) -> bool {
         let until = Instant::now() + PATIENCE;
         loop {

@@ -78,8 +78,8 @@ impl Places {
         Arc::new(Places { limit, address_limit, open, taken: Mutex::default() })
     }
 
-    /// A place for a connection from this address. Where all are taken, one that is idle is told to end, and its place is
-    /// this one's at once.
+    /// A place for a connection from this address. Where all are taken, one that is idle is told to end, and its place
+    /// is this one's at once.
     pub fn take(self: &Arc<Self>, address: IpAddr) -> Result<Arc<Place>, NoPlace> {
         let mut taken = self.taken();
         let address = network(address);

@@ -166,8 +166,8 @@ struct OpenFile {
     length: usize,
 }
 
-/// Opens a file in one of the folders that the config allows, links and `..` resolved. Every failure has the same words,
-/// so that a client cannot find out which files exist.
+/// Opens a file in one of the folders that the config allows, links and `..` resolved. Every failure has the same
+/// words, so that a client cannot find out which files exist.
 async fn open(path: PathBuf, config: &ReferenceAudioConfig) -> Result<OpenFile, ApiError> {
     if config.allowed_folders.is_empty() {
         return Err(invalid("this server reads no files; send base64 or a data URL (reference_audio.allowed_folders)"));

@@ -26,8 +26,8 @@ const MAX_TEXT: usize = 32 << 10;
 /// Most parts of an upload: each field once, and some that mean nothing here.
 const MAX_PARTS: usize = 16;
 
-/// `GET /v1/audio/voices`, written voice by voice: with transcripts and consents a list has megabytes, and a client that
-/// reads it slowly must not make the server keep them.
+/// `GET /v1/audio/voices`, written voice by voice: with transcripts and consents a list has megabytes, and a client
+/// that reads it slowly must not make the server keep them.
 pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
     let info = app.service.info();
     let voices = app.service.voices();

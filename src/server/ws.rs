@@ -1,7 +1,7 @@
 //! `WS /v1/audio/speech/stream`: text in as it is written, speech out before the text is complete.
 //!
-//! One future reads and decides, one writes. Between them is a queue of few messages. When the client does not read, the
-//! queue is full, so the session does not read the engine's stream and the request pauses; it still takes a cancel.
+//! One future reads and decides, one writes. Between them is a queue of few messages. When the client does not read,
+//! the queue is full, so the session does not read the engine's stream and the request pauses; it still takes a cancel.
 
 use super::auth::Caller;
 use super::budget::Held;

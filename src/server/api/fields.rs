@@ -217,4 +217,22 @@ mod tests {
         assert_eq!(fields.unknown(&["user"]), ["flog"]);
         assert_eq!(inner.unknown(&[]), ["inner.ward"]);
     }
+
+    #[test]
+    fn the_fields_of_an_item_go_before_those_that_all_share() {
+        let item = json!({"flag": null, "list": [{"word": "own"}], "mine": 1, "ours": null});
+        let shared = json!({"flag": true, "list": [], "inner": {}, "ours": 2});
+        let fields = Fields::item(item.as_object().unwrap(), shared.as_object().unwrap());
+        let read: Outer = fields.read().unwrap();
+        let own = Inner { word: Some("own".to_owned()) };
+        assert_eq!(read, Outer { flag: Some(true), list: Some(vec![own]) });
+        assert_eq!(fields.unknown(&["inner"]), ["mine", "ours"]);
+        assert!(fields.refuse(&[("ours", "no")]).is_err());
+    }
+
+    #[test]
+    fn only_so_many_unknown_fields_are_told() {
+        let many: Map<String, Value> = (0..1000).map(|number| (format!("field-{number}"), json!(number))).collect();
+        assert_eq!(Fields::top(&many).unknown(&[]).len(), MAX_UNKNOWN);
+    }
 }

@@ -5,8 +5,8 @@ use futures::future::BoxFuture;
 use omni_actors::core::ids::{Frames, RequestId, StageName};
 use omni_actors::engine::*;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
