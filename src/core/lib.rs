@@ -16,5 +16,6 @@ pub mod quota;
 pub mod restart;
 pub mod scheduler;
 pub mod sequence;
+pub mod shrink;
 pub mod text;
 pub mod turns;

@@ -7,9 +7,10 @@ use omni_core::admission::{
     Accepted, AdmissionCore, AdmissionLimits, AdmissionStatus, Asked, Ended, Reason, Refusal, Ticket,
 };
 use omni_telemetry::AdmissionMetrics;
+use omni_telemetry::clock::Clock;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// The places.
@@ -18,7 +19,7 @@ pub(super) struct Admissions(Arc<Shared>);
 
 struct Shared {
     limit: usize,
-    born: Instant,
+    clock: Clock,
     samples_per_second: f64,
     metrics: AdmissionMetrics,
     state: Mutex<State>,
@@ -73,6 +74,11 @@ pub(super) struct Watch {
 impl Admissions {
     /// As the config says, for speech of this sample rate.
     pub fn new(limits: &LimitsConfig, sample_rate: u32) -> Admissions {
+        Admissions::on(Clock::system(), limits, sample_rate)
+    }
+
+    /// [`Admissions::new`] that tells the time by this clock.
+    pub fn on(clock: Clock, limits: &LimitsConfig, sample_rate: u32) -> Admissions {
         let core = AdmissionCore::new(AdmissionLimits {
             places: limits.max_requests,
             by_deadlines: limits.admission == AdmissionMode::Deadlines,
@@ -84,7 +90,7 @@ impl Admissions {
         metrics.capacity(limits.max_requests);
         Admissions(Arc::new(Shared {
             limit: limits.max_requests,
-            born: Instant::now(),
+            clock,
             samples_per_second: f64::from(sample_rate),
             metrics,
             state: Mutex::new(State { core, ends: BTreeMap::new(), restarts: 0 }),
@@ -175,7 +181,7 @@ impl Admissions {
 
 impl Shared {
     fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.clock.now()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
