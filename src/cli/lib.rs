@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
+mod give_up;
 mod run;
 mod say;
 mod sink;
@@ -25,7 +26,8 @@ use std::process::ExitCode;
 /// the feature `cuda`, on a GPU. Without a checkpoint it speaks with the small voice that is part of this program.
 #[derive(Parser, Debug)]
 #[command(name = "omni-actors", version, max_term_width = 110)]
-#[command(after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 130 interrupted.
+#[command(after_help = "Exit codes: 0 done, 1 failed while running, 2 wrong usage or config, 3 a stage was given up,
+130 interrupted.
 `omni-actors COMMAND --help` has examples.")]
 struct Cli {
     #[command(subcommand)]

@@ -1,5 +1,6 @@
 //! `omni-actors run`: the server.
 
+use super::give_up::asked_to_end;
 use clap::Args;
 use omni_config::{self as config, Config, Override};
 use omni_engine::{Engine, Service};
@@ -12,7 +13,7 @@ use omni_tools::model;
 use omni_tools::signals::Signals;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// Serve a model over HTTP and WebSocket
 ///
@@ -76,10 +77,12 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
             Err(error) => error,
         }
     };
+    let lost = OnceLock::new();
     tokio::select! {
-        error = came_up => Err(error.into()),
-        () = server.serve(service, &limits, signals.first_asks_second_ends()) => Ok(()),
+        error = came_up => return Err(error.into()),
+        () = server.serve(service, &limits, asked_to_end(signals, &engine, &lost)) => {}
     }
+    lost.into_inner().map_or(Ok(()), |lost| Err(lost.into()))
 }
 
 fn greeting(config: &Config, family: &Family, address: SocketAddr) -> String {

@@ -75,7 +75,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         let started = match inbound {
             Some(inbound) => {
                 let handles = handles(handle.name(), config, maker.device.kind);
-                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false };
+                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false, notes: None };
                 actors::start(maker.stage(handle.name(), wiring), Arc::clone(handle)).await
             }
             None => {
@@ -96,6 +96,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             max_input_chars: config.limits.max_input_chars,
             audio_window: window(config, StageName::Vocoder),
         },
+        fault: maker.faults.site(None, FaultPoint::Plan),
     };
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
     let followers = stages.iter().map(|stage| Follower::new(stage)).collect();
@@ -169,8 +170,8 @@ async fn voices(
         min_seconds: reference.min_length.as_secs_f64(),
         max_seconds: reference.max_length.as_secs_f64(),
     };
-    let fault = faults.site(None, FaultPoint::Voices);
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits, fault));
+    let faults = [FaultPoint::Voices, FaultPoint::Encoder].map(|point| faults.site(None, point));
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits, faults));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }

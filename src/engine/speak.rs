@@ -10,10 +10,12 @@ use super::relay::{Relay, Stop, refused};
 use super::stream::Expired;
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
-use super::{Engine, Shared};
+use super::{Engine, Shared, caught};
+use futures::FutureExt;
 use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -114,10 +116,17 @@ struct Sentences {
 
 /// Reads a text to its end. The permit is held for as long.
 async fn read(mut relay: Relay, source: Source, _permit: Permit) {
-    let outcome = match source {
-        Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
-        Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
+    let reading = async {
+        match source {
+            Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
+            Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
+        }
     };
+    // A panic in a tokenizer ends this text, and tells its client so.
+    let outcome = AssertUnwindSafe(reading).catch_unwind().await.unwrap_or_else(|panic| {
+        let reason = format!("the text could not be read: {}", caught::text(panic.as_ref()));
+        Err(Stop::Failed(RequestError::Internal(reason)))
+    });
     relay.finish(outcome).await;
 }
 

@@ -5,5 +5,6 @@
 mod support;
 
 mod actors;
+mod guilty;
 mod matrix;
 mod plan;

@@ -117,7 +117,9 @@ impl Case {
         let early = matches!(self.point, FaultPoint::Open | FaultPoint::Build) && self.event == FaultEvent::Drain;
         let comes_up = (self.point == FaultPoint::Build) == (self.event == FaultEvent::ComingBack);
         let fits = self.rules().iter().all(|rule| capabilities.check(rule).is_ok());
-        fits && comes_up && !early && !in_thinker && !(prefill && no_prompt)
+        // A request that cannot be planned is refused.
+        let planned = self.point.has_request() || self.point == FaultPoint::Build;
+        fits && planned && comes_up && !early && !in_thinker && !(prefill && no_prompt)
     }
 }
 

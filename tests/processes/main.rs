@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod give_up;
 mod signals;
 mod stages;
 mod voices_survive;

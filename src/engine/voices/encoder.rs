@@ -2,6 +2,7 @@
 
 use crate::voice::{Recording, VoiceError};
 use candle_core::Device;
+use omni_fault::FaultSite;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
@@ -32,6 +33,8 @@ pub(super) struct Encoder {
     /// Of an x-vector.
     width: usize,
     limits: AudioLimits,
+    /// Where a fault plan can strike.
+    fault: FaultSite,
 }
 
 /// An encoded recording.
@@ -44,9 +47,9 @@ pub(super) struct Encoded {
 
 impl Encoder {
     /// Reads the weights.
-    pub fn load(checkpoint: &Checkpoint, limits: AudioLimits) -> Result<Encoder, LoadError> {
+    pub fn load(checkpoint: &Checkpoint, limits: AudioLimits, fault: FaultSite) -> Result<Encoder, LoadError> {
         match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
-            Some(nets) => Ok(Encoder { nets, width: checkpoint.family().talker().text.hidden_size, limits }),
+            Some(nets) => Ok(Encoder { nets, width: checkpoint.family().talker().text.hidden_size, limits, fault }),
             None => {
                 let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
                 Err(LoadError::Invalid { file: "config.json".into(), reason })
@@ -56,6 +59,8 @@ impl Encoder {
 
     /// Encodes a recording; its codes only where there is a transcript to go with them.
     pub fn encode(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
+        // A panic is the only fault that can be planned here.
+        let _ = self.fault.inject(|| None, || false);
         let clip = decode_audio(&recording.audio, &self.limits).map_err(refuse)?;
         let seconds = clip.seconds() as f32;
         let pcm = VoiceEncoder::samples(&clip).map_err(refuse)?;

@@ -8,6 +8,7 @@ mod file;
 
 pub(super) use encoder::{Spoken, Voiceprint};
 
+use super::caught;
 use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
 use encoder::Encoder;
 use file::Kept;
@@ -22,6 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::Semaphore;
+use tokio::task::JoinError;
 
 /// Longest name, in characters.
 const MAX_NAME: usize = 64;
@@ -71,7 +73,7 @@ struct Voice {
 }
 
 impl Voices {
-    /// Loads the encoders and the voices in `folder`. Slow: not for an async thread.
+    /// Loads the encoders and the voices in `folder`; faults strike writes and encodings. Slow: not for an async thread.
     ///
     /// # Errors
     /// When the weights do not fit. A voice that cannot be read stays where it is, with a warning.
@@ -80,9 +82,9 @@ impl Voices {
         folder: Option<PathBuf>,
         max_count: usize,
         limits: AudioLimits,
-        fault: FaultSite,
+        [fault, encoding]: [FaultSite; 2],
     ) -> Result<Voices, LoadError> {
-        let encoder = Encoder::load(checkpoint, limits)?;
+        let encoder = Encoder::load(checkpoint, limits, encoding)?;
         let fingerprint = encoder
             .fingerprint()
             .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;
@@ -131,14 +133,14 @@ impl Voices {
             let voice = voices.take_turn(move || keeper.keep(voice)).await?;
             Ok(claim.fulfil(voice))
         });
-        adding.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
+        adding.await.unwrap_or_else(|error| Err(panicked(error)))
     }
 
     /// Forgets a voice.
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<(), VoiceError> {
         let (voices, name) = (Arc::clone(self), name.to_owned());
         let removing = tokio::task::spawn_blocking(move || voices.remove_now(&name));
-        removing.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
+        removing.await.unwrap_or_else(|error| Err(panicked(error)))
     }
 
     fn remove_now(&self, name: &str) -> Result<(), VoiceError> {
@@ -199,10 +201,7 @@ impl Voices {
     ) -> Result<T, VoiceError> {
         let _waiting = Waiting::new(self)?;
         let Ok(_turn) = self.turns.acquire().await else { return Err(VoiceError::Busy) };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(outcome) => outcome,
-            Err(error) => Err(VoiceError::Storage(format!("the encoder failed: {error}"))),
-        }
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(panicked(error)))
     }
 
     fn keep(&self, voice: NewVoice) -> Result<Voice, VoiceError> {
@@ -293,6 +292,12 @@ impl Voices {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A recording, or something about a voice, that the code cannot take: it ends this request alone.
+fn panicked(error: JoinError) -> VoiceError {
+    let reason = error.try_into_panic().map_or_else(|error| error.to_string(), |panic| caught::text(panic.as_ref()));
+    VoiceError::Internal(format!("the voice could not be encoded: {reason}"))
 }
 
 impl State {

@@ -32,6 +32,7 @@ pub(crate) const CODES: &[&str] = &[
     "rate_limit_exceeded",
     "overloaded",
     "request_failed",
+    "stage_crashed",
     "internal_error",
     "too_much_input",
     "not_ready",
