@@ -285,8 +285,12 @@ impl InboundState {
 
     async fn taken(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
         let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
-        self.ends.life.in_hand.take(Role::Inbound, payload.header.request);
-        self.fault.inject_async(|| [event(&payload.header)]).await?;
+        let request = payload.header.request;
+        self.ends.life.in_hand.take(Role::Inbound, request);
+        // What is for a request that is gone is not handed to the stage.
+        if self.sequences.contains_key(&request) {
+            self.fault.inject_async(|| [event(&payload.header)]).await?;
+        }
         self.arrived(payload)?;
         trace::since(began, self.ends.life.track(Component::ConnectorIn), || What::Took(chunk));
         Ok(())

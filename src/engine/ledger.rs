@@ -23,7 +23,7 @@ use super::journal::{Edge, Journal, Readmission, TRIES};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Content, RequestId, Seq, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::{Attribution, Concerned, Judgement, Suspects};
@@ -33,10 +33,13 @@ use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use posts::{Post, PostedLock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Requests that ended and whose contents are remembered.
+const ENDED: usize = 64;
 
 /// See the module.
 pub(super) struct Ledger {
@@ -62,6 +65,8 @@ struct State {
     up: [bool; 3],
     /// The requests that may have brought each stage down.
     suspects: [Suspects; 3],
+    /// What the requests that ended last asked for, the latest last: a stage may still go down because of them.
+    ended: VecDeque<(RequestId, Content)>,
 }
 
 /// An open request.
@@ -81,8 +86,8 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let (up, suspects) = ([false; 3], Default::default());
-        let state = PostedLock::new(State { core: LedgerCore::new(limits), open: BTreeMap::new(), up, suspects });
+        let (core, open, up) = (LedgerCore::new(limits), BTreeMap::new(), [false; 3]);
+        let state = PostedLock::new(State { core, open, up, suspects: Default::default(), ended: VecDeque::new() });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (born, into) = (Instant::now(), OnceLock::new());
         Ledger { born, stages, groups, unit, into, metrics, faults, fault, handover, state }
@@ -371,6 +376,10 @@ impl Ledger {
             }
             state.suspects.iter_mut().for_each(|suspects| suspects.gone(request));
             if let Some(open) = state.open.remove(&request) {
+                if state.ended.len() >= ENDED {
+                    state.ended.pop_front();
+                }
+                state.ended.push_back((request, open.journal.content()));
                 open.client.end(last, outcome);
             }
         }
@@ -408,8 +417,12 @@ impl StageReports for Ledger {
     fn stage_down(&self, stage: StageName, StageFailure { reason, in_hands }: &StageFailure) -> Attribution {
         let mut state = self.lock();
         state.up[stage as usize] = false;
+        let gone = |request: &RequestId| !state.open.contains_key(request);
         let had_it = |request: RequestId, unit: Option<u32>| {
-            let journal = &state.open.get(&request)?.journal;
+            let Some(Open { journal, .. }) = state.open.get(&request) else {
+                let (_, content) = *state.ended.iter().rev().find(|(ended, _)| *ended == request)?;
+                return Some(Concerned { request, content, unit: unit.unwrap_or(0) });
+            };
             let (content, made) = (journal.content(), journal.made(stage));
             (!journal.is_done(stage)).then_some(Concerned { request, content, unit: unit.unwrap_or(made).max(made) })
         };
@@ -417,7 +430,10 @@ impl StageReports for Ledger {
             InHands::These(these) => these.iter().filter_map(|(request, unit)| had_it(*request, *unit)).collect(),
             InHands::All => state.open.keys().filter_map(|request| had_it(*request, None)).collect(),
         };
-        let Judgement { guilty, attribution } = state.suspects[stage as usize].failed(&concerned);
+        let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
+        let suspects = &mut state.suspects[stage as usize];
+        let Judgement { guilty, attribution } = suspects.failed(&concerned);
+        left.into_iter().for_each(|request| suspects.gone(request));
         if let Some((request, times)) = guilty {
             tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");
             let effect = state.core.fail(request, Failure::BroughtDown(stage, times, reason.clone()));
