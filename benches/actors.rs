@@ -9,7 +9,7 @@
 mod support;
 
 use omni_actors::actors::{Admission, Outputs, Resume};
-use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
+use omni_actors::core::ids::{Content, Generation, RequestId, StageName, StepId};
 use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
 use omni_actors::telemetry::trace::{self, Component, Recorder, Session, Track, What};
@@ -59,7 +59,14 @@ async fn overhead(run_ahead: u32, sequences: u32) -> f64 {
         let params =
             SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
         let (request, spec) = (RequestId(request.into()), SequenceSpec::Vocoder(VocoderSpec::default()));
-        rig.admit(Admission { request, params, spec, deliver: SPEECH, from: Resume::default() });
+        rig.admit(Admission {
+            request,
+            params,
+            spec,
+            deliver: SPEECH,
+            from: Resume::default(),
+            content: Content::default(),
+        });
     }
     ends(&rig, sequences).await;
     let elapsed = start.elapsed();

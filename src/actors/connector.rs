@@ -77,8 +77,10 @@ impl Outbound {
         ends.payloads.heard();
         while let Some(payload) = ends.payloads.next()? {
             let _at_work = ends.life.pulse.at_work(Role::Outbound);
+            ends.life.in_hand.take_at(Role::Outbound, payload.header.request, payload.header.seq.0);
             fault.inject_async(|| [event(&payload.header)]).await?;
             ends.put(payload);
+            ends.life.in_hand.rest(Role::Outbound);
         }
         Ok(())
     }
@@ -184,6 +186,7 @@ impl Inbound {
         match message {
             InboundMessage::Admit(admission) => {
                 let (request, from) = (admission.request, admission.from);
+                state.ends.life.in_hand.take(Role::Inbound, request);
                 let sequence = InboundSequence { attempt: from.attempt, ..InboundSequence::default() };
                 state.sequence.open(request, from.attempt, Seq(from.start.input));
                 if state.sequences.insert(request, sequence).is_some() {
@@ -218,6 +221,7 @@ impl Inbound {
             InboundMessage::Broken(error) => return Err(ActorFailure::Edge(error).into()),
         }
         state.ends.life.gauges.inputs.store(state.sequences.len(), Ordering::Relaxed);
+        state.ends.life.in_hand.rest(Role::Inbound);
         Ok(())
     }
 }
@@ -260,6 +264,7 @@ impl InboundState {
     }
 
     fn opened(&mut self, request: RequestId, attempt: Attempt) -> Result<(), ActorFailure> {
+        self.ends.life.in_hand.take(Role::Inbound, request);
         let Some(sequence) = self.sequences.get_mut(&request).filter(|sequence| sequence.attempt == attempt) else {
             return Ok(());
         };
@@ -285,6 +290,7 @@ impl InboundState {
 
     /// A payload came over the edge: what a fault plan makes of that.
     async fn delivered(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
+        self.ends.life.in_hand.take(Role::Inbound, payload.header.request);
         let hit = self.edge.occurs(|| [event(&payload.header)]);
         let overtaken = self.held_back.take();
         match hit.map(|hit| (hit.kind, hit)) {
@@ -315,7 +321,12 @@ impl InboundState {
 
     async fn taken(&mut self, payload: Payload) -> Result<(), ActorProcessingErr> {
         let (began, chunk) = (trace::now(), payload.header.chunk(payload.bytes(), None));
-        self.fault.inject_async(|| [event(&payload.header)]).await?;
+        let request = payload.header.request;
+        self.ends.life.in_hand.take(Role::Inbound, request);
+        // What is for a request that is gone is not handed to the stage.
+        if self.sequences.contains_key(&request) {
+            self.fault.inject_async(|| [event(&payload.header)]).await?;
+        }
         self.arrived(payload)?;
         trace::since(began, self.ends.life.track(Component::ConnectorIn), || What::Took(chunk));
         Ok(())

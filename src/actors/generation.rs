@@ -3,6 +3,7 @@
 use crate::connector::{InboundEnds, OutboundEnds};
 use crate::failure::ActorFailure;
 use crate::handle::StageLoad;
+use crate::in_hand::InHand;
 use crate::messages::{Command, InboundMessage, Output, Ready, SamplerMessage, SchedulerMessage, SupervisorMessage};
 use crate::model_runner::RunnerEnds;
 use crate::packager::PackagerEnds;
@@ -69,6 +70,7 @@ pub(super) struct Life {
     pub stage: StageName,
     pub generation: Generation,
     pub pulse: Arc<Pulse>,
+    pub in_hand: InHand,
     pub gauges: Gauges,
     pub metrics: StageMetrics,
     faults: FaultPlan,
@@ -147,7 +149,7 @@ impl StageGeneration {
         supervisor: &Peer<SupervisorMessage>,
         clock: Clock,
     ) -> (StageGeneration, Ends) {
-        let SchedulerConfig { slots, window, .. } = setup.scheduler;
+        let SchedulerConfig { slots, window, max_batch, run_ahead, .. } = setup.scheduler;
         // The windows bound what any sequence can have in any queue of the stage: its outputs, its inputs (the window
         // of the stage before, which is taken to be of the same order), its commands.
         let capacity = slots as usize * (window as usize + 64) * 4 + 1024;
@@ -155,6 +157,8 @@ impl StageGeneration {
             stage: setup.name,
             generation,
             pulse: Pulse::new(clock),
+            // The steps that are out, and the one whose outcome the scheduler works on.
+            in_hand: InHand::new(max_batch * (run_ahead as usize + 1), setup.notes.as_ref()),
             gauges: Gauges::default(),
             metrics: setup.metrics.clone(),
             faults: setup.faults.clone(),

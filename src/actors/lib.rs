@@ -26,6 +26,7 @@ mod connector;
 mod failure;
 mod generation;
 mod handle;
+mod in_hand;
 mod messages;
 mod model_runner;
 mod packager;
@@ -40,6 +41,7 @@ mod supervisor;
 
 pub use arbiter::Arbiter;
 pub use handle::{StageHandle, StageLoad, StageState, StageStatus};
+pub use in_hand::InHands;
 pub use messages::{Admission, Outputs, Resume};
-pub use setup::{AckSink, OutEdge, RELEASED, StageReports, StageSetup};
+pub use setup::{AckSink, OutEdge, RELEASED, StageFailure, StageReports, StageSetup};
 pub use supervisor::start;

@@ -3,7 +3,7 @@
 //! Messages travel in mailboxes without a bound, so they carry no payload bytes. Commands, steps, outputs and payloads
 //! travel in bounded queues; [`Ready`] tells the reader of a queue that there is something in it.
 
-use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StepId};
+use omni_core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, Slot, StepId};
 use omni_core::scheduler::{Ack, Plan, SequenceParams, Start, StepDone};
 use omni_model::stage::{Launched, SequenceSpec, StageData};
 use omni_transfer::lease::Lease;
@@ -24,6 +24,8 @@ pub struct Admission {
     pub deliver: Outputs,
     /// Where it resumes, if an earlier attempt had come some way.
     pub from: Resume,
+    /// What the request asks for: fault plans choose by it.
+    pub content: Content,
 }
 
 /// Where a sequence resumes. All zero for one that begins.

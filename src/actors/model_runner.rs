@@ -144,6 +144,7 @@ impl Runner {
     fn execute(&mut self, command: Command) -> Result<(), ThreadError> {
         match command {
             Command::Open { slot, request, spec, deliver, from } => {
+                self.life.in_hand.take(Role::Runner, request);
                 let stopping = || self.life.pulse.is_stopping();
                 self.fault_open.inject(|| [FaultEvent::prompt(request)], stopping).map_err(injected)?;
                 self.slots.insert(request, slot);
@@ -156,6 +157,7 @@ impl Runner {
             }
             Command::Input { header, input, end, leases } => {
                 let request = header.request;
+                self.life.in_hand.take(Role::Runner, request);
                 // A sequence that ended early takes no more input.
                 if let Some(slot) = self.slots.get(&request) {
                     let began = trace::now();
@@ -169,6 +171,9 @@ impl Runner {
             }
             Command::Step(plan) => self.launch(plan)?,
             Command::Close(slot) => {
+                if let Some(request) = self.requests.get(&slot) {
+                    self.life.in_hand.take(Role::Runner, *request);
+                }
                 self.model.close(slot);
                 if let Some(request) = self.requests.remove(&slot) {
                     self.slots.remove(&request);
@@ -178,11 +183,13 @@ impl Runner {
             }
             Command::Wake => {}
         }
+        self.life.in_hand.rest(Role::Runner);
         self.life.gauges.slots.store(self.model.live_sequences(), Ordering::Relaxed);
         Ok(())
     }
 
     fn launch(&mut self, plan: Plan) -> Result<(), ThreadError> {
+        self.life.in_hand.launching(&plan);
         let begun = &mut self.begun;
         let events = || {
             plan.sequences

@@ -63,7 +63,6 @@ impl Packager {
         while let Some(outputs) = state.take()? {
             let _at_work = state.ends.life.pulse.at_work(Role::Packager);
             let (began, requests) = (trace::now(), outputs.len() as u32);
-            state.fault.inject_async(|| events(&outputs)).await?;
             state.pack(outputs).await?;
             trace::since(began, state.ends.life.track(Component::Packager), || What::Packaging { requests });
             state.ends.payloads.ring();
@@ -72,10 +71,10 @@ impl Packager {
     }
 }
 
-/// What the outputs of each request are.
-fn events(outputs: &[Vec<Output>]) -> Vec<FaultEvent> {
-    let last = |outputs: &[Output]| outputs.iter().any(|output| output.end.is_some());
-    outputs.iter().map(|outputs| FaultEvent::units(outputs[0].request, outputs[0].seq, last(outputs))).collect()
+/// What the outputs of one request are.
+fn event(outputs: &[Output]) -> FaultEvent {
+    let last = outputs.iter().any(|output| output.end.is_some());
+    FaultEvent::units(outputs[0].request, outputs[0].seq, last)
 }
 
 impl PackagerState {
@@ -100,8 +99,11 @@ impl PackagerState {
 
     async fn pack(&self, batch: Vec<Vec<Output>>) -> Result<(), ActorFailure> {
         let started = Instant::now();
+        let in_hand = &self.ends.life.in_hand;
         for outputs in batch {
             let request = outputs[0].request;
+            in_hand.take_at(Role::Packager, request, outputs[0].seq.0);
+            self.fault.inject_async(|| [event(&outputs)]).await?;
             let (began, step) = (trace::now(), outputs.last().map(|output| output.step));
             match self.payloads(outputs).await {
                 Ok(payloads) => {
@@ -114,6 +116,7 @@ impl PackagerState {
                 Err(error) => self.ends.reports.sequence_failed(request, self.ends.life.stage, error.to_string()),
             }
         }
+        in_hand.rest(Role::Packager);
         self.ends.life.metrics.queue_depth(Queue::Output, self.ends.payloads.len());
         self.ends.life.metrics.package_seconds.record(started.elapsed());
         Ok(())

@@ -18,7 +18,7 @@ pub(super) enum Role {
 }
 
 impl Role {
-    const ALL: [Role; 6] =
+    pub const ALL: [Role; 6] =
         [Role::Sampler, Role::Runner, Role::Scheduler, Role::Packager, Role::Inbound, Role::Outbound];
 
     pub fn as_str(self) -> &'static str {
@@ -29,6 +29,15 @@ impl Role {
             Role::Packager => "packager",
             Role::Inbound => "inbound connector",
             Role::Outbound => "outbound connector",
+        }
+    }
+
+    /// The part of its actor's name.
+    pub fn actor(self) -> &'static str {
+        match self {
+            Role::Inbound => "connector-in",
+            Role::Outbound => "connector-out",
+            other => other.as_str(),
         }
     }
 

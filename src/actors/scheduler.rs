@@ -4,6 +4,7 @@
 use crate::arbiter::Arbiter;
 use crate::failure::ActorFailure;
 use crate::generation::{Commands, Life, Peer};
+use crate::in_hand::InHand;
 use crate::messages::{Admission, Command, InboundMessage, Outputs, Resume, SchedulerMessage};
 use crate::pulse::Role;
 use crate::setup::{AckSink, StageReports};
@@ -35,8 +36,20 @@ impl SchedulerMessage {
             SchedulerMessage::Input { request, .. }
             | SchedulerMessage::SequenceFailed { request, .. }
             | SchedulerMessage::Abort(request) => vec![FaultEvent::of(*request)],
-            SchedulerMessage::Acked { acks, .. } => acks.iter().map(|ack| FaultEvent::of(ack.request)).collect(),
-            SchedulerMessage::Wake => Vec::new(),
+            // Each is injected into when its turn comes.
+            SchedulerMessage::Acked { .. } | SchedulerMessage::Wake => Vec::new(),
+        }
+    }
+
+    /// Writes down which requests it is about.
+    fn noted(&self, in_hand: &InHand) {
+        match self {
+            SchedulerMessage::Admit(admission) => in_hand.take(Role::Scheduler, admission.request),
+            SchedulerMessage::Done { done, .. } => in_hand.taking(done.sequences.len()),
+            SchedulerMessage::Input { request, .. }
+            | SchedulerMessage::SequenceFailed { request, .. }
+            | SchedulerMessage::Abort(request) => in_hand.take(Role::Scheduler, *request),
+            SchedulerMessage::Acked { .. } | SchedulerMessage::Wake => {}
         }
     }
 }
@@ -117,10 +130,11 @@ impl Scheduler {
     /// Handles one message.
     pub async fn turn(message: SchedulerMessage, state: &mut SchedulerState) -> Result<(), ActorProcessingErr> {
         let _at_work = state.ends.life.pulse.at_work(Role::Scheduler);
+        message.noted(&state.ends.life.in_hand);
         state.fault.inject_async(|| message.events(&mut state.begun, &state.core)).await?;
         match message {
             SchedulerMessage::Admit(admission) => {
-                let Admission { request, params, spec, deliver, from } = *admission;
+                let Admission { request, params, spec, deliver, from, .. } = *admission;
                 state.specs.insert(request, (spec, deliver, from));
                 state.attempts.insert(request, from.attempt);
                 state.apply(Event::Admit(request, params, from.start))?;
@@ -130,6 +144,8 @@ impl Scheduler {
                 let (known, unknown): (Vec<_>, _) =
                     acks.into_iter().partition(|ack| behind || state.core.knows(ack.request));
                 for Ack { request, units } in known {
+                    state.ends.life.in_hand.take(Role::Scheduler, request);
+                    state.fault.inject_async(|| [FaultEvent::of(request)]).await?;
                     state.apply(Event::Acked { request, units })?;
                 }
                 if !unknown.is_empty() {
@@ -163,6 +179,8 @@ impl Scheduler {
             }
             SchedulerMessage::Wake => state.apply(Event::Wake)?,
         }
+        state.ends.life.in_hand.rest(Role::Scheduler);
+        state.ends.life.in_hand.settled();
         state.count();
         Ok(())
     }

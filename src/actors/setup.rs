@@ -1,15 +1,18 @@
 //! What a stage is made of: everything that outlives its actors.
 
 use crate::arbiter::Arbiter;
+use crate::in_hand::InHands;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::{Ack, SchedulerConfig};
+use omni_core::suspects::Attribution;
 use omni_fault::FaultPlan;
 use omni_model::stage::StageFactory;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{EdgeMetrics, StageMetrics};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::Kind;
+use omni_transfer::shm::Notes;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender};
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +52,8 @@ pub struct StageSetup {
     pub acks: Arc<dyn AckSink>,
     /// Hears what becomes of requests.
     pub reports: Arc<dyn StageReports>,
+    /// Where it is written down what the actors have in hand, if another process is to see it.
+    pub notes: Option<Notes>,
     /// Counts output that is still in use.
     pub leases: LeaseBook,
     /// Whether the stage has its process to itself: a failure that new actors do not mend then ends in
@@ -75,6 +80,15 @@ pub trait AckSink: Send + Sync {
     fn acked(&self, acks: &[Ack]);
 }
 
+/// Why a stage went down.
+#[derive(Clone, Debug)]
+pub struct StageFailure {
+    /// What was seen.
+    pub reason: String,
+    /// The sequences that the failing actor had in hand.
+    pub in_hands: InHands,
+}
+
 /// What a stage tells the engine. Implementations must not block.
 pub trait StageReports: Send + Sync {
     /// One sequence cannot go on: the stage has dropped it, and takes another attempt.
@@ -84,6 +98,8 @@ pub trait StageReports: Send + Sync {
     fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq);
     /// The stage takes sequences from now on; those it had before are lost.
     fn stage_up(&self, stage: StageName);
-    /// All sequences of the stage are lost. `for_good`: it will not come up again.
-    fn stage_down(&self, stage: StageName, reason: &str, for_good: bool);
+    /// All sequences of the stage are lost. How that counts against the stage.
+    fn stage_down(&self, stage: StageName, failure: &StageFailure) -> Attribution;
+    /// A stage that is down will not come up again.
+    fn stage_given_up(&self, stage: StageName, reason: &str);
 }

@@ -9,11 +9,13 @@ use crate::connector::{INBOX, Inbound, InboundState, Outbound, OutboundState};
 use crate::failure::failure;
 use crate::generation::{Peer, StageGeneration};
 use crate::handle::{StageHandle, StageLoad, StageState};
+use crate::in_hand::InHands;
 use crate::messages::{Command, InboundMessage, Ready, SamplerMessage, SchedulerMessage};
 use crate::model_runner::{Runner, RunnerEnds};
 use crate::packager::{Packager, PackagerState};
+use crate::pulse::Role;
 use crate::scheduler::{Scheduler, SchedulerState};
-use crate::setup::StageSetup;
+use crate::setup::{StageFailure, StageSetup};
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartPolicy, Verdict};
 use omni_telemetry::clock::Clock;
@@ -247,14 +249,19 @@ impl SimulatedStage {
     /// The supervisor hears that an actor has died. Actors that still live may have turns until the stage is
     /// [taken down](SimulatedStage::take_down).
     pub fn fail(&mut self, reason: &str) -> Verdict {
-        let verdict = self.policy.failed(self.clock.now());
         self.failed = true;
+        let in_hands = self.current.as_ref().map_or_else(InHands::nothing, Running::in_hands);
         self.handle.set_current(None);
+        let failure = StageFailure { reason: reason.to_owned(), in_hands };
+        let attribution = self.setup.reports.stage_down(self.setup.name, &failure);
+        let verdict = self.policy.failed(self.clock.now(), &attribution);
         self.handle.update(|status| {
             status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
             status.last_reason = Some(reason.to_owned());
         });
-        self.setup.reports.stage_down(self.setup.name, reason, verdict == Verdict::GiveUp);
+        if verdict == Verdict::GiveUp {
+            self.setup.reports.stage_given_up(self.setup.name, reason);
+        }
         verdict
     }
 
@@ -283,6 +290,20 @@ impl SimulatedStage {
 }
 
 impl Running {
+    /// What the actors that died had in hand.
+    fn in_hands(&self) -> InHands {
+        let mut dead = SimulatedActor::ALL.into_iter().filter(|actor| self.dead[*actor as usize]);
+        let role = match (dead.next(), dead.next()) {
+            (Some(SimulatedActor::Inbound), None) => Some(Role::Inbound),
+            (Some(SimulatedActor::Scheduler), None) => Some(Role::Scheduler),
+            (Some(SimulatedActor::Runner), None) => Some(Role::Runner),
+            (Some(SimulatedActor::Packager), None) => Some(Role::Packager),
+            (Some(SimulatedActor::Outbound), None) => Some(Role::Outbound),
+            _ => None,
+        };
+        self.stage.life.in_hand.of_role(role)
+    }
+
     fn turn(&mut self, actor: SimulatedActor) -> Result<(), String> {
         match actor {
             SimulatedActor::Inbound => match self.to_inbound.try_recv() {

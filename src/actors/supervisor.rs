@@ -4,12 +4,14 @@
 use crate::connector::{Inbound, Outbound};
 use crate::generation::{Peer, StageGeneration};
 use crate::handle::{StageHandle, StageState};
+use crate::in_hand::InHands;
 use crate::messages::SupervisorMessage;
 use crate::model_runner::ModelRunner;
 use crate::packager::Packager;
+use crate::pulse::Role;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
-use crate::setup::StageSetup;
+use crate::setup::{StageFailure, StageSetup};
 use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
@@ -48,7 +50,7 @@ struct SupervisorState {
     current: Option<Arc<StageGeneration>>,
     /// Whether the current generation has come up.
     up: bool,
-    children: Vec<(ActorCell, JoinHandle<()>)>,
+    children: Vec<(ActorCell, JoinHandle<()>, Role)>,
 }
 
 impl Actor for StageSupervisor {
@@ -79,7 +81,7 @@ impl Actor for StageSupervisor {
         match message {
             SupervisorMessage::Start => {
                 if let Err(error) = state.start(&myself).await {
-                    state.failed(&myself, error.to_string(), false).await;
+                    state.failed(&myself, error.to_string(), InHands::nothing(), false).await;
                 }
             }
             SupervisorMessage::Ready(generation) => state.ready(generation),
@@ -87,7 +89,8 @@ impl Actor for StageSupervisor {
                 let Some(stage) = state.current.as_ref() else { return Ok(()) };
                 if let Some((role, busy)) = stage.life.pulse.hung(state.setup.watchdog) {
                     let reason = format!("the {} has not turned for {:.1} s", role.as_str(), busy.as_secs_f32());
-                    state.failed(&myself, reason, role.is_thread()).await;
+                    let in_hands = stage.life.in_hand.of_role(Some(role));
+                    state.failed(&myself, reason, in_hands, role.is_thread()).await;
                 }
             }
         }
@@ -106,9 +109,11 @@ impl Actor for StageSupervisor {
             _ => return Ok(()),
         };
         // An actor of a generation that was taken down is no child any more.
-        if state.children.iter().any(|(cell, _)| cell.get_id() == child.get_id()) {
+        if let Some((.., role)) = state.children.iter().find(|(cell, ..)| cell.get_id() == child.get_id()) {
             let name = child.get_name().unwrap_or_default();
-            state.failed(&myself, format!("{name}: {reason}"), false).await;
+            let in_hands = state.current.as_ref().map(|stage| stage.life.in_hand.of_role(Some(*role)));
+            let in_hands = in_hands.unwrap_or_else(InHands::nothing);
+            state.failed(&myself, format!("{name}: {reason}"), in_hands, false).await;
         }
         Ok(())
     }
@@ -132,27 +137,27 @@ impl SupervisorState {
         self.up = false;
 
         // An actor starts before those that speak to it; the scheduler and the inbound connector speak to each other.
-        ends.to_outbound.set(self.spawn(Outbound, "connector-out", ends.outbound, myself).await?);
-        ends.to_packager.set(self.spawn(Packager, "packager", ends.packager, myself).await?);
-        scheduler.set(self.spawn(Scheduler, "scheduler", ends.scheduler, myself).await?);
-        ends.sampler.set(self.spawn(Sampler, "sampler", (), myself).await?);
-        inbound.set(self.spawn(Inbound, "connector-in", ends.inbound, myself).await?);
-        self.spawn(ModelRunner, "runner", ends.runner, myself).await?;
+        ends.to_outbound.set(self.spawn(Outbound, Role::Outbound, ends.outbound, myself).await?);
+        ends.to_packager.set(self.spawn(Packager, Role::Packager, ends.packager, myself).await?);
+        scheduler.set(self.spawn(Scheduler, Role::Scheduler, ends.scheduler, myself).await?);
+        ends.sampler.set(self.spawn(Sampler, Role::Sampler, (), myself).await?);
+        inbound.set(self.spawn(Inbound, Role::Inbound, ends.inbound, myself).await?);
+        self.spawn(ModelRunner, Role::Runner, ends.runner, myself).await?;
         Ok(())
     }
 
     async fn spawn<A: Actor>(
         &mut self,
         actor: A,
-        role: &str,
+        role: Role,
         ends: A::Arguments,
         myself: &ActorRef<SupervisorMessage>,
     ) -> Result<ActorRef<A::Msg>, SpawnErr> {
         // Names are unique in a process and several engines may live in one: the supervisor's id makes them so.
         let generation = self.handle.status().borrow().generation;
-        let name = format!("{}.{role}.{generation}.{}", self.setup.name, myself.get_id());
+        let name = format!("{}.{}.{generation}.{}", self.setup.name, role.actor(), myself.get_id());
         let (child, joined) = Actor::spawn_linked(Some(name), actor, ends, myself.get_cell()).await?;
-        self.children.push((child.get_cell(), joined));
+        self.children.push((child.get_cell(), joined, role));
         Ok(child)
     }
 
@@ -174,20 +179,26 @@ impl SupervisorState {
         tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
     }
 
-    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, reason: String, hangs: bool) {
+    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, reason: String, in_hands: InHands, hangs: bool) {
         self.failed_at.get_or_insert_with(Instant::now);
-        let counted = self.policy.failed(self.born.elapsed());
+        // The handle first, so that no sequence is admitted any more; then the ledger hears that its sequences are
+        // lost, and finds out whose fault that may be; then the actors end. What they deliver meanwhile is as good as
+        // what they delivered before.
+        self.handle.set_current(None);
+        let failure = StageFailure { reason, in_hands };
+        let attribution = self.setup.reports.stage_down(self.setup.name, &failure);
+        let reason = failure.reason;
+        let counted = self.policy.failed(self.born.elapsed(), &attribution);
         // A thread that hangs, or a device that cannot be had, is beyond what new actors mend; a new process is not.
         let hopeless = self.setup.own_process && (hangs || !self.up);
         let verdict = if hopeless { Verdict::GiveUp } else { counted };
-        // The handle first, so that no sequence is admitted any more; then the ledger hears that its sequences are
-        // lost; then the actors end. What they deliver meanwhile is as good as what they delivered before.
-        self.handle.set_current(None);
         self.handle.update(|status| {
             status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
             status.last_reason = Some(reason.clone());
         });
-        self.setup.reports.stage_down(self.setup.name, &reason, verdict == Verdict::GiveUp);
+        if verdict == Verdict::GiveUp {
+            self.setup.reports.stage_given_up(self.setup.name, &reason);
+        }
         // What is lost is told to those who act on it before it is told to people.
         tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
         self.take_down(if hangs { HUNG_GRACE } else { RUNNER_GRACE }).await;
@@ -200,10 +211,10 @@ impl SupervisorState {
     async fn take_down(&mut self, grace: Duration) {
         self.handle.set_current(None);
         let children = std::mem::take(&mut self.children);
-        for (child, _) in &children {
+        for (child, ..) in &children {
             child.kill();
         }
-        for (_, joined) in children {
+        for (_, joined, _) in children {
             // An actor that panicked has already been reported.
             let _ = joined.await;
         }

@@ -7,6 +7,7 @@
 
 mod check;
 pub mod exit;
+mod give_up;
 mod limits;
 mod manager;
 mod reload;

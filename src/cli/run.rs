@@ -1,5 +1,6 @@
 //! `omni-actors run`: the server.
 
+use super::give_up::asked_to_end;
 use super::manager::Manager;
 use super::reload::{Hangups, Watch};
 use super::signals::{Upgrades, outlive_others};
@@ -18,7 +19,7 @@ use std::io::Write;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Serve a model over HTTP and WebSocket
@@ -103,6 +104,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     let patience = config.supervision.watchdog / 2 + SUPERVISORS_WAIT;
     let telling = manager.keep(|| engine.unsupervised() < patience);
 
+    let lost = OnceLock::new();
     let serving = async {
         if let Some(predecessor) = predecessor {
             tokio::select! {
@@ -122,7 +124,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
         };
         let succeeded = succeeded(upgrades, &program, &socket, &config.server, &manager);
         let stopped = async {
-            signals.first_asks_second_ends().await;
+            asked_to_end(signals, &engine, &lost).await;
             manager.stopping(config.server.drain_grace);
         };
         let service: Arc<dyn Service> = Arc::new(engine.clone());
@@ -136,7 +138,8 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
         never = telling => match never {},
     };
     watching.abort();
-    outcome
+    outcome?;
+    lost.into_inner().map_or(Ok(()), |lost| Err(lost.into()))
 }
 
 /// Resolves when another process accepts in this one's place.

@@ -6,7 +6,7 @@ use super::error::{ConfigError, Problem};
 use super::format_duration;
 use super::reader::Reader;
 use omni_core::ids::StageName;
-use omni_fault::{FaultKind, FaultPlan, FaultPoint, FaultRule, Phase};
+use omni_fault::{FaultKind, FaultPlan, FaultPoint, FaultRule, Neighbour, Phase};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -97,6 +97,17 @@ pub(super) fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
             Value::String(word) if word == "any" => Some(None),
             other => Some(Some(whole(other)?)),
         });
+    let numbers = "a whole number from 1".to_owned();
+    let one_in = r.value(&key("one_in"), "\"any\"", format!("\"any\" or {numbers}"), |value| match value {
+        Value::String(word) if word == "any" => Some(None),
+        other => Some(Some(whole(other)?)),
+    });
+    let allowed = format!("\"none\", \"any\" or {numbers}");
+    let beside = r.value(&key("beside"), "\"none\"", allowed, |value| match value {
+        Value::String(word) if word == "none" => Some(None),
+        Value::String(word) if word == "any" => Some(Some(Neighbour::Any)),
+        other => Some(Some(Neighbour::Request(whole(other)?))),
+    });
     let phase = r.choice(&key("phase"), "any", &phases).flatten();
     let after = r.duration(&key("after"), Duration::ZERO, Duration::ZERO..=Duration::from_secs(24 * 3600));
     let chance = r.value(&key("chance"), "1", "a number above 0 and at most 1".to_owned(), |value| {
@@ -109,7 +120,8 @@ pub(super) fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
     };
     let chance = chance.unwrap_or(1.0);
     let times = times.unwrap_or(if chance < 1.0 { u64::MAX } else { 1 });
-    let rule = FaultRule { stage, point, kind, nth, times, request: request.flatten(), phase, after, chance };
+    let (request, one_in, beside) = (request.flatten(), one_in.flatten(), beside.flatten());
+    let rule = FaultRule { stage, point, kind, nth, times, request, one_in, beside, phase, after, chance };
     match rule.check() {
         Ok(()) => Some(rule),
         Err((field, reason)) => {
@@ -134,6 +146,11 @@ pub fn fault_fields(rule: &FaultRule) -> Vec<(&'static str, Value)> {
         (rule.times != usual).then(|| ("times", if rule.times == u64::MAX { text("all") } else { number(rule.times) })),
     );
     fields.extend(rule.request.map(|request| ("request", number(request))));
+    fields.extend(rule.one_in.map(|requests| ("one_in", number(requests))));
+    fields.extend(rule.beside.map(|neighbour| match neighbour {
+        Neighbour::Any => ("beside", text("any")),
+        Neighbour::Request(request) => ("beside", number(request)),
+    }));
     fields.extend(rule.phase.map(|phase| ("phase", text(phase.as_str()))));
     fields.extend((!rule.after.is_zero()).then(|| ("after", text(&format_duration(rule.after)))));
     fields.extend((rule.chance < 1.0).then_some(("chance", Value::Float(rule.chance))));
@@ -170,7 +187,13 @@ mod tests {
     fn any_rule() -> impl Strategy<Value = FaultRule> {
         let place = (0..4usize, 0..FaultPoint::ALL.len(), 0..15usize, 1..600_000u64);
         let when = (1..1_000_000_000u64, prop_oneof![1..=i64::MAX as u64, Just(u64::MAX)]);
-        let who = (proptest::option::of(1..=i64::MAX as u64), proptest::option::of(0..Phase::ALL.len()));
+        let number = || proptest::option::of(1..=i64::MAX as u64);
+        let beside = prop_oneof![
+            Just(None),
+            Just(Some(Neighbour::Any)),
+            (1..=i64::MAX as u64).prop_map(|request| Some(Neighbour::Request(request))),
+        ];
+        let who = (number(), proptest::option::of(0..Phase::ALL.len()), number(), beside);
         let rest = (0..86_400_000u64, prop_oneof![Just(1.0), 1e-12..1.0f64]);
         (place, when, who, rest).prop_filter_map("what cannot happen", |(place, when, who, rest)| {
             let ms = Duration::from_millis;
@@ -182,6 +205,8 @@ mod tests {
                 times: when.1,
                 request: who.0,
                 phase: who.1.map(|phase| Phase::ALL[phase]),
+                one_in: who.2,
+                beside: who.3,
                 after: ms(rest.0),
                 chance: rest.1,
             };

@@ -50,6 +50,11 @@ id!(
     "#"
 );
 id!(
+    /// What a request asks for, as a number that is the same whenever it asks for the same; its seed is no part of it.
+    Content(u64),
+    "c"
+);
+id!(
     /// Codec frames: 80 ms of speech each at 12.5 frames per second.
     Frames(u32),
     "f"

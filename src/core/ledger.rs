@@ -34,6 +34,8 @@ pub enum Failure {
     StageFailed(StageName, String),
     /// Its own sequence could not go on.
     SequenceFailed(StageName, String),
+    /// It brought a stage down so often.
+    BroughtDown(StageName, u32, String),
     /// It lived for longer than allowed, or its output was not read for longer than allowed.
     TimedOut(Duration),
     /// Its client kept it waiting for longer than allowed.

@@ -17,5 +17,6 @@ pub mod restart;
 pub mod scheduler;
 pub mod sequence;
 pub mod shrink;
+pub mod suspects;
 pub mod text;
 pub mod turns;

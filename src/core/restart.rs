@@ -1,5 +1,6 @@
 //! When a stage that failed is started again, and when it is given up.
 
+use crate::suspects::Attribution;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -29,7 +30,8 @@ pub enum Verdict {
 #[derive(Debug)]
 pub struct RestartPolicy {
     limits: RestartLimits,
-    failures: VecDeque<Duration>,
+    /// Those that count: their numbers, and when.
+    failures: VecDeque<(u64, Duration)>,
 }
 
 impl RestartPolicy {
@@ -38,15 +40,18 @@ impl RestartPolicy {
         RestartPolicy { limits, failures: VecDeque::new() }
     }
 
-    /// Records a failure at `now`, a time since any fixed moment.
-    pub fn failed(&mut self, now: Duration) -> Verdict {
+    /// Records a failure at `now`, a time since any fixed moment. One that does not count never has the stage given up.
+    pub fn failed(&mut self, now: Duration, attribution: &Attribution) -> Verdict {
+        let Attribution { number, counts, excused } = attribution;
         let oldest = now.saturating_sub(self.limits.window);
-        self.failures.retain(|at| *at >= oldest);
-        self.failures.push_back(now);
-        if self.failures.len() > self.limits.max_restarts {
-            return Verdict::GiveUp;
+        self.failures.retain(|(number, at)| *at >= oldest && !excused.contains(number));
+        if *counts {
+            self.failures.push_back((*number, now));
+            if self.failures.len() > self.limits.max_restarts {
+                return Verdict::GiveUp;
+            }
         }
-        let doublings = u32::try_from(self.failures.len() - 1).unwrap_or(u32::MAX).min(16);
+        let doublings = u32::try_from(self.failures.len().saturating_sub(1)).unwrap_or(u32::MAX).min(16);
         Verdict::Restart((self.limits.backoff * 2u32.pow(doublings)).min(self.limits.max_backoff))
     }
 }
@@ -64,7 +69,18 @@ mod tests {
 
     fn seconds(at: &[u64]) -> Vec<Verdict> {
         let mut policy = RestartPolicy::new(LIMITS);
-        at.iter().map(|second| policy.failed(Duration::from_secs(*second))).collect()
+        at.iter().map(|second| policy.failed(Duration::from_secs(*second), &Attribution::default())).collect()
+    }
+
+    #[test]
+    fn what_is_excused_or_does_not_count_gives_up_no_stage() {
+        let mut policy = RestartPolicy::new(LIMITS);
+        for number in 0..100u64 {
+            let excused = number.checked_sub(1).into_iter().collect();
+            let attribution = Attribution { number, counts: number % 3 > 0, excused };
+            let verdict = policy.failed(Duration::from_millis(number), &attribution);
+            assert_eq!(verdict, Verdict::Restart(Duration::from_millis(20)), "failure {number}");
+        }
     }
 
     #[test]

@@ -240,6 +240,19 @@ pub enum RequestError {
         long pauses"
     )]
     Yielded,
+    /// The stage failed each time it worked on this request, and with no other: a restart does not help.
+    #[error("this request brought the {stage} stage down {times} times and was ended; do not send it again: {reason}")]
+    BroughtDown {
+        /// Which stage.
+        stage: StageName,
+        /// How often.
+        times: u32,
+        /// What was seen last.
+        reason: String,
+    },
+    /// What was done for this request alone failed where it should not; the text says where.
+    #[error("{0}")]
+    Internal(String),
     /// The request's time was up, or its client stopped reading for too long.
     #[error("the request took longer than {}", crate::api::seconds(.0))]
     TimedOut(Duration),
@@ -285,6 +298,9 @@ pub enum SubmitError {
     /// Something that the request needs has a queue that is full. HTTP 429.
     #[error("{0}")]
     Busy(String),
+    /// What was done for this request alone failed where it should not. HTTP 500.
+    #[error("{0}")]
+    Internal(String),
     /// Stages are loading or restarting. HTTP 503.
     #[error("not ready: {0}")]
     NotReady(String),
@@ -326,6 +342,7 @@ impl From<VoiceError> for SubmitError {
         match error {
             VoiceError::Invalid { param, message } => SubmitError::Invalid { param, message },
             VoiceError::Busy => SubmitError::Busy(error.to_string()),
+            VoiceError::Internal(message) => SubmitError::Internal(message),
             VoiceError::Storage(_) => SubmitError::NotReady(error.to_string()),
             other => SubmitError::Invalid { param: "voice", message: other.to_string() },
         }

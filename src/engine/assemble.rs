@@ -76,7 +76,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         let started = match inbound {
             Some(inbound) => {
                 let handles = handles(handle.name(), config, maker.device.kind);
-                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false };
+                let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false, notes: None };
                 actors::start(maker.stage(handle.name(), wiring), Arc::clone(handle)).await
             }
             None => {
@@ -101,6 +101,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             max_frames: frames_of(config.limits.max_audio, maker.unit),
             audio_window: window(config, StageName::Vocoder),
         },
+        fault: maker.faults.site(None, FaultPoint::Plan),
     };
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
     let admissions = Admissions::new(&config.limits, SAMPLE_RATE);
@@ -188,8 +189,8 @@ async fn voices(
         min_seconds: reference.min_length.as_secs_f64(),
         max_seconds: reference.max_length.as_secs_f64(),
     };
-    let fault = faults.site(None, FaultPoint::Voices);
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, limits, fault));
+    let faults = [FaultPoint::Voices, FaultPoint::Encoder].map(|point| faults.site(None, point));
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, limits, faults));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }

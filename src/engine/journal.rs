@@ -10,7 +10,7 @@
 mod tests;
 
 use super::plan::SequencePlan;
-use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Pace;
 use omni_model::ModelError;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
@@ -138,6 +138,7 @@ pub(super) struct Journal {
     logs: [EdgeLog; 5],
     attempts: u32,
     groups: usize,
+    content: Content,
     clock: Clock,
 }
 
@@ -154,12 +155,36 @@ impl Journal {
         let entry =
             |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0), lost_at: (Seq(0), 0) };
         let sequences = sequences.into_iter().map(entry).collect();
-        Journal { request, sequences, logs: Default::default(), attempts: 0, groups, clock: Clock::system() }
+        Journal {
+            request,
+            sequences,
+            logs: Default::default(),
+            attempts: 0,
+            groups,
+            content: Content(0),
+            clock: Clock::system(),
+        }
     }
 
     /// Tells the time by this clock.
     pub fn on(self, clock: Clock) -> Journal {
         Journal { clock, ..self }
+    }
+
+    /// The same for a request that asks for this.
+    #[must_use]
+    pub fn asking_for(self, content: Content) -> Journal {
+        Journal { content, ..self }
+    }
+
+    /// What the request asks for.
+    pub fn content(&self) -> Content {
+        self.content
+    }
+
+    /// Units that a stage has made, as its scheduler counts them.
+    pub fn made(&self, stage: StageName) -> u32 {
+        self.outputs(stage).next().map_or(0, |edge| self.log(edge).units)
     }
 
     /// Stages that have not finished, downstream first: a consumer must know a request before its producer can send.
@@ -258,10 +283,10 @@ impl Journal {
         times < TRIES
     }
 
-    /// Readmits the stage's sequence: it goes on where its output on the log ends, with its input so far. A listener
-    /// hears one unit for `unit`. `None` if the stage has nothing left to do for the request, or the journal
+    /// Readmits the stage's sequence: it goes on where its output on the log ends, with its input so far, `alone` up to
+    /// a unit if it may have brought the stage down. A listener hears one unit for `unit`. `None` if the stage has nothing left to do for the request, or the journal
     /// contradicts itself.
-    pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Readmission> {
+    pub fn admit(&mut self, stage: StageName, unit: Duration, alone: Option<u32>) -> Option<Readmission> {
         if self.is_done(stage) {
             return None;
         }
@@ -272,6 +297,8 @@ impl Journal {
         let sequence = self.sequence(stage)?;
         let mut admission = sequence.plan.named(self.request);
         admission.from.attempt = attempt;
+        admission.from.start.alone = alone;
+        admission.content = self.content;
         match stage {
             StageName::Thinker => self.resume_thinker(&mut admission),
             StageName::Talker => self.resume_talker(&mut admission)?,

@@ -17,25 +17,30 @@ pub(super) use posts::Acks;
 
 use super::admission::Permit;
 use super::api::{Event, Listener, RequestError, ResponseStream};
+use super::caught::caught;
 use super::client::Client;
 use super::journal::{Edge, Journal, Readmission, TRIES};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Content, RequestId, Seq, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
+use omni_core::suspects::{Attribution, Concerned, Judgement, Suspects};
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
-use omni_stage::StageReports;
+use omni_stage::{InHands, StageFailure, StageReports};
 use omni_telemetry::clock::Clock;
 use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
-use omni_transfer::payload::{Kind, Part, Payload};
+use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use posts::{Post, PostedLock};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// Requests that ended and whose contents are remembered.
+const ENDED: usize = 64;
 
 /// See the module.
 pub(super) struct Ledger {
@@ -49,6 +54,8 @@ pub(super) struct Ledger {
     metrics: RequestMetrics,
     faults: FaultPlan,
     fault: FaultSite,
+    /// Between the journal and the client.
+    handover: FaultSite,
     state: PostedLock<State, Post>,
 }
 
@@ -57,6 +64,10 @@ struct State {
     open: BTreeMap<RequestId, Open>,
     /// Stages that take sequences, by their place in [`StageName::ALL`].
     up: [bool; 3],
+    /// The requests that may have brought each stage down.
+    suspects: [Suspects; 3],
+    /// What the requests that ended last asked for, the latest last: a stage may still go down because of them.
+    ended: VecDeque<(RequestId, Content)>,
 }
 
 /// An open request.
@@ -76,10 +87,11 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let state = PostedLock::new(State { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
-        let fault = faults.site(None, FaultPoint::Ledger);
-        let clock = Clock::system();
-        Ledger { clock, stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, state }
+        let (core, open, up) = (LedgerCore::new(limits), BTreeMap::new(), [false; 3]);
+        let state = PostedLock::new(State { core, open, up, suspects: Default::default(), ended: VecDeque::new() });
+        let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
+        let (clock, into) = (Clock::system(), OnceLock::new());
+        Ledger { clock, stages, groups, unit, into, metrics, faults, fault, handover, state }
     }
 
     /// Tells the time by this clock.
@@ -104,15 +116,19 @@ impl Ledger {
         let mut state = self.lock();
         let stages = plan.sequences.iter().map(|(stage, _)| *stage).collect();
         let request = state.core.accept(plan.owed, stages, self.now());
-        self.faults.accepted(request);
-        let (send, events) = flume::bounded(plan.max_events);
+        let content = plan.content();
+        self.faults.accepted(request, content);
+        // One place more for the last event, whatever happens.
+        let (send, events) = flume::bounded(plan.max_events + 1);
         let meter = self.metrics.accepted(request, kind, Instant::now());
         let mut client =
             Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
-        client.event(Event::Started { id: request, seed: plan.seed });
+        // The channel is empty.
+        let _ = client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
-        let journal = Journal::new(request, plan.sequences, self.groups).on(self.clock.clone());
+        let journal = Journal::new(request, plan.sequences, self.groups).asking_for(content).on(self.clock.clone());
         let waiting: Vec<_> = journal.unfinished().collect();
+        waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
         state.open.insert(request, Open { client, journal, codes: plan.codes });
         state.core.handed_over(request, self.now());
         let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
@@ -168,6 +184,10 @@ impl Ledger {
         let mut state = self.lock();
         let effects = state.core.tick(self.now());
         self.carry_out(&mut state, effects);
+        for stage in StageName::ALL {
+            state.suspects[stage as usize].look();
+            self.let_in(&mut state, stage);
+        }
         self.metrics.journals(state.open.values().map(|open| open.journal.bytes()).sum());
     }
 
@@ -201,8 +221,16 @@ impl Ledger {
         let Some(new) = self.write_down(&mut state, edge, payload) else { return };
         let (units, kind, end) = (new.header.units, new.header.kind, new.header.end);
         let Some(Open { client, .. }) = state.open.get_mut(&request) else { return };
-        let events = client.take(new);
         let text_only = client.is_text_only();
+        let events = match self.hand_over(client, &new) {
+            Ok(events) => events,
+            Err(reason) => {
+                let stage = edge.producer().unwrap_or(StageName::Thinker);
+                tracing::error!(%request, %stage, reason, "output could not be handed over");
+                let effect = state.core.sequence_failed(request, stage, reason);
+                return self.carry_out(&mut state, effect.into_iter().collect());
+            }
+        };
         let now = self.now();
         for _ in 0..events {
             state.core.handed_over(request, now);
@@ -218,6 +246,19 @@ impl Ledger {
             _ => None,
         };
         self.carry_out(&mut state, effect.into_iter().collect());
+    }
+
+    /// Gives the client what the journal has written down as delivered: no stage makes it again. So a panic on the way is
+    /// no reason to lose it, and what cannot be handed over ends the request.
+    fn hand_over(&self, client: &mut Client, payload: &Payload) -> Result<usize, String> {
+        let Header { request, seq, end, .. } = payload.header;
+        let mut attempt = || {
+            // A panic is the only fault that can be planned here.
+            let _ = self.handover.inject(|| [FaultEvent::units(request, seq, end.is_some())], || false);
+            client.take(payload)
+        };
+        let handed = caught(&mut attempt).or_else(|_| caught(&mut attempt));
+        handed.and_then(|handed| handed.map_err(|full| full.to_string()))
     }
 
     /// Passes a payload on to the next stage. A stage that is down gets it from the journal when it is up.
@@ -244,6 +285,14 @@ impl Ledger {
                 return None;
             }
         };
+        if let Some(stage) = edge.producer() {
+            let suspects = &mut state.suspects[stage as usize];
+            if !suspects.is_idle() {
+                suspects.made(request, open.journal.made(stage), open.journal.is_done(stage));
+                self.let_in(state, stage);
+            }
+        }
+        let open = state.open.get_mut(&request)?;
         if let (Edge::Codes, Some(log), Some(Part::U32(codes))) = (edge, &open.codes, new.parts.first()) {
             log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
         }
@@ -265,8 +314,21 @@ impl Ledger {
         if !state.up[stage as usize] {
             return;
         }
+        if !state.suspects[stage as usize].may_enter(request) {
+            return;
+        }
+        let alone = state.suspects[stage as usize].alone(request);
         let Some(open) = state.open.get_mut(&request) else { return };
-        let Some(Readmission { admission, input }) = open.journal.admit(stage, self.unit) else { return };
+        let readmission = match caught(|| open.journal.admit(stage, self.unit, alone)) {
+            Ok(Some(readmission)) => readmission,
+            Ok(None) => return,
+            Err(reason) => {
+                // Those who call this have other requests to admit.
+                let effect = state.core.sequence_failed(request, stage, reason);
+                return self.carry_out(state, effect.into_iter().collect());
+            }
+        };
+        let Readmission { admission, input } = readmission;
         let Some(handle) = self.stages.get(stage) else { return };
         // A stage that has just gone down drops this; it is admitted again when the stage is up.
         handle.admit(admission);
@@ -275,6 +337,15 @@ impl Ledger {
                 self.sequence_lost(state, request, stage, error.to_string());
                 return;
             }
+        }
+    }
+
+    /// Admits suspects that had to wait for others.
+    fn let_in(&self, state: &mut State, stage: StageName) {
+        while state.up[stage as usize]
+            && let Some(request) = state.suspects[stage as usize].next()
+        {
+            self.admit(state, request, stage);
         }
     }
 
@@ -336,7 +407,12 @@ impl Ledger {
             if outcome != Outcome::Finished {
                 self.stages.iter().for_each(|stage| stage.abort(request));
             }
+            state.suspects.iter_mut().for_each(|suspects| suspects.gone(request));
             if let Some(open) = state.open.remove(&request) {
+                if state.ended.len() >= ENDED {
+                    state.ended.pop_front();
+                }
+                state.ended.push_back((request, open.journal.content()));
                 open.client.end(last, outcome);
             }
         }
@@ -359,8 +435,10 @@ impl StageReports for Ledger {
     fn stage_up(&self, stage: StageName) {
         let mut state = self.lock();
         state.up[stage as usize] = true;
-        let waiting: Vec<_> =
+        let mut waiting: Vec<_> =
             state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
+        // Those that are least likely to bring it down again get through first.
+        waiting.sort_by_key(|request| state.suspects[stage as usize].failures_of(*request));
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
         }
@@ -369,13 +447,38 @@ impl StageReports for Ledger {
         }
     }
 
-    fn stage_down(&self, stage: StageName, reason: &str, for_good: bool) {
+    fn stage_down(&self, stage: StageName, StageFailure { reason, in_hands }: &StageFailure) -> Attribution {
         let mut state = self.lock();
         state.up[stage as usize] = false;
-        if for_good {
-            let effects = state.core.stage_lost(stage, reason);
-            self.carry_out(&mut state, effects);
+        let gone = |request: &RequestId| !state.open.contains_key(request);
+        let had_it = |request: RequestId, unit: Option<u32>| {
+            let Some(Open { journal, .. }) = state.open.get(&request) else {
+                let (_, content) = *state.ended.iter().rev().find(|(ended, _)| *ended == request)?;
+                return Some(Concerned { request, content, unit: unit.unwrap_or(0) });
+            };
+            let (content, made) = (journal.content(), journal.made(stage));
+            (!journal.is_done(stage)).then_some(Concerned { request, content, unit: unit.unwrap_or(made).max(made) })
+        };
+        let concerned: Vec<Concerned> = match in_hands {
+            InHands::These(these) => these.iter().filter_map(|(request, unit)| had_it(*request, *unit)).collect(),
+            InHands::All => state.open.keys().filter_map(|request| had_it(*request, None)).collect(),
+        };
+        let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
+        let suspects = &mut state.suspects[stage as usize];
+        let Judgement { guilty, attribution } = suspects.failed(&concerned);
+        left.into_iter().for_each(|request| suspects.gone(request));
+        if let Some((request, times)) = guilty {
+            tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");
+            let effect = state.core.fail(request, Failure::BroughtDown(stage, times, reason.clone()));
+            self.carry_out(&mut state, effect.into_iter().collect());
         }
+        attribution
+    }
+
+    fn stage_given_up(&self, stage: StageName, reason: &str) {
+        let mut state = self.lock();
+        let effects = state.core.stage_lost(stage, reason);
+        self.carry_out(&mut state, effects);
     }
 }
 
@@ -442,7 +545,7 @@ impl Drop for Reader {
 
 fn outcome(failure: &Failure) -> Outcome {
     match failure {
-        Failure::StageFailed(..) | Failure::SequenceFailed(..) => Outcome::Failed,
+        Failure::StageFailed(..) | Failure::SequenceFailed(..) | Failure::BroughtDown(..) => Outcome::Failed,
         Failure::TimedOut(_) | Failure::SlowClient(_) | Failure::Yielded => Outcome::TimedOut,
         Failure::ShuttingDown => Outcome::ShutDown,
     }
@@ -452,6 +555,7 @@ fn error(failure: Failure) -> RequestError {
     match failure {
         Failure::StageFailed(stage, reason) => RequestError::StageFailed { stage, reason },
         Failure::SequenceFailed(stage, reason) => RequestError::SequenceFailed { stage, reason },
+        Failure::BroughtDown(stage, times, reason) => RequestError::BroughtDown { stage, times, reason },
         Failure::TimedOut(limit) => RequestError::TimedOut(limit),
         Failure::SlowClient(limit) => RequestError::SlowClient(limit),
         Failure::Yielded => RequestError::Yielded,

@@ -9,6 +9,7 @@
 //! | `process` | stages in processes of their own: the child's side |
 //! | `ledger` | every accepted request, its client and its journal |
 //! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
+//! | `caught` | panics in what is done for one request |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `plan` | from a request to the sequences that it needs in each stage |
 //! | `admission` | which requests are accepted |
@@ -27,6 +28,7 @@
 mod admission;
 pub mod api;
 mod assemble;
+mod caught;
 mod client;
 pub mod device;
 mod incremental;
@@ -54,6 +56,7 @@ pub use omni_core::ids::FinishReason;
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
 use admission::{Admissions, Entrant};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use omni_config::{Config, SpeechConfig};
@@ -68,6 +71,7 @@ use omni_transfer::lease::LeaseBook;
 use plan::Planner;
 use stages::Stages;
 use status_history::{Follower, StatusHistory};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -226,6 +230,23 @@ impl Engine {
         Ok(())
     }
 
+    /// Resolves when a stage is given up: which, and why.
+    pub async fn given_up(&self) -> (StageName, String) {
+        let each = self.shared.stages.iter().map(|stage| {
+            let (name, mut status) = (stage.name(), stage.status());
+            Box::pin(async move {
+                let failed = status.wait_for(|status| status.state == StageState::Failed).await;
+                let reason = failed.ok().map(|status| status.last_reason.clone().unwrap_or_default());
+                match reason {
+                    Some(reason) => (name, reason),
+                    // It was stopped.
+                    None => std::future::pending().await,
+                }
+            })
+        });
+        futures::future::select_all(each).await.0
+    }
+
     /// [`Engine::launch`] and [`Engine::settled`].
     ///
     /// # Errors
@@ -306,14 +327,14 @@ impl Service for Engine {
 
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
         Box::pin(async move {
-            let accepted = self.generate(request).await;
+            let accepted = planned(self.generate(request)).await;
             accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Chat))
         })
     }
 
     fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
         Box::pin(async move {
-            let accepted = speak::speak(self, request).await;
+            let accepted = planned(speak::speak(self, request)).await;
             accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Speech))
         })
     }
@@ -390,6 +411,14 @@ impl Service for Engine {
             self.shared.ticker.abort();
         })
     }
+}
+
+/// Accepts a request. A panic on the way, in a template or a tokenizer, refuses this request and harms no other.
+async fn planned<T>(accepting: impl Future<Output = Result<T, SubmitError>>) -> Result<T, SubmitError> {
+    let accepted = AssertUnwindSafe(accepting).catch_unwind().await;
+    accepted.unwrap_or_else(|panic| {
+        Err(SubmitError::Internal(format!("the request could not be planned: {}", caught::text(panic.as_ref()))))
+    })
 }
 
 fn no_cloning() -> VoiceError {

@@ -175,5 +175,8 @@ impl Relay {
 
 /// Text that cannot be spoken, in a request that was accepted before the text came.
 pub(super) fn refused(error: SubmitError) -> RequestError {
-    RequestError::Refused(error.to_string())
+    match error {
+        SubmitError::Internal(reason) => RequestError::Internal(reason),
+        other => RequestError::Refused(other.to_string()),
+    }
 }

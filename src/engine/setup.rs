@@ -16,6 +16,7 @@ use omni_telemetry::trace::Recorder;
 use omni_telemetry::{EdgeMetrics, StageMetrics};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::payload::Kind;
+use omni_transfer::shm::Notes;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -46,6 +47,8 @@ pub(super) struct Wiring {
     pub reports: Arc<dyn StageReports>,
     /// See [`StageSetup::own_process`].
     pub own_process: bool,
+    /// See [`StageSetup::notes`].
+    pub notes: Option<Notes>,
 }
 
 impl<'a> StageMaker<'a> {
@@ -75,7 +78,7 @@ impl<'a> StageMaker<'a> {
     pub fn stage(&self, name: StageName, wiring: Wiring) -> StageSetup {
         let (config, stage) = (self.config, self.config.stage(name));
         let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
-        let Wiring { inbound, outbound, handles, acks, reports, own_process } = wiring;
+        let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
         StageSetup {
             name,
             scheduler: SchedulerConfig {
@@ -108,6 +111,7 @@ impl<'a> StageMaker<'a> {
             early_handoff: config.transfer.early_handoff,
             acks,
             reports,
+            notes,
             leases: self.leases.clone(),
             own_process,
         }

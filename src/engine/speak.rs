@@ -10,10 +10,12 @@ use super::relay::{Relay, Stop, refused};
 use super::stream::Expired;
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
-use super::{Engine, Shared};
+use super::{Engine, Shared, caught};
+use futures::FutureExt;
 use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
@@ -142,6 +144,13 @@ async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot:
             Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
         }
     };
+    // A panic in a tokenizer ends this text, and tells its client so.
+    let reading = AssertUnwindSafe(reading).catch_unwind().map(|outcome| {
+        outcome.unwrap_or_else(|panic| {
+            let reason = format!("the text could not be read: {}", caught::text(panic.as_ref()));
+            Err(Stop::Failed(RequestError::Internal(reason)))
+        })
+    });
     let outcome = tokio::select! {
         outcome = reading => outcome,
         Ok(error) = ended => Err(Stop::Failed(error)),

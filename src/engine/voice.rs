@@ -160,6 +160,9 @@ pub enum VoiceError {
     /// Too many are being encoded. HTTP 429.
     #[error("other voices are being encoded; try again in a second")]
     Busy,
+    /// The encoders failed where they should not. HTTP 500.
+    #[error("{0}")]
+    Internal(String),
     /// It could not be kept. HTTP 507.
     #[error("the voice could not be kept: {0}")]
     Storage(String),

@@ -1,6 +1,6 @@
 //! What can break in one engine, and the refusal of rules that ask for anything else.
 
-use super::rule::{FaultKind, FaultPoint, FaultRule, Phase};
+use super::rule::{FaultKind, FaultPoint, FaultRule, Neighbour, Phase};
 use omni_core::ids::StageName;
 
 /// What an engine is made of, as far as rules need it.
@@ -24,7 +24,7 @@ impl FaultRule {
     /// # Errors
     /// The key that does not, and what is allowed.
     pub fn check(&self) -> Result<(), (&'static str, String)> {
-        let FaultRule { stage, point, kind, nth, times, request, phase, chance, .. } = self;
+        let FaultRule { stage, point, kind, nth, times, request, one_in, beside, phase, chance, .. } = self;
         let at = format!("point = \"{}\"", point.as_str());
         match (stage, point.has_stage()) {
             (None, true) => {
@@ -41,11 +41,13 @@ impl FaultRule {
             let phases = Phase::ALL.iter().filter(|phase| point.knows(**phase)).map(|phase| phase.as_str());
             return Err(("phase", format!("with {at} must be {}, not \"{}\"", one_of(phases), phase.as_str())));
         }
-        if request.is_some() && matches!(point, FaultPoint::Build | FaultPoint::Voices) {
-            return Err(("request", format!("must not be set with {at}, where no request is worked on")));
+        let chosen = [("request", request.is_some()), ("one_in", one_in.is_some()), ("beside", beside.is_some())];
+        if let Some((key, _)) = chosen.into_iter().find(|(_, set)| *set && !point.has_request()) {
+            return Err((key, format!("must not be set with {at}, where no request is worked on")));
         }
-        if *nth == 0 || *times == 0 || *request == Some(0) {
-            return Err(("nth", "nth, times and request must be at least 1".to_owned()));
+        if *nth == 0 || *times == 0 || [*request, *one_in].contains(&Some(0)) || *beside == Some(Neighbour::Request(0))
+        {
+            return Err(("nth", "nth, times, request, one_in and beside must be at least 1".to_owned()));
         }
         if !(*chance > 0.0 && *chance <= 1.0) {
             return Err(("chance", "must be above 0 and at most 1".to_owned()));
@@ -62,7 +64,7 @@ impl FaultCapabilities {
     pub fn check(&self, rule: &FaultRule) -> Result<(), (&'static str, String)> {
         rule.check()?;
         let Some(stage) = rule.stage else {
-            let in_vain = rule.point == FaultPoint::Voices && !self.voices;
+            let in_vain = matches!(rule.point, FaultPoint::Voices | FaultPoint::Encoder) && !self.voices;
             let why = "this model takes no uploaded voices: a Qwen3-TTS Base checkpoint does";
             return if in_vain { Err(("point", why.to_owned())) } else { Ok(()) };
         };

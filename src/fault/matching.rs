@@ -1,7 +1,8 @@
 //! Which occurrences a rule hits: pure, and the same in every run.
 
 use super::event::FaultEvent;
-use super::rule::{FaultRule, Phase};
+use super::rule::{FaultRule, Neighbour, Phase};
+use omni_core::ids::{Content, RequestId};
 use std::time::Duration;
 
 /// What else decides whether a rule applies to an occurrence.
@@ -13,19 +14,40 @@ pub(super) struct FaultContext {
     pub age: Duration,
     /// The engine drains.
     pub draining: bool,
+    /// Of the plan.
+    pub seed: u64,
 }
 
 /// Whether an occurrence counts for a rule; if so, the index of the event that it is about.
-pub(super) fn fits(rule: &FaultRule, events: &[FaultEvent], context: FaultContext) -> Option<usize> {
+/// `content` says what a request asks for.
+pub(super) fn fits(
+    rule: &FaultRule,
+    events: &[FaultEvent],
+    context: FaultContext,
+    content: impl Fn(RequestId) -> Option<Content>,
+) -> Option<usize> {
     if context.age < rule.after || (rule.phase == Some(Phase::Drain) && !context.draining) {
         return None;
     }
     let phase = rule.phase.filter(|phase| *phase != Phase::Drain);
-    if rule.request.is_none() && phase.is_none() {
+    if rule.request.is_none() && rule.one_in.is_none() && rule.beside.is_none() && phase.is_none() {
         return Some(0);
     }
+    let is = |event: &FaultEvent, number: u64| event.request.0 == context.before.saturating_add(number);
+    let is_chosen = |request: RequestId, one_in: u64| {
+        content(request).is_some_and(|content| mix(mix(context.seed) ^ content.0).is_multiple_of(one_in))
+    };
+    let has_neighbour = |event: &FaultEvent, neighbour: Neighbour| {
+        let mut others = events.iter().filter(|other| other.request != event.request);
+        match neighbour {
+            Neighbour::Any => others.next().is_some(),
+            Neighbour::Request(number) => others.any(|other| is(other, number)),
+        }
+    };
     let is_it = |event: &FaultEvent| {
-        rule.request.is_none_or(|number| event.request.0 == context.before.saturating_add(number))
+        rule.request.is_none_or(|number| is(event, number))
+            && rule.one_in.is_none_or(|one_in| is_chosen(event.request, one_in))
+            && rule.beside.is_none_or(|neighbour| has_neighbour(event, neighbour))
             && phase.is_none_or(|phase| event.is_at(phase))
     };
     events.iter().position(is_it)
@@ -56,14 +78,49 @@ fn mix(x: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::{FaultKind, FaultPoint};
-    use omni_core::ids::{RequestId, Seq, StageName};
+    use omni_core::ids::{Seq, StageName};
     use proptest::prelude::*;
 
     fn rule() -> FaultRule {
         FaultRule::new(StageName::Talker, FaultPoint::Sampler, FaultKind::Panic)
     }
 
-    const NOW: FaultContext = FaultContext { before: 0, age: Duration::ZERO, draining: false };
+    const NOW: FaultContext = FaultContext { before: 0, age: Duration::ZERO, draining: false, seed: 0 };
+
+    /// For requests of which no content is known.
+    fn fits(rule: &FaultRule, events: &[FaultEvent], context: FaultContext) -> Option<usize> {
+        super::fits(rule, events, context, |_| None)
+    }
+
+    #[test]
+    fn a_rule_for_one_in_so_many_chooses_by_what_is_asked_for_and_by_the_seed() {
+        let chosen = |seed| -> Vec<u64> {
+            let context = FaultContext { seed, ..NOW };
+            let of = |request: RequestId| Some(Content(request.0 % 1000));
+            let hit =
+                |n: &u64| super::fits(&rule().one_in(10), &[FaultEvent::of(RequestId(*n))], context, of).is_some();
+            (0..2000).filter(hit).collect()
+        };
+        let first = chosen(1);
+        let (once, again): (Vec<u64>, Vec<u64>) = first.iter().partition(|n| **n < 1000);
+        assert_eq!(once, again.iter().map(|n| n - 1000).collect::<Vec<_>>(), "who asks again is chosen again");
+        assert!((60..140).contains(&once.len()), "{} of 1000", once.len());
+        assert_ne!(first, chosen(2));
+        assert_eq!(fits(&rule().one_in(1), &[FaultEvent::of(RequestId(1))], NOW), None, "its content is not known");
+    }
+
+    #[test]
+    fn a_rule_with_a_neighbour_fits_only_where_both_are_worked_on() {
+        let events = |requests: &[u64]| requests.iter().map(|n| FaultEvent::of(RequestId(*n))).collect::<Vec<_>>();
+        let both = rule().request(1).beside(Neighbour::Request(2));
+        let any = rule().request(1).beside(Neighbour::Any);
+        for (requests, with_it, with_any) in
+            [(&[1][..], None, None), (&[2], None, None), (&[3, 1], None, Some(1)), (&[2, 1, 3], Some(1), Some(1))]
+        {
+            let found = (fits(&both, &events(requests), NOW), fits(&any, &events(requests), NOW));
+            assert_eq!(found, (with_it, with_any), "{requests:?}");
+        }
+    }
 
     proptest! {
         #[test]

@@ -5,11 +5,15 @@ use super::matching::FaultContext;
 use super::rule::{FaultPoint, FaultRule};
 use super::site::{FaultSite, Site};
 use bincode::{Decode, Encode};
-use omni_core::ids::{RequestId, StageName};
+use omni_core::ids::{Content, RequestId, StageName};
 use omni_telemetry::{clock, fault_injected};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
+
+/// Requests whose contents are kept: more than run at once.
+const CONTENTS: usize = 4096;
 
 /// Why a plan does not take rules.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -43,6 +47,8 @@ pub(super) struct Shared {
     filled: AtomicUsize,
     rules: RwLock<Rules>,
     accepted: AtomicU64,
+    /// What the latest requests ask for; kept only where there can be rules, the oldest first.
+    contents: RwLock<VecDeque<(RequestId, Content)>>,
     draining: AtomicBool,
     changes: watch::Sender<u64>,
     capabilities: OnceLock<FaultCapabilities>,
@@ -119,6 +125,7 @@ impl FaultPlan {
             filled: AtomicUsize::new(0),
             rules: RwLock::default(),
             accepted: AtomicU64::new(0),
+            contents: RwLock::default(),
             draining: AtomicBool::new(false),
             changes: watch::channel(0).0,
             capabilities: OnceLock::new(),
@@ -197,9 +204,25 @@ impl FaultPlan {
         FaultSite((self.shared.open || planned).then(|| Arc::new(Site::new(stage, point, Arc::clone(&self.shared)))))
     }
 
-    /// The engine has accepted this request, after all with smaller numbers.
-    pub fn accepted(&self, request: RequestId) {
+    /// The engine has accepted this request, after all with smaller numbers, and it asks for this.
+    pub fn accepted(&self, request: RequestId, content: Content) {
         self.shared.accepted.fetch_max(request.0, Ordering::Relaxed);
+        self.asks_for(request, content);
+    }
+
+    /// In a stage process: what a request asks for that the parent has accepted.
+    pub fn asks_for(&self, request: RequestId, content: Content) {
+        if !self.shared.open && self.shared.is_empty() {
+            return;
+        }
+        let mut contents = self.shared.contents.write().unwrap_or_else(PoisonError::into_inner);
+        if contents.iter().any(|(known, _)| *known == request) {
+            return;
+        }
+        if contents.len() >= CONTENTS {
+            contents.pop_front();
+        }
+        contents.push_back((request, content));
     }
 
     /// The engine drains.
@@ -281,7 +304,14 @@ impl Shared {
             before: planned.before,
             age: if waits { clock::since(planned.since) } else { std::time::Duration::ZERO },
             draining: self.draining.load(Ordering::Relaxed),
+            seed: self.seed,
         }
+    }
+
+    /// What a request asks for, if it is one of the latest.
+    pub fn content(&self, request: RequestId) -> Option<Content> {
+        let contents = self.contents.read().unwrap_or_else(PoisonError::into_inner);
+        contents.iter().rev().find(|(known, _)| *known == request).map(|(_, content)| *content)
     }
 
     fn append(&self, more: &[FaultRule]) {

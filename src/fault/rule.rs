@@ -21,6 +21,10 @@ pub struct FaultRule {
     pub times: u64,
     /// Only while this request is worked on: the n-th that was accepted since the rule was made, from 1.
     pub request: Option<u64>,
+    /// Only requests one in so many, chosen by what they ask for: the same request that comes again is one of them again.
+    pub one_in: Option<u64>,
+    /// Only where it is worked on together with this.
+    pub beside: Option<Neighbour>,
     /// Only while a request, or the engine, is at this.
     pub phase: Option<Phase>,
     /// Not before this long after the rule was made.
@@ -33,7 +37,8 @@ impl FaultRule {
     /// A rule that hits the first occurrence. `stage` is a [`StageName`], or `None` for a point outside of them.
     pub fn new(stage: impl Into<Option<StageName>>, point: FaultPoint, kind: FaultKind) -> FaultRule {
         let (stage, after) = (stage.into(), Duration::ZERO);
-        FaultRule { stage, point, kind, nth: 1, times: 1, request: None, phase: None, after, chance: 1.0 }
+        let (request, one_in, beside, phase) = (None, None, None, None);
+        FaultRule { stage, point, kind, nth: 1, times: 1, request, one_in, beside, phase, after, chance: 1.0 }
     }
 
     /// From this occurrence on, counted from 1.
@@ -54,6 +59,18 @@ impl FaultRule {
         FaultRule { request: Some(request), ..self }
     }
 
+    /// Only requests one in so many, chosen by what they ask for.
+    #[must_use]
+    pub fn one_in(self, requests: u64) -> FaultRule {
+        FaultRule { one_in: Some(requests), ..self }
+    }
+
+    /// Only together with this.
+    #[must_use]
+    pub fn beside(self, neighbour: Neighbour) -> FaultRule {
+        FaultRule { beside: Some(neighbour), ..self }
+    }
+
     /// Only at this.
     #[must_use]
     pub fn phase(self, phase: Phase) -> FaultRule {
@@ -71,6 +88,15 @@ impl FaultRule {
     pub fn chance(self, chance: f64) -> FaultRule {
         FaultRule { chance, ..self }
     }
+}
+
+/// Another request that is worked on at the same time: in one step, in one message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Neighbour {
+    /// Whichever.
+    Any,
+    /// The n-th that was accepted since the rule was made, from 1.
+    Request(u64),
 }
 
 macro_rules! names {
@@ -113,6 +139,13 @@ pub enum FaultPoint {
     Edge,
     /// No stage: the request ledger, before it looks at what the last stage made for a client.
     Ledger,
+    /// No stage: the request ledger, when it has written down what a stage made for a client and the client has not got
+    /// it.
+    Handover,
+    /// No stage: a request is planned: its template is rendered, its text is tokenized.
+    Plan,
+    /// No stage: a recording of a voice is encoded.
+    Encoder,
     /// No stage: where an uploaded voice is written to the disk.
     Voices,
     /// No stage: a client, before it takes an event.
@@ -131,6 +164,9 @@ names! { FaultPoint:
     Connector = "connector";
     Edge = "edge";
     Ledger = "ledger";
+    Handover = "handover";
+    Plan = "plan";
+    Encoder = "encoder";
     Voices = "voices";
     Client = "client";
 }
@@ -138,14 +174,20 @@ names! { FaultPoint:
 impl FaultPoint {
     /// Whether there is one per stage.
     pub fn has_stage(self) -> bool {
-        !matches!(self, FaultPoint::Ledger | FaultPoint::Voices | FaultPoint::Client)
+        use FaultPoint::{Client, Encoder, Handover, Ledger, Plan, Voices};
+        !matches!(self, Ledger | Handover | Plan | Encoder | Voices | Client)
+    }
+
+    /// Whether requests that were accepted are worked on there.
+    pub fn has_request(self) -> bool {
+        !matches!(self, FaultPoint::Build | FaultPoint::Plan | FaultPoint::Encoder | FaultPoint::Voices)
     }
 
     /// Whether it is known there what a request is at; the last unit of one only where it has been computed.
     pub fn knows(self, phase: Phase) -> bool {
         match self {
             _ if phase == Phase::Drain => true,
-            FaultPoint::Build | FaultPoint::Voices => false,
+            _ if !self.has_request() => false,
             FaultPoint::Open => phase == Phase::Prefill,
             FaultPoint::Runner => phase != Phase::Last,
             FaultPoint::Scheduler | FaultPoint::Completion | FaultPoint::Sampler => true,
@@ -230,10 +272,10 @@ impl FaultKind {
 
     /// Whether this can happen at that place.
     pub fn suits(self, point: FaultPoint) -> bool {
-        use FaultPoint::{Build, Client, Completion, Edge, Ledger, Open, Runner, Voices};
+        use FaultPoint::{Build, Client, Completion, Edge, Encoder, Handover, Ledger, Open, Plan, Runner, Voices};
         let in_stage = point.has_stage() && point != Edge;
         match self {
-            FaultKind::Panic => in_stage || point == Ledger,
+            FaultKind::Panic => in_stage || matches!(point, Ledger | Handover | Plan | Encoder),
             FaultKind::Error => in_stage,
             FaultKind::Delay(_) => point.has_stage(),
             // While a stage comes up its supervisor cannot tell a hang from a slow disk.

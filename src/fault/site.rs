@@ -183,7 +183,11 @@ impl Site {
         let events: Vec<FaultEvent> = events().into_iter().collect();
         let mut first = None;
         for planned in here {
-            let Some(sequence) = fits(&planned.rule, &events, self.plan.context(planned)) else { continue };
+            let Some(sequence) =
+                fits(&planned.rule, &events, self.plan.context(planned), |request| self.plan.content(request))
+            else {
+                continue;
+            };
             // Relaxed: the count orders nothing but itself.
             let occurrence = planned.seen.fetch_add(1, Ordering::Relaxed) + 1;
             if first.is_none() && is_hit(&planned.rule, self.plan.seed, planned.index, occurrence) {

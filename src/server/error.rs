@@ -160,6 +160,7 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::Busy(_) => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                 .with_retry_after(Duration::from_secs(1)),
+            SubmitError::Internal(_) => ApiError::internal(message),
             SubmitError::NotReady(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message)
                 .with_retry_after(Duration::from_secs(1)),
             SubmitError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
@@ -182,6 +183,7 @@ impl From<VoiceError> for ApiError {
             }
             VoiceError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                 .with_retry_after(Duration::from_secs(1)),
+            VoiceError::Internal(_) => ApiError::internal(message),
             VoiceError::Storage(_) => ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message),
         }
     }
@@ -196,6 +198,10 @@ impl From<RequestError> for ApiError {
             RequestError::SequenceFailed { .. } => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "request_failed", message)
             }
+            RequestError::BroughtDown { .. } => {
+                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "stage_crashed", message)
+            }
+            RequestError::Internal(_) => ApiError::internal(message),
             RequestError::Refused(_) => ApiError::invalid("input", message),
             RequestError::TimedOut(_) => ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message),
             RequestError::SlowClient(_) | RequestError::Yielded => {

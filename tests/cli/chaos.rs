@@ -125,6 +125,18 @@ fn whatever_is_drawn_strikes_and_no_listener_hears_it() {
 }
 
 #[test]
+fn requests_that_bring_a_stage_down_each_time_are_ended_and_all_others_are_heard() {
+    for placement in ["thread", "process"] {
+        let drawn = ["--guilty", "2", "--duration", "3s", "--every", "500ms", "--placement", placement];
+        let (done, report, _) = drawn_chaos(&drawn);
+        done.succeeds();
+        let count = |what: &str| report["streams"][what].as_u64().unwrap();
+        assert!(count("ended") > 0 && count("identical") > 0, "{report}");
+        assert_eq!(count("ended") + count("identical"), count("started"), "{report}");
+    }
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_before_anything_runs() {
     let fine = rule("talker", "runner", "panic", "");
     let (done, ..) = chaos(&fine, &["--set", "limits.max_requests=2"]);

@@ -3,7 +3,7 @@
 
 use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, serialized, until};
 use omni_actors::actors::{Admission, Outputs, RELEASED, Resume};
-use omni_actors::core::ids::{RequestId, StageName};
+use omni_actors::core::ids::{Content, RequestId, StageName};
 use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::stage::{SequenceSpec, SequenceWork, VocoderSpec};
@@ -19,7 +19,14 @@ fn asleep(point: FaultPoint) -> FaultRule {
 
 fn sequence(request: RequestId, pace: Pace, deliver: Outputs) -> Admission {
     let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO };
-    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), deliver, from: Resume::default() }
+    Admission {
+        request,
+        params,
+        spec: SequenceSpec::Vocoder(VocoderSpec::default()),
+        deliver,
+        from: Resume::default(),
+        content: Content::default(),
+    }
 }
 
 const SPEECH: Outputs = Outputs { tokens: false, speech: true };

@@ -2,7 +2,7 @@
 
 use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, sharing, soon, until, watched};
 use omni_actors::actors::{Admission, Outputs, Resume, StageState};
-use omni_actors::core::ids::{Generation, RequestId, StageName};
+use omni_actors::core::ids::{Content, Generation, RequestId, StageName};
 use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
@@ -16,7 +16,14 @@ const TWO: RequestId = RequestId(2);
 fn sequence(request: RequestId) -> Admission {
     let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
     let deliver = Outputs { tokens: false, speech: true };
-    Admission { request, params, spec: SequenceSpec::Vocoder(VocoderSpec::default()), deliver, from: Resume::default() }
+    Admission {
+        request,
+        params,
+        spec: SequenceSpec::Vocoder(VocoderSpec::default()),
+        deliver,
+        from: Resume::default(),
+        content: Content::default(),
+    }
 }
 
 fn ahead(run_ahead: u32) -> SchedulerConfig {
@@ -401,6 +408,7 @@ mod in_a_launch {
             spec: SequenceSpec::Vocoder(VocoderSpec::default()),
             deliver,
             from: Resume::default(),
+            content: Content::default(),
         });
         rig.push_input(ONE, 0, Part::U32(vec![1]), 1, true);
         until(|| dead(&rig) || rig.output.drain().any(|payload| payload.header.end.is_some())).await;

@@ -1,6 +1,6 @@
 //! Whatever actor dies at whatever moment, every stream finishes with exactly the samples that it would have had.
 
-use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say, tiny};
+use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say, speech, tiny};
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, Service, StageState};
@@ -121,8 +121,11 @@ async fn others_are_not_disturbed_by_a_stage_they_have_left() {
 async fn a_stage_that_fails_again_and_again_is_given_up_and_says_why() {
     let engine = broken(vec![rule(StageName::Talker, FaultPoint::Runner, FaultKind::Error, 1, u64::MAX)]).await;
     let mut refused = None;
-    for _ in 0..20 {
-        match engine.speak(frames(5, 1)).await {
+    // One request, sent again and again, would not have it given up: each of these is another.
+    for number in 0..20 {
+        let mut request = speech(&format!("number {number}"), 1);
+        request.params.max_frames = Some(Frames(5));
+        match engine.speak(request).await {
             Ok(stream) => drop(collect(stream).await),
             Err(error) => {
                 refused = Some(error);

@@ -5,6 +5,7 @@
 mod support;
 
 mod actors;
+mod guilty;
 mod matrix;
 mod plan;
 mod supervisors;

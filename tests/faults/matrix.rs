@@ -1,5 +1,6 @@
 //! Every kind of fault in every actor at every moment of a request, with stages in threads and in processes. Each
-//! stream is the undisturbed one, sample for sample, and the engine keeps nothing of it.
+//! stream is the undisturbed one, sample for sample, and the engine keeps nothing of it. Where the fault comes with a
+//! request, again each time that the request is tried, that request is ended and the other stream is the undisturbed one.
 //!
 //! `cargo test --test faults matrix` runs a sample. `OMNI_MATRIX=all` runs every case, `OMNI_MATRIX=200` so many of
 //! each placement, and `OMNI_MATRIX='talker runner'` those with that in their name. `OMNI_MATRIX_SEED` draws another
@@ -8,7 +9,7 @@
 use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, idle, tiny};
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
-use omni_actors::engine::{Engine, Output, Service};
+use omni_actors::engine::{Engine, Output, RequestError, Service};
 use omni_actors::fault::{FaultCapabilities, FaultKind, FaultPoint, FaultRule, Phase};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -19,6 +20,9 @@ use tokio::task::JoinSet;
 const AT_ONCE: usize = 4;
 /// How many cases of each placement a plain `cargo test` runs: what two busy cores do in about 20 s.
 const SAMPLE: [(Placement, usize); 2] = [(Placement::Thread, 48), (Placement::Process, 8)];
+
+/// The same for faults that come with a request.
+const AGAIN: [(Placement, usize); 2] = [(Placement::Thread, 24), (Placement::Process, 6)];
 
 /// When in the life of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -56,6 +60,8 @@ struct Case {
     event: FaultEvent,
     kind: FaultKind,
     placement: Placement,
+    /// It strikes the first request, each time that it comes by.
+    again: bool,
 }
 
 /// Long enough for others to act meanwhile.
@@ -66,7 +72,8 @@ impl Case {
         let stage = self.stage.map_or(String::new(), |stage| format!("{stage} "));
         let event = MOMENTS.iter().find(|(event, _)| *event == self.event).unwrap().1;
         let placement = if self.placement == Placement::Thread { "thread" } else { "process" };
-        format!("{placement}: {stage}{} {event} {}", self.point.as_str(), self.kind.as_str())
+        let again = if self.again { " again and again" } else { "" };
+        format!("{placement}: {stage}{} {event} {}{again}", self.point.as_str(), self.kind.as_str())
     }
 
     /// The fault itself, and what brings its moment about.
@@ -93,7 +100,23 @@ impl Case {
                 (rule.nth(2), Some(first))
             }
         };
-        [rule].into_iter().chain(with).collect()
+        let rule = if self.again { rule.request(1).times(u64::MAX) } else { rule };
+        [rule].into_iter().chain(with.filter(|_| !self.again)).collect()
+    }
+
+    /// Whether it takes a stage down, and does so whenever the first request is tried again.
+    fn comes_again(&self) -> bool {
+        let takes_down = matches!(
+            self.kind,
+            FaultKind::Panic | FaultKind::Error | FaultKind::Oom | FaultKind::Kill | FaultKind::Hang
+        );
+        let moment = matches!(
+            self.event,
+            FaultEvent::BeforePrefill | FaultEvent::FirstChunk | FaultEvent::MidStream | FaultEvent::LastChunk
+        );
+        // What the ledger has written down it does not take from the stage again.
+        let point = !matches!(self.point, FaultPoint::Edge | FaultPoint::Handover | FaultPoint::Build);
+        takes_down && moment && point
     }
 
     /// Whether such a fault can strike an engine of this placement, and does in a request like ours.
@@ -117,7 +140,9 @@ impl Case {
         let early = matches!(self.point, FaultPoint::Open | FaultPoint::Build) && self.event == FaultEvent::Drain;
         let comes_up = (self.point == FaultPoint::Build) == (self.event == FaultEvent::ComingBack);
         let fits = self.rules().iter().all(|rule| capabilities.check(rule).is_ok());
-        fits && comes_up && !early && !in_thinker && !(prefill && no_prompt)
+        // A request that cannot be planned is refused.
+        let planned = self.point.has_request() || self.point == FaultPoint::Build;
+        fits && planned && comes_up && !early && !in_thinker && !(prefill && no_prompt)
     }
 }
 
@@ -137,18 +162,21 @@ fn cases(placement: Placement) -> Vec<Case> {
         for point in FaultPoint::ALL {
             for (event, _) in MOMENTS {
                 for kind in FaultKind::all(Duration::from_millis(30)) {
-                    all.push(Case { stage, point: *point, event, kind, placement });
+                    for again in [false, true] {
+                        all.push(Case { stage, point: *point, event, kind, placement, again });
+                    }
                 }
             }
         }
     }
-    all.retain(|case| case.happens(&capabilities));
+    all.retain(|case| case.happens(&capabilities) && (!case.again || case.comes_again()));
     all
 }
 
 /// Those that are to be run now.
-fn chosen(placement: Placement, sample: usize) -> Vec<Case> {
+fn chosen(placement: Placement, again: bool, sample: usize) -> Vec<Case> {
     let mut all = cases(placement);
+    all.retain(|case| case.again == again);
     let asked = std::env::var("OMNI_MATRIX").unwrap_or_default();
     let count = match asked.as_str() {
         "all" => all.len(),
@@ -216,6 +244,17 @@ async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<(), String> {
     let draining = case.event == FaultEvent::Drain;
     let answers = tokio::time::timeout(PATIENCE, ask(&engine, draining)).await.map_err(|_| "hangs".to_owned())?;
     for (what, (answer, truth)) in ["speech", "chat"].iter().zip(answers.iter().zip(truth.iter())) {
+        if case.again && *what == "speech" {
+            match &answer.end {
+                Some(Err(RequestError::BroughtDown { stage, times, .. }))
+                    if case.stage.is_none_or(|of| of == *stage) && *times <= 3 => {}
+                other => return Err(format!("{what} ended with {other:?}")),
+            }
+            if !truth.samples.starts_with(&answer.samples) {
+                return Err(format!("{what}: other samples before its end"));
+            }
+            continue;
+        }
         if answer.end != truth.end {
             return Err(format!("{what} ended with {:?}", answer.end));
         }
@@ -241,10 +280,11 @@ async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<(), String> {
     left.map_err(|_| "something is left of the requests".to_owned())
 }
 
-async fn all_stand(placement: Placement) {
+async fn all_stand(placement: Placement, again: bool) {
     mute_injected_panics();
-    let sample = SAMPLE.iter().find(|(of, _)| *of == placement).unwrap().1;
-    let cases = chosen(placement, sample);
+    let samples = if again { AGAIN } else { SAMPLE };
+    let sample = samples.iter().find(|(of, _)| *of == placement).unwrap().1;
+    let cases = chosen(placement, again, sample);
     let count = cases.len();
     let undisturbed = started(placement, Vec::new()).await;
     let truth = Arc::new(ask(&undisturbed, false).await);
@@ -282,12 +322,22 @@ fn mute_injected_panics() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_dies_at_whatever_moment_every_stream_in_threads_is_heard_to_its_end() {
-    all_stand(Placement::Thread).await;
+    all_stand(Placement::Thread, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whatever_dies_at_whatever_moment_every_stream_through_processes_is_heard_to_its_end() {
-    all_stand(Placement::Process).await;
+    all_stand(Placement::Process, false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_a_request_breaks_each_time_in_threads_it_is_ended_and_the_other_is_heard_to_its_end() {
+    all_stand(Placement::Thread, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whatever_a_request_breaks_each_time_in_processes_it_is_ended_and_the_other_is_heard_to_its_end() {
+    all_stand(Placement::Process, true).await;
 }
 
 #[test]
@@ -298,6 +348,8 @@ fn the_matrix_has_every_moment_of_every_actor_and_every_kind() {
             for point in FaultPoint::ALL.iter().filter(|point| point.has_stage() && **point != FaultPoint::Edge) {
                 let here = all.iter().filter(|case| case.stage == Some(stage) && case.point == *point);
                 assert!(here.clone().any(|case| case.kind == FaultKind::Panic), "{stage} {point:?}");
+                let again = here.clone().any(|case| case.again);
+                assert!(again || *point == FaultPoint::Build, "{stage} {point:?} again and again");
             }
             for (event, name) in MOMENTS {
                 assert!(all.iter().any(|case| case.stage == Some(stage) && case.event == event), "{stage} {name}");

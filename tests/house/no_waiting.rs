@@ -256,7 +256,7 @@ const BLOCKS: [&str; 19] = [
 
 /// The files that a launch goes through: from the outcome of a step by way of the sampler and the scheduler to the command
 /// and the model, with what either tells others on that way.
-const LAUNCH_PATH: [&str; 16] = [
+const LAUNCH_PATH: [&str; 17] = [
     "actors/model_runner.rs",
     "actors/sampler/mod.rs",
     "actors/sampler/read.rs",
@@ -266,6 +266,7 @@ const LAUNCH_PATH: [&str; 16] = [
     "actors/queue.rs",
     "actors/generation.rs",
     "actors/pulse.rs",
+    "actors/in_hand.rs",
     "actors/handle.rs",
     "core/scheduler/mod.rs",
     "core/scheduler/sequence.rs",
@@ -281,7 +282,7 @@ const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("actors/sampler/mod.rs", "drop", ".join()", 1, "the stage has ended: the model outlives the steps that are out"),
     ("actors/sampler/mod.rs", "run", ".recv(", 1, "the sampler's thread, which is there to wait"),
     ("actors/sampler/mod.rs", "step", ".wait()", 1, "the sampler's thread; a step that a launch has computed is there"),
-    ("actors/scheduler.rs", "handle", ".await", 1, "a pause that a fault plan asks for"),
+    ("actors/scheduler.rs", "handle", ".await", 2, "a pause that a fault plan asks for"),
     ("actors/arbiter.rs", "join", ".lock(", 1, "once in a generation"),
     (
         "actors/arbiter.rs",
@@ -310,6 +311,8 @@ const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("fault/site.rs", "inject_async", ".await", 1, "a pause that a fault plan asks for"),
     ("fault/plan.rs", "look", ".read()", 1, "only where there are rules, which are changed in an instant"),
     ("fault/plan.rs", "change", ".write()", 1, "the caller that changes a plan: no launch"),
+    ("fault/plan.rs", "asks_for", ".write()", 1, "who accepts a request, and only where there can be rules"),
+    ("fault/plan.rs", "content", ".read()", 1, "only where a rule chooses by it; held for a look or a push"),
 ];
 
 /// Compares what was found with what is allowed: in both directions, so that the list is no longer than it must be.

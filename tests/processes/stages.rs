@@ -201,8 +201,10 @@ async fn a_process_that_fails_again_and_again_is_given_up_and_says_why() {
     let engine = apart(|config| config.faults = vec![always]).await;
     let process = Watched::new(pid(&engine, StageName::Talker));
     let mut refused = None;
-    for _ in 0..20 {
-        match tokio::time::timeout(PATIENCE, engine.speak(frames(5, 1))).await.unwrap() {
+    // One request, sent again and again, would not have it given up: each of these is another.
+    for number in 0..20 {
+        let request = speech(&format!("number {number}"), 1);
+        match tokio::time::timeout(PATIENCE, engine.speak(request)).await.unwrap() {
             Ok(stream) => drop(collect(stream).await),
             Err(error) => {
                 refused = Some(error);

@@ -2,12 +2,13 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
 use omni_actors::actors::{
-    self, AckSink, Admission, Arbiter, OutEdge, StageHandle, StageReports, StageSetup, StageState,
+    self, AckSink, Admission, Arbiter, OutEdge, StageFailure, StageHandle, StageReports, StageSetup, StageState,
 };
 use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
 use omni_actors::core::scheduler::{Ack, SchedulerConfig};
+use omni_actors::core::suspects::Attribution;
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
     Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
@@ -79,10 +80,12 @@ impl StageReports for FaultContext {
         self.failed.lock().unwrap().push((request, format!("input unit {unit} was lost")));
     }
     fn stage_up(&self, _: StageName) {}
-    fn stage_down(&self, _: StageName, reason: &str, _: bool) {
-        assert!(self.may_die.load(Ordering::Relaxed), "the stage died: {reason}");
-        self.deaths.lock().unwrap().push(reason.into());
+    fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {
+        assert!(self.may_die.load(Ordering::Relaxed), "the stage died: {}", failure.reason);
+        self.deaths.lock().unwrap().push(failure.reason.clone());
+        Attribution::default()
     }
+    fn stage_given_up(&self, _: StageName, _: &str) {}
 }
 
 impl AckSink for FaultContext {
@@ -194,6 +197,7 @@ async fn started(
         early_handoff,
         acks: Arc::clone(&context) as Arc<dyn AckSink>,
         reports: Arc::clone(&context) as Arc<dyn StageReports>,
+        notes: None,
         leases: leases.clone(),
         own_process: false,
     };

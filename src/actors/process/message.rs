@@ -1,6 +1,6 @@
 //! The control messages of parent and child. Both are the same binary, so there is no version to agree on.
 
-use crate::{Admission, StageLoad, StageStatus};
+use crate::{Admission, InHands, StageLoad, StageStatus};
 use bincode::{Decode, Encode};
 use omni_config::Config;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
@@ -50,9 +50,9 @@ pub enum ToStage {
 pub enum FromStage {
     /// The stage's state changed.
     Status(StageStatus),
-    /// All sequences of a generation are lost, and why; what the fault plan had counted by then, for the process may
-    /// end with it.
-    StageDown(Generation, String, Vec<RuleCount>),
+    /// All sequences of a generation are lost, why, and which of them that may be about; what the fault plan had counted
+    /// by then, for the process may end with it.
+    StageDown(Generation, String, InHands, Vec<RuleCount>),
     /// Input was taken over.
     Acked(RequestId, u32),
     /// One sequence cannot go on.
@@ -110,6 +110,7 @@ impl Control for FromStage {
 mod tests {
     use super::*;
     use crate::{Outputs, Resume};
+    use omni_core::ids::Content;
     use omni_core::scheduler::{Pace, SequenceParams};
     use omni_model::stage::{SequenceSpec, VocoderSpec};
     use omni_transfer::link::{append, take};
@@ -121,7 +122,7 @@ mod tests {
             SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
         let spec = SequenceSpec::Vocoder(VocoderSpec { context: Some(vec![7; 20].into()), goes_on: false });
         let (deliver, from) = (Outputs { tokens: false, speech: true }, Resume::default());
-        ToStage::Admit(Box::new(Admission { request: RequestId(5), params, spec, deliver, from }))
+        ToStage::Admit(Box::new(Admission { request: RequestId(5), params, spec, deliver, from, content: Content(9) }))
     }
 
     #[test]

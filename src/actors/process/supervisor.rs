@@ -8,7 +8,8 @@ use super::message::{FromStage, Setup, ToStage};
 use super::remote::RemoteStage;
 use super::scarcity;
 use super::spawn::Process;
-use crate::{AckSink, StageHandle, StageReports, StageState};
+use crate::in_hand::InHand;
+use crate::{AckSink, InHands, StageFailure, StageHandle, StageReports, StageState};
 use futures::future::BoxFuture;
 use omni_core::ids::{Generation, StageName};
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
@@ -83,6 +84,8 @@ enum Message {
     Heard(u64, FromStage),
     /// The link of a child ended.
     Gone(u64, LinkError),
+    /// The task that listens to a child panicked.
+    Deaf(u64),
     Watch,
 }
 
@@ -90,6 +93,8 @@ struct ProcessSupervisor;
 
 struct Running {
     number: u64,
+    /// What the child's actors write down that they have in hand.
+    in_hand: Arc<InHand>,
     remote: Arc<RemoteStage>,
     process: Process,
     listening: JoinHandle<()>,
@@ -158,7 +163,7 @@ impl Actor for ProcessSupervisor {
                 Err(error) => {
                     let reason =
                         format!("its process cannot be started from {}: {error}", state.setup.binary.display());
-                    state.replace(&myself, Some(reason)).await;
+                    state.replace(&myself, Some(reason), InHands::nothing()).await;
                 }
             },
             Message::Heard(number, word) if state.is_current(number) => state.heard(&myself, word).await,
@@ -167,15 +172,22 @@ impl Actor for ProcessSupervisor {
                     Some(running) => tokio::time::timeout(REASON_PATIENCE, running.process.reap()).await.ok(),
                     None => None,
                 };
-                state.replace(&myself, Some(how.unwrap_or_else(|| error.to_string()))).await;
+                let in_hands = state.in_hands();
+                state.replace(&myself, Some(how.unwrap_or_else(|| error.to_string())), in_hands).await;
             }
-            Message::Heard(..) | Message::Gone(..) => {}
+            Message::Deaf(number) if state.is_current(number) => {
+                let in_hands = state.current.as_ref().map(|running| running.in_hand.of_parent());
+                let reason = "what its process sent could not be taken".to_owned();
+                state.replace(&myself, Some(reason), in_hands.unwrap_or_else(InHands::nothing)).await;
+            }
+            Message::Heard(..) | Message::Gone(..) | Message::Deaf(..) => {}
             Message::Watch => {
                 let limit = state.setup.watchdog.max(LEAST_SILENCE);
                 let silence = state.current.as_ref().map_or(Duration::ZERO, |now| now.remote.last_heard().elapsed());
                 if silence > limit {
                     let reason = format!("its process has said nothing for {:.1} s", silence.as_secs_f32());
-                    state.replace(&myself, Some(reason)).await;
+                    let in_hands = state.in_hands();
+                    state.replace(&myself, Some(reason), in_hands).await;
                 }
             }
         }
@@ -198,6 +210,11 @@ impl Actor for ProcessSupervisor {
 }
 
 impl SupervisorState {
+    /// What the child has, or had, in hand: which of its actors failed is not known.
+    fn in_hands(&self) -> InHands {
+        self.current.as_ref().map_or_else(InHands::nothing, |running| running.in_hand.of_role(None))
+    }
+
     fn is_current(&self, number: u64) -> bool {
         self.current.as_ref().is_some_and(|running| running.number == number)
     }
@@ -232,6 +249,7 @@ impl SupervisorState {
         let transfer = &self.setup.setup.config.transfer;
         let (down, their_down) = ring(transfer.shm_bytes)?;
         let (their_up, up) = ring(transfer.shm_bytes)?;
+        let in_hand = Arc::new(InHand::of(&up.notes()));
         let mut command = Command::new(&self.setup.binary);
         let ends = [their_down.into_handle()?, their_up.into_handle()?].map(|end| end.inherit(&mut command));
         command.args(["stage", self.handle.name().as_str()]).args(ends);
@@ -261,13 +279,15 @@ impl SupervisorState {
             })
         };
         let listening = {
-            let (parent, remote, myself) = (Arc::clone(&self.setup), Arc::clone(&remote), myself.clone());
+            let (parent, remote, in_hand) = (Arc::clone(&self.setup), Arc::clone(&remote), Arc::clone(&in_hand));
+            let mut ear = Ear { myself: myself.clone(), number, left: false };
             tokio::spawn(async move {
-                let Err(error) = listen_to(listen, &parent, &remote, |word| {
-                    let _ = myself.cast(Message::Heard(number, word));
+                let Err(error) = listen_to(listen, &parent, &remote, &in_hand, |word| {
+                    let _ = ear.myself.cast(Message::Heard(number, word));
                 })
                 .await;
-                let _ = myself.cast(Message::Gone(number, error));
+                ear.left = true;
+                let _ = ear.myself.cast(Message::Gone(number, error));
             })
         };
         let tracing = tokio::spawn(tell_who_listens(self.setup.recorder.clone(), Arc::clone(&remote)));
@@ -276,14 +296,14 @@ impl SupervisorState {
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
         tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
-        self.current = Some(Running { number, remote, process, listening, speaking, tracing, drilling });
+        self.current = Some(Running { number, in_hand, remote, process, listening, speaking, tracing, drilling });
         Ok(())
     }
 
     async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
         match word {
-            FromStage::StageDown(generation, reason, _) => {
-                let verdict = self.failed(generation, &reason);
+            FromStage::StageDown(generation, reason, in_hands, _) => {
+                let verdict = self.failed(generation, reason, in_hands);
                 if verdict == Verdict::GiveUp {
                     self.take_down().await;
                 }
@@ -293,7 +313,7 @@ impl SupervisorState {
                 self.running(status.generation);
             }
             FromStage::Status(status) if status.state == StageState::Failed => {
-                self.replace(myself, status.last_reason).await;
+                self.replace(myself, status.last_reason, InHands::nothing()).await;
             }
             // Its end is handled like that of any child that dies.
             FromStage::Doomed(_) => {
@@ -328,19 +348,25 @@ impl SupervisorState {
     }
 
     /// Closes the stage to new sequences first and reports the loss of those that it had second.
-    fn failed(&mut self, generation: Generation, reason: &str) -> Verdict {
+    fn failed(&mut self, generation: Generation, reason: String, in_hands: InHands) -> Verdict {
         self.failed_at.get_or_insert_with(Instant::now);
-        let verdict = self.policy.failed(self.born.elapsed());
-        self.down = (generation, Some(verdict));
         if let Some(running) = &self.current {
             running.remote.set_open(false);
         }
+        let failure = StageFailure { reason, in_hands };
+        let attribution = self.setup.reports.stage_down(self.handle.name(), &failure);
+        let reason = failure.reason;
+        let verdict = self.policy.failed(self.born.elapsed(), &attribution);
+        tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
+        self.down = (generation, Some(verdict));
         self.handle.update(|status| {
             status.generation = status.generation.max(generation);
             status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
-            status.last_reason = Some(reason.to_owned());
+            status.last_reason = Some(reason.clone());
         });
-        self.setup.reports.stage_down(self.handle.name(), reason, verdict == Verdict::GiveUp);
+        if verdict == Verdict::GiveUp {
+            self.setup.reports.stage_given_up(self.handle.name(), &reason);
+        }
         // What is lost is told to those who act on it before it is told to people.
         tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
         verdict
@@ -348,11 +374,11 @@ impl SupervisorState {
 
     /// Ends the child and starts the next one after the policy's pause. A failure that the child reported before is not
     /// counted again.
-    async fn replace(&mut self, myself: &ActorRef<Message>, reason: Option<String>) {
+    async fn replace(&mut self, myself: &ActorRef<Message>, reason: Option<String>, in_hands: InHands) {
         let generation = self.handle.status().borrow().generation;
         let verdict = match self.down.1.take() {
             Some(verdict) => verdict,
-            None => self.failed(generation, &reason.unwrap_or_else(|| "its process gave up".into())),
+            None => self.failed(generation, reason.unwrap_or_else(|| "its process gave up".into()), in_hands),
         };
         self.down.1 = None;
         self.take_down().await;
@@ -379,6 +405,23 @@ impl SupervisorState {
     }
 }
 
+/// The task that listens to a child. One that panics has met a payload that the ledger cannot take: the child is
+/// replaced, and its requests go on.
+struct Ear {
+    myself: ActorRef<Message>,
+    number: u64,
+    left: bool,
+}
+
+impl Drop for Ear {
+    fn drop(&mut self) {
+        // A task that is aborted belongs to a child that is gone, whose messages have an old number.
+        if !self.left {
+            let _ = self.myself.cast(Message::Deaf(self.number));
+        }
+    }
+}
+
 async fn speak_to(
     setup: Setup,
     queue: Queue<ToStage>,
@@ -397,12 +440,17 @@ async fn listen_to(
     mut from: FrameReader,
     parent: &ProcessSetup,
     remote: &RemoteStage,
+    in_hand: &InHand,
     supervisor: impl Fn(FromStage),
 ) -> Result<std::convert::Infallible, LinkError> {
     let name = parent.setup.stage;
     loop {
         match link::receive::<FromStage>(&mut from).await? {
-            Received::Delivery(Delivery::Payload(payload)) => deliver(payload, parent, name),
+            Received::Delivery(Delivery::Payload(payload)) => {
+                in_hand.parent_takes(payload.header.request, payload.header.seq.0);
+                deliver(payload, parent, name);
+                in_hand.parent_rests();
+            }
             // The parent has no input to give again: a child whose output cannot be read is replaced.
             Received::Delivery(Delivery::Broken(error)) => return Err(error.into()),
             // A child does not announce.
@@ -427,9 +475,9 @@ async fn listen_to(
                             parent.faults.resume(&counts);
                             supervisor(FromStage::Doomed(counts));
                         }
-                        FromStage::StageDown(generation, reason, counts) => {
+                        FromStage::StageDown(generation, reason, in_hands, counts) => {
                             parent.faults.resume(&counts);
-                            supervisor(FromStage::StageDown(generation, reason, Vec::new()));
+                            supervisor(FromStage::StageDown(generation, reason, in_hands, Vec::new()));
                         }
                         word @ FromStage::Status(_) => supervisor(word),
                     }

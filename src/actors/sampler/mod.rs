@@ -207,6 +207,7 @@ impl Sampling {
         let shares = trace::now().map(|_| span::shares(&plan, &done));
         let done = StepDone { step: plan.step, sequences: done };
         self.tell(SchedulerMessage::Done { done, failed }, outputs)?;
+        self.life.in_hand.returned(plan.sequences.len());
         self.life.metrics.sample_seconds.record(ended.elapsed());
         trace::since(told, self.life.track(Component::Sampler), || What::Sampled(plan.step));
 

@@ -3,6 +3,9 @@
 //! The scheduler may launch a step before it knows the outcome of the one before. Every launched and not yet returned
 //! step of a sequence is a *placeholder*. When a sequence turns out to have stopped, its younger placeholders are void:
 //! their outcomes name a request that has no sequence any more, and the scheduler drops them as stale.
+//!
+//! A sequence that may have brought the stage down runs alone ([`suspects`](crate::suspects)): a step of it has no other
+//! sequence, and no other step is out.
 
 mod sequence;
 #[cfg(test)]
@@ -132,6 +135,8 @@ pub struct PlannedSequence {
     pub advance: u32,
     /// Whether the units are of its prompt.
     pub prompt: bool,
+    /// The unit of its output at which it is, as far as steps that are out make units.
+    pub unit: u32,
     /// What this counts against the sequence's window until it returns.
     pending: u32,
     /// Which of the request's sequences: another attempt may get the slot of the one before.
@@ -318,7 +323,7 @@ impl SchedulerCore {
     fn launch(&mut self, now: Duration, hold: bool, effects: &mut Vec<Effect>) {
         self.held = false;
         while self.in_flight.len() < self.config.run_ahead as usize {
-            let runnable = self.runnable(now);
+            let runnable = self.apart(self.runnable(now));
             self.held = hold
                 && !self.is_crowded()
                 && runnable.first().is_some_and(|(priority, ..)| priority.urgency != Urgency::Due);
@@ -341,6 +346,25 @@ impl SchedulerCore {
             .map(|sequence| (playback.priority(&sequence.stream(now), now), sequence.order, sequence.request))
             .collect();
         runnable.sort_unstable();
+        runnable
+    }
+
+    /// Those of the sequences that can run which may share a step: the most urgent one, where that runs alone and
+    /// nothing is out; all that need not run alone, where the most urgent one is of them.
+    fn apart(&self, mut runnable: Vec<(Priority, u64, RequestId)>) -> Vec<(Priority, u64, RequestId)> {
+        if !self.sequences.values().any(Sequence::is_alone) {
+            return runnable;
+        }
+        let alone = |request: &RequestId| self.sequences.get(request).is_some_and(Sequence::is_alone);
+        let is_out = |plan: &Plan| plan.sequences.iter().any(|sequence| alone(&sequence.request));
+        if self.in_flight.iter().any(is_out) {
+            runnable.clear();
+        } else if runnable.first().is_some_and(|(.., request)| alone(request)) {
+            // What is out returns first; were others launched meanwhile, it might never run.
+            runnable.truncate(usize::from(self.in_flight.is_empty()));
+        } else {
+            runnable.retain(|(.., request)| !alone(request));
+        }
         runnable
     }
 
@@ -386,8 +410,9 @@ impl SchedulerCore {
             if prefilling {
                 prefill_left -= advance;
             }
+            let unit = sequence.next_unit();
             let (pending, order) = (sequence.launched(advance), sequence.order);
-            planned.push(PlannedSequence { request, slot, advance, prompt: prefilling, pending, order });
+            planned.push(PlannedSequence { request, slot, advance, prompt: prefilling, unit, pending, order });
         }
         if planned.is_empty() {
             return None;

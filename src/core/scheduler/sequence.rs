@@ -33,6 +33,8 @@ pub struct Start {
     pub acked: u32,
     /// Those of them that its listener has not heard by now; `None` before playback.
     pub ahead: Option<u32>,
+    /// Of a suspect ([`suspects`](crate::suspects)): the unit up to which it runs alone.
+    pub alone: Option<u32>,
 }
 
 /// How decode steps depend on input.
@@ -197,6 +199,16 @@ impl Sequence {
         let heard = self.first_emit.or_else(|| (made && self.placeholders > 0).then_some(now));
         let heard = heard.map(|start| start.max(self.since));
         Stream { since: self.since, heard, units }
+    }
+
+    /// Whether it runs alone: no step of it runs while one of another sequence does.
+    pub fn is_alone(&self) -> bool {
+        self.start.alone.is_some_and(|unit| self.emitted <= unit)
+    }
+
+    /// The unit at which its next step is.
+    pub fn next_unit(&self) -> u32 {
+        self.emitted.saturating_add(self.pending)
     }
 
     /// Whether its next units are of its prompt.

@@ -36,6 +36,8 @@ struct World {
     consumed: HashMap<RequestId, u32>,
     /// Whether another stage is more urgent.
     hold: bool,
+    /// Sequences that run alone, and the unit up to which they do.
+    alone: HashMap<RequestId, u32>,
 }
 
 impl World {
@@ -50,7 +52,14 @@ impl World {
             stale: 0,
             consumed: HashMap::new(),
             hold: false,
+            alone: HashMap::new(),
         }
+    }
+
+    /// Whether a sequence runs alone, as far as steps have returned.
+    fn is_alone(&self, request: RequestId) -> bool {
+        let truth = &self.truth[&request];
+        !truth.aborted && !truth.stopped && self.alone.get(&request).is_some_and(|unit| truth.emitted <= *unit)
     }
 
     fn tell(&mut self, event: Event) {
@@ -114,6 +123,11 @@ impl World {
         }
         assert!(prefill <= self.config.prefill_chunk);
         self.check_chunks(&plan);
+        let alone = |plan: &Plan| plan.sequences.iter().any(|sequence| self.is_alone(sequence.request));
+        if alone(&plan) {
+            assert!(plan.sequences.len() == 1 && self.launched.is_empty(), "it does not run alone");
+        }
+        assert!(!self.launched.iter().any(alone), "a step runs beside one that is to run alone");
         self.launched.push_back(plan);
     }
 
@@ -199,7 +213,7 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Move {
-    Arrive(u8, u32, u32, u32),
+    Arrive(u8, u32, u32, u32, Option<u32>),
     Feed(usize, u32),
     Step,
     Ack(usize),
@@ -209,7 +223,8 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
     let step = prop_oneof![
-        3 => (0..4u8, 0..20u32, 0..30u32, 1..12u32).prop_map(|(kind, prompt, input, stop)| Move::Arrive(kind, prompt, input, stop)),
+        3 => (0..4u8, 0..20u32, 0..30u32, 1..12u32, proptest::option::weighted(0.2, 0..6u32))
+            .prop_map(|(kind, prompt, input, stop, alone)| Move::Arrive(kind, prompt, input, stop, alone)),
         6 => (any::<usize>(), 1..6u32).prop_map(|(who, units)| Move::Feed(who, units)),
         8 => Just(Move::Step),
         5 => any::<usize>().prop_map(Move::Ack),
@@ -267,7 +282,7 @@ proptest! {
             let ids: Vec<_> = (0..world.truth.len() as u64).map(RequestId).collect();
             let who = |index: usize| ids.get(index % ids.len().max(1)).copied();
             match step {
-                Move::Arrive(kind, prompt, input, stop) => {
+                Move::Arrive(kind, prompt, input, stop, alone) => {
                     let request = RequestId(world.truth.len() as u64);
                     let (params, takes_input) = params(kind, prompt);
                     let truth = Truth {
@@ -277,7 +292,8 @@ proptest! {
                         stopped: false, finished: false, aborted: false,
                     };
                     world.truth.insert(request, truth);
-                    world.tell(Event::Admit(request, params, Start::default()));
+                    world.alone.extend(alone.map(|unit| (request, unit)));
+                    world.tell(Event::Admit(request, params, Start { alone, ..Start::default() }));
                 }
                 Move::Feed(index, units) => if let Some(request) = who(index) { world.feed(request, units) },
                 Move::Step => world.step(),

@@ -105,12 +105,12 @@ fn a_repeated_payload_is_cut_to_its_new_units() {
 #[test]
 fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
     let mut journal = spoken();
-    let first = journal.admit(StageName::Talker, UNIT).unwrap();
+    let first = journal.admit(StageName::Talker, UNIT, None).unwrap();
     assert_eq!(first.admission.from, Resume { attempt: Attempt(1), ..Resume::default() });
     journal.record(Edge::Text, payload(Edge::Text, 0, (0..9).collect(), 1, true)).unwrap();
     journal.record(Edge::Codes, codes(0, 4, false)).unwrap();
     journal.acked(Edge::Codes, 3);
-    let Readmission { admission, input } = journal.admit(StageName::Talker, UNIT).unwrap();
+    let Readmission { admission, input } = journal.admit(StageName::Talker, UNIT, None).unwrap();
     let SequenceSpec::Talker(sequence) = &admission.spec else { panic!("{admission:?}") };
     assert_eq!(sequence.generated_len, 4);
     assert_eq!(sequence.prompt.reference().unwrap()[..], (0..16).collect::<Vec<_>>());
@@ -128,11 +128,11 @@ fn a_talker_goes_on_behind_its_frames_with_all_of_its_text() {
 #[test]
 fn a_vocoder_gets_delivered_frames_as_context_and_the_others_as_input() {
     let mut journal = spoken();
-    journal.admit(StageName::Vocoder, UNIT).unwrap();
+    journal.admit(StageName::Vocoder, UNIT, None).unwrap();
     journal.record(Edge::Codes, codes(0, 5, true)).unwrap();
     let header = Header { kind: Kind::Audio, units: 2, end: None, ..codes(0, 0, false).header };
     journal.record(Edge::Audio, Payload { header, parts: vec![Part::F32(vec![0.5; 20])], leases: Vec::new() }).unwrap();
-    let Readmission { admission, input } = journal.admit(StageName::Vocoder, UNIT).unwrap();
+    let Readmission { admission, input } = journal.admit(StageName::Vocoder, UNIT, None).unwrap();
     let SequenceSpec::Vocoder(sequence) = &admission.spec else { panic!("{admission:?}") };
     assert_eq!((sequence.context.as_deref(), sequence.goes_on), (Some(&(0..8).collect::<Vec<_>>()[..]), true));
     assert_eq!((admission.params.prompt, admission.from.start.input, admission.from.first), (2, 2, 2));
@@ -141,16 +141,16 @@ fn a_vocoder_gets_delivered_frames_as_context_and_the_others_as_input() {
         (Seq(2), 3, Some(FinishReason::Stop))
     );
     assert_eq!(values(&input[0]), (8..20).collect::<Vec<_>>());
-    assert!(journal.admit(StageName::Talker, UNIT).is_none(), "the talker has given everything");
+    assert!(journal.admit(StageName::Talker, UNIT, None).is_none(), "the talker has given everything");
 }
 
 #[test]
 fn a_thinker_goes_on_behind_its_tokens_and_follows_a_whole_answer() {
     let both = Outputs { tokens: true, speech: true };
     let mut journal = Journal::new(REQUEST, vec![thinker(both), talker(), vocoder()], GROUPS);
-    journal.admit(StageName::Thinker, UNIT).unwrap();
+    journal.admit(StageName::Thinker, UNIT, None).unwrap();
     journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![20, 21], 1, false)).unwrap();
-    let again = journal.admit(StageName::Thinker, UNIT).unwrap();
+    let again = journal.admit(StageName::Thinker, UNIT, None).unwrap();
     let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
     assert_eq!(
         (sequence.prompt.as_ref(), sequence.generated_len, again.admission.params.prompt),
@@ -160,7 +160,7 @@ fn a_thinker_goes_on_behind_its_tokens_and_follows_a_whole_answer() {
     assert_eq!((again.admission.from.tokens, again.admission.from.deliver_from, again.input.len()), (2, 0, 0));
 
     journal.record(Edge::Tokens, payload(Edge::Tokens, 2, vec![22, 0], 1, true)).unwrap();
-    let again = journal.admit(StageName::Thinker, UNIT).unwrap();
+    let again = journal.admit(StageName::Thinker, UNIT, None).unwrap();
     let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
     assert_eq!((sequence.mode, sequence.prompt.len(), again.admission.deliver.tokens), (ThinkerMode::Follow, 3, false));
     assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(FinishReason::Stop)));
@@ -200,7 +200,7 @@ proptest! {
         let mut taken = Vec::new();
         for (kind, who, frames) in moves {
             if kind == 0 {
-                let again = journal.admit(StageName::Talker, UNIT).unwrap();
+                let again = journal.admit(StageName::Talker, UNIT, None).unwrap();
                 prop_assert_eq!(again.admission.from.first, (taken.len() / GROUPS) as u32);
                 attempts.push(again.admission.from.first);
             } else {

@@ -1,6 +1,7 @@
 //! The planner: from a request to the sequences that it needs in each stage. It checks all that depends on the
 //! checkpoint, each value once, and refuses a request before any stage has started to work on it.
 
+mod content;
 mod omni;
 mod tts;
 
@@ -9,9 +10,10 @@ pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
-use omni_core::ids::{Attempt, FinishReason, Frames, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
+use omni_fault::FaultSite;
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
 use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, VocoderSpec};
@@ -28,6 +30,8 @@ use std::time::Duration;
 pub(super) struct Planner {
     pub family: FamilyPlanner,
     pub common: Common,
+    /// Where a fault plan can strike.
+    pub fault: FaultSite,
 }
 
 /// What only one family does.
@@ -94,7 +98,7 @@ impl SequencePlan {
     /// A sequence that begins.
     pub fn named(&self, request: RequestId) -> Admission {
         let (params, spec) = (self.params.clone(), self.spec.clone());
-        Admission { request, params, spec, deliver: self.deliver, from: Resume::default() }
+        Admission { request, params, spec, deliver: self.deliver, from: Resume::default(), content: Content::default() }
     }
 
     /// Whether it samples its tokens.
@@ -159,6 +163,7 @@ pub(super) enum SpeechVoice {
 impl Planner {
     /// A chat turn.
     pub fn chat(&self, request: &GenerateRequest) -> Result<RequestPlan, SubmitError> {
+        self.strike();
         match &self.family {
             FamilyPlanner::Omni(planner) => planner.chat(&self.common, request),
             FamilyPlanner::Tts(_) => {
@@ -170,6 +175,7 @@ impl Planner {
 
     /// One piece of a text to be spoken.
     pub fn speech(&self, text: &str, options: &SpeechOptions) -> Result<RequestPlan, SubmitError> {
+        self.strike();
         match (&self.family, &options.voice) {
             (FamilyPlanner::Omni(planner), SpeechVoice::Omni(speaker)) => {
                 planner.speech(&self.common, text, *speaker, options)
@@ -202,6 +208,11 @@ impl Planner {
             return Err(SubmitError::Invalid { param: "messages", message });
         }
         self.common.check_length("messages", chars)
+    }
+
+    /// A panic is the only fault that can be planned here.
+    fn strike(&self) {
+        let _ = self.fault.inject(|| None, || false);
     }
 
     /// Refuses text that is longer than the config allows.

@@ -10,17 +10,20 @@ use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use futures::future::BoxFuture;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
+use omni_core::suspects::Attribution;
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::weights::EmbeddedFiles;
 use omni_stage::process::message::{FromStage, Pulse, Setup, ToStage};
-use omni_stage::{self as actors, AckSink, StageHandle, StageLoad, StageReports, StageState, StageStatus};
+use omni_stage::{
+    self as actors, AckSink, StageFailure, StageHandle, StageLoad, StageReports, StageState, StageStatus,
+};
 use omni_telemetry::trace::{Recorder, Session};
 use omni_telemetry::{self as telemetry, LogError};
 use omni_transfer::lease::LeaseBook;
 use omni_transfer::link::{self, FrameReader, FrameWriter, LinkError, Malformed, Outbox, Received, outbox};
 use omni_transfer::payload::Payload;
-use omni_transfer::shm::{RingError, RingHandle};
+use omni_transfer::shm::{Notes, RingError, RingHandle};
 use omni_transfer::transport::{Delivery, PayloadReceiver, PayloadSender, TransportError};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -88,6 +91,7 @@ async fn serve_stage(link: &[String], embedded: Option<EmbeddedFiles>) -> Result
     let no_parent = |_: io::Error| ChildError::NoParent;
     let down = RingHandle::from_inherited(down).and_then(RingHandle::into_consumer).map_err(no_parent)?;
     let up = RingHandle::from_inherited(up).and_then(RingHandle::into_producer).map_err(no_parent)?;
+    let notes = up.notes();
     let mut from = FrameReader::new(down, None, true);
     let hello = tokio::time::timeout(HELLO, from.next()).await;
     let hello = hello.ok().and_then(Result::ok).ok_or(ChildError::NoParent)?;
@@ -105,7 +109,7 @@ async fn serve_stage(link: &[String], embedded: Option<EmbeddedFiles>) -> Result
     let speaking = tokio::spawn(async move {
         queue.send_all(&mut to, |request, reason| _ = told.tell(FromStage::SequenceFailed(request, reason))).await
     });
-    let outcome = run(&setup, embedded, from, &out).await;
+    let outcome = run(&setup, embedded, from, &out, notes).await;
     if let Err(ChildError::Failed(_, reason)) = &outcome {
         let (generation, last_reason) = (setup.generation, Some(reason.clone()));
         out.tell(FromStage::Status(StageStatus { state: StageState::Failed, generation, restarts: 0, last_reason }));
@@ -124,6 +128,7 @@ async fn run(
     embedded: Option<EmbeddedFiles>,
     from: FrameReader,
     out: &Outbox<FromStage>,
+    notes: Notes,
 ) -> Result<(), ChildError> {
     let name = setup.stage;
     let failed = |error: StartError| ChildError::Failed(name, error.to_string());
@@ -145,6 +150,7 @@ async fn run(
         acks: Arc::clone(&parent) as Arc<dyn AckSink>,
         reports: Arc::clone(&parent) as Arc<dyn StageReports>,
         own_process: true,
+        notes: Some(notes),
     };
     let child = Child {
         handle,
@@ -220,6 +226,7 @@ impl Child {
     fn execute(&self, word: ToStage) -> bool {
         match word {
             ToStage::Admit(admission) => {
+                self.faults.asks_for(admission.request, admission.content);
                 // A stage that went down just now reports that, and is given its sequences again when it is up.
                 self.handle.admit(*admission);
                 self.admitted.fetch_add(1, Ordering::Relaxed);
@@ -321,10 +328,16 @@ impl StageReports for Parent {
     /// The parent learns it from the stage's status.
     fn stage_up(&self, _: StageName) {}
 
-    fn stage_down(&self, _: StageName, reason: &str, _: bool) {
+    /// The parent knows the requests, and counts.
+    fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {
         let generation: Generation = self.stage.status().borrow().generation;
-        self.out.tell(FromStage::StageDown(generation, reason.to_owned(), self.faults.counts()));
+        let StageFailure { reason, in_hands } = failure.clone();
+        self.out.tell(FromStage::StageDown(generation, reason, in_hands, self.faults.counts()));
+        Attribution::default()
     }
+
+    /// The parent learns it from the stage's status.
+    fn stage_given_up(&self, _: StageName, _: &str) {}
 }
 
 /// The inbound edge: what the parent sent.

@@ -148,6 +148,7 @@ impl<'a> World<'a> {
             let edge = Edge::into_stage(name, handles.before(name).is_none());
             let acks = Arc::new(Acks { ledger: Arc::clone(&ledger), edge }) as Arc<dyn AckSink>;
             let setup = StageSetup {
+                notes: None,
                 name,
                 scheduler: SchedulerConfig {
                     slots: shape.places as u32,

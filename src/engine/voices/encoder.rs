@@ -2,6 +2,7 @@
 
 use crate::voice::{Recording, VoiceError};
 use candle_core::Device;
+use omni_fault::FaultSite;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
@@ -38,6 +39,8 @@ pub(super) struct Encoder {
     limits: AudioLimits,
     /// The threads that encode. Streams need the cores more.
     threads: ThreadPool,
+    /// Where a fault plan can strike.
+    fault: FaultSite,
 }
 
 /// An encoded recording.
@@ -50,11 +53,11 @@ pub(super) struct Encoded {
 
 impl Encoder {
     /// Reads the weights.
-    pub fn load(checkpoint: &Checkpoint, limits: AudioLimits) -> Result<Encoder, LoadError> {
+    pub fn load(checkpoint: &Checkpoint, limits: AudioLimits, fault: FaultSite) -> Result<Encoder, LoadError> {
         match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
             Some(nets) => {
                 let width = checkpoint.family().talker().text.hidden_size;
-                Ok(Encoder { nets, width, limits, threads: threads()? })
+                Ok(Encoder { nets, width, limits, threads: threads()?, fault })
             }
             None => {
                 let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
@@ -69,6 +72,8 @@ impl Encoder {
     }
 
     fn encode_here(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
+        // A panic is the only fault that can be planned here.
+        let _ = self.fault.inject(|| None, || false);
         let clip = decode_audio(&recording.audio, &self.limits).map_err(refuse)?;
         let seconds = clip.seconds() as f32;
         let pcm = VoiceEncoder::samples(&clip).map_err(refuse)?;

@@ -10,6 +10,7 @@ mod turns;
 pub(super) use encoder::{Spoken, Voiceprint};
 
 use super::api::TenantId;
+use super::caught;
 use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
 use encoder::Encoder;
 use file::Kept;
@@ -23,6 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::task::JoinError;
 use turns::{Purpose, Turns};
 
 /// Longest name, in characters.
@@ -79,7 +81,7 @@ struct Voice {
 }
 
 impl Voices {
-    /// Loads the encoders and the voices in `folder`. Slow: not for an async thread.
+    /// Loads the encoders and the voices in `folder`; faults strike writes and encodings. Slow: not for an async thread.
     ///
     /// # Errors
     /// When the weights do not fit. A voice that cannot be read stays where it is, with a warning.
@@ -88,9 +90,9 @@ impl Voices {
         folder: Option<PathBuf>,
         (max_count, max_bytes): (usize, u64),
         limits: AudioLimits,
-        fault: FaultSite,
+        [fault, encoding]: [FaultSite; 2],
     ) -> Result<Voices, LoadError> {
-        let encoder = Encoder::load(checkpoint, limits)?;
+        let encoder = Encoder::load(checkpoint, limits, encoding)?;
         let fingerprint = encoder
             .fingerprint()
             .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;
@@ -144,14 +146,14 @@ impl Voices {
             let voice = voices.take_turn((tenant, Purpose::Upload), move || keeper.keep(voice)).await?;
             Ok(claim.fulfil(voice))
         });
-        adding.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
+        adding.await.unwrap_or_else(|error| Err(panicked(error)))
     }
 
     /// Forgets a voice.
     pub async fn remove(self: &Arc<Self>, name: &str) -> Result<(), VoiceError> {
         let (voices, name) = (Arc::clone(self), name.to_owned());
         let removing = tokio::task::spawn_blocking(move || voices.remove_now(&name));
-        removing.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
+        removing.await.unwrap_or_else(|error| Err(panicked(error)))
     }
 
     fn remove_now(&self, name: &str) -> Result<(), VoiceError> {
@@ -231,10 +233,7 @@ impl Voices {
             let _turn = turn;
             work()
         };
-        match tokio::task::spawn_blocking(work).await {
-            Ok(outcome) => outcome,
-            Err(error) => Err(VoiceError::Storage(format!("the encoder failed: {error}"))),
-        }
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(panicked(error)))
     }
 
     fn keep(&self, voice: NewVoice) -> Result<Voice, VoiceError> {
@@ -326,6 +325,12 @@ impl Voices {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A recording, or something about a voice, that the code cannot take: it ends this request alone.
+fn panicked(error: JoinError) -> VoiceError {
+    let reason = error.try_into_panic().map_or_else(|error| error.to_string(), |panic| caught::text(panic.as_ref()));
+    VoiceError::Internal(format!("the voice could not be encoded: {reason}"))
 }
 
 impl State {

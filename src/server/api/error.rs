@@ -34,6 +34,7 @@ pub(crate) const CODES: &[&str] = &[
     "rate_limit_exceeded",
     "overloaded",
     "request_failed",
+    "stage_crashed",
     "internal_error",
     "too_much_input",
     "too_much_output",

@@ -2,7 +2,7 @@
 
 use crate::bench::plan::uniform;
 use omni_core::ids::StageName;
-use omni_fault::{FaultKind, FaultPoint, FaultRule, Phase};
+use omni_fault::{FaultKind, FaultPoint, FaultRule, Neighbour, Phase};
 use std::time::Duration;
 
 /// How long something takes that is slow on purpose: longer than a step, shorter than a listener is ahead.
@@ -24,10 +24,11 @@ pub fn decks(suits: impl Fn(&FaultRule) -> bool) -> Vec<Deck> {
     let stages: Vec<Option<StageName>> = [None].into_iter().chain(StageName::ALL.map(Some)).collect();
     let kinds =
         FaultKind::all(DELAY).map(|kind| if kind == FaultKind::Slow(DELAY) { FaultKind::Slow(SLOW) } else { kind });
-    // The engine does not drain while listeners listen, and no listener uploads a voice.
+    // The engine does not drain while listeners listen, no listener uploads a voice, and a request that cannot be
+    // planned is refused: that is no fault to survive.
     let phases = Phase::ALL.iter().filter(|phase| **phase != Phase::Drain).map(|phase| Some(*phase));
     let phases: Vec<Option<Phase>> = [None].into_iter().chain(phases).collect();
-    let points = FaultPoint::ALL.iter().filter(|point| **point != FaultPoint::Voices);
+    let points = FaultPoint::ALL.iter().filter(|point| point.has_request() || **point == FaultPoint::Build);
     let points: Vec<FaultPoint> = points.copied().collect();
     let places = |kind| {
         let all = stages.iter().flat_map(|stage| points.iter().map(move |point| (*stage, *point)));
@@ -54,6 +55,16 @@ pub fn plan(decks: &[Deck], seed: u64, every: Duration, duration: Duration) -> V
         at += every;
     }
     rules
+}
+
+/// Faults that come with a request: one request in so many brings a stage down each time, and as many others do only
+/// where they run together with another request.
+pub fn correlated(stages: &[StageName], seed: u64, one_in: u64) -> Vec<FaultRule> {
+    let mut draws = Draws { seed, next: 0 };
+    // A text-only answer has a part in the first stage alone.
+    let (stage, other) = (stages[draws.below(stages.len())], stages[draws.below(stages.len())]);
+    let always = |stage, kind| FaultRule::new(stage, FaultPoint::Runner, kind).one_in(one_in).times(u64::MAX);
+    vec![always(stage, FaultKind::Panic), always(other, FaultKind::Error).beside(Neighbour::Any)]
 }
 
 fn rule(kind: FaultKind, (stage, point, phase): (Option<StageName>, FaultPoint, Option<Phase>)) -> FaultRule {

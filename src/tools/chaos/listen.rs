@@ -4,7 +4,7 @@ use super::load::Asked;
 use super::verdict::{End, Heard};
 use omni_core::ids::RequestId;
 use omni_core::playback::Playback;
-use omni_engine::{Engine, Event, Service, SubmitError};
+use omni_engine::{Engine, Event, RequestError, Service, SubmitError};
 use std::time::{Duration, Instant};
 
 /// How long a listener waits before it asks again after a refusal that will pass.
@@ -70,6 +70,9 @@ pub async fn listen(
                 continue;
             }
             Ok(Some(Event::Finished { reason, usage })) => heard.end = End::Finished(reason, usage),
+            Ok(Some(Event::Failed(RequestError::BroughtDown { stage, times, .. }))) => {
+                heard.end = End::Ended(stage, times)
+            }
             Ok(Some(Event::Failed(error))) => heard.end = End::Failed(first_line(&error)),
         }
         return (name, heard, timing);

@@ -45,7 +45,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
-use verdict::{Exactness, Heard, Verdict};
+use verdict::{End, Exactness, Heard, Verdict};
 
 /// How long an engine that is done gets to stop.
 const STOPPING: Duration = Duration::from_secs(10);
@@ -87,6 +87,10 @@ pub struct ChaosArgs {
     /// How often a fault strikes, drawn evenly from all kinds and places that the config allows
     #[arg(long, value_name = "DURATION", default_value = "200ms", value_parser = duration)]
     every: Duration,
+    /// One request in so many brings a stage down each time that it runs, and one in so many does beside any other; the
+    /// same each time that it comes again
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    guilty: Option<u64>,
     /// A file with `[[faults]]`: exactly these, and none that are drawn
     #[arg(long, value_name = "FILE", conflicts_with = "every")]
     plan: Option<PathBuf>,
@@ -167,6 +171,7 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     eprintln!("set for the drill: {}", if set.is_empty() { "nothing".to_owned() } else { set.join(" ") });
 
     let (truth, undisturbed) = field.undisturbed().await?;
+    let (field, truth) = field.with_guilty(truth).await?;
     let until = field.args.requests.map_or(Until::Time(field.args.duration), Until::Requests);
     let faults = given.map_or(Faults::Generated, |file| Faults::Given(file.rules));
     let disturbed = field.disturbed(&truth, until, &faults, false, Some("disturbed")).await?;
@@ -249,6 +254,41 @@ impl Field {
         let truth = truth.context("the undisturbed run did not come to its end")?;
         eprintln!("undisturbed: {} requests in {:.1} s", truth.len(), run.took.as_secs_f64());
         Ok((Arc::new(truth), run))
+    }
+
+    /// The same field with faults that come with a request, where that is asked for, and the truth about the requests
+    /// that have them: each is ended, and no other differs from what it was.
+    async fn with_guilty(mut self, truth: Arc<Vec<Heard>>) -> anyhow::Result<(Field, Arc<Vec<Heard>>)> {
+        let Some(one_in) = self.args.guilty else { return Ok((self, truth)) };
+        self.config.faults.extend(generate::correlated(self.load.stages, self.args.seed, one_in));
+        let ended: Arc<Mutex<Vec<(usize, End)>>> = Arc::default();
+        let judge = {
+            let (truth, ended, exactness) = (Arc::clone(&truth), Arc::clone(&ended), self.exactness);
+            move |case: usize, heard: Heard| match &heard.end {
+                end @ End::Ended(stage, times) => {
+                    let verdict = Verdict::Ended { stage: *stage, times: *times };
+                    ended.lock().unwrap_or_else(PoisonError::into_inner).push((case, end.clone()));
+                    verdict
+                }
+                _ => verdict::judge(&truth[case], &heard, exactness),
+            }
+        };
+        let drill = self.drill(Until::Requests(self.load.cases.len()), true, Some("guilty"));
+        let run = self.run(&self.config, drill, judge, &Faults::Given(Vec::new())).await?;
+        if run.interrupted {
+            return Err(Interrupted.into());
+        }
+        if let Some(bad) = run.streams.iter().find(|stream| !stream.verdict.is_good()) {
+            let text = &self.load.cases[bad.case].text;
+            anyhow::bail!("beside requests that bring a stage down another one suffers, {text:?}: {}", bad.verdict);
+        }
+        let ended = std::mem::take(&mut *ended.lock().unwrap_or_else(PoisonError::into_inner));
+        eprintln!("guilty: {} of {} requests bring a stage down", ended.len(), truth.len());
+        let mut truth = Vec::clone(&truth);
+        for (case, end) in ended {
+            truth[case].end = end;
+        }
+        Ok((self, Arc::new(truth)))
     }
 
     /// The same requests, with faults.
@@ -349,6 +389,7 @@ impl ChaosArgs {
         }
         option("streams", Some(self.streams.to_string()));
         option("seed", Some(self.seed.to_string()));
+        option("guilty", self.guilty.map(|guilty| guilty.to_string()));
         option("placement", self.placement.to_possible_value().map(|value| value.get_name().to_owned()));
         option("hang-after", Some(format_duration(self.hang_after)));
         option("texts", self.texts.as_ref().map(|path| path.display().to_string()));

@@ -44,6 +44,8 @@ pub struct Streams {
     pub reordered: usize,
     /// Something else.
     pub changed: usize,
+    /// Ended because they bring a stage down, as they should be.
+    pub ended: usize,
     /// With an error.
     pub failed: usize,
     /// Not accepted.
@@ -240,7 +242,7 @@ impl Report {
         text += &table(&["place", "injected", "hit"], counts(&self.faults_by_place));
         let s = &self.streams;
         let row = [s.started, s.finished, s.identical, s.recovered, s.lost, s.repeated, s.reordered, s.changed];
-        let row = row.into_iter().chain([s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
+        let row = row.into_iter().chain([s.ended, s.failed, s.refused, s.hung]).map(|n| n.to_string()).collect();
         text += "\n";
         text += &table(
             &[
@@ -252,6 +254,7 @@ impl Report {
                 "repeated",
                 "reordered",
                 "changed",
+                "ended",
                 "failed",
                 "refused",
                 "hung",
@@ -319,6 +322,7 @@ impl Streams {
                 &mut self.identical
             }
             Verdict::Equal => &mut self.finished,
+            Verdict::Ended { .. } => &mut self.ended,
             Verdict::Failed { .. } => &mut self.failed,
             Verdict::Refused { .. } => &mut self.refused,
             Verdict::Hung { .. } => &mut self.hung,

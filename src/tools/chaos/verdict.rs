@@ -1,6 +1,8 @@
 //! Whether a stream was what it should be. Pure.
 
 use super::compare::{Difference, compare};
+use omni_core::ids::StageName;
+use omni_core::suspects::TRIES;
 use omni_engine::{FinishReason, Usage};
 use serde::Serialize;
 use std::time::Duration;
@@ -12,6 +14,8 @@ pub enum End {
     Finished(FinishReason, Usage),
     /// With an error.
     Failed(String),
+    /// With the error of a request that brought this stage down so often.
+    Ended(StageName, u32),
     /// It was never accepted.
     Refused(String),
     /// Nothing came for so long that the listener gave up.
@@ -57,6 +61,14 @@ pub enum Verdict {
         /// How it should have ended, and how it did.
         end: Option<String>,
     },
+    /// It brings a stage down each time, and ended with the error that says so after at most two failures more than the
+    /// first.
+    Ended {
+        /// Which stage.
+        stage: StageName,
+        /// How often it did.
+        times: u32,
+    },
     /// It ended with an error.
     Failed {
         /// Which.
@@ -77,7 +89,7 @@ pub enum Verdict {
 impl Verdict {
     /// Whether the stream was as it should be.
     pub fn is_good(&self) -> bool {
-        matches!(self, Verdict::Identical | Verdict::Equal)
+        matches!(self, Verdict::Identical | Verdict::Equal | Verdict::Ended { .. })
     }
 }
 
@@ -86,6 +98,7 @@ impl std::fmt::Display for Verdict {
         match self {
             Verdict::Identical => f.write_str("identical"),
             Verdict::Equal => f.write_str("other samples, same length"),
+            Verdict::Ended { stage, times } => write!(f, "ended after it had brought the {stage} down {times} times"),
             Verdict::Failed { error } => write!(f, "failed: {error}"),
             Verdict::Refused { error } => write!(f, "refused: {error}"),
             Verdict::Hung { after_s } => write!(f, "hung: nothing came for {after_s:.1} s"),
@@ -101,6 +114,13 @@ impl std::fmt::Display for Verdict {
 /// Judges a stream by the undisturbed one.
 pub fn judge(truth: &Heard, heard: &Heard, exactness: Exactness) -> Verdict {
     match &heard.end {
+        End::Ended(stage, times) if matches!(truth.end, End::Ended(of, _) if of == *stage) && *times <= TRIES => {
+            return Verdict::Ended { stage: *stage, times: *times };
+        }
+        End::Ended(stage, times) => {
+            let error = format!("it is said to have brought the {stage} down {times} times");
+            return Verdict::Failed { error };
+        }
         End::Failed(error) => return Verdict::Failed { error: error.clone() },
         End::Refused(error) => return Verdict::Refused { error: error.clone() },
         End::Hung(after) => return Verdict::Hung { after_s: after.as_secs_f64() },
@@ -172,6 +192,18 @@ mod tests {
         assert!(!verdict.is_good());
         let said = verdict.to_string();
         assert!(said.contains("Length") && said.contains("Stop"), "{said}");
+    }
+
+    #[test]
+    fn who_brings_a_stage_down_is_to_be_ended_in_time_and_nobody_else_is() {
+        let ended = |stage, times| Heard { end: End::Ended(stage, times), ..heard(&[], "") };
+        let truth = ended(StageName::Talker, 3);
+        let judge = |truth: &Heard, heard: &Heard| judge(truth, heard, Exactness::Samples).is_good();
+        assert!(judge(&truth, &truth));
+        assert!(!judge(&truth, &ended(StageName::Talker, 4)), "a failure too many");
+        assert!(!judge(&truth, &ended(StageName::Vocoder, 3)), "another stage");
+        assert!(!judge(&truth, &heard(&[], "")), "it got through");
+        assert!(!judge(&heard(&[0.1], ""), &truth), "it was innocent");
     }
 
     #[test]

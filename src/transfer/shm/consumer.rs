@@ -3,6 +3,7 @@
 use super::bell::Bell;
 use super::handle::{RingHandle, Side};
 use super::map::Map;
+use super::notes::Notes;
 use super::{ALIGN, FRAME_HEADER, RingError, SEAL, footprint};
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -31,7 +32,7 @@ pub struct Consumer {
 /// What the chunks need to give their space back.
 #[derive(Debug)]
 struct Shared {
-    map: Map,
+    map: Arc<Map>,
     bell: Bell,
     in_use: Mutex<InUse>,
 }
@@ -58,8 +59,13 @@ impl Consumer {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the ring is corrupt: impossible positions"));
         }
         let in_use = Mutex::new(InUse { head: next, ..InUse::default() });
-        let shared = Arc::new(Shared { map, bell, in_use });
+        let shared = Arc::new(Shared { map: Arc::new(map), bell, in_use });
         Ok(Consumer { memory, shared, next, corrupt: None, handed_over: false })
+    }
+
+    /// Words beside the frames.
+    pub fn notes(&self) -> Notes {
+        Notes::new(Arc::clone(&self.shared.map))
     }
 
     /// The next frame, if there is one. Finds out that the producer closed the ring, but not that it died: only a call

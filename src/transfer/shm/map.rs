@@ -142,6 +142,14 @@ impl Map {
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
+    /// The rest of the first page, which the ring itself does not use.
+    pub fn notes(&self) -> &[AtomicU64] {
+        let words = (self.page - size_of::<Header>()) / size_of::<AtomicU64>();
+        // SAFETY: the range lies within the first page, behind the header, whose size is a multiple of its alignment of
+        // 128; it lives as long as `self`; the words are atomic, so the other side may write at any time.
+        unsafe { std::slice::from_raw_parts(self.base.add(size_of::<Header>()).cast::<AtomicU64>().as_ptr(), words) }
+    }
+
     /// Bytes of data.
     pub fn capacity(&self) -> u64 {
         self.capacity as u64

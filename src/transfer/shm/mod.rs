@@ -42,6 +42,7 @@ mod bell;
 mod consumer;
 mod handle;
 mod map;
+mod notes;
 mod producer;
 #[cfg(test)]
 mod protocol;
@@ -50,6 +51,7 @@ mod tests;
 
 pub use consumer::{Chunk, Consumer};
 pub use handle::{RingHandle, inherited};
+pub use notes::Notes;
 pub use producer::{Producer, Reservation};
 
 use bell::Bell;

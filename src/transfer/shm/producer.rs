@@ -3,11 +3,13 @@
 use super::bell::Bell;
 use super::handle::{RingHandle, Side};
 use super::map::Map;
+use super::notes::Notes;
 use super::{ALIGN, FRAME_HEADER, PushError, SEAL, footprint};
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Producer {
     memory: OwnedFd,
-    map: Map,
+    map: Arc<Map>,
     bell: Bell,
     tail: u64,
     /// What was last seen of the consumer's head: read again only when it is not enough.
@@ -31,7 +33,12 @@ impl Producer {
         if !tail.is_multiple_of(ALIGN) || tail.checked_sub(head).is_none_or(|used| used > map.capacity()) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the ring is corrupt: impossible positions"));
         }
-        Ok(Producer { memory, map, bell, tail, head, handed_over: false })
+        Ok(Producer { memory, map: Arc::new(map), bell, tail, head, handed_over: false })
+    }
+
+    /// Words beside the frames.
+    pub fn notes(&self) -> Notes {
+        Notes::new(Arc::clone(&self.map))
     }
 
     /// The most bytes that a frame can have.

@@ -18,7 +18,7 @@ mod run;
 use crate::support::stage::{next, rig, scheduler};
 use asks::{Ask, Dice, Stage, on_cuda, talker, thinker};
 use omni_actors::actors::{Admission, Outputs, Resume};
-use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
+use omni_actors::core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq};
 use omni_actors::core::scheduler::SchedulerConfig;
 use omni_actors::model::stage::{StageFactory, StageModel};
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
@@ -121,6 +121,7 @@ async fn a_talker_says_the_same_through_its_actors() {
                 spec,
                 deliver: Outputs { tokens: true, speech: true },
                 from: Resume::default(),
+                content: Content::default(),
             });
             let header = Header {
                 request,

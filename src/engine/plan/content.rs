@@ -1,0 +1,47 @@
+//! What a request asks for, as one number: the same text, voice and conversation give the same, whatever the seed. A
+//! request that comes again is recognized by it.
+
+use super::RequestPlan;
+use bincode::enc::write::Writer;
+use bincode::error::EncodeError;
+use omni_core::ids::Content;
+use omni_model::stage::SequenceSpec;
+
+impl RequestPlan {
+    /// What it asks for.
+    pub fn content(&self) -> Content {
+        let mut hash = Fnv(0xCBF2_9CE4_8422_2325);
+        for (_, sequence) in &self.sequences {
+            let mut spec = sequence.spec.clone();
+            match &mut spec {
+                SequenceSpec::Thinker(thinker) => thinker.seed = 0,
+                SequenceSpec::Talker(talker) => talker.seed = 0,
+                SequenceSpec::Vocoder(_) => {}
+            }
+            hash.take(&spec);
+        }
+        if let Some(text) = &self.follow {
+            hash.take(&text.tokens);
+        }
+        Content(hash.0)
+    }
+}
+
+/// FNV-1a, which is the same in every build.
+struct Fnv(u64);
+
+impl Fnv {
+    fn take(&mut self, value: &impl bincode::Encode) {
+        // A hash takes any number of bytes.
+        let _ = bincode::encode_into_writer(value, self, bincode::config::standard());
+    }
+}
+
+impl Writer for &mut Fnv {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), EncodeError> {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3);
+        }
+        Ok(())
+    }
+}
