@@ -58,7 +58,7 @@ impl InHand {
     pub fn new(sequences: usize, notes: Option<&Notes>) -> InHand {
         let words = match notes {
             Some(notes) => Words::Shared(notes.clone()),
-            None => Words::Own((0..FIXED + sequences).map(|_| AtomicU64::new(0)).collect()),
+            None => Words::Own((0..FIXED + sequences.max(1)).map(|_| AtomicU64::new(0)).collect()),
         };
         let new = InHand(words);
         new.words().iter().for_each(|word| word.store(0, Ordering::Relaxed));

@@ -81,12 +81,29 @@ pub trait AckSink: Send + Sync {
 }
 
 /// Why a stage went down.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub struct StageFailure {
     /// What was seen.
     pub reason: String,
     /// The sequences that the failing actor had in hand.
     pub in_hands: InHands,
+    /// It was taken for hung after so short a time that it may only have been slow.
+    pub slow: bool,
+}
+
+/// An actor that is taken for hung after less than this may only wait for a core.
+const SURELY_HUNG: Duration = Duration::from_secs(5);
+
+impl StageFailure {
+    /// An actor ended, or a process.
+    pub fn new(reason: String, in_hands: InHands) -> StageFailure {
+        StageFailure { reason, in_hands, slow: false }
+    }
+
+    /// An actor, or a process, has shown no life for so long.
+    pub fn silent_for(silence: Duration, reason: String, in_hands: InHands) -> StageFailure {
+        StageFailure { reason, in_hands, slow: silence < SURELY_HUNG }
+    }
 }
 
 /// What a stage tells the engine. Implementations must not block.

@@ -81,7 +81,8 @@ impl Actor for StageSupervisor {
         match message {
             SupervisorMessage::Start => {
                 if let Err(error) = state.start(&myself).await {
-                    state.failed(&myself, error.to_string(), InHands::nothing(), false).await;
+                    let failure = StageFailure::new(error.to_string(), InHands::nothing());
+                    state.failed(&myself, failure, false).await;
                 }
             }
             SupervisorMessage::Ready(generation) => state.ready(generation),
@@ -90,7 +91,8 @@ impl Actor for StageSupervisor {
                 if let Some((role, busy)) = stage.life.pulse.hung(state.setup.watchdog) {
                     let reason = format!("the {} has not turned for {:.1} s", role.as_str(), busy.as_secs_f32());
                     let in_hands = stage.life.in_hand.of_role(Some(role));
-                    state.failed(&myself, reason, in_hands, role.is_thread()).await;
+                    let failure = StageFailure::silent_for(busy, reason, in_hands);
+                    state.failed(&myself, failure, role.is_thread()).await;
                 }
             }
         }
@@ -113,7 +115,8 @@ impl Actor for StageSupervisor {
             let name = child.get_name().unwrap_or_default();
             let in_hands = state.current.as_ref().map(|stage| stage.life.in_hand.of_role(Some(*role)));
             let in_hands = in_hands.unwrap_or_else(InHands::nothing);
-            state.failed(&myself, format!("{name}: {reason}"), in_hands, false).await;
+            let failure = StageFailure::new(format!("{name}: {reason}"), in_hands);
+            state.failed(&myself, failure, false).await;
         }
         Ok(())
     }
@@ -179,13 +182,12 @@ impl SupervisorState {
         tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
     }
 
-    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, reason: String, in_hands: InHands, hangs: bool) {
+    async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, failure: StageFailure, hangs: bool) {
         self.failed_at.get_or_insert_with(Instant::now);
         // The handle first, so that no sequence is admitted any more; then the ledger hears that its sequences are
         // lost, and finds out whose fault that may be; then the actors end. What they deliver meanwhile is as good as
         // what they delivered before.
         self.handle.set_current(None);
-        let failure = StageFailure { reason, in_hands };
         let attribution = self.setup.reports.stage_down(self.setup.name, &failure);
         let reason = failure.reason;
         let counted = self.policy.failed(self.born.elapsed(), &attribution);

@@ -12,9 +12,12 @@
 //! Two requests that only fail together both get through alone. When they fail again as soon as they run with others,
 //! they stay alone for longer.
 //!
+//! A stage whose watchdog is short may go down only because the machine is busy: such a failure ends nobody.
+//!
 //! Which failures count against the stage:
 //!
-//! - one that concerns no request, or requests that were not suspected before, counts;
+//! - one that concerns no request, or requests that were not suspected before, counts, and so does one that may be the
+//!   machine's;
 //! - one that concerns a single suspect does not, for it is a trial of that suspect;
 //! - a request that is found guilty counts once, however often it failed, and not at all if it asked for the same as one
 //!   that counts already;
@@ -150,8 +153,9 @@ pub struct Suspects {
 }
 
 impl Suspects {
-    /// The stage has failed, and these sequences were in the hands of the actor that failed.
-    pub fn failed(&mut self, concerned: &[Concerned]) -> Judgement {
+    /// The stage has failed, and these sequences were in the hands of the actor that failed; `slow`: it may only have
+    /// been slow, so the failure is no reason to end any of them.
+    pub fn failed(&mut self, concerned: &[Concerned], slow: bool) -> Judgement {
         let number = self.failures;
         self.failures += 1;
         let again = |one: &&Concerned| {
@@ -169,7 +173,7 @@ impl Suspects {
         // A failure with one suspect is that suspect's, and one with a request that asks for the same as a suspect is a
         // trial as well. Any other is the stage's for now.
         let known = there.is_empty() && concerned.iter().any(|one| self.known(one.content).is_some());
-        let mut counts = only.is_none() && !known;
+        let mut counts = slow || only.is_none() && !known;
         if there.len() > 1 {
             self.one_by_one = Some(0);
         }
@@ -181,7 +185,7 @@ impl Suspects {
                 // It has come further.
                 Some(suspect) if only.is_some_and(|only| only != request) && unit > suspect.unit => {}
                 Some(suspect) => {
-                    suspect.failures += 1;
+                    suspect.failures += u32::from(!slow);
                     // One that came through alone may fail only together with another.
                     suspect.relapses += u32::from(unit > suspect.unit && only.is_none());
                     suspect.unit = suspect.unit.max(unit);
@@ -191,7 +195,8 @@ impl Suspects {
                 None => {
                     let soon = |before: &&Suspect| before.passed.is_none_or(|at| unit <= at.saturating_add(SOON));
                     let relapses = self.suspects.get(&request).filter(soon).map_or(0, |before| before.relapses + 1);
-                    let new = Suspect { relapses, ..Suspect::new(content, unit, counted) };
+                    let failures = u32::from(!slow);
+                    let new = Suspect { relapses, failures, ..Suspect::new(content, unit, counted) };
                     self.suspects.insert(request, new);
                 }
             }

@@ -447,7 +447,8 @@ impl StageReports for Ledger {
         }
     }
 
-    fn stage_down(&self, stage: StageName, StageFailure { reason, in_hands }: &StageFailure) -> Attribution {
+    fn stage_down(&self, stage: StageName, failure: &StageFailure) -> Attribution {
+        let StageFailure { reason, in_hands, slow } = failure;
         let mut state = self.lock();
         state.up[stage as usize] = false;
         let gone = |request: &RequestId| !state.open.contains_key(request);
@@ -465,7 +466,7 @@ impl StageReports for Ledger {
         };
         let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
         let suspects = &mut state.suspects[stage as usize];
-        let Judgement { guilty, attribution } = suspects.failed(&concerned);
+        let Judgement { guilty, attribution } = suspects.failed(&concerned, *slow);
         left.into_iter().for_each(|request| suspects.gone(request));
         if let Some((request, times)) = guilty {
             tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");

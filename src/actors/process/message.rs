@@ -1,6 +1,6 @@
 //! The control messages of parent and child. Both are the same binary, so there is no version to agree on.
 
-use crate::{Admission, InHands, StageLoad, StageStatus};
+use crate::{Admission, StageFailure, StageLoad, StageStatus};
 use bincode::{Decode, Encode};
 use omni_config::Config;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
@@ -50,9 +50,9 @@ pub enum ToStage {
 pub enum FromStage {
     /// The stage's state changed.
     Status(StageStatus),
-    /// All sequences of a generation are lost, why, and which of them that may be about; what the fault plan had counted
-    /// by then, for the process may end with it.
-    StageDown(Generation, String, InHands, Vec<RuleCount>),
+    /// All sequences of a generation are lost, and why; what the fault plan had counted by then, for the process may
+    /// end with it.
+    StageDown(Generation, StageFailure, Vec<RuleCount>),
     /// Input was taken over.
     Acked(RequestId, u32),
     /// One sequence cannot go on.

@@ -163,7 +163,7 @@ impl Actor for ProcessSupervisor {
                 Err(error) => {
                     let reason =
                         format!("its process cannot be started from {}: {error}", state.setup.binary.display());
-                    state.replace(&myself, Some(reason), InHands::nothing()).await;
+                    state.replace(&myself, StageFailure::new(reason, InHands::nothing())).await;
                 }
             },
             Message::Heard(number, word) if state.is_current(number) => state.heard(&myself, word).await,
@@ -173,12 +173,14 @@ impl Actor for ProcessSupervisor {
                     None => None,
                 };
                 let in_hands = state.in_hands();
-                state.replace(&myself, Some(how.unwrap_or_else(|| error.to_string())), in_hands).await;
+                let reason = how.unwrap_or_else(|| error.to_string());
+                state.replace(&myself, StageFailure::new(reason, in_hands)).await;
             }
             Message::Deaf(number) if state.is_current(number) => {
                 let in_hands = state.current.as_ref().map(|running| running.in_hand.of_parent());
                 let reason = "what its process sent could not be taken".to_owned();
-                state.replace(&myself, Some(reason), in_hands.unwrap_or_else(InHands::nothing)).await;
+                let failure = StageFailure::new(reason, in_hands.unwrap_or_else(InHands::nothing));
+                state.replace(&myself, failure).await;
             }
             Message::Heard(..) | Message::Gone(..) | Message::Deaf(..) => {}
             Message::Watch => {
@@ -187,7 +189,7 @@ impl Actor for ProcessSupervisor {
                 if silence > limit {
                     let reason = format!("its process has said nothing for {:.1} s", silence.as_secs_f32());
                     let in_hands = state.in_hands();
-                    state.replace(&myself, Some(reason), in_hands).await;
+                    state.replace(&myself, StageFailure::silent_for(silence, reason, in_hands)).await;
                 }
             }
         }
@@ -302,8 +304,8 @@ impl SupervisorState {
 
     async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
         match word {
-            FromStage::StageDown(generation, reason, in_hands, _) => {
-                let verdict = self.failed(generation, reason, in_hands);
+            FromStage::StageDown(generation, failure, _) => {
+                let verdict = self.failed(generation, failure);
                 if verdict == Verdict::GiveUp {
                     self.take_down().await;
                 }
@@ -313,7 +315,8 @@ impl SupervisorState {
                 self.running(status.generation);
             }
             FromStage::Status(status) if status.state == StageState::Failed => {
-                self.replace(myself, status.last_reason, InHands::nothing()).await;
+                let reason = status.last_reason.unwrap_or_else(|| "its process gave up".into());
+                self.replace(myself, StageFailure::new(reason, InHands::nothing())).await;
             }
             // Its end is handled like that of any child that dies.
             FromStage::Doomed(_) => {
@@ -348,12 +351,11 @@ impl SupervisorState {
     }
 
     /// Closes the stage to new sequences first and reports the loss of those that it had second.
-    fn failed(&mut self, generation: Generation, reason: String, in_hands: InHands) -> Verdict {
+    fn failed(&mut self, generation: Generation, failure: StageFailure) -> Verdict {
         self.failed_at.get_or_insert_with(Instant::now);
         if let Some(running) = &self.current {
             running.remote.set_open(false);
         }
-        let failure = StageFailure { reason, in_hands };
         let attribution = self.setup.reports.stage_down(self.handle.name(), &failure);
         let reason = failure.reason;
         let verdict = self.policy.failed(self.born.elapsed(), &attribution);
@@ -374,11 +376,11 @@ impl SupervisorState {
 
     /// Ends the child and starts the next one after the policy's pause. A failure that the child reported before is not
     /// counted again.
-    async fn replace(&mut self, myself: &ActorRef<Message>, reason: Option<String>, in_hands: InHands) {
+    async fn replace(&mut self, myself: &ActorRef<Message>, failure: StageFailure) {
         let generation = self.handle.status().borrow().generation;
         let verdict = match self.down.1.take() {
             Some(verdict) => verdict,
-            None => self.failed(generation, reason.unwrap_or_else(|| "its process gave up".into()), in_hands),
+            None => self.failed(generation, failure),
         };
         self.down.1 = None;
         self.take_down().await;
@@ -475,9 +477,9 @@ async fn listen_to(
                             parent.faults.resume(&counts);
                             supervisor(FromStage::Doomed(counts));
                         }
-                        FromStage::StageDown(generation, reason, in_hands, counts) => {
+                        FromStage::StageDown(generation, failure, counts) => {
                             parent.faults.resume(&counts);
-                            supervisor(FromStage::StageDown(generation, reason, in_hands, Vec::new()));
+                            supervisor(FromStage::StageDown(generation, failure, Vec::new()));
                         }
                         word @ FromStage::Status(_) => supervisor(word),
                     }

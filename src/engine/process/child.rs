@@ -331,8 +331,7 @@ impl StageReports for Parent {
     /// The parent knows the requests, and counts.
     fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {
         let generation: Generation = self.stage.status().borrow().generation;
-        let StageFailure { reason, in_hands } = failure.clone();
-        self.out.tell(FromStage::StageDown(generation, reason, in_hands, self.faults.counts()));
+        self.out.tell(FromStage::StageDown(generation, failure.clone(), self.faults.counts()));
         Attribution::default()
     }
 
