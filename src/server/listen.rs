@@ -115,20 +115,15 @@ impl Server {
             Ok((listener, address))
         };
         let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
-        let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
-        let admin = config.access.admin_listen.map(admin).transpose()?;
-        Server::with(listener, address, config.clone(), admin)
+        Server::with(listener, address, config.clone())
     }
 
-    fn with(
-        listener: TcpListener,
-        address: SocketAddr,
-        config: ServerConfig,
-        admin: Option<Admin>,
-    ) -> Result<Server, ServeError> {
+    fn with(listener: TcpListener, address: SocketAddr, config: ServerConfig) -> Result<Server, ServeError> {
         let Config { reference_audio: references, telemetry, .. } = Config::default();
         let rules = Arc::new(Current::new(&config, &telemetry));
         let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
+        let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
+        let admin = config.access.admin_listen.map(admin).transpose()?;
         Ok(Server { listener, address, config, references, telemetry, rules, tls, admin })
     }
 
@@ -148,8 +143,7 @@ impl Server {
         if let Some(why) = config.too_open() {
             return Err(ServeError::TooOpen(address, why));
         }
-        let admin = config.access.admin_listen.map(Admin::later);
-        Server::with(listener, address, config, admin)
+        Server::with(listener, address, config)
     }
 
     /// The listening socket, for another process that accepts from it after this one.
