@@ -6,7 +6,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
-pub mod exit;
 mod give_up;
 mod limits;
 mod manager;
@@ -24,7 +23,7 @@ pub use omni_model::weights::EmbeddedFiles;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use omni_engine::process;
-use omni_tools::{bench, chaos, simulate, trace, verify};
+use omni_tools::{bench, chaos, exit, simulate, trace, verify};
 use std::process::ExitCode;
 
 /// A serving runtime for models that talk

@@ -1,6 +1,7 @@
 //! How a command ends: what is printed and which code is returned. `docs/operations.md` lists the codes.
 
 use omni_config::ConfigError;
+use omni_core::ids::StageName;
 use omni_engine::StartError;
 use omni_engine::process::ChildError;
 use omni_model::LoadError;
@@ -10,6 +11,8 @@ use std::process::ExitCode;
 const FAILED: u8 = 1;
 /// Nothing was begun: the command line, the config or the checkpoint is wrong.
 const USAGE: u8 = 2;
+/// A stage of a server that served was given up: another process may do better.
+const GIVEN_UP: u8 = 3;
 /// 128 + SIGINT, as shells count.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -23,6 +26,16 @@ pub struct Usage(pub String);
 #[error("interrupted")]
 pub struct Interrupted;
 
+/// A server gave up a stage, and has finished what did not need it.
+#[derive(Debug, thiserror::Error)]
+#[error("the {stage} stage failed too often and was given up: {reason}")]
+pub struct GivenUp {
+    /// Which stage.
+    pub stage: StageName,
+    /// Why it failed last.
+    pub reason: String,
+}
+
 /// Prints an error and chooses the code.
 pub fn report(error: &anyhow::Error) -> ExitCode {
     omni_telemetry::complain(&format!("error: {error:#}"));
@@ -34,6 +47,8 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
     };
     ExitCode::from(if error.chain().any(|cause| cause.is::<Interrupted>()) {
         INTERRUPTED
+    } else if error.chain().any(|cause| cause.is::<GivenUp>()) {
+        GIVEN_UP
     } else if error.chain().any(usage) {
         USAGE
     } else {
