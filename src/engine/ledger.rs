@@ -267,7 +267,9 @@ impl Ledger {
         let Some(new) = self.write_down(state, edge, payload) else { return };
         let consumer = state.open.get(&request).and_then(|open| open.journal.consumer(edge));
         let Some((stage, _)) = consumer.filter(|(stage, _)| state.up[*stage as usize]) else { return };
-        if let Err(error) = self.put(stage, new) {
+        if state.open.get(&request).is_some_and(|open| open.journal.starved(stage).is_some()) {
+            self.admit(state, request, stage);
+        } else if let Err(error) = self.put(stage, new) {
             self.sequence_lost(state, request, stage, error.to_string());
         }
     }
@@ -321,7 +323,13 @@ impl Ledger {
         let Some(open) = state.open.get_mut(&request) else { return };
         let readmission = match caught(|| open.journal.admit(stage, self.unit, alone)) {
             Ok(Some(readmission)) => readmission,
-            Ok(None) => return,
+            Ok(None) => {
+                // It is admitted when there is more of its input, for which the producer must not wait in turn.
+                if let Some((edge, units)) = open.journal.starved(stage) {
+                    self.ack(state, edge, vec![Ack { request, units }]);
+                }
+                return;
+            }
             Err(reason) => {
                 // Those who call this have other requests to admit.
                 let effect = state.core.sequence_failed(request, stage, reason);
