@@ -1,5 +1,6 @@
 //! What integration tests share. Each executable has all of it and uses a part.
 
+pub mod attack;
 pub mod engine;
 pub mod golden;
 pub mod http;

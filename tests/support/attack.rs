@@ -1,0 +1,192 @@
+//! A server under attack: its memory from start to end, an ordinary client beside, and what is left afterwards.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use super::http::{Ask, PATIENCE, Reply};
+use super::omni::{Omni, Serving};
+use super::tts::fixture;
+use serde_json::{Value, json};
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+/// What an attack may cost above the memory of an idle server.
+pub const ALLOWANCE: usize = 512 << 20;
+const SPEECH: &str = "/v1/audio/speech";
+
+/// A server that runs for one attack.
+pub struct Attacked {
+    serving: Serving,
+    /// Bytes that the idle server had.
+    idle: usize,
+    /// What the ordinary client asks for.
+    ordinary: Value,
+}
+
+impl Attacked {
+    /// The embedded voice, with more lines in its config.
+    pub fn embedded(more: &str) -> Attacked {
+        Attacked::start("", more, json!({"input": "Hello there.", "seed": 1}))
+    }
+
+    /// The small Base checkpoint, which clones voices. Its speech is noise and does not end by itself.
+    pub fn base(more: &str) -> Attacked {
+        let model = format!("[model]\ncheckpoint = {:?}\n[voices]\ndirectory = \"memory\"\n", fixture("base"));
+        let embedding = vec![0.5; 16];
+        let ordinary = json!({
+            "input": "Hello there.", "seed": 1, "max_new_tokens": 3, "speaker_embedding": embedding,
+        });
+        Attacked::start(&model, more, ordinary)
+    }
+
+    fn start(model: &str, more: &str, ordinary: Value) -> Attacked {
+        let omni = Omni::new();
+        // `more` may have tables of its own, so what is set here comes by key.
+        let config = omni.file("config.toml", &format!("{model}{more}"));
+        let own = ["server.listen=127.0.0.1:0", "telemetry.log=warn"];
+        let serving = omni.arguments(&["run", &config, "--set", own[0], "--set", own[1]]).serve();
+        let mut attacked = Attacked { serving, idle: 0, ordinary };
+        attacked.becomes_ready();
+        attacked.neighbour_is_served();
+        attacked.idle = attacked.memory("VmHWM");
+        attacked
+    }
+
+    pub fn url(&self) -> &str {
+        &self.serving.url
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.serving.pid()
+    }
+
+    /// A connection on which nothing has been sent. Reads and writes fail after [`PATIENCE`].
+    pub fn connect(&self) -> TcpStream {
+        let socket = TcpStream::connect(self.url().strip_prefix("http://").unwrap()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_write_timeout(Some(PATIENCE)).unwrap();
+        socket
+    }
+
+    /// Sends a request and reads nothing of the answer.
+    pub fn begin(&self, ask: &Ask) -> TcpStream {
+        let mut socket = self.connect();
+        let mut head = format!("{} {} HTTP/1.1\r\nHost: {}\r\n", ask.method, ask.path, &self.url()[7..]);
+        ask.headers.iter().for_each(|header| head.push_str(&format!("{header}\r\n")));
+        head.push_str(&format!("Content-Length: {}\r\n\r\n", ask.body.len()));
+        // A server that has seen enough may stop reading.
+        let _ = socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(&ask.body));
+        socket
+    }
+
+    /// A WebSocket; messages and frames are written by the attack.
+    pub fn websocket(&self) -> TcpStream {
+        let mut socket = self.connect();
+        let head = format!(
+            "GET /v1/audio/speech/stream HTTP/1.1\r\nHost: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+             Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+            &self.url()[7..]
+        );
+        // A server that has enough connections may have closed this one.
+        let _ = socket.write_all(head.as_bytes());
+        socket
+    }
+
+    /// An ordinary client on a connection of its own hears that the server lives, and a short text.
+    pub fn neighbour_is_served(&self) {
+        let begun = Instant::now();
+        let live = self.patiently(&Ask::new("GET", "/live", &[], ""));
+        assert_eq!(live.json(), json!({"live": true}));
+        let lived = begun.elapsed();
+        let spoken = self.patiently(&Ask::json(SPEECH, &self.ordinary));
+        assert!(spoken.body.starts_with(b"RIFF") && spoken.body.len() > 1000, "nothing was said");
+        println!("/live after {lived:?}, a short speech after {:?}", begun.elapsed() - lived);
+    }
+
+    /// Asks again where it is told to come later, as clients do. Fails after [`PATIENCE`].
+    pub fn patiently(&self, ask: &Ask) -> Reply {
+        let begun = Instant::now();
+        loop {
+            let reply = ask.try_send(self.url());
+            let told = match reply {
+                Some(reply) if reply.status == 200 => return reply,
+                Some(reply) => format!("{}: {}", reply.status, String::from_utf8_lossy(&reply.body)),
+                None => "no answer".to_owned(),
+            };
+            assert!(begun.elapsed() < PATIENCE, "{} {}: {told}", ask.method, ask.path);
+            std::thread::yield_now();
+        }
+    }
+
+    fn becomes_ready(&self) {
+        self.patiently(&Ask::new("GET", "/ready", &[], ""));
+    }
+
+    /// The value of a metric without labels, or the sum over its labels; 0 if it is not there.
+    pub fn metric(&self, name: &str) -> f64 {
+        let reply = self.patiently(&Ask::new("GET", "/metrics", &[], ""));
+        let text = String::from_utf8(reply.body).unwrap();
+        let value = |line: &str| {
+            let rest = line.strip_prefix(name)?;
+            rest.starts_with([' ', '{']).then(|| rest.rsplit(' ').next()?.parse::<f64>().ok())?
+        };
+        text.lines().filter_map(value).sum()
+    }
+
+    /// Waits until a metric is as it should be.
+    pub fn waits_for(&self, name: &str, fits: impl Fn(f64) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let value = self.metric(name);
+            if fits(value) {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{name} stays at {value}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Memory of the process in bytes: now (`VmRSS`) or at most so far (`VmHWM`).
+    pub fn memory(&self, which: &str) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+    }
+
+    /// Memory never went beyond the allowance.
+    pub fn memory_held(&self) {
+        let (idle, most) = (self.idle, self.memory("VmHWM"));
+        println!("{} MiB idle, {} MiB at most", idle >> 20, most >> 20);
+        assert!(most < idle + ALLOWANCE, "memory grew from {idle} to {most} bytes");
+    }
+
+    /// The attack is over and its sockets are dropped: memory stayed within bounds, nothing is left, all is served.
+    pub fn is_as_before(&self) {
+        self.memory_held();
+        for gauge in ["omni_http_input_bytes", "omni_http_output_bytes", "omni_requests_in_flight", "omni_ledger_bytes"] {
+            self.waits_for(gauge, |value| value == 0.0);
+        }
+        // This look at the metrics is one.
+        self.waits_for("omni_http_connections", |value| value <= 1.0);
+        self.becomes_ready();
+        self.neighbour_is_served();
+    }
+}
+
+/// A frame as clients send it, with a mask of zeros. `first` has FIN and the opcode.
+pub fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![first];
+    match payload.len() {
+        short @ 0..=125 => bytes.push(0x80 | short as u8),
+        middle @ 126..=0xffff => {
+            bytes.push(0x80 | 126);
+            bytes.extend_from_slice(&(middle as u16).to_be_bytes());
+        }
+        long => {
+            bytes.push(0x80 | 127);
+            bytes.extend_from_slice(&(long as u64).to_be_bytes());
+        }
+    }
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(payload);
+    bytes
+}
