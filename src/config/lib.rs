@@ -73,6 +73,14 @@ impl Config {
     pub fn stage(&self, name: StageName) -> &StageConfig {
         &self.stages[name as usize]
     }
+
+    /// Frames of the first chunk that a request may ask for: what one step of the vocoder takes, and fewer than the
+    /// talker may be ahead, for a longer chunk would never be whole.
+    pub fn max_first_chunk(&self) -> Frames {
+        let step = self.stage(StageName::Vocoder).max_step_frames.unwrap_or(u32::MAX);
+        let window = self.stage(StageName::Talker).window;
+        Frames(self.limits.max_first_chunk_frames.min(step).min(window.saturating_sub(1)).max(1))
+    }
 }
 
 /// `[model]`
@@ -163,9 +171,17 @@ pub struct LimitsConfig {
     pub first_audio_deadline: Duration,
     /// Longest input text or conversation, characters.
     pub max_input_chars: usize,
-    /// Whole life of a request.
+    /// Messages of a conversation.
+    pub max_messages: usize,
+    /// Longest instructions and longest transcript of a recording, characters. Each piece of a text begins with them.
+    pub max_instruction_chars: usize,
+    /// Frames of the first chunk of sound that a request may ask for; see [`Config::max_first_chunk`].
+    pub max_first_chunk_frames: u32,
+    /// Most speech of one request.
+    pub max_audio: Duration,
+    /// Life of a request, and for each second of speech that its client has heard two seconds more.
     pub request_timeout: Duration,
-    /// How long a client may stop reading before its request is ended.
+    /// How long a client may keep its request waiting: reading nothing, or writing nothing.
     pub stalled_client_timeout: Duration,
 }
 
@@ -196,6 +212,8 @@ pub struct VoicesConfig {
     pub directory: VoicesDirectory,
     /// How many at most.
     pub max_count: usize,
+    /// Bytes of their recordings together.
+    pub max_bytes: u64,
 }
 
 /// Where uploaded voices are kept.
@@ -247,7 +265,7 @@ pub struct StageConfig {
     pub window: u32,
     /// Vocoder only, empty for the others: frames of the 1st, 2nd, ... chunk; the last entry repeats.
     pub chunk_ramp: Vec<Frames>,
-    /// Vocoder only, `None` for the others: most frames of one step, over all sequences.
+    /// Vocoder only, `None` for the others: most frames of one step, over all sequences. Longer chunks are cut.
     pub max_step_frames: Option<u32>,
     /// Talker only, empty for the others: batch sizes, ascending, for which a GPU captures the graph of a frame. A step
     /// runs the smallest graph that holds its sequences.

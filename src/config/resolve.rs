@@ -153,6 +153,14 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         first_audio_deadline: r.duration("limits.first_audio_deadline", secs(2), ms(10)..=DAY),
         // A long chapter of a book; OpenAI's speech route takes 4096.
         max_input_chars: r.int("limits.max_input_chars", 65_536, 1..=10_000_000),
+        // Hours of talk; each message costs the template's text around it.
+        max_messages: r.int("limits.max_messages", 1024, 1..=1_000_000),
+        // Twice what people write; each piece of a text is prefilled with them.
+        max_instruction_chars: r.int("limits.max_instruction_chars", 4096, 1..=1_000_000),
+        // 2.6 s of speech: more would come later than any deadline.
+        max_first_chunk_frames: r.int("limits.max_first_chunk_frames", 32, 1..=4096),
+        // More than limits.max_input_chars take, read aloud.
+        max_audio: r.duration("limits.max_audio", secs(2 * 3600), secs(1)..=DAY),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
         stalled_client_timeout: r.duration("limits.stalled_client_timeout", secs(30), secs(1)..=DAY),
     };
@@ -289,7 +297,12 @@ fn voices(r: &mut Reader, base: &Path) -> VoicesConfig {
         Some("memory") => VoicesDirectory::Memory,
         Some(path) => VoicesDirectory::Folder(base.join(path)),
     };
-    VoicesConfig { directory, max_count: r.int("voices.max_count", 1000, 0..=1_000_000) }
+    VoicesConfig {
+        directory,
+        max_count: r.int("voices.max_count", 1000, 0..=1_000_000),
+        // A thousand recordings of a minute, or a hundred of the largest.
+        max_bytes: r.int("voices.max_bytes", 1 << 30, 0..=1 << 40) as u64,
+    }
 }
 
 fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {

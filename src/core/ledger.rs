@@ -5,13 +5,14 @@
 //! else closes it, so nothing can hang unseen.
 
 use crate::ids::{RequestId, StageName};
+use crate::patience::life;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Time limits of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct LedgerLimits {
-    /// Whole life of a request.
+    /// Life of a request, besides what its client hears.
     pub request_timeout: Duration,
     /// Longest time that output may wait for its client to read it.
     pub stalled_client_timeout: Duration,
@@ -35,6 +36,10 @@ pub enum Failure {
     SequenceFailed(StageName, String),
     /// It lived for longer than allowed, or its output was not read for longer than allowed.
     TimedOut(Duration),
+    /// Its client kept it waiting for longer than allowed.
+    SlowClient(Duration),
+    /// It waited for its client while others waited for a place.
+    Yielded,
     /// The server stops.
     ShuttingDown,
 }
@@ -60,6 +65,8 @@ struct Entry {
     /// Output handed over and not yet read, and since when nothing was read.
     unread: u64,
     stalled_since: Duration,
+    /// Sound that was read.
+    heard: Duration,
 }
 
 /// The state machine.
@@ -80,7 +87,10 @@ impl LedgerCore {
     pub fn accept(&mut self, owed: Owed, stages: Vec<StageName>, now: Duration) -> RequestId {
         let request = RequestId(self.next);
         self.next += 1;
-        self.open.insert(request, Entry { accepted: now, owed, stages, unread: 0, stalled_since: now });
+        self.open.insert(
+            request,
+            Entry { accepted: now, owed, stages, unread: 0, stalled_since: now, heard: Duration::ZERO },
+        );
         request
     }
 
@@ -119,6 +129,13 @@ impl LedgerCore {
         }
     }
 
+    /// The client heard sound of this length.
+    pub fn heard(&mut self, request: RequestId, length: Duration) {
+        if let Some(entry) = self.open.get_mut(&request) {
+            entry.heard += length;
+        }
+    }
+
     /// The client left. Does nothing for a request that has ended.
     pub fn client_gone(&mut self, request: RequestId) -> Option<Effect> {
         self.open.remove(&request).map(|_| Effect::Release(request))
@@ -140,7 +157,7 @@ impl LedgerCore {
         let stalled =
             |entry: &Entry| entry.unread > 0 && now.saturating_sub(entry.stalled_since) > stalled_client_timeout;
         self.fail_where(
-            |entry| now.saturating_sub(entry.accepted) > request_timeout || stalled(entry),
+            |entry| now.saturating_sub(entry.accepted) > life(request_timeout, entry.heard) || stalled(entry),
             |entry| Failure::TimedOut(if stalled(entry) { stalled_client_timeout } else { request_timeout }),
         )
     }

@@ -10,6 +10,7 @@ pub mod crossfade;
 pub mod deadline;
 pub mod ids;
 pub mod ledger;
+pub mod patience;
 pub mod playback;
 pub mod restart;
 pub mod scheduler;

@@ -1,10 +1,13 @@
 //! Admission of requests: [`AdmissionCore`] with the clock and the metrics. Every admitted request has a slot in every
 //! stage, so that a slow client never keeps another request waiting for one.
 
-use super::api::{Event, LaterReason, RequestOptions, SubmitError};
+use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError, Tenant};
 use omni_config::{AdmissionMode, LimitsConfig};
-use omni_core::admission::{AdmissionCore, AdmissionStatus, Asked, Reason, Refusal, Ticket};
+use omni_core::admission::{
+    Accepted, AdmissionCore, AdmissionLimits, AdmissionStatus, Asked, Ended, Reason, Refusal, Ticket,
+};
 use omni_telemetry::AdmissionMetrics;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -25,8 +28,34 @@ struct Shared {
 
 struct State {
     core: AdmissionCore,
+    /// Of each permit, what ends its request.
+    ends: BTreeMap<Ticket, End>,
     /// Restarts of all stages that have been heard of.
     restarts: u32,
+}
+
+/// What ends a request whose place is gone. Called without any lock held.
+type Ender = Box<dyn FnOnce(RequestError) + Send>;
+
+enum End {
+    /// Nothing yet: the request is being planned.
+    Unknown,
+    By(Ender),
+    /// It was to be ended before anything could.
+    Over(RequestError),
+}
+
+/// A request, as [`Admissions::enter`] is told of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entrant<'a> {
+    pub options: &'a RequestOptions,
+    /// As in [`Asked`].
+    pub steady: bool,
+    pub chat: bool,
+    /// Whether it owes sound. Without any no deadline can be missed.
+    pub sounds: bool,
+    /// Restarts of all stages, since the process began.
+    pub restarts: u32,
 }
 
 /// The right of one request to be served, given back when dropped.
@@ -44,8 +73,13 @@ pub(super) struct Watch {
 impl Admissions {
     /// As the config says, for speech of this sample rate.
     pub fn new(limits: &LimitsConfig, sample_rate: u32) -> Admissions {
-        let by_deadlines = limits.admission == AdmissionMode::Deadlines;
-        let core = AdmissionCore::new(limits.max_requests, by_deadlines);
+        let core = AdmissionCore::new(AdmissionLimits {
+            places: limits.max_requests,
+            by_deadlines: limits.admission == AdmissionMode::Deadlines,
+            first_audio: limits.first_audio_deadline,
+            slow_client: limits.stalled_client_timeout,
+            life: limits.request_timeout,
+        });
         let metrics = AdmissionMetrics::new();
         metrics.capacity(limits.max_requests);
         Admissions(Arc::new(Shared {
@@ -53,20 +87,21 @@ impl Admissions {
             born: Instant::now(),
             samples_per_second: f64::from(sample_rate),
             metrics,
-            state: Mutex::new(State { core, restarts: 0 }),
+            state: Mutex::new(State { core, ends: BTreeMap::new(), restarts: 0 }),
             held: watch::Sender::new(0),
         }))
     }
 
-    /// A place now, or why not and when to come again. `steady` and `chat` as in [`Asked`]; `restarts`: of all stages,
-    /// since the process began.
-    pub fn enter(
-        &self,
-        options: &RequestOptions,
-        steady: bool,
-        chat: bool,
-        restarts: u32,
-    ) -> Result<Permit, SubmitError> {
+    /// Charges a tenant for a request, before any work for it.
+    pub fn knock(&self, tenant: &Tenant) -> Result<(), SubmitError> {
+        let now = self.0.now();
+        let answer = self.0.lock().core.knock(tenant, now);
+        answer.map_err(|refusal| self.told(refusal))
+    }
+
+    /// A place now, or why not and when to come again.
+    pub fn enter(&self, entrant: Entrant<'_>) -> Result<Permit, SubmitError> {
+        let Entrant { options, steady, chat, sounds, restarts } = entrant;
         let shared = &self.0;
         let mut state = shared.lock();
         let now = shared.now();
@@ -74,21 +109,49 @@ impl Admissions {
             state.restarts = restarts;
             state.core.disturbed(now);
         }
-        let asked = Asked { tenant: options.tenant, slo: options.slo, steady, chat };
+        let slo = if sounds { options.slo } else { Slo::BestEffort };
+        let asked = Asked { tenant: options.tenant, slo, steady, chat, paid: options.paid };
         let answer = state.core.ask(&asked, now);
         let status = state.core.status();
+        let mut yielded = None;
+        if let Ok(Accepted { ticket, instead_of }) = &answer {
+            state.ends.insert(*ticket, End::Unknown);
+            yielded = instead_of.and_then(|ticket| state.end(ticket, RequestError::Yielded));
+        }
         drop(state);
+        if let Some(end) = yielded {
+            shared.metrics.ended("yielded");
+            end();
+        }
         shared.metrics.capacity(status.capacity);
         match answer {
-            Ok(ticket) => {
+            Ok(Accepted { ticket, .. }) => {
                 shared.held.send_replace(status.held);
                 Ok(Permit { shared: Arc::clone(shared), ticket })
             }
-            Err(refusal) => {
-                shared.metrics.refused(refusal.reason.as_str());
-                Err(self.told(refusal))
-            }
+            Err(refusal) => Err(self.told(refusal)),
         }
+    }
+
+    /// Ends requests whose clients keep them waiting, and those that are too old.
+    pub fn tick(&self) {
+        let shared = &self.0;
+        let mut state = shared.lock();
+        let ended = state.core.tick(shared.now());
+        let mut ends = Vec::new();
+        for (ticket, why) in ended {
+            let (reason, error) = match why {
+                Ended::Slow(limit) => ("slow_client", RequestError::SlowClient(limit)),
+                Ended::Old(limit) => ("lifetime", RequestError::TimedOut(limit)),
+            };
+            shared.metrics.ended(reason);
+            ends.extend(state.end(ticket, error));
+        }
+        let status = state.core.status();
+        drop(state);
+        ends.into_iter().for_each(|end| end());
+        shared.metrics.capacity(status.capacity);
+        shared.held.send_if_modified(|held| std::mem::replace(held, status.held) != status.held);
     }
 
     /// The status now.
@@ -103,6 +166,7 @@ impl Admissions {
     }
 
     fn told(&self, Refusal { reason, retry_after }: Refusal) -> SubmitError {
+        self.0.metrics.refused(reason.as_str());
         let reason = match reason {
             Reason::Places => return SubmitError::Full { limit: self.0.limit, retry_after },
             Reason::Streams { capacity } => LaterReason::Streams(capacity),
@@ -127,7 +191,31 @@ impl Shared {
     }
 }
 
+impl State {
+    /// What ends a request, to be called when the lock is free.
+    fn end(&mut self, ticket: Ticket, error: RequestError) -> Option<impl FnOnce() + use<>> {
+        let end = self.ends.get_mut(&ticket)?;
+        match std::mem::replace(end, End::Over(error.clone())) {
+            End::By(ender) => Some(move || ender(error)),
+            End::Unknown | End::Over(_) => None,
+        }
+    }
+}
+
 impl Permit {
+    /// Says what ends the request when its place is taken away.
+    pub fn ends_by(&self, ender: impl FnOnce(RequestError) + Send + 'static) {
+        let mut state = self.shared.lock();
+        let Some(end) = state.ends.get_mut(&self.ticket) else { return };
+        match std::mem::replace(end, End::Unknown) {
+            End::Over(error) => {
+                drop(state);
+                ender(error);
+            }
+            End::Unknown | End::By(_) => *end = End::By(Box::new(ender)),
+        }
+    }
+
     /// For the reader of the answer.
     pub fn watch(&self) -> Watch {
         Watch { shared: Arc::clone(&self.shared), ticket: self.ticket }
@@ -138,8 +226,10 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
         let kept = state.core.left(self.ticket, self.shared.now());
+        let ender = state.ends.remove(&self.ticket);
         let held = state.core.status().held;
         drop(state);
+        drop(ender);
         if let Some(kept) = kept {
             let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];
             for (deadline, met) in deadlines.into_iter().filter_map(|(deadline, met)| Some((deadline, met?))) {
@@ -165,9 +255,25 @@ impl Watch {
                 let now = self.shared.now();
                 self.shared.lock().core.heard(self.ticket, length, now);
             }
+            Event::Text(text) => {
+                let now = self.shared.now();
+                self.shared.lock().core.read(self.ticket, text.chars().count(), now);
+            }
             Event::Finished { .. } | Event::Failed(_) => self.shared.lock().core.complete(self.ticket),
-            Event::Started { .. } | Event::Text(_) => {}
+            Event::Started { .. } => {}
         }
+    }
+
+    /// The request waits for text that its client is still writing.
+    pub fn waits_for_text(&self) {
+        let now = self.shared.now();
+        self.shared.lock().core.waits_for_text(self.ticket, now);
+    }
+
+    /// Its client wrote so many characters.
+    pub fn wrote(&self, chars: usize) {
+        let now = self.shared.now();
+        self.shared.lock().core.wrote(self.ticket, chars, now);
     }
 }
 
@@ -180,7 +286,9 @@ mod tests {
     async fn a_full_house_says_so_and_when_to_come_again() {
         let limits = LimitsConfig { max_requests: 2, ..Config::default().limits };
         let admissions = Admissions::new(&limits, 24_000);
-        let enter = || admissions.enter(&RequestOptions::default(), true, false, 0);
+        let options = RequestOptions::default();
+        let enter =
+            || admissions.enter(Entrant { options: &options, steady: true, chat: false, sounds: true, restarts: 0 });
         let (first, second) = (enter().unwrap(), enter().unwrap());
         match enter() {
             Err(SubmitError::Full { limit: 2, retry_after }) => assert!(retry_after <= Duration::from_secs(1)),
@@ -192,5 +300,18 @@ mod tests {
         let third = enter().unwrap();
         drop((second, third));
         admissions.all_left().await;
+    }
+
+    #[tokio::test]
+    async fn a_request_that_lost_its_place_before_it_began_ends_when_it_does() {
+        let admissions = Admissions::new(&Config::default().limits, 24_000);
+        let options = RequestOptions::default();
+        let entrant = Entrant { options: &options, steady: true, chat: false, sounds: true, restarts: 0 };
+        let permit = admissions.enter(entrant).unwrap();
+        let end = admissions.0.lock().end(permit.ticket, RequestError::Yielded);
+        assert!(end.is_none(), "nothing is known that could end it");
+        let (told, ended) = std::sync::mpsc::channel();
+        permit.ends_by(move |error| told.send(error).unwrap());
+        assert_eq!(ended.recv().unwrap(), RequestError::Yielded);
     }
 }

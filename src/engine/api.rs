@@ -50,6 +50,13 @@ pub struct ChatMessage {
     pub content: String,
 }
 
+impl ChatMessage {
+    /// Characters of all that a client wrote in it.
+    pub fn chars(&self) -> usize {
+        self.role.chars().count() + self.content.chars().count()
+    }
+}
+
 /// Which kinds of output a chat request wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
@@ -108,8 +115,11 @@ pub struct RequestOptions {
     pub tenant: Tenant,
     /// When its speech has to come.
     pub slo: Slo,
-    /// How long the request may take, whatever has come by then; `None`: the config's `limits.request_timeout`.
+    /// How long the request may take, whatever has come by then; `None`: the config's `limits.request_timeout`, and
+    /// twice what its client hears.
     pub life: Option<Duration>,
+    /// Whether its tenant was charged for it already, by [`Service::knock`].
+    pub paid: bool,
 }
 
 /// Text to speak verbatim.
@@ -222,6 +232,16 @@ pub enum RequestError {
         /// What was seen.
         reason: String,
     },
+    /// Its client neither read nor wrote fast enough.
+    #[error("this request waited for its client {} longer than it may: read in real time, and write without long \
+        pauses", crate::api::seconds(.0))]
+    SlowClient(Duration),
+    /// It waited for its client while another request needed its place.
+    #[error(
+        "every place was taken, and this request was waiting for its client: read in real time, and write without \
+        long pauses"
+    )]
+    Yielded,
     /// The request's time was up, or its client stopped reading for too long.
     #[error("the request took longer than {}", crate::api::seconds(.0))]
     TimedOut(Duration),
@@ -358,6 +378,14 @@ pub struct StageHealth {
 pub trait Service: Send + Sync {
     /// What is served.
     fn info(&self) -> &ModelInfo;
+
+    /// Charges a tenant for a request before any work is done for it, so that refusals use up its rate too.
+    ///
+    /// # Errors
+    /// [`LaterReason::OwnRate`] for a tenant that has used it up.
+    fn knock(&self, _: &Tenant) -> Result<(), SubmitError> {
+        Ok(())
+    }
 
     /// Answers a chat turn. Resolves as soon as the request is accepted or refused.
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;

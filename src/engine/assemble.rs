@@ -9,9 +9,9 @@ use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
 use super::stages::Stages;
 use super::status_history::Follower;
 use super::voices::{self, Voices};
-use super::{ModelInfo, Shared, StartError, TtsInfo};
+use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
-use omni_core::ids::StageName;
+use omni_core::ids::{Frames, StageName};
 use omni_core::ledger::LedgerLimits;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::checkpoint::Checkpoint;
@@ -26,6 +26,7 @@ use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
+use tokio::sync::Semaphore;
 
 /// How often the ledger looks for requests whose time is up.
 const TICK: Duration = Duration::from_millis(250);
@@ -94,18 +95,25 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             groups,
             chunk_ramp: chunk_ramp(config),
             max_input_chars: config.limits.max_input_chars,
+            max_messages: config.limits.max_messages,
+            max_instruction_chars: config.limits.max_instruction_chars,
+            max_first_chunk: config.max_first_chunk(),
+            max_frames: frames_of(config.limits.max_audio, maker.unit),
             audio_window: window(config, StageName::Vocoder),
         },
     };
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
+    let admissions = Admissions::new(&config.limits, SAMPLE_RATE);
     let followers = stages.iter().map(|stage| Follower::new(stage)).collect();
     Ok(Shared {
         info,
         planner,
         stages,
-        ticker: tokio::spawn(tick(Arc::downgrade(&ledger))),
+        ticker: tokio::spawn(tick(Arc::downgrade(&ledger), admissions.clone())),
         ledger,
-        admissions: Admissions::new(&config.limits, SAMPLE_RATE),
+        admissions,
+        planning: Semaphore::new(planning_at_once()),
+        ordinary: Ordinary { first_chunk: chunk_ramp(config).into_iter().max().unwrap_or(1) },
         since: followers,
         metrics,
         leases: maker.leases.clone(),
@@ -116,6 +124,17 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
         voices,
     })
+}
+
+/// Large requests that are planned at the same time: the other cores are for the stages and for the server.
+fn planning_at_once() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
+}
+
+/// Frames of so much speech.
+fn frames_of(length: Duration, unit: Duration) -> Frames {
+    let frames = length.as_secs_f64() / unit.as_secs_f64().max(f64::MIN_POSITIVE);
+    Frames((frames as u32).max(1))
 }
 
 /// Characters of one piece of speech when the config does not say.
@@ -301,10 +320,11 @@ fn erase(ends: (impl PayloadSender + 'static, impl PayloadReceiver + 'static)) -
     (Arc::new(ends.0), Arc::new(ends.1))
 }
 
-async fn tick(ledger: Weak<Ledger>) {
+async fn tick(ledger: Weak<Ledger>, admissions: Admissions) {
     let mut ticks = tokio::time::interval(TICK);
     loop {
         ticks.tick().await;
+        admissions.tick();
         match ledger.upgrade() {
             Some(ledger) => ledger.tick(),
             None => return,

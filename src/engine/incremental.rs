@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>) -> Result<(), Stop> {
     let text = IncrementalText::new(relay.shared.max_segment_chars);
     let mut writer = Writer { pieces: Some(pieces), text, steps: VecDeque::new(), chars: 0 };
-    while !writer.is_done() {
+    while !writer.is_done() && relay.may_go_on() {
         Sentence::begin(relay)?.read(relay, &mut writer).await?;
     }
     Ok(())
@@ -45,11 +45,14 @@ impl Writer {
     fn wrote(&mut self, piece: Option<String>, relay: &Relay) -> Result<(), RequestError> {
         match piece {
             Some(piece) => {
-                self.chars += piece.chars().count();
+                let chars = piece.chars().count();
+                self.chars += chars;
+                relay.watch.wrote(chars);
                 relay.shared.planner.check_length("input", self.chars).map_err(refused)?;
                 self.steps.extend(self.text.push(&piece));
             }
             None => {
+                relay.watch.wrote(0);
                 self.pieces = None;
                 self.steps.extend(self.text.finish());
             }
@@ -98,6 +101,9 @@ impl Sentence {
                 return Ok(());
             }
             let begun = self.sequence.is_some();
+            if !begun {
+                relay.watch.waits_for_text();
+            }
             tokio::select! {
                 event = next_event(&mut self.sequence) => {
                     if !relay.pass_on(event).await? {

@@ -122,6 +122,14 @@ impl Ledger {
             self.carry_out(&mut state, effect.into_iter().collect());
         }
         drop(state);
+        if let Some(permit) = &permit {
+            let ledger = Arc::downgrade(self);
+            permit.ends_by(move |error| {
+                if let Some(ledger) = ledger.upgrade() {
+                    ledger.end(request, error);
+                }
+            });
+        }
         let pace = self.faults.site(None, FaultPoint::Client);
         let (ledger, heard) = (Arc::clone(self), AtomicBool::new(false));
         let listener = Reader { ledger, request, pace, heard, expired, _permit: permit };
@@ -134,6 +142,18 @@ impl Ledger {
         let Some(open) = state.open.get_mut(&request) else { return };
         open.client.followed(text.tokens.len() as u32);
         self.pass(&mut state, Edge::Text, text.payload(request, before));
+    }
+
+    /// Ends a request whose place was taken away. What was made of it by now is still read.
+    fn end(&self, request: RequestId, error: RequestError) {
+        let failure = match error {
+            RequestError::SlowClient(limit) => Failure::SlowClient(limit),
+            RequestError::TimedOut(limit) => Failure::TimedOut(limit),
+            _ => Failure::Yielded,
+        };
+        let mut state = self.lock();
+        let effect = state.core.fail(request, failure);
+        self.carry_out(&mut state, effect.into_iter().collect());
     }
 
     /// Ends what has taken too long.
@@ -388,6 +408,7 @@ impl Listener for Reader {
         let mut state = self.ledger.lock();
         state.core.read(self.request, now);
         if let Event::Audio(chunk) = event {
+            state.core.heard(self.request, self.ledger.unit * chunk.frames.0);
             let acks = vec![Ack { request: self.request, units: chunk.frames.0 }];
             self.ledger.ack(&mut state, Edge::Audio, acks);
         }
@@ -408,7 +429,7 @@ impl Drop for Reader {
 fn outcome(failure: &Failure) -> Outcome {
     match failure {
         Failure::StageFailed(..) | Failure::SequenceFailed(..) => Outcome::Failed,
-        Failure::TimedOut(_) => Outcome::TimedOut,
+        Failure::TimedOut(_) | Failure::SlowClient(_) | Failure::Yielded => Outcome::TimedOut,
         Failure::ShuttingDown => Outcome::ShutDown,
     }
 }
@@ -418,6 +439,8 @@ fn error(failure: Failure) -> RequestError {
         Failure::StageFailed(stage, reason) => RequestError::StageFailed { stage, reason },
         Failure::SequenceFailed(stage, reason) => RequestError::SequenceFailed { stage, reason },
         Failure::TimedOut(limit) => RequestError::TimedOut(limit),
+        Failure::SlowClient(limit) => RequestError::SlowClient(limit),
+        Failure::Yielded => RequestError::Yielded,
         Failure::ShuttingDown => RequestError::ShuttingDown,
     }
 }

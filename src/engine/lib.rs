@@ -51,7 +51,7 @@ pub use api::{
 pub use omni_core::ids::FinishReason;
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 
-use admission::Admissions;
+use admission::{Admissions, Entrant};
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use omni_config::{Config, SpeechConfig};
@@ -70,6 +70,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use stream::Expired;
+use tokio::sync::Semaphore;
 use voices::Voices;
 
 /// How long a request waits for a stage that starts for the first time before it is refused.
@@ -100,16 +101,67 @@ struct Shared {
     recorder: Recorder,
     speech: SpeechConfig,
     max_segment_chars: usize,
+    /// Turns of large requests to be planned.
+    planning: Semaphore,
+    ordinary: Ordinary,
     /// Of a checkpoint that clones voices.
     voices: Option<Arc<Voices>>,
     ticker: tokio::task::JoinHandle<()>,
 }
 
+/// Characters of a request that is planned at once, in a millisecond or two.
+const PLANNED_AT_ONCE: usize = 4096;
+/// Characters in front of the first sound of an ordinary request. More take longer, which says nothing of the server.
+const ORDINARY_CHARS: usize = 8192;
+/// The same of what each piece of a text begins with.
+const ORDINARY_INSTRUCTIONS: usize = 512;
+
+/// What an ordinary request asks for: the times of others do not tell how fast this server is.
+struct Ordinary {
+    /// Frames of the largest chunk that the config makes.
+    first_chunk: u32,
+}
+
+impl Ordinary {
+    /// Whether a first sound comes as soon as this server can make it.
+    fn speech(&self, request: &SpeechRequest, max_segment_chars: usize) -> bool {
+        let SpeechRequest { text, params } = request;
+        // A client may still be writing.
+        let TextSource::Whole(text) = text else { return false };
+        let one_piece = params.ignore_eos && text.chars().count() > max_segment_chars;
+        let instructions = params.instructions.as_ref().map_or(0, |text| text.chars().count());
+        let first_chunk = params.initial_chunk_frames.map_or(0, |frames| frames.0);
+        // A recording has to be encoded first.
+        let clones = matches!(params.voice, VoiceChoice::Clone(_));
+        !one_piece && !clones && instructions <= ORDINARY_INSTRUCTIONS && first_chunk <= self.first_chunk
+    }
+}
+
 impl Shared {
     /// A permit for a request, or why not. `steady` and `chat` as in [`Asked`](omni_core::admission::Asked).
-    fn enter(&self, options: &RequestOptions, steady: bool, chat: bool) -> Result<admission::Permit, SubmitError> {
+    fn enter(
+        &self,
+        options: &RequestOptions,
+        (steady, chat, sounds): (bool, bool, bool),
+    ) -> Result<admission::Permit, SubmitError> {
         let restarts = self.stages.iter().map(|stage| stage.status().borrow().restarts).sum();
-        self.admissions.enter(options, steady, chat, restarts)
+        self.admissions.enter(Entrant { options, steady, chat, sounds, restarts })
+    }
+
+    /// Plans a request of so many characters: a large one away from the threads on which everything else waits, and few
+    /// at a time.
+    async fn plan<T: Send + 'static>(
+        self: &Arc<Self>,
+        chars: usize,
+        work: impl FnOnce(&Planner) -> Result<T, SubmitError> + Send + 'static,
+    ) -> Result<T, SubmitError> {
+        if chars <= PLANNED_AT_ONCE {
+            return work(&self.planner);
+        }
+        let Ok(_turn) = self.planning.acquire().await else { return Err(SubmitError::ShuttingDown) };
+        let shared = Arc::clone(self);
+        let planned = tokio::task::spawn_blocking(move || work(&shared.planner)).await;
+        planned.unwrap_or_else(|error| Err(SubmitError::NotReady(format!("the request was not planned: {error}"))))
     }
 }
 
@@ -214,9 +266,12 @@ impl Engine {
 
     async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
-        let plan = self.shared.planner.chat(&request)?;
-        let options = request.options;
-        let place = self.shared.enter(&options, true, true)?;
+        let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
+        let chars = request.messages.iter().map(ChatMessage::chars).sum();
+        self.shared.planner.check_messages(request.messages.len(), chars)?;
+        // Only accepted requests are planned: a template and a tokenizer go over all of the conversation.
+        let place = self.shared.enter(&options, (chars <= ORDINARY_CHARS, true, sounds))?;
+        let plan = self.shared.plan(chars, move |planner| planner.chat(&request)).await?;
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place), Arc::clone(&expired));
@@ -240,6 +295,10 @@ pub struct EngineLoad {
 impl Service for Engine {
     fn info(&self) -> &ModelInfo {
         &self.shared.info
+    }
+
+    fn knock(&self, tenant: &Tenant) -> Result<(), SubmitError> {
+        self.shared.admissions.knock(tenant)
     }
 
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {

@@ -3,6 +3,7 @@
 //! passes its events on; the relay joins their sound, adds up their usage and keeps the voice from piece to piece.
 
 use super::Shared;
+use super::admission::Watch;
 use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage};
 use super::plan::{CodeLog, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
@@ -20,6 +21,8 @@ const AHEAD: Duration = Duration::from_millis(500);
 pub(super) struct Relay {
     pub shared: Arc<Shared>,
     pub options: SpeechOptions,
+    /// Where the reader of the text says that it waits for its writer.
+    pub watch: Watch,
     send: flume::Sender<Event>,
     usage: Usage,
     reason: FinishReason,
@@ -50,12 +53,19 @@ impl From<RequestError> for Stop {
 }
 
 impl Relay {
-    pub fn new(shared: Arc<Shared>, options: SpeechOptions, send: flume::Sender<Event>, expired: Expired) -> Relay {
+    pub fn new(
+        shared: Arc<Shared>,
+        options: SpeechOptions,
+        send: flume::Sender<Event>,
+        expired: Expired,
+        watch: Watch,
+    ) -> Relay {
         let (usage, reason, crossfade) = (Usage::default(), FinishReason::Stop, Crossfade::default());
         let (playback, born) = (Playback::default(), Instant::now());
         Relay {
             shared,
             options,
+            watch,
             send,
             usage,
             reason,
@@ -67,6 +77,15 @@ impl Relay {
             codes: None,
             expired,
         }
+    }
+
+    /// Whether another piece may be opened: one answer has so much speech at most.
+    pub fn may_go_on(&mut self) -> bool {
+        let over = self.options.frames_left == Frames(0);
+        if over {
+            self.reason = FinishReason::Length;
+        }
+        !over
     }
 
     /// Ends the stream: with the last sound and the usage, with the error, or in silence where the client has left.
@@ -112,6 +131,8 @@ impl Relay {
                 self.usage.prompt_tokens += usage.prompt_tokens;
                 self.usage.text_tokens += usage.text_tokens;
                 self.usage.frames.0 += usage.frames.0;
+                let left = &mut self.options.frames_left.0;
+                *left = left.saturating_sub(usage.frames.0);
                 if reason == FinishReason::Length {
                     self.reason = reason;
                 }

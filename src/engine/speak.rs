@@ -2,10 +2,10 @@
 //! stages; a [`Relay`] makes them one stream for the client. The next sentence starts when the one before has been
 //! made, which is long before the listener has heard it.
 
-use super::admission::Permit;
+use super::admission::{Permit, Watch};
 use super::api::{RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
 use super::incremental;
-use super::plan::{FamilyPlanner, SpeechVoice};
+use super::plan::{FamilyPlanner, Planner, SpeechVoice};
 use super::relay::{Relay, Stop, refused};
 use super::stream::Expired;
 use super::voice::VoiceChoice;
@@ -15,10 +15,15 @@ use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 /// Events that may wait between a sentence and its reader: hardly any, for the sentence keeps its own.
 const RELAY: usize = 2;
+
+/// Longest text that is not cut into pieces, in characters: the largest `speech.max_segment_chars`. The cache of its
+/// sequence grows with it.
+const MAX_PIECE: usize = 4000;
 
 /// Accepts a speech request.
 pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<ResponseStream, SubmitError> {
@@ -26,24 +31,27 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let shared = &engine.shared;
     if let TextSource::Whole(text) = &request.text {
         shared.planner.check_length("input", text.chars().count())?;
+        check_piece(&request.params, text)?;
     }
     let asked = request.params.options;
-    // The time to first audio tells nothing about the server where a client is still writing the text, or where the
-    // voice has to be encoded first.
-    let steady = matches!(request.text, TextSource::Whole(_)) && !matches!(request.params.voice, VoiceChoice::Clone(_));
+    let steady = shared.ordinary.speech(&request, shared.max_segment_chars);
     // Encoding a recording takes long: only accepted requests do it.
-    let permit = shared.enter(&asked, steady, false)?;
+    let permit = shared.enter(&asked, (steady, false, true))?;
     let watch = permit.watch();
     let print = voiceprint(shared, &request.params).await?;
-    let options = shared.planner.speech_options(&request.params, print.as_deref())?;
+    let params = request.params;
+    let instructions = params.instructions.as_ref().map_or(0, |text| text.chars().count());
+    let plan = move |planner: &Planner| planner.speech_options(&params, print.as_deref());
+    let options = shared.plan(instructions, plan).await?;
     let expired = Expired::default();
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
     let source = match request.text {
         TextSource::Whole(text) => {
             let waiting: VecDeque<_> = text::segments(&text, max_chars).into();
-            // A sentence that cannot be spoken refuses the request now, not in the middle of it.
-            for text in waiting.iter().skip(1) {
-                shared.planner.speech(text, &options)?;
+            // What cannot be spoken refuses the request now, not in the middle of it. Each sentence is planned when its
+            // turn comes; if one is too long for the model, the longest is.
+            if let Some(longest) = waiting.iter().max_by_key(|text| text.len()).filter(|_| waiting.len() > 1) {
+                shared.planner.speech(longest, &options)?;
             }
             if waiting.len() <= 1 {
                 // One sentence needs no relay.
@@ -67,15 +75,28 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     };
     let (send, events) = flume::bounded(RELAY);
     let gone = CancellationToken::new();
-    let relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired));
+    let relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), permit.watch());
     let listening = gone.clone().drop_guard();
+    let (end, ended) = oneshot::channel();
+    // A reader that is gone needs no end.
+    permit.ends_by(move |error| drop(end.send(error)));
     tokio::spawn(async move {
         tokio::select! {
             () = gone.cancelled() => {}
-            () = read(relay, source, permit) => {}
+            () = read(relay, source, permit, ended) => {}
         }
     });
     Ok(ResponseStream::new(events, listening).watched(watch).lasting(asked.life, expired))
+}
+
+/// Refuses a text that is to be spoken in one piece and is longer than any piece.
+fn check_piece(params: &SpeechParams, text: &str) -> Result<(), SubmitError> {
+    let chars = text.chars().count();
+    if !params.ignore_eos || chars <= MAX_PIECE {
+        return Ok(());
+    }
+    let message = format!("{chars} characters are more than the {MAX_PIECE} that ignore_eos speaks in one piece");
+    Err(SubmitError::Invalid { param: "input", message })
 }
 
 /// The voice that the client gives or has uploaded, encoded; `None` for a speaker of the checkpoint.
@@ -112,17 +133,24 @@ struct Sentences {
     chars: usize,
 }
 
-/// Reads a text to its end. The permit is held for as long.
-async fn read(mut relay: Relay, source: Source, _permit: Permit) {
-    let outcome = match source {
-        Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
-        Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
+/// Reads a text to its end, unless its place is taken away before. The permit is held for as long.
+async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot::Receiver<RequestError>) {
+    let reading = async {
+        match source {
+            Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
+            Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
+        }
+    };
+    let outcome = tokio::select! {
+        outcome = reading => outcome,
+        Ok(error) = ended => Err(Stop::Failed(error)),
     };
     relay.finish(outcome).await;
 }
 
 async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
-    while let Some(text) = sentences.next(&relay.shared).await? {
+    while relay.may_go_on() {
+        let Some(text) = sentences.next(&relay.shared, &relay.watch).await? else { return Ok(()) };
         let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
         let mut sentence = relay.open(plan);
         while relay.pass_on(sentence.next().await).await? {}
@@ -133,21 +161,25 @@ async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(
 
 impl Sentences {
     /// The next one, as soon as it is whole.
-    async fn next(&mut self, shared: &Shared) -> Result<Option<String>, RequestError> {
+    async fn next(&mut self, shared: &Shared, watch: &Watch) -> Result<Option<String>, RequestError> {
         loop {
             if let Some(text) = self.waiting.pop_front() {
                 return Ok(Some(text));
             }
             let Some(more) = &self.more else { return Ok(None) };
+            watch.waits_for_text();
             // No sentence is being made: if the writer pauses, the listener should hear the words so far.
             match tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await {
                 Err(_paused) => self.waiting.extend(self.segments.pause()),
                 Ok(Ok(piece)) => {
-                    self.chars += piece.chars().count();
+                    let chars = piece.chars().count();
+                    self.chars += chars;
+                    watch.wrote(chars);
                     shared.planner.check_length("input", self.chars).map_err(refused)?;
                     self.waiting.extend(self.segments.push(&piece));
                 }
                 Ok(Err(flume::RecvError::Disconnected)) => {
+                    watch.wrote(0);
                     self.more = None;
                     self.waiting.extend(self.segments.finish());
                 }

@@ -27,6 +27,11 @@ impl AdmissionMetrics {
         counter!(c::REFUSALS.name, "reason" => reason).increment(1);
     }
 
+    /// A request lost its place because its client kept it waiting, or because it had lived for too long.
+    pub fn ended(&self, reason: &'static str) {
+        counter!(c::ENDED.name, "reason" => reason).increment(1);
+    }
+
     /// A promised deadline was met or missed.
     pub fn deadline(&self, deadline: &'static str, met: bool) {
         let outcome = if met { "met" } else { "missed" };

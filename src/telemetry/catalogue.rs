@@ -71,6 +71,7 @@ catalogue! {
 
     ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that admission takes this server to carry in real time, at most limits.max_requests.";
     REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were told to come later, by why.";
+    ENDED = Counter, "omni_requests_ended_total", ["reason"], "Requests that lost their place: their client kept them waiting (slow_client, or yielded while all places were taken), or they lived for too long (lifetime).";
     DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines of requests, met and missed: the first sound in time, and the rest in real time.";
 
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";

@@ -11,6 +11,8 @@ const WINDOW: Duration = Duration::from_secs(1);
 /// After a change: how long all has to go well at the limit before one stream more is tried, at first and at last.
 const TRIAL: (Duration, Duration) = (Duration::from_secs(3), Duration::from_secs(60));
 
+/// An idle server takes one stream more for each such time: what slowed it may have passed.
+const RECOVERS: Duration = Duration::from_secs(1);
 /// What is left over when a stream counts as carried: speech per second beyond real time.
 const MARGIN: f64 = 1.1;
 
@@ -33,6 +35,8 @@ pub(super) struct Capacity {
     patience: Duration,
     /// The last change was one stream more.
     trying: bool,
+    /// Since when no stream is there, and of that time nothing has been made up for.
+    idle: Option<Duration>,
 }
 
 impl Capacity {
@@ -47,6 +51,19 @@ impl Capacity {
             changed: Duration::ZERO,
             patience: TRIAL.0,
             trying: false,
+            idle: None,
+        }
+    }
+
+    /// No stream is there at `now`.
+    pub fn idles(&mut self, now: Duration) {
+        let since = *self.idle.get_or_insert(now);
+        let passed = now.saturating_sub(since).as_secs() / RECOVERS.as_secs();
+        if passed > 0 {
+            self.idle = Some(since + RECOVERS * u32::try_from(passed).unwrap_or(u32::MAX));
+            self.now = self.now.saturating_add(usize::try_from(passed).unwrap_or(usize::MAX)).min(self.most);
+            self.patience = TRIAL.0;
+            self.forget(now);
         }
     }
 
@@ -56,6 +73,7 @@ impl Capacity {
 
     /// So many streams are there at once.
     pub fn saw(&mut self, streams: usize) {
+        self.idle = None;
         self.peak = self.peak.max(streams);
     }
 

@@ -4,21 +4,32 @@
 //! No request waits in a queue: the server refuses at once, and tells the client when to try again. Three things
 //! decide, in this order: what the tenant may have at most (`shares`), how many streams the server carries
 //! (`capacity`), and how soon a first sound would come (`ttfa`).
+//!
+//! It learns from the server's own doing alone. Lateness is measured against the server's deadline, of streams that owe
+//! sound and ask for nothing special; a client's deadline decides only what is refused to that client; and what one
+//! tenant sees while the others are served in time is no overload. An idle server takes any request that does not ask
+//! for more than the server promises.
+//!
+//! A place belongs to a client that uses it ([`Patience`]): a request that has waited for its client for too long ends,
+//! and one that waits at all gives its place to the next request while all places are taken.
 
 mod capacity;
 mod shares;
 #[cfg(test)]
 mod tests;
 mod ttfa;
+#[cfg(test)]
+mod wishes;
 
 pub use shares::{Tenant, TenantId};
 
+use crate::patience::{Patience, life, said};
 use crate::playback::Playback;
 use capacity::Capacity;
 use shares::Shares;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use ttfa::TtfaPredictor;
+use ttfa::FirstSounds;
 
 /// Silence in a stream that a player's buffer hides; a stream with more of it has missed its SLO.
 pub const BUFFERED: Duration = Duration::from_millis(200);
@@ -26,6 +37,10 @@ pub const BUFFERED: Duration = Duration::from_millis(200);
 const WELL_AHEAD: Duration = Duration::from_secs(1);
 /// For so long after the advised time the server expects a refused client to come again.
 const PUNCTUAL: Duration = Duration::from_secs(2);
+/// A request that has waited so long for its client gives its place up while all are taken.
+const YIELDS: Duration = Duration::from_secs(2);
+/// After so long without a stream, what is known of first sounds is of another day.
+const FORGETS_IDLE: Duration = Duration::from_secs(5);
 /// The longest wait that a refusal advises: what happens after it is not known.
 const LONGEST_ADVICE: Duration = Duration::from_secs(60);
 
@@ -46,11 +61,13 @@ pub struct Asked {
     pub tenant: Tenant,
     /// Its service level.
     pub slo: Slo,
-    /// Whether the time to its first sound tells how fast this server is. It does not where the client is still writing
-    /// the text.
+    /// Whether its times tell how fast this server is. They do not where the client is still writing the text, or wants
+    /// what takes longer than an ordinary request.
     pub steady: bool,
     /// Whether the thinker has to answer first: first sounds of chats are another population.
     pub chat: bool,
+    /// Whether its tenant was charged for it already, by [`AdmissionCore::knock`].
+    pub paid: bool,
 }
 
 /// One admitted request.
@@ -108,6 +125,39 @@ pub struct Refusal {
     pub retry_after: Duration,
 }
 
+/// An accepted request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// Its name.
+    pub ticket: Ticket,
+    /// The request whose place it has, which is to be ended: its client kept it waiting.
+    pub instead_of: Option<Ticket>,
+}
+
+/// Why admission ends a request. Its place is free already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It waited for its client for longer than it may.
+    Slow(Duration),
+    /// It lived for longer than it may, having given its client little to hear.
+    Old(Duration),
+}
+
+/// What the config says.
+#[derive(Clone, Copy, Debug)]
+pub struct AdmissionLimits {
+    /// Requests at once.
+    pub places: usize,
+    /// Whether deadlines decide, or places alone.
+    pub by_deadlines: bool,
+    /// The server's own deadline for a first sound.
+    pub first_audio: Duration,
+    /// How long a request may wait for its client.
+    pub slow_client: Duration,
+    /// How long a request may live, besides what its client hears.
+    pub life: Duration,
+}
+
 /// What admission tells of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct AdmissionStatus {
@@ -144,12 +194,35 @@ struct Stream {
     /// All its sound has come.
     complete: bool,
     late: bool,
+    /// How its client reads, and how it writes.
+    reads: Patience,
+    writes: Patience,
 }
 
 impl Stream {
-    /// Whether it misses its SLO at `now`: its first sound is overdue, or its player has been silent for too long.
-    fn is_late(&self, now: Duration) -> bool {
-        let Slo::Realtime(deadline) = self.slo else { return false };
+    /// Whether its lateness would be the server's doing.
+    fn counts(&self) -> bool {
+        self.steady && self.slo != Slo::BestEffort
+    }
+
+    /// How much longer it has waited for its client than it may.
+    fn owed(&self, now: Duration) -> Duration {
+        self.reads.owed(now).max(self.writes.owed(now))
+    }
+
+    /// Its reader took what takes so long to hear, and has to come back for more.
+    fn took(&mut self, length: Duration, most: Duration, now: Duration) {
+        self.reads.goes_on(now);
+        self.reads.heard(length, most);
+        self.reads.waits(now);
+    }
+
+    /// Whether it misses the server's `deadline` at `now`: its first sound is overdue, or its player has been silent for
+    /// too long.
+    fn is_late(&self, deadline: Duration, now: Duration) -> bool {
+        if self.slo == Slo::BestEffort {
+            return false;
+        }
         if self.complete || self.waits.is_none() {
             return self.playback.silence > BUFFERED;
         }
@@ -163,12 +236,12 @@ impl Stream {
 /// The state machine.
 #[derive(Debug)]
 pub struct AdmissionCore {
-    most: usize,
-    /// Whether deadlines decide, or places alone.
-    by_deadlines: bool,
+    limits: AdmissionLimits,
     shares: Shares,
     capacity: Capacity,
-    ttfa: [TtfaPredictor; 2],
+    first_sounds: FirstSounds,
+    /// When the last stream ended, while none is there.
+    idle: Option<Duration>,
     streams: BTreeMap<Ticket, Stream>,
     next: u64,
     /// How long a place was held lately, smoothed.
@@ -178,14 +251,14 @@ pub struct AdmissionCore {
 }
 
 impl AdmissionCore {
-    /// No stream yet, and nothing known: accepts up to `most`.
-    pub fn new(most: usize, by_deadlines: bool) -> AdmissionCore {
+    /// No stream yet, and nothing known: accepts as many as there are places.
+    pub fn new(limits: AdmissionLimits) -> AdmissionCore {
         AdmissionCore {
-            most,
-            by_deadlines,
+            limits,
             shares: Shares::default(),
-            capacity: Capacity::new(most),
-            ttfa: Default::default(),
+            capacity: Capacity::new(limits.places),
+            first_sounds: FirstSounds::default(),
+            idle: Some(Duration::ZERO),
             streams: BTreeMap::new(),
             next: 0,
             held: Duration::from_secs(1),
@@ -193,16 +266,43 @@ impl AdmissionCore {
         }
     }
 
+    /// Charges a tenant for a request before any work is done for it: what is refused later counts too.
+    ///
+    /// # Errors
+    /// The refusal of a tenant that has used up its rate.
+    pub fn knock(&mut self, tenant: &Tenant, now: Duration) -> Result<(), Refusal> {
+        let refused = |(reason, wait): (Reason, Duration)| Refusal { reason, retry_after: wait.min(LONGEST_ADVICE) };
+        self.shares.charge(tenant, now).map_err(refused)
+    }
+
     /// Accepts a request, or says why not and when to come again.
     ///
     /// # Errors
     /// The refusal.
-    pub fn ask(&mut self, asked: &Asked, now: Duration) -> Result<Ticket, Refusal> {
+    pub fn ask(&mut self, asked: &Asked, now: Duration) -> Result<Accepted, Refusal> {
         self.look(now);
+        if !asked.paid {
+            self.knock(&asked.tenant, now)?;
+        }
         let places = self.places(asked.slo);
         let held = self.streams.len();
         let advice = self.advice(held.max(1));
-        if let Err((reason, wait)) = self.shares.ask(&asked.tenant, places, now) {
+        let mut answer = self.shares.ask(&asked.tenant, places, now);
+        let mut instead_of = None;
+        if matches!(answer, Err((Reason::Places, _)))
+            && let Some(slow) = self.slowest(now)
+        {
+            // Its place is the next request's, unless that is one too many all the same.
+            let tenant = self.streams.get(&slow).map(|stream| stream.tenant);
+            tenant.iter().for_each(|tenant| self.shares.leaves(*tenant));
+            answer = self.shares.ask(&asked.tenant, places, now);
+            match (&answer, tenant) {
+                (Ok(()), _) => instead_of = self.streams.remove(&slow).map(|_| slow),
+                (Err(_), Some(tenant)) => self.shares.stays(tenant),
+                (Err(_), None) => {}
+            }
+        }
+        if let Err((reason, wait)) = answer {
             let wait = wait.unwrap_or(advice).min(LONGEST_ADVICE);
             if reason == Reason::Places {
                 self.shares.wants(&asked.tenant, places, now + wait + PUNCTUAL);
@@ -211,12 +311,13 @@ impl AdmissionCore {
                 }
             }
             let reason = match reason {
-                Reason::Places if places < self.most => Reason::Streams { capacity: places },
+                Reason::Places if places < self.limits.places => Reason::Streams { capacity: places },
                 other => other,
             };
             return Err(Refusal { reason, retry_after: wait });
         }
-        if self.by_deadlines
+        if instead_of.is_none()
+            && self.limits.by_deadlines
             && let Some(mut refusal) = self.deadline(asked, now, advice)
         {
             refusal.retry_after = refusal.retry_after.min(LONGEST_ADVICE);
@@ -246,16 +347,82 @@ impl AdmissionCore {
                 waits: None,
                 complete: false,
                 late: false,
+                reads: Patience::default(),
+                writes: Patience::default(),
             },
         );
+        self.idle = None;
         self.capacity.saw(self.streams.len());
-        Ok(ticket)
+        Ok(Accepted { ticket, instead_of })
+    }
+
+    /// The stream that has waited longest for its client, if it may lose its place.
+    fn slowest(&self, now: Duration) -> Option<Ticket> {
+        let owes = self.streams.iter().map(|(ticket, stream)| (stream.owed(now), *ticket));
+        owes.filter(|(owed, _)| *owed >= YIELDS).max().map(|(_, ticket)| ticket)
+    }
+
+    /// Ends what waited for its client for too long, or lived for too long; to be called now and then.
+    pub fn tick(&mut self, now: Duration) -> Vec<(Ticket, Ended)> {
+        self.rest(now);
+        let AdmissionLimits { slow_client, life: lives, .. } = self.limits;
+        let ended = |(ticket, stream): (&Ticket, &Stream)| {
+            let lived = now.saturating_sub(stream.accepted);
+            let why = if stream.owed(now) > slow_client {
+                Ended::Slow(slow_client)
+            } else if lived > life(lives, stream.playback.length()) {
+                Ended::Old(lives)
+            } else {
+                return None;
+            };
+            Some((*ticket, why))
+        };
+        let ended: Vec<_> = self.streams.iter().filter_map(ended).collect();
+        for (ticket, _) in &ended {
+            self.left(*ticket, now);
+        }
+        ended
+    }
+
+    /// Lets an idle server forget.
+    fn rest(&mut self, now: Duration) {
+        if !self.streams.is_empty() {
+            return;
+        }
+        self.capacity.idles(now);
+        if now.saturating_sub(*self.idle.get_or_insert(now)) >= FORGETS_IDLE {
+            self.first_sounds.forget();
+        }
+    }
+
+    /// The request waits for text that its client is still writing.
+    pub fn waits_for_text(&mut self, ticket: Ticket, now: Duration) {
+        if let Some(stream) = self.streams.get_mut(&ticket) {
+            stream.writes.waits(now);
+        }
+    }
+
+    /// Its client wrote so many characters; none where the text has ended.
+    pub fn wrote(&mut self, ticket: Ticket, chars: usize, now: Duration) {
+        if let Some(stream) = self.streams.get_mut(&ticket) {
+            stream.writes.goes_on(now);
+            stream.writes.wrote(chars, self.limits.slow_client);
+        }
     }
 
     /// The reader of a stream waits for more.
     pub fn waits(&mut self, ticket: Ticket, now: Duration) {
         if let Some(stream) = self.streams.get_mut(&ticket) {
             stream.waits.get_or_insert(now);
+            stream.reads.goes_on(now);
+        }
+    }
+
+    /// Text of so many characters reached its reader.
+    pub fn read(&mut self, ticket: Ticket, chars: usize, now: Duration) {
+        let most = self.limits.slow_client;
+        if let Some(stream) = self.streams.get_mut(&ticket) {
+            stream.took(said(chars), most, now);
         }
     }
 
@@ -265,6 +432,7 @@ impl AdmissionCore {
         let Some(stream) = self.streams.get_mut(&ticket) else { return };
         let waited = stream.waits.take().is_some();
         let first = stream.playback.time_to_first().is_none();
+        stream.took(length, self.limits.slow_client, now);
         if waited || first {
             stream.playback.chunk(now, length);
         } else {
@@ -272,7 +440,7 @@ impl AdmissionCore {
         }
         if first && waited && stream.steady {
             let (took, ahead) = (now.saturating_sub(stream.accepted), stream.ahead);
-            self.ttfa[usize::from(stream.chat)].learn(ahead, took, now);
+            self.first_sounds.learn((stream.chat, stream.tenant), ahead, took, now);
         }
         self.capacity.made(length);
     }
@@ -281,6 +449,8 @@ impl AdmissionCore {
     pub fn complete(&mut self, ticket: Ticket) {
         if let Some(stream) = self.streams.get_mut(&ticket) {
             stream.complete = true;
+            // What is left is to be read, which another limit is for.
+            (stream.reads, stream.writes) = Default::default();
         }
     }
 
@@ -290,6 +460,10 @@ impl AdmissionCore {
         let stream = self.streams.remove(&ticket)?;
         self.shares.leaves(stream.tenant);
         self.held = (self.held * 7 + now.saturating_sub(stream.accepted)) / 8;
+        if self.streams.is_empty() {
+            self.idle = Some(now);
+            self.capacity.idles(now);
+        }
         let Slo::Realtime(deadline) = stream.slo else { return None };
         let first = stream.playback.time_to_first();
         let in_time = first.map(|first| first.saturating_sub(stream.accepted) <= deadline);
@@ -306,7 +480,7 @@ impl AdmissionCore {
     /// The status now.
     pub fn status(&self) -> AdmissionStatus {
         let realtime = self.streams.values().filter(|stream| stream.slo != Slo::BestEffort).count();
-        let capacity = if self.by_deadlines { self.capacity.now() } else { self.most };
+        let capacity = if self.limits.by_deadlines { self.capacity.now() } else { self.limits.places };
         AdmissionStatus { capacity, held: self.streams.len(), realtime }
     }
 
@@ -314,9 +488,9 @@ impl AdmissionCore {
     fn places(&self, slo: Slo) -> usize {
         let no_deadlines = self.streams.values().all(|stream| stream.slo == Slo::BestEffort);
         match slo {
-            _ if !self.by_deadlines => self.most,
+            _ if !self.limits.by_deadlines => self.limits.places,
             // Where no stream has a deadline, none can miss it.
-            Slo::BestEffort if no_deadlines => self.most,
+            Slo::BestEffort if no_deadlines => self.limits.places,
             _ => self.capacity.now(),
         }
     }
@@ -336,37 +510,57 @@ impl AdmissionCore {
     fn deadline(&self, asked: &Asked, now: Duration, advice: Duration) -> Option<Refusal> {
         let Slo::Realtime(deadline) = asked.slo else {
             let left = self.wanted.saturating_sub(now);
-            return (!left.is_zero()).then(|| Refusal { reason: Reason::Yields, retry_after: left.max(advice) });
+            let yields = !left.is_zero() && !self.streams.is_empty();
+            return yields.then(|| Refusal { reason: Reason::Yields, retry_after: left.max(advice) });
         };
-        let sounds = &self.ttfa[usize::from(asked.chat)];
-        if self.streams.is_empty() {
-            // The first stream of an idle server finds out how fast it is, unless it is known to be far too slow.
-            let expected = sounds.expect(0, now).filter(|expected| *expected > deadline * 2)?;
-            return Some(Refusal { reason: Reason::FirstSound { expected, deadline }, retry_after: ttfa::FORGETS });
-        }
         let ahead = self.first_sounds_to_come(asked.chat);
-        if let Some(expected) = sounds.expect(ahead, now)
-            && expected > deadline
-        {
+        let expected = self.first_sounds.expect((asked.chat, asked.tenant.id), ahead, now);
+        if self.streams.is_empty() {
+            // The first stream of an idle server finds out how fast it is. Only a client that wants more than the server
+            // promises is told that it would be too slow.
+            let wants_more = deadline < self.limits.first_audio;
+            let expected = expected.filter(|expected| wants_more && *expected > deadline * 2)?;
+            return Some(Refusal { reason: Reason::FirstSound { expected, deadline }, retry_after: FORGETS_IDLE });
+        }
+        if let Some(expected) = expected.filter(|expected| *expected > deadline) {
             let reason = Reason::FirstSound { expected, deadline };
             return Some(Refusal { reason, retry_after: (expected - deadline).max(advice) });
         }
         // Streams that are late at this moment count, whatever was learned before.
-        let steady = self.streams.values().filter(|stream| stream.steady && stream.slo != Slo::BestEffort);
-        let (all, late) = steady.fold((0, 0), |(all, late), stream| {
-            (all + 1, late + usize::from(!stream.complete && stream.waits.is_some() && stream.is_late(now)))
-        });
+        let all = self.streams.values().filter(|stream| stream.counts()).count();
+        let waiting = |stream: &Stream| !stream.complete && stream.waits.is_some();
+        let late =
+            self.late(now).into_iter().filter_map(|ticket| self.streams.get(&ticket)).filter(|s| waiting(s)).count();
         let reason = Reason::Streams { capacity: self.streams.len() };
         capacity::many(late, all).then_some(Refusal { reason, retry_after: advice })
     }
 
+    /// The streams that are late by the server's doing. Where one tenant alone is late and another is served in time,
+    /// the server is not at fault: in an overload all are late.
+    fn late(&self, now: Duration) -> Vec<Ticket> {
+        let (mut late, mut late_tenants, mut in_time) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for (ticket, stream) in self.streams.iter().filter(|(_, stream)| stream.counts()) {
+            if stream.is_late(self.limits.first_audio, now) {
+                late.push(*ticket);
+                late_tenants.insert(stream.tenant);
+            } else if !stream.complete && stream.playback.time_to_first().is_some() {
+                in_time.insert(stream.tenant);
+            }
+        }
+        let alone = late_tenants.len() == 1 && in_time.iter().any(|tenant| !late_tenants.contains(tenant));
+        if alone { Vec::new() } else { late }
+    }
+
     /// Learns the capacity from the streams as they are now.
     fn look(&mut self, now: Duration) {
+        self.rest(now);
         let (mut realtime, mut ahead) = (0, 0);
-        for stream in self.streams.values_mut().filter(|stream| stream.steady && stream.slo != Slo::BestEffort) {
+        for stream in self.streams.values().filter(|stream| stream.counts()) {
             realtime += 1;
             ahead += usize::from(stream.playback.left(now) >= WELL_AHEAD);
-            if !stream.late && stream.is_late(now) {
+        }
+        for ticket in self.late(now) {
+            if let Some(stream) = self.streams.get_mut(&ticket).filter(|stream| !stream.late) {
                 stream.late = true;
                 self.capacity.late();
             }

@@ -35,7 +35,7 @@ pub struct Tenant {
     pub weight: u32,
     /// Places at once.
     pub max_requests: Option<usize>,
-    /// Requests accepted in a minute.
+    /// Requests in a minute, those that are refused included.
     pub requests_per_minute: Option<u32>,
 }
 
@@ -53,7 +53,7 @@ struct State {
     /// Places that it was refused, and until when it is expected to come for them.
     wanted: usize,
     expected: Duration,
-    /// Requests that may be accepted at this moment, at most a minute's.
+    /// Requests that may come at this moment, at most a minute's.
     tokens: f64,
     refilled: Duration,
 }
@@ -66,16 +66,24 @@ pub(super) struct Shares {
 }
 
 impl Shares {
+    /// Charges a tenant for a request, whatever becomes of it; if it has used up its rate, when it may come again.
+    pub fn charge(&mut self, tenant: &Tenant, now: Duration) -> Result<(), (Reason, Duration)> {
+        self.see(tenant, now);
+        let (Some(own), Some(rate)) = (self.tenants.get_mut(&tenant.id), tenant.requests_per_minute) else {
+            return Ok(());
+        };
+        if own.tokens < 1.0 {
+            let wait = (1.0 - own.tokens) * 60.0 / f64::from(rate.max(1));
+            return Err((Reason::OwnRate(rate), Duration::from_secs_f64(wait)));
+        }
+        own.tokens -= 1.0;
+        Ok(())
+    }
+
     /// Whether a tenant may have one of `places`; if not, why, and when to come again if that is known.
     pub fn ask(&mut self, tenant: &Tenant, places: usize, now: Duration) -> Result<(), (Reason, Option<Duration>)> {
         self.see(tenant, now);
         let Some(own) = self.tenants.get(&tenant.id) else { return Ok(()) };
-        if let Some(rate) = tenant.requests_per_minute
-            && own.tokens < 1.0
-        {
-            let wait = (1.0 - own.tokens) * 60.0 / f64::from(rate.max(1));
-            return Err((Reason::OwnRate(rate), Some(Duration::from_secs_f64(wait))));
-        }
         if let Some(most) = tenant.max_requests
             && own.held >= most
         {
@@ -99,7 +107,6 @@ impl Shares {
         if let Some(own) = self.tenants.get_mut(&tenant.id) {
             own.held += 1;
             own.wanted = own.wanted.saturating_sub(1);
-            own.tokens -= 1.0;
             self.held += 1;
         }
     }
@@ -119,6 +126,14 @@ impl Shares {
         {
             own.held -= 1;
             self.held -= 1;
+        }
+    }
+
+    /// It keeps a place that [`Shares::leaves`] was told of.
+    pub fn stays(&mut self, id: TenantId) {
+        if let Some(own) = self.tenants.get_mut(&id) {
+            own.held += 1;
+            self.held += 1;
         }
     }
 

@@ -4,19 +4,38 @@ use super::*;
 use proptest::prelude::*;
 use std::net::IpAddr;
 
-const fn ms(n: u64) -> Duration {
+pub(super) const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-const FIRST_SOUND: Duration = ms(1000);
-const LISTENED: Slo = Slo::Realtime(FIRST_SOUND);
+pub(super) const FIRST_SOUND: Duration = ms(1000);
+pub(super) const LISTENED: Slo = Slo::Realtime(FIRST_SOUND);
 
-fn tenant(number: u8, weight: u32) -> Tenant {
+pub(super) fn tenant(number: u8, weight: u32) -> Tenant {
     Tenant { id: TenantId::Address(IpAddr::from([10, 0, 0, number])), weight, ..Tenant::default() }
 }
 
-fn asked(slo: Slo) -> Asked {
-    Asked { tenant: Tenant::default(), slo, steady: true, chat: false }
+pub(super) fn asked(slo: Slo) -> Asked {
+    Asked { tenant: Tenant::default(), slo, steady: true, chat: false, paid: false }
+}
+
+pub(super) fn admission(places: usize, by_deadlines: bool) -> AdmissionCore {
+    AdmissionCore::new(AdmissionLimits {
+        places,
+        by_deadlines,
+        first_audio: FIRST_SOUND,
+        slow_client: ms(30_000),
+        life: ms(120_000),
+    })
+}
+
+impl AdmissionCore {
+    /// A ticket, where no other request has to end for it.
+    fn enter(&mut self, asked: &Asked, now: Duration) -> Result<Ticket, Refusal> {
+        let accepted = self.ask(asked, now)?;
+        assert_eq!(accepted.instead_of, None);
+        Ok(accepted.ticket)
+    }
 }
 
 /// Speech in chunks of 80 ms, shared out evenly, never faster than `rate` together; listeners read at once.
@@ -35,12 +54,12 @@ impl Paper {
     const CHUNK: Duration = ms(80);
 
     fn new(most: usize, rate: f64) -> Paper {
-        let core = AdmissionCore::new(most, true);
+        let core = admission(most, true);
         Paper { core, rate, now: Duration::ZERO, speaking: Vec::new(), kept: Vec::new(), most: 0 }
     }
 
     fn ask(&mut self, slo: Slo, seconds: f64) -> Result<Ticket, Refusal> {
-        let ticket = self.core.ask(&asked(slo), self.now)?;
+        let ticket = self.core.enter(&asked(slo), self.now)?;
         self.core.waits(ticket, self.now);
         self.speaking.push((ticket, 0.0, (seconds / 0.08) as u32));
         self.most = self.most.max(self.speaking.len());
@@ -149,8 +168,9 @@ fn a_restart_is_no_overload() {
 #[test]
 fn best_effort_requests_fill_the_machine_and_yield() {
     let mut paper = Paper::new(8, 3.0);
-    for _ in 0..8 {
-        paper.ask(Slo::BestEffort, 8.0).unwrap();
+    // One of them stays longer: where none is left, none has to yield.
+    for seconds in [24.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0] {
+        paper.ask(Slo::BestEffort, seconds).unwrap();
     }
     let full = paper.ask(Slo::BestEffort, 8.0).unwrap_err();
     assert_eq!(full.reason, Reason::Places);
@@ -174,11 +194,11 @@ fn best_effort_requests_fill_the_machine_and_yield() {
 
 #[test]
 fn a_stream_whose_first_sound_would_come_too_late_is_refused() {
-    let mut core = AdmissionCore::new(16, true);
+    let mut core = admission(16, true);
     let mut now = ms(1000);
     // Each first sound takes 100 ms, one after the other.
     for _ in 0..5 {
-        let tickets: Vec<_> = (0..4).map(|_| core.ask(&asked(LISTENED), now).unwrap()).collect();
+        let tickets: Vec<_> = (0..4).map(|_| core.enter(&asked(LISTENED), now).unwrap()).collect();
         for ticket in tickets {
             core.waits(ticket, now);
             now += ms(100);
@@ -189,52 +209,52 @@ fn a_stream_whose_first_sound_would_come_too_late_is_refused() {
         now += ms(100);
     }
     let soon = |milliseconds| asked(Slo::Realtime(ms(milliseconds)));
-    let _ = core.ask(&soon(350), now).unwrap();
-    let _ = core.ask(&soon(350), now).unwrap();
-    let refused = core.ask(&soon(120), now).unwrap_err();
+    let _ = core.enter(&soon(350), now).unwrap();
+    let _ = core.enter(&soon(350), now).unwrap();
+    let refused = core.enter(&soon(120), now).unwrap_err();
     let Reason::FirstSound { expected, deadline } = refused.reason else { panic!("{refused:?}") };
     assert!(deadline == ms(120) && expected > ms(250) && expected < ms(350), "{expected:?}");
 }
 
 #[test]
 fn with_places_alone_deadlines_mean_nothing() {
-    let mut core = AdmissionCore::new(3, false);
-    let tickets: Vec<_> = (0..3).map(|_| core.ask(&asked(Slo::Realtime(ms(1))), ms(0)).unwrap()).collect();
+    let mut core = admission(3, false);
+    let tickets: Vec<_> = (0..3).map(|_| core.enter(&asked(Slo::Realtime(ms(1))), ms(0)).unwrap()).collect();
     tickets.iter().for_each(|ticket| core.waits(*ticket, ms(0)));
-    assert_eq!(core.ask(&asked(LISTENED), ms(9000)).unwrap_err().reason, Reason::Places);
+    assert_eq!(core.enter(&asked(LISTENED), ms(9000)).unwrap_err().reason, Reason::Places);
     core.left(tickets[0], ms(9000));
-    assert!(core.ask(&asked(LISTENED), ms(9000)).is_ok());
+    assert!(core.enter(&asked(LISTENED), ms(9000)).is_ok());
 }
 
 #[test]
 fn a_burst_is_refused_before_its_neighbours_are() {
-    let mut core = AdmissionCore::new(8, true);
+    let mut core = admission(8, true);
     let from = |who| Asked { tenant: who, ..asked(Slo::BestEffort) };
     let (quiet, loud) = (tenant(1, 1), tenant(2, 1));
-    let first = core.ask(&from(quiet), ms(0)).unwrap();
+    let first = core.enter(&from(quiet), ms(0)).unwrap();
     core.left(first, ms(10));
-    let let_in = (0..20).filter(|_| core.ask(&from(loud), ms(20)).is_ok()).count();
+    let let_in = (0..20).filter(|_| core.enter(&from(loud), ms(20)).is_ok()).count();
     assert_eq!(let_in, 7, "one place is kept for a tenant that was here lately");
-    assert!(core.ask(&from(quiet), ms(30)).is_ok());
+    assert!(core.enter(&from(quiet), ms(30)).is_ok());
 }
 
 #[test]
 fn limits_of_a_key_hold_whatever_is_free() {
-    let mut core = AdmissionCore::new(8, true);
+    let mut core = admission(8, true);
     let key = Tenant { max_requests: Some(2), ..tenant(1, 1) };
     let limited = Tenant { requests_per_minute: Some(3), ..tenant(2, 1) };
     let from = |who| Asked { tenant: who, ..asked(Slo::BestEffort) };
-    let tickets: Vec<_> = (0..2).map(|_| core.ask(&from(key), ms(0)).unwrap()).collect();
-    assert_eq!(core.ask(&from(key), ms(0)).unwrap_err().reason, Reason::OwnPlaces(2));
+    let tickets: Vec<_> = (0..2).map(|_| core.enter(&from(key), ms(0)).unwrap()).collect();
+    assert_eq!(core.enter(&from(key), ms(0)).unwrap_err().reason, Reason::OwnPlaces(2));
     core.left(tickets[0], ms(0));
-    assert!(core.ask(&from(key), ms(0)).is_ok());
+    assert!(core.enter(&from(key), ms(0)).is_ok());
     for _ in 0..3 {
-        let ticket = core.ask(&from(limited), ms(0)).unwrap();
+        let ticket = core.enter(&from(limited), ms(0)).unwrap();
         core.left(ticket, ms(0));
     }
-    let refused = core.ask(&from(limited), ms(0)).unwrap_err();
+    let refused = core.enter(&from(limited), ms(0)).unwrap_err();
     assert_eq!((refused.reason, refused.retry_after), (Reason::OwnRate(3), Duration::from_secs(20)));
-    assert!(core.ask(&from(limited), ms(20_001)).is_ok());
+    assert!(core.enter(&from(limited), ms(20_001)).is_ok());
 }
 
 proptest! {
@@ -245,7 +265,7 @@ proptest! {
         places in 6..32usize,
         steps in proptest::collection::vec((0..6usize, any::<prop::sample::Index>()), 600),
     ) {
-        let mut core = AdmissionCore::new(places, true);
+        let mut core = admission(places, true);
         let mut held: Vec<Vec<Ticket>> = vec![Vec::new(); weights.len()];
         let (mut now, mut sums, mut counted) = (Duration::ZERO, vec![0; weights.len()], 0);
         for (step, (first, leaver)) in steps.into_iter().enumerate() {
@@ -255,7 +275,7 @@ proptest! {
                 let who_asks = Asked { tenant: tenant(who as u8, weights[who]), ..asked(Slo::BestEffort) };
                 // The first ones are loud.
                 for _ in 0..weights.len() - who {
-                    held[who].extend(core.ask(&who_asks, now));
+                    held[who].extend(core.enter(&who_asks, now));
                 }
             }
             let all: Vec<(usize, usize)> =
@@ -279,7 +299,7 @@ proptest! {
     /// Whatever happens in whatever order, places are counted right and advice is finite.
     #[test]
     fn places_are_never_lost(moves in proptest::collection::vec((0..8u8, 0..4u8, 0..5000u64), 1..300), places in 1..10usize) {
-        let mut core = AdmissionCore::new(places, true);
+        let mut core = admission(places, true);
         let (mut tickets, mut now) = (Vec::new(), Duration::ZERO);
         for (kind, who, time) in moves {
             now += ms(time);
@@ -288,7 +308,10 @@ proptest! {
                 (0..=2, _) => {
                     let slo = if kind == 0 { LISTENED } else { Slo::BestEffort };
                     match core.ask(&Asked { tenant: tenant(who, 1), ..asked(slo) }, now) {
-                        Ok(ticket) => tickets.push(ticket),
+                        Ok(accepted) => {
+                            tickets.retain(|other| Some(*other) != accepted.instead_of);
+                            tickets.push(accepted.ticket);
+                        }
                         Err(refusal) => prop_assert!(refusal.retry_after <= LONGEST_ADVICE),
                     }
                 }
@@ -298,6 +321,14 @@ proptest! {
                 (6, Some(ticket)) => {
                     core.left(ticket, now);
                     tickets.retain(|other| *other != ticket);
+                }
+                (7, Some(ticket)) if who == 0 => core.waits_for_text(ticket, now),
+                (7, Some(ticket)) if who == 1 => core.wrote(ticket, 5, now),
+                (7, _) if who == 2 => {
+                    for (ended, _) in core.tick(now) {
+                        prop_assert!(tickets.contains(&ended));
+                        tickets.retain(|other| *other != ended);
+                    }
                 }
                 _ => core.disturbed(now),
             }

@@ -1,9 +1,48 @@
 //! Predicts the time to first audio from the number of first sounds that wait already: a line through recent samples.
+//!
+//! Each tenant has a line of its own, because what one tenant asks for may take longer than what others do.
 
+use super::TenantId;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
+/// Most lines that are kept.
+const LINES: usize = 256;
+
+/// What tenants have seen lately. First sounds of chats are another population than those of texts.
+#[derive(Debug, Default)]
+pub(super) struct FirstSounds(BTreeMap<(bool, TenantId), TtfaPredictor>);
+
+impl FirstSounds {
+    /// A first sound of this tenant took so long with so many ahead of it.
+    pub fn learn(&mut self, (chat, tenant): (bool, TenantId), ahead: usize, took: Duration, now: Duration) {
+        self.0.entry((chat, tenant)).or_default().learn(ahead, took, now);
+        if self.0.len() > LINES
+            && let Some(oldest) = self.0.iter().min_by_key(|(_, line)| line.at).map(|(key, _)| *key)
+        {
+            self.0.remove(&oldest);
+        }
+    }
+
+    /// When the next first sound of this tenant would come: the least that any tenant would have to expect. What one
+    /// other tenant alone has seen proves nothing.
+    pub fn expect(&self, (chat, tenant): (bool, TenantId), ahead: usize, now: Duration) -> Option<Duration> {
+        let lines = self.0.iter().filter(|((of_chat, _), _)| *of_chat == chat);
+        let known: Vec<_> = lines.filter_map(|((_, who), line)| Some((*who, line.expect(ahead, now)?))).collect();
+        match known.as_slice() {
+            [(only, _)] if *only != tenant => None,
+            known => known.iter().map(|(_, expected)| *expected).min(),
+        }
+    }
+
+    /// Nothing is known any more.
+    pub fn forget(&mut self) {
+        self.0.clear();
+    }
+}
+
 /// A sample of so long ago counts half; after a few times as long without samples nothing is known.
-pub(super) const FORGETS: Duration = Duration::from_secs(20);
+const FORGETS: Duration = Duration::from_secs(20);
 /// Each sample leaves so much of the weight of those before it.
 const KEEPS: f64 = 15.0 / 16.0;
 /// Less weight than this is no knowledge.
@@ -11,7 +50,7 @@ const LEAST: f64 = 0.2;
 
 /// Weighted sums of a line: time = rest + slope * ahead.
 #[derive(Debug, Default)]
-pub(super) struct TtfaPredictor {
+struct TtfaPredictor {
     weight: f64,
     x: f64,
     y: f64,
@@ -66,6 +105,30 @@ mod tests {
         }
         let expected = sounds.expect(10, NOW).unwrap().as_secs_f64();
         assert!((expected - 0.350).abs() < 1e-6, "{expected}");
+    }
+
+    #[test]
+    fn what_one_tenant_waits_for_says_nothing_of_another() {
+        let [slow, quick, new] = [1, 2, 3].map(|number| (false, TenantId::Key(number)));
+        let mut sounds = FirstSounds::default();
+        (0..5).for_each(|_| sounds.learn(slow, 0, Duration::from_secs(6), NOW));
+        assert_eq!(sounds.expect(slow, 0, NOW), Some(Duration::from_secs(6)));
+        assert_eq!(sounds.expect(new, 0, NOW), None);
+        sounds.learn(quick, 0, Duration::from_millis(80), NOW);
+        for who in [slow, quick, new] {
+            assert_eq!(sounds.expect(who, 0, NOW).map(|expected| expected.as_millis()), Some(80));
+        }
+        assert_eq!(sounds.expect((true, TenantId::Key(2)), 0, NOW), None, "chats are others");
+    }
+
+    #[test]
+    fn lines_of_tenants_that_left_make_room() {
+        let mut sounds = FirstSounds::default();
+        for number in 0..1000 {
+            sounds.learn((false, TenantId::Key(number)), 0, NOW, NOW + Duration::from_secs(u64::from(number)));
+        }
+        assert_eq!(sounds.0.len(), LINES);
+        assert!(sounds.0.contains_key(&(false, TenantId::Key(999))));
     }
 
     #[test]

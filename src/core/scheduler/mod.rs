@@ -32,8 +32,7 @@ pub struct SchedulerConfig {
     /// Numbers of sequences, ascending, that steps are computed for: what is left of the next one costs nothing. Empty:
     /// every sequence costs.
     pub buckets: Vec<u32>,
-    /// Units of one step whose sequences take chunks, over all sequences; a single chunk may be longer. `None`: no
-    /// bound.
+    /// Most units of one step whose sequences take chunks, over all sequences; a longer chunk is cut. `None`: no bound.
     pub max_step_units: Option<u32>,
     /// What its sequences' listeners hear.
     pub playback: PlaybackPolicy,
@@ -250,7 +249,11 @@ impl SchedulerCore {
         self.stale
     }
 
-    fn admit(&mut self, request: RequestId, params: SequenceParams, start: Start, now: Duration) {
+    fn admit(&mut self, request: RequestId, mut params: SequenceParams, start: Start, now: Duration) {
+        if let (Pace::Chunks(ramp), Some(most)) = (&mut params.pace, self.config.max_step_units) {
+            // Whatever a request asks for, no step takes so long that its stage counts as hung.
+            ramp.iter_mut().for_each(|size| *size = (*size).min(most.max(1)));
+        }
         let order = self.next_order;
         self.next_order += 1;
         if self.sequences.insert(request, Sequence::new(request, params, start, order, now)).is_none() {
@@ -371,11 +374,13 @@ impl SchedulerCore {
             if prefilling && prefill_left == 0 {
                 continue;
             }
+            let in_chunks = matches!(sequence.params.pace, Pace::Chunks(_));
             let chunk = if prefilling { prefill_left } else { prefill_chunk };
+            let chunk = max_step_units.filter(|_| in_chunks).map_or(chunk, |most| chunk.min(most.max(1)));
             let (Some(advance), Some(slot)) = (sequence.next_advance(run_ahead, window, chunk), sequence.slot) else {
                 continue;
             };
-            if matches!(sequence.params.pace, Pace::Chunks(_)) && !bounds.admit(advance, prefilling) {
+            if in_chunks && !bounds.admit(advance, prefilling) {
                 continue;
             }
             if prefilling {

@@ -124,7 +124,7 @@ impl World {
             plan.sequences.iter().filter(chunk).map(|sequence| sequence.advance).filter(|units| *units > 0).collect();
         if let (Some(most), [first, rest @ ..]) = (self.config.max_step_units, chunks.as_slice()) {
             assert!(rest.iter().all(|units| units == first), "{chunks:?}");
-            assert!(rest.is_empty() || chunks.iter().sum::<u32>() <= most, "{chunks:?}");
+            assert!(chunks.iter().sum::<u32>() <= most, "{chunks:?}");
         }
     }
 
@@ -507,6 +507,20 @@ fn a_parked_sequence_waits_for_those_who_are_due_runs_when_nobody_is_and_fills_w
             next.iter().map(|plan| plan.sequences.iter().map(|sequence| sequence.request.0).collect()).collect();
         assert_eq!(next, together, "buckets {buckets:?}");
     }
+}
+
+#[test]
+fn a_chunk_longer_than_a_step_may_be_is_cut() {
+    let start = Duration::from_secs(1);
+    let config = SchedulerConfig { max_step_units: Some(3), run_ahead: 1, ..config() };
+    let mut core = SchedulerCore::new(config);
+    let (pace, lead) = (Pace::Chunks(vec![600]), Duration::ZERO);
+    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead };
+    core.handle(Event::Admit(RequestId(0), params, Start::default()), start);
+    assert!(input(&mut core, 0, 2, start, false).is_empty(), "a chunk is not made of less");
+    let input = Event::Input { request: RequestId(0), units: 700, end: false };
+    let plan = launches(&core.handle(input, start)).pop().unwrap();
+    assert_eq!(plan.sequences[0].advance, 3);
 }
 
 #[test]

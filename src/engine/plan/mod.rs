@@ -9,7 +9,7 @@ pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
-use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, FinishReason, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
@@ -45,6 +45,12 @@ pub(super) struct Common {
     pub groups: usize,
     pub chunk_ramp: Vec<u32>,
     pub max_input_chars: usize,
+    pub max_messages: usize,
+    pub max_instruction_chars: usize,
+    /// Frames of the first chunk that a request may ask for.
+    pub max_first_chunk: Frames,
+    /// Frames of all pieces of a request.
+    pub max_frames: Frames,
     /// Units of audio that may wait for a client.
     pub audio_window: u32,
 }
@@ -133,6 +139,8 @@ pub(super) struct SpeechOptions {
     pub predictor: SamplingParams,
     /// At most this many code-0 tokens, the last of which gets no frame.
     pub max_tokens: u32,
+    /// Frames that the pieces still to come may have together.
+    pub frames_left: Frames,
     pub ignore_eos: bool,
     /// Sizes of the chunks in which the speech is sent.
     pub chunk_ramp: Vec<u32>,
@@ -186,6 +194,16 @@ impl Planner {
         self.common.options(voice, params)
     }
 
+    /// Refuses conversations of more messages, or characters, than the config allows.
+    pub fn check_messages(&self, messages: usize, chars: usize) -> Result<(), SubmitError> {
+        let most = self.common.max_messages;
+        if messages > most {
+            let message = format!("{messages} messages are more than the {most} that this server takes");
+            return Err(SubmitError::Invalid { param: "messages", message });
+        }
+        self.common.check_length("messages", chars)
+    }
+
     /// Refuses text that is longer than the config allows.
     pub fn check_length(&self, param: &'static str, chars: usize) -> Result<(), SubmitError> {
         self.common.check_length(param, chars)
@@ -204,18 +222,44 @@ impl Common {
     /// What a request says besides its text and the voice.
     fn options(&self, voice: SpeechVoice, params: &SpeechParams) -> Result<SpeechOptions, SubmitError> {
         positive("max_new_tokens", params.max_frames.map(|frames| frames.0))?;
+        self.check_wishes(params)?;
         let sampling = resolve(self.generation.talker, &params.speech)?;
         let predictor = if sampling.is_greedy() { SamplingParams::GREEDY } else { self.generation.predictor };
         // The last token has no frame (spec section 6).
         let max_tokens =
             params.max_frames.map_or(self.generation.talker_max_tokens, |frames| frames.0.saturating_add(1));
+        let max_tokens = max_tokens.min(self.max_frames.0.saturating_add(1));
         let mut chunk_ramp = self.chunk_ramp.clone();
         if let Some(first) = params.initial_chunk_frames {
             chunk_ramp.retain(|size| *size > first.0);
             chunk_ramp.insert(0, first.0.max(1));
         }
         let (ignore_eos, seed) = (params.ignore_eos, params.seed.unwrap_or_else(random_seed));
-        Ok(SpeechOptions { voice, sampling, predictor, max_tokens, ignore_eos, chunk_ramp, seed })
+        let frames_left = self.max_frames;
+        Ok(SpeechOptions { voice, sampling, predictor, max_tokens, frames_left, ignore_eos, chunk_ramp, seed })
+    }
+
+    /// Refuses what would take more work, or come later, than any request may ask for.
+    fn check_wishes(&self, params: &SpeechParams) -> Result<(), SubmitError> {
+        let refuse = |param, message| Err(SubmitError::Invalid { param, message });
+        let first = params.initial_chunk_frames.map_or(0, |frames| frames.0);
+        if first > self.max_first_chunk.0 {
+            let most = self.max_first_chunk;
+            let message = format!("{first} frames are more than the {most} that the first chunk may have here");
+            return refuse("initial_codec_chunk_frames", message);
+        }
+        let asked = params.max_frames.map_or(0, |frames| frames.0);
+        if params.ignore_eos && asked > self.max_frames.0 {
+            let message = format!("{asked} frames are more than the {} that one answer may have here", self.max_frames);
+            return refuse("max_new_tokens", message);
+        }
+        let chars = params.instructions.as_ref().map_or(0, |text| text.chars().count());
+        if chars > self.max_instruction_chars {
+            let most = self.max_instruction_chars;
+            let message = format!("{chars} characters are more than the {most} that instructions may have here");
+            return refuse("instructions", message);
+        }
+        Ok(())
     }
 
     /// The sequences that make speech: talker and vocoder.
@@ -237,7 +281,7 @@ impl Common {
             generated_len: 0,
             sampling: options.sampling,
             predictor: options.predictor,
-            max_tokens: options.max_tokens.min(room + 1),
+            max_tokens: options.max_tokens.min(room + 1).min(options.frames_left.0.saturating_add(1)),
             min_tokens: self.generation.talker_min_tokens,
             ignore_eos: options.ignore_eos,
             seed: options.seed,

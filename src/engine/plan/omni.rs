@@ -36,8 +36,6 @@ pub(crate) struct OmniPlanner {
 impl OmniPlanner {
     /// A chat turn.
     pub fn chat(&self, common: &Common, request: &GenerateRequest) -> Result<RequestPlan, SubmitError> {
-        let chars = request.messages.iter().map(|message| message.content.chars().count()).sum();
-        common.check_length("messages", chars)?;
         let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
         let prompt = self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?;
         let audio = request.output == Output::TextAndAudio;
