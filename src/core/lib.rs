@@ -16,3 +16,4 @@ pub mod restart;
 pub mod scheduler;
 pub mod sequence;
 pub mod text;
+pub mod turns;

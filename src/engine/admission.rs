@@ -1,7 +1,7 @@
 //! Admission of requests: [`AdmissionCore`] with the clock and the metrics. Every admitted request has a slot in every
 //! stage, so that a slow client never keeps another request waiting for one.
 
-use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError, Tenant};
+use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError};
 use omni_config::{AdmissionMode, LimitsConfig};
 use omni_core::admission::{
     Accepted, AdmissionCore, AdmissionLimits, AdmissionStatus, Asked, Ended, Reason, Refusal, Ticket,
@@ -92,13 +92,6 @@ impl Admissions {
         }))
     }
 
-    /// Charges a tenant for a request, before any work for it.
-    pub fn knock(&self, tenant: &Tenant) -> Result<(), SubmitError> {
-        let now = self.0.now();
-        let answer = self.0.lock().core.knock(tenant, now);
-        answer.map_err(|refusal| self.told(refusal))
-    }
-
     /// A place now, or why not and when to come again.
     pub fn enter(&self, entrant: Entrant<'_>) -> Result<Permit, SubmitError> {
         let Entrant { options, steady, chat, sounds, restarts } = entrant;
@@ -110,7 +103,7 @@ impl Admissions {
             state.core.disturbed(now);
         }
         let slo = if sounds { options.slo } else { Slo::BestEffort };
-        let asked = Asked { tenant: options.tenant, slo, steady, chat, paid: options.paid };
+        let asked = Asked { tenant: options.tenant, slo, steady, chat };
         let answer = state.core.ask(&asked, now);
         let status = state.core.status();
         let mut yielded = None;

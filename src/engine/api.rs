@@ -118,8 +118,6 @@ pub struct RequestOptions {
     /// How long the request may take, whatever has come by then; `None`: the config's `limits.request_timeout`, and
     /// twice what its client hears.
     pub life: Option<Duration>,
-    /// Whether its tenant was charged for it already, by [`Service::knock`].
-    pub paid: bool,
 }
 
 /// Text to speak verbatim.
@@ -378,14 +376,6 @@ pub struct StageHealth {
 pub trait Service: Send + Sync {
     /// What is served.
     fn info(&self) -> &ModelInfo;
-
-    /// Charges a tenant for a request before any work is done for it, so that refusals use up its rate too.
-    ///
-    /// # Errors
-    /// [`LaterReason::OwnRate`] for a tenant that has used it up.
-    fn knock(&self, _: &Tenant) -> Result<(), SubmitError> {
-        Ok(())
-    }
 
     /// Answers a chat turn. Resolves as soon as the request is accepted or refused.
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>>;

@@ -181,7 +181,7 @@ async fn voices(
         return Ok(None);
     }
     let folder = voices::folder(&config.voices.directory, &info.id);
-    let (checkpoint, max_count) = (checkpoint.clone(), config.voices.max_count);
+    let (checkpoint, most) = (checkpoint.clone(), (config.voices.max_count, config.voices.max_bytes));
     let reference = &config.reference_audio;
     let limits = AudioLimits {
         max_bytes: reference.max_bytes,
@@ -189,7 +189,7 @@ async fn voices(
         max_seconds: reference.max_length.as_secs_f64(),
     };
     let fault = faults.site(None, FaultPoint::Voices);
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, max_count, limits, fault));
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, limits, fault));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }

@@ -297,10 +297,6 @@ impl Service for Engine {
         &self.shared.info
     }
 
-    fn knock(&self, tenant: &Tenant) -> Result<(), SubmitError> {
-        self.shared.admissions.knock(tenant)
-    }
-
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
         Box::pin(async move {
             let accepted = self.generate(request).await;

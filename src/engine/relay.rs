@@ -5,7 +5,7 @@
 use super::Shared;
 use super::admission::Watch;
 use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage};
-use super::plan::{CodeLog, RequestPlan, SpeechOptions, SpeechVoice};
+use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
 use omni_core::crossfade::Crossfade;
 use omni_core::ids::{FinishReason, Frames};
@@ -117,10 +117,11 @@ impl Relay {
     pub fn keep_voice(&mut self, text: &str) {
         let Some(log) = self.codes.take() else { return };
         let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
-        if let SpeechVoice::Tts(voice) = &self.options.voice
+        if let (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) =
+            (&self.shared.planner.family, &self.options.voice)
             && !codes.is_empty()
         {
-            self.options.voice = SpeechVoice::Tts(voice.continued(text, &codes));
+            self.options.voice = SpeechVoice::Tts(planner.continued(voice, text, &codes));
         }
     }
 

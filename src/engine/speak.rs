@@ -102,18 +102,19 @@ fn check_piece(params: &SpeechParams, text: &str) -> Result<(), SubmitError> {
 /// The voice that the client gives or has uploaded, encoded; `None` for a speaker of the checkpoint.
 async fn voiceprint(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<Voiceprint>>, SubmitError> {
     let Some(voices) = &shared.voices else { return Ok(None) };
+    let tenant = params.options.tenant.id;
     let print = match &params.voice {
         VoiceChoice::Embedding(_) => return Ok(None),
         VoiceChoice::Default => match &shared.info.default_voice {
-            Some(name) if voices.has(name) => voices.named(name).await?,
+            Some(name) if voices.has(name) => voices.named(name, tenant).await?,
             _ => return Ok(None),
         },
         VoiceChoice::Named { name, .. } if !voices.has(name) => return Ok(None),
         VoiceChoice::Named { name, x_vector_only } => {
-            let print = voices.named(name).await?;
+            let print = voices.named(name, tenant).await?;
             if *x_vector_only { Arc::new(Voiceprint { reference: None, ..Voiceprint::clone(&print) }) } else { print }
         }
-        VoiceChoice::Clone(recording) => voices.once(recording.clone()).await?,
+        VoiceChoice::Clone(recording) => voices.once(recording.clone(), tenant).await?,
     };
     Ok(Some(print))
 }

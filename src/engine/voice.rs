@@ -1,5 +1,6 @@
 //! Voices as clients of the engine name, give and see them.
 
+use super::api::TenantId;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -74,6 +75,8 @@ pub struct NewVoice {
     pub consent: String,
     /// Free text for lists of voices.
     pub description: Option<String>,
+    /// Whose upload it is: tenants take turns at the encoder.
+    pub tenant: TenantId,
 }
 
 /// What a voice is made of.
@@ -141,6 +144,14 @@ pub enum VoiceError {
     /// As many as the config allows. HTTP 409.
     #[error("{0} voices are kept already, as many as voices.max_count allows; delete one first")]
     TooMany(usize),
+    /// Their recordings have as many bytes as the config allows. HTTP 409.
+    #[error("the recordings of all voices have {kept} bytes, and voices.max_bytes allows {limit}; delete one first")]
+    TooLarge {
+        /// Bytes that are kept.
+        kept: u64,
+        /// Bytes that may be kept.
+        limit: u64,
+    },
     /// Too many are being encoded. HTTP 429.
     #[error("other voices are being encoded; try again in a second")]
     Busy,

@@ -5,12 +5,16 @@ use crate::weights::Files;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
+use std::io::{self, Write};
 
 const FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat_template";
-/// Steps that a template may take: enough for a hundred thousand messages, and a bound for a template that loops.
-const MAX_OUTPUT: usize = 64 << 20;
+/// Instructions that a template may take: two hundred for each of a hundred thousand messages, and a bound for one that
+/// loops.
+const FUEL: u64 = 20_000_000;
+/// Bytes that a template may write, besides four times what it is given: one byte may be four of a character.
+const MAX_OUTPUT: usize = 1 << 20;
 
 /// A compiled chat template.
 #[derive(Debug)]
@@ -61,6 +65,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
         });
+        environment.set_fuel(Some(FUEL));
         environment.add_template_owned(NAME, source)?;
         Ok(ChatTemplate { environment, tokens })
     }
@@ -71,17 +76,36 @@ impl ChatTemplate {
     /// [`TemplateError`] with the template's message.
     pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, TemplateError> {
         let fail = |e: Error| TemplateError(format!("{e:#}"));
+        let given: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        let mut text = Text { bytes: Vec::new(), most: given.saturating_mul(4).saturating_add(MAX_OUTPUT) };
         let messages: Value =
             messages.iter().map(|m| Value::from_pairs([("role", m.role), ("content", m.content)])).collect();
         let own = [("messages", messages), ("add_generation_prompt", Value::from(true))];
         let tokens = self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
         let context = Value::from_pairs(own.into_iter().chain(tokens));
         let template = self.environment.get_template(NAME).map_err(fail)?;
-        let text = template.render(context).map_err(fail)?;
-        if text.len() > MAX_OUTPUT {
-            return Err(TemplateError("its text is too long".into()));
+        template.render_captured_to(context, &mut text).map_err(fail)?;
+        String::from_utf8(text.bytes).map_err(|_| TemplateError("its text is not UTF-8".into()))
+    }
+}
+
+/// What a template writes, while it is short enough.
+struct Text {
+    bytes: Vec<u8>,
+    most: usize,
+}
+
+impl Write for Text {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > self.most {
+            return Err(io::Error::other(format!("it writes more than {} bytes", self.most)));
         }
-        Ok(text)
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -207,6 +231,23 @@ mod tests {
     fn a_template_can_refuse_a_conversation() {
         let source = "{{ raise_exception('roles must alternate') }}";
         assert!(render(source, &[]).unwrap_err().contains("roles must alternate"));
+    }
+
+    #[test]
+    fn a_template_that_loops_or_writes_without_end_fails() {
+        let loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}";
+        let writes = "{% for a in range(100000) %}{{ messages[0].content }}{{ messages[0].content }}{% endfor %}";
+        assert!(render(loops, &[("user", "x")]).unwrap_err().contains("fuel"));
+        let long = "x".repeat(1000);
+        let error = render(writes, &[("user", &long)]).unwrap_err();
+        assert!(error.contains("it writes more than 1052592 bytes"), "{error}");
+    }
+
+    #[test]
+    fn a_hundred_thousand_messages_are_no_loop() {
+        let source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content.strip() }}\n{% endfor %}";
+        let messages = vec![("user", "hello"); 100_000];
+        assert!(render(source, &messages).is_ok());
     }
 
     #[test]

@@ -27,10 +27,12 @@ pub(super) struct ChatCall {
 
 /// Reads a request, or says what is wrong with it.
 pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, ApiError> {
+    // Before each of them is looked at.
+    check_count(body.get("messages"), app.limits.max_messages)?;
     let (wire, ignored) = ChatRequest::read(&Fields::top(body))?;
     app.check_model(wire.model.model.as_deref())?;
     let messages = messages(wire.messages.messages)?;
-    app.check_length("messages", messages.iter().map(|message| message.content.chars().count()).sum())?;
+    app.check_length("messages", messages.iter().map(ChatMessage::chars).sum())?;
     let answer = wire.answer;
     let stream = answer.stream.unwrap_or(false);
     if answer.stream_options.is_some() && !stream {
@@ -53,6 +55,16 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
         options: options::read(app, &wire.deadlines, stream && output == Output::TextAndAudio)?,
     };
     Ok(ChatCall { request, format, stream, include_usage, trace: wire.tracing.trace, ignored })
+}
+
+/// The limit on messages.
+fn check_count(messages: Option<&Value>, limit: usize) -> Result<(), FieldError> {
+    let count = messages.and_then(Value::as_array).map_or(0, Vec::len);
+    if count <= limit {
+        return Ok(());
+    }
+    let message = format_args!("{count} messages are more than the limit of {limit} (limits.max_messages)");
+    Err(FieldError { code: "text_too_long", ..FieldError::invalid("messages", message) })
 }
 
 fn audio_format(app: &App, audio: &AudioFields, stream: bool) -> Result<AudioFormat, FieldError> {

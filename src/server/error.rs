@@ -142,7 +142,9 @@ impl From<VoiceError> for ApiError {
             VoiceError::Unknown(_) => {
                 ApiError::new(StatusCode::NOT_FOUND, "voice_not_found", message).with_param("name")
             }
-            VoiceError::TooMany(_) => ApiError::new(StatusCode::CONFLICT, "too_many_voices", message),
+            VoiceError::TooMany(_) | VoiceError::TooLarge { .. } => {
+                ApiError::new(StatusCode::CONFLICT, "too_many_voices", message)
+            }
             VoiceError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                 .with_retry_after(Duration::from_secs(1)),
             VoiceError::Storage(_) => ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message),
@@ -161,6 +163,9 @@ impl From<RequestError> for ApiError {
             }
             RequestError::Refused(_) => ApiError::invalid("input", message),
             RequestError::TimedOut(_) => ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message),
+            RequestError::SlowClient(_) | RequestError::Yielded => {
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, "slow_client", message)
+            }
             RequestError::ShuttingDown => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message)
                 .with_retry_after(Duration::from_secs(5)),
         }

@@ -41,6 +41,7 @@ mod debug;
 mod error;
 mod faults;
 mod fetch;
+mod hangup;
 mod io;
 mod keys;
 mod listen;

@@ -3,6 +3,7 @@
 use super::budget::{Budget, Intake};
 use super::connection::{ConnectionGuard, Permit};
 use super::error::ApiError;
+use super::hangup::Socket;
 use super::io::StallGuard;
 use super::routes::router;
 use super::state::App;
@@ -243,7 +244,8 @@ impl Connections {
     fn connection(&self, socket: TcpStream, guard: ConnectionGuard) -> impl Future<Output = ()> + Send + 'static {
         // Chunks are small and must leave at once. Only a dead socket refuses the option.
         let _ = socket.set_nodelay(true);
-        let io = TokioIo::new(StallGuard::new(socket, self.stall_limit).counted(Arc::clone(&guard.intake)));
+        let socket = Socket::new(socket);
+        let io = TokioIo::new(StallGuard::new(socket.clone(), self.stall_limit).counted(Arc::clone(&guard.intake)));
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
         // While draining, a new connection gets one answer, so that `/ready` can tell why. (A graceful shutdown
@@ -262,6 +264,10 @@ impl Connections {
             let result = loop {
                 tokio::select! {
                     result = &mut connection => break result,
+                    () = socket.hung_up() => {
+                        debug!("the client left before its answer was there");
+                        return;
+                    }
                     () = stopping.cancelled(), if !told => {
                         told = true;
                         connection.as_mut().graceful_shutdown();

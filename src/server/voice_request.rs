@@ -25,9 +25,9 @@ pub(super) async fn resolve(
     let task = wire.task_type.and_then(|name| name.0);
     // No language has a long name; the error would repeat it.
     let language = text(app, "language", wire.language)?.map(|name| short(&name));
-    let instructions = text(app, "instructions", wire.instructions)?;
-    let instructions = instructions.or(text(app, "instruct", wire.instruct)?);
-    let ref_text = text(app, "ref_text", wire.ref_text)?;
+    let instructions = before_each_piece(app, "instructions", wire.instructions)?;
+    let instructions = instructions.or(before_each_piece(app, "instruct", wire.instruct)?);
+    let ref_text = before_each_piece(app, "ref_text", wire.ref_text)?;
     let name = wire.voice.and_then(|name| name.0).or(wire.speaker.and_then(|name| name.0));
     let x_vector_only = wire.x_vector_only_mode.unwrap_or(false);
     let voice = match (wire.ref_audio, wire.speaker_embedding) {
@@ -52,6 +52,17 @@ pub(super) async fn resolve(
         },
     };
     Ok(Asked { voice, task, language, instructions, non_streaming: wire.non_streaming_mode })
+}
+
+/// A text that each piece of the input begins with, of at most the length that the config allows.
+fn before_each_piece(app: &App, field: &str, text: Option<String>) -> Result<Option<String>, ApiError> {
+    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+    let (chars, limit) = (text.chars().count(), app.limits.max_instruction_chars);
+    if chars <= limit {
+        return Ok(Some(text));
+    }
+    let message = format_args!("{chars} characters are more than the limit of {limit} (limits.max_instruction_chars)");
+    Err(FieldError { code: "text_too_long", ..FieldError::invalid(field, message) }.into())
 }
 
 /// A text of at most the length of an input; a blank one counts as absent.

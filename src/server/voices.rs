@@ -3,6 +3,7 @@
 use super::api::values::Embedding;
 use super::api::voices::{Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
+use super::auth::caller;
 use super::body::read_all;
 use super::error::ApiError;
 use super::origin::check_origin;
@@ -15,7 +16,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
 use multer::Multipart;
-use omni_engine::{NewVoice, Recording, VoiceError, VoiceSource};
+use omni_engine::{NewVoice, Recording, TenantId, VoiceError, VoiceSource};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -46,10 +47,11 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
 /// `POST /v1/audio/voices`
 pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     check_origin(request.headers())?;
+    let tenant = caller(&request).id;
     let boundary = boundary(request.headers())?;
     let (body, _held) = read_all(&app, request).await?;
     let upload = Upload::read(body, boundary).await?;
-    let voice = upload.voice(&app)?;
+    let voice = upload.voice(&app, tenant)?;
     let added = app.service.add_voice(voice).await.map_err(|error| {
         let error = ApiError::from(error);
         // The engine names the field of speech requests.
@@ -138,7 +140,7 @@ impl Upload {
         Ok(upload)
     }
 
-    fn voice(mut self, app: &App) -> Result<NewVoice, ApiError> {
+    fn voice(mut self, app: &App, tenant: TenantId) -> Result<NewVoice, ApiError> {
         let mut text =
             |name| self.texts.remove(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let name = text("name").ok_or_else(|| FieldError::missing("name", "what requests will call the voice"))?;
@@ -170,7 +172,7 @@ impl Upload {
                 return Err(FieldError::missing("audio_sample", "a recording of the voice, as a file").into());
             }
         };
-        Ok(NewVoice { name, source, consent, description })
+        Ok(NewVoice { name, source, consent, description, tenant })
     }
 }
 

@@ -6,3 +6,6 @@
 mod support;
 
 mod bodies;
+mod places;
+mod prompts;
+mod wishes;

@@ -5,8 +5,8 @@ use candle_core::Device;
 use omni_actors::config::{Config, TransportKind, VoicesDirectory};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
-    Engine, NewVoice, Recording, Service, SpeechParams, SpeechRequest, SubmitError, TaskType, TextSource, VoiceChoice,
-    VoiceError, VoiceSource,
+    Engine, NewVoice, Recording, Service, SpeechParams, SpeechRequest, SubmitError, TaskType, TenantId, TextSource,
+    VoiceChoice, VoiceError, VoiceSource,
 };
 use omni_actors::model::Checkpoint;
 use serde_json::{Map, Value, json};
@@ -357,6 +357,7 @@ fn new_voice(name: &str, audio: Arc<[u8]>, text: Option<&str>) -> NewVoice {
         source: VoiceSource::Recording { recording, mime_type: Some("audio/wav".into()) },
         consent: "for this test".into(),
         description: None,
+        tenant: TenantId::default(),
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, root, say, tiny};
 use omni_actors::config::{self, Config, Placement, TransportKind};
 use omni_actors::core::ids::StageName::{self, Talker, Thinker, Vocoder};
-use omni_actors::engine::{Engine, NewVoice, Service, StageState, VoiceSource};
+use omni_actors::engine::{Engine, NewVoice, Service, StageState, TenantId, VoiceSource};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Phase, PlanError};
 use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::server::Server;
@@ -247,6 +247,7 @@ async fn a_full_disk_keeps_no_half_of_a_voice() {
         consent: "yes".into(),
         description: None,
         source: VoiceSource::Embedding(vec![0.1; width].into()),
+        tenant: TenantId::default(),
     };
     let error = engine.add_voice(voice()).await.unwrap_err().to_string();
     assert!(error.contains("no storage space") || error.contains("full"), "{error}");
@@ -259,7 +260,8 @@ async fn a_full_disk_keeps_no_half_of_a_voice() {
 /// Numbers of a speaker embedding of this checkpoint, as its refusal of another number tells.
 async fn support_width(engine: &Engine) -> usize {
     let source = VoiceSource::Embedding(vec![0.1].into());
-    let wrong = NewVoice { name: "x".into(), consent: "yes".into(), description: None, source };
+    let wrong =
+        NewVoice { name: "x".into(), consent: "yes".into(), description: None, source, tenant: TenantId::default() };
     let error = engine.add_voice(wrong).await.unwrap_err().to_string();
     let numbers = error.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok());
     numbers.max().unwrap_or_else(|| panic!("{error}"))

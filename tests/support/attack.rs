@@ -162,7 +162,8 @@ impl Attacked {
     /// The attack is over and its sockets are dropped: memory stayed within bounds, nothing is left, all is served.
     pub fn is_as_before(&self) {
         self.memory_held();
-        for gauge in ["omni_http_input_bytes", "omni_http_output_bytes", "omni_requests_in_flight", "omni_ledger_bytes"] {
+        for gauge in ["omni_http_input_bytes", "omni_http_output_bytes", "omni_requests_in_flight", "omni_ledger_bytes"]
+        {
             self.waits_for(gauge, |value| value == 0.0);
         }
         // This look at the metrics is one.

@@ -66,8 +66,6 @@ pub struct Asked {
     pub steady: bool,
     /// Whether the thinker has to answer first: first sounds of chats are another population.
     pub chat: bool,
-    /// Whether its tenant was charged for it already, by [`AdmissionCore::knock`].
-    pub paid: bool,
 }
 
 /// One admitted request.
@@ -266,24 +264,15 @@ impl AdmissionCore {
         }
     }
 
-    /// Charges a tenant for a request before any work is done for it: what is refused later counts too.
-    ///
-    /// # Errors
-    /// The refusal of a tenant that has used up its rate.
-    pub fn knock(&mut self, tenant: &Tenant, now: Duration) -> Result<(), Refusal> {
-        let refused = |(reason, wait): (Reason, Duration)| Refusal { reason, retry_after: wait.min(LONGEST_ADVICE) };
-        self.shares.charge(tenant, now).map_err(refused)
-    }
-
     /// Accepts a request, or says why not and when to come again.
     ///
     /// # Errors
     /// The refusal.
     pub fn ask(&mut self, asked: &Asked, now: Duration) -> Result<Accepted, Refusal> {
         self.look(now);
-        if !asked.paid {
-            self.knock(&asked.tenant, now)?;
-        }
+        // A refusal costs as much as an answer, so that a tenant cannot ask without end.
+        let refused = |(reason, wait): (Reason, Duration)| Refusal { reason, retry_after: wait.min(LONGEST_ADVICE) };
+        self.shares.charge(&asked.tenant, now).map_err(refused)?;
         let places = self.places(asked.slo);
         let held = self.streams.len();
         let advice = self.advice(held.max(1));

@@ -16,7 +16,7 @@ pub(super) fn tenant(number: u8, weight: u32) -> Tenant {
 }
 
 pub(super) fn asked(slo: Slo) -> Asked {
-    Asked { tenant: Tenant::default(), slo, steady: true, chat: false, paid: false }
+    Asked { tenant: Tenant::default(), slo, steady: true, chat: false }
 }
 
 pub(super) fn admission(places: usize, by_deadlines: bool) -> AdmissionCore {

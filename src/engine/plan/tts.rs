@@ -5,7 +5,7 @@ use crate::api::{SpeechParams, SubmitError};
 use crate::voice::VoiceChoice;
 use crate::voices::Voiceprint;
 use omni_model::hf::TtsConfig;
-use omni_model::prompt::{Reference, Speaker, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
+use omni_model::prompt::{Reference, Speaker, TtsPrepared, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
 use omni_model::talker::TalkerPrompt;
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ pub(crate) struct TtsVoice {
     language: Option<String>,
     instructions: Option<String>,
     non_streaming: Option<bool>,
+    /// All of it, tokenized once for all pieces of a text. `None` until it is needed.
+    prepared: Option<TtsPrepared>,
 }
 
 #[derive(Clone, Debug)]
@@ -46,7 +48,11 @@ impl TtsPlanner {
         voice: &TtsVoice,
         options: &SpeechOptions,
     ) -> Result<RequestPlan, SubmitError> {
-        let prompt = self.prompter.prompt(&voice.request(text)).map_err(|error| refuse(&error))?;
+        let prompt = match &voice.prepared {
+            Some(prepared) => self.prompter.prompt_for(prepared, text),
+            None => self.prompter.prompt(&voice.request(text)),
+        };
+        let prompt = prompt.map_err(|error| refuse(&error))?;
         let sequences = common.speech_sequences(prompt.prompt, options)?;
         let used = prompt.tokens.len() as u32;
         Ok(common.spoken(sequences.into(), used, FollowedText { tokens: prompt.tokens, ended: true }, options))
@@ -54,7 +60,20 @@ impl TtsPlanner {
 
     /// A text that is spoken while it is being written.
     pub fn stream(&self, voice: &TtsVoice) -> Result<TtsStream, SubmitError> {
-        self.prompter.stream(&voice.request("")).map_err(|error| refuse(&error))
+        let stream = match &voice.prepared {
+            Some(prepared) => self.prompter.stream_for(prepared, ""),
+            None => self.prompter.stream(&voice.request("")),
+        };
+        stream.map_err(|error| refuse(&error))
+    }
+
+    /// The voice that spoke `text` as `codes`, for the pieces that follow.
+    pub fn continued(&self, voice: &TtsVoice, text: &str, codes: &[u32]) -> TtsVoice {
+        let spoken = Reference { text: text.into(), codes: codes.into() };
+        let mut voice = TtsVoice { speaker: TtsSpeaker::Continued(spoken), prepared: None, ..voice.clone() };
+        // What cannot be prepared is refused when the next piece is planned.
+        voice.prepared = self.prompter.prepare(&voice.request("")).ok();
+        voice
     }
 
     /// The sequences of such a text, when it has begun; unless it has `ended`, more tokens follow.
@@ -94,14 +113,18 @@ impl TtsPlanner {
             // It was not encoded, because this checkpoint has no encoders.
             (None, VoiceChoice::Clone(_)) => return Err(refuse(&TtsPromptError::NoCloning(task))),
         };
-        let voice = TtsVoice {
+        let mut voice = TtsVoice {
             speaker,
             language: params.language.clone(),
             instructions: params.instructions.clone(),
             non_streaming: params.non_streaming,
+            prepared: None,
         };
-        match (self.prompter.stream(&voice.request("")), &params.voice) {
-            (Ok(_), _) => Ok(voice),
+        match (self.prompter.prepare(&voice.request("")), &params.voice) {
+            (Ok(prepared), _) => {
+                voice.prepared = Some(prepared);
+                Ok(voice)
+            }
             (Err(error @ TtsPromptError::Voice(_)), VoiceChoice::Embedding(_)) => {
                 Err(SubmitError::Invalid { param: "speaker_embedding", message: error.to_string() })
             }
@@ -119,15 +142,6 @@ impl TtsVoice {
     /// Whether each piece of a text could get another voice: many voices fit a description.
     pub fn may_change(&self) -> bool {
         matches!(self.speaker, TtsSpeaker::Unnamed)
-    }
-
-    /// The voice that spoke `text` as `codes`, for the pieces that follow.
-    #[must_use]
-    pub fn continued(&self, text: &str, codes: &[u32]) -> TtsVoice {
-        TtsVoice {
-            speaker: TtsSpeaker::Continued(Reference { text: text.into(), codes: codes.into() }),
-            ..self.clone()
-        }
     }
 
     fn request<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {

@@ -6,7 +6,11 @@ use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
 use omni_model::hf::SAMPLE_RATE;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
+
+/// How much the encoder's threads step back behind others, as `nice` counts.
+const NICENESS: i32 = 10;
 
 /// A voice, encoded.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,6 +36,8 @@ pub(super) struct Encoder {
     /// Of an x-vector.
     width: usize,
     limits: AudioLimits,
+    /// The threads that encode. Streams need the cores more.
+    threads: ThreadPool,
 }
 
 /// An encoded recording.
@@ -46,7 +52,10 @@ impl Encoder {
     /// Reads the weights.
     pub fn load(checkpoint: &Checkpoint, limits: AudioLimits) -> Result<Encoder, LoadError> {
         match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
-            Some(nets) => Ok(Encoder { nets, width: checkpoint.family().talker().text.hidden_size, limits }),
+            Some(nets) => {
+                let width = checkpoint.family().talker().text.hidden_size;
+                Ok(Encoder { nets, width, limits, threads: threads()? })
+            }
             None => {
                 let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
                 Err(LoadError::Invalid { file: "config.json".into(), reason })
@@ -56,6 +65,10 @@ impl Encoder {
 
     /// Encodes a recording; its codes only where there is a transcript to go with them.
     pub fn encode(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
+        self.threads.install(|| self.encode_here(recording))
+    }
+
+    fn encode_here(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
         let clip = decode_audio(&recording.audio, &self.limits).map_err(refuse)?;
         let seconds = clip.seconds() as f32;
         let pcm = VoiceEncoder::samples(&clip).map_err(refuse)?;
@@ -94,6 +107,20 @@ impl Encoder {
         let codes: Vec<u8> = codes.iter().flat_map(|code| code.to_le_bytes()).collect();
         Ok(super::sha256(&[&x_vector, &codes]))
     }
+}
+
+/// Half of the cores, and after those who want them more.
+fn threads() -> Result<ThreadPool, LoadError> {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+    let built = ThreadPoolBuilder::new()
+        .num_threads((cores / 2).max(1))
+        .thread_name(|number| format!("encoder-{number}"))
+        .start_handler(|_| {
+            // A system that allows no priorities encodes with that of all threads.
+            let _ = rustix::process::nice(NICENESS);
+        })
+        .build();
+    built.map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })
 }
 
 fn refuse(error: impl std::fmt::Display) -> VoiceError {

@@ -5,9 +5,11 @@
 
 mod encoder;
 mod file;
+mod turns;
 
 pub(super) use encoder::{Spoken, Voiceprint};
 
+use super::api::TenantId;
 use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
 use encoder::Encoder;
 use file::Kept;
@@ -21,7 +23,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
+use turns::{Purpose, Turns};
 
 /// Longest name, in characters.
 const MAX_NAME: usize = 64;
@@ -29,10 +31,6 @@ const MAX_NAME: usize = 64;
 const MAX_TEXT: usize = 4096;
 /// Recordings of single requests that stay encoded.
 const REMEMBERED: usize = 64;
-/// Encodings at once: each uses all cores.
-const ENCODINGS: usize = 1;
-/// Encodings that may wait for their turn; with more, uploads are refused.
-const WAITING: usize = 32;
 
 /// The voices of a Base checkpoint.
 pub(super) struct Voices {
@@ -41,7 +39,8 @@ pub(super) struct Voices {
     /// Where voices are kept; `None` keeps them in memory.
     folder: Option<PathBuf>,
     max_count: usize,
-    turns: Semaphore,
+    max_bytes: u64,
+    turns: Turns,
     /// The fault point of writes to the disk.
     fault: FaultSite,
     state: Mutex<State>,
@@ -53,13 +52,22 @@ struct State {
     voices: BTreeMap<String, Entry>,
     /// Most recently used last.
     recent: VecDeque<([u8; 32], Arc<Voiceprint>)>,
-    waiting: usize,
 }
 
 enum Entry {
-    /// Being encoded: the name is taken.
-    Coming,
+    /// Being encoded, or being deleted: the name is taken, and so are the bytes of its recording.
+    Busy(u64),
     Here(Box<Voice>),
+}
+
+impl Entry {
+    /// Of its recording.
+    fn bytes(&self) -> u64 {
+        match self {
+            Entry::Busy(bytes) => *bytes,
+            Entry::Here(voice) => voice.bytes(),
+        }
+    }
 }
 
 struct Voice {
@@ -78,7 +86,7 @@ impl Voices {
     pub fn open(
         checkpoint: &Checkpoint,
         folder: Option<PathBuf>,
-        max_count: usize,
+        (max_count, max_bytes): (usize, u64),
         limits: AudioLimits,
         fault: FaultSite,
     ) -> Result<Voices, LoadError> {
@@ -101,8 +109,8 @@ impl Voices {
             }
             tracing::info!(folder = %folder.display(), voices = state.voices.len(), "kept voices read");
         }
-        let turns = Semaphore::new(ENCODINGS);
-        Ok(Voices { encoder, fingerprint, folder, max_count, turns, fault, state: Mutex::new(state) })
+        let turns = Turns::new();
+        Ok(Voices { encoder, fingerprint, folder, max_count, max_bytes, turns, fault, state: Mutex::new(state) })
     }
 
     /// Uploaded voices by name.
@@ -110,7 +118,7 @@ impl Voices {
         let state = self.lock();
         let here = state.voices.values().filter_map(|entry| match entry {
             Entry::Here(voice) => Some(voice.info.clone()),
-            Entry::Coming => None,
+            Entry::Busy(_) => None,
         });
         here.collect()
     }
@@ -123,12 +131,17 @@ impl Voices {
     /// Encodes and keeps a voice.
     pub async fn add(self: &Arc<Self>, voice: NewVoice) -> Result<VoiceInfo, VoiceError> {
         check(&voice)?;
-        let claim = Claim::new(self, voice.name.to_lowercase())?;
+        let bytes = match &voice.source {
+            VoiceSource::Recording { recording, .. } => recording.audio.len() as u64,
+            VoiceSource::Embedding(_) => 0,
+        };
+        let claim = Claim::new(self, voice.name.to_lowercase(), bytes)?;
         let voices = Arc::clone(self);
         // In a task of its own: a client that leaves in the middle must not leave a voice behind that no list knows.
         let adding = tokio::spawn(async move {
             let keeper = Arc::clone(&voices);
-            let voice = voices.take_turn(move || keeper.keep(voice)).await?;
+            let tenant = voice.tenant;
+            let voice = voices.take_turn((tenant, Purpose::Upload), move || keeper.keep(voice)).await?;
             Ok(claim.fulfil(voice))
         });
         adding.await.unwrap_or_else(|error| Err(VoiceError::Storage(error.to_string())))
@@ -142,18 +155,32 @@ impl Voices {
     }
 
     fn remove_now(&self, name: &str) -> Result<(), VoiceError> {
-        let mut state = self.lock();
         let key = name.to_lowercase();
-        let Some(Entry::Here(_)) = state.voices.get(&key) else { return Err(VoiceError::Unknown(name.into())) };
-        if let Some(folder) = &self.folder {
-            file::remove(&file::path_of(folder, name)).map_err(|error| VoiceError::Storage(error.to_string()))?;
+        let unknown = || VoiceError::Unknown(name.into());
+        // The disk takes its time, which the lock must not: every request that names a voice needs it.
+        let removed = {
+            let mut state = self.lock();
+            let entry =
+                state.voices.get_mut(&key).filter(|entry| matches!(entry, Entry::Here(_))).ok_or_else(unknown)?;
+            let bytes = entry.bytes();
+            std::mem::replace(entry, Entry::Busy(bytes))
+        };
+        let done = self.folder.as_ref().map_or(Ok(()), |folder| file::remove(&file::path_of(folder, name)));
+        let mut state = self.lock();
+        match done {
+            Ok(()) => {
+                state.voices.remove(&key);
+                Ok(())
+            }
+            Err(error) => {
+                state.voices.insert(key, removed);
+                Err(VoiceError::Storage(error.to_string()))
+            }
         }
-        state.voices.remove(&key);
-        Ok(())
     }
 
     /// The encoding of an uploaded voice.
-    pub async fn named(self: &Arc<Self>, name: &str) -> Result<Arc<Voiceprint>, VoiceError> {
+    pub async fn named(self: &Arc<Self>, name: &str, tenant: TenantId) -> Result<Arc<Voiceprint>, VoiceError> {
         let key = name.to_lowercase();
         let (print, kept) = match self.lock().voices.get(&key) {
             Some(Entry::Here(voice)) => (voice.print.clone(), voice.kept.clone()),
@@ -163,12 +190,12 @@ impl Voices {
             return Ok(print);
         }
         let voices = Arc::clone(self);
-        let print = self.take_turn(move || voices.encode_again(&key, kept)).await?;
+        let print = self.take_turn((tenant, Purpose::Request), move || voices.encode_again(&key, kept)).await?;
         Ok(print)
     }
 
     /// The encoding of the recording of one request.
-    pub async fn once(self: &Arc<Self>, recording: Recording) -> Result<Arc<Voiceprint>, VoiceError> {
+    pub async fn once(self: &Arc<Self>, recording: Recording, tenant: TenantId) -> Result<Arc<Voiceprint>, VoiceError> {
         if let Some(text) = &recording.text {
             check_text("ref_text", text)?;
         }
@@ -179,7 +206,7 @@ impl Voices {
             return Ok(print);
         }
         let voices = Arc::clone(self);
-        self.take_turn(move || {
+        self.take_turn((tenant, Purpose::Request), move || {
             // Another client may have given the same one in the meantime.
             if let Some(print) = voices.lock().recall(&key) {
                 return Ok(print);
@@ -195,10 +222,15 @@ impl Voices {
     /// Runs an encoding in its turn, away from the async threads.
     async fn take_turn<T: Send + 'static>(
         self: &Arc<Self>,
+        (tenant, purpose): (TenantId, Purpose),
         work: impl FnOnce() -> Result<T, VoiceError> + Send + 'static,
     ) -> Result<T, VoiceError> {
-        let _waiting = Waiting::new(self)?;
-        let Ok(_turn) = self.turns.acquire().await else { return Err(VoiceError::Busy) };
+        let turn = self.turns.take(tenant, purpose).await?;
+        // The turn lasts as long as the work, also where the client leaves meanwhile.
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
         match tokio::task::spawn_blocking(work).await {
             Ok(outcome) => outcome,
             Err(error) => Err(VoiceError::Storage(format!("the encoder failed: {error}"))),
@@ -206,7 +238,7 @@ impl Voices {
     }
 
     fn keep(&self, voice: NewVoice) -> Result<Voice, VoiceError> {
-        let NewVoice { name, source, consent, description } = voice;
+        let NewVoice { name, source, consent, description, tenant: _ } = voice;
         let created_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let encoder = self.fingerprint;
         let blank = |x_vector: Vec<f32>| Kept {
@@ -313,6 +345,11 @@ impl State {
 }
 
 impl Voice {
+    /// Of its recording.
+    fn bytes(&self) -> u64 {
+        self.info.upload.as_ref().map_or(0, |upload| upload.file_size)
+    }
+
     fn of(kept: &Kept, fingerprint: &[u8; 32]) -> Voice {
         let upload = UploadInfo {
             created_at: kept.created_at,
@@ -343,7 +380,7 @@ struct Claim {
 }
 
 impl Claim {
-    fn new(voices: &Arc<Voices>, name: String) -> Result<Claim, VoiceError> {
+    fn new(voices: &Arc<Voices>, name: String, bytes: u64) -> Result<Claim, VoiceError> {
         let mut state = voices.lock();
         if state.voices.contains_key(&name) {
             return Err(VoiceError::Exists(name));
@@ -351,7 +388,11 @@ impl Claim {
         if state.voices.len() >= voices.max_count {
             return Err(VoiceError::TooMany(voices.max_count));
         }
-        state.voices.insert(name.clone(), Entry::Coming);
+        let kept: u64 = state.voices.values().map(Entry::bytes).sum();
+        if kept.saturating_add(bytes) > voices.max_bytes {
+            return Err(VoiceError::TooLarge { kept, limit: voices.max_bytes });
+        }
+        state.voices.insert(name.clone(), Entry::Busy(bytes));
         Ok(Claim { voices: Arc::clone(voices), name })
     }
 
@@ -365,30 +406,9 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut state = self.voices.lock();
-        if matches!(state.voices.get(&self.name), Some(Entry::Coming)) {
+        if matches!(state.voices.get(&self.name), Some(Entry::Busy(_))) {
             state.voices.remove(&self.name);
         }
-    }
-}
-
-/// A place in the queue for the encoder.
-struct Waiting<'a>(&'a Voices);
-
-impl Waiting<'_> {
-    fn new(voices: &Voices) -> Result<Waiting<'_>, VoiceError> {
-        let mut state = voices.lock();
-        if state.waiting >= WAITING {
-            return Err(VoiceError::Busy);
-        }
-        state.waiting += 1;
-        drop(state);
-        Ok(Waiting(voices))
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.lock().waiting -= 1;
     }
 }
 

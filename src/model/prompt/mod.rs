@@ -7,4 +7,4 @@ mod chat;
 mod tts;
 
 pub use chat::{ChatPrompt, Message, PromptError, Prompter, Role, SpeechPrompt};
-pub use tts::{Reference, Speaker, TtsPrompt, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
+pub use tts::{Reference, Speaker, TtsPrepared, TtsPrompt, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};

@@ -40,6 +40,7 @@ pub(crate) const CODES: &[&str] = &[
     "too_many_connections",
     "storage_failed",
     "timed_out",
+    "slow_client",
 ];
 
 /// The body of every answer that is an error, and the last event of a stream that failed.

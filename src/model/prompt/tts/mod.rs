@@ -81,6 +81,13 @@ pub struct TtsPrompt {
     pub reference_len: usize,
 }
 
+/// A request without its text, checked and tokenized.
+#[derive(Clone, Debug)]
+pub struct TtsPrepared {
+    plan: Arc<Plan>,
+    non_streaming: Option<bool>,
+}
+
 /// Builds prompts. Immutable and shared by all requests.
 #[derive(Clone, Debug)]
 pub struct TtsPrompter {
@@ -119,9 +126,26 @@ impl TtsPrompter {
     /// # Errors
     /// [`TtsPromptError`] for what this checkpoint cannot do, and for an empty text.
     pub fn prompt(&self, request: &TtsRequest<'_>) -> Result<TtsPrompt, TtsPromptError> {
-        let whole = request.non_streaming.unwrap_or(self.config.variant != Variant::Base);
-        let mut plan = self.plan(request, whole)?;
-        let text = self.tokenizer.encode_text(request.text.trim())?;
+        self.prompt_for(&self.prepare(request)?, request.text)
+    }
+
+    /// Everything about a request but its text: tokenized once, for all pieces of the text.
+    ///
+    /// # Errors
+    /// [`TtsPromptError`] for what this checkpoint cannot do.
+    pub fn prepare(&self, request: &TtsRequest<'_>) -> Result<TtsPrepared, TtsPromptError> {
+        let plan = self.plan(request)?.into();
+        Ok(TtsPrepared { plan, non_streaming: request.non_streaming })
+    }
+
+    /// The prompt for a complete text.
+    ///
+    /// # Errors
+    /// [`TtsPromptError::NothingToSpeak`] for an empty text.
+    pub fn prompt_for(&self, prepared: &TtsPrepared, text: &str) -> Result<TtsPrompt, TtsPromptError> {
+        let whole = prepared.non_streaming.unwrap_or(self.config.variant != Variant::Base);
+        let mut plan = Plan { whole, ..Plan::clone(&prepared.plan) };
+        let text = self.tokenizer.encode_text(text.trim())?;
         if text.is_empty() {
             return Err(TtsPromptError::NothingToSpeak);
         }
@@ -141,12 +165,20 @@ impl TtsPrompter {
     /// # Errors
     /// [`TtsPromptError`] for what this checkpoint cannot do.
     pub fn stream(&self, request: &TtsRequest<'_>) -> Result<TtsStream, TtsPromptError> {
-        let plan = self.plan(request, request.non_streaming.unwrap_or(false))?;
-        TtsStream::new(self.clone(), plan, request.text)
+        self.stream_for(&self.prepare(request)?, request.text)
     }
 
-    /// Everything about a request but its text.
-    fn plan(&self, request: &TtsRequest<'_>, whole: bool) -> Result<Plan, TtsPromptError> {
+    /// The same for a request that is prepared.
+    ///
+    /// # Errors
+    /// [`TtsPromptError::Tokenize`], which a byte-level tokenizer never returns.
+    pub fn stream_for(&self, prepared: &TtsPrepared, text: &str) -> Result<TtsStream, TtsPromptError> {
+        let whole = prepared.non_streaming.unwrap_or(false);
+        TtsStream::new(self.clone(), Plan { whole, ..Plan::clone(&prepared.plan) }, text)
+    }
+
+    /// Everything about a request but its text. Says nothing of whether the prompt holds all of that.
+    fn plan(&self, request: &TtsRequest<'_>) -> Result<Plan, TtsPromptError> {
         let config = &self.config;
         let mut tokens = self.instruction(request.instruct)?;
         tokens.extend(self.header.iter());
@@ -155,7 +187,7 @@ impl TtsPrompter {
         let mut opening = self.language(request.language, dialect)?;
         opening.extend(speaker);
         opening.push(CodecSide::Token(config.talker.tokens.pad));
-        let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole };
+        let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole: false };
         let reference = match &request.speaker {
             Speaker::Cloned { x_vector, reference } => {
                 let (made, read) = (config.codec.encoder_groups(), config.talker.num_code_groups);

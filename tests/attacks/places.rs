@@ -1,0 +1,120 @@
+//! Clients that take places and do not use them.
+
+use crate::support::attack::{Attacked, frame};
+use crate::support::http::Ask;
+use crate::support::recording::{data_url, good};
+use serde_json::json;
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SPEECH: &str = "/v1/audio/speech";
+/// Four places, and a client may keep one waiting for ten seconds.
+const FEW: &str = "[limits]\nmax_requests = 4\nstalled_client_timeout = \"10s\"\n";
+
+/// An hour of speech.
+fn long() -> String {
+    "This is one sentence of a very long text. ".repeat(1500)
+}
+
+/// Does something every `every` until the flag is set or it fails.
+fn now_and_then(over: &AtomicBool, every: Duration, mut something: impl FnMut() -> bool) {
+    while !over.load(Ordering::Relaxed) && something() {
+        // The pace is the attack.
+        std::thread::sleep(every);
+    }
+}
+
+fn all_places_are_taken(attacked: &Attacked) {
+    attacked.waits_for("omni_requests_in_flight", |requests| requests >= 4.0);
+}
+
+#[test]
+fn slow_readers_of_long_texts_give_their_places_up() {
+    let attacked = Attacked::embedded(FEW);
+    let over = AtomicBool::new(false);
+    let body = json!({"input": long(), "stream_format": "audio", "response_format": "pcm"});
+    let mut readers = [(); 4].map(|()| attacked.begin(&Ask::json(SPEECH, &body)));
+    all_places_are_taken(&attacked);
+    std::thread::scope(|scope| {
+        for reader in &mut readers {
+            // A sixth of real time.
+            let read = || reader.read_exact(&mut [0; 32 << 10]).is_ok();
+            scope.spawn(|| now_and_then(&over, Duration::from_secs(4), read));
+        }
+        attacked.neighbour_is_served();
+        over.store(true, Ordering::Relaxed);
+    });
+    drop(readers);
+    attacked.is_as_before();
+}
+
+#[test]
+fn writers_of_a_letter_now_and_then_give_their_places_up() {
+    let attacked = Attacked::embedded(FEW);
+    let over = AtomicBool::new(false);
+    let letter = frame(0x81, json!({"type": "input.text", "text": "a "}).to_string().as_bytes());
+    let mut writers = [(); 4].map(|()| attacked.websocket());
+    writers.iter_mut().for_each(|writer| writer.write_all(&letter).unwrap());
+    all_places_are_taken(&attacked);
+    std::thread::scope(|scope| {
+        for writer in &mut writers {
+            let write = || writer.write_all(&letter).is_ok();
+            scope.spawn(|| now_and_then(&over, Duration::from_secs(4), write));
+        }
+        attacked.neighbour_is_served();
+        over.store(true, Ordering::Relaxed);
+    });
+    drop(writers);
+    attacked.is_as_before();
+}
+
+#[test]
+fn clients_that_send_one_byte_more_and_leave_hold_no_place() {
+    let attacked = Attacked::embedded("[limits]\nmax_requests = 4\n");
+    let body = json!({"input": long()});
+    let mut leaving = [(); 4].map(|()| attacked.begin(&Ask::json(SPEECH, &body)));
+    all_places_are_taken(&attacked);
+    leaving.iter_mut().for_each(|client| client.write_all(b"x").unwrap());
+    drop(leaving);
+    attacked.neighbour_is_served();
+    attacked.is_as_before();
+}
+
+#[test]
+fn uploads_in_a_loop_let_others_clone() {
+    let attacked = Attacked::base("");
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for number in 0..8 {
+            let (attacked, over) = (&attacked, &over);
+            scope.spawn(move || {
+                let name = format!("voice {number}");
+                let recording = good(number);
+                let parts: [(&str, &str, &[u8]); 3] = [
+                    ("name", "", name.as_bytes()),
+                    ("consent", "", b"form 12"),
+                    ("audio_sample", "; filename=\"a.wav\"\r\nContent-Type: audio/wav", &recording),
+                ];
+                let (upload, delete) = (
+                    Ask::form("/v1/audio/voices", &parts),
+                    Ask::new("DELETE", &format!("/v1/audio/voices/voice%20{number}"), &[], ""),
+                );
+                while !over.load(Ordering::Relaxed) {
+                    let status = upload.send(attacked.url()).status;
+                    assert!([200, 409, 429].contains(&status), "{status}");
+                    delete.send(attacked.url());
+                }
+            });
+        }
+        for number in 0..3 {
+            let body = json!({
+                "input": "Hello there.", "seed": 1, "max_new_tokens": 3, "ref_audio": data_url(&good(100 + number)),
+            });
+            attacked.patiently(&Ask::json(SPEECH, &body));
+        }
+        attacked.neighbour_is_served();
+        over.store(true, Ordering::Relaxed);
+    });
+    attacked.is_as_before();
+}
