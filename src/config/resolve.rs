@@ -301,7 +301,7 @@ fn voices(r: &mut Reader, base: &Path) -> VoicesConfig {
         directory,
         max_count: r.int("voices.max_count", 1000, 0..=1_000_000),
         // A thousand recordings of a minute, or a hundred of the largest.
-        max_bytes: r.int("voices.max_bytes", 1 << 30, 0..=1 << 40) as u64,
+        max_bytes: r.int("voices.max_bytes", 1_u64 << 30, 0..=1 << 40),
     }
 }
 
