@@ -31,7 +31,7 @@ impl Attacked {
     /// The small Base checkpoint, which clones voices. Its speech is noise and does not end by itself.
     pub fn base(more: &str) -> Attacked {
         let model = format!("[model]\ncheckpoint = {:?}\n[voices]\ndirectory = \"memory\"\n", fixture("base"));
-        let embedding = vec![0.5; 16];
+        let embedding = vec![0.5; 64];
         let ordinary = json!({
             "input": "Hello there.", "seed": 1, "max_new_tokens": 3, "speaker_embedding": embedding,
         });

@@ -244,13 +244,14 @@ impl Common {
         let refuse = |param, message| Err(SubmitError::Invalid { param, message });
         let first = params.initial_chunk_frames.map_or(0, |frames| frames.0);
         if first > self.max_first_chunk.0 {
-            let most = self.max_first_chunk;
+            let most = self.max_first_chunk.0;
             let message = format!("{first} frames are more than the {most} that the first chunk may have here");
             return refuse("initial_codec_chunk_frames", message);
         }
         let asked = params.max_frames.map_or(0, |frames| frames.0);
         if params.ignore_eos && asked > self.max_frames.0 {
-            let message = format!("{asked} frames are more than the {} that one answer may have here", self.max_frames);
+            let most = self.max_frames.0;
+            let message = format!("{asked} frames are more than the {most} that one answer may have here");
             return refuse("max_new_tokens", message);
         }
         let chars = params.instructions.as_ref().map_or(0, |text| text.chars().count());
