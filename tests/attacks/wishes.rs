@@ -61,6 +61,7 @@ fn deadlines_of_a_millisecond_lower_the_capacity_of_no_server() {
         }
         attacked.neighbour_is_served();
     });
+    attacked.neighbour_is_served();
     assert_eq!(attacked.metric("omni_admission_capacity"), 16.0);
     assert_eq!(frame(&json!({})).send(attacked.url()).status, 200, "an ordinary listener, at once");
     attacked.is_as_before();
