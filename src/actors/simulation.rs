@@ -252,7 +252,7 @@ impl SimulatedStage {
         self.failed = true;
         let in_hands = self.current.as_ref().map_or_else(InHands::nothing, Running::in_hands);
         self.handle.set_current(None);
-        let failure = StageFailure { reason: reason.to_owned(), in_hands };
+        let failure = StageFailure::new(reason.to_owned(), in_hands);
         let attribution = self.setup.reports.stage_down(self.setup.name, &failure);
         let verdict = self.policy.failed(self.clock.now(), &attribution);
         self.handle.update(|status| {
