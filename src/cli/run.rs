@@ -64,7 +64,8 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
-    let server = Server::bind(&config.server)?.with_references(&config.reference_audio).with_traces(&config.telemetry);
+    let server =
+        Server::bind(&config.server)?.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
     println!("{}", greeting(&config, checkpoint.family(), server.local_addr()));
     let limits = config.limits.clone();
     let engine = Engine::launch(&checkpoint, &config).await?;

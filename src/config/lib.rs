@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod access;
 mod device;
 mod document;
 mod error;
@@ -16,10 +17,11 @@ mod reader;
 mod resolve;
 mod units;
 
+pub use access::AccessConfig;
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
-pub use keys::{KeyConfig, hash_key};
+pub use keys::{KeyConfig, Scope, hash_key};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 
@@ -150,6 +152,8 @@ pub struct ServerConfig {
     pub keys: Vec<KeyConfig>,
     /// How long running streams may go on after the first Ctrl-C or SIGTERM.
     pub drain_grace: Duration,
+    /// By which names it may be called, and from which pages.
+    pub access: AccessConfig,
 }
 
 /// `[limits]`
@@ -340,6 +344,8 @@ pub struct TelemetryConfig {
     pub log_format: LogFormat,
     /// Whether clients of the server may trace it: `GET /debug/trace`, and `trace` in a request.
     pub trace: bool,
+    /// Whether each request has a line in the log.
+    pub access_log: bool,
 }
 
 /// `[drill]`

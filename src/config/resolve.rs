@@ -1,5 +1,6 @@
 //! Resolves a config: from what the user wrote to what it means. Each key is declared here and nowhere else.
 
+use super::access::access;
 use super::document::Document;
 use super::error::{ConfigError, Problem};
 use super::faults::{fault, faults};
@@ -137,6 +138,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         idle_timeout: r.duration("server.idle_timeout", secs(300), ms(100)..=DAY),
         allow_anonymous: r.switch("server.allow_anonymous", false),
         drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
+        access: access(r),
         keys: keys(r, base),
     };
     if let Some(why) = server.too_open() {
@@ -190,6 +192,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             .choice("telemetry.log_format", "text", &[("text", LogFormat::Text), ("json", LogFormat::Json)])
             .unwrap_or(LogFormat::Text),
         trace: r.switch("telemetry.trace", false),
+        access_log: r.switch("telemetry.access_log", false),
     };
     let drill =
         DrillConfig { enabled: r.switch("drill.enabled", false), seed: r.int("drill.seed", 0, 0..=i64::MAX) as u64 };

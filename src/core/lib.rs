@@ -11,6 +11,7 @@ pub mod deadline;
 pub mod ids;
 pub mod ledger;
 pub mod playback;
+pub mod quota;
 pub mod restart;
 pub mod scheduler;
 pub mod sequence;

@@ -74,6 +74,8 @@ pub struct NewVoice {
     pub consent: String,
     /// Free text for lists of voices.
     pub description: Option<String>,
+    /// Name of the API key that it came with.
+    pub owner: Option<String>,
 }
 
 /// What a voice is made of.
@@ -119,6 +121,9 @@ pub struct UploadInfo {
     pub file_size: u64,
     /// Seconds of speech in the recording; 0 for an x-vector.
     pub seconds: f32,
+    /// Name of the API key that it came with; for the server, not for lists.
+    #[serde(skip)]
+    pub owner: Option<String>,
 }
 
 /// A voice that was not added or removed.

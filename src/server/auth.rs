@@ -1,62 +1,193 @@
-//! Lets a request in, or refuses it. `keys` says whose it is; the table in `routes` says which routes answer without a key.
+//! Lets a request in, or refuses it. `origin` says to which names and from which pages, `keys` whose it is; the table in
+//! `routes` says which routes answer without a key, and which scope the others need.
 
-use super::connection::ConnectionGuard;
 use super::error::ApiError;
-use super::keys::key;
+use super::keys::{Holder, key};
+use super::origin::Guest;
+use super::quota::Key;
+use super::rules::Rules;
 use super::state::App;
+use super::visit::Visit;
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use hyper::body::{Frame, SizeHint};
+use omni_config::Scope;
 use omni_engine::Tenant;
-use std::net::{IpAddr, Ipv6Addr};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 /// Who may use a route of a server that has keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     /// Everyone; details are for those with a key.
     Open,
-    /// Those with a key.
+    /// Those with a key, whatever it is for.
     Key,
+    /// Those with a key that is for one of these.
+    Scope(&'static [Scope]),
+}
+
+/// What the table says of a request: who may send it, and what it counts as among the requests of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub access: Access,
+    /// Whether it is one of those that `requests_per_minute` limits.
+    pub counts: bool,
+    /// Whether it asks for speech.
+    pub speaks: bool,
+}
+
+impl Asked {
+    /// What is in no table.
+    pub const NOTHING: Asked = Asked { access: Access::Key, counts: false, speaks: false };
 }
 
 /// Whose request it is, as handlers see it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Caller {
     pub tenant: Tenant,
     /// Has a key, or the server has none.
     pub trusted: bool,
+    pub visit: Arc<Visit>,
 }
 
-/// Whose share a request takes.
-pub(super) fn caller(request: &Request) -> Tenant {
-    // Every request has passed the middleware.
-    request.extensions().get::<Caller>().map(|caller| caller.tenant).unwrap_or_default()
-}
-
-/// The middleware. The [`Access`] of the route comes with the request; without one it is [`Access::Key`].
-pub(super) async fn auth(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    let address = request.extensions().get::<ConnectionGuard>().map(ConnectionGuard::address);
-    // Every connection has one.
-    let address = address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-    let caller = app.keys.caller(request.headers(), address);
-    if caller.is_none() && request.extensions().get::<Access>() != Some(&Access::Open) {
-        app.metrics.unauthorized.increment(1);
-        return refuse(key(request.headers()).is_some());
+impl Caller {
+    /// Whether a key may do this; without keys every client may.
+    pub fn may(&self, scope: Scope) -> bool {
+        self.visit.key().is_none_or(|key| key.has(&[scope]))
     }
-    let trusted = caller.is_some();
-    request.extensions_mut().insert(Caller { tenant: caller.unwrap_or_default(), trusted });
-    next.run(request).await
+
+    /// The name of its key.
+    pub fn key_name(&self) -> Option<&str> {
+        self.visit.key().map(|key| key.name())
+    }
+
+    /// An utterance of a session begins.
+    pub fn begin(&self) -> Result<(), ApiError> {
+        self.visit.key().map_or(Ok(()), |key| key.begin().and_then(|()| key.may_send(0)).and_then(|()| key.may_speak()))
+    }
+
+    /// A message of a session came; an error once the key may send no more.
+    pub fn sent(&self, bytes: usize) -> Result<(), ApiError> {
+        let Some(key) = self.visit.key() else { return Ok(()) };
+        let may = key.may_send(0);
+        key.sent(bytes as u64);
+        may
+    }
+
+    /// Speech was made for it.
+    pub fn spoke(&self, samples: usize, sample_rate: u32) {
+        if let Some(key) = self.visit.key() {
+            key.spoke(Duration::from_secs_f64(samples as f64 / f64::from(sample_rate.max(1))));
+        }
+    }
 }
 
-fn refuse(has_key: bool) -> Response {
+/// The middleware. What the table says of the route comes with the request; without that it is [`Asked::NOTHING`].
+pub(super) async fn auth(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let rules = app.rules.get();
+    let guest = match rules.sites.check(request.uri(), request.headers()) {
+        Ok(guest) => guest,
+        Err(error) => return error.into_response(),
+    };
+    // A browser asks without a key.
+    let question = guest.as_ref().and_then(|_| Guest::preflight(request.method(), request.headers()));
+    let mut response = match question {
+        Some(answer) => answer,
+        None => match admit(&app, &rules, request) {
+            Ok(request) => next.run(request).await,
+            Err(error) => error.into_response(),
+        },
+    };
+    if let Some(guest) = guest {
+        guest.admit(&mut response);
+    }
+    response
+}
+
+/// Gives a request that may go on its caller.
+fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiError> {
+    let asked = request.extensions().get::<Asked>().copied().unwrap_or(Asked::NOTHING);
+    // The middleware before this one sets it.
+    let visit = request.extensions().get::<Arc<Visit>>().cloned();
+    let visit = visit.ok_or_else(|| ApiError::internal("a request without a visit"))?;
+    let (tenant, trusted) = match rules.keys.caller(request.headers(), visit.address()) {
+        Some(Holder::Address(tenant)) => (tenant, true),
+        Some(Holder::Key(key)) => {
+            if asked.access != Access::Open {
+                charge(&key, asked, &visit, request.body().size_hint().lower())?;
+                request = request.map(|inner| Body::new(Metered { inner, key: Arc::clone(&key) }));
+            }
+            (key.tenant(), true)
+        }
+        None if asked.access == Access::Open => (Tenant::default(), false),
+        None => {
+            app.metrics.unauthorized.increment(1);
+            return Err(unauthorized(key(request.headers()).is_some()));
+        }
+    };
+    request.extensions_mut().insert(Caller { tenant, trusted, visit });
+    Ok(request)
+}
+
+/// Holds a request to the limits and scopes of its key.
+fn charge(key: &Arc<Key>, asked: Asked, visit: &Visit, bytes: u64) -> Result<(), ApiError> {
+    let connected = key.connect();
+    let refused = connected.as_ref().err().cloned();
+    visit.belongs_to(Arc::clone(key), connected.ok());
+    if let Some(refused) = refused {
+        return Err(refused);
+    }
+    if asked.counts {
+        key.begin()?;
+        key.may_send(bytes)?;
+    }
+    if let Access::Scope(scopes) = asked.access {
+        key.check(scopes)?;
+    }
+    if asked.speaks { key.may_speak() } else { Ok(()) }
+}
+
+fn unauthorized(has_key: bool) -> ApiError {
     let message = if has_key {
         "this API key is not one of this server's"
     } else {
         "this server asks for an API key; send it as Authorization: Bearer KEY"
     };
-    let mut response = ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message).into_response();
-    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
+    ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
+}
+
+/// The body of a request with a key.
+struct Metered {
+    inner: Body,
+    key: Arc<Key>,
+}
+
+impl HttpBody for Metered {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
+        if let Some(Ok(frame)) = &frame {
+            self.key.sent(frame.data_ref().map_or(0, Bytes::len) as u64);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
 }

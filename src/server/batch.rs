@@ -3,7 +3,7 @@
 use super::api::batch::{BatchAnswer, BatchResult, MAX_ITEMS, NOT_TRACED, REFUSED};
 use super::api::speech::{Model, SpeechUsage};
 use super::api::{FieldError, Fields, kind};
-use super::auth::caller;
+use super::auth::Caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::reference::References;
@@ -11,10 +11,10 @@ use super::response::{Answer, note_ignored};
 use super::speech::whole;
 use super::speech_request::{SpeechCall, parse};
 use super::state::App;
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
@@ -30,8 +30,11 @@ use tokio::time::{Instant, sleep};
 const WAIT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// The handler.
-pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let tenant = caller(&request);
+pub(super) async fn batch(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let (body, _held) = read_object(&app, request).await?;
     let (defaults, items) = items(&app, body)?;
     let deadline = Instant::now() + app.limits.request_timeout;
@@ -44,7 +47,7 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
         if let Ok(call) = &mut call {
             // No client listens while a batch is made.
             call.request.params.options.slo = Slo::BestEffort;
-            call.request.params.options.tenant = tenant;
+            call.request.params.options.tenant = caller.tenant;
         }
         ignored.extend(call.iter().flat_map(|call| call.ignored.iter().cloned()));
         calls.push(call);
@@ -52,7 +55,7 @@ pub(super) async fn batch(State(app): State<Arc<App>>, request: Request) -> Resu
     drop((defaults, references));
     // Half of the places at most, so that other clients get some.
     let at_once = (app.limits.max_requests / 2).max(1);
-    let speak = |call| speak(&app, call, deadline);
+    let speak = |call| speak(&app, &caller, call, deadline);
     let answers: Vec<_> = stream::iter(calls).map(speak).buffered(at_once).collect().await;
     // The server is at fault and not the request: the client should try again.
     if let Some(Err(error)) = answers.first()
@@ -125,10 +128,16 @@ struct Spoken {
     seed: u64,
 }
 
-async fn speak(app: &App, call: Result<SpeechCall, ApiError>, deadline: Instant) -> Result<Spoken, ApiError> {
+async fn speak(
+    app: &App,
+    caller: &Caller,
+    call: Result<SpeechCall, ApiError>,
+    deadline: Instant,
+) -> Result<Spoken, ApiError> {
     let SpeechCall { request, sound, .. } = call?;
-    let writer = sound.writer(app.service.info().sample_rate)?;
-    let answer = Answer::begin(admitted(app, request, deadline).await?).await?;
+    let sample_rate = app.service.info().sample_rate;
+    let writer = sound.writer(sample_rate)?;
+    let answer = Answer::begin(admitted(app, request, deadline).await?, caller.clone(), sample_rate).await?;
     let seed = answer.seed;
     let (file, usage) = whole(answer, writer).await?;
     Ok(Spoken { file, media_type: sound.format.content_type(), usage, seed })

@@ -4,18 +4,18 @@ use super::api::chat::{
     self as wire, AnswerAudio, ChatEvent, Choice, Chunk, ChunkChoice, Completion, Delta, DeltaAudio,
 };
 use super::api::speech::Finish;
-use super::auth::caller;
+use super::auth::Caller;
 use super::body::read_object;
 use super::chat_request::{ChatCall, parse};
 use super::error::ApiError;
 use super::response::{Answer, Piece, note_ignored};
 use super::sse;
 use super::state::{App, unix_seconds};
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
@@ -24,16 +24,21 @@ use omni_engine::{FinishReason, Output, Usage};
 use std::sync::Arc;
 
 /// The handler.
-pub(super) async fn completions(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let tenant = caller(&request);
+pub(super) async fn completions(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body)?;
-    call.request.options.tenant = tenant;
+    call.request.options.tenant = caller.tenant;
     let recording = app.record(call.trace)?;
     let ChatCall { request, format, stream, include_usage, ignored, trace: _ } = call;
     let speaks = request.output == Output::TextAndAudio;
     let writer = Sound::from(format).writer(app.service.info().sample_rate)?;
-    let answer = Answer::begin(app.service.submit(request).await?).await?.recorded(recording);
+    let answer = Answer::begin(app.service.submit(request).await?, caller, app.service.info().sample_rate)
+        .await?
+        .recorded(recording);
     drop((body, held));
     let info = app.service.info();
     let mut headers = answer.headers();

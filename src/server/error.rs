@@ -82,11 +82,44 @@ pub(super) fn whole_seconds(after: Duration) -> u64 {
     after.as_secs_f64().ceil().max(1.0) as u64
 }
 
+/// An answer of another layer that is an error without a structure, such as a query that cannot be read, in the form
+/// that all errors have.
+pub(super) async fn structured(response: Response) -> Response {
+    /// Longest explanation that is taken over.
+    const LONGEST: usize = 1024;
+    let status = response.status();
+    let is_json = response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+    if is_json || !(status.is_client_error() || status.is_server_error()) {
+        return response;
+    }
+    let (head, body) = response.into_parts();
+    let said = axum::body::to_bytes(body, LONGEST).await.unwrap_or_default();
+    let said = String::from_utf8_lossy(&said).trim().to_lowercase();
+    let usual = || status.canonical_reason().unwrap_or("the request failed").to_lowercase();
+    let code = match status {
+        StatusCode::NOT_FOUND => "not_found",
+        StatusCode::METHOD_NOT_ALLOWED => "method_not_allowed",
+        status if status.is_client_error() => "invalid_value",
+        _ => "internal_error",
+    };
+    let message = if said.is_empty() { usual() } else { super::api::short(&said) };
+    let mut response = ApiError::new(status, code, message).into_response();
+    for (name, value) in &head.headers {
+        if ![header::CONTENT_TYPE, header::CONTENT_LENGTH].contains(name) {
+            response.headers_mut().insert(name.clone(), value.clone());
+        }
+    }
+    response
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
         if let Some(after) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

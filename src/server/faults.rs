@@ -2,12 +2,13 @@
 //! `drill.enabled = true`.
 
 use super::api::service::Faults;
+use super::auth::Caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::state::App;
-use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use omni_config::{ConfigError, FaultFile, fault_fields, faults_of_json};
 use omni_fault::{FaultPlan, PlanError};
 use serde_json::{Map, Value, json};
@@ -19,7 +20,11 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Faults>, Ap
 }
 
 /// `POST /debug/faults`: all of the rules or none.
-pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Json<Faults>, ApiError> {
+pub(super) async fn add(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Json<Faults>, ApiError> {
     let (object, _held) = read_object(&app, request).await?;
     let plan = plan(&app)?;
     let FaultFile { seed, rules } = faults_of_json(&Value::Object(object)).map_err(|error| refused(&error))?;
@@ -30,13 +35,18 @@ pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result
         PlanError::Unsuited { rule, key, .. } => ApiError::invalid(format!("faults[{rule}].{key}"), error.to_string()),
         PlanError::Closed => ApiError::invalid("faults", error.to_string()),
     })?;
+    caller.visit.audit("faults_added", &format!("{} rules", rules.len()));
     Ok(listed(plan))
 }
 
 /// `DELETE /debug/faults`
-pub(super) async fn clear(State(app): State<Arc<App>>) -> Result<Json<Faults>, ApiError> {
+pub(super) async fn clear(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Faults>, ApiError> {
     let plan = plan(&app)?;
     plan.clear();
+    caller.visit.audit("faults_cleared", "all rules");
     Ok(listed(plan))
 }
 

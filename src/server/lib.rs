@@ -8,7 +8,9 @@
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
 //! | `state` | what handlers share |
-//! | `auth`, `keys`, `origin` | who may use a route |
+//! | `auth`, `keys`, `quota`, `origin` | who may use a route, and how much of it |
+//! | `rules` | what of that may change while the server runs |
+//! | `visit`, `trace_context` | a request from its head to its last byte: its name, its line in the log |
 //! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `voices` | `/v1/audio/voices` |
@@ -48,14 +50,18 @@ mod meta;
 mod openapi;
 mod options;
 mod origin;
+mod quota;
 mod reference;
 mod response;
 mod routes;
+mod rules;
 mod speech;
 mod speech_request;
 mod sse;
 mod state;
+mod trace_context;
 mod traces;
+mod visit;
 mod voice_request;
 mod voices;
 mod ws;

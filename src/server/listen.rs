@@ -5,6 +5,7 @@ use super::connection::{ConnectionGuard, Permit};
 use super::error::ApiError;
 use super::io::StallGuard;
 use super::routes::router;
+use super::rules::Current;
 use super::state::App;
 use axum::Router;
 use axum::http::StatusCode;
@@ -67,7 +68,8 @@ pub struct Server {
     address: SocketAddr,
     config: ServerConfig,
     references: ReferenceAudioConfig,
-    traces: bool,
+    telemetry: TelemetryConfig,
+    rules: Arc<Current>,
 }
 
 impl Server {
@@ -93,13 +95,9 @@ impl Server {
             Ok((listener, address))
         };
         let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
-        Ok(Server {
-            listener,
-            address,
-            config: config.clone(),
-            references: Config::default().reference_audio,
-            traces: false,
-        })
+        let Config { reference_audio: references, telemetry, .. } = Config::default();
+        let rules = Arc::new(Current::new(config));
+        Ok(Server { listener, address, config: config.clone(), references, telemetry, rules })
     }
 
     /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
@@ -107,9 +105,9 @@ impl Server {
         Server { references: references.clone(), ..self }
     }
 
-    /// Lets clients trace the server if the config says so.
-    pub fn with_traces(self, telemetry: &TelemetryConfig) -> Server {
-        Server { traces: telemetry.trace, ..self }
+    /// Lets clients trace the server, and writes a line of each request, if the config says so.
+    pub fn with_telemetry(self, telemetry: &TelemetryConfig) -> Server {
+        Server { telemetry: telemetry.clone(), ..self }
     }
 
     /// The address that clients connect to.
@@ -141,7 +139,8 @@ impl Server {
     }
 
     async fn run(self, service: Arc<dyn Service>, limits: &LimitsConfig, shutdown: BoxFuture<'_, ()>) {
-        let app = Arc::new(App::new(service.clone(), &self.config, limits, self.references, self.traces));
+        let app =
+            Arc::new(App::new(service.clone(), &self.config, limits, self.references, &self.telemetry, self.rules));
         let connections = Connections {
             router: router(app.clone()),
             places: Arc::new(Semaphore::new(self.config.max_connections)),

@@ -1,8 +1,10 @@
 //! The events of a request as the routes need them. A route sends nothing before the first event with content, so that
 //! a failure until then is still an HTTP status.
 
+use super::auth::Caller;
 use super::error::ApiError;
 use super::traces::Recording;
+use super::visit::REQUEST_ID;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use omni_core::ids::RequestId;
 use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
@@ -22,19 +24,22 @@ pub(super) struct Answer {
     pub seed: u64,
     first: Option<Piece>,
     rest: ResponseStream,
+    /// For whom its speech counts.
+    caller: Caller,
+    sample_rate: u32,
     /// The trace of this request, which ends with the answer.
     recording: Option<Recording>,
 }
 
 impl Answer {
     /// Waits for the first piece.
-    pub async fn begin(mut stream: ResponseStream) -> Result<Answer, ApiError> {
+    pub async fn begin(mut stream: ResponseStream, caller: Caller, sample_rate: u32) -> Result<Answer, ApiError> {
         let (id, seed) = match stream.next().await {
             Some(Event::Started { id, seed }) => (id, seed),
             Some(Event::Failed(error)) => return Err(error.into()),
             _ => return Err(ended_early()),
         };
-        let mut answer = Answer { id, seed, first: None, rest: stream, recording: None };
+        let mut answer = Answer { id, seed, first: None, rest: stream, caller, sample_rate, recording: None };
         answer.first = Some(answer.next().await?);
         Ok(answer)
     }
@@ -51,7 +56,10 @@ impl Answer {
         }
         match self.rest.next().await {
             Some(Event::Text(text)) => Ok(Piece::Text(text)),
-            Some(Event::Audio(chunk)) => Ok(Piece::Audio(chunk)),
+            Some(Event::Audio(chunk)) => {
+                self.caller.spoke(chunk.samples.len(), self.sample_rate);
+                Ok(Piece::Audio(chunk))
+            }
             Some(Event::Finished { reason, usage }) => Ok(Piece::Finished { reason, usage }),
             Some(Event::Failed(error)) => Err(error.into()),
             Some(Event::Started { .. }) | None => Err(ended_early()),
@@ -63,7 +71,7 @@ impl Answer {
         let mut headers = HeaderMap::new();
         let id = self.id.to_string();
         if let Ok(id) = HeaderValue::from_str(&id) {
-            headers.insert(HeaderName::from_static("x-request-id"), id);
+            headers.insert(REQUEST_ID, id);
         }
         headers.insert(HeaderName::from_static("x-seed"), HeaderValue::from(self.seed));
         let path = self.recording.as_ref().map(Recording::path);

@@ -10,10 +10,12 @@ use super::api::service::{Faults, Health, Live, ModelList, ModelObject, NewFault
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechRequest};
 use super::api::voices::{VoiceAdded, VoiceForm, VoiceList, VoiceRemoved};
-use super::auth::{Access, auth};
-use super::error::ApiError;
+use super::auth::{Access, Asked, auth};
+use super::connection::ConnectionGuard;
+use super::error::{self, ApiError};
 use super::openapi::{Operation, document};
 use super::state::App;
+use super::visit::Visit;
 use super::{batch, chat, debug, faults, meta, speech, voices, ws};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
@@ -21,6 +23,10 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
+use futures::FutureExt;
+use omni_config::Scope;
+use std::net::{IpAddr, Ipv6Addr};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 const JSON: &str = "application/json";
@@ -33,6 +39,10 @@ struct Route {
     /// As the API and the metrics name it.
     path: &'static str,
     access: Access,
+    /// Who may use methods that change something, where these are others.
+    changes: Option<Access>,
+    /// Whether it makes speech.
+    speaks: bool,
     handler: MethodRouter<Arc<App>>,
     operations: Vec<Operation>,
     /// Whether this server has it.
@@ -49,8 +59,18 @@ impl Route {
 /// The table. Routes that this server does not have are in it too: metrics and `/openapi.json` name them.
 fn routes(app: &App) -> Vec<Route> {
     use Access::{Key, Open};
-    let route = |path, access, handler, operations| Route { path, access, handler, operations, exists: true };
+    const SPEAK: Access = Access::Scope(&[Scope::Speak]);
+    const CHAT: Access = Access::Scope(&[Scope::Chat]);
+    const VOICES: Access = Access::Scope(&[Scope::Voices, Scope::AllVoices]);
+    const NAMES: Access = Access::Scope(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
+    const METRICS: Access = Access::Scope(&[Scope::Metrics]);
+    const DRILL: Access = Access::Scope(&[Scope::Drill]);
+    let route = |path, access, handler, operations| {
+        let speaks = [SPEAK, CHAT].contains(&access);
+        Route { path, access, changes: None, speaks, handler, operations, exists: true }
+    };
     let only_if = |exists, route| Route { exists, ..route };
+    let changed_by = |access, route| Route { changes: Some(access), ..route };
     let (traces, drill) = (app.traces.is_some(), app.service.faults().is_some());
     vec![
         route(
@@ -65,11 +85,18 @@ fn routes(app: &App) -> Vec<Route> {
             get(meta::live),
             vec![Operation::new("get", "200 as long as the process runs").answers::<Live>(JSON)],
         ),
+        route("/livez", Open, get(meta::live), vec![Operation::new("get", "the same as /live").answers::<Live>(JSON)]),
         route(
             "/ready",
             Open,
             get(meta::ready),
             vec![Operation::new("get", "200 if a request would be taken now, else 503").answers::<Ready<'_>>(JSON)],
+        ),
+        route(
+            "/readyz",
+            Open,
+            get(meta::ready),
+            vec![Operation::new("get", "the same as /ready").answers::<Ready<'_>>(JSON)],
         ),
         route(
             "/health",
@@ -81,7 +108,7 @@ fn routes(app: &App) -> Vec<Route> {
         ),
         route(
             "/metrics",
-            Key,
+            METRICS,
             get(meta::metrics),
             vec![Operation::new("get", "metrics for Prometheus").answers_file(TEXT)],
         ),
@@ -104,24 +131,27 @@ fn routes(app: &App) -> Vec<Route> {
             get(meta::model),
             vec![Operation::new("get", "the served model").answers::<ModelObject<'_>>(JSON)],
         ),
-        route(
-            "/v1/audio/voices",
-            Key,
-            get(voices::list).post(voices::add),
-            vec![
-                Operation::new("get", "which voices there are").answers::<VoiceList<'_>>(JSON),
-                Operation::new("post", "uploads a voice").takes::<VoiceForm>(FORM).answers::<VoiceAdded<'_>>(JSON),
-            ],
+        changed_by(
+            VOICES,
+            route(
+                "/v1/audio/voices",
+                NAMES,
+                get(voices::list).post(voices::add),
+                vec![
+                    Operation::new("get", "which voices there are").answers::<VoiceList<'_>>(JSON),
+                    Operation::new("post", "uploads a voice").takes::<VoiceForm>(FORM).answers::<VoiceAdded<'_>>(JSON),
+                ],
+            ),
         ),
         route(
             "/v1/audio/voices/{name}",
-            Key,
+            VOICES,
             delete(voices::remove),
             vec![Operation::new("delete", "deletes an uploaded voice").answers::<VoiceRemoved>(JSON)],
         ),
         route(
             "/v1/audio/speech",
-            Key,
+            SPEAK,
             post(speech::speech),
             vec![
                 Operation::new("post", "speaks a text, whole or streamed")
@@ -134,7 +164,7 @@ fn routes(app: &App) -> Vec<Route> {
         ),
         route(
             "/v1/audio/speech/batch",
-            Key,
+            SPEAK,
             post(batch::batch),
             vec![
                 Operation::new("post", "speaks several texts, answered in one piece")
@@ -146,7 +176,7 @@ fn routes(app: &App) -> Vec<Route> {
         ),
         route(
             "/v1/audio/speech/stream",
-            Key,
+            SPEAK,
             get(ws::connect),
             vec![
                 Operation::new("get", "a WebSocket: text in as it is written, speech out before the text is complete")
@@ -155,7 +185,7 @@ fn routes(app: &App) -> Vec<Route> {
         ),
         route(
             "/v1/chat/completions",
-            Key,
+            CHAT,
             post(chat::completions),
             vec![
                 Operation::new("post", "answers in text, or in text and speech")
@@ -170,7 +200,7 @@ fn routes(app: &App) -> Vec<Route> {
             traces,
             route(
                 "/debug/trace",
-                Key,
+                METRICS,
                 get(debug::now),
                 vec![
                     Operation::new(
@@ -186,7 +216,7 @@ fn routes(app: &App) -> Vec<Route> {
             traces,
             route(
                 "/debug/trace/{id}",
-                Key,
+                METRICS,
                 get(debug::of_request),
                 vec![Operation::new("get", "the trace of one request; with telemetry.trace = true").answers_file(JSON)],
             ),
@@ -195,7 +225,7 @@ fn routes(app: &App) -> Vec<Route> {
             drill,
             route(
                 "/debug/faults",
-                Key,
+                DRILL,
                 get(faults::list).post(faults::add).delete(faults::clear),
                 vec![
                     Operation::new("get", "what breaks on purpose; with drill.enabled = true").answers::<Faults>(JSON),
@@ -208,15 +238,33 @@ fn routes(app: &App) -> Vec<Route> {
 }
 
 /// What the middleware knows of the routes.
-struct Table(Vec<(&'static str, Access)>);
+struct Table(Vec<Row>);
+
+#[derive(Clone, Copy)]
+struct Row {
+    path: &'static str,
+    access: Access,
+    changes: Option<Access>,
+    speaks: bool,
+}
+
+impl Row {
+    fn of(route: &Route) -> Row {
+        Row { path: route.path, access: route.access, changes: route.changes, speaks: route.speaks }
+    }
+
+    fn asked(&self, method: &Method) -> Asked {
+        let reads = [Method::GET, Method::HEAD, Method::OPTIONS].contains(method);
+        let access = self.changes.filter(|_| !reads).unwrap_or(self.access);
+        Asked { access, counts: self.path.starts_with("/v1/"), speaks: self.speaks }
+    }
+}
 
 impl Table {
     /// The route of a path. It is found before axum looks for a handler, so that a wrong method has its route too.
-    fn find(&self, path: &str) -> Option<(&'static str, Access)> {
-        let exact = self.0.iter().find(|(route, _)| *route == path);
-        let inside = |(route, _): &&(&'static str, Access)| {
-            route.split_once('{').is_some_and(|(prefix, _)| path.starts_with(prefix))
-        };
+    fn find(&self, path: &str) -> Option<Row> {
+        let exact = self.0.iter().find(|row| row.path == path);
+        let inside = |row: &&Row| row.path.split_once('{').is_some_and(|(prefix, _)| path.starts_with(prefix));
         exact.or_else(|| self.0.iter().find(inside)).copied()
     }
 }
@@ -224,7 +272,7 @@ impl Table {
 /// The routes of a server.
 pub(super) fn router(app: Arc<App>) -> Router {
     let routes = routes(&app);
-    let table = Table(routes.iter().map(|route| (route.path, route.access)).collect());
+    let table = Table(routes.iter().map(Row::of).collect());
     let described = routes.iter().map(|route| (route.path, route.access == Access::Open, route.operations.as_slice()));
     let description = Json(document(described));
     let mut router = Router::new();
@@ -261,14 +309,25 @@ async fn wrong_method(request: Request) -> Response {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).into_response()
 }
 
-/// Tells the request who may use its route, counts the response, and gives it the headers that all have.
+/// Tells the request who may use its route, names and counts the answer, and gives it the headers that all have.
 async fn common(State((app, table)): State<(Arc<App>, Arc<Table>)>, mut request: Request, next: Next) -> Response {
-    let found = table.find(request.uri().path());
-    if let Some((_, access)) = found {
-        request.extensions_mut().insert(access);
-    }
-    let mut response = next.run(request).await;
-    app.metrics.response(found.map_or("other", |(route, _)| route), response.status().as_u16());
+    let row = table.find(request.uri().path());
+    let route = row.map_or("other", |row| row.path);
+    let address = request.extensions().get::<ConnectionGuard>().map(ConnectionGuard::address);
+    // Every connection has one.
+    let address = address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+    let visit = Visit::new(request.method(), request.headers(), route, address, app.access_log);
+    let visit = Arc::new(visit);
+    request.extensions_mut().insert(Arc::clone(&visit));
+    let asked = row.map_or(Asked::NOTHING, |row| row.asked(request.method()));
+    request.extensions_mut().insert(asked);
+    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await;
+    let response = response.unwrap_or_else(|_| {
+        tracing::error!(route, "a handler panicked");
+        ApiError::internal("the server failed while it worked on this request").into_response()
+    });
+    let mut response = error::structured(response).await;
+    app.metrics.response(route, response.status().as_u16());
     response.headers_mut().insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
+    visit.answer(response, || app.fresh_id())
 }

@@ -1,7 +1,7 @@
 //! `POST /v1/audio/speech`: speaks a text as it is.
 
 use super::api::speech::{SpeechEvent, SpeechUsage};
-use super::auth::caller;
+use super::auth::Caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::reference::References;
@@ -9,6 +9,7 @@ use super::response::{Answer, Piece, note_ignored};
 use super::speech_request::{Delivery, parse};
 use super::sse;
 use super::state::App;
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
@@ -22,15 +23,18 @@ use omni_engine::{FinishReason, Usage};
 use std::sync::Arc;
 
 /// The handler.
-pub(super) async fn speech(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let tenant = caller(&request);
+pub(super) async fn speech(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let (body, held) = read_object(&app, request).await?;
     let mut call = parse(&app, &body, &mut References::new(&app.references)).await?;
     let recording = app.record(call.trace)?;
-    call.request.params.options.tenant = tenant;
+    call.request.params.options.tenant = caller.tenant;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
-    let answer = Answer::begin(app.service.speak(call.request).await?).await?.recorded(recording);
+    let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held));
     let headers = headers(&answer, sample_rate, &call.ignored);
     let response = match call.delivery {

@@ -3,13 +3,13 @@
 use super::api::{FieldError, short};
 use super::budget::Budget;
 use super::error::ApiError;
-use super::keys::Keys;
+use super::rules::Current;
 use super::traces::{Recording, Traces};
-use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig};
+use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,10 @@ pub(super) struct App {
     pub idle_timeout: Duration,
     /// The bytes of requests that the server holds.
     pub budget: Arc<Budget>,
-    pub keys: Keys,
+    /// Who may use it.
+    pub rules: Arc<Current>,
+    /// Whether each request has a line in the log.
+    pub access_log: bool,
     /// From where the server reads recordings, and how large they may be.
     pub references: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
@@ -30,6 +33,8 @@ pub(super) struct App {
     pub traces: Option<Traces>,
     /// Number of the next batch, for its name.
     pub batches: AtomicU64,
+    /// Number of the next request that no other part of the server names.
+    unnamed: AtomicU64,
     /// Unix seconds.
     pub started: u64,
     /// Cancelled when the server begins to drain.
@@ -42,7 +47,8 @@ impl App {
         config: &ServerConfig,
         limits: &LimitsConfig,
         references: ReferenceAudioConfig,
-        traces: bool,
+        telemetry: &TelemetryConfig,
+        rules: Arc<Current>,
     ) -> App {
         let metrics = HttpMetrics::new();
         App {
@@ -52,11 +58,13 @@ impl App {
             read_timeout: config.read_timeout,
             idle_timeout: config.idle_timeout,
             budget: Budget::new(config.max_input_bytes, metrics.input_bytes.clone()),
-            keys: Keys::new(config),
+            rules,
+            access_log: telemetry.access_log,
             references,
             metrics,
-            traces: traces.then(Traces::new),
+            traces: telemetry.trace.then(Traces::new),
             batches: AtomicU64::new(1),
+            unnamed: AtomicU64::new(1),
             started: unix_seconds(),
             stopping: CancellationToken::new(),
         }
@@ -96,6 +104,11 @@ impl App {
             _ => "this model has none".to_owned(),
         };
         Err(FieldError::invalid(param, format_args!("there is no voice {:?}; {advice}", short(asked))).into())
+    }
+
+    /// A name for an answer that has none: no other answer of this or an earlier process has it.
+    pub fn fresh_id(&self) -> String {
+        format!("{:x}-{}", self.started, self.unnamed.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Begins a trace if a request asks for one with its field `trace`.

@@ -3,18 +3,19 @@
 use super::api::values::Embedding;
 use super::api::voices::{Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
+use super::auth::Caller;
 use super::body::read_all;
 use super::error::ApiError;
-use super::origin::check_origin;
 use super::state::App;
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use futures::stream;
 use multer::Multipart;
+use omni_config::Scope;
 use omni_engine::{NewVoice, Recording, VoiceError, VoiceSource};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -44,12 +45,16 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `POST /v1/audio/voices`
-pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    check_origin(request.headers())?;
+pub(super) async fn add(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
     let boundary = boundary(request.headers())?;
     let (body, _held) = read_all(&app, request).await?;
     let upload = Upload::read(body, boundary).await?;
-    let voice = upload.voice(&app)?;
+    let owner = caller.key_name().map(str::to_owned);
+    let voice = NewVoice { owner, ..upload.voice(&app)? };
     let added = app.service.add_voice(voice).await.map_err(|error| {
         let error = ApiError::from(error);
         // The engine names the field of speech requests.
@@ -58,16 +63,16 @@ pub(super) async fn add(State(app): State<Arc<App>>, request: Request) -> Result
             _ => error,
         }
     })?;
+    caller.visit.audit("voice_added", &added.name);
     Ok(Json(VoiceAdded { success: true, voice: Voice::from(&added) }).into_response())
 }
 
 /// `DELETE /v1/audio/voices/{name}`
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    Extension(caller): Extension<Caller>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<VoiceRemoved>, ApiError> {
-    check_origin(&headers)?;
     // Bytes that are no text name no voice.
     let name = name.map_or_else(|_| String::from(char::REPLACEMENT_CHARACTER), |Path(name)| name);
     let lower = name.to_lowercase();
@@ -75,11 +80,26 @@ pub(super) async fn remove(
         let message = format!("the voice {:?} belongs to the model and cannot be deleted", short(&name));
         return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_value", message).with_param("name"));
     }
+    check_owner(&app, &caller, &lower)?;
     app.service.remove_voice(&name).await.map_err(|error| match error {
         VoiceError::Unknown(name) => VoiceError::Unknown(short(&name)),
         other => other,
     })?;
+    caller.visit.audit("voice_removed", &name);
     Ok(Json(VoiceRemoved { success: true, message: format!("the voice {name:?} was deleted") }))
+}
+
+/// A key deletes its own voices, and those that no key has; those of others only with a scope of its own.
+fn check_owner(app: &App, caller: &Caller, lower: &str) -> Result<(), ApiError> {
+    let voices = app.service.voices();
+    let voice = voices.iter().find(|voice| voice.name.to_lowercase() == lower);
+    let owner = voice.and_then(|voice| voice.upload.as_ref()?.owner.as_deref());
+    if owner.is_none() || owner == caller.key_name() || caller.may(Scope::AllVoices) {
+        return Ok(());
+    }
+    caller.visit.audit("voice_not_removed", lower);
+    let message = "this voice was uploaded with another key; deleting it needs the scope \"voices:all\"";
+    Err(ApiError::new(StatusCode::FORBIDDEN, "insufficient_scope", message).with_param("name"))
 }
 
 fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
@@ -170,7 +190,7 @@ impl Upload {
                 return Err(FieldError::missing("audio_sample", "a recording of the voice, as a file").into());
             }
         };
-        Ok(NewVoice { name, source, consent, description })
+        Ok(NewVoice { name, source, consent, description, owner: None })
     }
 }
 

@@ -8,18 +8,17 @@ use super::auth::Caller;
 use super::budget::Intake;
 use super::connection::ConnectionGuard;
 use super::error::ApiError;
-use super::origin::check_origin;
 use super::state::App;
-use super::ws_session::Session;
+use super::visit::Visit;
+use super::ws_session::{Session, length};
 use axum::Extension;
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{Message, WebSocket, WebSocketUpgrade};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::Response;
 use futures::stream::SplitSink;
 use futures::{SinkExt, StreamExt};
-use omni_engine::Tenant;
 use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::debug;
@@ -32,31 +31,29 @@ pub(super) async fn connect(
     State(app): State<Arc<App>>,
     Extension(guard): Extension<ConnectionGuard>,
     Extension(caller): Extension<Caller>,
-    headers: HeaderMap,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, ApiError> {
     let upgrade = upgrade.map_err(|why| {
         let message = format!("this address speaks WebSocket: {}", why.body_text());
         ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
     })?;
-    check_origin(&headers)?;
     let limit = app.max_body_bytes;
     // A browser that sends its key as a protocol needs the server to choose another one.
     let upgrade = upgrade.max_message_size(limit).max_frame_size(limit).protocols(["realtime"]);
     guard.intake().begin();
     Ok(upgrade.on_upgrade(move |socket| async move {
         tokio::select! {
-            () = serve(app, socket, caller.tenant, Arc::clone(guard.intake())) => {}
+            () = serve(app, socket, caller, Arc::clone(guard.intake())) => {}
             () = guard.closing() => {}
         }
     }))
 }
 
-async fn serve(app: Arc<App>, socket: WebSocket, tenant: Tenant, intake: Arc<Intake>) {
+async fn serve(app: Arc<App>, socket: WebSocket, caller: Caller, intake: Arc<Intake>) {
     let (sink, mut source) = socket.split();
     let (out, queue) = mpsc::channel(OUT_QUEUE);
-    let mut writer = std::pin::pin!(write(sink, queue));
-    let mut session = Session::new(app, out, tenant, intake);
+    let mut writer = std::pin::pin!(write(sink, queue, Arc::clone(&caller.visit)));
+    let mut session = Session::new(app, out, caller, intake);
     tokio::select! {
         _ = session.run(&mut source) => {}
         // The client is gone.
@@ -67,8 +64,9 @@ async fn serve(app: Arc<App>, socket: WebSocket, tenant: Tenant, intake: Arc<Int
 }
 
 /// Ends when the queue is closed and empty, or the socket fails.
-async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>) {
+async fn write(mut sink: SplitSink<WebSocket, Message>, mut queue: mpsc::Receiver<Message>, visit: Arc<Visit>) {
     while let Some(message) = queue.recv().await {
+        visit.sent(length(&message));
         if let Err(error) = sink.send(message).await {
             debug!(%error, "websocket writer ended");
             return;

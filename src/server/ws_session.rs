@@ -2,6 +2,7 @@
 //! owns the state of the connection; it must never wait for the client while a cancel could come.
 
 use super::api::session::{ClientMessage, ServerMessage};
+use super::auth::Caller;
 use super::budget::Intake;
 use super::error::ApiError;
 use super::state::App;
@@ -13,7 +14,7 @@ use axum::http::StatusCode;
 use futures::{Stream, StreamExt};
 use omni_audio::AudioFormat;
 use omni_config::format_duration;
-use omni_engine::{Event, RequestOptions, Slo, SpeechParams, SpeechRequest, Tenant, TextSource};
+use omni_engine::{Event, RequestOptions, Slo, SpeechParams, SpeechRequest, TextSource};
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ fn text(message: &ServerMessage<'_>) -> Message {
 }
 
 /// Bytes of its payload.
-fn length(message: &Message) -> usize {
+pub(super) fn length(message: &Message) -> usize {
     match message {
         Message::Text(text) => text.len(),
         Message::Binary(bytes) | Message::Ping(bytes) | Message::Pong(bytes) => bytes.len(),
@@ -51,7 +52,7 @@ pub(super) struct Over;
 pub(super) struct Session {
     app: Arc<App>,
     out: mpsc::Sender<Message>,
-    tenant: Tenant,
+    caller: Caller,
     intake: Arc<Intake>,
     config: SessionConfig,
     input: Input,
@@ -82,7 +83,7 @@ enum Wake {
 
 impl Session {
     /// A session that writes to `out`.
-    pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, tenant: Tenant, intake: Arc<Intake>) -> Session {
+    pub(super) fn new(app: Arc<App>, out: mpsc::Sender<Message>, caller: Caller, intake: Arc<Intake>) -> Session {
         let slo = Slo::Realtime(app.limits.first_audio_deadline);
         let options = RequestOptions { slo, ..RequestOptions::default() };
         let speech = SpeechParams { options, ..SpeechParams::default() };
@@ -93,7 +94,7 @@ impl Session {
         Session {
             app,
             out,
-            tenant,
+            caller,
             intake,
             config,
             input,
@@ -183,9 +184,11 @@ impl Session {
             let (sender, receiver) = flume::bounded(TEXT_QUEUE);
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             let mut request = request;
-            request.params.options.tenant = self.tenant;
+            request.params.options.tenant = self.caller.tenant;
             let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
-            let begun = match writer {
+            // The request of the session itself counts as its first utterance.
+            let allowed = if self.utterance > 1 { self.caller.begin() } else { Ok(()) };
+            let begun = match allowed.and(writer) {
                 Ok(writer) => self.app.service.speak(request).await.map(|stream| (writer, stream)).map_err(Into::into),
                 Err(error) => Err(error),
             };
@@ -236,6 +239,10 @@ impl Session {
             None => return Err(Over),
         };
         self.intake.taken(length(&message));
+        if let Err(error) = self.caller.sent(length(&message)) {
+            self.tell(&error_event(None, &error)).await?;
+            return self.close(close_code::AGAIN, "too many bytes").await;
+        }
         if !matches!(message, Message::Ping(_) | Message::Pong(_)) {
             self.heard = Instant::now();
         }
@@ -331,6 +338,9 @@ impl Session {
         self.heard = Instant::now();
         self.unanswered = 0; // the writer took the message before: the client reads
         let sample_rate = self.app.service.info().sample_rate;
+        if let Some(Event::Audio(chunk)) = &event {
+            self.caller.spoke(chunk.samples.len(), sample_rate);
+        }
         let failed = match event {
             Some(Event::Started { id, seed }) => {
                 utterance.started = true;

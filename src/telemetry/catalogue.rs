@@ -113,6 +113,12 @@ catalogue! {
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
     HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes that clients have sent and that are still held, at most server.max_input_bytes.";
     HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
+
+    KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name in the config and the status of the answer.";
+    KEY_REFUSALS = Counter, "omni_key_refusals_total", ["key", "reason"], "Requests and utterances that a limit or a scope of their key refused.";
+    KEY_SPEECH_SECONDS = Counter, "omni_key_speech_seconds_total", ["key"], "Seconds of speech made for a key.";
+    KEY_INPUT_BYTES = Counter, "omni_key_input_bytes_total", ["key"], "Bytes of bodies and WebSocket messages that came with a key.";
+    KEY_CONNECTIONS = Gauge, "omni_key_connections", ["key"], "Requests and WebSockets with a key that are being answered.";
 }
 
 #[cfg(test)]

@@ -357,6 +357,7 @@ fn new_voice(name: &str, audio: Arc<[u8]>, text: Option<&str>) -> NewVoice {
         source: VoiceSource::Recording { recording, mime_type: Some("audio/wav".into()) },
         consent: "for this test".into(),
         description: None,
+        owner: None,
     }
 }
 

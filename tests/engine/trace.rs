@@ -301,7 +301,7 @@ impl Site {
         config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
         let engine = engine(&tiny(), |_| {}).await;
         let service = Arc::new(engine.clone());
-        let server = Server::bind(&config.server).unwrap().with_traces(&config.telemetry);
+        let server = Server::bind(&config.server).unwrap().with_telemetry(&config.telemetry);
         let url = format!("http://{}", server.local_addr());
         let serving = tokio::spawn(async move { server.serve(service, &config.limits, std::future::pending()).await });
         Site { url, client: reqwest::Client::new(), serving, engine }

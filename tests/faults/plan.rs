@@ -246,6 +246,7 @@ async fn a_full_disk_keeps_no_half_of_a_voice() {
         name: "Clara".into(),
         consent: "yes".into(),
         description: None,
+        owner: None,
         source: VoiceSource::Embedding(vec![0.1; width].into()),
     };
     let error = engine.add_voice(voice()).await.unwrap_err().to_string();
@@ -259,7 +260,7 @@ async fn a_full_disk_keeps_no_half_of_a_voice() {
 /// Numbers of a speaker embedding of this checkpoint, as its refusal of another number tells.
 async fn support_width(engine: &Engine) -> usize {
     let source = VoiceSource::Embedding(vec![0.1].into());
-    let wrong = NewVoice { name: "x".into(), consent: "yes".into(), description: None, source };
+    let wrong = NewVoice { name: "x".into(), consent: "yes".into(), description: None, owner: None, source };
     let error = engine.add_voice(wrong).await.unwrap_err().to_string();
     let numbers = error.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok());
     numbers.max().unwrap_or_else(|| panic!("{error}"))

@@ -10,7 +10,10 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 4] = *b"OMNV";
-const VERSION: u16 = 1;
+/// Version 1 had no owner.
+const VERSION: u16 = 2;
+/// How `None` is written.
+const NO_OWNER: u8 = 0;
 const HEADER: usize = 4 + 2 + 8 + 4;
 /// No accepted voice is larger; a header that says so is damaged.
 const MAX_BODY: u64 = 1 << 30;
@@ -38,6 +41,8 @@ pub(super) struct Kept {
     pub x_vector: Vec<f32>,
     /// Frame after frame; empty without a transcript.
     pub codes: Vec<u32>,
+    /// Name of the API key that it came with.
+    pub owner: Option<String>,
 }
 
 /// The file of a voice: names differ when they differ in more than case, and no name leads out of the folder.
@@ -99,7 +104,8 @@ pub(super) fn read(path: &Path) -> Result<Kept, String> {
     if magic != MAGIC {
         return Err("it is not a voice".into());
     }
-    if version != VERSION.to_le_bytes() {
+    let version = u16::from_le_bytes(version.try_into().unwrap_or_default());
+    if !(1..=VERSION).contains(&version) {
         return Err("it was written by another version of this program".into());
     }
     let length = u64::from_le_bytes(length.try_into().unwrap_or_default());
@@ -113,6 +119,9 @@ pub(super) fn read(path: &Path) -> Result<Kept, String> {
     }
     if crc32fast::hash(&body).to_le_bytes() != checksum {
         return Err("its checksum does not match".into());
+    }
+    if version == 1 {
+        body.push(NO_OWNER);
     }
     let decoded = bincode::decode_from_slice(&body, config()).map_err(|error| error.to_string())?;
     let (voice, used): (Kept, usize) = decoded;
@@ -164,7 +173,22 @@ mod tests {
             encoder: [7; 32],
             x_vector: vec![0.25, -1.0],
             codes: vec![1, 2, 3, 4],
+            owner: Some("alice".into()),
         }
+    }
+
+    #[test]
+    fn a_voice_of_the_first_version_is_read_and_has_no_owner() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path_of(folder.path(), "Clara");
+        let voice = Kept { owner: None, ..voice() };
+        let mut body = bincode::encode_to_vec(&voice, config()).unwrap();
+        assert_eq!(body.pop(), Some(NO_OWNER));
+        let length = (body.len() as u64).to_le_bytes();
+        let checksum = crc32fast::hash(&body).to_le_bytes();
+        let file = [&MAGIC[..], &1_u16.to_le_bytes(), &length, &checksum, &body].concat();
+        std::fs::write(&path, file).unwrap();
+        assert_eq!(read(&path).unwrap(), voice);
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl Voices {
     }
 
     fn keep(&self, voice: NewVoice) -> Result<Voice, VoiceError> {
-        let NewVoice { name, source, consent, description } = voice;
+        let NewVoice { name, source, consent, description, owner } = voice;
         let created_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let encoder = self.fingerprint;
         let blank = |x_vector: Vec<f32>| Kept {
@@ -221,6 +221,7 @@ impl Voices {
             encoder,
             x_vector,
             codes: Vec::new(),
+            owner,
         };
         let kept = match source {
             VoiceSource::Embedding(x_vector) => {
@@ -322,6 +323,7 @@ impl Voice {
             mime_type: kept.mime_type.clone(),
             file_size: kept.audio.len() as u64,
             seconds: kept.seconds,
+            owner: kept.owner.clone(),
         };
         let print = (kept.encoder == *fingerprint).then(|| {
             let (x_vector, codes) = (kept.x_vector.as_slice().into(), kept.codes.as_slice().into());

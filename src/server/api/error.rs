@@ -15,6 +15,8 @@ pub(crate) const CODES: &[&str] = &[
     "incomplete_body",
     "invalid_api_key",
     "origin_not_allowed",
+    "host_not_allowed",
+    "insufficient_scope",
     "not_found",
     "model_not_found",
     "voice_not_found",

@@ -17,11 +17,9 @@ const KEY: &str = "sk-alice-0123456789";
 
 fn keyed() -> Site {
     let key = |name: &str, key: &str| KeyConfig {
-        name: name.to_owned(),
-        sha256: hash_key(key),
         weight: 2,
-        max_requests: None,
         requests_per_minute: Some(9),
+        ..KeyConfig::new(name, hash_key(key))
     };
     Site::with(|server, _| server.keys = vec![key("bob", "sk-bob"), key("alice", KEY)])
 }
@@ -181,7 +179,7 @@ async fn who_begins_to_write_and_stops_loses_the_place_and_not_the_session() {
 async fn a_connection_on_which_nothing_more_is_asked_is_closed() {
     let site = Site::with(|server, _| server.read_timeout = Duration::from_millis(200));
     let mut socket = TcpStream::connect(site.address).await.unwrap();
-    socket.write_all(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    socket.write_all(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     // To its end, which the server makes.
     socket.read_to_string(&mut answer).await.unwrap();
@@ -193,7 +191,7 @@ async fn bodies_are_bounded_together() {
     let site = Site::with(|server, _| (server.max_body_bytes, server.max_input_bytes) = (4096, 6000));
     let head = |length: usize| {
         format!(
-            "POST {SPEECH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+            "POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
         )
     };
     // Half a body, which stays.

@@ -49,8 +49,7 @@ async fn exchange(site: &Site, bytes: &[u8]) -> String {
 #[tokio::test]
 async fn a_body_that_does_not_arrive_is_408() {
     let site = Site::with(|server, _| server.read_timeout = Duration::from_millis(200));
-    let head =
-        "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
+    let head = "POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
     let answer = exchange(&site, head.as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("did not arrive within 0.2 s"), "{answer}");
@@ -67,15 +66,15 @@ async fn headers_that_do_not_arrive_close_the_connection() {
 async fn one_connection_too_many_is_told_so() {
     let site = Site::with(|server, _| server.max_connections = 1);
     let mut first = TcpStream::connect(site.address).await.unwrap();
-    first.write_all(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    first.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     assert_eq!(first.read(&mut [0; 12]).await.unwrap(), 12); // it has its place
-    let answer = exchange(&site, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let answer = exchange(&site, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 503 "), "{answer}");
     let body = answer.split("\r\n\r\n").nth(1).unwrap();
     assert_eq!(json(body)["error"]["code"], "too_many_connections");
     // The place is free again when the first has left; retry until the server has noticed.
     drop(first);
-    let request = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let request = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     while !exchange(&site, request).await.starts_with("HTTP/1.1 200") {}
 }
 

@@ -7,8 +7,11 @@ mod guard;
 mod limits;
 mod meta;
 mod openapi;
+mod scopes;
 mod scripted;
+mod sites;
 mod speech;
+mod visits;
 mod voices;
 mod ws;
 

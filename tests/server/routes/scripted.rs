@@ -99,6 +99,7 @@ pub struct Scripted {
     pub uploaded: Mutex<Vec<NewVoice>>,
     pub voice_refusals: Mutex<VecDeque<VoiceError>>,
     pub ready: AtomicBool,
+    panics: AtomicBool,
     draining: AtomicBool,
     accepted: AtomicU64,
 }
@@ -120,6 +121,7 @@ impl Scripted {
             uploaded: Mutex::default(),
             voice_refusals: Mutex::default(),
             ready: AtomicBool::new(true),
+            panics: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             accepted: AtomicU64::new(0),
         }
@@ -132,6 +134,11 @@ impl Scripted {
 
     pub fn refuse_next(&self, error: SubmitError) {
         self.refusals.lock().unwrap().push_back(error);
+    }
+
+    /// The next request meets a bug.
+    pub fn panic_next(&self) {
+        self.panics.store(true, Ordering::SeqCst);
     }
 
     /// Requests accepted so far.
@@ -154,6 +161,7 @@ impl Scripted {
     }
 
     fn accept(&self, asked: Asked) -> Result<ResponseStream, SubmitError> {
+        assert!(!self.panics.swap(false, Ordering::SeqCst), "a bug, as the test wants it");
         if self.draining.load(Ordering::SeqCst) {
             return Err(SubmitError::ShuttingDown);
         }
@@ -183,6 +191,7 @@ fn voice_info(voice: &NewVoice) -> VoiceInfo {
         mime_type,
         file_size,
         seconds: 1.5,
+        owner: voice.owner.clone(),
     };
     VoiceInfo { name: voice.name.clone(), uploaded: true, upload: Some(upload) }
 }

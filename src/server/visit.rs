@@ -1,0 +1,205 @@
+//! One request, from its head to the last byte of its answer: its name, who sent it, and the line of the access log that
+//! tells of it. A WebSocket's lasts as long as its session.
+
+use super::quota::{Connected, Key};
+use super::trace_context::TraceContext;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
+use axum::response::Response;
+use hyper::body::{Frame, SizeHint};
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+/// The name of a request, the client's or one of the server's.
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest name of a request that the server takes over.
+const LONGEST_ID: usize = 128;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Visit {
+    method: Method,
+    /// The pattern, never the path that the client sent.
+    route: &'static str,
+    address: IpAddr,
+    /// The client's name for the request, if it is one that a log can have.
+    given: Option<String>,
+    /// The name that the answer has.
+    id: OnceLock<String>,
+    trace: Option<TraceContext>,
+    began: Instant,
+    status: AtomicU16,
+    bytes: AtomicU64,
+    /// Whether the answer has gone out to its end.
+    whole: AtomicBool,
+    key: OnceLock<(Arc<Key>, Option<Connected>)>,
+    logged: bool,
+}
+
+impl Visit {
+    pub fn new(method: &Method, headers: &HeaderMap, route: &'static str, address: IpAddr, logged: bool) -> Visit {
+        Visit {
+            method: method.clone(),
+            route,
+            address,
+            given: headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| is_sane(id)).map(str::to_owned),
+            id: OnceLock::new(),
+            trace: TraceContext::of(headers),
+            began: Instant::now(),
+            status: AtomicU16::new(0),
+            bytes: AtomicU64::new(0),
+            whole: AtomicBool::new(false),
+            key: OnceLock::new(),
+            logged,
+        }
+    }
+
+    /// Says whose request it is. It holds one of the connections of its key, if that had one left.
+    pub fn belongs_to(&self, key: Arc<Key>, connected: Option<Connected>) {
+        // Once for each request.
+        let _ = self.key.set((key, connected));
+    }
+
+    /// Its key, where the server has keys.
+    pub fn key(&self) -> Option<&Arc<Key>> {
+        self.key.get().map(|(key, _)| key)
+    }
+
+    /// From where it came.
+    pub fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// Bytes that left beside the body of an answer.
+    pub fn sent(&self, bytes: usize) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    /// Nothing is missing of what it had to answer.
+    pub fn complete(&self) {
+        self.whole.store(true, Ordering::Relaxed);
+    }
+
+    /// Begins the answer: names it, and counts its bytes until its end. `fresh` makes a name for an answer without one.
+    pub fn answer(self: &Arc<Visit>, mut response: Response, fresh: impl FnOnce() -> String) -> Response {
+        let status = response.status().as_u16();
+        self.status.store(status, Ordering::Relaxed);
+        if let Some(key) = self.key() {
+            key.answered(status);
+        }
+        let named = response.headers().get(&REQUEST_ID).and_then(|id| id.to_str().ok());
+        let id = self.given.clone().or_else(|| named.map(str::to_owned)).unwrap_or_else(fresh);
+        // All of them are of letters, digits and marks that a header can carry.
+        if let Ok(value) = HeaderValue::from_str(&id) {
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+        let _ = self.id.set(id);
+        response.map(|inner| Body::new(Counted { inner, visit: Arc::clone(self) }))
+    }
+
+    /// Tells who did something that others may ask about later. `what` names what it was done to, never its content.
+    pub fn audit(&self, action: &'static str, what: &str) {
+        tracing::info!(
+            target: "omni_audit",
+            action,
+            what,
+            key = self.key().map(|key| key.name()),
+            address = %self.address,
+            request_id = self.given.as_deref(),
+            trace_id = self.trace.as_ref().map(TraceContext::trace_id),
+            "audit"
+        );
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        if !self.logged {
+            return;
+        }
+        let seconds = (self.began.elapsed().as_secs_f64() * 1e6).round() / 1e6;
+        tracing::info!(
+            target: "omni_access",
+            method = self.method.as_str(),
+            route = self.route,
+            status = self.status.load(Ordering::Relaxed),
+            bytes = self.bytes.load(Ordering::Relaxed),
+            seconds,
+            whole = self.whole.load(Ordering::Relaxed),
+            key = self.key().map(|key| key.name()),
+            address = %self.address,
+            request_id = self.id.get().map(String::as_str),
+            trace_id = self.trace.as_ref().map(TraceContext::trace_id),
+            "request"
+        );
+    }
+}
+
+/// What a header and a line of a log can carry, and no more than a name needs.
+fn is_sane(id: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+=@".contains(&byte);
+    (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(plain)
+}
+
+/// The body of an answer. It keeps its visit until the last byte has gone or the client has.
+struct Counted {
+    inner: Body,
+    visit: Arc<Visit>,
+}
+
+impl HttpBody for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
+        match &frame {
+            Some(Ok(frame)) => self.visit.sent(frame.data_ref().map_or(0, Bytes::len)),
+            Some(Err(_)) => {}
+            None => self.visit.complete(),
+        }
+        if self.inner.is_end_stream() && !matches!(frame, Some(Err(_))) {
+            self.visit.complete();
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.inner.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.inner.size_hint()
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        // hyper does not ask for the end of an empty body.
+        if self.inner.is_end_stream() {
+            self.visit.complete();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_name_is_taken_over() {
+        for name in ["a", "7c0f5c1e-1df2-4f0e", "Root=1-67891233-abcdef012345678912345678", "user@host/3:4+5"] {
+            assert!(is_sane(name), "{name}");
+        }
+        for name in ["", "a b", "a\"b", "a,b", "a;b", "<a>", "ä", &"x".repeat(129)] {
+            assert!(!is_sane(name), "{name}");
+        }
+    }
+}
