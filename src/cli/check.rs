@@ -33,6 +33,7 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
         let checkpoint = open(&config, embedded)?;
         let device = device(&config)?;
         device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
+        omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
         Ok((config, checkpoint, device))
     });
     match checked {
@@ -78,8 +79,10 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
         CheckpointSource::Folder(folder) => folder.display().to_string(),
     };
     let family = checkpoint.family();
+    let tls = if config.server.access.tls.is_some() { ", TLS" } else { "" };
+    let admin = config.server.access.admin_listen.map_or(String::new(), |address| format!("; admin at {address}"));
     let mut lines = vec![
-        format!("listens   {listen} ({reach})"),
+        format!("listens   {listen} ({reach}{tls}){admin}"),
         format!("model     {} ({source}){}", config.model.name, weights(config)),
         format!("device    {} {}, {} ({})", device.kind.as_str(), device.index, device.dtype.as_str(), device.why),
         format!("voices    {}", voices(config, family)),

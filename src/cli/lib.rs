@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
+mod reload;
 mod run;
 mod say;
 mod sink;

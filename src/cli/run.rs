@@ -1,5 +1,6 @@
 //! `omni-actors run`: the server.
 
+use super::reload::{Hangups, Watch};
 use clap::Args;
 use omni_config::{self as config, Config, Override};
 use omni_engine::{Engine, Service};
@@ -11,7 +12,7 @@ use omni_telemetry as telemetry;
 use omni_tools::model;
 use omni_tools::signals::Signals;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Serve a model over HTTP and WebSocket
@@ -19,7 +20,7 @@ use std::sync::Arc;
 /// Speaks OpenAI's API (/v1/audio/speech, /v1/chat/completions), a WebSocket that takes text and gives speech at the
 /// same time, and a page to try it at /. Ctrl-C or SIGTERM lets running streams finish within a grace time; a second
 /// one stops at once.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 #[command(after_help = "Examples:
   omni-actors run                                      the embedded voice on 127.0.0.1:8080
   omni-actors run my.toml                              configs/example.toml explains every key
@@ -42,7 +43,13 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    fn resolve(&self) -> Result<Config, config::ConfigError> {
+    /// The config file.
+    pub(super) fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    /// The config that these arguments mean now.
+    pub(super) fn resolve(&self) -> Result<Config, config::ConfigError> {
         // The last override wins, and is checked with the others.
         let listen = self.listen.map(|listen| Override::text("server.listen", listen.to_string()));
         let overrides: Vec<_> = self.set.iter().cloned().chain(listen).collect();
@@ -59,6 +66,7 @@ impl RunArgs {
 /// Runs the command until a signal.
 pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let signals = Signals::catch()?;
+    let hangups = Hangups::catch()?;
     let config = args.resolve()?;
     give_large_blocks_back();
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
@@ -66,7 +74,11 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     let checkpoint = model::open(&config, embedded)?;
     let server =
         Server::bind(&config.server)?.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
-    println!("{}", greeting(&config, checkpoint.family(), server.local_addr()));
+    println!("{}", greeting(&config, checkpoint.family(), server.scheme(), server.local_addr()));
+    if let Some(address) = server.admin_addr() {
+        tracing::info!(%address, "health and metrics");
+    }
+    let watching = tokio::spawn(Watch::new(args, &config).run(hangups, server.reloader()));
     let limits = config.limits.clone();
     let engine = Engine::launch(&checkpoint, &config).await?;
     let service: Arc<dyn Service> = Arc::new(engine.clone());
@@ -77,13 +89,15 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
             Err(error) => error,
         }
     };
-    tokio::select! {
+    let outcome = tokio::select! {
         error = came_up => Err(error.into()),
         () = server.serve(service, &limits, signals.first_asks_second_ends()) => Ok(()),
-    }
+    };
+    watching.abort();
+    outcome
 }
 
-fn greeting(config: &Config, family: &Family, address: SocketAddr) -> String {
+fn greeting(config: &Config, family: &Family, scheme: &str, address: SocketAddr) -> String {
     // A wildcard address is no address that one can open.
     let shown = if address.ip().is_unspecified() {
         SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port())
@@ -99,9 +113,9 @@ fn greeting(config: &Config, family: &Family, address: SocketAddr) -> String {
         _ => "",
     };
     format!(
-        "listening on http://{shown}, serving {}
-  try it in a browser:  http://{shown}/
-  or in a shell:        curl http://{shown}/v1/audio/speech -H 'content-type: application/json' \\
+        "listening on {scheme}://{shown}, serving {}
+  try it in a browser:  {scheme}://{shown}/
+  or in a shell:        curl {scheme}://{shown}/v1/audio/speech -H 'content-type: application/json' \\
                           -d '{{\"input\": \"The weather is lovely today.\"{voice}}}' -o hello.wav
   stop it:              Ctrl-C",
         config.model.name

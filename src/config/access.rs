@@ -1,6 +1,8 @@
 //! Who reaches the server and by which name: the keys of `[server]` beside those of connections and bodies.
 
 use super::reader::Reader;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use toml::Value;
 
 /// By which names the server may be called, and from which pages.
@@ -10,15 +12,45 @@ pub struct AccessConfig {
     pub hosts: Vec<String>,
     /// Origins of pages elsewhere that may use the server, such as `https://app.example.org`, in lower case.
     pub origins: Vec<String>,
+    /// Where health and metrics are besides `listen`, with connections of their own; `None`: nowhere.
+    pub admin_listen: Option<SocketAddr>,
+    /// What it speaks TLS with; `None`: it speaks plain HTTP.
+    pub tls: Option<TlsConfig>,
 }
 
-pub(super) fn access(r: &mut Reader) -> AccessConfig {
+/// `[server.tls]`
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct TlsConfig {
+    /// PEM: the certificate, and those between it and a root.
+    pub certificate: PathBuf,
+    /// PEM: its private key.
+    pub key: PathBuf,
+}
+
+pub(super) fn access(r: &mut Reader, base: &Path) -> AccessConfig {
     let allowed = "a list of host names without scheme or port, such as [\"voice.example.org\"]".to_owned();
     let hosts = r.value("server.hosts", "[]", allowed, |value| texts(value, host));
     let allowed =
         "a list of origins: scheme, name and perhaps a port, such as [\"https://app.example.org\"]".to_owned();
     let origins = r.value("server.origins", "[]", allowed, |value| texts(value, origin));
-    AccessConfig { hosts: hosts.unwrap_or_default(), origins: origins.unwrap_or_default() }
+    let allowed = "an address and a port, such as \"127.0.0.1:9090\", or empty for none";
+    let admin_listen = r.text("server.admin_listen", "", allowed, |text| match text {
+        "" => Some(None),
+        text => text.parse().ok().map(Some),
+    });
+    let file = |text: &str| Some(base.join(text)).filter(|_| !text.trim().is_empty());
+    let certificate = r.text("server.tls.certificate", "", "a file, or empty for no TLS", |text| Some(file(text)));
+    let key = r.text("server.tls.key", "", "a file, or empty for no TLS", |text| Some(file(text)));
+    let (certificate, key) = (certificate.flatten(), key.flatten());
+    if certificate.is_some() != key.is_some() {
+        r.complain("server.tls", "needs both `certificate` and `key`");
+    }
+    AccessConfig {
+        hosts: hosts.unwrap_or_default(),
+        origins: origins.unwrap_or_default(),
+        admin_listen: admin_listen.flatten(),
+        tls: certificate.zip(key).map(|(certificate, key)| TlsConfig { certificate, key }),
+    }
 }
 
 /// A list of texts, each as `read` takes it.

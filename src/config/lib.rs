@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod access;
+mod changed;
 mod device;
 mod document;
 mod error;
@@ -17,7 +18,8 @@ mod reader;
 mod resolve;
 mod units;
 
-pub use access::AccessConfig;
+pub use access::{AccessConfig, TlsConfig};
+pub use changed::changed;
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
@@ -185,7 +187,12 @@ pub enum AdmissionMode {
 impl ServerConfig {
     /// Why the server must not listen at `listen`, if it must not.
     pub fn too_open(&self) -> Option<&'static str> {
-        let open = !self.listen.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
+        self.too_open_at(self.listen)
+    }
+
+    /// The same for any address.
+    pub fn too_open_at(&self, address: SocketAddr) -> Option<&'static str> {
+        let open = !address.ip().is_loopback() && self.keys.is_empty() && !self.allow_anonymous;
         open.then_some(
             "can be reached from other machines, and there are no [[keys]]: add some (docs/security.md), or let \
              every client in with server.allow_anonymous = true",

@@ -138,11 +138,14 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         idle_timeout: r.duration("server.idle_timeout", secs(300), ms(100)..=DAY),
         allow_anonymous: r.switch("server.allow_anonymous", false),
         drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
-        access: access(r),
+        access: access(r, base),
         keys: keys(r, base),
     };
     if let Some(why) = server.too_open() {
         r.complain("server.listen", why);
+    }
+    if let Some(why) = server.access.admin_listen.and_then(|address| server.too_open_at(address)) {
+        r.complain("server.admin_listen", why);
     }
     if server.max_input_bytes < server.max_body_bytes {
         r.complain("server.max_input_bytes", "must not be less than server.max_body_bytes");

@@ -9,7 +9,8 @@
 //! | `openapi` | `/openapi.json`, from those two |
 //! | `state` | what handlers share |
 //! | `auth`, `keys`, `quota`, `origin` | who may use a route, and how much of it |
-//! | `rules` | what of that may change while the server runs |
+//! | `rules`, `reload` | what of that may change while the server runs |
+//! | `tls`, `admin` | certificates; health and metrics at an address of their own |
 //! | `visit`, `trace_context` | a request from its head to its last byte: its name, its line in the log |
 //! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
 //! | `batch` | `POST /v1/audio/speech/batch` |
@@ -31,6 +32,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod admin;
 mod api;
 mod auth;
 mod batch;
@@ -52,6 +54,7 @@ mod options;
 mod origin;
 mod quota;
 mod reference;
+mod reload;
 mod response;
 mod routes;
 mod rules;
@@ -59,6 +62,7 @@ mod speech;
 mod speech_request;
 mod sse;
 mod state;
+mod tls;
 mod trace_context;
 mod traces;
 mod visit;
@@ -71,6 +75,8 @@ mod ws_session;
 mod ws_utterance;
 
 pub use listen::{ServeError, Server};
+pub use reload::{RELOADED, Reloader};
+pub use tls::{TlsError, check_tls};
 
 #[cfg(test)]
 mod tests {

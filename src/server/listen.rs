@@ -1,12 +1,16 @@
 //! Sockets: binding, the limit on connections, timeouts, and the drain at the end.
 
+use super::admin::Admin;
 use super::budget::{Budget, Intake};
 use super::connection::{ConnectionGuard, Permit};
 use super::error::ApiError;
 use super::io::StallGuard;
-use super::routes::router;
+use super::reload::Reloader;
+use super::routes::{admin_router, router};
 use super::rules::Current;
 use super::state::App;
+use super::tls::{Tls, TlsError};
+use super::visit::Peer;
 use axum::Router;
 use axum::http::StatusCode;
 use futures::future::BoxFuture;
@@ -22,7 +26,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -59,6 +63,17 @@ pub enum ServeError {
     /// Anyone who reaches the address could use the server.
     #[error("server.listen: {0} {1}")]
     TooOpen(SocketAddr, &'static str),
+    /// The certificate cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The admin listener does not begin.
+    #[error("cannot listen on {address}: {source}; choose another address with `server.admin_listen`")]
+    Admin {
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
 }
 
 /// A bound socket that does not answer yet: clients that connect wait.
@@ -70,6 +85,8 @@ pub struct Server {
     references: ReferenceAudioConfig,
     telemetry: TelemetryConfig,
     rules: Arc<Current>,
+    tls: Option<Arc<Tls>>,
+    admin: Option<Admin>,
 }
 
 impl Server {
@@ -96,8 +113,11 @@ impl Server {
         };
         let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
         let Config { reference_audio: references, telemetry, .. } = Config::default();
-        let rules = Arc::new(Current::new(config));
-        Ok(Server { listener, address, config: config.clone(), references, telemetry, rules })
+        let rules = Arc::new(Current::new(config, &telemetry));
+        let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
+        let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
+        let admin = config.access.admin_listen.map(admin).transpose()?;
+        Ok(Server { listener, address, config: config.clone(), references, telemetry, rules, tls, admin })
     }
 
     /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
@@ -107,7 +127,23 @@ impl Server {
 
     /// Lets clients trace the server, and writes a line of each request, if the config says so.
     pub fn with_telemetry(self, telemetry: &TelemetryConfig) -> Server {
+        self.rules.set(&self.config, telemetry);
         Server { telemetry: telemetry.clone(), ..self }
+    }
+
+    /// Takes over other keys, names and certificates while the server runs.
+    pub fn reloader(&self) -> Reloader {
+        Reloader { rules: Arc::clone(&self.rules), tls: self.tls.clone() }
+    }
+
+    /// How clients have to speak to it: `https` or `http`.
+    pub fn scheme(&self) -> &'static str {
+        if self.tls.is_some() { "https" } else { "http" }
+    }
+
+    /// The address of health and metrics, if they have one of their own.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(|admin| admin.address)
     }
 
     /// The address that clients connect to.
@@ -141,8 +177,14 @@ impl Server {
     async fn run(self, service: Arc<dyn Service>, limits: &LimitsConfig, shutdown: BoxFuture<'_, ()>) {
         let app =
             Arc::new(App::new(service.clone(), &self.config, limits, self.references, &self.telemetry, self.rules));
+        let admin = self.admin.and_then(|admin| {
+            let (address, open) = (admin.address, admin.address.ip().is_loopback());
+            let answering = admin.serve(admin_router(app.clone(), open));
+            answering.inspect_err(|error| warn!(%error, %address, "the admin listener does not answer")).ok()
+        });
         let connections = Connections {
             router: router(app.clone()),
+            tls: self.tls,
             places: Arc::new(Semaphore::new(self.config.max_connections)),
             refusals: Arc::new(Semaphore::new(MAX_REFUSALS)),
             max_connections: self.config.max_connections,
@@ -173,6 +215,7 @@ impl Server {
         }
         drop(close_all);
         connections.tasks.wait().await;
+        drop(admin);
         info!("drained");
     }
 }
@@ -180,6 +223,7 @@ impl Server {
 /// The accept loop and what its connections share.
 struct Connections {
     router: Router,
+    tls: Option<Arc<Tls>>,
     places: Arc<Semaphore>,
     refusals: Arc<Semaphore>,
     max_connections: usize,
@@ -225,7 +269,10 @@ impl Connections {
                 }
                 Err(_) => {
                     debug!(%peer, "too many connections");
-                    if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
+                    // A client that speaks TLS could not read it.
+                    if self.tls.is_none()
+                        && let Ok(permit) = self.refusals.clone().try_acquire_owned()
+                    {
                         let refusal = refuse(socket, self.max_connections);
                         self.tasks.spawn(async move {
                             let _permit = permit;
@@ -242,34 +289,55 @@ impl Connections {
     fn connection(&self, socket: TcpStream, guard: ConnectionGuard) -> impl Future<Output = ()> + Send + 'static {
         // Chunks are small and must leave at once. Only a dead socket refuses the option.
         let _ = socket.set_nodelay(true);
-        let io = TokioIo::new(StallGuard::new(socket, self.stall_limit).counted(Arc::clone(&guard.intake)));
+        let (intake, stall_limit, patience) = (Arc::clone(&guard.intake), self.stall_limit, self.read_timeout);
+        let socket = StallGuard::new(socket, stall_limit);
+        let tls = self.tls.as_ref().map(|tls| tls.acceptor());
+        let http = Http { router: self.router.clone(), stopping: self.stopping.clone(), read_timeout: patience };
+        async move {
+            let Some(tls) = tls else { return http.serve(socket.counted(intake), guard).await };
+            match tokio::time::timeout(patience, tls.accept(socket)).await {
+                // What is counted is what comes out of TLS.
+                Ok(Ok(socket)) => http.serve(StallGuard::new(socket, stall_limit).counted(intake), guard).await,
+                Ok(Err(error)) => debug!(%error, "no TLS"),
+                Err(_) => debug!("no TLS in time"),
+            }
+        }
+    }
+}
+
+/// What a connection speaks, whatever carries it.
+struct Http {
+    router: Router,
+    stopping: CancellationToken,
+    read_timeout: Duration,
+}
+
+impl Http {
+    async fn serve(self, io: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, guard: ConnectionGuard) {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(self.read_timeout).max_buf_size(HTTP_BUFFER);
         // While draining, a new connection gets one answer, so that `/ready` can tell why. (A graceful shutdown
         // before the first request would close it without any.)
         let mut told = self.stopping.is_cancelled();
         http.keep_alive(!told);
-        let router = TowerToHyperService::new(self.router.clone());
+        let router = TowerToHyperService::new(self.router);
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(Peer(guard.address()));
             request.extensions_mut().insert(guard.clone());
             router.call(request)
         });
-        let connection = http.serve_connection(io, service).with_upgrades();
-        let stopping = self.stopping.clone();
-        async move {
-            let mut connection = std::pin::pin!(connection);
-            let result = loop {
-                tokio::select! {
-                    result = &mut connection => break result,
-                    () = stopping.cancelled(), if !told => {
-                        told = true;
-                        connection.as_mut().graceful_shutdown();
-                    }
+        let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(io), service).with_upgrades());
+        let result = loop {
+            tokio::select! {
+                result = &mut connection => break result,
+                () = self.stopping.cancelled(), if !told => {
+                    told = true;
+                    connection.as_mut().graceful_shutdown();
                 }
-            };
-            if let Err(error) = result {
-                debug!(%error, "connection ended");
             }
+        };
+        if let Err(error) = result {
+            debug!(%error, "connection ended");
         }
     }
 }

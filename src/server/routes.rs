@@ -10,13 +10,12 @@ use super::api::service::{Faults, Health, Live, ModelList, ModelObject, NewFault
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechRequest};
 use super::api::voices::{VoiceAdded, VoiceForm, VoiceList, VoiceRemoved};
-use super::auth::{Access, Asked, auth};
-use super::connection::ConnectionGuard;
+use super::auth::{Access, Asked, auth, trust};
 use super::error::{self, ApiError};
 use super::openapi::{Operation, document};
 use super::state::App;
-use super::visit::Visit;
-use super::{batch, chat, debug, faults, meta, speech, voices, ws};
+use super::visit::{Peer, Visit};
+use super::{admin, batch, chat, debug, faults, meta, speech, voices, ws};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -295,6 +294,23 @@ pub(super) fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
+/// The routes of the admin listener. `open` asks for no key.
+pub(super) fn admin_router(app: Arc<App>, open: bool) -> Router {
+    const ROUTES: [&str; 6] = ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics"];
+    let mut router = Router::new();
+    let mut table = Table(Vec::new());
+    for route in routes(&app).into_iter().filter(|route| ROUTES.contains(&route.path)) {
+        table.0.push(Row::of(&route));
+        router = router.route(route.path, route.handler);
+    }
+    let router = router.fallback(admin::not_here).method_not_allowed_fallback(wrong_method);
+    let router = match open {
+        true => router.layer(middleware::from_fn_with_state(app.clone(), trust)),
+        false => router.layer(middleware::from_fn_with_state(app.clone(), auth)),
+    };
+    router.layer(middleware::from_fn_with_state((app.clone(), Arc::new(table)), common)).with_state(app)
+}
+
 async fn not_found(request: Request) -> ApiError {
     let message = format!("there is nothing at {}; docs/api.md lists the routes", request.uri().path());
     ApiError::new(StatusCode::NOT_FOUND, "not_found", message)
@@ -313,10 +329,10 @@ async fn wrong_method(request: Request) -> Response {
 async fn common(State((app, table)): State<(Arc<App>, Arc<Table>)>, mut request: Request, next: Next) -> Response {
     let row = table.find(request.uri().path());
     let route = row.map_or("other", |row| row.path);
-    let address = request.extensions().get::<ConnectionGuard>().map(ConnectionGuard::address);
     // Every connection has one.
-    let address = address.unwrap_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED));
-    let visit = Visit::new(request.method(), request.headers(), route, address, app.access_log);
+    let address = request.extensions().get::<Peer>().map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.0);
+    let logged = app.rules.get().access_log;
+    let visit = Visit::new(request.method(), request.headers(), route, address, logged);
     let visit = Arc::new(visit);
     request.extensions_mut().insert(Arc::clone(&visit));
     let asked = row.map_or(Asked::NOTHING, |row| row.asked(request.method()));

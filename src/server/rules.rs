@@ -3,7 +3,7 @@
 
 use super::keys::{Keys, Registry};
 use super::origin::Sites;
-use omni_config::ServerConfig;
+use omni_config::{ServerConfig, TelemetryConfig};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 /// The rules of one config.
@@ -11,6 +11,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 pub(super) struct Rules {
     pub sites: Sites,
     pub keys: Keys,
+    /// Whether each request has a line in the log.
+    pub access_log: bool,
 }
 
 /// Those that hold now.
@@ -21,9 +23,9 @@ pub(super) struct Current {
 }
 
 impl Current {
-    pub fn new(config: &ServerConfig) -> Current {
+    pub fn new(config: &ServerConfig, telemetry: &TelemetryConfig) -> Current {
         let mut registry = Registry::default();
-        let rules = RwLock::new(Arc::new(Rules::new(&mut registry, config)));
+        let rules = RwLock::new(Arc::new(Rules::new(&mut registry, config, telemetry)));
         Current { registry: Mutex::new(registry), rules }
     }
 
@@ -32,15 +34,16 @@ impl Current {
     }
 
     /// Takes another config for all requests that are still to come.
-    pub fn set(&self, config: &ServerConfig) {
+    pub fn set(&self, config: &ServerConfig, telemetry: &TelemetryConfig) {
         let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        let rules = Arc::new(Rules::new(&mut registry, config));
+        let rules = Arc::new(Rules::new(&mut registry, config, telemetry));
         *self.rules.write().unwrap_or_else(PoisonError::into_inner) = rules;
     }
 }
 
 impl Rules {
-    fn new(registry: &mut Registry, config: &ServerConfig) -> Rules {
-        Rules { sites: Sites::new(config), keys: registry.configure(&config.keys) }
+    fn new(registry: &mut Registry, config: &ServerConfig, telemetry: &TelemetryConfig) -> Rules {
+        let keys = registry.configure(&config.keys);
+        Rules { sites: Sites::new(config), keys, access_log: telemetry.access_log }
     }
 }

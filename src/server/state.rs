@@ -24,8 +24,6 @@ pub(super) struct App {
     pub budget: Arc<Budget>,
     /// Who may use it.
     pub rules: Arc<Current>,
-    /// Whether each request has a line in the log.
-    pub access_log: bool,
     /// From where the server reads recordings, and how large they may be.
     pub references: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
@@ -59,7 +57,6 @@ impl App {
             idle_timeout: config.idle_timeout,
             budget: Budget::new(config.max_input_bytes, metrics.input_bytes.clone()),
             rules,
-            access_log: telemetry.access_log,
             references,
             metrics,
             traces: telemetry.trace.then(Traces::new),

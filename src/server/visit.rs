@@ -19,6 +19,10 @@ pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 /// Longest name of a request that the server takes over.
 const LONGEST_ID: usize = 128;
 
+/// From where a connection comes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer(pub IpAddr);
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Visit {

@@ -5,8 +5,8 @@ use omni_core::ids::{PayloadKind, RequestId, StageName};
 use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
-    self as telemetry, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics,
-    MemoryUse, Outcome, Phase, Phases, Queue, RequestKind, RequestMetrics, StageMetrics,
+    self as telemetry, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, KeyMetrics,
+    KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind, RequestMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,12 @@ fn record_one_of_each() {
     http.response("/v1/audio/speech", 200);
     http.input_bytes.set(1.0);
     http.unauthorized.increment(1);
+    let key = KeyMetrics::new("alice");
+    key.answered(200);
+    key.refused(KeyRefusal::Speech);
+    key.speech_seconds.increment(1);
+    key.input_bytes.increment(1);
+    key.connections.set(1.0);
     let admission = AdmissionMetrics::new();
     admission.capacity(16);
     admission.refused("places");

@@ -1,5 +1,6 @@
 //! The HTTP surface against a scripted engine: shapes, statuses, limits, disconnects.
 
+mod admin;
 mod bad_requests;
 mod batch;
 mod chat;
@@ -7,16 +8,18 @@ mod guard;
 mod limits;
 mod meta;
 mod openapi;
+mod reload;
 mod scopes;
 mod scripted;
 mod sites;
 mod speech;
+mod tls;
 mod visits;
 mod voices;
 mod ws;
 
 use omni_actors::config::{Config, LimitsConfig, ServerConfig};
-use omni_actors::server::Server;
+use omni_actors::server::{Reloader, Server};
 use reqwest::{Client, RequestBuilder, Response};
 use scripted::Scripted;
 use serde_json::Value;
@@ -30,6 +33,10 @@ use tokio::task::JoinHandle;
 struct Site {
     service: Arc<Scripted>,
     address: SocketAddr,
+    admin: Option<SocketAddr>,
+    reloader: Reloader,
+    /// What it was made with.
+    config: ServerConfig,
     client: Client,
     shutdown: Option<oneshot::Sender<()>>,
     serving: JoinHandle<()>,
@@ -57,7 +64,7 @@ impl Site {
         change(&mut config, &mut limits);
         let service = Arc::new(Scripted::new());
         let server = Server::bind(&config).unwrap();
-        let address = server.local_addr();
+        let (address, admin, reloader) = (server.local_addr(), server.admin_addr(), server.reloader());
         let (shutdown, stopped) = oneshot::channel::<()>();
         let serving = {
             let service = service.clone();
@@ -66,7 +73,7 @@ impl Site {
             };
             tokio::spawn(async move { server.serve(service, &limits, stopped).await })
         };
-        Site { service, address, client: Client::new(), shutdown: Some(shutdown), serving }
+        Site { service, address, admin, reloader, config, client: Client::new(), shutdown: Some(shutdown), serving }
     }
 
     fn url(&self, path: &str) -> String {

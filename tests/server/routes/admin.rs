@@ -1,0 +1,71 @@
+//! The admin listener: health and metrics while clients take every connection.
+
+use super::Site;
+use omni_actors::config::{KeyConfig, hash_key};
+use serde_json::Value;
+use std::net::SocketAddr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+fn site(change: impl FnOnce(&mut omni_actors::config::ServerConfig)) -> Site {
+    Site::with(|server, _| {
+        server.access.admin_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+        change(server);
+    })
+}
+
+fn url(site: &Site, path: &str) -> String {
+    format!("http://{}{path}", site.admin.unwrap())
+}
+
+#[tokio::test]
+async fn clients_that_take_every_connection_keep_no_probe_out() {
+    let site = site(|server| server.max_connections = 2);
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut socket = TcpStream::connect(site.address).await.unwrap();
+        socket.write_all(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        assert_eq!(socket.read(&mut [0; 12]).await.unwrap(), 12);
+        held.push(socket);
+    }
+    assert_eq!(site.get("/live").send().await.unwrap().status(), 503);
+    for path in ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics"] {
+        let response = site.client.get(url(&site, path)).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{path}");
+    }
+    // Silent connections to itself are more than it has places, and do not keep it busy for long.
+    let response = site.client.get(url(&site, "/v1/models")).send().await.unwrap();
+    assert_eq!(response.status(), 404);
+    let body: Value = response.json().await.unwrap();
+    assert_eq!(body["error"]["code"], "not_found");
+    drop(held);
+}
+
+#[tokio::test]
+async fn on_a_loopback_address_it_asks_for_no_key_but_for_the_right_name() {
+    let site = site(|server| server.keys = vec![KeyConfig::new("alice", hash_key("sk-alice"))]);
+    assert_eq!(site.get("/metrics").send().await.unwrap().status(), 401);
+    let health: Value = site.client.get(url(&site, "/health")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(health["stages"][0]["name"], "thinker", "details, as for a key");
+    assert_eq!(site.client.get(url(&site, "/metrics")).send().await.unwrap().status(), 200);
+    let page = site.client.get(url(&site, "/metrics")).header("origin", "http://elsewhere.example").send().await;
+    assert_eq!(page.unwrap().status(), 403);
+}
+
+#[tokio::test]
+async fn a_rebound_name_reads_no_metrics() {
+    let site = site(|_| {});
+    let rebound = site.client.get(url(&site, "/metrics")).header("host", "rebound.example").send().await.unwrap();
+    assert_eq!(rebound.status(), 421);
+}
+
+#[tokio::test]
+async fn it_ends_with_the_server() {
+    let mut site = site(|_| {});
+    assert_eq!(site.client.get(url(&site, "/live")).send().await.unwrap().status(), 200);
+    drop(site.shutdown.take());
+    (&mut site.serving).await.unwrap();
+    while TcpStream::connect(site.admin.unwrap()).await.is_ok() {
+        tokio::task::yield_now().await;
+    }
+}
