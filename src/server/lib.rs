@@ -75,7 +75,7 @@ mod ws_session;
 mod ws_utterance;
 
 pub use listen::{ServeError, Server};
-pub use reload::{RELOADED, Reloader};
+pub use reload::{RELOADED, ReloadError, Reloader};
 pub use tls::{TlsError, check_tls};
 
 #[cfg(test)]

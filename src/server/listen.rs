@@ -133,7 +133,8 @@ impl Server {
 
     /// Takes over other keys, names and certificates while the server runs.
     pub fn reloader(&self) -> Reloader {
-        Reloader { rules: Arc::clone(&self.rules), tls: self.tls.clone() }
+        let listens = [self.address].into_iter().chain(self.admin_addr()).collect();
+        Reloader { rules: Arc::clone(&self.rules), tls: self.tls.clone(), listens }
     }
 
     /// How clients have to speak to it: `https` or `http`.

@@ -1,6 +1,8 @@
 //! The config file: what it says, what it refuses, and that its documentation is true.
 
-use omni_actors::config::{self, CheckpointSource, Config, ConfigError, DeviceKind, LogFormat, Override, WeightsKind};
+use omni_actors::config::{
+    self, CheckpointSource, Config, ConfigError, DeviceKind, LogFormat, Override, Scope, WeightsKind,
+};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use std::net::SocketAddr;
@@ -199,6 +201,45 @@ fn keys_are_kept_as_hashes_and_say_what_is_missing() {
     ] {
         let told_of = parse(&text).unwrap_err().to_string();
         assert!(told_of.contains(told), "{text}: {told_of}");
+    }
+}
+
+#[test]
+fn a_key_says_what_it_is_for_and_how_much_it_may_have() {
+    let hash = "5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8";
+    let key = |more: &str| parse(&format!("[[keys]]\nname = \"a\"\nsha256 = \"{hash}\"\n{more}"));
+    let usual = &key("").unwrap().server.keys[0];
+    assert_eq!(usual.scopes, Scope::USUAL);
+    assert!(!usual.scopes.contains(&Scope::Drill) && !usual.scopes.contains(&Scope::AllVoices));
+    let text = "scopes = [\"drill\", \"voices:all\"]\nspeech_seconds_per_hour = 60\nbytes_per_minute = 2048\nmax_connections = 3";
+    let limited = &key(text).unwrap().server.keys[0];
+    assert_eq!(limited.scopes, [Scope::Drill, Scope::AllVoices]);
+    let limits = (limited.speech_seconds_per_hour, limited.bytes_per_minute, limited.max_connections);
+    assert_eq!(limits, (Some(60), Some(2048), Some(3)));
+    let told = key("scopes = [\"everything\"]").unwrap_err().to_string();
+    assert!(told.contains("must be a list of \"speak\", \"chat\", \"voices\""), "{told}");
+}
+
+#[test]
+fn names_pages_and_certificates_are_checked() {
+    let server = |text: &str| parse(&format!("[server]\n{text}"));
+    let access =
+        server("hosts = [\"Voice.Example.\"]\norigins = [\"https://app.example:443/\"]").unwrap().server.access;
+    assert_eq!(
+        (access.hosts, access.origins),
+        (vec!["voice.example".to_owned()], vec!["https://app.example".to_owned()])
+    );
+    let tls = server("tls = { certificate = \"a.pem\", key = \"/b.pem\" }").unwrap().server.access.tls.unwrap();
+    assert_eq!((tls.certificate.to_str(), tls.key.to_str()), (Some("/etc/omni/a.pem"), Some("/b.pem")));
+    for (text, told) in [
+        ("hosts = [\"http://a\"]", "server.hosts"),
+        ("origins = [\"*\"]", "server.origins"),
+        ("admin_listen = \"localhost\"", "server.admin_listen"),
+        ("admin_listen = \"0.0.0.0:9090\"", "server.admin_listen: can be reached from other machines"),
+        ("tls = { certificate = \"a.pem\" }", "server.tls: needs both `certificate` and `key`"),
+    ] {
+        let problems = server(text).unwrap_err().to_string();
+        assert!(problems.contains(told), "{text}: {problems}");
     }
 }
 

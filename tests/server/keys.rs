@@ -1,7 +1,7 @@
 //! API keys as operators and clients meet them: which requests get in, whose share they take, and that no key ever
 //! shows in an answer, a metric or a log.
 
-use crate::support::http::{Ask, Reply};
+use crate::support::http::{Ask, PATIENCE, Reply};
 use crate::support::omni::{Omni, Serving, omni};
 use omni_actors::config::hash_key;
 use serde_json::{Value, json};
@@ -115,4 +115,118 @@ fn a_server_does_not_listen_for_strangers_unasked() {
     let open =
         ["check", "configs/example.toml", "--set", "server.listen=0.0.0.0:80", "--set", "server.allow_anonymous=true"];
     omni(open).run().succeeds().shows("reachable from outside, without a key");
+}
+
+/// Asks until the answer is as expected: the server reads its files when it gets to it.
+fn until(ask: &Ask, url: &str, status: u16) {
+    let begun = std::time::Instant::now();
+    while ask.send(url).status != status {
+        assert!(begun.elapsed() < PATIENCE, "no {status}");
+        std::thread::yield_now();
+    }
+}
+
+fn models(key: &str) -> Ask {
+    Ask::new("GET", "/v1/models", &[&format!("Authorization: Bearer {key}")], "")
+}
+
+#[test]
+fn a_config_is_read_again_when_it_changes_or_a_hangup_asks_and_a_wrong_one_is_not_taken() {
+    let serving = server();
+    let url = serving.url.clone();
+    let path = serving.path("keys.toml");
+    let first = std::fs::read_to_string(&path).unwrap();
+    let with = |key: &str| first.replace(&hex(&hash_key(LOUD)), &hex(&hash_key(key)));
+    // A stream that goes on meanwhile.
+    let stream = std::thread::spawn({
+        let (ask, url) = (speech(QUIET, 600), url.clone());
+        move || ask.send(&url)
+    });
+    while health(&serving)["requests"].as_u64() < Some(1) {
+        std::thread::yield_now();
+    }
+    for name in ["USR1", "USR2"] {
+        serving.signal(name);
+    }
+    // Nothing but the file says so.
+    std::fs::write(&path, with("sk-second-0123456789")).unwrap();
+    until(&models("sk-second-0123456789"), &url, 200);
+    assert_eq!(models(LOUD).send(&url).status, 401);
+    // A file of a key alone.
+    std::fs::write(serving.path("quiet.key"), "sk-third-0123456789ab").unwrap();
+    until(&models("sk-third-0123456789ab"), &url, 200);
+    assert_eq!(models(QUIET).send(&url).status, 401);
+    // What is wrong is told and changes nothing.
+    std::fs::write(&path, "[server]\nmax_connections = \"many\"\n").unwrap();
+    serving.signal("HUP");
+    until_logged(&serving, "the new config is wrong; the old one holds");
+    assert_eq!(models("sk-second-0123456789").send(&url).status, 200);
+    // What needs a restart is told too, and the rest holds.
+    std::fs::write(&path, with("sk-fourth-0123456789").replace("max_requests = 4", "max_requests = 5")).unwrap();
+    serving.signal("HUP");
+    until(&models("sk-fourth-0123456789"), &url, 200);
+    until_logged(&serving, "these keys of the config hold after a restart only");
+    let whole = stream.join().unwrap();
+    assert_eq!(whole.status, 200);
+    assert!(whole.body == speech("sk-third-0123456789ab", 600).send(&url).body, "a stream was cut or changed");
+    serving.signal("TERM");
+    let (code, log) = serving.log();
+    assert_eq!(code, Some(0));
+    assert!(log.contains("limits.max_requests"), "{log}");
+}
+
+fn until_logged(serving: &Serving, text: &str) {
+    let begun = std::time::Instant::now();
+    while !std::fs::read_to_string(serving.path("log.txt")).unwrap().contains(text) {
+        assert!(begun.elapsed() < PATIENCE, "{text:?} is not in the log");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn each_request_has_a_line_that_names_its_key_and_its_trace() {
+    let omni = Omni::new();
+    let config = format!(
+        "[model]\ncheckpoint = \"{}/tests/fixtures/qwen3_omni\"\n[drill]\nenabled = true\n\
+         [telemetry]\nlog_format = \"json\"\naccess_log = true\n\
+         [[keys]]\nname = \"loud\"\nsha256 = \"{}\"\nscopes = [\"speak\", \"drill\"]\n",
+        env!("CARGO_MANIFEST_DIR"),
+        hex(&hash_key(LOUD))
+    );
+    let (config, log) = (omni.file("keys.toml", &config), omni.path("log.txt"));
+    let serving = omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).log_to(&log).serve();
+    while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
+        std::thread::yield_now();
+    }
+    let mut ask = speech(LOUD, 3);
+    ask.headers.push("X-Request-Id: mine-7".to_owned());
+    ask.headers.push("traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned());
+    let reply = ask.send(&serving.url);
+    assert_eq!((reply.status, reply.header("x-request-id")), (200, Some("mine-7")));
+    let key = format!("Authorization: Bearer {LOUD}");
+    assert_eq!(Ask::new("GET", "/nowhere", &[&key], "").send(&serving.url).status, 404);
+    assert_eq!(Ask::new("GET", "/nowhere", &[], "").send(&serving.url).status, 401);
+    assert_eq!(
+        Ask::new("DELETE", "/debug/faults", &[&key, "X-Request-Id: drill-1"], "").send(&serving.url).status,
+        200
+    );
+    serving.signal("TERM");
+    let (_, log) = serving.log();
+    let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let line = |target: &str, field: &str, value: Value| {
+        let found = lines.iter().find(|line| line["target"] == target && line[field] == value);
+        found.unwrap_or_else(|| panic!("no line of {target} with {field} = {value}:\n{log}"))
+    };
+    let speech = line("omni_access", "request_id", json!("mine-7"));
+    let expected = json!({"method": "POST", "route": "/v1/audio/speech", "status": 200, "bytes": reply.body.len(),
+        "whole": true, "key": "loud", "trace_id": "4bf92f3577b34da6a3ce929d0e0e4736", "address": "127.0.0.1"});
+    for (field, value) in expected.as_object().unwrap() {
+        assert_eq!(speech[field], *value, "{field}: {speech}");
+    }
+    assert!(speech["seconds"].as_f64().unwrap() > 0.0);
+    // No path that a client sent, only the pattern.
+    assert_eq!(line("omni_access", "status", json!(404))["route"], "other");
+    assert!(line("omni_access", "status", json!(401))["key"].is_null() && !log.contains("/nowhere"));
+    let audit = line("omni_audit", "action", json!("faults_cleared"));
+    assert_eq!((&audit["key"], &audit["request_id"]), (&json!("loud"), &json!("drill-1")));
 }

@@ -156,6 +156,11 @@ impl Serving {
         self.child.id()
     }
 
+    /// A path inside its folder.
+    pub fn path(&self, name: &str) -> String {
+        self._omni.path(name)
+    }
+
     /// Sends a signal, such as `TERM`.
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();

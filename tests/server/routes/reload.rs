@@ -103,3 +103,17 @@ async fn names_and_origins_are_taken_over() {
     assert_eq!(live("host", "voice.example").await, 200);
     assert_eq!(live("origin", "https://app.example").await, 200);
 }
+
+#[tokio::test]
+async fn a_config_that_opens_the_address_of_the_running_server_is_not_taken() {
+    let site = Site::with(|server, _| {
+        server.listen = ([0, 0, 0, 0], 0).into();
+        server.keys = vec![key("alice")];
+    });
+    // By itself it is fine: it would listen on a loopback address.
+    let server = ServerConfig { keys: Vec::new(), ..Config::default().server };
+    let told = site.reloader.apply(&Config { server, ..Config::default() }).unwrap_err().to_string();
+    assert!(told.contains("still listens at 0.0.0.0"), "{told}");
+    let models = site.client.get(format!("http://127.0.0.1:{}/v1/models", site.address.port()));
+    assert_eq!(models.send().await.unwrap().status(), 401);
+}
