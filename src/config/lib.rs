@@ -353,6 +353,8 @@ pub struct TelemetryConfig {
     pub trace: bool,
     /// Whether each request has a line in the log.
     pub access_log: bool,
+    /// Where spans of requests go, as OTLP over HTTP; `None`: nowhere.
+    pub otlp_endpoint: Option<String>,
 }
 
 /// `[drill]`

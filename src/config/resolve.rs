@@ -196,6 +196,14 @@ fn config(r: &mut Reader, base: &Path) -> Config {
             .unwrap_or(LogFormat::Text),
         trace: r.switch("telemetry.trace", false),
         access_log: r.switch("telemetry.access_log", false),
+        otlp_endpoint: r
+            .text(
+                "telemetry.otlp_endpoint",
+                "",
+                "an address of http or https, such as \"http://127.0.0.1:4318/v1/traces\", or empty for none",
+                endpoint,
+            )
+            .flatten(),
     };
     let drill =
         DrillConfig { enabled: r.switch("drill.enabled", false), seed: r.int("drill.seed", 0, 0..=i64::MAX) as u64 };
@@ -266,6 +274,14 @@ fn device(r: &mut Reader) -> DeviceConfig {
         size => Some(Some(parse_bytes(size).filter(|bytes| *bytes >= 16 << 20)?)),
     });
     DeviceConfig { kind, index, dtype, kv_memory: kv_memory.flatten() }
+}
+
+fn endpoint(text: &str) -> Option<Option<String>> {
+    if text.is_empty() {
+        return Some(None);
+    }
+    let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"))?;
+    (!rest.is_empty() && !rest.starts_with('/') && !rest.contains(' ')).then(|| Some(text.to_owned()))
 }
 
 fn prompt(r: &mut Reader) -> String {

@@ -112,7 +112,7 @@ pub(super) async fn auth(State(app): State<Arc<App>>, request: Request, next: Ne
 
 /// The middleware of an address that only this machine reaches: names and pages count there too, keys do not.
 pub(super) async fn trust(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
-    if let Err(error) = app.rules.get().sites.check(request.uri(), request.headers()) {
+    if let Err(error) = app.rules.get().sites.strict().check(request.uri(), request.headers()) {
         return error.into_response();
     }
     if let Some(visit) = request.extensions().get::<Arc<Visit>>().cloned() {

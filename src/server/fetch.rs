@@ -194,7 +194,7 @@ fn public_v6(ip: Ipv6Addr) -> bool {
 }
 
 /// Trusts the roots that this machine trusts. Without any it refuses every certificate.
-fn tls() -> TlsConnector {
+pub(super) fn tls() -> TlsConnector {
     static CONNECTOR: OnceLock<TlsConnector> = OnceLock::new();
     let connector = CONNECTOR.get_or_init(|| {
         let mut roots = RootCertStore::empty();

@@ -20,6 +20,7 @@
 //! | `ws`, `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `meta` | models, health, readiness, metrics, the page |
 //! | `debug`, `traces`, `faults` | traces and drills, where the config lets clients have them |
+//! | `export` | spans for a collector of OpenTelemetry |
 //! | `response` | a request's events as the routes need them |
 //! | `options` | when an answer has to come |
 //! | `budget` | bytes that clients have sent, together |
@@ -43,6 +44,7 @@ mod chat_request;
 mod connection;
 mod debug;
 mod error;
+mod export;
 mod faults;
 mod fetch;
 mod io;

@@ -4,6 +4,7 @@ use super::admin::Admin;
 use super::budget::{Budget, Intake};
 use super::connection::{ConnectionGuard, Permit};
 use super::error::ApiError;
+use super::export;
 use super::io::StallGuard;
 use super::reload::Reloader;
 use super::routes::{admin_router, router};
@@ -183,6 +184,8 @@ impl Server {
             let answering = admin.serve(admin_router(app.clone(), open));
             answering.inspect_err(|error| warn!(%error, %address, "the admin listener does not answer")).ok()
         });
+        let exporting = app.links.clone().zip(self.telemetry.otlp_endpoint.as_ref());
+        let exporting = exporting.map(|(links, endpoint)| export::start(&service.recorder(), links, endpoint));
         let connections = Connections {
             router: router(app.clone()),
             tls: self.tls,
@@ -216,7 +219,7 @@ impl Server {
         }
         drop(close_all);
         connections.tasks.wait().await;
-        drop(admin);
+        drop((admin, exporting));
         info!("drained");
     }
 }

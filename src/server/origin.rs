@@ -41,6 +41,11 @@ impl Sites {
         Sites { hosts: access.hosts.clone(), any_host, origins: access.origins.clone() }
     }
 
+    /// The same where no key is asked for: only names of the server.
+    pub fn strict(&self) -> Sites {
+        Sites { any_host: false, ..self.clone() }
+    }
+
     /// Refuses a request to a name that is not the server's, or of a page that may not use it. `Ok(Some)` is a page of
     /// another origin that may. A program, which sends no `Origin`, passes.
     pub fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<Option<Guest>, ApiError> {

@@ -39,6 +39,7 @@ impl Answer {
             Some(Event::Failed(error)) => return Err(error.into()),
             _ => return Err(ended_early()),
         };
+        caller.visit.leads_to(id);
         let mut answer = Answer { id, seed, first: None, rest: stream, caller, sample_rate, recording: None };
         answer.first = Some(answer.next().await?);
         Ok(answer)

@@ -333,7 +333,7 @@ async fn common(State((app, table)): State<(Arc<App>, Arc<Table>)>, mut request:
     let address = request.extensions().get::<Peer>().map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| peer.0);
     let logged = app.rules.get().access_log;
     let visit = Visit::new(request.method(), request.headers(), route, address, logged);
-    let visit = Arc::new(visit);
+    let visit = Arc::new(visit.linked(app.links.clone()));
     request.extensions_mut().insert(Arc::clone(&visit));
     let asked = row.map_or(Asked::NOTHING, |row| row.asked(request.method()));
     request.extensions_mut().insert(asked);

@@ -3,6 +3,7 @@
 use super::api::{FieldError, short};
 use super::budget::Budget;
 use super::error::ApiError;
+use super::export::Links;
 use super::rules::Current;
 use super::traces::{Recording, Traces};
 use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
@@ -29,6 +30,8 @@ pub(super) struct App {
     pub metrics: HttpMetrics,
     /// Present where the config lets clients trace the server.
     pub traces: Option<Traces>,
+    /// Which trace a request is part of, where spans are exported.
+    pub links: Option<Arc<Links>>,
     /// Number of the next batch, for its name.
     pub batches: AtomicU64,
     /// Number of the next request that no other part of the server names.
@@ -60,6 +63,7 @@ impl App {
             references,
             metrics,
             traces: telemetry.trace.then(Traces::new),
+            links: telemetry.otlp_endpoint.as_ref().map(|_| Arc::default()),
             batches: AtomicU64::new(1),
             unnamed: AtomicU64::new(1),
             started: unix_seconds(),

@@ -1,6 +1,7 @@
 //! `traceparent` of the W3C: the trace of a client that a request is part of.
 
 use axum::http::HeaderMap;
+use omni_telemetry::trace::Parent;
 
 /// The header.
 const TRACEPARENT: &str = "traceparent";
@@ -32,6 +33,11 @@ impl TraceContext {
         let valid = valid && ends && named(trace_id) && named(parent_id);
         let sampled = u8::from_str_radix(flags, 16).is_ok_and(|flags| flags & 1 == 1);
         valid.then(|| TraceContext { trace_id: trace_id.to_owned(), parent_id: parent_id.to_owned(), sampled })
+    }
+
+    /// The span of the client that a span of the request belongs below; `None` if the client wants none.
+    pub fn parent(&self) -> Option<Parent> {
+        self.sampled.then(|| Parent { trace_id: self.trace_id.clone(), span_id: self.parent_id.clone() })
     }
 
     /// 32 hexadecimal digits.

@@ -1,12 +1,14 @@
 //! One request, from its head to the last byte of its answer: its name, who sent it, and the line of the access log that
 //! tells of it. A WebSocket's lasts as long as its session.
 
+use super::export::Links;
 use super::quota::{Connected, Key};
 use super::trace_context::TraceContext;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::response::Response;
 use hyper::body::{Frame, SizeHint};
+use omni_core::ids::RequestId;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -16,6 +18,8 @@ use std::time::Instant;
 
 /// The name of a request, the client's or one of the server's.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// No request of the engine has this number.
+const NO_REQUEST: u64 = u64::MAX;
 /// Longest name of a request that the server takes over.
 const LONGEST_ID: usize = 128;
 
@@ -35,6 +39,9 @@ pub(super) struct Visit {
     /// The name that the answer has.
     id: OnceLock<String>,
     trace: Option<TraceContext>,
+    links: Option<Arc<Links>>,
+    /// The last request of the engine that it led to.
+    request: AtomicU64,
     began: Instant,
     status: AtomicU16,
     bytes: AtomicU64,
@@ -53,6 +60,8 @@ impl Visit {
             given: headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(|id| is_sane(id)).map(str::to_owned),
             id: OnceLock::new(),
             trace: TraceContext::of(headers),
+            links: None,
+            request: AtomicU64::new(NO_REQUEST),
             began: Instant::now(),
             status: AtomicU16::new(0),
             bytes: AtomicU64::new(0),
@@ -71,6 +80,20 @@ impl Visit {
     /// Its key, where the server has keys.
     pub fn key(&self) -> Option<&Arc<Key>> {
         self.key.get().map(|(key, _)| key)
+    }
+
+    /// Lets spans of it be exported below that of its client.
+    pub fn linked(mut self, links: Option<Arc<Links>>) -> Visit {
+        self.links = links;
+        self
+    }
+
+    /// The engine works on it under this name.
+    pub fn leads_to(&self, request: RequestId) {
+        self.request.store(request.0, Ordering::Relaxed);
+        if let (Some(links), Some(trace)) = (&self.links, &self.trace) {
+            links.put(request, trace);
+        }
     }
 
     /// From where it came.
@@ -105,6 +128,12 @@ impl Visit {
         response.map(|inner| Body::new(Counted { inner, visit: Arc::clone(self) }))
     }
 
+    /// The name of the engine's request.
+    fn engine(&self) -> Option<String> {
+        let request = self.request.load(Ordering::Relaxed);
+        (request != NO_REQUEST).then(|| RequestId(request).to_string())
+    }
+
     /// Tells who did something that others may ask about later. `what` names what it was done to, never its content.
     pub fn audit(&self, action: &'static str, what: &str) {
         tracing::info!(
@@ -137,6 +166,7 @@ impl Drop for Visit {
             key = self.key().map(|key| key.name()),
             address = %self.address,
             request_id = self.id.get().map(String::as_str),
+            engine = self.engine(),
             trace_id = self.trace.as_ref().map(TraceContext::trace_id),
             "request"
         );

@@ -344,6 +344,7 @@ impl Session {
         let failed = match event {
             Some(Event::Started { id, seed }) => {
                 utterance.started = true;
+                self.caller.visit.leads_to(id);
                 permit.send(text(&ServerMessage::Start {
                     utterance: self.utterance,
                     utterance_index: self.utterance - 1,

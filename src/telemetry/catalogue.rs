@@ -119,6 +119,8 @@ catalogue! {
     KEY_SPEECH_SECONDS = Counter, "omni_key_speech_seconds_total", ["key"], "Seconds of speech made for a key.";
     KEY_INPUT_BYTES = Counter, "omni_key_input_bytes_total", ["key"], "Bytes of bodies and WebSocket messages that came with a key.";
     KEY_CONNECTIONS = Gauge, "omni_key_connections", ["key"], "Requests and WebSockets with a key that are being answered.";
+
+    SPANS = Counter, "omni_trace_spans_total", ["outcome"], "Spans for the collector of telemetry.otlp_endpoint: exported, or dropped because it was slow or gone.";
 }
 
 #[cfg(test)]

@@ -1,8 +1,38 @@
-//! What one API key is used for. The label is the name that the config gives the key, never the key.
+//! What one API key is used for, and what becomes of spans. The label is the name that the config gives the key, never the key.
 
 use super::catalogue as c;
 use super::exposition::install;
 use metrics::{Counter, Gauge, counter, gauge};
+
+/// Spans for a collector of traces.
+#[derive(Clone)]
+pub struct SpanMetrics {
+    /// Those that it took.
+    pub exported: Counter,
+    /// Those that it did not take, or for which there was no room.
+    pub dropped: Counter,
+}
+
+impl SpanMetrics {
+    /// The exporter's handles.
+    pub fn new() -> SpanMetrics {
+        install();
+        let count = |outcome: &'static str| counter!(c::SPANS.name, "outcome" => outcome);
+        SpanMetrics { exported: count("exported"), dropped: count("dropped") }
+    }
+}
+
+impl Default for SpanMetrics {
+    fn default() -> SpanMetrics {
+        SpanMetrics::new()
+    }
+}
+
+impl std::fmt::Debug for SpanMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SpanMetrics")
+    }
+}
 
 /// Why a request of a key was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ pub use handles::{
     CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
     SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
 };
-pub use keys::{KeyMetrics, KeyRefusal};
+pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
 pub use logging::{LogError, LogFormat, init_logging, init_stage_logging};
 pub use merge::merged;
 pub use phase::{Phase, PhaseClock, Phases};

@@ -7,6 +7,7 @@ mod support;
 mod e2e_http;
 mod hostile;
 mod keys;
+mod otlp;
 mod overload;
 mod routes;
 mod text_only;

@@ -6,7 +6,8 @@ use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, KeyMetrics,
-    KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind, RequestMetrics, StageMetrics,
+    KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind, RequestMetrics, SpanMetrics,
+    StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,7 @@ fn record_one_of_each() {
     key.speech_seconds.increment(1);
     key.input_bytes.increment(1);
     key.connections.set(1.0);
+    SpanMetrics::new().dropped.increment(1);
     let admission = AdmissionMetrics::new();
     admission.capacity(16);
     admission.refused("places");

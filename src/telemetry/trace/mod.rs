@@ -13,16 +13,19 @@
 //! | `steps` | a trace as exact numbers of each step |
 //! | `layout`, `flows`, `requests` | a trace as tracks of slices, arrows, and a track for each request |
 //! | `chrome` | the file that a Perfetto viewer opens |
+//! | `otlp` | spans of requests, for a collector of OpenTelemetry |
 
 mod chrome;
 mod flows;
 mod layout;
+mod otlp;
 mod record;
 mod recorder;
 mod requests;
 mod steps;
 
 pub use chrome::write;
+pub use otlp::{Parent, Spans, document};
 pub use record::{Chunk, Component, Ran, Record, SequenceShare, Track, What};
 pub use recorder::{CAPACITY, Recorder, Session, Trace, TrackWriter};
 pub use steps::{StepTimes, Summary};

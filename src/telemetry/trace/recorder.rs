@@ -299,6 +299,23 @@ impl Session {
         self.recorder.settle().await;
     }
 
+    /// What ended since it began, or since the last call, up to a moment ago: by then stage processes have sent what they
+    /// recorded. It goes on listening.
+    pub fn collect(&mut self) -> Vec<Record> {
+        let until = clock::now().saturating_sub(2 * FLUSH.as_nanos() as u64).max(self.since);
+        let mut state = self.recorder.lock();
+        state.gather();
+        let new = |record: &&Record| record.ended >= self.since && record.ended < until;
+        let records = state.store.iter().flatten().filter(new).cloned().collect();
+        self.since = until;
+        if let Some(own) = state.sessions.iter_mut().find(|session| session.id == self.id) {
+            own.since = until;
+        }
+        let oldest = state.sessions.iter().map(|session| session.since).min();
+        self.recorder.forget(&mut state, oldest);
+        records
+    }
+
     /// Listens no longer.
     pub fn end(self) -> Trace {
         let ended = clock::now();

@@ -67,6 +67,19 @@ fn life<'a>(lives: &'a mut BTreeMap<RequestId, Life>, request: RequestId, record
 }
 
 impl Life {
+    /// Adds what later records tell.
+    pub fn merge(&mut self, later: Life) {
+        self.kind = self.kind.or(later.kind);
+        let mark = |known: &mut Option<u64>, other: Option<u64>| *known = known.or(other);
+        mark(&mut self.accepted, later.accepted);
+        mark(&mut self.input, later.input);
+        mark(&mut self.launched, later.launched);
+        mark(&mut self.gave, later.gave);
+        self.pieces.extend(later.pieces);
+        self.ended = later.ended.or(self.ended);
+        self.seen = self.seen.max(later.seen);
+    }
+
     fn heard(&mut self, what: &What, at: u64) {
         match what {
             What::Accepted(kind) => (self.kind, self.accepted) = (Some(*kind), Some(at)),
