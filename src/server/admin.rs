@@ -11,15 +11,18 @@ use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot;
 use tracing::{debug, warn};
 
 /// Connections at once: probes and metrics servers of a large installation, each for a moment.
 const CONNECTIONS: usize = 64;
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 128;
 /// How long one request and its answer may take together.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest head of a request.
@@ -27,19 +30,26 @@ const BUFFER: usize = 16 << 10;
 /// Pause after the system refused a new connection.
 const BACKOFF: Duration = Duration::from_millis(50);
 
-/// A bound listener that does not answer yet.
+/// A bound socket that does not listen yet.
 #[derive(Debug)]
 pub(super) struct Admin {
-    listener: TcpListener,
+    socket: TcpSocket,
     pub address: SocketAddr,
 }
 
 impl Admin {
     pub fn bind(address: SocketAddr) -> io::Result<Admin> {
-        let listener = TcpListener::bind(address)?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
-        Ok(Admin { listener, address })
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        // A process that takes over from another one binds the same address while the other still answers.
+        #[cfg(unix)]
+        socket.set_reuseport(true)?;
+        socket.bind(address)?;
+        let address = socket.local_addr()?;
+        Ok(Admin { socket, address })
     }
 
     /// Answers until the result is dropped.
@@ -48,7 +58,7 @@ impl Admin {
         let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name("admin".to_owned()).spawn(move || {
             runtime.block_on(async move {
-                let listener = match tokio::net::TcpListener::from_std(self.listener) {
+                let listener = match self.socket.listen(BACKLOG) {
                     Ok(listener) => listener,
                     Err(error) => return warn!(%error, "the admin listener does not answer"),
                 };
@@ -69,7 +79,7 @@ pub(super) struct Answering {
 }
 
 /// Never returns.
-async fn accept(listener: tokio::net::TcpListener, router: Router) {
+async fn accept(listener: TcpListener, router: Router) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let (socket, peer) = match listener.accept().await {

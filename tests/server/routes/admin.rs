@@ -72,3 +72,21 @@ async fn it_ends_with_the_server() {
         tokio::task::yield_now().await;
     }
 }
+
+#[tokio::test]
+async fn a_process_that_takes_over_binds_the_address_while_the_other_still_answers() {
+    let mut first = site(|_| {});
+    let address = first.admin.unwrap();
+    let second = Site::with(|server, _| server.access.admin_listen = Some(address));
+    drop(first.shutdown.take());
+    (&mut first.serving).await.unwrap();
+    // A connection that the first had not accepted yet is reset.
+    while second.client.get(url(&second, "/live")).send().await.is_err() {}
+    second.service.ready.store(false, std::sync::atomic::Ordering::SeqCst);
+    let ready = loop {
+        if let Ok(response) = second.client.get(url(&second, "/ready")).send().await {
+            break response.status();
+        }
+    };
+    assert_eq!(ready, 503, "it is the second that answers");
+}
