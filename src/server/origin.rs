@@ -141,6 +141,7 @@ mod tests {
         let access = AccessConfig {
             hosts: vec!["voice.example".to_owned()],
             origins: vec!["https://app.example".to_owned(), "http://app.example:3000".to_owned()],
+            ..AccessConfig::default()
         };
         let keys = if keys { vec![KeyConfig::new("a", [0; 32])] } else { Vec::new() };
         Sites::new(&ServerConfig { access, keys, ..Config::default().server })

@@ -7,11 +7,16 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-fn site(change: impl FnOnce(&mut omni_actors::config::ServerConfig)) -> Site {
-    Site::with(|server, _| {
+/// A server whose admin listener answers.
+async fn site(change: impl FnOnce(&mut omni_actors::config::ServerConfig)) -> Site {
+    let site = Site::with(|server, _| {
         server.access.admin_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         change(server);
-    })
+    });
+    while TcpStream::connect(site.admin.unwrap()).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+    site
 }
 
 fn url(site: &Site, path: &str) -> String {
@@ -20,7 +25,7 @@ fn url(site: &Site, path: &str) -> String {
 
 #[tokio::test]
 async fn clients_that_take_every_connection_keep_no_probe_out() {
-    let site = site(|server| server.max_connections = 2);
+    let site = site(|server| server.max_connections = 2).await;
     let mut held = Vec::new();
     for _ in 0..2 {
         let mut socket = TcpStream::connect(site.address).await.unwrap();
@@ -43,7 +48,7 @@ async fn clients_that_take_every_connection_keep_no_probe_out() {
 
 #[tokio::test]
 async fn on_a_loopback_address_it_asks_for_no_key_but_for_the_right_name() {
-    let site = site(|server| server.keys = vec![KeyConfig::new("alice", hash_key("sk-alice"))]);
+    let site = site(|server| server.keys = vec![KeyConfig::new("alice", hash_key("sk-alice"))]).await;
     assert_eq!(site.get("/metrics").send().await.unwrap().status(), 401);
     let health: Value = site.client.get(url(&site, "/health")).send().await.unwrap().json().await.unwrap();
     assert_eq!(health["stages"][0]["name"], "thinker", "details, as for a key");
@@ -56,7 +61,7 @@ async fn on_a_loopback_address_it_asks_for_no_key_but_for_the_right_name() {
 async fn a_rebound_name_reads_no_metrics() {
     // With keys a client may call the server by any name, for a page has no key; here no key is asked for.
     for keys in [vec![], vec![KeyConfig::new("alice", hash_key("sk-alice"))]] {
-        let site = site(|server| server.keys = keys);
+        let site = site(|server| server.keys = keys).await;
         let rebound = site.client.get(url(&site, "/metrics")).header("host", "rebound.example").send().await.unwrap();
         assert_eq!(rebound.status(), 421);
     }
@@ -64,7 +69,7 @@ async fn a_rebound_name_reads_no_metrics() {
 
 #[tokio::test]
 async fn it_ends_with_the_server() {
-    let mut site = site(|_| {});
+    let mut site = site(|_| {}).await;
     assert_eq!(site.client.get(url(&site, "/live")).send().await.unwrap().status(), 200);
     drop(site.shutdown.take());
     (&mut site.serving).await.unwrap();
@@ -75,7 +80,7 @@ async fn it_ends_with_the_server() {
 
 #[tokio::test]
 async fn a_process_that_takes_over_binds_the_address_while_the_other_still_answers() {
-    let mut first = site(|_| {});
+    let mut first = site(|_| {}).await;
     let address = first.admin.unwrap();
     let second = Site::with(|server, _| server.access.admin_listen = Some(address));
     drop(first.shutdown.take());
