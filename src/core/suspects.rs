@@ -2,9 +2,9 @@
 //!
 //! A failure *concerns* the sequences that the failing actor had in hand. They become suspects: the stage gets them
 //! again, and each runs alone in its steps until it has passed the unit at which the stage failed. A request is *guilty*
-//! after [`TRIES`] failures at one place, the last of which concerned no other suspect. So it ends after at most two
-//! failures more than the first, and a fault that comes from elsewhere ends no request unless it meets the same one
-//! three times at the same unit.
+//! after [`TRIES`] failures at one place and for one reason, the last of which concerned no other suspect; or after
+//! [`TRIES_IN_ALL`] for several reasons. So it ends after at most two failures more than the first, and faults that come
+//! from elsewhere end no request unless the same one meets the same request three times at the same unit.
 //!
 //! Where a failure concerns several suspects, as that of a process may, the stage gets them again one at a time: the next
 //! one when the one before has passed its unit, or has had its time.
@@ -30,6 +30,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// Failures at one place that make a request guilty.
 pub const TRIES: u32 = 3;
+/// The same for failures that differ in what was seen.
+pub const TRIES_IN_ALL: u32 = 8;
 /// Units behind the unit of a failure that are still the same place: what a stage launches ahead of a unit differs from
 /// one attempt to the next.
 const NEAR: u32 = 4;
@@ -86,6 +88,8 @@ struct Suspect {
     /// The unit at which its stage failed.
     unit: u32,
     failures: u32,
+    /// How many of the latest were for one reason, and which.
+    alike: (u32, u64),
     /// The failures of it that count against the stage.
     counted: Vec<u64>,
     /// It has passed the place: with so many units it was no suspect any more.
@@ -101,8 +105,31 @@ struct Suspect {
 impl Suspect {
     /// A suspect that has passed nothing yet.
     fn new(content: Content, unit: u32, counted: Option<u64>) -> Suspect {
-        let (failures, passed, relapses, entered, through) = (1, None, 0, false, false);
-        Suspect { content, unit, failures, counted: counted.into_iter().collect(), passed, relapses, entered, through }
+        let (failures, passed, relapses, entered, through) = (0, None, 0, false, false);
+        let alike = (0, 0);
+        Suspect {
+            content,
+            unit,
+            failures,
+            alike,
+            counted: counted.into_iter().collect(),
+            passed,
+            relapses,
+            entered,
+            through,
+        }
+    }
+
+    /// It has failed for this reason; `None`: perhaps the machine's.
+    fn fails(&mut self, cause: Option<u64>) {
+        let Some(cause) = cause else { return };
+        self.failures += 1;
+        self.alike = if self.alike.1 == cause { (self.alike.0 + 1, cause) } else { (1, cause) };
+    }
+
+    /// It has failed often enough.
+    fn is_guilty(&self) -> bool {
+        self.alike.0 >= TRIES || self.failures >= TRIES_IN_ALL
     }
 
     /// It fails again where it failed before, or next to that.
@@ -125,6 +152,7 @@ impl Suspect {
 struct Record {
     content: Content,
     unit: u32,
+    cause: u64,
 }
 
 /// A request that counts against the stage.
@@ -153,9 +181,9 @@ pub struct Suspects {
 }
 
 impl Suspects {
-    /// The stage has failed, and these sequences were in the hands of the actor that failed; `slow`: it may only have
-    /// been slow, so the failure is no reason to end any of them.
-    pub fn failed(&mut self, concerned: &[Concerned], slow: bool) -> Judgement {
+    /// The stage has failed, and these sequences were in the hands of the actor that failed. `cause` is a number for what
+    /// was seen; `None`: the actor may only have been slow, so the failure is no reason to end any of them.
+    pub fn failed(&mut self, concerned: &[Concerned], cause: Option<u64>) -> Judgement {
         let number = self.failures;
         self.failures += 1;
         let again = |one: &&Concerned| {
@@ -173,7 +201,7 @@ impl Suspects {
         // A failure with one suspect is that suspect's, and one with a request that asks for the same as a suspect is a
         // trial as well. Any other is the stage's for now.
         let known = there.is_empty() && concerned.iter().any(|one| self.known(one.content).is_some());
-        let mut counts = slow || only.is_none() && !known;
+        let mut counts = cause.is_none() || only.is_none() && !known;
         if there.len() > 1 {
             self.one_by_one = Some(0);
         }
@@ -185,7 +213,7 @@ impl Suspects {
                 // It has come further.
                 Some(suspect) if only.is_some_and(|only| only != request) && unit > suspect.unit => {}
                 Some(suspect) => {
-                    suspect.failures += u32::from(!slow);
+                    suspect.fails(cause);
                     // One that came through alone may fail only together with another.
                     suspect.relapses += u32::from(unit > suspect.unit && only.is_none());
                     suspect.unit = suspect.unit.max(unit);
@@ -195,15 +223,15 @@ impl Suspects {
                 None => {
                     let soon = |before: &&Suspect| before.passed.is_none_or(|at| unit <= at.saturating_add(SOON));
                     let relapses = self.suspects.get(&request).filter(soon).map_or(0, |before| before.relapses + 1);
-                    let failures = u32::from(!slow);
-                    let new = Suspect { relapses, failures, ..Suspect::new(content, unit, counted) };
+                    let mut new = Suspect { relapses, ..Suspect::new(content, unit, counted) };
+                    new.fails(cause);
                     self.suspects.insert(request, new);
                 }
             }
         }
         let mut guilty = None;
         if let Some(request) = only
-            && self.suspects.get(&request).is_some_and(|suspect| suspect.failures >= TRIES)
+            && self.suspects.get(&request).is_some_and(Suspect::is_guilty)
             && let Some(suspect) = self.suspects.remove(&request)
         {
             guilty = Some((request, suspect.failures));
@@ -215,8 +243,10 @@ impl Suspects {
 
     /// A request came. One that asks for the same as one that did not get through is a suspect from its first unit on.
     pub fn came(&mut self, request: RequestId, content: Content) {
-        if let Some(unit) = self.known(content) {
-            self.suspects.insert(request, Suspect::new(content, unit, None));
+        if let Some((unit, cause)) = self.known(content) {
+            let mut suspect = Suspect::new(content, unit, None);
+            suspect.fails(Some(cause));
+            self.suspects.insert(request, suspect);
         }
     }
 
@@ -312,10 +342,11 @@ impl Suspects {
     }
 
     /// Where a suspect fails that asks for this, or a request did that did not get through.
-    fn known(&self, content: Content) -> Option<u32> {
+    fn known(&self, content: Content) -> Option<(u32, u64)> {
         let asks = |suspect: &&Suspect| suspect.content == content && suspect.passed.is_none();
-        let running = self.suspects.values().filter(asks).map(|suspect| suspect.unit);
-        let gone = self.records.iter().filter(|record| record.content == content).map(|record| record.unit);
+        let running = self.suspects.values().filter(asks).map(|suspect| (suspect.unit, suspect.alike.1));
+        let gone = self.records.iter().filter(|record| record.content == content);
+        let gone = gone.map(|record| (record.unit, record.cause));
         running.chain(gone).max()
     }
 
@@ -342,9 +373,9 @@ impl Suspects {
     }
 
     fn remember(&mut self, suspect: &Suspect) {
-        let Suspect { content, unit, .. } = *suspect;
+        let Suspect { content, unit, alike: (_, cause), .. } = *suspect;
         self.records.retain(|record| record.content != content);
-        self.records.push_back(Record { content, unit });
+        self.records.push_back(Record { content, unit, cause });
         if self.records.len() > REMEMBERED {
             self.records.pop_front();
         }

@@ -35,6 +35,7 @@ use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use posts::{Post, PostedLock};
 use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hasher};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -474,7 +475,7 @@ impl StageReports for Ledger {
         };
         let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
         let suspects = &mut state.suspects[stage as usize];
-        let Judgement { guilty, attribution } = suspects.failed(&concerned, *slow);
+        let Judgement { guilty, attribution } = suspects.failed(&concerned, (!slow).then(|| cause(reason)));
         left.into_iter().for_each(|request| suspects.gone(request));
         if let Some((request, times)) = guilty {
             tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");
@@ -550,6 +551,13 @@ impl Drop for Reader {
         };
         self.ledger.carry_out(&mut state, effect.into_iter().collect());
     }
+}
+
+/// A number for what was seen, without the counts and positions in it, which differ from one time to the next.
+fn cause(reason: &str) -> u64 {
+    let mut hash = DefaultHasher::new();
+    reason.bytes().filter(|byte| !byte.is_ascii_digit()).for_each(|byte| hash.write_u8(byte));
+    hash.finish()
 }
 
 fn outcome(failure: &Failure) -> Outcome {

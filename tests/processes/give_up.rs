@@ -17,7 +17,8 @@ fn serving(log: &str) -> Serving {
                   max_restarts = 2\n[model]\ncheckpoint = \"tests/fixtures/qwen3_omni\"\n\
                   [[faults]]\nstage = \"talker\"\npoint = \"runner\"\nkind = \"panic\"\ntimes = \"all\"\n\
                   [[faults]]\npoint = \"client\"\nkind = \"slow\"\ndelay = \"5ms\"\ntimes = \"all\"\n";
-    let (config, log) = (omni.file("config.toml", config), omni.path(log));
+    let config = config.replace("tests/fixtures", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"));
+    let (config, log) = (omni.file("config.toml", &config), omni.path(log));
     let serving = omni.args(["run", &config]).log_to(&log).serve();
     let ready = Ask::new("GET", "/ready", &[], "");
     let begun = Instant::now();

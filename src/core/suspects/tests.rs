@@ -64,7 +64,7 @@ impl World {
                 Concerned { request: RequestId(*at as u64), content, unit: made }
             })
             .collect();
-        let Judgement { guilty, attribution } = self.suspects.failed(&concerned, false);
+        let Judgement { guilty, attribution } = self.suspects.failed(&concerned, Some(7));
         self.given_up |= self.policy.failed(Duration::ZERO, &attribution) == Verdict::GiveUp;
         let (request, _) = guilty?;
         self.requests[request.0 as usize].ended = true;
@@ -197,9 +197,9 @@ fn suspects_that_failed_together_twice_enter_one_at_a_time() {
     let mut suspects = Suspects::default();
     let concerned = |request: u64| Concerned { request: RequestId(request), content: Content(request), unit: 5 };
     let all = [concerned(1), concerned(2), concerned(3)];
-    suspects.failed(&all, false);
+    suspects.failed(&all, Some(7));
     assert!((1..=4).all(|request| suspects.may_enter(RequestId(request))), "not before it is needed");
-    suspects.failed(&all[..2], false);
+    suspects.failed(&all[..2], Some(7));
     let enters = |suspects: &mut Suspects| (1..=4).filter(|n| suspects.may_enter(RequestId(*n))).collect::<Vec<_>>();
     assert_eq!(enters(&mut suspects), [3, 4], "who failed least often, and one that is no suspect");
     assert_eq!(suspects.next(), None, "it is waited for");
@@ -209,7 +209,7 @@ fn suspects_that_failed_together_twice_enter_one_at_a_time() {
     (0..=PATIENCE).for_each(|_| suspects.look());
     assert_eq!(suspects.next(), Some(RequestId(2)), "one that makes nothing has had its time");
     assert_eq!(enters(&mut suspects), [1, 2, 3, 4]);
-    let Judgement { guilty, attribution } = suspects.failed(&[all[1], Concerned { unit: 7, ..concerned(3) }], false);
+    let Judgement { guilty, attribution } = suspects.failed(&[all[1], Concerned { unit: 7, ..concerned(3) }], Some(7));
     assert_eq!((guilty, attribution.counts), (Some((RequestId(2), 3)), false), "request 3 has come further");
     assert!([1, 3, 4].iter().all(|n| enters(&mut suspects).contains(n)), "1 keeps nobody waiting any more");
 }
@@ -219,10 +219,18 @@ fn a_machine_that_is_only_slow_ends_no_request_and_counts() {
     let mut suspects = Suspects::default();
     let one = [Concerned { request: RequestId(1), content: Content(1), unit: 5 }];
     for _ in 0..10 {
-        let Judgement { guilty, attribution } = suspects.failed(&one, true);
+        let Judgement { guilty, attribution } = suspects.failed(&one, None);
         assert_eq!((guilty, attribution.counts), (None, true));
         assert_eq!(suspects.alone(RequestId(1)), Some(5), "it runs alone, which is the quickest that it can");
     }
+}
+
+#[test]
+fn faults_that_differ_end_a_request_only_when_there_is_no_end_of_them() {
+    let mut suspects = Suspects::default();
+    let one = [Concerned { request: RequestId(1), content: Content(1), unit: 5 }];
+    let ended = (0..100).map(|cause| suspects.failed(&one, Some(cause % 3)).guilty).take_while(Option::is_none);
+    assert_eq!(ended.count() as u32, TRIES_IN_ALL - 1);
 }
 
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@
 //!
 //! The memory is a memfd: it has no name, so nothing is left behind however its users die; the kernel frees it with the
 //! last descriptor. Its size is sealed, so that no access can fault because the other side cut it. One page of header,
-//! then the data, which each side maps twice, one mapping behind the other: a frame that wraps around the end is
+//! the rest of which is for [`Notes`], then the data, which each side maps twice, one mapping behind the other: a frame that wraps around the end is
 //! contiguous all the same.
 //!
 //! ```text
