@@ -145,11 +145,12 @@ impl Held {
                 return true;
             }
             budget.evict();
-            let look_again = Instant::now() + LOOK;
-            let woken = timeout_at(until.min(look_again), freed).await;
-            if woken.is_err() && Instant::now() >= until {
+            if Instant::now() >= until {
                 return false;
             }
+            let look_again = Instant::now() + LOOK;
+            // Woken or not, it tries again.
+            let _ = timeout_at(until.min(look_again), freed).await;
         }
     }
 

@@ -38,16 +38,18 @@ pub(super) struct SpeechCall {
     pub ignored: Vec<String>,
 }
 
+/// The fields of a request, and the names of those that mean nothing to this server.
+fn read(fields: Fields<'_>) -> Result<(Wire<'_>, Vec<String>), FieldError> {
+    Ok((Wire::read(&fields)?, fields.unknown(HARMLESS)))
+}
+
 /// Reads a request, or says what is wrong with it.
 pub(super) async fn parse(
     app: &App,
     fields: Fields<'_>,
     references: &mut References<'_>,
 ) -> Result<SpeechCall, ApiError> {
-    let (wire, ignored) = {
-        let fields = fields; // it must not live across a wait
-        (Wire::read(&fields)?, fields.unknown(HARMLESS))
-    };
+    let (wire, ignored) = read(fields)?;
     app.check_model(wire.model.model.as_deref())?;
     let input = wire.text.input.ok_or_else(SpokenText::missing)?;
     if input.trim().is_empty() {
