@@ -3,7 +3,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen`, `connection`, `io` | sockets: connection limit, timeouts, drain |
+//! | `listen`, `connection`, `hangup`, `io` | sockets: connection limit, timeouts, drain |
 //! | `routes` | every route on one page |
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
