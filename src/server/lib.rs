@@ -3,7 +3,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen`, `connection`, `refusal`, `io`, `in_use` | sockets: connection limits, timeouts, drain |
+//! | `listen`, `connection`, `refusal`, `hangup`, `io`, `in_use` | sockets: connection limits, timeouts, drain |
 //! | `routes` | every route on one page |
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
