@@ -280,7 +280,7 @@ impl Suspects {
     }
 
     /// The suspect that waited until now and is to enter.
-    pub fn next(&mut self) -> Option<RequestId> {
+    pub fn next_to_enter(&mut self) -> Option<RequestId> {
         self.one_by_one?;
         let Some(first) = self.first() else {
             let waiting = self.waiting();

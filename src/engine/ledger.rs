@@ -352,7 +352,7 @@ impl Ledger {
     /// Admits suspects that had to wait for others.
     fn let_in(&self, state: &mut State, stage: StageName) {
         while state.up[stage as usize]
-            && let Some(request) = state.suspects[stage as usize].next()
+            && let Some(request) = state.suspects[stage as usize].next_to_enter()
         {
             self.admit(state, request, stage);
         }

@@ -5,8 +5,8 @@ use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, id
 use omni_actors::config::{Config, Placement, VoicesDirectory};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{
-    Engine, NewVoice, Output, Recording, RequestError, Service, SpeechRequest, StageState, SubmitError, VoiceChoice,
-    VoiceError, VoiceSource,
+    Engine, NewVoice, Output, Recording, RequestError, Service, SpeechRequest, StageState, SubmitError, TenantId,
+    VoiceChoice, VoiceError, VoiceSource,
 };
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Neighbour};
 use omni_actors::model::checkpoint::Checkpoint;
@@ -257,7 +257,9 @@ async fn a_panic_in_the_encoder_of_recordings_ends_its_request_and_no_other() {
         name: "Clara".into(),
         consent: "yes".into(),
         description: None,
+        owner: None,
         source: VoiceSource::Recording { recording: recording.clone(), mime_type: None },
+        tenant: TenantId::default(),
     };
     let refused = engine.add_voice(voice()).await.unwrap_err();
     assert!(matches!(&refused, VoiceError::Internal(why) if why.contains("injected fault: encoder")), "{refused}");

@@ -202,12 +202,12 @@ fn suspects_that_failed_together_twice_enter_one_at_a_time() {
     suspects.failed(&all[..2], Some(7));
     let enters = |suspects: &mut Suspects| (1..=4).filter(|n| suspects.may_enter(RequestId(*n))).collect::<Vec<_>>();
     assert_eq!(enters(&mut suspects), [3, 4], "who failed least often, and one that is no suspect");
-    assert_eq!(suspects.next(), None, "it is waited for");
+    assert_eq!(suspects.next_to_enter(), None, "it is waited for");
     suspects.made(RequestId(3), 6, false);
-    assert_eq!(suspects.next(), Some(RequestId(1)));
+    assert_eq!(suspects.next_to_enter(), Some(RequestId(1)));
     assert_eq!(enters(&mut suspects), [1, 3, 4]);
     (0..=PATIENCE).for_each(|_| suspects.look());
-    assert_eq!(suspects.next(), Some(RequestId(2)), "one that makes nothing has had its time");
+    assert_eq!(suspects.next_to_enter(), Some(RequestId(2)), "one that makes nothing has had its time");
     assert_eq!(enters(&mut suspects), [1, 2, 3, 4]);
     let Judgement { guilty, attribution } = suspects.failed(&[all[1], Concerned { unit: 7, ..concerned(3) }], Some(7));
     assert_eq!((guilty, attribution.counts), (Some((RequestId(2), 3)), false), "request 3 has come further");
