@@ -514,7 +514,9 @@ impl Drop for Reader {
 /// A number for what was seen, without the counts and positions in it, which differ from one time to the next.
 fn cause(reason: &str) -> u64 {
     let mut hash = DefaultHasher::new();
-    reason.bytes().filter(|byte| !byte.is_ascii_digit()).for_each(|byte| hash.write_u8(byte));
+    // Behind the first line may be a backtrace.
+    let said = reason.lines().next().unwrap_or_default();
+    said.bytes().filter(|byte| !byte.is_ascii_digit()).for_each(|byte| hash.write_u8(byte));
     hash.finish()
 }
 
