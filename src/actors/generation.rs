@@ -45,6 +45,7 @@ impl<M: Message> Peer<M> {
 
     /// A simulation takes its messages out here.
     pub fn simulated(&self) -> flume::Receiver<M> {
+        #[expect(clippy::disallowed_methods, reason = "it stands for a mailbox, which has no bound either")]
         let (send, messages) = flume::unbounded();
         let _ = self.0.set(Mailbox::Simulated(send));
         messages

@@ -28,7 +28,7 @@ use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::{Attribution, Concerned, Judgement, Suspects};
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
-use omni_stage::{InHands, StageFailure, StageReports};
+use omni_stage::{InHands, RELEASED, StageFailure, StageReports};
 use omni_telemetry::clock::Clock;
 use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
@@ -209,6 +209,11 @@ impl Ledger {
         let state = self.lock();
         let bytes = state.open.values().map(|open| open.journal.bytes()).sum();
         (state.core.open(), state.open.len(), bytes)
+    }
+
+    /// Units of an edge that were acknowledged; `None` where the request is not open.
+    pub fn acked(&self, request: RequestId, edge: Edge) -> Option<u32> {
+        self.lock().open.get(&request).map(|open| open.journal.acknowledged(edge))
     }
 
     /// Delivers a payload to a client.
@@ -422,6 +427,11 @@ impl Ledger {
                     state.ended.pop_front();
                 }
                 state.ended.push_back((request, open.journal.content()));
+                if outcome == Outcome::Finished {
+                    // What a stage still makes is not needed, and no consumer is left that would take it over.
+                    let left = open.journal.unfinished().filter_map(|stage| self.stages.get(stage));
+                    left.for_each(|stage| stage.abort(request));
+                }
                 open.client.end(last, outcome);
             }
         }
@@ -448,6 +458,12 @@ impl StageReports for Ledger {
             state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
         // Those that are least likely to bring it down again get through first.
         waiting.sort_by_key(|request| state.suspects[stage as usize].failures_of(*request));
+        // A stage may die between its last payload and the news that it needs no more input.
+        let released =
+            state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
+        for (edge, request) in released.collect::<Vec<_>>() {
+            self.ack(&mut state, edge, vec![Ack { request, units: RELEASED }]);
+        }
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
         }
@@ -556,7 +572,9 @@ impl Drop for Reader {
 /// A number for what was seen, without the counts and positions in it, which differ from one time to the next.
 fn cause(reason: &str) -> u64 {
     let mut hash = DefaultHasher::new();
-    reason.bytes().filter(|byte| !byte.is_ascii_digit()).for_each(|byte| hash.write_u8(byte));
+    // Behind the first line may be a backtrace.
+    let said = reason.lines().next().unwrap_or_default();
+    said.bytes().filter(|byte| !byte.is_ascii_digit()).for_each(|byte| hash.write_u8(byte));
     hash.finish()
 }
 

@@ -1,5 +1,5 @@
-//! The world of one simulation: the real ledger, admission and stages, and a clock that jumps from event to event. After
-//! each event it carries on what the event put into queues, and looks whether anything is wrong.
+//! The world of one simulation: the real ledger, admission and stages, and a clock that jumps from event to event.
+//! After each event it carries on what the event put into queues, and looks whether anything is wrong.
 
 use super::super::admission::{Admissions, Entrant};
 use super::super::journal::Edge;
@@ -697,8 +697,24 @@ impl<'a> World<'a> {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        if let Some(wrong) = lock(&self.windows).wrong.take() {
-            return Err(wrong);
+        let over = std::mem::take(&mut lock(&self.windows).over);
+        for (request, edge, acked, made) in over {
+            // Where input got lost, the attempt that is let go of may report a step after the next one was admitted.
+            if !self.stages.iter().any(|stage| stage.wire.struck.contains_key(&request)) {
+                return Err(format!("{request}: {acked} units of {made} were taken over on {edge:?}"));
+            }
+        }
+        let ahead = std::mem::take(&mut lock(&self.windows).ahead);
+        for (request, edge, made, most) in ahead {
+            // The ledger itself acknowledges what a stage that died had used and not told.
+            let consumer = StageName::ALL.into_iter().find(|stage| Edge::into_stage(*stage, false) == edge);
+            let restarted = consumer.is_some_and(|stage| self.stage(stage).handle.status().borrow().restarts > 0);
+            let acked = self.ledger.acked(request, edge);
+            if acked.is_some_and(|acked| !restarted || made > acked.saturating_add(most)) {
+                return Err(format!(
+                    "{request} is {made} units far on {edge:?}, its window is {most}, {acked:?} are acked"
+                ));
+            }
         }
         // Counting them each time would take longer than all the rest.
         if self.report.events.is_multiple_of(64) {
@@ -739,6 +755,8 @@ impl<'a> World<'a> {
                 return Err(format!("the {} is {status:?}", stage.stage.name()));
             }
         }
+        // A payload that was to be overtaken, and that nothing followed.
+        self.stages.iter_mut().for_each(|stage| stage.wire.cut());
         if self.leases.live() > 0 {
             return Err(format!("{} leases", self.leases.live()));
         }

@@ -35,6 +35,7 @@ use inject::Injector;
 use load::Load;
 use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
 use omni_core::shrink::Shrinker;
+use omni_core::suspects::TRIES;
 use omni_engine::{Engine, Service};
 use omni_fault::FaultRule;
 use omni_model::Checkpoint;
@@ -265,7 +266,7 @@ impl Field {
         let judge = {
             let (truth, ended, exactness) = (Arc::clone(&truth), Arc::clone(&ended), self.exactness);
             move |case: usize, heard: Heard| match &heard.end {
-                end @ End::Ended(stage, times) => {
+                end @ End::Ended(stage, times) if *times <= TRIES => {
                     let verdict = Verdict::Ended { stage: *stage, times: *times };
                     ended.lock().unwrap_or_else(PoisonError::into_inner).push((case, end.clone()));
                     verdict
