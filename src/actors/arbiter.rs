@@ -2,10 +2,10 @@
 //! because a scheduler needs the answer before its next launch. A scheduler holds it while it plans, and takes no other
 //! lock meanwhile.
 
+use crate::generation::Peer;
 use crate::messages::SchedulerMessage;
 use omni_core::arbiter::{ArbiterCore, Turn};
 use omni_core::ids::StageName;
-use ractor::ActorRef;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Shared by the stages of one device.
@@ -17,7 +17,7 @@ pub struct Arbiter {
 #[derive(Default)]
 struct State {
     core: ArbiterCore,
-    schedulers: [Option<ActorRef<SchedulerMessage>>; StageName::ALL.len()],
+    schedulers: [Option<Peer<SchedulerMessage>>; StageName::ALL.len()],
 }
 
 impl Arbiter {
@@ -27,7 +27,7 @@ impl Arbiter {
     }
 
     /// The scheduler of a new generation.
-    pub(super) fn join(&self, stage: StageName, scheduler: ActorRef<SchedulerMessage>) {
+    pub(super) fn join(&self, stage: StageName, scheduler: Peer<SchedulerMessage>) {
         self.lock().schedulers[stage as usize] = Some(scheduler);
     }
 
@@ -57,7 +57,7 @@ impl Arbiter {
 impl State {
     fn wake(&self, stages: &[StageName]) {
         for scheduler in stages.iter().filter_map(|stage| self.schedulers[*stage as usize].as_ref()) {
-            let _ = scheduler.cast(SchedulerMessage::Wake);
+            scheduler.tell(SchedulerMessage::Wake);
         }
     }
 }

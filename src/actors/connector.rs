@@ -51,16 +51,29 @@ impl Actor for Outbound {
     type Arguments = OutboundEnds;
 
     async fn pre_start(&self, _: ActorRef<Self::Msg>, ends: OutboundEnds) -> Result<OutboundState, ActorProcessingErr> {
-        let fault = ends.life.site(FaultPoint::Outbound);
-        Ok(OutboundState { ends, fault })
+        Ok(OutboundState::new(ends))
     }
 
     async fn handle(
         &self,
         _: ActorRef<Self::Msg>,
         Ready: Ready,
-        OutboundState { ends, fault }: &mut OutboundState,
+        state: &mut OutboundState,
     ) -> Result<(), ActorProcessingErr> {
+        Outbound::turn(state).await
+    }
+}
+
+impl OutboundState {
+    pub fn new(ends: OutboundEnds) -> OutboundState {
+        let fault = ends.life.site(FaultPoint::Outbound);
+        OutboundState { ends, fault }
+    }
+}
+
+impl Outbound {
+    /// Sends what waits.
+    pub async fn turn(OutboundState { ends, fault }: &mut OutboundState) -> Result<(), ActorProcessingErr> {
         ends.payloads.heard();
         while let Some(payload) = ends.payloads.next()? {
             let _at_work = ends.life.pulse.at_work(Role::Outbound);
@@ -108,7 +121,8 @@ pub(super) struct InboundState {
     edge: FaultSite,
     /// A payload that a fault lets the next one overtake.
     held_back: Option<Payload>,
-    receiving: tokio::task::JoinHandle<()>,
+    /// The task that fills the inbox; none where a simulation fills it.
+    receiving: Option<tokio::task::JoinHandle<()>>,
 }
 
 #[derive(Default)]
@@ -121,7 +135,7 @@ struct InboundSequence {
 
 /// Deliveries taken off the transport and not yet handed on: enough to keep this actor busy, few enough to leave the
 /// back-pressure to the transport.
-const INBOX: usize = 64;
+pub(super) const INBOX: usize = 64;
 
 impl Actor for Inbound {
     type Msg = InboundMessage;
@@ -150,18 +164,7 @@ impl Actor for Inbound {
                 }
             }
         });
-        let fault = ends.life.site(FaultPoint::Connector);
-        let edge = stage_before(ends.life.stage).map(|from| ends.life.site_behind(from));
-        Ok(InboundState {
-            ends,
-            inbox,
-            sequence: SequenceCheck::default(),
-            sequences: HashMap::new(),
-            fault,
-            edge: edge.unwrap_or_default(),
-            held_back: None,
-            receiving,
-        })
+        Ok(InboundState::new(ends, inbox, Some(receiving)))
     }
 
     async fn handle(
@@ -170,6 +173,13 @@ impl Actor for Inbound {
         message: InboundMessage,
         state: &mut InboundState,
     ) -> Result<(), ActorProcessingErr> {
+        Inbound::turn(message, state).await
+    }
+}
+
+impl Inbound {
+    /// Handles one message.
+    pub async fn turn(message: InboundMessage, state: &mut InboundState) -> Result<(), ActorProcessingErr> {
         let _at_work = state.ends.life.pulse.at_work(Role::Inbound);
         match message {
             InboundMessage::Admit(admission) => {
@@ -214,11 +224,37 @@ impl Actor for Inbound {
 
 impl Drop for InboundState {
     fn drop(&mut self) {
-        self.receiving.abort();
+        if let Some(receiving) = &self.receiving {
+            receiving.abort();
+        }
     }
 }
 
 impl InboundState {
+    pub fn new(
+        ends: InboundEnds,
+        inbox: flume::Receiver<Delivery>,
+        receiving: Option<tokio::task::JoinHandle<()>>,
+    ) -> InboundState {
+        let fault = ends.life.site(FaultPoint::Connector);
+        let edge = stage_before(ends.life.stage).map(|from| ends.life.site_behind(from));
+        InboundState {
+            ends,
+            inbox,
+            sequence: SequenceCheck::default(),
+            sequences: HashMap::new(),
+            fault,
+            edge: edge.unwrap_or_default(),
+            held_back: None,
+            receiving,
+        }
+    }
+
+    /// Entries of its tables; none when it has no sequence.
+    pub fn entries(&self) -> usize {
+        self.sequences.len() + self.sequence.open_positions()
+    }
+
     fn is_at(&self, request: RequestId, attempt: Attempt) -> bool {
         self.sequences.get(&request).is_some_and(|sequence| sequence.attempt == attempt)
     }

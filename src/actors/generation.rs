@@ -15,6 +15,7 @@ use omni_core::ids::{Generation, StageName};
 use omni_core::scheduler::SchedulerConfig;
 use omni_fault::{FaultPlan, FaultPoint, FaultSite};
 use omni_telemetry::StageMetrics;
+use omni_telemetry::clock::Clock;
 use omni_telemetry::trace::{Component, Recorder, Track, TrackWriter};
 use omni_transfer::payload::{Kind, Payload};
 use ractor::{ActorRef, Message};
@@ -22,7 +23,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The address of an actor, which others have before the actor starts.
-pub(super) struct Peer<M: Message>(Arc<OnceLock<ActorRef<M>>>);
+pub(super) struct Peer<M: Message>(Arc<OnceLock<Mailbox<M>>>);
+
+/// Where an actor gets its messages.
+enum Mailbox<M: Message> {
+    Actor(ActorRef<M>),
+    /// Of an actor that a simulation turns by hand.
+    Simulated(flume::Sender<M>),
+}
 
 impl<M: Message> Peer<M> {
     pub fn new() -> Peer<M> {
@@ -31,12 +39,22 @@ impl<M: Message> Peer<M> {
 
     /// It has started.
     pub fn set(&self, actor: ActorRef<M>) {
-        let _ = self.0.set(actor);
+        let _ = self.0.set(Mailbox::Actor(actor));
+    }
+
+    /// A simulation takes its messages out here.
+    pub fn simulated(&self) -> flume::Receiver<M> {
+        let (send, messages) = flume::unbounded();
+        let _ = self.0.set(Mailbox::Simulated(send));
+        messages
     }
 
     /// Sends it a message and waits for nothing. False if it has not started, or has ended.
     pub fn tell(&self, message: M) -> bool {
-        self.0.get().is_some_and(|actor| actor.cast(message).is_ok())
+        self.0.get().is_some_and(|mailbox| match mailbox {
+            Mailbox::Actor(actor) => actor.cast(message).is_ok(),
+            Mailbox::Simulated(messages) => messages.try_send(message).is_ok(),
+        })
     }
 }
 
@@ -126,7 +144,8 @@ impl StageGeneration {
     pub fn new(
         setup: &Arc<StageSetup>,
         generation: Generation,
-        supervisor: &ActorRef<SupervisorMessage>,
+        supervisor: &Peer<SupervisorMessage>,
+        clock: Clock,
     ) -> (StageGeneration, Ends) {
         let SchedulerConfig { slots, window, .. } = setup.scheduler;
         // The windows bound what any sequence can have in any queue of the stage: its outputs, its inputs (the window
@@ -135,7 +154,7 @@ impl StageGeneration {
         let life = Arc::new(Life {
             stage: setup.name,
             generation,
-            pulse: Pulse::new(),
+            pulse: Pulse::new(clock),
             gauges: Gauges::default(),
             metrics: setup.metrics.clone(),
             faults: setup.faults.clone(),

@@ -35,6 +35,7 @@ mod queue;
 mod sampler;
 mod scheduler;
 mod setup;
+pub mod simulation;
 mod supervisor;
 
 pub use arbiter::Arbiter;

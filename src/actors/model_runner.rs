@@ -3,7 +3,7 @@
 //! client. What comes of a step is the business of the [sampler](super::sampler).
 
 use crate::failure::{ActorFailure, ThreadError, failure, injected};
-use crate::generation::Life;
+use crate::generation::{Life, Peer};
 use crate::messages::{Command, LaunchEvent, LaunchedStep, RunnerMessage, SupervisorMessage};
 use crate::pulse::Role;
 use crate::sampler::{HandOver, SamplerEnds};
@@ -26,7 +26,7 @@ pub(super) struct RunnerEnds {
     pub life: Arc<Life>,
     pub factory: Arc<dyn StageFactory>,
     pub commands: flume::Receiver<Command>,
-    pub supervisor: ActorRef<SupervisorMessage>,
+    pub supervisor: Peer<SupervisorMessage>,
     /// The sampler runs on the launch thread until a step is pending.
     pub sampler: SamplerEnds,
 }
@@ -36,7 +36,7 @@ pub(super) struct ModelRunner;
 
 pub(super) struct RunnerState {
     life: Arc<Life>,
-    supervisor: ActorRef<SupervisorMessage>,
+    supervisor: Peer<SupervisorMessage>,
 }
 
 impl Actor for ModelRunner {
@@ -63,7 +63,7 @@ impl Actor for ModelRunner {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             RunnerMessage::Built => {
-                let _ = state.supervisor.cast(SupervisorMessage::Ready(state.life.generation));
+                state.supervisor.tell(SupervisorMessage::Ready(state.life.generation));
                 Ok(())
             }
             RunnerMessage::Died(reason) => Err(ActorFailure::Thread(reason).into()),
@@ -96,7 +96,7 @@ fn run(ends: RunnerEnds, actor: &ActorRef<RunnerMessage>) {
 }
 
 /// The state of the thread.
-struct Runner {
+pub(super) struct Runner {
     life: Arc<Life>,
     commands: flume::Receiver<Command>,
     /// Dropped before the model, which must outlive the steps it launched.
@@ -110,7 +110,7 @@ struct Runner {
 }
 
 impl Runner {
-    fn new(ends: RunnerEnds) -> Result<Runner, ThreadError> {
+    pub fn new(ends: RunnerEnds) -> Result<Runner, ThreadError> {
         let RunnerEnds { life, factory, commands, sampler, .. } = ends;
         life.site(FaultPoint::Build).inject(|| None, || false).map_err(injected)?;
         let model = factory.build().map_err(|error| ActorFailure::Thread(error.to_string()))?;
@@ -126,13 +126,19 @@ impl Runner {
             if self.life.pulse.is_stopping() {
                 return Ok(());
             }
-            self.life.pulse.take(Role::Runner);
-            {
-                let _section = no_block::section();
-                self.execute(command)?;
-            }
-            self.life.pulse.rest(Role::Runner);
+            self.obey(command)?;
         }
+    }
+
+    /// Does what one command says.
+    pub fn obey(&mut self, command: Command) -> Result<(), ThreadError> {
+        self.life.pulse.take(Role::Runner);
+        {
+            let _section = no_block::section();
+            self.execute(command)?;
+        }
+        self.life.pulse.rest(Role::Runner);
+        Ok(())
     }
 
     fn execute(&mut self, command: Command) -> Result<(), ThreadError> {

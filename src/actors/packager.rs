@@ -43,8 +43,7 @@ impl Actor for Packager {
     type Arguments = PackagerEnds;
 
     async fn pre_start(&self, _: ActorRef<Self::Msg>, ends: PackagerEnds) -> Result<PackagerState, ActorProcessingErr> {
-        let fault = ends.life.site(FaultPoint::Packager);
-        Ok(PackagerState { ends, fault })
+        Ok(PackagerState::new(ends))
     }
 
     async fn handle(
@@ -53,6 +52,13 @@ impl Actor for Packager {
         Ready: Ready,
         state: &mut PackagerState,
     ) -> Result<(), ActorProcessingErr> {
+        Packager::turn(state).await
+    }
+}
+
+impl Packager {
+    /// Packs what waits.
+    pub async fn turn(state: &mut PackagerState) -> Result<(), ActorProcessingErr> {
         state.ends.outputs.heard();
         while let Some(outputs) = state.take()? {
             let _at_work = state.ends.life.pulse.at_work(Role::Packager);
@@ -73,6 +79,11 @@ fn events(outputs: &[Vec<Output>]) -> Vec<FaultEvent> {
 }
 
 impl PackagerState {
+    pub fn new(ends: PackagerEnds) -> PackagerState {
+        let fault = ends.life.site(FaultPoint::Packager);
+        PackagerState { ends, fault }
+    }
+
     /// The outputs that wait, by request and in order.
     fn take(&mut self) -> Result<Option<Vec<Vec<Output>>>, ActorFailure> {
         let Some(first) = self.ends.outputs.next()? else { return Ok(None) };

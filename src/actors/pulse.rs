@@ -1,8 +1,9 @@
 //! Signs of life of a generation's actors and threads: the supervisor's watchdog reads them.
 
+use omni_telemetry::clock::Clock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Who of a stage can hang.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,8 @@ impl Role {
 
 /// See the module.
 pub(super) struct Pulse {
-    born: Instant,
+    clock: Clock,
+    born: Duration,
     /// Since when each role has been at one thing: milliseconds after birth, plus one; 0 while it waits for work.
     busy: [AtomicU64; Role::ALL.len()],
     stopping: AtomicBool,
@@ -56,14 +58,14 @@ impl Drop for AtWork {
 }
 
 impl Pulse {
-    pub fn new() -> Arc<Pulse> {
-        let gone = tokio::sync::watch::Sender::new(false);
-        Arc::new(Pulse { born: Instant::now(), busy: Default::default(), stopping: AtomicBool::new(false), gone })
+    pub fn new(clock: Clock) -> Arc<Pulse> {
+        let (born, gone) = (clock.now(), tokio::sync::watch::Sender::new(false));
+        Arc::new(Pulse { clock, born, busy: Default::default(), stopping: AtomicBool::new(false), gone })
     }
 
     /// Time since the generation began, the clock of its cores.
     pub fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.clock.now().saturating_sub(self.born)
     }
 
     /// A role takes something up.
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn what_the_sampler_does_on_the_launch_thread_is_not_blamed_on_the_runner() {
-        let pulse = Pulse::new();
+        let pulse = Pulse::new(Clock::system());
         pulse.take(Role::Runner);
         pulse.take(Role::Sampler);
         std::thread::park_timeout(Duration::from_millis(5));

@@ -79,20 +79,11 @@ impl Actor for Scheduler {
         ends: SchedulerEnds,
     ) -> Result<SchedulerState, ActorProcessingErr> {
         if let Some(arbiter) = &ends.arbiter {
-            arbiter.join(ends.life.stage, myself);
+            let own = Peer::new();
+            own.set(myself);
+            arbiter.join(ends.life.stage, own);
         }
-        let core = SchedulerCore::new(ends.config.clone());
-        let fault = ends.life.site(FaultPoint::Scheduler);
-        Ok(SchedulerState {
-            ends,
-            core,
-            specs: HashMap::new(),
-            attempts: HashMap::new(),
-            fault,
-            begun: Begun::default(),
-            stale: 0,
-            after: None,
-        })
+        Ok(SchedulerState::new(ends))
     }
 
     async fn handle(
@@ -101,6 +92,30 @@ impl Actor for Scheduler {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
+        Scheduler::turn(message, state).await
+    }
+}
+
+impl SchedulerState {
+    pub fn new(ends: SchedulerEnds) -> SchedulerState {
+        let core = SchedulerCore::new(ends.config.clone());
+        let fault = ends.life.site(FaultPoint::Scheduler);
+        SchedulerState {
+            ends,
+            core,
+            specs: HashMap::new(),
+            attempts: HashMap::new(),
+            fault,
+            begun: Begun::default(),
+            stale: 0,
+            after: None,
+        }
+    }
+}
+
+impl Scheduler {
+    /// Handles one message.
+    pub async fn turn(message: SchedulerMessage, state: &mut SchedulerState) -> Result<(), ActorProcessingErr> {
         let _at_work = state.ends.life.pulse.at_work(Role::Scheduler);
         state.fault.inject_async(|| message.events(&mut state.begun, &state.core)).await?;
         match message {
@@ -154,6 +169,11 @@ impl Actor for Scheduler {
 }
 
 impl SchedulerState {
+    /// Entries of its tables; none when it has no sequence.
+    pub fn entries(&self) -> usize {
+        self.specs.len() + self.attempts.len() + self.core.sequences() + self.core.waiting() + self.core.in_flight()
+    }
+
     /// Frees a sequence that failed.
     fn drop_failed(&mut self, request: RequestId) -> Result<(), ActorFailure> {
         self.specs.remove(&request);

@@ -2,7 +2,7 @@
 //! generation once the old device state is gone.
 
 use crate::connector::{Inbound, Outbound};
-use crate::generation::StageGeneration;
+use crate::generation::{Peer, StageGeneration};
 use crate::handle::{StageHandle, StageState};
 use crate::messages::SupervisorMessage;
 use crate::model_runner::ModelRunner;
@@ -13,6 +13,7 @@ use crate::setup::StageSetup;
 use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
+use omni_telemetry::clock::Clock;
 use ractor::concurrency::JoinHandle;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent};
 use std::sync::Arc;
@@ -122,7 +123,9 @@ impl SupervisorState {
         let generation = Generation(self.handle.status().borrow().generation.0 + 1);
         self.handle.update(|status| status.generation = generation);
         self.setup.metrics.generation.set(f64::from(generation.0));
-        let (stage, ends) = StageGeneration::new(&self.setup, generation, myself);
+        let own = Peer::new();
+        own.set(myself.clone());
+        let (stage, ends) = StageGeneration::new(&self.setup, generation, &own, Clock::system());
         let (scheduler, inbound) = (stage.scheduler.clone(), stage.inbound.clone());
         self.current = Some(Arc::new(stage));
         self.up = false;

@@ -71,6 +71,11 @@ impl SequenceCheck {
         (next > position.next || (ended && !position.ended)).then_some(position.next)
     }
 
+    /// Requests whose sequences may use the edge.
+    pub fn open_positions(&self) -> usize {
+        self.positions.len()
+    }
+
     fn position(&mut self, request: RequestId, attempt: Attempt) -> Option<&mut Position> {
         self.positions.get_mut(&request).filter(|position| position.attempt == attempt)
     }

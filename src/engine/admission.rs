@@ -5,8 +5,9 @@ use super::api::{Event, LaterReason, RequestOptions, SubmitError};
 use omni_config::{AdmissionMode, LimitsConfig};
 use omni_core::admission::{AdmissionCore, AdmissionStatus, Asked, Reason, Refusal, Ticket};
 use omni_telemetry::AdmissionMetrics;
+use omni_telemetry::clock::Clock;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// The places.
@@ -15,7 +16,7 @@ pub(super) struct Admissions(Arc<Shared>);
 
 struct Shared {
     limit: usize,
-    born: Instant,
+    clock: Clock,
     samples_per_second: f64,
     metrics: AdmissionMetrics,
     state: Mutex<State>,
@@ -44,13 +45,18 @@ pub(super) struct Watch {
 impl Admissions {
     /// As the config says, for speech of this sample rate.
     pub fn new(limits: &LimitsConfig, sample_rate: u32) -> Admissions {
+        Admissions::on(Clock::system(), limits, sample_rate)
+    }
+
+    /// [`Admissions::new`] that tells the time by this clock.
+    pub fn on(clock: Clock, limits: &LimitsConfig, sample_rate: u32) -> Admissions {
         let by_deadlines = limits.admission == AdmissionMode::Deadlines;
         let core = AdmissionCore::new(limits.max_requests, by_deadlines);
         let metrics = AdmissionMetrics::new();
         metrics.capacity(limits.max_requests);
         Admissions(Arc::new(Shared {
             limit: limits.max_requests,
-            born: Instant::now(),
+            clock,
             samples_per_second: f64::from(sample_rate),
             metrics,
             state: Mutex::new(State { core, restarts: 0 }),
@@ -118,7 +124,7 @@ impl Admissions {
 
 impl Shared {
     fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.clock.now()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -15,9 +15,9 @@ use omni_core::scheduler::Pace;
 use omni_model::ModelError;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_stage::{Admission, Outputs};
-use omni_telemetry::clock;
+use omni_telemetry::clock::{self, Clock};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How often a sequence may fail at one place.
 pub(super) const TRIES: u32 = 4;
@@ -99,7 +99,7 @@ struct EdgeLog {
     /// Units that the consumer has acknowledged.
     acked: u32,
     /// When the first unit passed.
-    began: Option<Instant>,
+    began: Option<Duration>,
     /// The data itself, until the consumer can never need it again: embeddings as they came, or integers.
     kept: Vec<(u32, Part)>,
     values: Vec<u32>,
@@ -111,8 +111,8 @@ impl EdgeLog {
     }
 
     /// Units that a listener, who hears one unit per `unit`, has not heard yet.
-    fn ahead(&self, unit: Duration) -> Option<u32> {
-        let heard = self.began?.elapsed().as_secs_f64() / unit.as_secs_f64();
+    fn ahead(&self, unit: Duration, now: Duration) -> Option<u32> {
+        let heard = now.saturating_sub(self.began?).as_secs_f64() / unit.as_secs_f64();
         Some(self.units.saturating_sub(heard as u32))
     }
 }
@@ -138,6 +138,7 @@ pub(super) struct Journal {
     logs: [EdgeLog; 5],
     attempts: u32,
     groups: usize,
+    clock: Clock,
 }
 
 /// What a stage needs to go on with a sequence.
@@ -153,7 +154,12 @@ impl Journal {
         let entry =
             |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0), lost_at: (Seq(0), 0) };
         let sequences = sequences.into_iter().map(entry).collect();
-        Journal { request, sequences, logs: Default::default(), attempts: 0, groups }
+        Journal { request, sequences, logs: Default::default(), attempts: 0, groups, clock: Clock::system() }
+    }
+
+    /// Tells the time by this clock.
+    pub fn on(self, clock: Clock) -> Journal {
+        Journal { clock, ..self }
     }
 
     /// Stages that have not finished, downstream first: a consumer must know a request before its producer can send.
@@ -192,11 +198,12 @@ impl Journal {
         let header = &mut payload.header;
         header.attempt = self.consumer(edge).map_or(Attempt(0), |(_, attempt)| attempt);
         let keep = !self.consumer_is_done(edge);
+        let now = self.clock.now();
         let log = self.log_mut(edge);
         log.units += header.units;
         log.ended = header.end;
         if header.units > 0 {
-            log.began.get_or_insert_with(Instant::now);
+            log.began.get_or_insert(now);
         }
         // The client has the samples; no stage needs them again.
         if keep && edge != Edge::Audio {
@@ -277,7 +284,7 @@ impl Journal {
             if log.acked == u32::MAX {
                 start.acked = u32::MAX;
             }
-            start.ahead = log.ahead(unit);
+            start.ahead = log.ahead(unit, self.clock.now());
         }
         let input = self.input(stage, &mut admission, attempt);
         Some(Readmission { admission, input })

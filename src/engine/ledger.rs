@@ -27,6 +27,7 @@ use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
 use omni_stage::StageReports;
+use omni_telemetry::clock::Clock;
 use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
 use omni_transfer::payload::{Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
@@ -38,7 +39,7 @@ use std::time::{Duration, Instant};
 
 /// See the module.
 pub(super) struct Ledger {
-    born: Instant,
+    clock: Clock,
     stages: Stages,
     /// Codes of a frame, and how long a listener hears it.
     groups: usize,
@@ -77,7 +78,13 @@ impl Ledger {
     ) -> Ledger {
         let state = PostedLock::new(State { core: LedgerCore::new(limits), open: BTreeMap::new(), up: [false; 3] });
         let fault = faults.site(None, FaultPoint::Ledger);
-        Ledger { born: Instant::now(), stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, state }
+        let clock = Clock::system();
+        Ledger { clock, stages, groups, unit, into: OnceLock::new(), metrics, faults, fault, state }
+    }
+
+    /// Tells the time by this clock.
+    pub fn on(self, clock: Clock) -> Ledger {
+        Ledger { clock, ..self }
     }
 
     /// Says how payloads get into each stage, upstream first. Once, before the first request.
@@ -104,7 +111,7 @@ impl Ledger {
             Client::new(send, plan.text, plan.owed.audio, plan.prompt_tokens, plan.samples_per_second, meter);
         client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
-        let journal = Journal::new(request, plan.sequences, self.groups);
+        let journal = Journal::new(request, plan.sequences, self.groups).on(self.clock.clone());
         let waiting: Vec<_> = journal.unfinished().collect();
         state.open.insert(request, Open { client, journal, codes: plan.codes });
         state.core.handed_over(request, self.now());
@@ -309,7 +316,7 @@ impl Ledger {
     }
 
     fn now(&self) -> Duration {
-        self.born.elapsed()
+        self.clock.now()
     }
 }
 

@@ -3,7 +3,8 @@
 //! It is the system's monotonic clock, the one behind [`Instant`], whose own readings mean nothing to another process.
 
 use rustix::time::{ClockId, clock_gettime};
-use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 /// One moment on both clocks.
@@ -36,6 +37,30 @@ pub fn nanos(at: Instant) -> u64 {
 /// How long ago a reading was taken, here or in another process; zero for one of the future.
 pub fn since(nanos: u64) -> Duration {
     Duration::from_nanos(now().saturating_sub(nanos))
+}
+
+/// What cores are told the time by: time since the clock was made. A simulation sets its clock by hand.
+#[derive(Clone, Debug)]
+pub enum Clock {
+    /// The system's, from this moment on.
+    System(Instant),
+    /// Set by a simulation, in nanoseconds.
+    Simulated(Arc<AtomicU64>),
+}
+
+impl Clock {
+    /// The system's clock, from now on.
+    pub fn system() -> Clock {
+        Clock::System(Instant::now())
+    }
+
+    /// Time since the clock was made.
+    pub fn now(&self) -> Duration {
+        match self {
+            Clock::System(born) => born.elapsed(),
+            Clock::Simulated(nanos) => Duration::from_nanos(nanos.load(Ordering::Relaxed)),
+        }
+    }
 }
 
 #[cfg(test)]
