@@ -16,7 +16,7 @@ pub use omni_model::weights::EmbeddedFiles;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use omni_engine::process;
-use omni_tools::{bench, chaos, exit, trace, verify};
+use omni_tools::{bench, chaos, exit, simulate, trace, verify};
 use std::process::ExitCode;
 
 /// A serving runtime for models that talk
@@ -40,6 +40,7 @@ enum Command {
     Verify(verify::command::VerifyArgs),
     Bench(bench::BenchArgs),
     Chaos(chaos::ChaosArgs),
+    Simulate(simulate::SimulateArgs),
     Trace(trace::TraceArgs),
     #[command(hide = true)]
     Stage(stage::StageArgs),
@@ -51,9 +52,10 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
     // The file may be replaced while this runs; this name stays the program that runs.
     process::set_binary("/proc/self/exe");
     let outcome = match command {
-        // These two compute and never wait: they need no runtime.
+        // These compute and never wait: they need no runtime.
         Command::Check(args) => check::execute(&args, embedded),
         Command::Verify(args) => verify::command::execute(&args),
+        Command::Simulate(args) => simulate::execute(&args),
         Command::Run(args) => on_runtime(Box::pin(run::execute(args, embedded))),
         Command::Say(args) => on_runtime(Box::pin(say::execute(args, embedded))),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),

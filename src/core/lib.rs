@@ -14,4 +14,5 @@ pub mod playback;
 pub mod restart;
 pub mod scheduler;
 pub mod sequence;
+pub mod shrink;
 pub mod text;

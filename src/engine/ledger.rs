@@ -163,6 +163,13 @@ impl Ledger {
         self.lock().core.open()
     }
 
+    /// Entries, journals and their bytes: nothing when no request is open.
+    pub fn held(&self) -> (usize, usize, usize) {
+        let state = self.lock();
+        let bytes = state.open.values().map(|open| open.journal.bytes()).sum();
+        (state.core.open(), state.open.len(), bytes)
+    }
+
     /// Delivers a payload to a client.
     fn deliver(&self, payload: Payload) {
         let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));

@@ -14,6 +14,7 @@
 //! | `admission` | which requests are accepted |
 //! | `stream` | the response to a request, as its client reads it |
 //! | `status_history` | since when each stage is in its state, and how long its last recovery took |
+//! | [`simulation`] | all of it on one thread with a simulated clock, and everything that can break |
 //! | `speak` | speech requests: a text, sentence after sentence |
 //! | `incremental` | the same word by word, for a text that is still being written |
 //! | `relay` | the requests of one text as one stream |
@@ -36,6 +37,7 @@ mod plan;
 pub mod process;
 mod relay;
 mod setup;
+pub mod simulation;
 mod speak;
 mod stages;
 mod status_history;

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | [`mod@bench`] | measures a server as its listeners hear it |
 //! | [`chaos`] | injects faults and checks that no listener hears any |
+//! | [`simulate`] | plays the whole engine with a simulated clock and everything that can break |
 //! | [`verify`] | checks a checkpoint against the results of a reference implementation |
 //! | [`trace`] | records which step ran when |
 //! | [`model`] | the config and the checkpoint that a command works with |
@@ -22,6 +23,7 @@ pub mod exit;
 pub mod local;
 pub mod model;
 pub mod signals;
+pub mod simulate;
 pub mod trace;
 pub mod verify;
 

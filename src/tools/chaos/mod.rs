@@ -8,7 +8,6 @@
 //! | `generate`, `inject` | which fault when: pure; and the rules that inject them |
 //! | `compare`, `verdict` | what a listener heard against the undisturbed stream: pure |
 //! | `outages`, `resources` | when stages were down; memory and file descriptors |
-//! | `shrink` | which few of many faults suffice to make a run fail: pure |
 //! | `report` | tables and JSON |
 
 mod compare;
@@ -21,7 +20,6 @@ mod outages;
 mod report;
 mod resources;
 mod settings;
-mod shrink;
 mod verdict;
 
 use super::EmbeddedFiles;
@@ -36,13 +34,13 @@ use futures::future::LocalBoxFuture;
 use inject::Injector;
 use load::Load;
 use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
+use omni_core::shrink::Shrinker;
 use omni_engine::{Engine, Service};
 use omni_fault::FaultRule;
 use omni_model::Checkpoint;
 use omni_telemetry as telemetry;
 use report::{About, Report};
 use settings::Where;
-use shrink::Shrinker;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
