@@ -83,15 +83,14 @@ impl Client {
         again: u32,
         planned: (Expected, Vec<(u32, FollowedText)>),
         stream: ResponseStream,
-        (accepted, expired): (Duration, Expired),
         woken: &Woken,
     ) -> Client {
         Client {
             script,
             request: RequestId(0),
             end: None,
-            accepted,
-            expired,
+            accepted: Duration::ZERO,
+            expired: Expired::default(),
             later: planned.1.into(),
             scheduled: false,
             again,

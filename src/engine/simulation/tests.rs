@@ -1,5 +1,4 @@
 use super::*;
-use std::time::Instant;
 
 /// Seeds that failed once, and what they found.
 const FOUND: &[(u64, &str)] = &[];
@@ -15,15 +14,8 @@ fn played(seed: u64, settings: &Settings) -> Report {
 
 #[test]
 fn whatever_breaks_each_client_hears_what_it_is_owed_and_nothing_is_left() {
-    // In CI longer, and other seeds each time.
-    let seconds = std::env::var("OMNI_SIMULATION_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
-    let first = seconds.map_or(0, |_| std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs() << 20));
-    let (begun, mut all) = (Instant::now(), Report::default());
-    for seed in first.. {
-        let over = seconds.map_or(seed >= 150, |seconds| begun.elapsed() > Duration::from_secs(seconds));
-        if over {
-            break;
-        }
+    let mut all = Report::default();
+    for seed in 0..150 {
         all.add(&played(seed, &Settings::default()));
     }
     println!("{all:?}");

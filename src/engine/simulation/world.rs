@@ -401,7 +401,8 @@ impl<'a> World<'a> {
         let stream = self.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired)).watched(watch);
         let place = self.clients.len();
         let (now, manner) = (self.now(), script.client);
-        let mut client = Client::new(place, at, manner, again, expected, stream, (now, expired), &self.woken);
+        let mut client = Client::new(place, at, manner, again, expected, stream, &self.woken);
+        (client.accepted, client.expired) = (now, expired);
         // The first event says the name, and is read at once.
         client.scheduled = true;
         self.clients.push(client);
