@@ -169,6 +169,11 @@ impl Scheduler {
 }
 
 impl SchedulerState {
+    /// All that its core knows.
+    pub fn describe(&self) -> String {
+        format!("{:?}", self.core)
+    }
+
     /// Entries of its tables; none when it has no sequence.
     pub fn entries(&self) -> usize {
         self.specs.len() + self.attempts.len() + self.core.sequences() + self.core.waiting() + self.core.in_flight()

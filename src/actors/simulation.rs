@@ -275,6 +275,14 @@ impl SimulatedStage {
         self.current.as_ref().map_or_else(StageLoad::default, |running| running.stage.load())
     }
 
+    /// All that the scheduler knows, for a person who looks for a bug.
+    pub fn describe(&self) -> String {
+        let state = self.handle.status().borrow().clone();
+        let scheduler = self.current.as_ref().map(|running| running.scheduler.describe());
+        let turns: Vec<_> = SimulatedActor::ALL.into_iter().filter(|actor| self.has_work(*actor)).collect();
+        format!("{}: {state:?}, work for {turns:?}, {}", self.setup.name, scheduler.unwrap_or_default())
+    }
+
     /// Entries in the tables of the actors, which the gauges of [`SimulatedStage::load`] do not count: zero when the
     /// stage is idle.
     pub fn entries(&self) -> usize {

@@ -128,6 +128,8 @@ struct SequenceEntry {
     failed_at: (u32, u32),
     /// The unit of its input that got lost last, and how often it did.
     lost_at: (Seq, u32),
+    /// It has used all of its input, so it cannot be admitted again before there is more.
+    starved: bool,
 }
 
 /// See the module.
@@ -151,8 +153,14 @@ pub(super) struct Readmission {
 impl Journal {
     /// The journal of a request that needs these sequences, upstream first; a frame has `groups` codes.
     pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
-        let entry =
-            |(stage, plan)| SequenceEntry { stage, plan, attempt: Attempt(0), failed_at: (0, 0), lost_at: (Seq(0), 0) };
+        let entry = |(stage, plan)| SequenceEntry {
+            stage,
+            plan,
+            attempt: Attempt(0),
+            failed_at: (0, 0),
+            lost_at: (Seq(0), 0),
+            starved: false,
+        };
         let sequences = sequences.into_iter().map(entry).collect();
         Journal { request, sequences, logs: Default::default(), attempts: 0, groups, clock: Clock::system() }
     }
@@ -259,8 +267,8 @@ impl Journal {
     }
 
     /// Readmits the stage's sequence: it goes on where its output on the log ends, with its input so far. A listener
-    /// hears one unit for `unit`. `None` if the stage has nothing left to do for the request, or the journal
-    /// contradicts itself.
+    /// hears one unit for `unit`. `None` if the stage has nothing left to do for the request, or is
+    /// [starved](Journal::starved).
     pub fn admit(&mut self, stage: StageName, unit: Duration) -> Option<Readmission> {
         if self.is_done(stage) {
             return None;
@@ -274,7 +282,11 @@ impl Journal {
         admission.from.attempt = attempt;
         match stage {
             StageName::Thinker => self.resume_thinker(&mut admission),
-            StageName::Talker => self.resume_talker(&mut admission)?,
+            StageName::Talker => {
+                let resumed = self.resume_talker(&mut admission);
+                self.starves(stage, resumed.is_none());
+                resumed?;
+            }
             StageName::Vocoder => self.resume_vocoder(&mut admission),
         }
         if let Some(edge) = self.outputs(stage).next() {
@@ -288,6 +300,22 @@ impl Journal {
         }
         let input = self.input(stage, &mut admission, attempt);
         Some(Readmission { admission, input })
+    }
+
+    /// Whether a stage cannot be given its sequence again before more of its input comes: a talker reads its last frame
+    /// together with the text behind it. The edge of that input, and its units whose use was never reported: all of them
+    /// are used.
+    pub fn starved(&self, stage: StageName) -> Option<(Edge, u32)> {
+        self.sequence(stage).filter(|sequence| sequence.starved)?;
+        let edge = self.edge_into(stage);
+        let log = self.log(edge);
+        Some((edge, log.units.saturating_sub(log.acked)))
+    }
+
+    fn starves(&mut self, stage: StageName, starved: bool) {
+        if let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) {
+            sequence.starved = starved;
+        }
     }
 
     /// The thinker goes on behind the answer tokens on the log. Where the log holds the whole answer, the new sequence

@@ -206,7 +206,9 @@ impl Ledger {
         let Some(new) = self.write_down(state, edge, payload) else { return };
         let consumer = state.open.get(&request).and_then(|open| open.journal.consumer(edge));
         let Some((stage, _)) = consumer.filter(|(stage, _)| state.up[*stage as usize]) else { return };
-        if let Err(error) = self.put(stage, new) {
+        if state.open.get(&request).is_some_and(|open| open.journal.starved(stage).is_some()) {
+            self.admit(state, request, stage);
+        } else if let Err(error) = self.put(stage, new) {
             self.sequence_lost(state, request, stage, error.to_string());
         }
     }
@@ -246,7 +248,13 @@ impl Ledger {
             return;
         }
         let Some(open) = state.open.get_mut(&request) else { return };
-        let Some(Readmission { admission, input }) = open.journal.admit(stage, self.unit) else { return };
+        let Some(Readmission { admission, input }) = open.journal.admit(stage, self.unit) else {
+            // It is admitted when there is more of its input, for which the producer must not wait in turn.
+            if let Some((edge, units)) = open.journal.starved(stage) {
+                self.ack(state, edge, vec![Ack { request, units }]);
+            }
+            return;
+        };
         let Some(handle) = self.stages.get(stage) else { return };
         // A stage that has just gone down drops this; it is admitted again when the stage is up.
         handle.admit(admission);

@@ -113,7 +113,7 @@ pub fn execute(args: &SimulateArgs) -> anyhow::Result<()> {
     println!("\n{violation}\nshrinking {} requests and faults ...", scenario.members());
     let (small, last) = shrink(&scenario, violation.clone(), SHRINK_RUNS);
     println!("{} suffice: {last}", small.members());
-    small.lines().iter().for_each(|line| println!("  {line}"));
+    small.lines().iter().chain(&last.stages).for_each(|line| println!("  {line}"));
     let poison = if args.poison { " --poison" } else { "" };
     let again = format!("--seed {} --seeds 1 --requests {} --faults {}", violation.seed, args.requests, args.faults);
     println!("again: omni-actors simulate {again}{poison}");

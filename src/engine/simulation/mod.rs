@@ -100,6 +100,8 @@ pub struct Violation {
     pub event: u64,
     /// What is wrong.
     pub what: String,
+    /// The stages at that moment.
+    pub stages: Vec<String>,
 }
 
 /// Plays a scenario.
@@ -112,7 +114,13 @@ pub fn play(scenario: &Scenario) -> Result<Report, Violation> {
         Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Err(Violation { seed: scenario.seed, at: Duration::ZERO, event: 0, what: format!("panic: {text}") })
+            Err(Violation {
+                seed: scenario.seed,
+                at: Duration::ZERO,
+                event: 0,
+                what: format!("panic: {text}"),
+                stages: Vec::new(),
+            })
         }
     }
 }

@@ -336,9 +336,7 @@ impl Sequence {
         match &self.kind {
             Kind::Thinker { spec, .. } => Some(spec.seed as u32),
             Kind::Talker { spec, .. } => Some(spec.seed as u32),
-            Kind::Vocoder { context, waiting } => {
-                waiting.front().or_else(|| context.last_chunk::<GROUPS>()?.first()).copied()
-            }
+            Kind::Vocoder { waiting, .. } => waiting.front().copied(),
         }
     }
 

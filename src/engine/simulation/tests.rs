@@ -1,26 +1,39 @@
 use super::*;
 
 /// Seeds that failed once, and what they found.
-const FOUND: &[(u64, &str)] = &[];
+const FOUND: &[(u64, &str)] =
+    &[(122, "a talker that had used all of its text was not admitted again when its stage came up, and hung")];
+
+/// Seeds of a run that says nothing else.
+const SEEDS: u64 = 600;
 
 /// Plays a seed; one that fails is shrunk.
 fn played(seed: u64, settings: &Settings) -> Report {
     let scenario = Scenario::new(seed, settings);
     play(&scenario).unwrap_or_else(|violation| {
         let (small, last) = shrink(&scenario, violation.clone(), 300);
-        panic!("{violation}\nshrunk: {last}\n{}", small.lines().join("\n"));
+        let lines = [small.lines(), last.stages.clone()].concat();
+        panic!("{violation}\nshrunk: {last}\n{}", lines.join("\n"));
     })
+}
+
+/// A number that the environment gives.
+fn given(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
 }
 
 #[test]
 fn whatever_breaks_each_client_hears_what_it_is_owed_and_nothing_is_left() {
+    let first = given("OMNI_SIMULATION_SEED").unwrap_or(0);
+    let seeds = given("OMNI_SIMULATION_SEEDS").unwrap_or(SEEDS);
+    let settings = Settings { poison: given("OMNI_SIMULATION_POISON").is_some(), ..Settings::default() };
     let mut all = Report::default();
-    for seed in 0..150 {
-        all.add(&played(seed, &Settings::default()));
+    for seed in first..first + seeds {
+        all.add(&played(seed, &settings));
     }
     println!("{all:?}");
-    assert!(all.finished > 500, "{all:?}");
-    assert_eq!(all.faults.len(), 12, "{all:?}");
+    assert!(all.finished > seeds * 3, "{all:?}");
+    assert!(seeds < SEEDS || all.faults.len() == 12, "{all:?}");
 }
 
 #[test]

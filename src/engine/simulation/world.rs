@@ -16,7 +16,7 @@ use crate::api::{RequestError, RequestOptions, Slo, SubmitError, Tenant, TenantI
 use crate::stream::Expired;
 use omni_config::{AdmissionMode, Config, LimitsConfig};
 use omni_core::deadline::PlaybackPolicy;
-use omni_core::ids::{Generation, StageName};
+use omni_core::ids::{Generation, RequestId, StageName};
 use omni_core::ledger::LedgerLimits;
 use omni_core::restart::Verdict;
 use omni_core::scheduler::SchedulerConfig;
@@ -252,13 +252,18 @@ impl<'a> World<'a> {
                 _ => happened,
             };
             if let Err(what) = happened {
-                return Err(Violation { seed: self.scenario.seed, at, event: number, what });
+                return Err(self.violation(what));
             }
         }
         let at = self.now();
-        self.last().map_err(|what| Violation { seed: self.scenario.seed, at, event: self.report.events, what })?;
+        self.last().map_err(|what| self.violation(what))?;
         self.report.lasted = at;
         Ok(self.report)
+    }
+
+    fn violation(&self, what: String) -> Violation {
+        let stages = self.stages.iter().map(|stage| stage.stage.describe()).collect();
+        Violation { seed: self.scenario.seed, at: self.now(), event: self.report.events, what, stages }
     }
 
     fn now(&self) -> Duration {
@@ -405,9 +410,10 @@ impl<'a> World<'a> {
         (client.accepted, client.expired) = (now, expired);
         // The first event says the name, and is read at once.
         client.scheduled = true;
-        self.clients.push(client);
         self.number += 1;
-        let request = omni_core::ids::RequestId(self.number);
+        let request = RequestId(self.number);
+        client.request = request;
+        self.clients.push(client);
         lock(&self.windows).prompt_emits.insert(request, prompt_emits);
         self.at(now, Event::Read(place));
         if !self.clients[place].later.is_empty() {
@@ -423,10 +429,6 @@ impl<'a> World<'a> {
     fn write(&mut self, place: usize) {
         let client = &mut self.clients[place];
         if !client.holds() || client.end.is_some() {
-            return;
-        }
-        if client.request.0 == 0 {
-            self.after(Duration::from_millis(1), Event::Write(place));
             return;
         }
         let Some((before, text)) = client.later.pop_front() else { return };
@@ -474,7 +476,7 @@ impl<'a> World<'a> {
     }
 
     /// A request has ended for its client.
-    fn ended(&mut self, request: omni_core::ids::RequestId, units: u64) {
+    fn ended(&mut self, request: RequestId, units: u64) {
         self.report.ended += 1;
         self.report.units += units;
         lock(&self.windows).forget(request);
@@ -580,9 +582,8 @@ impl<'a> World<'a> {
         let stage = self.stage(name);
         let Some(generation) = stage.stage.generation() else { return };
         let verdict = stage.stage.fail(stage.dying.unwrap_or("it died"));
-        self.report.restarts += 1;
-        let stage = self.stage(name);
         stage.given_up |= verdict == Verdict::GiveUp;
+        self.report.restarts += 1;
         if self.scenario.shape.stage(name).process {
             self.stage(name).wire.cut();
         }
