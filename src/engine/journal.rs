@@ -182,6 +182,12 @@ impl Journal {
         })
     }
 
+    /// The edge whose input a stage of the request needs no more, because it has finished; `None` where it has not, or
+    /// has no part in the request.
+    pub fn released_by(&self, stage: StageName) -> Option<Edge> {
+        self.sequence(stage).filter(|_| self.is_done(stage)).map(|_| self.edge_into(stage))
+    }
+
     /// The consumer of an edge and the attempt that its payloads are for now; `None` where no stage waits for them.
     pub fn consumer(&self, edge: Edge) -> Option<(StageName, Attempt)> {
         let stage = match edge {
@@ -235,6 +241,11 @@ impl Journal {
     pub fn acked(&mut self, edge: Edge, units: u32) {
         let log = self.log_mut(edge);
         log.acked = log.acked.saturating_add(units);
+    }
+
+    /// How many units the consumer has acknowledged.
+    pub fn acknowledged(&self, edge: Edge) -> u32 {
+        self.log(edge).acked
     }
 
     /// Codes so far, frame after frame.

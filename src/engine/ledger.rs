@@ -26,7 +26,7 @@ use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
-use omni_stage::StageReports;
+use omni_stage::{RELEASED, StageReports};
 use omni_telemetry::clock::Clock;
 use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
 use omni_transfer::payload::{Kind, Part, Payload};
@@ -168,6 +168,11 @@ impl Ledger {
         let state = self.lock();
         let bytes = state.open.values().map(|open| open.journal.bytes()).sum();
         (state.core.open(), state.open.len(), bytes)
+    }
+
+    /// Units of an edge that were acknowledged; `None` where the request is not open.
+    pub fn acked(&self, request: RequestId, edge: Edge) -> Option<u32> {
+        self.lock().open.get(&request).map(|open| open.journal.acknowledged(edge))
     }
 
     /// Delivers a payload to a client.
@@ -325,6 +330,11 @@ impl Ledger {
                 self.stages.iter().for_each(|stage| stage.abort(request));
             }
             if let Some(open) = state.open.remove(&request) {
+                if outcome == Outcome::Finished {
+                    // What a stage still makes is not needed, and no consumer is left that would take it over.
+                    let left = open.journal.unfinished().filter_map(|stage| self.stages.get(stage));
+                    left.for_each(|stage| stage.abort(request));
+                }
                 open.client.end(last, outcome);
             }
         }
@@ -349,6 +359,12 @@ impl StageReports for Ledger {
         state.up[stage as usize] = true;
         let waiting: Vec<_> =
             state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
+        // A stage may die between its last payload and the news that it needs no more input.
+        let released =
+            state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
+        for (edge, request) in released.collect::<Vec<_>>() {
+            self.ack(&mut state, edge, vec![Ack { request, units: RELEASED }]);
+        }
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
         }

@@ -281,7 +281,8 @@ const WAITS_FOR_OTHERS: &[(&str, &str, &str, usize, &str)] = &[
     ("actors/sampler/mod.rs", "drop", ".join()", 1, "the stage has ended: the model outlives the steps that are out"),
     ("actors/sampler/mod.rs", "run", ".recv(", 1, "the sampler's thread, which is there to wait"),
     ("actors/sampler/mod.rs", "step", ".wait()", 1, "the sampler's thread; a step that a launch has computed is there"),
-    ("actors/scheduler.rs", "handle", ".await", 1, "a pause that a fault plan asks for"),
+    ("actors/scheduler.rs", "handle", ".await", 1, "its turn"),
+    ("actors/scheduler.rs", "turn", ".await", 1, "a pause that a fault plan asks for"),
     ("actors/arbiter.rs", "join", ".lock(", 1, "once in a generation"),
     (
         "actors/arbiter.rs",

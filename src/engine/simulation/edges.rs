@@ -38,7 +38,10 @@ pub(super) struct Windows {
     counts: HashMap<(RequestId, usize), Count>,
     /// Units that its prompt alone sends, of each request that has not ended.
     pub prompt_emits: HashMap<RequestId, u32>,
-    pub wrong: Option<String>,
+    /// Requests of which more was taken over on an edge than was made.
+    pub over: Vec<(RequestId, Edge, u32, u32)>,
+    /// Requests that are ahead on an edge by more than their window: how far they are, and the window.
+    pub ahead: Vec<(RequestId, Edge, u32, u32)>,
 }
 
 #[derive(Default)]
@@ -55,9 +58,7 @@ impl Windows {
         let count = self.counts.entry((request, edge as usize)).or_default();
         count.made = count.made.max(upto);
         if !count.released && count.made > count.acked + most + emits {
-            let text =
-                format!("{request} is {} units ahead on {edge:?}, its window is {most}", count.made - count.acked);
-            self.wrong.get_or_insert(text);
+            self.ahead.push((request, edge, count.made, most + emits));
         }
     }
 
@@ -74,8 +75,7 @@ impl Windows {
         count.acked += units;
         // What a client writes is not counted here.
         if count.acked > count.made && edge != Edge::Text {
-            let text = format!("{request}: {} units of {} were taken over on {edge:?}", count.acked, count.made);
-            self.wrong.get_or_insert(text);
+            self.over.push((request, edge, count.acked, count.made));
         }
     }
 

@@ -1,8 +1,11 @@
 use super::*;
 
 /// Seeds that failed once, and what they found.
-const FOUND: &[(u64, &str)] =
-    &[(122, "a talker that had used all of its text was not admitted again when its stage came up, and hung")];
+const FOUND: &[(u64, &str)] = &[
+    (122, "a talker that had used all of its text was not admitted again when its stage came up"),
+    (1024, "a talker died between its last frame and the release of its thinker, which then waited for it"),
+    (1481, "a request was complete before its talker released its thinker, whose slot was never free again"),
+];
 
 /// Seeds of a run that says nothing else.
 const SEEDS: u64 = 600;

@@ -695,8 +695,24 @@ impl<'a> World<'a> {
     }
 
     fn check(&mut self) -> Result<(), String> {
-        if let Some(wrong) = lock(&self.windows).wrong.take() {
-            return Err(wrong);
+        let over = std::mem::take(&mut lock(&self.windows).over);
+        for (request, edge, acked, made) in over {
+            // Where input got lost, the attempt that is let go of may report a step after the next one was admitted.
+            if !self.stages.iter().any(|stage| stage.wire.struck.contains_key(&request)) {
+                return Err(format!("{request}: {acked} units of {made} were taken over on {edge:?}"));
+            }
+        }
+        let ahead = std::mem::take(&mut lock(&self.windows).ahead);
+        for (request, edge, made, most) in ahead {
+            // The ledger itself acknowledges what a stage that died had used and not told.
+            let consumer = StageName::ALL.into_iter().find(|stage| Edge::into_stage(*stage, false) == edge);
+            let restarted = consumer.is_some_and(|stage| self.stage(stage).handle.status().borrow().restarts > 0);
+            let acked = self.ledger.acked(request, edge);
+            if acked.is_some_and(|acked| !restarted || made > acked.saturating_add(most)) {
+                return Err(format!(
+                    "{request} is {made} units far on {edge:?}, its window is {most}, {acked:?} are acked"
+                ));
+            }
         }
         // Counting them each time would take longer than all the rest.
         if self.report.events.is_multiple_of(64) {
