@@ -2,8 +2,8 @@
 //! which actor handles its next message when, which actor dies, and when the supervisor hears of it; so it plays any
 //! interleaving, again and again, on one thread.
 //!
-//! It owns what a generation owns. It repeats the few lines in which the supervisor starts and ends generations, because
-//! those wait for real threads. It must never decide anything that an actor decides.
+//! It owns what a generation owns. It repeats the few lines in which the supervisor starts and ends generations,
+//! because those wait for real threads. It must never decide anything that an actor decides.
 
 use crate::connector::{INBOX, Inbound, InboundState, Outbound, OutboundState};
 use crate::failure::failure;

@@ -16,9 +16,9 @@ const EVERY: Duration = Duration::from_secs(1);
 
 /// Play the whole engine with a simulated clock, models that compute nothing, and everything that can break
 ///
-/// Each seed is a scenario: requests, clients that stall and leave, actors that die and hang, edges that lose and damage.
-/// Every client compares each sample, and after each event nothing may be counted wrong. The first seed that fails is
-/// shrunk to the few requests and faults that it takes, and printed.
+/// Each seed is a scenario: requests, clients that stall and leave, actors that die and hang, edges that lose and
+/// damage. Every client compares each sample, and after each event nothing may be counted wrong. The first seed that
+/// fails is shrunk to the few requests and faults that it takes, and printed.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors simulate                              a thousand seeds

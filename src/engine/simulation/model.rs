@@ -1,6 +1,6 @@
-//! Models that compute nothing: what a sequence makes is a hash of everything that it was given before, as in a net that
-//! reads its own output. So a unit that is lost, doubled, out of order or of another sequence changes all that follows,
-//! and [`Expected`] says without any stage what a client has to get, sample by sample.
+//! Models that compute nothing: what a sequence makes is a hash of everything that it was given before, as in a net
+//! that reads its own output. So a unit that is lost, doubled, out of order or of another sequence changes all that
+//! follows, and [`Expected`] says without any stage what a client has to get, sample by sample.
 
 use super::random::mix;
 use omni_config::Precision;

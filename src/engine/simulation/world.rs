@@ -1,5 +1,5 @@
-//! The world of one simulation: the real ledger, admission and stages, and a clock that jumps from event to event. After
-//! each event it carries on what the event put into queues, and looks whether anything is wrong.
+//! The world of one simulation: the real ledger, admission and stages, and a clock that jumps from event to event.
+//! After each event it carries on what the event put into queues, and looks whether anything is wrong.
 
 use super::super::admission::Admissions;
 use super::super::journal::Edge;
@@ -753,6 +753,8 @@ impl<'a> World<'a> {
                 return Err(format!("the {} is {status:?}", stage.stage.name()));
             }
         }
+        // A payload that was to be overtaken, and that nothing followed.
+        self.stages.iter_mut().for_each(|stage| stage.wire.cut());
         if self.leases.live() > 0 {
             return Err(format!("{} leases", self.leases.live()));
         }
