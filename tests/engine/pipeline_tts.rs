@@ -193,7 +193,7 @@ async fn an_uploaded_voice_is_used_by_name_and_survives_a_restart() {
         named
     };
     let engine = tts("base", kept).await;
-    let names: Vec<_> = engine.voices().into_iter().map(|voice| voice.name).collect();
+    let names: Vec<_> = engine.voices().iter().map(|voice| voice.name.clone()).collect();
     assert_eq!(names, ["Clara"]);
     assert!(say(&engine, speak(VoiceChoice::named(Some("Clara".into())))).await.samples == first.samples);
     engine.remove_voice("CLARA").await.unwrap();
