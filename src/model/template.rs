@@ -77,14 +77,19 @@ impl ChatTemplate {
     pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, TemplateError> {
         let fail = |e: Error| TemplateError(format!("{e:#}"));
         let given: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
-        let mut text = Text { bytes: Vec::new(), most: given.saturating_mul(4).saturating_add(MAX_OUTPUT) };
+        let mut text =
+            Text { bytes: Vec::new(), most: given.saturating_mul(4).saturating_add(MAX_OUTPUT), full: false };
         let messages: Value =
             messages.iter().map(|m| Value::from_pairs([("role", m.role), ("content", m.content)])).collect();
         let own = [("messages", messages), ("add_generation_prompt", Value::from(true))];
         let tokens = self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
         let context = Value::from_pairs(own.into_iter().chain(tokens));
         let template = self.environment.get_template(NAME).map_err(fail)?;
-        template.render_captured_to(context, &mut text).map_err(fail)?;
+        let rendered = template.render_captured_to(context, &mut text).map(drop).map_err(fail);
+        if text.full {
+            return Err(TemplateError(format!("it writes more than {} bytes", text.most)));
+        }
+        rendered?;
         String::from_utf8(text.bytes).map_err(|_| TemplateError("its text is not UTF-8".into()))
     }
 }
@@ -93,12 +98,15 @@ impl ChatTemplate {
 struct Text {
     bytes: Vec<u8>,
     most: usize,
+    /// It wanted to write more.
+    full: bool,
 }
 
 impl Write for Text {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + bytes.len() > self.most {
-            return Err(io::Error::other(format!("it writes more than {} bytes", self.most)));
+            self.full = true;
+            return Err(io::Error::other("too long"));
         }
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

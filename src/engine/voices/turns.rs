@@ -85,6 +85,9 @@ impl Drop for Turn {
         loop {
             let next = {
                 let mut lines = self.turns.lock();
+                // A client that left costs its tenant no turn.
+                lines.requests.retain(|waiting| !waiting.is_closed());
+                lines.uploads.retain(|waiting| !waiting.is_closed());
                 let next = lines.requests.pop().or_else(|| lines.uploads.pop());
                 lines.taken = next.is_some();
                 next
