@@ -34,7 +34,7 @@ fn large_bodies_that_do_not_end_leave_room_for_ordinary_ones() {
     let unfinished: Vec<_> = (0..8)
         .map(|_| {
             let mut socket = attacked.connect();
-            let head = "POST /v1/audio/speech HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+            let head = "POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
                         Content-Length: 16000000\r\n\r\n";
             // The last ones are refused: the server may have closed the connection.
             let _ = socket.write_all(head.as_bytes()).and_then(|()| socket.write_all(&vec![b' '; 15_000_000]));
