@@ -153,8 +153,7 @@ fn newcomers_take_the_places_of_silent_connections() {
 fn a_full_server_says_that_it_lives() {
     let attacked = Attacked::embedded("[server]\nmax_connections = 2\n");
     // Requests that are being received are no idle connections.
-    let head =
-        "POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
+    let head = "POST /v1/audio/speech HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{";
     let begun = |_| {
         let mut socket = attacked.connect();
         socket.write_all(head.as_bytes()).unwrap();

@@ -183,18 +183,18 @@ fn the_journal_keeps_only_what_a_stage_can_still_need() {
 #[test]
 fn a_talker_that_has_used_all_of_its_text_is_admitted_again_when_more_of_it_comes() {
     let mut journal = spoken();
-    journal.admit(StageName::Talker, UNIT).unwrap();
+    journal.admit(StageName::Talker, UNIT, None).unwrap();
     journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 4], 1, false)).unwrap();
     journal.record(Edge::Codes, codes(0, 1, false)).unwrap();
     assert!(
-        journal.admit(StageName::Talker, UNIT).is_none(),
+        journal.admit(StageName::Talker, UNIT, None).is_none(),
         "its next position is the first frame with the next text"
     );
     assert_eq!(journal.starved(StageName::Talker), Some((Edge::Text, 4)));
     journal.acked(Edge::Text, 4);
     assert_eq!(journal.starved(StageName::Talker), Some((Edge::Text, 0)));
     journal.record(Edge::Text, payload(Edge::Text, 4, vec![1], 1, false)).unwrap();
-    let again = journal.admit(StageName::Talker, UNIT).unwrap();
+    let again = journal.admit(StageName::Talker, UNIT, None).unwrap();
     assert_eq!((again.admission.from.first, again.admission.from.start.consumed), (1, 4));
     assert_eq!(journal.starved(StageName::Talker), None);
 }
