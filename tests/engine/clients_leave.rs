@@ -1,7 +1,9 @@
 //! Clients that leave, that stop reading, or that are too many do not disturb other clients.
 
 use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, say, tiny};
+use omni_actors::core::ids::StageName;
 use omni_actors::engine::{Engine, Event, Output, RequestError, ResponseStream, Service, SubmitError, TextSource};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::sampling::{Domain, uniform};
 use omni_actors::telemetry::Outcome;
 use omni_actors::telemetry::trace::{Session, Track, What};
@@ -115,7 +117,13 @@ async fn a_client_that_sleeps_too_long_is_let_go() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_lives_too_long_is_ended() {
-    let engine = engine(&tiny(), |config| config.limits.request_timeout = Duration::from_millis(600)).await;
+    let engine = engine(&tiny(), |config| {
+        config.limits.request_timeout = Duration::from_millis(600);
+        // What is heard earns twice its length: a frame in a second is too slow for that.
+        let slow = FaultKind::Slow(Duration::from_secs(1));
+        config.faults = vec![FaultRule::new(StageName::Talker, FaultPoint::Runner, slow).times(u64::MAX)];
+    })
+    .await;
     let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(60_000, 1))).await.unwrap();
     assert!(matches!(answer.end.unwrap(), Err(RequestError::TimedOut(_))));
     idle(&engine).await;

@@ -359,7 +359,6 @@ impl SupervisorState {
         let attribution = self.setup.reports.stage_down(self.handle.name(), &failure);
         let reason = failure.reason;
         let verdict = self.policy.failed(self.born.elapsed(), &attribution);
-        tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
         self.down = (generation, Some(verdict));
         self.handle.update(|status| {
             status.generation = status.generation.max(generation);

@@ -1,7 +1,6 @@
 //! The client of one request: reads its stream as it was told to, and compares every sample with what it has to get.
 
 use super::model::{Expected, SAMPLES};
-use super::plan::Planned;
 use super::scenario::Manner;
 use crate::api::{Event, RequestError, ResponseStream};
 use crate::plan::FollowedText;
@@ -219,12 +218,5 @@ impl Client {
     /// Units that it has compared.
     pub fn units(&self) -> u64 {
         u64::from(self.frames) + self.text.len() as u64
-    }
-}
-
-impl Planned {
-    /// What the client keeps of the plan.
-    pub fn split(self) -> (crate::plan::RequestPlan, (Expected, Vec<(u32, FollowedText)>), u32) {
-        (self.plan, (self.expected, self.later), self.prompt_emits)
     }
 }

@@ -347,7 +347,7 @@ impl Sequence {
             Kind::Thinker { spec, waiting } => {
                 let left = spec.prompt.len() as u32 - *prefilled;
                 let mut spoken = prompt_embeddings(spec, *prefilled, if left > 0 { units } else { 0 });
-                if units > left && left > 0 || units == 0 && left > 0 {
+                if left > 0 && (units == 0 || units > left) {
                     return refused(format!("{units} of {left} positions of the prompt"));
                 }
                 if left > 0 {

@@ -8,7 +8,7 @@ use super::super::stages::Stages;
 use super::edges::{Counted, CountedAcks, Into, Outbox, Trouble, Windows, Wire, lock};
 use super::listener::{Client, End, Read, Woken};
 use super::model::{Book, Factory, POISON, UNKNOWN};
-use super::plan::{SAMPLE_RATE, UNIT, plan};
+use super::plan::{Planned, SAMPLE_RATE, UNIT, plan};
 use super::random::{Random, mix};
 use super::scenario::{Manner, RequestKind, Scenario, Script, What};
 use super::{Report, Violation};
@@ -402,13 +402,13 @@ impl<'a> World<'a> {
             }
             Err(_) => return,
         };
-        let (plan, expected, prompt_emits) = plan(script, &scenario.shape).split();
+        let Planned { plan, expected, later, prompt_emits } = plan(script, &scenario.shape);
         let kind = if chat { omni_telemetry::RequestKind::Chat } else { omni_telemetry::RequestKind::Speech };
         let (watch, expired) = (permit.watch(), Expired::default());
         let stream = self.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired)).watched(watch);
         let place = self.clients.len();
         let (now, manner) = (self.now(), script.client);
-        let mut client = Client::new(place, at, manner, again, expected, stream, &self.woken);
+        let mut client = Client::new(place, at, manner, again, (expected, later), stream, &self.woken);
         (client.accepted, client.expired) = (now, expired);
         // The first event says the name, and is read at once.
         client.scheduled = true;
