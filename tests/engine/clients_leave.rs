@@ -120,7 +120,7 @@ async fn a_request_that_lives_too_long_is_ended() {
     let engine = engine(&tiny(), |config| {
         config.limits.request_timeout = Duration::from_millis(600);
         // What is heard earns twice its length: a frame in a second is too slow for that.
-        let slow = FaultKind::Slow(Duration::from_secs(1));
+        let slow = FaultKind::Delay(Duration::from_secs(1));
         config.faults = vec![FaultRule::new(StageName::Talker, FaultPoint::Runner, slow).times(u64::MAX)];
     })
     .await;

@@ -39,6 +39,7 @@ fn record_one_of_each() {
     admission.capacity(16);
     admission.refused("places");
     admission.deadline("playback", true);
+    admission.ended("yielded");
     for name in StageName::ALL {
         let stage = StageMetrics::new(name, Recorder::default());
         stage.steps.increment(1);

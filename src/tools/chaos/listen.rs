@@ -71,7 +71,7 @@ pub async fn listen(
             }
             Ok(Some(Event::Finished { reason, usage })) => heard.end = End::Finished(reason, usage),
             Ok(Some(Event::Failed(RequestError::BroughtDown { stage, times, .. }))) => {
-                heard.end = End::Ended(stage, times)
+                heard.end = End::Ended(stage, times);
             }
             Ok(Some(Event::Failed(error))) => heard.end = End::Failed(first_line(&error)),
         }

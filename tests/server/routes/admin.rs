@@ -2,10 +2,11 @@
 
 use super::Site;
 use omni_actors::config::{KeyConfig, hash_key};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::net::SocketAddr;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+
+const SPEECH: &str = "/v1/audio/speech";
 
 /// A server whose admin listener answers.
 async fn site(change: impl FnOnce(&mut omni_actors::config::ServerConfig)) -> Site {
@@ -26,14 +27,13 @@ fn url(site: &Site, path: &str) -> String {
 #[tokio::test]
 async fn clients_that_take_every_connection_keep_no_probe_out() {
     let site = site(|server| server.max_connections = 2).await;
-    let mut held = Vec::new();
+    // Requests under way: idle connections would give up their places.
+    let (mut answers, mut held) = (Vec::new(), Vec::new());
     for _ in 0..2 {
-        let mut socket = TcpStream::connect(site.address).await.unwrap();
-        socket.write_all(b"GET /live HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
-        assert_eq!(socket.read(&mut [0; 12]).await.unwrap(), 12);
-        held.push(socket);
+        answers.push(site.post(SPEECH, &json!({"input": "Hi"})));
+        held.push(site.service.call().await);
     }
-    assert_eq!(site.get("/live").send().await.unwrap().status(), 503);
+    assert_eq!(site.get("/v1/models").send().await.unwrap().status(), 503);
     for path in ["/live", "/livez", "/ready", "/readyz", "/health", "/metrics"] {
         let response = site.client.get(url(&site, path)).send().await.unwrap();
         assert_eq!(response.status(), 200, "{path}");
@@ -44,6 +44,9 @@ async fn clients_that_take_every_connection_keep_no_probe_out() {
     let body: Value = response.json().await.unwrap();
     assert_eq!(body["error"]["code"], "not_found");
     drop(held);
+    for answer in answers {
+        assert_eq!(answer.await.unwrap().status(), 500);
+    }
 }
 
 #[tokio::test]

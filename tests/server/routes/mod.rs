@@ -58,6 +58,7 @@ impl Site {
         let mut limits = LimitsConfig {
             max_requests: 4,
             max_input_chars: 1000,
+            max_instruction_chars: 1000,
             request_timeout: Duration::from_secs(60),
             ..Config::default().limits
         };
