@@ -21,6 +21,7 @@ fn long() -> String {
 fn now_and_then(over: &AtomicBool, every: Duration, mut something: impl FnMut() -> bool) {
     while !over.load(Ordering::Relaxed) && something() {
         // The pace is the attack.
+        #[expect(clippy::disallowed_methods, reason = "the pace of a slow client is the attack")]
         std::thread::sleep(every);
     }
 }
