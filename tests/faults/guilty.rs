@@ -74,6 +74,14 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
     let (first, second) = tokio::time::timeout(PATIENCE, both).await.unwrap_or_else(|_| panic!("{case}: hangs"));
     assert_eq!(guilty(&first, stage, &case), 3, "{case}: the first failure, and two more");
     assert_eq!(second, Answer { chunks: second.chunks.clone(), ..truth[0].clone() }, "{case}: the other stream");
+    // The stream ends before the stage's status says why.
+    let restarted = async {
+        while engine.health().stages[stage as usize].restarts < 3 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let waited = tokio::time::timeout(PATIENCE, restarted).await;
+    waited.unwrap_or_else(|_| panic!("{case}: {:?}", engine.health()));
     recovered(&engine, &case).await;
     let health = &engine.health().stages[stage as usize];
     assert_eq!((health.state, health.restarts), (StageState::Running, 3), "{case}: {health:?}");

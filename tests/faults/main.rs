@@ -8,4 +8,3 @@ mod actors;
 mod guilty;
 mod matrix;
 mod plan;
-mod supervisors;

@@ -1,11 +1,14 @@
-//! Supervisors act first and log second.
+//! Supervisors act first and log second. In a process of its own: who hears log lines is decided once in a process.
+#![allow(clippy::unwrap_used)]
 
-use crate::support::engine::{engine, frames, say, tiny};
+mod support;
+
 use omni_actors::config::Placement;
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::{Engine, Service, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use std::sync::{Arc, Mutex, OnceLock};
+use support::engine::{engine, frames, say, tiny};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
