@@ -140,6 +140,7 @@ pub(super) struct Journal {
     logs: [EdgeLog; 5],
     attempts: u32,
     groups: usize,
+    frame: usize,
     content: Content,
     clock: Clock,
 }
@@ -152,8 +153,13 @@ pub(super) struct Readmission {
 }
 
 impl Journal {
-    /// The journal of a request that needs these sequences, upstream first; a frame has `groups` codes.
-    pub fn new(request: RequestId, sequences: Vec<(StageName, SequencePlan)>, groups: usize) -> Journal {
+    /// The journal of a request that needs these sequences, upstream first; a frame has `groups` codes and `frame`
+    /// samples.
+    pub fn new(
+        request: RequestId,
+        sequences: Vec<(StageName, SequencePlan)>,
+        (groups, frame): (usize, usize),
+    ) -> Journal {
         let entry = |(stage, plan)| SequenceEntry {
             stage,
             plan,
@@ -169,6 +175,7 @@ impl Journal {
             logs: Default::default(),
             attempts: 0,
             groups,
+            frame,
             content: Content(0),
             clock: Clock::system(),
         }
@@ -233,7 +240,7 @@ impl Journal {
             // An earlier attempt sent it, although a later one has taken its place.
             return Ok(None);
         }
-        let Some(mut payload) = payload.from_unit(Seq(units))? else { return Ok(None) };
+        let Some(mut payload) = payload.from_unit(Seq(units), self.frame)? else { return Ok(None) };
         let header = &mut payload.header;
         header.attempt = self.consumer(edge).map_or(Attempt(0), |(_, attempt)| attempt);
         let keep = !self.consumer_is_done(edge);

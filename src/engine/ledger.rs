@@ -127,7 +127,9 @@ impl Ledger {
         // The channel is empty.
         let _ = client.event(Event::Started { id: request, seed: plan.seed });
         client.followed(plan.follow.as_ref().map_or(0, |text| text.tokens.len() as u32));
-        let journal = Journal::new(request, plan.sequences, self.groups).asking_for(content).on(self.clock.clone());
+        let frame = (self.unit.as_secs_f64() * f64::from(plan.samples_per_second)).round() as usize;
+        let journal =
+            Journal::new(request, plan.sequences, (self.groups, frame)).asking_for(content).on(self.clock.clone());
         let waiting: Vec<_> = journal.unfinished().collect();
         waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
         state.open.insert(request, Open { client, journal, codes: plan.codes });

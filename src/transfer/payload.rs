@@ -96,11 +96,12 @@ impl Payload {
         self.parts.iter().map(Part::bytes).sum()
     }
 
-    /// The payload but for its units before `seq`; `None` if that leaves nothing that is new.
+    /// The payload but for its units before `seq`; `None` if that leaves nothing that is new. Units of sound have `frame`
+    /// samples each, but for the first ones of a stream, which can have fewer.
     ///
     /// # Errors
     /// When the tensor library says no.
-    pub fn from_unit(mut self, seq: Seq) -> Result<Option<Payload>, ModelError> {
+    pub fn from_unit(mut self, seq: Seq, frame: usize) -> Result<Option<Payload>, ModelError> {
         let Header { seq: Seq(first), units, end, .. } = self.header;
         let known = seq.0.saturating_sub(first).min(units);
         if known == 0 {
@@ -125,12 +126,41 @@ impl Payload {
                     self.parts.push(Part::U32(values));
                 }
                 Part::F32(mut values) => {
-                    values.drain(..values.len() / units as usize * known as usize);
+                    // From the end: where a stream begins, some frames are shorter.
+                    let rest = frame.saturating_mul((units - known) as usize);
+                    values.drain(..values.len().saturating_sub(rest));
                     self.parts.push(Part::F32(values));
                 }
             }
         }
         (self.header.seq, self.header.units) = (Seq(first + known), units - known);
         Ok(Some(self))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_frame_of_a_stream_is_cut_off_with_its_own_length() {
+        let header = Header {
+            request: RequestId(1),
+            generation: Generation(1),
+            attempt: Attempt(0),
+            seq: Seq(0),
+            kind: Kind::Audio,
+            units: 3,
+            end: None,
+            sent: 0,
+        };
+        // The first frame has 4 samples, the others 10.
+        let samples: Vec<f32> = (0..24u8).map(f32::from).collect();
+        for (known, rest) in [(0, 0), (1, 4), (2, 14)] {
+            let payload = Payload { header, parts: vec![Part::F32(samples.clone())], leases: Vec::new() };
+            let left = payload.from_unit(Seq(known), 10).unwrap().unwrap();
+            assert_eq!((left.header.seq, left.header.units), (Seq(known), 3 - known));
+            assert!(matches!(&left.parts[..], [Part::F32(left)] if left[..] == samples[rest..]), "{known}");
+        }
     }
 }

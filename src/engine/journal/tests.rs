@@ -57,7 +57,7 @@ fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
 
 /// A text of two stages, as Qwen3-TTS has.
 fn spoken() -> Journal {
-    Journal::new(REQUEST, vec![talker(), vocoder()], GROUPS)
+    Journal::new(REQUEST, vec![talker(), vocoder()], (GROUPS, 10))
 }
 
 fn payload(edge: Edge, seq: u32, values: Vec<u32>, width: usize, end: bool) -> Payload {
@@ -147,7 +147,7 @@ fn a_vocoder_gets_delivered_frames_as_context_and_the_others_as_input() {
 #[test]
 fn a_thinker_goes_on_behind_its_tokens_and_follows_a_whole_answer() {
     let both = Outputs { tokens: true, speech: true };
-    let mut journal = Journal::new(REQUEST, vec![thinker(both), talker(), vocoder()], GROUPS);
+    let mut journal = Journal::new(REQUEST, vec![thinker(both), talker(), vocoder()], (GROUPS, 10));
     journal.admit(StageName::Thinker, UNIT, None).unwrap();
     journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![20, 21], 1, false)).unwrap();
     let again = journal.admit(StageName::Thinker, UNIT, None).unwrap();
