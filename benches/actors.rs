@@ -8,17 +8,14 @@
 #[path = "../tests/support/stage.rs"]
 mod support;
 
-use omni_actors::actors::{Admission, Outputs, Resume};
-use omni_actors::core::ids::{Content, Generation, RequestId, StageName, StepId};
-use omni_actors::core::scheduler::{Pace, SchedulerConfig, SequenceParams};
-use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
+use omni_actors::core::ids::{Generation, RequestId, StageName, StepId};
+use omni_actors::core::scheduler::{Pace, SchedulerConfig};
 use omni_actors::telemetry::trace::{self, Component, Recorder, Session, Track, What};
-use std::time::{Duration, Instant};
-use support::{Rig, Script, rig, scheduler};
+use std::time::Instant;
+use support::{Rig, SPEECH, Script, rig, scheduler, sequence};
 
 const STEPS: u32 = 20_000;
 const RECORDS: u64 = 500_000;
-const SPEECH: Outputs = Outputs { tokens: false, speech: true };
 
 #[tokio::main]
 async fn main() {
@@ -56,17 +53,7 @@ async fn overhead(run_ahead: u32, sequences: u32) -> f64 {
     let rig = rig(StageName::Talker, Script { steps, stop: STEPS }, config, &[]).await;
     let start = Instant::now();
     for request in 0..sequences {
-        let params =
-            SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-        let (request, spec) = (RequestId(request.into()), SequenceSpec::Vocoder(VocoderSpec::default()));
-        rig.admit(Admission {
-            request,
-            params,
-            spec,
-            deliver: SPEECH,
-            from: Resume::default(),
-            content: Content::default(),
-        });
+        rig.admit(sequence(RequestId(request.into()), Pace::Free, SPEECH));
     }
     ends(&rig, sequences).await;
     let elapsed = start.elapsed();

@@ -6,7 +6,7 @@ use super::error::{ConfigError, Problem};
 use super::format_duration;
 use super::reader::Reader;
 use omni_core::ids::StageName;
-use omni_fault::{FaultKind, FaultPlan, FaultPoint, FaultRule, Neighbour, Phase};
+use omni_fault::{Beside, FaultKind, FaultPlan, FaultPoint, FaultRule, Phase};
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
@@ -105,8 +105,8 @@ pub(super) fn fault(r: &mut Reader, section: &str) -> Option<FaultRule> {
     let allowed = format!("\"none\", \"any\" or {numbers}");
     let beside = r.value(&key("beside"), "\"none\"", allowed, |value| match value {
         Value::String(word) if word == "none" => Some(None),
-        Value::String(word) if word == "any" => Some(Some(Neighbour::Any)),
-        other => Some(Some(Neighbour::Request(whole(other)?))),
+        Value::String(word) if word == "any" => Some(Some(Beside::Any)),
+        other => Some(Some(Beside::Request(whole(other)?))),
     });
     let phase = r.choice(&key("phase"), "any", &phases).flatten();
     let after = r.duration(&key("after"), Duration::ZERO, Duration::ZERO..=Duration::from_secs(24 * 3600));
@@ -148,8 +148,8 @@ pub fn fault_fields(rule: &FaultRule) -> Vec<(&'static str, Value)> {
     fields.extend(rule.request.map(|request| ("request", number(request))));
     fields.extend(rule.one_in.map(|requests| ("one_in", number(requests))));
     fields.extend(rule.beside.map(|neighbour| match neighbour {
-        Neighbour::Any => ("beside", text("any")),
-        Neighbour::Request(request) => ("beside", number(request)),
+        Beside::Any => ("beside", text("any")),
+        Beside::Request(request) => ("beside", number(request)),
     }));
     fields.extend(rule.phase.map(|phase| ("phase", text(phase.as_str()))));
     fields.extend((!rule.after.is_zero()).then(|| ("after", text(&format_duration(rule.after)))));
@@ -190,8 +190,8 @@ mod tests {
         let number = || proptest::option::of(1..=i64::MAX as u64);
         let beside = prop_oneof![
             Just(None),
-            Just(Some(Neighbour::Any)),
-            (1..=i64::MAX as u64).prop_map(|request| Some(Neighbour::Request(request))),
+            Just(Some(Beside::Any)),
+            (1..=i64::MAX as u64).prop_map(|request| Some(Beside::Request(request))),
         ];
         let who = (number(), proptest::option::of(0..Phase::ALL.len()), number(), beside);
         let rest = (0..86_400_000u64, prop_oneof![Just(1.0), 1e-12..1.0f64]);

@@ -1,6 +1,6 @@
 //! What can break in one engine, and the refusal of rules that ask for anything else.
 
-use super::rule::{FaultKind, FaultPoint, FaultRule, Neighbour, Phase};
+use super::rule::{Beside, FaultKind, FaultPoint, FaultRule, Phase};
 use omni_core::ids::StageName;
 
 /// What an engine is made of, as far as rules need it.
@@ -45,8 +45,7 @@ impl FaultRule {
         if let Some((key, _)) = chosen.into_iter().find(|(_, set)| *set && !point.has_request()) {
             return Err((key, format!("must not be set with {at}, where no request is worked on")));
         }
-        if *nth == 0 || *times == 0 || [*request, *one_in].contains(&Some(0)) || *beside == Some(Neighbour::Request(0))
-        {
+        if *nth == 0 || *times == 0 || [*request, *one_in].contains(&Some(0)) || *beside == Some(Beside::Request(0)) {
             return Err(("nth", "nth, times, request, one_in and beside must be at least 1".to_owned()));
         }
         if !(*chance > 0.0 && *chance <= 1.0) {

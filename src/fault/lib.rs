@@ -29,5 +29,5 @@ mod site;
 pub use capabilities::FaultCapabilities;
 pub use event::{Begun, FaultEvent};
 pub use plan::{FaultPlan, PlanError, PlanState, RuleCount, RuleState};
-pub use rule::{FaultKind, FaultPoint, FaultRule, HANG, Neighbour, Phase};
+pub use rule::{Beside, FaultKind, FaultPoint, FaultRule, HANG, Phase};
 pub use site::{FaultSite, Injected, InjectedFault};

@@ -1,7 +1,7 @@
 //! Which occurrences a rule hits: pure, and the same in every run.
 
 use super::event::FaultEvent;
-use super::rule::{FaultRule, Neighbour, Phase};
+use super::rule::{Beside, FaultRule, Phase};
 use omni_core::ids::{Content, RequestId};
 use std::time::Duration;
 
@@ -37,11 +37,11 @@ pub(super) fn fits(
     let is_chosen = |request: RequestId, one_in: u64| {
         content(request).is_some_and(|content| mix(mix(context.seed) ^ content.0).is_multiple_of(one_in))
     };
-    let has_neighbour = |event: &FaultEvent, neighbour: Neighbour| {
+    let has_neighbour = |event: &FaultEvent, neighbour: Beside| {
         let mut others = events.iter().filter(|other| other.request != event.request);
         match neighbour {
-            Neighbour::Any => others.next().is_some(),
-            Neighbour::Request(number) => others.any(|other| is(other, number)),
+            Beside::Any => others.next().is_some(),
+            Beside::Request(number) => others.any(|other| is(other, number)),
         }
     };
     let is_it = |event: &FaultEvent| {
@@ -112,8 +112,8 @@ mod tests {
     #[test]
     fn a_rule_with_a_neighbour_fits_only_where_both_are_worked_on() {
         let events = |requests: &[u64]| requests.iter().map(|n| FaultEvent::of(RequestId(*n))).collect::<Vec<_>>();
-        let both = rule().request(1).beside(Neighbour::Request(2));
-        let any = rule().request(1).beside(Neighbour::Any);
+        let both = rule().request(1).beside(Beside::Request(2));
+        let any = rule().request(1).beside(Beside::Any);
         for (requests, with_it, with_any) in
             [(&[1][..], None, None), (&[2], None, None), (&[3, 1], None, Some(1)), (&[2, 1, 3], Some(1), Some(1))]
         {

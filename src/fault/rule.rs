@@ -24,7 +24,7 @@ pub struct FaultRule {
     /// Only requests one in so many, chosen by what they ask for: the same request that comes again is one of them again.
     pub one_in: Option<u64>,
     /// Only where it is worked on together with this.
-    pub beside: Option<Neighbour>,
+    pub beside: Option<Beside>,
     /// Only while a request, or the engine, is at this.
     pub phase: Option<Phase>,
     /// Not before this long after the rule was made.
@@ -67,7 +67,7 @@ impl FaultRule {
 
     /// Only together with this.
     #[must_use]
-    pub fn beside(self, neighbour: Neighbour) -> FaultRule {
+    pub fn beside(self, neighbour: Beside) -> FaultRule {
         FaultRule { beside: Some(neighbour), ..self }
     }
 
@@ -92,7 +92,7 @@ impl FaultRule {
 
 /// Another request that is worked on at the same time: in one step, in one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Neighbour {
+pub enum Beside {
     /// Whichever.
     Any,
     /// The n-th that was accepted since the rule was made, from 1.

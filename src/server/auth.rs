@@ -8,17 +8,15 @@ use super::quota::Key;
 use super::rules::Rules;
 use super::state::App;
 use super::visit::Visit;
-use axum::body::{Body, Bytes, HttpBody};
+use super::watched::{Watch, watched};
+use axum::body::HttpBody;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use hyper::body::{Frame, SizeHint};
 use omni_config::Scope;
 use omni_engine::Tenant;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 /// Who may use a route of a server that has keys.
@@ -132,7 +130,7 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
         Some(Holder::Key(key)) => {
             if asked.access != Access::Open {
                 charge(&key, asked, &visit, request.body().size_hint().lower())?;
-                request = request.map(|inner| Body::new(Metered { inner, key: Arc::clone(&key) }));
+                request = request.map(|body| watched(body, Arc::clone(&key)));
             }
             (key.tenant(), true)
         }
@@ -173,32 +171,9 @@ fn unauthorized(has_key: bool) -> ApiError {
     ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
 }
 
-/// The body of a request with a key.
-struct Metered {
-    inner: Body,
-    key: Arc<Key>,
-}
-
-impl HttpBody for Metered {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-        if let Some(Ok(frame)) = &frame {
-            self.key.sent(frame.data_ref().map_or(0, Bytes::len) as u64);
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
+/// Of the body of a request with a key.
+impl Watch for Arc<Key> {
+    fn passed(&self, bytes: usize) {
+        self.sent(bytes as u64);
     }
 }

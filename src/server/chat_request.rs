@@ -60,11 +60,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
 /// The limit on messages.
 fn check_count(messages: Option<&Value>, limit: usize) -> Result<(), FieldError> {
     let count = messages.and_then(Value::as_array).map_or(0, Vec::len);
-    if count <= limit {
-        return Ok(());
-    }
-    let message = format_args!("{count} messages are more than the limit of {limit} (limits.max_messages)");
-    Err(FieldError { code: "text_too_long", ..FieldError::invalid("messages", message) })
+    FieldError::at_most("messages", (count, "messages"), limit, Some("limits.max_messages"))
 }
 
 fn audio_format(app: &App, audio: &AudioFields, stream: bool) -> Result<AudioFormat, FieldError> {

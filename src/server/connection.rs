@@ -2,6 +2,7 @@
 //! own. Where a place is needed, the connection that has been idle for longest gives up its own.
 
 use super::keys::network;
+use super::watched::Watch;
 use metrics::Gauge;
 use omni_telemetry::HttpMetrics;
 use std::collections::{BTreeMap, HashMap};
@@ -193,6 +194,9 @@ impl Activity {
 /// A connection in use.
 #[derive(Debug)]
 pub(super) struct Busy(Arc<Activity>);
+
+/// Of an answer: its connection is in use until it has gone.
+impl Watch for Busy {}
 
 impl Drop for Busy {
     fn drop(&mut self) {

@@ -3,7 +3,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen`, `connection`, `refusal`, `hangup`, `io`, `in_use` | sockets: connection limits, timeouts, drain |
+//! | `listen`, `connection`, `refusal`, `hangup`, `io`, `watched` | sockets: connection limits, timeouts, drain |
 //! | `routes` | every route on one page |
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
@@ -49,7 +49,6 @@ mod export;
 mod faults;
 mod fetch;
 mod hangup;
-mod in_use;
 mod io;
 mod keys;
 mod listen;
@@ -74,6 +73,7 @@ mod traces;
 mod visit;
 mod voice_request;
 mod voices;
+mod watched;
 mod ws;
 mod ws_frames;
 mod ws_input;

@@ -4,7 +4,6 @@ use super::admin::Admin;
 use super::connection::{ConnectionGuard, Places};
 use super::export;
 use super::hangup::Socket;
-use super::in_use::InUse;
 use super::io::StallGuard;
 use super::refusal::refuse;
 use super::reload::Reloader;
@@ -13,8 +12,8 @@ use super::rules::Current;
 use super::state::{App, Retiring, unix_seconds};
 use super::tls::{Tls, TlsError};
 use super::visit::Peer;
+use super::watched::watched;
 use axum::Router;
-use axum::body::Body;
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, StatusCode};
 use futures::future::BoxFuture;
@@ -427,7 +426,7 @@ impl Http {
                 if retiring.gone_by().is_some() && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
                     answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(answer.map(|body| Body::new(InUse { body, _busy: busy })))
+                Ok::<_, Infallible>(answer.map(|body| watched(body, busy)))
             }
         });
         let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(io), service).with_upgrades());

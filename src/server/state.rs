@@ -160,12 +160,7 @@ impl App {
 
     /// The limit on text, in characters.
     pub fn check_length(&self, param: &str, chars: usize) -> Result<(), ApiError> {
-        let limit = self.limits.max_input_chars;
-        if chars <= limit {
-            return Ok(());
-        }
-        let message = format_args!("{chars} characters are more than the limit of {limit}");
-        Err(FieldError { code: "text_too_long", ..FieldError::invalid(param, message) }.into())
+        Ok(FieldError::at_most(param, (chars, "characters"), self.limits.max_input_chars, None)?)
     }
 }
 

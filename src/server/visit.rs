@@ -4,16 +4,13 @@
 use super::export::Links;
 use super::quota::{Connected, Key};
 use super::trace_context::TraceContext;
-use axum::body::{Body, Bytes, HttpBody};
+use super::watched::{Watch, watched};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method};
 use axum::response::Response;
-use hyper::body::{Frame, SizeHint};
 use omni_core::ids::RequestId;
 use std::net::IpAddr;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
 /// The name of a request, the client's or one of the server's.
@@ -125,7 +122,7 @@ impl Visit {
             response.headers_mut().insert(REQUEST_ID, value);
         }
         let _ = self.id.set(id);
-        response.map(|inner| Body::new(Counted { inner, visit: Arc::clone(self) }))
+        response.map(|body| watched(body, Arc::clone(self)))
     }
 
     /// The name of the engine's request.
@@ -179,47 +176,14 @@ fn is_sane(id: &str) -> bool {
     (1..=LONGEST_ID).contains(&id.len()) && id.bytes().all(plain)
 }
 
-/// The body of an answer. It keeps its visit until the last byte has gone or the client has.
-struct Counted {
-    inner: Body,
-    visit: Arc<Visit>,
-}
-
-impl HttpBody for Counted {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = ready!(Pin::new(&mut self.inner).poll_frame(context));
-        match &frame {
-            Some(Ok(frame)) => self.visit.sent(frame.data_ref().map_or(0, Bytes::len)),
-            Some(Err(_)) => {}
-            None => self.visit.complete(),
-        }
-        if self.inner.is_end_stream() && !matches!(frame, Some(Err(_))) {
-            self.visit.complete();
-        }
-        Poll::Ready(frame)
+/// Of the body of an answer, which keeps its visit until the last byte has gone or the client has.
+impl Watch for Arc<Visit> {
+    fn passed(&self, bytes: usize) {
+        self.sent(bytes);
     }
 
-    fn is_end_stream(&self) -> bool {
-        self.inner.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.inner.size_hint()
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        // hyper does not ask for the end of an empty body.
-        if self.inner.is_end_stream() {
-            self.visit.complete();
-        }
+    fn ended(&self) {
+        self.complete();
     }
 }
 

@@ -56,18 +56,20 @@ pub(super) async fn resolve(
 
 /// A text that each piece of the input begins with, of at most the length that the config allows.
 fn before_each_piece(app: &App, field: &str, text: Option<String>) -> Result<Option<String>, ApiError> {
-    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+    let Some(text) = present(text) else { return Ok(None) };
     let (chars, limit) = (text.chars().count(), app.limits.max_instruction_chars);
-    if chars <= limit {
-        return Ok(Some(text));
-    }
-    let message = format_args!("{chars} characters are more than the limit of {limit} (limits.max_instruction_chars)");
-    Err(FieldError { code: "text_too_long", ..FieldError::invalid(field, message) }.into())
+    FieldError::at_most(field, (chars, "characters"), limit, Some("limits.max_instruction_chars"))?;
+    Ok(Some(text))
 }
 
-/// A text of at most the length of an input; a blank one counts as absent.
+/// A blank text counts as absent.
+fn present(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.trim().is_empty())
+}
+
+/// A text of at most the length of an input.
 fn text(app: &App, field: &str, text: Option<String>) -> Result<Option<String>, ApiError> {
-    let Some(text) = text.filter(|text| !text.trim().is_empty()) else { return Ok(None) };
+    let Some(text) = present(text) else { return Ok(None) };
     app.check_length(field, text.chars().count())?;
     Ok(Some(text))
 }

@@ -1,12 +1,12 @@
 //! The invariants of docs/architecture.md that live in the actors of one stage, shown with a model that tells each step.
 //! Faults do the blocking: an actor that sleeps for a day is an actor that never gets round to it.
 
-use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, serialized, until};
-use omni_actors::actors::{Admission, Outputs, RELEASED, Resume};
-use omni_actors::core::ids::{Content, RequestId, StageName};
-use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
+use crate::support::stage::{Beside, Launch, Rig, SPEECH, Script, next, rig, scheduler, sequence, serialized, until};
+use omni_actors::actors::{Outputs, RELEASED};
+use omni_actors::core::ids::{RequestId, StageName};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::model::stage::{SequenceSpec, SequenceWork, VocoderSpec};
+use omni_actors::model::stage::SequenceWork;
 use omni_actors::transfer::payload::{Kind, Part, Payload};
 use std::time::Duration;
 
@@ -16,20 +16,6 @@ const REQUEST: RequestId = RequestId(1);
 fn asleep(point: FaultPoint) -> FaultRule {
     FaultRule::new(StageName::Talker, point, FaultKind::Delay(A_DAY))
 }
-
-fn sequence(request: RequestId, pace: Pace, deliver: Outputs) -> Admission {
-    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO };
-    Admission {
-        request,
-        params,
-        spec: SequenceSpec::Vocoder(VocoderSpec::default()),
-        deliver,
-        from: Resume::default(),
-        content: Content::default(),
-    }
-}
-
-const SPEECH: Outputs = Outputs { tokens: false, speech: true };
 
 async fn stage(stop: u32, config: SchedulerConfig, faults: &[FaultRule]) -> (Rig, flume::Receiver<Vec<SequenceWork>>) {
     let (steps, seen) = flume::unbounded();

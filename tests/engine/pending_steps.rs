@@ -1,11 +1,13 @@
 //! A stage whose device computes beside the host: steps are launched and end when the test lets them.
 
-use crate::support::stage::{Beside, Launch, Rig, Script, next, rig, scheduler, sharing, soon, until, watched};
-use omni_actors::actors::{Admission, Outputs, Resume, StageState};
-use omni_actors::core::ids::{Content, Generation, RequestId, StageName};
-use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
+use crate::support::stage::{
+    Beside, Launch, Rig, SPEECH, Script, next, rig, scheduler, sequence, sharing, soon, until, watched,
+};
+use omni_actors::actors::{Admission, StageState};
+use omni_actors::core::ids::{Generation, RequestId, StageName};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use omni_actors::model::stage::{SequenceSpec, VocoderSpec};
+use omni_actors::model::stage::SequenceSpec;
 use omni_actors::transfer::payload::{Part, Payload};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -13,17 +15,8 @@ use std::time::Duration;
 const ONE: RequestId = RequestId(1);
 const TWO: RequestId = RequestId(2);
 
-fn sequence(request: RequestId) -> Admission {
-    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO };
-    let deliver = Outputs { tokens: false, speech: true };
-    Admission {
-        request,
-        params,
-        spec: SequenceSpec::Vocoder(VocoderSpec::default()),
-        deliver,
-        from: Resume::default(),
-        content: Content::default(),
-    }
+fn free(request: RequestId) -> Admission {
+    sequence(request, Pace::Free, SPEECH)
 }
 
 fn ahead(run_ahead: u32) -> SchedulerConfig {
@@ -86,7 +79,7 @@ async fn second_life(rig: &Rig) {
 #[tokio::test(flavor = "multi_thread")]
 async fn as_many_steps_as_run_ahead_allows_are_out_before_the_first_has_ended() {
     let (rig, launches) = stage(100, ahead(3), &[]).await;
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let mut held = some(&launches, 3).await;
     assert!(rig.output.is_empty(), "no step has ended");
     held.remove(0).end();
@@ -98,7 +91,7 @@ async fn as_many_steps_as_run_ahead_allows_are_out_before_the_first_has_ended() 
 #[tokio::test(flavor = "multi_thread")]
 async fn outcomes_are_heard_in_the_order_of_the_launches() {
     let (rig, launches) = stage(100, ahead(3), &[]).await;
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let mut held = some(&launches, 3).await;
     held.pop().unwrap().end();
     held.pop().unwrap().end();
@@ -111,7 +104,7 @@ async fn outcomes_are_heard_in_the_order_of_the_launches() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sequence_that_stops_while_later_steps_are_out_is_heard_to_its_end_and_no_further() {
     let (rig, launches) = stage(2, ahead(4), &[]).await;
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let held = some(&launches, 4).await;
     held.into_iter().for_each(Launch::end);
     assert_eq!(heard(&rig, ONE, 2).await, [1, 2]);
@@ -123,12 +116,12 @@ async fn a_sequence_that_stops_while_later_steps_are_out_is_heard_to_its_end_and
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_closed_and_given_away_while_its_step_is_out_confuses_nobody() {
     let (rig, launches) = stage(3, SchedulerConfig { slots: 1, ..ahead(2) }, &[]).await;
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let held = some(&launches, 2).await;
     // An admission, an abort and the end of a step take different ways to the scheduler.
     rig.stage.abort(ONE);
     until(|| rig.stage.load().sequences == 0).await;
-    rig.admit(sequence(TWO));
+    rig.admit(free(TWO));
     until(|| rig.stage.load().sequences == 1).await;
     held.into_iter().for_each(Launch::end);
     for _ in 0..3 {
@@ -140,9 +133,9 @@ async fn a_slot_closed_and_given_away_while_its_step_is_out_confuses_nobody() {
 #[tokio::test(flavor = "multi_thread")]
 async fn sequences_join_a_step_while_others_are_out() {
     let (rig, launches) = stage(100, ahead(2), &[]).await;
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let mut held = some(&launches, 2).await;
-    rig.admit(sequence(TWO));
+    rig.admit(free(TWO));
     // Its admission and the end of a step take different ways to the scheduler.
     until(|| rig.stage.load().sequences == 2).await;
     held.remove(0).end();
@@ -156,12 +149,12 @@ async fn sequences_join_a_step_while_others_are_out() {
 async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_works() {
     let (rig, launches) = stage(3, ahead(2), &[]).await;
     rig.context.may_die.store(true, Ordering::Relaxed);
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     drop(some(&launches, 2).await);
     let reason = death(&rig).await;
     assert!(reason.contains("the device is gone"), "{reason}");
     second_life(&rig).await;
-    rig.admit(sequence(TWO));
+    rig.admit(free(TWO));
     for _ in 0..3 {
         some(&launches, 1).await.remove(0).end();
     }
@@ -172,7 +165,7 @@ async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_w
 async fn a_panic_on_the_completion_thread_ends_the_stage() {
     let (rig, launches) = stage(3, ahead(1), &[]).await;
     rig.context.may_die.store(true, Ordering::Relaxed);
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     some(&launches, 1).await.remove(0).panic();
     let reason = death(&rig).await;
     assert!(reason.contains("panic: the waiting thread dies"), "{reason}");
@@ -184,7 +177,7 @@ async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
     let third = FaultRule::new(StageName::Talker, FaultPoint::Runner, FaultKind::Error).nth(3);
     let (rig, launches) = stage(100, ahead(3), &[third]).await;
     rig.context.may_die.store(true, Ordering::Relaxed);
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let held = some(&launches, 2).await;
     let reason = death(&rig).await;
     assert!(reason.contains("injected fault"), "told at once: {reason}");
@@ -197,7 +190,7 @@ async fn a_stage_that_dies_with_steps_out_is_replaced_once_they_have_ended() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_that_is_stopped_waits_for_its_steps() {
     let (rig, launches) = stage(100, ahead(2), &[]).await;
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let held = some(&launches, 2).await;
     let stage = std::sync::Arc::clone(&rig.stage);
     let stopped = tokio::spawn(async move { stage.stop().await });
@@ -212,7 +205,7 @@ async fn a_step_that_never_ends_is_noticed_by_the_watchdog() {
     let factory = Beside { launches, stop: 100 };
     let rig = watched(StageName::Talker, factory, ahead(2), &[], Duration::from_millis(200)).await;
     rig.context.may_die.store(true, Ordering::Relaxed);
-    rig.admit(sequence(ONE));
+    rig.admit(free(ONE));
     let held = some(&seen, 2).await;
     let reason = death(&rig).await;
     assert!(reason.contains("has not turned"), "{reason}");
@@ -257,11 +250,11 @@ mod on_a_shared_device {
     /// first step to return.
     async fn one_ahead_and_one_new() -> ([(Rig, flume::Receiver<Launch>); 2], Launch, Launch) {
         let [(talker, talked), (vocoder, vocoded)] = stages(&Arbiter::new()).await;
-        vocoder.admit(sequence(ONE));
+        vocoder.admit(free(ONE));
         some(&vocoded, 1).await.remove(0).end();
         sent(&vocoder, ONE, 0).await;
         let ahead = some(&vocoded, 1).await.remove(0);
-        talker.admit(sequence(TWO));
+        talker.admit(free(TWO));
         let new = some(&talked, 1).await.remove(0);
         ([(talker, talked), (vocoder, vocoded)], ahead, new)
     }
@@ -285,7 +278,7 @@ mod on_a_shared_device {
     async fn a_first_sound_is_never_held() {
         let ([(_talker, _talked), (vocoder, vocoded)], ahead, new) = one_ahead_and_one_new().await;
         let three = RequestId(3);
-        vocoder.admit(sequence(three));
+        vocoder.admit(free(three));
         ahead.end();
         let first = some(&vocoded, 1).await.remove(0);
         first.end();
@@ -394,22 +387,7 @@ mod in_a_launch {
         let script = Script { steps: flume::unbounded().0, stop: 3 };
         let rig = rig(StageName::Talker, Waits(place, script), scheduler(), &[]).await;
         rig.context.may_die.store(true, Ordering::Relaxed);
-        let params = SequenceParams {
-            prompt: 0,
-            prompt_input: 0,
-            prompt_emits: 0,
-            pace: Pace::OnePerStep,
-            lead: Duration::ZERO,
-        };
-        let deliver = Outputs { tokens: false, speech: true };
-        rig.admit(Admission {
-            request: ONE,
-            params,
-            spec: SequenceSpec::Vocoder(VocoderSpec::default()),
-            deliver,
-            from: Resume::default(),
-            content: Content::default(),
-        });
+        rig.admit(sequence(ONE, Pace::OnePerStep, SPEECH));
         rig.push_input(ONE, 0, Part::U32(vec![1]), 1, true);
         until(|| dead(&rig) || rig.output.drain().any(|payload| payload.header.end.is_some())).await;
         until(|| dead(&rig) || rig.stage.load().slots == 0).await;

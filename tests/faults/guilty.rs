@@ -5,10 +5,10 @@ use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, id
 use omni_actors::config::{Config, Placement, VoicesDirectory};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{
-    Engine, NewVoice, Output, Recording, RequestError, Service, SpeechRequest, StageState, SubmitError, TenantId,
-    VoiceChoice, VoiceError, VoiceSource,
+    Engine, EngineHealth, NewVoice, Output, Recording, RequestError, Service, SpeechRequest, StageState, SubmitError,
+    TenantId, VoiceChoice, VoiceError, VoiceSource,
 };
-use omni_actors::fault::{FaultKind, FaultPoint, FaultRule, Neighbour};
+use omni_actors::fault::{Beside, FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::checkpoint::Checkpoint;
 use std::time::Duration;
 
@@ -49,15 +49,14 @@ fn guilty(answer: &Answer, of: StageName, case: &str) -> u32 {
     }
 }
 
-/// Waits until a stage serves again.
-async fn recovered(engine: &Engine, case: &str) {
-    let running = async {
-        while !engine.health().ready {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+/// Waits until the engine's health is so.
+async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> bool) {
+    let waiting = async {
+        while !is_so(&engine.health()) {
+            tokio::task::yield_now().await;
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, running).await;
-    waited.unwrap_or_else(|_| panic!("{case}: {:?}", engine.health()));
+    tokio::time::timeout(PATIENCE, waiting).await.unwrap_or_else(|_| panic!("{case}: {:?}", engine.health()));
 }
 
 async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule) {
@@ -75,14 +74,7 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
     assert_eq!(guilty(&first, stage, &case), 3, "{case}: the first failure, and two more");
     assert_eq!(second, Answer { chunks: second.chunks.clone(), ..truth[0].clone() }, "{case}: the other stream");
     // The stream ends before the stage's status says why.
-    let restarted = async {
-        while engine.health().stages[stage as usize].restarts < 3 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let waited = tokio::time::timeout(PATIENCE, restarted).await;
-    waited.unwrap_or_else(|_| panic!("{case}: {:?}", engine.health()));
-    recovered(&engine, &case).await;
+    until(&engine, &case, |health| health.ready && health.stages[stage as usize].restarts >= 3).await;
     let health = &engine.health().stages[stage as usize];
     assert_eq!((health.state, health.restarts), (StageState::Running, 3), "{case}: {health:?}");
     assert!(heard(&engine, asked(3), &case).await.samples == truth[1].samples, "{case}: the one after");
@@ -139,7 +131,7 @@ async fn the_same_request_sent_again_and_again_never_has_its_stage_given_up() {
         // It is known by then, runs alone from its first step and has one try less.
         assert_eq!(guilty(&again, StageName::Talker, "again"), 3, "round {round}");
     }
-    recovered(&engine, "again").await;
+    until(&engine, "again", |health| health.ready).await;
     idle(&engine).await;
 }
 
@@ -168,13 +160,13 @@ async fn one_request_in_so_many_brings_its_stage_down_and_all_others_are_heard()
     }
     assert!(ended >= 3 && heard_well >= 20, "{ended} ended, {heard_well} heard");
     assert!(chosen(&engine) > 5, "more restarts than supervision.max_restarts, and the stage is there");
-    recovered(&engine, "one in four").await;
+    until(&engine, "one in four", |health| health.ready).await;
     idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_requests_that_crash_only_together_are_both_heard() {
-    let rule = always(StageName::Talker, FaultPoint::Runner, FaultKind::Panic).beside(Neighbour::Any);
+    let rule = always(StageName::Talker, FaultPoint::Runner, FaultKind::Panic).beside(Beside::Any);
     let engine = broken(Placement::Thread, vec![rule.request(1)]).await;
     let undisturbed = broken(Placement::Thread, Vec::new()).await;
     let answers = tokio::join!(heard(&engine, asked(1), "together"), heard(&engine, asked(2), "together"));
@@ -190,15 +182,11 @@ async fn clients_that_leave_after_each_crash_do_not_have_the_stage_given_up() {
     let engine = broken(Placement::Thread, vec![rule]).await;
     for round in 1..=8 {
         let stream = engine.speak(asked(1)).await.unwrap();
-        let crashed = async {
-            while engine.health().stages[StageName::Talker as usize].restarts < round {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, crashed).await.unwrap_or_else(|_| panic!("{:?}", engine.health()));
+        let case = format!("round {round}");
+        until(&engine, &case, |health| health.stages[StageName::Talker as usize].restarts >= round).await;
         drop(stream);
     }
-    recovered(&engine, "clients that leave").await;
+    until(&engine, "clients that leave", |health| health.ready).await;
     idle(&engine).await;
 }
 

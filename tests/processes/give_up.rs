@@ -6,7 +6,7 @@ use crate::support::omni::{Omni, Serving};
 use serde_json::json;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -19,14 +19,7 @@ fn serving(log: &str) -> Serving {
                   [[faults]]\npoint = \"client\"\nkind = \"slow\"\ndelay = \"5ms\"\ntimes = \"all\"\n";
     let config = config.replace("tests/fixtures", concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures"));
     let (config, log) = (omni.file("config.toml", &config), omni.path(log));
-    let serving = omni.args(["run", &config]).log_to(&log).serve();
-    let ready = Ask::new("GET", "/ready", &[], "");
-    let begun = Instant::now();
-    while ready.send(&serving.url).status != 200 {
-        assert!(begun.elapsed() < PATIENCE, "the server does not become ready");
-        std::thread::yield_now();
-    }
-    serving
+    omni.args(["run", &config]).log_to(&log).serve().ready()
 }
 
 /// Asks, and returns when the first event of the answer has come.

@@ -26,12 +26,8 @@ fn server() -> Serving {
     );
     let config = omni.file("keys.toml", &config);
     let log = omni.path("log.txt");
-    let serving =
-        omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).variable("OMNI_LOG", "trace").log_to(&log).serve();
-    while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
-        std::thread::yield_now();
-    }
-    serving
+    let omni = omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]);
+    omni.variable("OMNI_LOG", "trace").log_to(&log).serve().ready()
 }
 
 fn speech(key: &str, frames: u32) -> Ask {
@@ -194,10 +190,7 @@ fn each_request_has_a_line_that_names_its_key_and_its_trace() {
         hex(&hash_key(LOUD))
     );
     let (config, log) = (omni.file("keys.toml", &config), omni.path("log.txt"));
-    let serving = omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).log_to(&log).serve();
-    while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
-        std::thread::yield_now();
-    }
+    let serving = omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).log_to(&log).serve().ready();
     let mut ask = speech(LOUD, 3);
     ask.headers.push("X-Request-Id: mine-7".to_owned());
     ask.headers.push("traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".to_owned());

@@ -17,11 +17,7 @@ fn server(endpoint: &str) -> Serving {
     );
     let omni = Omni::new();
     let config = omni.file("otlp.toml", &config);
-    let serving = omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).serve();
-    while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
-        std::thread::yield_now();
-    }
-    serving
+    omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).serve().ready()
 }
 
 /// Speaks as a part of a trace; the engine's name of the request.

@@ -45,10 +45,8 @@ fn a_refused_client_is_told_when_to_come_again_and_requests_without_a_deadline_f
             "--set",
             "model.checkpoint=tests/fixtures/qwen3_omni",
         ])
-        .serve();
-    while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
-        std::thread::yield_now();
-    }
+        .serve()
+        .ready();
     let body = |frames: u32, deadline: Value| {
         json!({
             "input": "one two three", "seed": 5, "response_format": "pcm", "max_new_tokens": frames, "ignore_eos": true,

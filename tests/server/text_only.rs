@@ -61,10 +61,7 @@ fn a_text_only_request_takes_none_of_the_ways_of_speech() {
         let places = ["thinker", "talker", "vocoder"].map(|stage| format!("stages.{stage}.placement={placement}"));
         let mut args = vec!["run", "--listen", "127.0.0.1:0", "--set", "model.checkpoint=tests/fixtures/qwen3_omni"];
         args.extend(places.iter().flat_map(|place| ["--set", place.as_str()]));
-        let serving = Omni::new().arguments(&args).serve();
-        while Ask::new("GET", "/ready", &[], "").send(&serving.url).status != 200 {
-            std::thread::yield_now();
-        }
+        let serving = Omni::new().arguments(&args).serve().ready();
         let before = counted(&serving);
         for words in ["hello there", "and again", "once more"] {
             let message = chat(&serving, words, &["text"]);

@@ -1,9 +1,11 @@
 //! Runs the `omni-actors` binary, so that a test of the command line is five lines.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use super::http::{Ask, PATIENCE};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Instant;
 
 /// A command line to run in its own folder. Paths beginning with `configs/` are the repository's.
 pub struct Omni {
@@ -169,6 +171,16 @@ impl Serving {
     /// One whose address is known.
     pub fn at(url: &str, child: Child, omni: Omni) -> Serving {
         Serving { url: url.to_owned(), child, _stdout: None, _omni: omni }
+    }
+
+    /// The same server, once it takes requests.
+    pub fn ready(self) -> Serving {
+        let (ready, begun) = (Ask::new("GET", "/ready", &[], ""), Instant::now());
+        while ready.send(&self.url).status != 200 {
+            assert!(begun.elapsed() < PATIENCE, "the server does not become ready");
+            std::thread::yield_now();
+        }
+        self
     }
 
     /// Of the process.

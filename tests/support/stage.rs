@@ -2,16 +2,18 @@
 #![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
 
 use omni_actors::actors::{
-    self, AckSink, Admission, Arbiter, OutEdge, StageFailure, StageHandle, StageReports, StageSetup, StageState,
+    self, AckSink, Admission, Arbiter, OutEdge, Outputs, Resume, StageFailure, StageHandle, StageReports, StageSetup,
+    StageState,
 };
 use omni_actors::core::deadline::PlaybackPolicy;
-use omni_actors::core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, Slot, StageName};
+use omni_actors::core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, Slot, StageName};
 use omni_actors::core::restart::RestartLimits;
-use omni_actors::core::scheduler::{Ack, SchedulerConfig};
+use omni_actors::core::scheduler::{Ack, Pace, SchedulerConfig, SequenceParams};
 use omni_actors::core::suspects::Attribution;
 use omni_actors::fault::{FaultPlan, FaultRule};
 use omni_actors::model::stage::{
-    Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
+    Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel,
+    StepOutcome, VocoderSpec,
 };
 use omni_actors::model::{LoadError, ModelError};
 use omni_actors::telemetry::trace::Recorder;
@@ -51,6 +53,21 @@ pub fn until(is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
 pub fn next<T>(queue: &flume::Receiver<T>) -> impl Future<Output = T> {
     let next = soon(queue.recv_async());
     async move { next.await.expect("its sender lives") }
+}
+
+pub const SPEECH: Outputs = Outputs { tokens: false, speech: true };
+
+/// A new sequence without a prompt.
+pub fn sequence(request: RequestId, pace: Pace, deliver: Outputs) -> Admission {
+    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO };
+    Admission {
+        request,
+        params,
+        spec: SequenceSpec::Vocoder(VocoderSpec::default()),
+        deliver,
+        from: Resume::default(),
+        content: Content::default(),
+    }
 }
 
 /// A stage and everything around it.

@@ -1,11 +1,10 @@
 //! Servers of the small Qwen3-TTS checkpoints. Their speech is noise and does not end by itself: ask for a few frames.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use super::http::{Ask, PATIENCE};
+use super::http::Ask;
 use super::omni::{Omni, Serving};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 pub const SPEECH: &str = "/v1/audio/speech";
 pub const VOICES: &str = "/v1/audio/voices";
@@ -22,13 +21,7 @@ pub fn serve(checkpoint: &Path, voices: &Path, more: &str) -> Serving {
         "[server]\nlisten = \"127.0.0.1:0\"\n[model]\ncheckpoint = {checkpoint:?}\n[voices]\ndirectory = {voices:?}\n{more}"
     );
     let config = omni.file("config.toml", &config);
-    let serving = omni.args(["run", &config]).serve();
-    let ready = Ask::new("GET", "/ready", &[], "");
-    let begun = Instant::now();
-    while ready.send(&serving.url).status != 200 {
-        assert!(begun.elapsed() < PATIENCE, "the server does not become ready");
-    }
-    serving
+    omni.args(["run", &config]).serve().ready()
 }
 
 /// The bytes of an answer that must be fine.

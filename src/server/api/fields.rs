@@ -38,6 +38,22 @@ impl FieldError {
         let error = FieldError::invalid(param, format_args!("expected {expected}, found {found}"));
         FieldError { code: "invalid_type", ..error }
     }
+
+    /// Refuses more of something (`what`: characters, messages) than a key of the config allows, which the message names
+    /// if it is given.
+    pub fn at_most(
+        param: &str,
+        (count, what): (usize, &str),
+        limit: usize,
+        key: Option<&str>,
+    ) -> Result<(), FieldError> {
+        if count <= limit {
+            return Ok(());
+        }
+        let key = key.map_or(String::new(), |key| format!(" ({key})"));
+        let message = format_args!("{count} {what} are more than the limit of {limit}{key}");
+        Err(FieldError { code: "text_too_long", ..FieldError::invalid(param, message) })
+    }
 }
 
 /// Most unknown fields that are told; a request may have a hundred thousand.

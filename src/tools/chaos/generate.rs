@@ -2,7 +2,7 @@
 
 use crate::bench::plan::uniform;
 use omni_core::ids::StageName;
-use omni_fault::{FaultKind, FaultPoint, FaultRule, Neighbour, Phase};
+use omni_fault::{Beside, FaultKind, FaultPoint, FaultRule, Phase};
 use std::time::Duration;
 
 /// How long something takes that is slow on purpose: longer than a step, shorter than a listener is ahead.
@@ -64,7 +64,7 @@ pub fn correlated(stages: &[StageName], seed: u64, one_in: u64) -> Vec<FaultRule
     // A text-only answer has a part in the first stage alone.
     let (stage, other) = (stages[draws.below(stages.len())], stages[draws.below(stages.len())]);
     let always = |stage, kind| FaultRule::new(stage, FaultPoint::Runner, kind).one_in(one_in).times(u64::MAX);
-    vec![always(stage, FaultKind::Panic), always(other, FaultKind::Error).beside(Neighbour::Any)]
+    vec![always(stage, FaultKind::Panic), always(other, FaultKind::Error).beside(Beside::Any)]
 }
 
 fn rule(kind: FaultKind, (stage, point, phase): (Option<StageName>, FaultPoint, Option<Phase>)) -> FaultRule {
