@@ -62,6 +62,7 @@ async fn until(engine: &Engine, case: &str, is_so: impl Fn(&EngineHealth) -> boo
 async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule) {
     let stage = rule.stage.unwrap();
     let case = format!("{placement:?} {stage} {:?} {:?}", rule.point, rule.kind);
+    let rule_is_of_connector = rule.point == FaultPoint::Connector;
     let undisturbed = broken(placement, Vec::new()).await;
     let truth = [heard(&undisturbed, asked(2), &case).await, heard(&undisturbed, asked(3), &case).await];
     drop(undisturbed);
@@ -76,7 +77,10 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
     // The stream ends before the stage's status says why.
     until(&engine, &case, |health| health.ready && health.stages[stage as usize].restarts >= 3).await;
     let health = &engine.health().stages[stage as usize];
-    assert_eq!((health.state, health.restarts), (StageState::Running, 3), "{case}: {health:?}");
+    // What was under way to it for the request that was ended may meet a connector once more.
+    let more = u32::from(rule_is_of_connector);
+    assert_eq!(health.state, StageState::Running, "{case}: {health:?}");
+    assert!((3..=3 + more).contains(&health.restarts), "{case}: {health:?}");
     assert!(heard(&engine, asked(3), &case).await.samples == truth[1].samples, "{case}: the one after");
     idle(&engine).await;
 }
@@ -199,7 +203,9 @@ async fn what_was_written_down_and_not_handed_over_is_handed_over_again_or_the_r
             let engine = broken(placement, vec![point().nth(nth)]).await;
             let answer = heard(&engine, frames(12, 5), "handed over again").await;
             assert!(answer.samples == undisturbed.samples && answer.end == undisturbed.end, "occurrence {nth}");
-            assert_eq!(engine.faults().counts()[0].hits, 1, "occurrence {nth}");
+            // What waits is handed over at once, so there may be no fourth time.
+            let hits = engine.faults().counts()[0].hits;
+            assert!(hits == 1 || nth == 4 && hits == 0, "occurrence {nth}: {hits}");
             idle(&engine).await;
         }
         let engine = broken(placement, vec![point().nth(2).times(u64::MAX)]).await;
