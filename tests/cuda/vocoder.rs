@@ -114,7 +114,7 @@ fn snr(got: &[f32], want: &[f32]) -> f64 {
 fn waveforms_in_f32_equal_the_reference() {
     let gpu = gpu();
     for (folder, file) in [
-        (OMNI, "tests/fixtures/qwen3_omni/golden/vocoder.safetensors"),
+        (OMNI, "tests/fixtures/qwen3_omni/golden/code2wav.safetensors"),
         (TTS, "tests/fixtures/qwen3_tts/golden/decoder12hz.safetensors"),
         (VOICE, ""),
     ] {
