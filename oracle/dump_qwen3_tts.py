@@ -206,6 +206,15 @@ case(
     text=T1,
     eos_token_id=c0[kk],
 )
+T3 = "We left at dawn. It was cold! Did you sleep?"
+case(
+    "cv_streaming_english_three_sentences",
+    w,
+    m,
+    lambda **k: w.generate_custom_voice(text=T3, speaker="Vivian", language="English", non_streaming_mode=False, **k),
+    60,
+    text=T3,
+)
 m.tts_model_type = "voice_design"
 case(
     "voice_design_english",

@@ -128,8 +128,8 @@ pub enum CheckpointSource {
 pub struct SpeechConfig {
     /// The user turn in front of a spoken text; `{text}` stands for the text. Default `Say: {text}`.
     pub prompt: String,
-    /// Longest piece of text that is spoken in one go, in characters; longer text is split at sentence borders, then at
-    /// commas, then at spaces. `None` is what suits the family.
+    /// Longest piece of text that is spoken in one go, in characters; longer text is split at paragraphs (Qwen3-TTS),
+    /// sentences, commas or spaces. `None` is what suits the checkpoint.
     pub max_segment_chars: Option<usize>,
     /// Whether the planner of Qwen3-Omni spells numbers, signs and abbreviations out in English words. On for the
     /// embedded voice unless the file says otherwise.

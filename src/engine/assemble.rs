@@ -100,6 +100,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             max_first_chunk: config.max_first_chunk(),
             max_frames: frames_of(config.limits.max_audio, maker.unit),
             audio_window: window(config, StageName::Vocoder),
+            frame: maker.unit,
         },
         fault: maker.faults.site(None, FaultPoint::Plan),
     };
@@ -122,7 +123,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         faults: maker.faults.clone(),
         recorder: maker.recorder.clone(),
         speech: config.speech.clone(),
-        max_segment_chars: config.speech.max_segment_chars.unwrap_or(segment_chars(family)),
+        max_segment_chars: config.speech.max_segment_chars.unwrap_or_else(|| segment_chars(checkpoint)),
         voices,
     })
 }
@@ -139,11 +140,12 @@ fn frames_of(length: Duration, unit: Duration) -> Frames {
 }
 
 /// Characters of one piece of speech when the config does not say.
-fn segment_chars(family: &Family) -> usize {
-    match family {
+fn segment_chars(checkpoint: &Checkpoint) -> usize {
+    match checkpoint.family() {
         // About 8 s: the longest that the embedded voice was trained to say in one go.
         Family::Omni(_) => 120,
-        Family::Tts(_) => 400,
+        // What surely fits into the frames that the checkpoint is made for: no script takes five to a character.
+        Family::Tts(_) => (checkpoint.generation().talker_max_tokens as usize / 5).clamp(400, 4000),
     }
 }
 

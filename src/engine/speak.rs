@@ -27,6 +27,9 @@ const RELAY: usize = 2;
 /// sequence grows with it.
 const MAX_PIECE: usize = 4000;
 
+/// Characters of a first piece that gives its voice to the next ones: some 15 s of speech, as a reference has.
+const SPOKEN_REFERENCE: usize = 200;
+
 /// Accepts a speech request.
 pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<ResponseStream, SubmitError> {
     engine.ready().await?;
@@ -49,14 +52,14 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
     let source = match request.text {
         TextSource::Whole(text) => {
-            let waiting: VecDeque<_> = text::segments(&text, max_chars).into();
-            // What cannot be spoken refuses the request now, not in the middle of it. Each sentence is planned when its
+            let waiting: VecDeque<_> = cut(&text, &options.voice, max_chars).into();
+            // What cannot be spoken refuses the request now, not in the middle of it. Each piece is planned when its
             // turn comes; if one is too long for the model, the longest is.
             if let Some(longest) = waiting.iter().max_by_key(|text| text.len()).filter(|_| waiting.len() > 1) {
                 shared.planner.speech(longest, &options)?;
             }
             if waiting.len() <= 1 {
-                // One sentence needs no relay.
+                // One piece needs no relay.
                 let text = waiting.front().map_or("", String::as_str);
                 let plan = shared.planner.speech(text, &options)?;
                 let kind = RequestKind::Speech;
@@ -89,6 +92,17 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         }
     });
     Ok(ResponseStream::new(events, listening).watched(watch).lasting(asked.life, expired))
+}
+
+/// A whole text as what is spoken in one go. Qwen3-TTS reads as much as fits, as its reference does; a thinker that
+/// follows a text does so sentence by sentence.
+fn cut(text: &str, voice: &SpeechVoice, max_chars: usize) -> Vec<String> {
+    match voice {
+        SpeechVoice::Omni(_) => text::segments(text, max_chars),
+        // The voice of the pieces that follow is that of the first, which they carry along.
+        SpeechVoice::Tts(voice) if voice.may_change() => text::pieces(text, SPOKEN_REFERENCE, max_chars),
+        SpeechVoice::Tts(_) => text::pieces(text, max_chars, max_chars),
+    }
 }
 
 /// Refuses a text that is to be spoken in one piece and is longer than any piece.

@@ -3,10 +3,11 @@
 use crate::support::engine::{Answer, GREEDY, collect, engine, idle, root, say};
 use candle_core::Device;
 use omni_actors::config::{Config, TransportKind, VoicesDirectory};
-use omni_actors::core::ids::Frames;
+use omni_actors::core::ids::{FinishReason, Frames};
+use omni_actors::core::text::longest_seconds;
 use omni_actors::engine::{
-    Engine, NewVoice, Recording, Service, SpeechParams, SpeechRequest, SubmitError, TaskType, TenantId, TextSource,
-    VoiceChoice, VoiceError, VoiceSource,
+    Engine, NewVoice, Recording, SamplingOverrides, Service, SpeechParams, SpeechRequest, SubmitError, TaskType,
+    TenantId, TextSource, VoiceChoice, VoiceError, VoiceSource,
 };
 use omni_actors::model::Checkpoint;
 use serde_json::{Map, Value, json};
@@ -116,6 +117,34 @@ async fn named_voices_speak_as_the_reference_does_sample_for_sample() {
     for case in ["cv_streaming_auto_vivian", "cv_streaming_auto_vivian_eos", "cv_nonstreaming_english_ryan_instruct"] {
         speaks_golden(case).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_of_three_sentences_is_spoken_in_one_go_as_the_reference_does() {
+    speaks_golden("cv_streaming_english_three_sentences").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn speech_ends_where_its_text_cannot_take_longer() {
+    let engine = tts("custom_voice", |_| {}).await;
+    let text = "We left at dawn. It was cold! Did you sleep?";
+    // A model that hardly ever says that it has ended.
+    let hot = SamplingOverrides { temperature: Some(2.0), ..SamplingOverrides::default() };
+    let spoken = |max_frames, seed| {
+        let params = SpeechParams { speech: hot, max_frames, seed: Some(seed), ..SpeechParams::default() };
+        say(&engine, request(text, params))
+    };
+    let most = (longest_seconds(text) * 12.5) as u32;
+    let mut ended = 0;
+    for seed in 0..8 {
+        let (reason, usage) = spoken(None, seed).await.end.unwrap().unwrap();
+        assert!(usage.frames.0 <= most, "{} of {most} frames", usage.frames);
+        ended += u32::from(reason == FinishReason::Length && usage.frames.0 == most);
+    }
+    assert!(ended > 0, "all of them stopped by themselves");
+    let (_, usage) = spoken(Some(Frames(most + 40)), 0).await.end.unwrap().unwrap();
+    assert!(usage.frames.0 <= most + 40);
+    idle(&engine).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,15 @@
-//! Text on its way to a talker: cut into sentences, given out word by word while it is being written, and with its
+//! Text on its way to a talker: cut into sentences or into
+//! fuller pieces, given out word by word while it is being written, and with its
 //! numbers and abbreviations spelled out. Nothing here knows a tokenizer.
 
 mod incremental;
+mod length;
 mod normalize;
+mod pieces;
 mod segments;
 
 pub use incremental::{IncrementalText, TextStep};
+pub use length::longest_seconds;
 pub use normalize::spell_out;
+pub use pieces::pieces;
 pub use segments::{Segmenter, segments};

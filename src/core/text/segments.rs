@@ -82,7 +82,7 @@ impl Segmenter {
         loop {
             let end = match sentence_end(&self.buffer) {
                 Some(end) if end <= self.max_chars => end,
-                _ if self.length() > self.max_chars => self.forced_end(),
+                _ if self.length() > self.max_chars => forced_end(&self.buffer, self.max_chars),
                 _ => return,
             };
             pieces.push(self.take(end));
@@ -92,25 +92,6 @@ impl Segmenter {
     /// Characters without the white space at the end.
     fn length(&self) -> usize {
         self.buffer.len() - usize::from(self.buffer.last().is_some_and(|c| c.is_whitespace()))
-    }
-
-    /// Where to cut when more than `max_chars` characters are no sentence.
-    fn forced_end(&self) -> usize {
-        let window = 1..=self.max_chars;
-        let pause = |end: &usize| {
-            let next = self.buffer[*end];
-            match self.buffer[*end - 1] {
-                ',' | ';' | ':' | '—' | '–' => next.is_whitespace(),
-                '，' | '、' | '；' | '：' => true,
-                _ => false,
-            }
-        };
-        // A pause near the start would leave a snippet.
-        let worthwhile = self.max_chars / 3;
-        let at_pause = window.clone().rev().find(pause).filter(|end| *end >= worthwhile);
-        let at_space = || window.clone().rev().find(|end| self.buffer[*end].is_whitespace());
-        let between = || window.clone().rev().find(|end| !joins_previous(self.buffer[*end], self.buffer[*end - 1]));
-        at_pause.or_else(at_space).or_else(between).unwrap_or(self.max_chars)
     }
 
     /// Removes the first `end` characters and the white space behind them.
@@ -130,8 +111,27 @@ pub fn segments(text: &str, max_chars: usize) -> Vec<String> {
     pieces
 }
 
+/// Where to cut `text`, of more than `max_chars` characters, when these are no sentence.
+pub(super) fn forced_end(text: &[char], max_chars: usize) -> usize {
+    let window = 1..=max_chars;
+    let pause = |end: &usize| {
+        let next = text[*end];
+        match text[*end - 1] {
+            ',' | ';' | ':' | '—' | '–' => next.is_whitespace(),
+            '，' | '、' | '；' | '：' => true,
+            _ => false,
+        }
+    };
+    // A pause near the start would leave a snippet.
+    let worthwhile = max_chars / 3;
+    let at_pause = window.clone().rev().find(pause).filter(|end| *end >= worthwhile);
+    let at_space = || window.clone().rev().find(|end| text[*end].is_whitespace());
+    let between = || window.clone().rev().find(|end| !joins_previous(text[*end], text[*end - 1]));
+    at_pause.or_else(at_space).or_else(between).unwrap_or(max_chars)
+}
+
 /// Where the first sentence of `text` ends, if that is certain already.
-fn sentence_end(text: &[char]) -> Option<usize> {
+pub(super) fn sentence_end(text: &[char]) -> Option<usize> {
     let mut at = 0;
     while at < text.len() {
         if text[at] == '\n' {

@@ -13,6 +13,7 @@ use super::voices::Voiceprint;
 use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
+use omni_core::text;
 use omni_fault::FaultSite;
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
 use omni_model::sampling::SamplingParams;
@@ -57,6 +58,8 @@ pub(super) struct Common {
     pub max_frames: Frames,
     /// Units of audio that may wait for a client.
     pub audio_window: u32,
+    /// Sound of a frame.
+    pub frame: Duration,
 }
 
 /// Everything that is needed to open a request.
@@ -146,6 +149,8 @@ pub(super) struct SpeechOptions {
     /// Frames that the pieces still to come may have together.
     pub frames_left: Frames,
     pub ignore_eos: bool,
+    /// Whether a piece may have no more frames than its text can take.
+    pub bounded_by_text: bool,
     /// Sizes of the chunks in which the speech is sent.
     pub chunk_ramp: Vec<u32>,
     pub seed: u64,
@@ -246,8 +251,17 @@ impl Common {
             chunk_ramp.insert(0, first.0.max(1));
         }
         let (ignore_eos, seed) = (params.ignore_eos, params.seed.unwrap_or_else(random_seed));
-        let frames_left = self.max_frames;
-        Ok(SpeechOptions { voice, sampling, predictor, max_tokens, frames_left, ignore_eos, chunk_ramp, seed })
+        Ok(SpeechOptions {
+            voice,
+            sampling,
+            predictor,
+            max_tokens,
+            frames_left: self.max_frames,
+            ignore_eos,
+            bounded_by_text: params.max_frames.is_none(),
+            chunk_ramp,
+            seed,
+        })
     }
 
     /// Refuses what would take more work, or come later, than any request may ask for.
@@ -274,10 +288,20 @@ impl Common {
         Ok(())
     }
 
-    /// The sequences that make speech: talker and vocoder.
+    /// Most frames of a piece that says `text`: a talker that does not find its end must not speak for ever.
+    fn most_frames(&self, text: &str, options: &SpeechOptions) -> Frames {
+        if !options.bounded_by_text {
+            return options.frames_left;
+        }
+        let frames = text::longest_seconds(text) / self.frame.as_secs_f64().max(f64::MIN_POSITIVE);
+        options.frames_left.min(Frames(frames as u32))
+    }
+
+    /// The sequences that make speech of at most `most` frames: talker and vocoder.
     fn speech_sequences(
         &self,
         prompt: Arc<TalkerPrompt>,
+        most: Frames,
         options: &SpeechOptions,
     ) -> Result<[(StageName, SequencePlan); 2], SubmitError> {
         let positions = prompt.positions();
@@ -293,7 +317,7 @@ impl Common {
             generated_len: 0,
             sampling: options.sampling,
             predictor: options.predictor,
-            max_tokens: options.max_tokens.min(room + 1).min(options.frames_left.0.saturating_add(1)),
+            max_tokens: options.max_tokens.min(room + 1).min(most.0.saturating_add(1)),
             min_tokens: self.generation.talker_min_tokens,
             ignore_eos: options.ignore_eos,
             seed: options.seed,

@@ -63,7 +63,11 @@ impl OmniPlanner {
             };
             let speaker = self.voice(&params)?;
             let options = common.options(SpeechVoice::Omni(speaker), &params)?;
-            sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker), &options)?);
+            sequences.extend(common.speech_sequences(
+                self.talker_prompt(&prompt, speaker),
+                options.frames_left,
+                &options,
+            )?);
         }
         Ok(RequestPlan {
             owed: Owed { text: true, audio },
@@ -92,7 +96,8 @@ impl OmniPlanner {
         let (mode, tokens) = (ThinkerMode::Follow, answer.len() as u32 + 1);
         let thinker = self.thinker_sequence(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
         let mut sequences = vec![(StageName::Thinker, thinker)];
-        sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker), options)?);
+        let most = common.most_frames(&text, options);
+        sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker), most, options)?);
         Ok(common.spoken(sequences, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
     }
 

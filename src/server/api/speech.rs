@@ -97,7 +97,7 @@ pub(crate) struct Delivery {
 pub(crate) struct SpeechFields {
     /// The same seed and request give the same samples. Default: drawn.
     pub seed: Option<Seed>,
-    /// Most frames (80 ms) per sentence. Default: the model's.
+    /// Most frames (80 ms) per piece of text. Default: the model's, and some four times what the text takes to say.
     pub max_new_tokens: Option<Count>,
     /// Frames of the first chunk of audio; 0 is the config's. Default: the config's.
     pub initial_codec_chunk_frames: Option<FirstFrames>,
