@@ -65,7 +65,7 @@ impl Site {
     /// The events of an answer that must be fine.
     async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let text = String::from_utf8(self.bytes(path, body).await).unwrap();
-        let data = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
     }
 
