@@ -198,7 +198,8 @@ mod tests {
         assert_eq!(asked("bytes=0-"), Ok(Position::Start));
         assert_eq!(asked("samples=1-"), Ok(Position::Start));
         assert_eq!(asked(&format!("bytes={MAX_POSITION}-")), Ok(Position::Range(MAX_POSITION)));
-        for wrong in ["bytes=", "bytes=-", "bytes=-5", "bytes=1-2", "bytes=1-,5-", "bytes=+1-", "bytes=9007199254740992-"]
+        for wrong in
+            ["bytes=", "bytes=-", "bytes=-5", "bytes=1-2", "bytes=1-,5-", "bytes=+1-", "bytes=9007199254740992-"]
         {
             let error = asked(wrong).unwrap_err();
             assert_eq!((error.code, error.param.as_str()), ("invalid_value", "Range"), "{wrong}");

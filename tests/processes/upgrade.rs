@@ -137,8 +137,7 @@ fn the_new_process_serves_when_the_old_one_is_killed() {
 
 #[test]
 fn a_stream_of_the_killed_process_goes_on_in_the_new_one() {
-    let mut managed =
-        serving(&["--set", "server.upgrade_grace=600s", "--set", "limits.stalled_client_timeout=600s"]);
+    let mut managed = serving(&["--set", "server.upgrade_grace=600s", "--set", "limits.stalled_client_timeout=600s"]);
     let url = managed.serving.url.clone();
     // Seven megabytes, which the sockets do not hold: it is not over while its client does not read.
     let body = json!({

@@ -3,6 +3,9 @@
 
 use crate::e2e_http::{SPEECH, Site, WAV_HEADER, decode};
 use crate::support::engine::idle;
+use crate::support::http::Ask;
+use crate::support::recording::{data_url, good};
+use crate::support::tts;
 use futures::{SinkExt, StreamExt};
 use omni_actors::core::ids::StageName;
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
@@ -129,6 +132,27 @@ async fn a_client_that_lost_its_connection_hears_the_rest_from_any_server() {
             health["stages"].as_array().unwrap().iter().map(|stage| stage["restarts"].as_u64().unwrap()).sum();
         assert_eq!(restarts, 1, "{health}");
     }
+}
+
+#[test]
+fn a_cloned_voice_goes_on_after_a_restart() {
+    let voices = tempfile::tempdir().unwrap();
+    let serve = || tts::serve(&tts::fixture("base"), voices.path(), "");
+    let body = speech(&json!({"seed": SEED, "ref_audio": data_url(&good(1)), "ref_text": "La la la."}));
+    let first = serve();
+    let file = tts::speaks(&first.url, &body);
+    first.signal("KILL");
+    drop(first);
+
+    let second = serve();
+    let mut again = Ask::json(SPEECH, &body);
+    let byte = file.len() / 2 + 1;
+    again.headers.push(format!("Range: bytes={byte}-"));
+    let rest = again.send(&second.url);
+    assert_eq!(rest.status, 206);
+    assert!(rest.body == file[byte..], "other samples");
+    let start = file.len() / 4;
+    assert!(tts::speaks(&second.url, &with(body, "start_sample", start)) == file[2 * start..], "other samples");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -281,7 +305,8 @@ async fn positions_that_make_no_sense_are_refused() {
         let refused = site.refusal(&with(body.clone(), "start_sample", wrong), "accept", "*/*").await;
         assert_eq!(refused, (400, code.to_owned(), "start_sample".to_owned()));
     }
-    for wrong in ["bytes=-1", "bytes=5-4", "bytes=1-2,4-", "bytes=9007199254740992-", "bytes=99999999999999999999999-"] {
+    for wrong in ["bytes=-1", "bytes=5-4", "bytes=1-2,4-", "bytes=9007199254740992-", "bytes=99999999999999999999999-"]
+    {
         assert_eq!(site.refusal(&body, "range", wrong).await, invalid("Range"), "{wrong}");
     }
     let events = with(body.clone(), "stream", true);

@@ -2,7 +2,8 @@
 
 use super::fields::{FieldError, Fields};
 use super::speech::{
-    Beginning, Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage, VoiceFields,
+    Beginning, Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage,
+    VoiceFields,
 };
 use super::values::short;
 use schemars::JsonSchema;
