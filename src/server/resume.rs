@@ -46,6 +46,15 @@ impl Position {
         Ok(position)
     }
 
+    /// How an answer that goes on says where, as the metric has it; `None` for one that begins at its beginning.
+    pub fn given_as(self, start_sample: u64) -> Option<&'static str> {
+        match self {
+            Position::Range(_) => Some("byte"),
+            Position::Event(_) => Some("event"),
+            Position::Start => (start_sample > 0).then_some("sample"),
+        }
+    }
+
     /// The first byte that is sent.
     pub fn byte(self) -> u64 {
         match self {
@@ -193,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_range_is_all_from_a_byte_on() {
-        let asked = |value| range(&headers("range", value));
+        let asked = |value: &str| range(&headers("range", value));
         assert_eq!(asked("bytes=44-"), Ok(Position::Range(44)));
         assert_eq!(asked("bytes=0-"), Ok(Position::Start));
         assert_eq!(asked("samples=1-"), Ok(Position::Start));
@@ -209,7 +218,7 @@ mod tests {
 
     #[test]
     fn the_id_of_an_event_is_a_number_of_bytes() {
-        let asked = |value| event(&headers("last-event-id", value));
+        let asked = |value: &str| event(&headers("last-event-id", value));
         assert_eq!(asked("3840"), Ok(Position::Event(3840)));
         assert_eq!((asked(""), asked("0")), (Ok(Position::Start), Ok(Position::Start)));
         for wrong in ["-1", "+1", "1.5", "a", "18446744073709551616"] {

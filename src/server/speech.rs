@@ -22,6 +22,7 @@ use base64::prelude::BASE64_STANDARD;
 use futures::stream;
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{FinishReason, Usage};
+use omni_telemetry::HttpMetrics;
 use std::sync::Arc;
 
 /// The handler.
@@ -44,6 +45,9 @@ pub(super) async fn speech(
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held, recording_held));
+    if let Some(by) = position.given_as(call.sound.start) {
+        HttpMetrics::resumed(by);
+    }
     let headers = headers(&answer, sample_rate, &call.ignored);
     let format = call.sound.format;
     let (length, response) = match call.delivery {

@@ -16,6 +16,7 @@ use axum::http::StatusCode;
 use omni_audio::Sound;
 use omni_config::format_duration;
 use omni_engine::{Event, SpeechRequest, TextSource};
+use omni_telemetry::HttpMetrics;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -208,6 +209,9 @@ impl Session {
             };
             match begun {
                 Ok((writer, stream)) => {
+                    if writer.start() > 0 {
+                        HttpMetrics::resumed("sample");
+                    }
                     self.current = Some(Utterance::new(Text::Open(sender), self.config.sound.format, writer, stream));
                 }
                 Err(error) => {

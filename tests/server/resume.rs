@@ -153,6 +153,11 @@ fn a_cloned_voice_goes_on_after_a_restart() {
     assert!(rest.body == file[byte..], "other samples");
     let start = file.len() / 4;
     assert!(tts::speaks(&second.url, &with(body, "start_sample", start)) == file[2 * start..], "other samples");
+    let metrics = Ask::new("GET", "/metrics", &[], "").send(&second.url);
+    let metrics = String::from_utf8(metrics.body).unwrap();
+    for by in ["byte", "sample"] {
+        assert!(metrics.contains(&format!("omni_http_resumed_total{{by=\"{by}\"}} 1\n")), "{metrics}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
