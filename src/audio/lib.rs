@@ -116,6 +116,11 @@ impl AudioFormat {
         matches!(self, AudioFormat::Wav | AudioFormat::Flac)
     }
 
+    /// Whether the bytes of a file depend on its samples alone, not on how they were cut into pieces.
+    pub fn is_reproducible(self) -> bool {
+        !matches!(self, AudioFormat::Opus)
+    }
+
     /// Whether the format can carry this sample rate, Hz.
     pub fn carries(self, sample_rate: u32) -> bool {
         match self {
@@ -152,6 +157,14 @@ pub enum AudioError {
     /// The build lacks it.
     #[error("this program was built without the format {0:?}; ask for one of {built}", built = names())]
     NotBuilt(&'static str),
+    /// An answer that was to begin behind its end.
+    #[error("the answer has {samples} samples and cannot begin at sample {start}")]
+    BeyondEnd {
+        /// Where it was to begin.
+        start: u64,
+        /// How many there are.
+        samples: u64,
+    },
     /// The library refused; a bug of ours or of the library.
     #[error("the {format} encoder failed: {reason}")]
     Encoder {

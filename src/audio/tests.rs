@@ -249,6 +249,52 @@ fn speed_one_is_the_untouched_samples() {
     assert_eq!(writer.samples(), 5000);
 }
 
+/// The bytes of an answer that begins at a sample.
+fn begun(format: AudioFormat, speed: f32, start: u64, samples: &[f32], piece: usize) -> Result<Vec<u8>, AudioError> {
+    let mut writer = Sound { format, speed, start }.writer(RATE)?;
+    let mut bytes = Vec::new();
+    for piece in samples.chunks(piece) {
+        bytes.extend(writer.push(piece)?);
+    }
+    writer.complete(&mut bytes)?;
+    Ok(bytes)
+}
+
+#[test]
+fn an_answer_begins_at_any_sample_of_what_is_heard() {
+    let samples = speech(12_000);
+    for speed in [1.0, 1.5] {
+        let whole = begun(AudioFormat::Pcm, speed, 0, &samples, 1920).unwrap();
+        let heard = whole.len() as u64 / 2;
+        for (start, piece) in [(1, 1920), (1919, 960), (1920, 1920), (heard / 2, 7), (heard - 1, 12_000), (heard, 1)] {
+            let pcm = begun(AudioFormat::Pcm, speed, start, &samples, piece).unwrap();
+            assert!(pcm == whole[start as usize * 2..], "{speed} times as fast from {start} in pieces of {piece}");
+            let flac = begun(AudioFormat::Flac, speed, start, &samples, piece).unwrap();
+            if start < heard {
+                assert_eq!(decode(flac, "flac").1, Some(heard - start), "a file of its own");
+            }
+        }
+        for format in AudioFormat::ALL {
+            let beyond = begun(format, speed, heard + 1, &samples, 1920).unwrap_err();
+            let told = format!("the answer has {heard} samples and cannot begin at sample {}", heard + 1);
+            assert_eq!(beyond.to_string(), told);
+        }
+        assert!(begun(AudioFormat::Mp3, speed, u64::MAX, &samples, 1920).is_err());
+    }
+}
+
+#[test]
+fn nothing_is_written_before_an_answer_begins() {
+    let samples = speech(4000);
+    for format in AudioFormat::ALL {
+        let mut writer = Sound { format, speed: 1.0, start: 3000 }.writer(RATE).unwrap();
+        assert!(writer.push(&samples[..2999]).unwrap().is_empty(), "{format:?}: not even a header");
+        writer.push(&samples[2999..]).unwrap();
+        writer.finish().unwrap();
+        assert_eq!((writer.start(), writer.samples()), (3000, 1000));
+    }
+}
+
 #[test]
 fn speed_changes_the_length_of_any_format() {
     let samples = speech(24_000);

@@ -136,7 +136,7 @@ impl SayArgs {
                 return Err(Usage(told).into());
             }
         };
-        Ok(Sound { format, speed: self.speed })
+        Ok(Sound { format, speed: self.speed, start: 0 })
     }
 
     /// The voice that the options name.

@@ -20,11 +20,13 @@ pub(super) struct ApiError {
     /// The field at fault, such as `audio.format`.
     pub param: Option<String>,
     pub retry_after: Option<Duration>,
+    /// Bytes of the whole file, where the position that was asked for is beyond its end.
+    pub whole_length: Option<u64>,
 }
 
 impl ApiError {
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> ApiError {
-        ApiError { status, code, message: message.into(), param: None, retry_after: None }
+        ApiError { status, code, message: message.into(), param: None, retry_after: None, whole_length: None }
     }
 
     /// 400 about one field.
@@ -118,6 +120,11 @@ impl IntoResponse for ApiError {
         if let Some(after) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
         }
+        if let Some(length) = self.whole_length
+            && let Ok(range) = HeaderValue::from_str(&format!("bytes */{length}"))
+        {
+            response.headers_mut().insert(header::CONTENT_RANGE, range);
+        }
         if self.status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
@@ -136,6 +143,11 @@ impl From<AudioError> for ApiError {
         match error {
             AudioError::Rate { .. } | AudioError::NotBuilt(_) => {
                 ApiError::invalid("response_format", error.to_string())
+            }
+            AudioError::BeyondEnd { .. } => {
+                let message = format!("start_sample: {error}");
+                ApiError::new(StatusCode::RANGE_NOT_SATISFIABLE, "range_not_satisfiable", message)
+                    .with_param("start_sample")
             }
             AudioError::Encoder { .. } => ApiError::internal(error.to_string()),
         }

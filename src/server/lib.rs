@@ -13,6 +13,7 @@
 //! | `tls`, `admin` | certificates; health and metrics at an address of their own |
 //! | `visit`, `trace_context` | a request from its head to its last byte: its name, its line in the log |
 //! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
+//! | `resume` | from which byte an answer that was cut goes on |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `voices` | `/v1/audio/voices` |
 //! | `reference`, `fetch` | recordings of voices: from the request, an address, a file |
@@ -61,6 +62,7 @@ mod reference;
 mod refusal;
 mod reload;
 mod response;
+mod resume;
 mod routes;
 mod rules;
 mod speech;

@@ -7,6 +7,7 @@ use super::body::read_object;
 use super::error::ApiError;
 use super::reference::References;
 use super::response::{Answer, Piece, ends, note_ignored, whole};
+use super::resume::{Cut, Position};
 use super::speech_request::{Delivery, parse};
 use super::sse;
 use super::state::App;
@@ -21,6 +22,7 @@ use base64::prelude::BASE64_STANDARD;
 use futures::stream;
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{FinishReason, Usage};
+use omni_telemetry::HttpMetrics;
 use std::sync::Arc;
 
 /// The handler.
@@ -30,27 +32,41 @@ pub(super) async fn speech(
     request: Request,
 ) -> Result<Response, ApiError> {
     let ends = ends(&request);
+    let resume_headers = request.headers().clone();
     let (body, held) = read_object(&app, request).await?;
     let mut references = References::new(&app.references, &app.budget);
     let mut call = parse(&app, Fields::top(&body), &mut references).await?;
     let recording_held = references.held();
     drop(references);
+    let position = Position::read(&resume_headers, &call)?;
     let recording = app.record(call.trace)?;
     call.request.params.options.tenant = caller.tenant;
     let sample_rate = app.service.info().sample_rate;
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held, recording_held));
+    if let Some(by) = position.given_as(call.sound.start) {
+        HttpMetrics::resumed(by);
+    }
     let headers = headers(&answer, sample_rate, &call.ignored);
-    let response = match call.delivery {
+    let format = call.sound.format;
+    let (length, response) = match call.delivery {
         Delivery::Whole => {
             let whole = whole(&app, answer, writer).await?;
-            audio_body(call.sound.format, whole.held.guard(whole.file, ends).into())
+            let length = whole.file.len() as u64;
+            position.within(length)?;
+            let from = usize::try_from(position.byte()).unwrap_or(usize::MAX).min(whole.file.len());
+            let rest = whole.held.guard(whole.file, ends).slice(from..);
+            (Some(length), audio_body(format, rest.into()))
         }
-        Delivery::Raw => audio_body(call.sound.format, raw_body(Encoded { answer, writer, end: None })),
-        Delivery::Events => sse::response(events(Encoded { answer, writer, end: None })),
+        Delivery::Raw => (None, audio_body(format, raw_body(Encoded::begin(answer, writer, position).await?))),
+        Delivery::Events => {
+            let pieces = Encoded::begin(answer, writer, position).await?;
+            (None, sse::response(events(pieces, format)))
+        }
     };
-    Ok((headers, response).into_response())
+    let (status, range) = position.head(length);
+    Ok((status, headers, range, response).into_response())
 }
 
 fn headers(answer: &Answer, sample_rate: u32, ignored: &[String]) -> HeaderMap {
@@ -72,17 +88,33 @@ fn audio_body(format: AudioFormat, body: Body) -> Response {
     response
 }
 
-/// An answer as the bytes of its format.
+/// An answer as the bytes of its format, from a position on.
 struct Encoded {
     answer: Answer,
     writer: AudioWriter,
+    cut: Cut,
+    /// Bytes that have been waited for.
+    first: Option<Vec<u8>>,
     /// Set when the last bytes have been given.
     end: Option<(FinishReason, Usage)>,
 }
 
 impl Encoded {
+    /// An answer that goes on is waited for up to its position, so that one beyond the end is still an HTTP status.
+    async fn begin(answer: Answer, writer: AudioWriter, position: Position) -> Result<Encoded, ApiError> {
+        let goes_on = writer.start() > 0 || position != Position::Start;
+        let mut pieces = Encoded { answer, writer, cut: Cut::new(position), first: None, end: None };
+        if goes_on {
+            pieces.first = pieces.next().await?;
+        }
+        Ok(pieces)
+    }
+
     /// The next bytes, never empty. `None` is the end.
     async fn next(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
+        if let Some(first) = self.first.take() {
+            return Ok(Some(first));
+        }
         while self.end.is_none() {
             let bytes = match self.answer.next().await? {
                 Piece::Audio(chunk) => self.writer.push(&chunk.samples)?,
@@ -92,6 +124,10 @@ impl Encoded {
                     self.writer.finish()?
                 }
             };
+            let bytes = self.cut.rest(bytes);
+            if self.end.is_some() {
+                self.cut.end()?;
+            }
             if !bytes.is_empty() {
                 return Ok(Some(bytes));
             }
@@ -112,18 +148,25 @@ fn raw_body(pieces: Encoded) -> Body {
 }
 
 /// `speech.audio.delta` ... `speech.audio.done`; or `error`, and then nothing more.
-fn events(pieces: Encoded) -> impl futures::Stream<Item = Result<Event, axum::Error>> + Send {
-    stream::unfold(Some(pieces), |state| async move {
+fn events(pieces: Encoded, format: AudioFormat) -> impl futures::Stream<Item = Result<Event, axum::Error>> + Send {
+    stream::unfold(Some(pieces), move |state| async move {
         let mut pieces = state?;
         let (event, over) = match pieces.next().await {
-            Ok(Some(bytes)) => (sse::event(&SpeechEvent::Delta { audio: BASE64_STANDARD.encode(bytes) }), false),
+            Ok(Some(bytes)) => {
+                (event(&SpeechEvent::Delta { audio: BASE64_STANDARD.encode(bytes) }, &pieces, format), false)
+            }
             Ok(None) => {
                 let (reason, usage) = pieces.end.unwrap_or((FinishReason::Stop, Usage::default()));
                 let done = SpeechEvent::Done { finish_reason: reason.into(), usage: SpeechUsage::from(usage) };
-                (sse::event(&done), true)
+                (event(&done, &pieces, format), true)
             }
             Err(error) => (sse::event(&SpeechEvent::Error { error: error.object() }), true),
         };
         Some((event, (!over).then_some(pieces)))
     })
+}
+
+/// An event that a client can go on behind, where the format allows it.
+fn event(event: &SpeechEvent<'_>, pieces: &Encoded, format: AudioFormat) -> Result<Event, axum::Error> {
+    if format.is_reproducible() { sse::event_of_file(event, pieces.cut.length()) } else { sse::event(event) }
 }

@@ -1,7 +1,7 @@
 //! What the fields of a speech request mean together, and against the model.
 
 use super::api::speech::{
-    Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
+    Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
 };
 use super::api::speech::{SpokenText, VoiceFields};
 use super::api::values::{FormatName, StreamFormat};
@@ -9,6 +9,7 @@ use super::api::{FieldError, Fields};
 use super::error::ApiError;
 use super::options;
 use super::reference::References;
+use super::resume::needs_seed;
 use super::state::App;
 use super::voice_request;
 use omni_audio::{AudioFormat, Sound};
@@ -57,6 +58,7 @@ pub(super) async fn parse(
     }
     app.check_length("input", input.chars().count())?;
     let sound = sound(app, &wire.sound, AudioFormat::Wav)?;
+    let sound = begun(sound, &wire.beginning, &wire.speech)?;
     let delivery = delivery(&wire.delivery, sound.format)?;
     let options = options::read(app, &wire.deadlines, delivery != Delivery::Whole)?;
     let mut params = params(app, &wire.speech, wire.sampling, wire.voice, references).await?;
@@ -98,7 +100,16 @@ pub(super) async fn params(
 /// Format and speed.
 pub(super) fn sound(app: &App, wire: &SoundFields, default: AudioFormat) -> Result<Sound, FieldError> {
     let speed = wire.speed.map_or(1.0, |speed| speed.0);
-    Ok(Sound { format: format(app, "response_format", wire.response_format, default)?, speed })
+    Ok(Sound { format: format(app, "response_format", wire.response_format, default)?, speed, start: 0 })
+}
+
+/// The sound from the sample on where it is to begin.
+pub(super) fn begun(sound: Sound, wire: &Beginning, speech: &SpeechFields) -> Result<Sound, FieldError> {
+    let start = wire.start_sample.map_or(0, |sample| sample.0);
+    if start > 0 {
+        needs_seed(speech.seed.map(|seed| seed.0))?;
+    }
+    Ok(Sound { start, ..sound })
 }
 
 /// A format that carries the model's sample rate.

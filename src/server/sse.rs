@@ -17,6 +17,11 @@ pub(super) fn event(data: &impl Serialize) -> Result<Event, axum::Error> {
     Event::default().json_data(data)
 }
 
+/// An event of a file, of which so many bytes have come with it: what `Last-Event-ID` says to go on behind it.
+pub(super) fn event_of_file(data: &impl Serialize, length: u64) -> Result<Event, axum::Error> {
+    Event::default().id(length.to_string()).json_data(data)
+}
+
 /// A response that sends `events` as they come.
 pub(super) fn response(events: impl Stream<Item = Result<Event, axum::Error>> + Send + 'static) -> Response {
     let headers = [

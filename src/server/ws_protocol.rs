@@ -8,7 +8,7 @@ use super::budget::Held;
 use super::error::{ApiError, whole_seconds};
 use super::options;
 use super::reference::References;
-use super::speech_request::{params, sound};
+use super::speech_request::{begun, params, sound};
 use super::state::App;
 use omni_audio::{AudioFormat, Sound};
 use omni_engine::{FinishReason, RequestOptions, Slo, SpeechParams, Usage, VoiceChoice};
@@ -40,6 +40,7 @@ fn size(speech: &SpeechParams) -> usize {
 /// How the utterances of a session are spoken, until the next `session.config`.
 #[derive(Debug)]
 pub(super) struct SessionConfig {
+    /// Where it begins is for the next utterance alone.
     pub sound: Sound,
     /// A request without its text.
     pub speech: SpeechParams,
@@ -61,6 +62,7 @@ impl SessionConfig {
         let wire = SessionFields::read(&Fields::top(map))?;
         app.check_model(wire.model.model.as_deref())?;
         let sound = sound(app, &wire.sound, AudioFormat::Pcm)?;
+        let sound = begun(sound, &wire.beginning, &wire.speech)?;
         let options = options::read(app, &wire.deadlines, true)?;
         if wire.voice.ref_audio.is_some() && !app.clones() {
             return Err(ApiError::invalid("ref_audio", NO_CLONING));

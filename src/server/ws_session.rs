@@ -13,8 +13,10 @@ use super::ws_protocol::{SessionConfig, Summary, done_event, error_event, read, 
 use super::ws_socket::{Broken, Reader, Sender};
 use super::ws_utterance::{Text, Upcoming, Utterance, feed, next_outgoing};
 use axum::http::StatusCode;
+use omni_audio::Sound;
 use omni_config::format_duration;
 use omni_engine::{Event, SpeechRequest, TextSource};
+use omni_telemetry::HttpMetrics;
 use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -196,7 +198,9 @@ impl Session {
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             let mut request = request;
             request.params.options.tenant = self.caller.tenant;
-            let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
+            let start = std::mem::take(&mut self.config.sound.start);
+            let sound = Sound { start, ..self.config.sound };
+            let writer = sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
             // The request of the session itself counts as its first utterance.
             let allowed = if self.utterance > 1 { self.caller.begin() } else { Ok(()) };
             let begun = match allowed.and(writer) {
@@ -205,6 +209,9 @@ impl Session {
             };
             match begun {
                 Ok((writer, stream)) => {
+                    if writer.start() > 0 {
+                        HttpMetrics::resumed("sample");
+                    }
                     self.current = Some(Utterance::new(Text::Open(sender), self.config.sound.format, writer, stream));
                 }
                 Err(error) => {
@@ -378,6 +385,7 @@ impl Session {
                     sample_rate,
                     channels: 1,
                     format: utterance.format.as_str(),
+                    start_sample: utterance.writer.start(),
                 }));
                 return;
             }

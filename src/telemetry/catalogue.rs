@@ -113,6 +113,7 @@ catalogue! {
     LOG_LINES_LOST = Counter, "omni_log_lines_lost_total", [], "Log lines that were lost, because stderr took none or its queue was full.";
 
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
+    HTTP_RESUMED = Counter, "omni_http_resumed_total", ["by"], "Answers that were made again to go on at a position, which the client gave as a sample, a byte or an event.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
     HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes that clients have sent and that are still held, at most server.max_input_bytes.";
     HTTP_OUTPUT_BYTES = Gauge, "omni_http_output_bytes", [], "Bytes of answers in one piece that are being made or read, at most server.max_output_bytes.";

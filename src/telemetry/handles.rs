@@ -386,6 +386,11 @@ impl HttpMetrics {
         counter!(c::HTTP_EVICTED.name, "what" => what).increment(1);
     }
 
+    /// An answer was made again to go on at a position, which the client gave as a `sample`, a `byte` or an `event`.
+    pub fn resumed(by: &'static str) {
+        counter!(c::HTTP_RESUMED.name, "by" => by).increment(1);
+    }
+
     /// A response began. `route` is the pattern, never the path that the client sent: label values stay few.
     pub fn response(&self, route: &'static str, status: u16) {
         counter!(c::HTTP_RESPONSES.name, "route" => route, "status" => status.to_string()).increment(1);

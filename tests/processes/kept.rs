@@ -43,6 +43,14 @@ impl Kept {
         matches!(self.socket.peek(&mut [0]), Ok(1))
     }
 
+    /// Reads what comes until the connection breaks, in the middle of a chunked answer: the part of its body.
+    pub fn cut(mut self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        // What came before a connection broke is there.
+        let _ = self.socket.read_to_end(&mut bytes);
+        Reply::cut(&bytes)
+    }
+
     /// Reads one answer, whole.
     pub fn reply(&mut self) -> Option<Reply> {
         let mut bytes = Vec::new();

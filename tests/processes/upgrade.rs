@@ -8,6 +8,7 @@ use crate::support::http::{Ask, PATIENCE};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
 use rustix::process::Signal;
+use serde_json::json;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
@@ -132,6 +133,35 @@ fn the_new_process_serves_when_the_old_one_is_killed() {
     old.kill();
     assert!(stream.get("/live").is_none());
     assert!(speech().send(&managed.serving.url).body == reply.body, "other samples");
+}
+
+#[test]
+fn a_stream_of_the_killed_process_goes_on_in_the_new_one() {
+    let mut managed = serving(&["--set", "server.upgrade_grace=600s", "--set", "limits.stalled_client_timeout=600s"]);
+    let url = managed.serving.url.clone();
+    // Seven megabytes, which the sockets do not hold: it is not over while its client does not read.
+    let body = json!({
+        "input": "one two three", "seed": 5, "response_format": "pcm", "max_new_tokens": 2000, "ignore_eos": true,
+        "deadline_ms": "none",
+    });
+    let mut stream = Kept::new(&url);
+    stream.send("POST", "/v1/audio/speech", &body.to_string()).unwrap();
+    assert!(stream.has_begun());
+    let old = Watched::new(managed.main);
+    managed.signal(Signal::USR2);
+    managed.hears("READY=1");
+    assert_eq!(managed.until_processes(2).len(), 2, "the old one has a stream to finish");
+    old.kill();
+    let mut heard = stream.cut();
+
+    let ask = Ask::json("/v1/audio/speech", &body);
+    let mut again = ask.clone();
+    again.headers.push(format!("Range: bytes={}-", heard.len()));
+    let (rest, whole) = (again.send(&url), ask.send(&url));
+    assert_eq!((rest.status, whole.status), (206, 200));
+    assert!(!heard.is_empty() && !rest.body.is_empty());
+    heard.extend_from_slice(&rest.body);
+    assert!(heard == whole.body, "other samples");
 }
 
 #[test]

@@ -19,14 +19,14 @@ use tokio::task::JoinHandle;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
-const SPEECH: &str = "/v1/audio/speech";
+pub const SPEECH: &str = "/v1/audio/speech";
 const CHAT: &str = "/v1/chat/completions";
-const WAV_HEADER: usize = 44;
+pub const WAV_HEADER: usize = 44;
 
-struct Site {
-    engine: Engine,
-    address: SocketAddr,
-    client: Client,
+pub struct Site {
+    pub engine: Engine,
+    pub address: SocketAddr,
+    pub client: Client,
     serving: JoinHandle<()>,
 }
 
@@ -37,7 +37,7 @@ impl Drop for Site {
 }
 
 impl Site {
-    async fn new(change: impl FnOnce(&mut Config)) -> Site {
+    pub async fn new(change: impl FnOnce(&mut Config)) -> Site {
         let mut config = Config::default();
         let engine = engine(&tiny(), |own| {
             change(own);
@@ -65,16 +65,16 @@ impl Site {
     /// The events of an answer that must be fine.
     async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let text = String::from_utf8(self.bytes(path, body).await).unwrap();
-        let data = text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
     }
 
-    async fn socket(&self) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
+    pub async fn socket(&self) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
         connect_async(format!("ws://{}/v1/audio/speech/stream", self.address)).await.unwrap().0
     }
 }
 
-fn decode(value: &Value) -> Vec<u8> {
+pub fn decode(value: &Value) -> Vec<u8> {
     BASE64_STANDARD.decode(value.as_str().unwrap()).unwrap()
 }
 

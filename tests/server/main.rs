@@ -9,5 +9,6 @@ mod hostile;
 mod keys;
 mod otlp;
 mod overload;
+mod resume;
 mod routes;
 mod text_only;

@@ -100,10 +100,21 @@ impl Reply {
         let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name));
         let body = match header("content-length: ") {
             Some(length) => body.get(..length.parse().unwrap())?.to_vec(),
-            None if header("transfer-encoding: ").is_some() => dechunk(body)?,
+            None if header("transfer-encoding: ").is_some() => match dechunk(body) {
+                (whole, true) => whole,
+                (_, false) => return None,
+            },
             None => body.to_vec(),
         };
         Some(Reply { status, head, body })
+    }
+
+    /// What came of the chunked body of an answer that was cut.
+    pub fn cut(bytes: &[u8]) -> Vec<u8> {
+        let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").expect("the head came");
+        let (part, whole) = dechunk(&bytes[end + 4..]);
+        assert!(!whole, "the answer was not cut");
+        part
     }
 
     /// A header, its name in lower case.
@@ -117,15 +128,17 @@ impl Reply {
     }
 }
 
-fn dechunk(mut body: &[u8]) -> Option<Vec<u8>> {
-    let mut whole = Vec::new();
-    loop {
-        let line = body.windows(2).position(|two| two == b"\r\n")?;
+/// The content of a chunked body, as far as it came, and whether that is all of it.
+fn dechunk(mut body: &[u8]) -> (Vec<u8>, bool) {
+    let mut content = Vec::new();
+    while let Some(line) = body.windows(2).position(|two| two == b"\r\n") {
         let size = usize::from_str_radix(std::str::from_utf8(&body[..line]).unwrap(), 16).unwrap();
         if size == 0 {
-            return Some(whole);
+            return (content, true);
         }
-        whole.extend_from_slice(body.get(line + 2..line + 2 + size)?);
-        body = body.get(line + 4 + size..)?;
+        body = &body[line + 2..];
+        content.extend_from_slice(&body[..size.min(body.len())]);
+        body = body.get(size + 2..).unwrap_or_default();
     }
+    (content, false)
 }

@@ -58,10 +58,14 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("stream", "a batch is answered whole; leave the field out"),
     ("stream_format", "a batch is answered whole; leave the field out"),
     NOT_TRACED,
+    NOT_CUT,
 ];
 
 /// An item is not traced either: there is no header to tell of each.
 pub(crate) const NOT_TRACED: (&str, &str) = ("trace", "a batch is not traced; send the request by itself");
+
+/// Nor does an item begin in the middle: it is answered whole.
+pub(crate) const NOT_CUT: (&str, &str) = ("start_sample", "an item of a batch begins at its beginning");
 
 /// The answer.
 #[derive(Serialize, JsonSchema)]

@@ -30,6 +30,7 @@ pub(crate) const CODES: &[&str] = &[
     "request_too_large",
     "message_too_large",
     "unsupported_media_type",
+    "range_not_satisfiable",
     "upgrade_required",
     "rate_limit_exceeded",
     "overloaded",

@@ -2,7 +2,8 @@
 
 use super::fields::{FieldError, Fields};
 use super::speech::{
-    Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage, VoiceFields,
+    Beginning, Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage,
+    VoiceFields,
 };
 use super::values::short;
 use schemars::JsonSchema;
@@ -107,6 +108,8 @@ pub(crate) struct SessionFields<'a> {
     pub voice: VoiceFields<'a>,
     #[schemars(flatten)]
     pub deadlines: Deadlines,
+    #[schemars(flatten)]
+    pub beginning: Beginning,
 }
 
 impl<'a> SessionFields<'a> {
@@ -125,6 +128,7 @@ impl<'a> SessionFields<'a> {
             sampling: fields.read()?,
             voice: fields.read()?,
             deadlines: fields.read()?,
+            beginning: fields.read()?,
         })
     }
 }
@@ -168,6 +172,8 @@ pub(crate) enum ServerMessage<'a> {
         channels: u32,
         /// The audio format.
         format: &'static str,
+        /// The first sample that is sent.
+        start_sample: u64,
     },
     /// The last message of an utterance that went well.
     #[serde(rename = "audio.done")]

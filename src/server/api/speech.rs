@@ -3,7 +3,7 @@
 use super::fields::{FieldError, Fields};
 use super::values::{
     Count, Deadline, Embedding, FirstFrames, FormatName, Penalty, Probability, RefAudio, RepetitionPenalty, Seed,
-    Speed, StreamFormat, TaskName, Temperature, TopK, TopP, VoiceName, Whole,
+    Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP, VoiceName, Whole,
 };
 use omni_engine::{FinishReason, SamplingOverrides, Usage};
 use schemars::JsonSchema;
@@ -32,6 +32,8 @@ pub(crate) struct SpeechRequest<'a> {
     pub deadlines: Deadlines,
     #[schemars(flatten)]
     pub tracing: Tracing,
+    #[schemars(flatten)]
+    pub beginning: Beginning,
 }
 
 /// Fields that would change the answer, so that leaving them out in silence would be wrong. An empty one passes.
@@ -181,6 +183,14 @@ pub(crate) struct Tracing {
     pub trace: Option<bool>,
 }
 
+/// Where the audio begins.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Beginning {
+    /// The first sample that is sent, counted as they are heard; above 0 only with `seed`. What is before it is made
+    /// again and left out; at the end there is nothing. Over the WebSocket for the next utterance alone. Default: 0.
+    pub start_sample: Option<StartSample>,
+}
+
 impl<'a> SpeechRequest<'a> {
     /// Reads the object of a request.
     pub fn read(fields: &Fields<'a>) -> Result<SpeechRequest<'a>, FieldError> {
@@ -197,6 +207,7 @@ impl<'a> SpeechRequest<'a> {
             voice: fields.read()?,
             deadlines: fields.read()?,
             tracing: fields.read()?,
+            beginning: fields.read()?,
         })
     }
 }

@@ -126,6 +126,12 @@ whole_number!(/// How many frames; 0 is no wish, as for other servers.
 whole_number!(/// How many tokens to keep; 0 and -1, which other servers say, keep all.
     TopK(i32), -1..=i64::from(i32::MAX));
 
+whole_number!(/// A sample of an answer, from 0.
+    StartSample(u64), 0..=MAX_POSITION);
+
+/// The largest position in an answer: every number up to it is exact in the doubles of clients.
+pub(crate) const MAX_POSITION: i64 = (1 << 53) - 1;
+
 /// The smallest probability mass to keep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct TopP(pub f32);

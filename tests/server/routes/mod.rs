@@ -96,7 +96,7 @@ impl Site {
 async fn events(response: Response) -> Vec<String> {
     assert_eq!(response.headers()["content-type"], "text/event-stream; charset=utf-8");
     let body = response.text().await.unwrap();
-    body.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap().to_owned()).collect()
+    body.lines().filter_map(|line| line.strip_prefix("data: ")).map(str::to_owned).collect()
 }
 
 fn json(text: &str) -> Value {
