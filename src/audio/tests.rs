@@ -27,7 +27,7 @@ fn speech(samples: usize) -> Vec<f32> {
 }
 
 fn streamed(format: AudioFormat, samples: &[f32], piece: usize) -> (Vec<u8>, Vec<usize>) {
-    let mut writer = AudioWriter::new(format, RATE, 1.0).unwrap();
+    let mut writer = Sound::from(format).writer(RATE).unwrap();
     let (mut bytes, mut sizes) = (Vec::new(), Vec::new());
     for piece in samples.chunks(piece) {
         bytes.extend(writer.push(piece).unwrap());
@@ -38,7 +38,7 @@ fn streamed(format: AudioFormat, samples: &[f32], piece: usize) -> (Vec<u8>, Vec
 }
 
 fn file(format: AudioFormat, samples: &[f32]) -> Vec<u8> {
-    let mut writer = AudioWriter::new(format, RATE, 1.0).unwrap();
+    let mut writer = Sound::from(format).writer(RATE).unwrap();
     let mut bytes = Vec::new();
     for piece in samples.chunks(1920) {
         bytes.extend(writer.push(piece).unwrap());
@@ -49,6 +49,10 @@ fn file(format: AudioFormat, samples: &[f32]) -> Vec<u8> {
 
 /// Samples, and the frames that the file says it has.
 fn decode(bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
+    decode_at(RATE, bytes, ending)
+}
+
+fn decode_at(rate: u32, bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
     let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
     let mut hint = Hint::new();
     hint.with_extension(ending);
@@ -56,7 +60,7 @@ fn decode(bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
     let mut file = symphonia::default::get_probe().probe(&hint, source, options.0, options.1).unwrap();
     let track = file.tracks()[0].clone();
     let parameters = track.codec_params.as_ref().unwrap().audio().unwrap();
-    assert_eq!(parameters.sample_rate, Some(RATE));
+    assert_eq!(parameters.sample_rate, Some(rate));
     assert_eq!(parameters.channels.as_ref().unwrap().count(), 1);
     let mut decoder =
         symphonia::default::get_codecs().make_audio_decoder(parameters, &AudioDecoderOptions::default()).unwrap();
@@ -218,7 +222,7 @@ fn hostile_samples_are_encoded_all_the_same() {
     let samples: Vec<f32> = (0..9600).map(|i| values[i * 7 % values.len()]).collect();
     for format in AudioFormat::ALL {
         assert!(!file(format, &samples).is_empty());
-        let mut writer = AudioWriter::new(format, RATE, 1.7).unwrap();
+        let mut writer = Sound { speed: 1.7, ..format.into() }.writer(RATE).unwrap();
         writer.push(&samples).unwrap();
         writer.finish().unwrap();
     }
@@ -241,7 +245,7 @@ fn an_answer_without_a_sample_is_still_a_file() {
 #[test]
 fn speed_one_is_the_untouched_samples() {
     let samples = speech(5000);
-    let mut writer = AudioWriter::new(AudioFormat::Pcm, RATE, 1.0).unwrap();
+    let mut writer = Sound::from(AudioFormat::Pcm).writer(RATE).unwrap();
     let bytes = writer.push(&samples).unwrap();
     assert!(writer.finish().unwrap().is_empty());
     let heard: Vec<i16> = bytes.chunks(2).map(|pair| i16::from_le_bytes([pair[0], pair[1]])).collect();
@@ -252,7 +256,7 @@ fn speed_one_is_the_untouched_samples() {
 #[test]
 fn speed_changes_the_length_of_any_format() {
     let samples = speech(24_000);
-    let mut writer = AudioWriter::new(AudioFormat::Flac, RATE, 1.5).unwrap();
+    let mut writer = Sound { speed: 1.5, ..AudioFormat::Flac.into() }.writer(RATE).unwrap();
     let mut bytes = Vec::new();
     for piece in samples.chunks(1920) {
         bytes.extend(writer.push(piece).unwrap());
@@ -266,9 +270,12 @@ fn speed_changes_the_length_of_any_format() {
 fn unknown_formats_are_told_what_there_is() {
     for name in ["aac", "AAC", "mp4", ""] {
         let told = AudioFormat::parse(name).unwrap_err();
-        assert!(told.ends_with("ask for one of \"wav\", \"pcm\", \"flac\", \"mp3\", \"opus\""), "{told}");
+        assert!(told.ends_with("ask for one of \"wav\", \"pcm\", \"flac\", \"mp3\", \"opus\", \"mulaw\", \"alaw\""), "{told}");
     }
     assert_eq!(AudioFormat::parse("pcm16"), Ok(AudioFormat::Pcm));
+    for name in ["mulaw", "ulaw", "g711_ulaw"] {
+        assert_eq!(AudioFormat::parse(name), Ok(AudioFormat::G711(Law::Mu)));
+    }
 }
 
 #[test]
@@ -281,7 +288,91 @@ fn files_tell_their_format_by_their_ending() {
 
 #[test]
 fn sample_rates_that_a_format_cannot_carry_are_refused() {
-    let told = AudioWriter::new(AudioFormat::Opus, 22_050, 1.0).unwrap_err().to_string();
+    let told = Sound::from(AudioFormat::Opus).writer(22_050).unwrap_err().to_string();
     assert_eq!(told, "opus cannot carry 22050 samples per second; ask for \"wav\", \"pcm\" or \"flac\"");
-    assert!(AudioWriter::new(AudioFormat::Flac, 22_050, 1.0).is_ok());
+    assert!(Sound::from(AudioFormat::Flac).writer(22_050).is_ok());
+}
+
+#[test]
+fn every_format_carries_the_rates_that_it_says() {
+    let samples = speech(24_000);
+    for rate in SAMPLE_RATES {
+        for format in [AudioFormat::Wav, AudioFormat::Flac, AudioFormat::Mp3] {
+            let mut writer = Sound { sample_rate: Some(rate), ..format.into() }.writer(RATE).unwrap();
+            let mut bytes = writer.push(&samples).unwrap();
+            writer.complete(&mut bytes).unwrap();
+            assert_eq!((writer.samples(), writer.sample_rate(), writer.heard()), (rate.into(), rate, 24_000));
+            let (heard, length) = decode_at(rate, bytes, format.as_str());
+            assert_eq!(length, Some(rate.into()), "{format:?}");
+            let loudness = |samples: &[f32]| samples.iter().map(|sample| sample * sample).sum::<f32>() / samples.len() as f32;
+            let change = loudness(&heard) / loudness(&samples);
+            assert!((0.8..1.1).contains(&change), "{format:?} at {rate}: {change}");
+        }
+    }
+    for (rate, carried) in [(8_000, true), (16_000, true), (22_050, false), (44_100, false), (48_000, true)] {
+        let writer = Sound { sample_rate: Some(rate), ..AudioFormat::Opus.into() }.writer(RATE);
+        assert_eq!(writer.is_ok(), carried, "{rate}");
+        if let Ok(mut writer) = writer {
+            let mut bytes = writer.push(&samples).unwrap();
+            bytes.extend(writer.finish().unwrap());
+            assert_eq!((&bytes[40..44], writer.samples()), (&rate.to_le_bytes()[..], u64::from(rate)));
+        }
+    }
+}
+
+#[test]
+fn telephones_get_8_bits_at_8_khz() {
+    let samples = speech(24_000);
+    for law in [Law::Mu, Law::A] {
+        let mut bare = Sound::from(AudioFormat::G711(law)).writer(RATE).unwrap();
+        let mut bytes = bare.push(&samples).unwrap();
+        bytes.extend(bare.finish().unwrap());
+        assert_eq!((bytes.len(), bare.sample_rate()), (8_000, 8_000));
+        // In a wav another library decodes it.
+        let mut wav = Sound { law: Some(law), ..AudioFormat::Wav.into() }.writer(RATE).unwrap();
+        let mut file = wav.push(&samples).unwrap();
+        wav.complete(&mut file).unwrap();
+        assert_eq!(file[58..], bytes, "{law:?}");
+        let heard = decode_at(8_000, file, "wav").0;
+        let mut plain = Sound { sample_rate: Some(8_000), ..AudioFormat::Wav.into() }.writer(RATE).unwrap();
+        let mut file = plain.push(&samples).unwrap();
+        plain.complete(&mut file).unwrap();
+        let exact = decode_at(8_000, file, "wav").0;
+        assert_eq!(heard.len(), exact.len());
+        let fidelity = fidelity(&exact, &heard);
+        assert!(fidelity > 30.0, "{law:?}: {fidelity} dB");
+    }
+}
+
+#[test]
+fn an_answer_of_a_loudness_comes_at_its_end_and_in_pieces_of_any_size_the_same() {
+    let samples = speech(48_000);
+    let sound = Sound { loudness: Some(-20.0), sample_rate: Some(16_000), ..AudioFormat::Wav.into() };
+    let written = |piece: usize| {
+        let mut writer = sound.writer(RATE).unwrap();
+        let mut file = Vec::new();
+        for piece in samples.chunks(piece) {
+            assert!(writer.push(piece).unwrap().is_empty());
+        }
+        assert!(writer.waiting_bytes() >= samples.len() * 8 && writer.heard() == 48_000);
+        writer.complete(&mut file).unwrap();
+        assert_eq!((writer.samples(), writer.waiting_bytes()), (32_000, 0));
+        file
+    };
+    let file = written(1_920);
+    assert_eq!(written(77), file);
+    let heard = decode_at(16_000, file, "wav").0;
+    let gain = loudness::gain(&heard, 16_000, -20.0).unwrap();
+    assert!((gain - 1.0).abs() < 0.05, "the loudness is off by a factor of {gain}");
+}
+
+#[test]
+fn bare_samples_of_an_unusual_rate_say_so_in_their_type() {
+    let sound = |format: AudioFormat, sample_rate| Sound { sample_rate, ..format.into() }.content_type(RATE).into_owned();
+    assert_eq!(sound(AudioFormat::Pcm, None), "audio/pcm");
+    assert_eq!(sound(AudioFormat::Pcm, Some(RATE)), "audio/pcm");
+    assert_eq!(sound(AudioFormat::Pcm, Some(16_000)), "audio/pcm;rate=16000;channels=1");
+    assert_eq!(sound(AudioFormat::G711(Law::Mu), None), "audio/PCMU");
+    assert_eq!(sound(AudioFormat::G711(Law::A), Some(16_000)), "audio/PCMA;rate=16000;channels=1");
+    assert_eq!(sound(AudioFormat::Wav, Some(16_000)), "audio/wav");
 }

@@ -1,78 +1,115 @@
-//! Writes one answer: changes its speed, then encodes it.
+//! Writes one answer: changes its speed, its loudness and its sample rate, then encodes it.
 
-use super::{AudioError, AudioFormat, Encode, TimeStretch, encoder};
+use super::resample::Resampler;
+use super::{AudioError, AudioFormat, Encode, Sound, TimeStretch, encoder, loudness};
 
-/// The format and the speed of an answer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sound {
-    /// The format.
-    pub format: AudioFormat,
-    /// How many times as fast as it was spoken, [`MIN_SPEED`](super::MIN_SPEED) to [`MAX_SPEED`](super::MAX_SPEED);
-    /// 1 costs nothing.
-    pub speed: f32,
-}
-
-impl Sound {
-    /// A writer of one answer of `sample_rate` Hz.
-    ///
-    /// # Errors
-    /// The format cannot carry this sample rate.
-    pub fn writer(self, sample_rate: u32) -> Result<AudioWriter, AudioError> {
-        AudioWriter::new(self.format, sample_rate, self.speed)
-    }
-}
-
-impl From<AudioFormat> for Sound {
-    /// At the speed at which it was spoken.
-    fn from(format: AudioFormat) -> Sound {
-        Sound { format, speed: 1.0 }
-    }
-}
+/// Samples of a loud answer that go on together: what waits between the steps stays small.
+const PIECE: usize = 4_096;
 
 /// Takes the samples of one answer and gives the bytes of its file, piece by piece. The bytes do not depend on how the
 /// samples are cut into pieces, except for where pages of Opus end.
 pub struct AudioWriter {
     /// `None` is speed 1, where samples pass untouched.
     stretch: Option<TimeStretch>,
+    /// `None` leaves the loudness as it is.
+    whole: Option<Whole>,
+    output: Output,
+    spoken: u64,
+    spoken_rate: u32,
+}
+
+/// An answer whose loudness is known at its end.
+struct Whole {
+    target: f32,
+    samples: Vec<f32>,
+}
+
+/// The last steps: they are the same for a stream and for an answer that waited.
+struct Output {
+    /// `None` is the rate at which it was spoken.
+    resampler: Option<Resampler>,
+    resampled: Vec<f32>,
     encoder: Box<dyn Encode>,
     samples: u64,
+    rate: u32,
+}
+
+impl Output {
+    fn push(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError> {
+        let Some(resampler) = &mut self.resampler else {
+            self.samples += samples.len() as u64;
+            return self.encoder.push(samples, out);
+        };
+        self.resampled.clear();
+        resampler.push(samples, &mut self.resampled)?;
+        self.samples += self.resampled.len() as u64;
+        self.encoder.push(&self.resampled, out)
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), AudioError> {
+        if let Some(resampler) = self.resampler.take() {
+            self.resampled.clear();
+            resampler.finish(&mut self.resampled)?;
+            self.samples += self.resampled.len() as u64;
+            self.encoder.push(&self.resampled, out)?;
+        }
+        self.encoder.finish(out)
+    }
 }
 
 impl std::fmt::Debug for AudioWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AudioWriter").field("samples", &self.samples).finish_non_exhaustive()
+        f.debug_struct("AudioWriter").field("samples", &self.output.samples).finish_non_exhaustive()
     }
 }
 
 impl AudioWriter {
-    /// A writer for samples of `sample_rate` Hz, played `speed` times as fast (clamped to
-    /// [`MIN_SPEED`](super::MIN_SPEED) and [`MAX_SPEED`](super::MAX_SPEED)).
+    /// A writer for samples of `spoken_rate` Hz. A speed outside of [`MIN_SPEED`](super::MIN_SPEED) to
+    /// [`MAX_SPEED`](super::MAX_SPEED) is clamped.
     ///
     /// # Errors
-    /// The format cannot carry this sample rate.
-    pub fn new(format: AudioFormat, sample_rate: u32, speed: f32) -> Result<AudioWriter, AudioError> {
-        let stretch = (speed != 1.0).then(|| TimeStretch::new(sample_rate, speed));
-        Ok(AudioWriter { stretch, encoder: encoder(format, sample_rate)?, samples: 0 })
+    /// The format cannot carry the sample rate of the answer.
+    pub fn new(sound: Sound, spoken_rate: u32) -> Result<AudioWriter, AudioError> {
+        let rate = sound.rate(spoken_rate);
+        let law = sound.law.filter(|_| sound.format == AudioFormat::Wav);
+        let encoder = encoder(sound.format, law, rate)?;
+        let resampler = (rate != spoken_rate).then(|| Resampler::new(spoken_rate, rate)).transpose()?;
+        Ok(AudioWriter {
+            stretch: (sound.speed != 1.0).then(|| TimeStretch::new(spoken_rate, sound.speed)),
+            whole: sound.loudness.map(|target| Whole { target, samples: Vec::new() }),
+            output: Output { resampler, resampled: Vec::new(), encoder, samples: 0, rate },
+            spoken: 0,
+            spoken_rate,
+        })
     }
 
-    /// The bytes that these samples complete; the first call brings the header.
+    /// The bytes that these samples complete; the first call brings the header. Nothing where the loudness was asked
+    /// for.
     ///
     /// # Errors
     /// A bug of an encoder.
     pub fn push(&mut self, samples: &[f32]) -> Result<Vec<u8>, AudioError> {
         let mut out = Vec::new();
         match &mut self.stretch {
-            None => {
-                self.samples += samples.len() as u64;
-                self.encoder.push(samples, &mut out)?;
-            }
+            None => self.pass(samples, &mut out)?,
             Some(stretch) => {
                 let stretched = stretch.push(samples);
-                self.samples += stretched.len() as u64;
-                self.encoder.push(&stretched, &mut out)?;
+                self.pass(&stretched, &mut out)?;
             }
         }
         Ok(out)
+    }
+
+    /// Takes samples at their final speed.
+    fn pass(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError> {
+        self.spoken += samples.len() as u64;
+        match &mut self.whole {
+            None => self.output.push(samples, out),
+            Some(whole) => {
+                whole.samples.extend_from_slice(samples);
+                Ok(())
+            }
+        }
     }
 
     /// The rest of the file. It must be the last call that writes.
@@ -82,23 +119,44 @@ impl AudioWriter {
     pub fn finish(&mut self) -> Result<Vec<u8>, AudioError> {
         let mut out = Vec::new();
         if let Some(stretch) = self.stretch.take() {
-            let rest = stretch.finish();
-            self.samples += rest.len() as u64;
-            self.encoder.push(&rest, &mut out)?;
+            self.pass(&stretch.finish(), &mut out)?;
         }
-        self.encoder.finish(&mut out)?;
+        if let Some(Whole { target, mut samples }) = self.whole.take() {
+            let gain = loudness::gain(&samples, self.spoken_rate, target)?;
+            for piece in samples.chunks_mut(PIECE) {
+                piece.iter_mut().for_each(|sample| *sample *= gain);
+                self.output.push(piece, &mut out)?;
+            }
+        }
+        self.output.finish(&mut out)?;
         Ok(out)
     }
 
     /// After [`finish`](AudioWriter::finish): the first bytes of the file as they are right now that its length is
     /// known, to be written over those that came first. `None` if those were right.
     pub fn front(&self) -> Option<Vec<u8>> {
-        self.encoder.front()
+        self.output.encoder.front()
     }
 
-    /// Samples written so far, at the speed at which they are heard.
+    /// Samples written so far, at the speed at which they are heard and at [`sample_rate`](AudioWriter::sample_rate).
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.output.samples
+    }
+
+    /// Hz, of the file.
+    pub fn sample_rate(&self) -> u32 {
+        self.output.rate
+    }
+
+    /// Samples taken so far, at the speed at which they are heard and at the rate at which they were spoken.
+    pub fn heard(&self) -> u64 {
+        self.spoken
+    }
+
+    /// Bytes of memory for samples that wait for the end of the answer, and for the file that becomes of them.
+    pub fn waiting_bytes(&self) -> usize {
+        // A sample of 4 bytes becomes up to two samples of 16 bits; the file may be twice as long while it grows.
+        self.whole.as_ref().map_or(0, |whole| whole.samples.capacity().saturating_mul(4 + 2 * 4))
     }
 
     /// Finishes a file whose earlier bytes are all in `file`: appends the rest and corrects its beginning.
@@ -106,7 +164,12 @@ impl AudioWriter {
     /// # Errors
     /// A bug of an encoder.
     pub fn complete(&mut self, file: &mut Vec<u8>) -> Result<(), AudioError> {
-        file.append(&mut self.finish()?);
+        let mut rest = self.finish()?;
+        if file.is_empty() {
+            *file = rest;
+        } else {
+            file.append(&mut rest);
+        }
         if let Some(front) = self.front()
             && let Some(begin) = file.get_mut(..front.len())
         {
