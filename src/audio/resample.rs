@@ -5,6 +5,7 @@ use rubato::audioadapter_buffers::direct::SequentialSlice;
 use rubato::{
     Async, FixedAsync, Indexing, Resampler as _, SincInterpolationParameters, SincInterpolationType, WindowFunction,
 };
+use std::sync::{Mutex, PoisonError};
 
 /// Input samples that go through the filter together: 5 ms at 24 kHz.
 const CHUNK: usize = 120;
@@ -20,7 +21,8 @@ const OVERSAMPLING: usize = 64;
 /// A stream of samples on its way to another rate. Sample `i` of its output is the sound at `i / to` seconds, and all of
 /// it together is `round(n * to / from)` samples long.
 pub(super) struct Resampler {
-    filter: Async<f32>,
+    /// Never locked: it lets a writer be shared, which the library's boxes do not.
+    filter: Mutex<Async<f32>>,
     from: u64,
     to: u64,
     /// Input of less than a chunk.
@@ -63,6 +65,7 @@ impl Resampler {
         // The first sample that the filter gives is one output period later than half of the filter before the sound.
         let early = taps / 2 * (to / common) as usize / period - 1;
         let waiting = Vec::with_capacity(CHUNK);
+        let filter = Mutex::new(filter);
         Ok(Resampler { filter, from: from.into(), to: to.into(), waiting, chunk, early, taken: 0, given: 0 })
     }
 
@@ -99,7 +102,7 @@ impl Resampler {
         let input = SequentialSlice::new(&self.waiting[..], 1, CHUNK).map_err(|error| failed(error.to_string()))?;
         let mut output =
             SequentialSlice::new_mut(&mut self.chunk[..], 1, room).map_err(|error| failed(error.to_string()))?;
-        let done = self.filter.process_into_buffer(&input, &mut output, None::<&Indexing>);
+        let done = self.filter.get_mut().unwrap_or_else(PoisonError::into_inner).process_into_buffer(&input, &mut output, None::<&Indexing>);
         let (_, made) = done.map_err(|error| failed(error.to_string()))?;
         self.waiting.clear();
         let dropped = self.early.min(made);

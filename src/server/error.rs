@@ -137,7 +137,9 @@ impl From<AudioError> for ApiError {
             AudioError::Rate { .. } | AudioError::NotBuilt(_) => {
                 ApiError::invalid("response_format", error.to_string())
             }
-            AudioError::Encoder { .. } => ApiError::internal(error.to_string()),
+            AudioError::Encoder { .. } | AudioError::Resampler { .. } | AudioError::Loudness(_) => {
+                ApiError::internal(error.to_string())
+            }
         }
     }
 }

@@ -41,13 +41,14 @@ pub(super) async fn speech(
     let writer = call.sound.writer(sample_rate)?;
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held, recording_held));
-    let headers = headers(&answer, sample_rate, &call.ignored);
+    let headers = headers(&answer, writer.sample_rate(), &call.ignored);
+    let content_type = call.sound.content_type(sample_rate);
     let response = match call.delivery {
         Delivery::Whole => {
             let whole = whole(&app, answer, writer).await?;
-            audio_body(call.sound.format, whole.held.guard(whole.file, ends).into())
+            audio_body(call.sound.format, &content_type, whole.held.guard(whole.file, ends).into())
         }
-        Delivery::Raw => audio_body(call.sound.format, raw_body(Encoded { answer, writer, end: None })),
+        Delivery::Raw => audio_body(call.sound.format, &content_type, raw_body(Encoded { answer, writer, end: None })),
         Delivery::Events => sse::response(events(Encoded { answer, writer, end: None })),
     };
     Ok((headers, response).into_response())
@@ -61,13 +62,14 @@ fn headers(answer: &Answer, sample_rate: u32, ignored: &[String]) -> HeaderMap {
 }
 
 /// A body with the type of its format, and a name for clients that save it.
-fn audio_body(format: AudioFormat, body: Body) -> Response {
+fn audio_body(format: AudioFormat, content_type: &str, body: Body) -> Response {
+    let mut response = body.into_response();
     let name = format!("inline; filename=\"speech.{}\"", format.as_str());
-    let mut response =
-        ([(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()))], body).into_response();
-    // The name consists of constants that a header can carry.
-    if let Ok(name) = HeaderValue::from_str(&name) {
-        response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
+    // Both consist of constants and numbers, which a header can carry.
+    for (header, value) in [(header::CONTENT_TYPE, content_type), (header::CONTENT_DISPOSITION, name.as_str())] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(header, value);
+        }
     }
     response
 }

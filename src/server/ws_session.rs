@@ -375,7 +375,7 @@ impl Session {
                     sentence_text: std::mem::take(&mut utterance.spoken),
                     request_id: id.to_string(),
                     seed,
-                    sample_rate,
+                    sample_rate: utterance.writer.sample_rate(),
                     channels: 1,
                     format: utterance.format.as_str(),
                 }));
@@ -402,7 +402,7 @@ impl Session {
                     let summary = Summary {
                         reason,
                         usage,
-                        sample_rate,
+                        sample_rate: utterance.writer.sample_rate(),
                         samples: utterance.writer.samples(),
                         bytes,
                         first_audio: utterance.first_audio,
