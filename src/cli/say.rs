@@ -179,6 +179,7 @@ impl SayArgs {
                 speech,
                 max_text_tokens: None,
                 max_frames: self.max_frames.map(Frames),
+                ignore_eos: false,
                 seed,
                 options: RequestOptions::default(),
             };

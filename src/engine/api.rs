@@ -102,6 +102,9 @@ pub struct GenerateRequest {
     pub max_text_tokens: Option<u32>,
     /// Limit on codec frames; `None` is the model's.
     pub max_frames: Option<Frames>,
+    /// Produce exactly `max_text_tokens` tokens, or without them as many as the model may, and frames likewise, whatever
+    /// the model says: for measuring.
+    pub ignore_eos: bool,
     /// Same seed, same answer and same samples. `None` draws one; [`Event::Started`] tells it.
     pub seed: Option<u64>,
     /// The tenant, and when the response has to come.

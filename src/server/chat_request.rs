@@ -43,14 +43,25 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     let output = answer.modalities.map_or(Output::Text, |modalities| modalities.0);
     let AudioObject { sound: audio, sampling } = wire.audio.unwrap_or_default();
     let sound = sound(app, &audio, stream)?;
+    let max_text_tokens = answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0);
+    let max_frames = audio.max_new_tokens.map(|count| Frames(count.0));
+    let ignore_eos = answer.ignore_eos.unwrap_or(false);
+    if ignore_eos && max_text_tokens.is_none() {
+        return Err(FieldError::invalid("ignore_eos", "needs max_tokens, the number of tokens to make").into());
+    }
+    if ignore_eos && output == Output::TextAndAudio && max_frames.is_none() {
+        let message = "needs audio.max_new_tokens, the number of frames to make";
+        return Err(FieldError::invalid("ignore_eos", message).into());
+    }
     let request = GenerateRequest {
         messages,
         output,
         voice: app.check_voice("audio.voice", audio.voice.as_deref())?,
         text: wire.sampling.into(),
         speech: sampling.into(),
-        max_text_tokens: answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0),
-        max_frames: audio.max_new_tokens.map(|count| Frames(count.0)),
+        max_text_tokens,
+        max_frames,
+        ignore_eos,
         seed: answer.seed.map(|seed| seed.0),
         options: options::read(app, &wire.deadlines, stream && output == Output::TextAndAudio)?,
     };

@@ -155,6 +155,12 @@ async fn chat_fields() {
             (400, Some("audio.format"), "\"pcm16\" only"),
         ),
         (with("n", json!(2)), (400, Some("n"), "only 1 answer")),
+        (with("ignore_eos", json!(true)), (400, Some("ignore_eos"), "needs max_tokens")),
+        (with("ignore_eos", json!("yes")), (400, Some("ignore_eos"), "true or false")),
+        (
+            json!({"messages": user, "ignore_eos": true, "max_tokens": 3, "modalities": ["text", "audio"]}),
+            (400, Some("ignore_eos"), "needs audio.max_new_tokens"),
+        ),
         (with("stop", json!(["."])), (400, Some("stop"), "not supported")),
         (with("tools", json!([{}])), (400, Some("tools"), "not supported")),
         (with("logprobs", json!(true)), (400, Some("logprobs"), "not supported")),
