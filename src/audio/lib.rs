@@ -4,7 +4,8 @@
 //! | file | what |
 //! | --- | --- |
 //! | `sound` | what a client asks for |
-//! | `writer` | one answer: speed, loudness, sample rate, then format |
+//! | `writer` | one answer: fade, speed, loudness, sample rate, then format |
+//! | `fade` | the first milliseconds |
 //! | `stretch` | other speeds at the same pitch |
 //! | `loudness` | the gain of a whole answer |
 //! | `resample` | other sample rates |
@@ -18,6 +19,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod fade;
 mod flac;
 mod g711;
 mod loudness;

@@ -102,7 +102,11 @@ impl Resampler {
         let input = SequentialSlice::new(&self.waiting[..], 1, CHUNK).map_err(|error| failed(error.to_string()))?;
         let mut output =
             SequentialSlice::new_mut(&mut self.chunk[..], 1, room).map_err(|error| failed(error.to_string()))?;
-        let done = self.filter.get_mut().unwrap_or_else(PoisonError::into_inner).process_into_buffer(&input, &mut output, None::<&Indexing>);
+        let done = self.filter.get_mut().unwrap_or_else(PoisonError::into_inner).process_into_buffer(
+            &input,
+            &mut output,
+            None::<&Indexing>,
+        );
         let (_, made) = done.map_err(|error| failed(error.to_string()))?;
         self.waiting.clear();
         let dropped = self.early.min(made);

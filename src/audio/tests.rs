@@ -2,6 +2,7 @@
 
 use super::*;
 use std::io::{Cursor, ErrorKind};
+use std::time::Duration;
 use symphonia::core::codecs::audio::AudioDecoderOptions;
 use symphonia::core::formats::FormatOptions;
 use symphonia::core::formats::probe::Hint;
@@ -270,7 +271,10 @@ fn speed_changes_the_length_of_any_format() {
 fn unknown_formats_are_told_what_there_is() {
     for name in ["aac", "AAC", "mp4", ""] {
         let told = AudioFormat::parse(name).unwrap_err();
-        assert!(told.ends_with("ask for one of \"wav\", \"pcm\", \"flac\", \"mp3\", \"opus\", \"mulaw\", \"alaw\""), "{told}");
+        assert!(
+            told.ends_with("ask for one of \"wav\", \"pcm\", \"flac\", \"mp3\", \"opus\", \"mulaw\", \"alaw\""),
+            "{told}"
+        );
     }
     assert_eq!(AudioFormat::parse("pcm16"), Ok(AudioFormat::Pcm));
     for name in ["mulaw", "ulaw", "g711_ulaw"] {
@@ -304,7 +308,8 @@ fn every_format_carries_the_rates_that_it_says() {
             assert_eq!((writer.samples(), writer.sample_rate(), writer.heard()), (rate.into(), rate, 24_000));
             let (heard, length) = decode_at(rate, bytes, format.as_str());
             assert_eq!(length, Some(rate.into()), "{format:?}");
-            let loudness = |samples: &[f32]| samples.iter().map(|sample| sample * sample).sum::<f32>() / samples.len() as f32;
+            let loudness =
+                |samples: &[f32]| samples.iter().map(|sample| sample * sample).sum::<f32>() / samples.len() as f32;
             let change = loudness(&heard) / loudness(&samples);
             assert!((0.8..1.1).contains(&change), "{format:?} at {rate}: {change}");
         }
@@ -368,11 +373,33 @@ fn an_answer_of_a_loudness_comes_at_its_end_and_in_pieces_of_any_size_the_same()
 
 #[test]
 fn bare_samples_of_an_unusual_rate_say_so_in_their_type() {
-    let sound = |format: AudioFormat, sample_rate| Sound { sample_rate, ..format.into() }.content_type(RATE).into_owned();
+    let sound =
+        |format: AudioFormat, sample_rate| Sound { sample_rate, ..format.into() }.content_type(RATE).into_owned();
     assert_eq!(sound(AudioFormat::Pcm, None), "audio/pcm");
     assert_eq!(sound(AudioFormat::Pcm, Some(RATE)), "audio/pcm");
     assert_eq!(sound(AudioFormat::Pcm, Some(16_000)), "audio/pcm;rate=16000;channels=1");
     assert_eq!(sound(AudioFormat::G711(Law::Mu), None), "audio/PCMU");
     assert_eq!(sound(AudioFormat::G711(Law::A), Some(16_000)), "audio/PCMA;rate=16000;channels=1");
     assert_eq!(sound(AudioFormat::Wav, Some(16_000)), "audio/wav");
+}
+
+#[test]
+fn the_beginning_fades_in_and_nothing_else_changes() {
+    let samples = speech(5_000);
+    let writer = |time| Sound::from(AudioFormat::Pcm).writer(RATE).unwrap().fading_in(time);
+    let ten = Duration::from_millis(10);
+    let heard =
+        |bytes: Vec<u8>| -> Vec<i16> { bytes.chunks(2).map(|pair| i16::from_le_bytes([pair[0], pair[1]])).collect() };
+    let written = |piece: usize| {
+        let mut writer = writer(ten);
+        heard(samples.chunks(piece).flat_map(|piece| writer.push(piece).unwrap()).collect())
+    };
+    let whole = written(5_000);
+    assert_eq!(whole[240..], pcm16(&samples)[240..]);
+    for piece in [1, 77, 239, 241] {
+        assert_eq!(written(piece), whole, "pieces of {piece}");
+    }
+    let step = heard(writer(ten).push(&[0.5; 480]).unwrap());
+    assert!(step.is_sorted() && step[0] < 2 && step[120] > 8_000 && step[238] < 16_384 && step[240] == 16_384);
+    assert_eq!(heard(writer(Duration::ZERO).push(&[0.5]).unwrap()), [16_384]);
 }

@@ -1,14 +1,18 @@
-//! Writes one answer: changes its speed, its loudness and its sample rate, then encodes it.
+//! Writes one answer: fades it in, changes its speed, its loudness and its sample rate, then encodes it.
 
+use super::fade::FadeIn;
 use super::resample::Resampler;
 use super::{AudioError, AudioFormat, Encode, Sound, TimeStretch, encoder, loudness};
+use std::time::Duration;
 
-/// Samples of a loud answer that go on together: what waits between the steps stays small.
+/// Samples of an answer with a loudness that go on together: what waits between the steps stays small.
 const PIECE: usize = 4_096;
 
 /// Takes the samples of one answer and gives the bytes of its file, piece by piece. The bytes do not depend on how the
 /// samples are cut into pieces, except for where pages of Opus end.
 pub struct AudioWriter {
+    /// `None` leaves the first samples as they are.
+    fade: Option<FadeIn>,
     /// `None` is speed 1, where samples pass untouched.
     stretch: Option<TimeStretch>,
     /// `None` leaves the loudness as it is.
@@ -75,12 +79,19 @@ impl AudioWriter {
         let encoder = encoder(sound.format, law, rate)?;
         let resampler = (rate != spoken_rate).then(|| Resampler::new(spoken_rate, rate)).transpose()?;
         Ok(AudioWriter {
+            fade: None,
             stretch: (sound.speed != 1.0).then(|| TimeStretch::new(spoken_rate, sound.speed)),
             whole: sound.loudness.map(|target| Whole { target, samples: Vec::new() }),
             output: Output { resampler, resampled: Vec::new(), encoder, samples: 0, rate },
             spoken: 0,
             spoken_rate,
         })
+    }
+
+    /// Fades the first samples in.
+    #[must_use]
+    pub fn fading_in(self, time: Duration) -> AudioWriter {
+        AudioWriter { fade: Some(FadeIn::new(time, self.spoken_rate)), ..self }
     }
 
     /// The bytes that these samples complete; the first call brings the header. Nothing where the loudness was asked
@@ -90,6 +101,8 @@ impl AudioWriter {
     /// A bug of an encoder.
     pub fn push(&mut self, samples: &[f32]) -> Result<Vec<u8>, AudioError> {
         let mut out = Vec::new();
+        let faded = self.fade.as_mut().filter(|fade| !fade.is_over()).map(|fade| fade.apply(samples));
+        let samples = faded.as_deref().unwrap_or(samples);
         match &mut self.stretch {
             None => self.pass(samples, &mut out)?,
             Some(stretch) => {

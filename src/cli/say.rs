@@ -126,7 +126,8 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let sound = args.sound()?;
     let config = args.model.resolve()?;
     let service = local::start_ready(config, embedded).await?;
-    let mut sink = SpeechSink::open(&args.output, sound, service.info().sample_rate)?;
+    let writer = sound.writer(service.info().sample_rate)?.fading_in(service.info().fade_in);
+    let mut sink = SpeechSink::open(&args.output, writer)?;
     let began = Instant::now();
     let stream = args.submit(&*service, text).await?;
     let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
@@ -156,6 +157,12 @@ impl SayArgs {
                 return Err(Usage(told).into());
             }
         };
+        if let Some(rate) = self.sample_rate.filter(|rate| !format.carries(*rate)) {
+            let carried = SAMPLE_RATES.into_iter().filter(|rate| format.carries(*rate)).map(|rate| rate.to_string());
+            let carried = carried.collect::<Vec<_>>().join(", ");
+            let told = format!("--sample-rate {rate}: {} carries {carried}", format.as_str());
+            return Err(Usage(told).into());
+        }
         Ok(Sound { speed: self.speed, sample_rate: self.sample_rate, loudness: self.loudness, ..format.into() })
     }
 

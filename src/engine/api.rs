@@ -26,6 +26,8 @@ pub struct ModelInfo {
     pub sample_rate: u32,
     /// Samples of one codec frame.
     pub samples_per_frame: u32,
+    /// Over which the beginning of an answer fades in, on its way to a listener: the samples of [`AudioChunk`] do not.
+    pub fade_in: Duration,
     /// Present for Qwen3-TTS.
     pub tts: Option<TtsInfo>,
 }

@@ -156,7 +156,7 @@ impl Batch<'_> {
         drop(item);
         let SpeechCall { request, sound, .. } = call;
         let (caller, sample_rate) = (self.caller.clone(), self.app.service.info().sample_rate);
-        let writer = sound.writer(sample_rate)?;
+        let writer = self.app.writer(sound)?;
         let answer = Answer::begin(admitted(self.app, request, self.deadline).await?, caller, sample_rate).await?;
         drop(recording);
         let seed = answer.seed;

@@ -37,7 +37,7 @@ pub(super) async fn completions(
     let recording = app.record(call.trace)?;
     let ChatCall { request, sound, stream, include_usage, ignored, trace: _ } = call;
     let speaks = request.output == Output::TextAndAudio;
-    let writer = sound.writer(app.service.info().sample_rate)?;
+    let writer = app.writer(sound)?;
     let answer = Answer::begin(app.service.submit(request).await?, caller, app.service.info().sample_rate)
         .await?
         .recorded(recording);

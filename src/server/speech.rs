@@ -38,7 +38,7 @@ pub(super) async fn speech(
     let recording = app.record(call.trace)?;
     call.request.params.options.tenant = caller.tenant;
     let sample_rate = app.service.info().sample_rate;
-    let writer = call.sound.writer(sample_rate)?;
+    let writer = app.writer(call.sound)?;
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held, recording_held));
     let headers = headers(&answer, writer.sample_rate(), &call.ignored);

@@ -196,7 +196,7 @@ impl Session {
             let request = SpeechRequest { text: TextSource::Streamed(receiver), params: self.config.speech.clone() };
             let mut request = request;
             request.params.options.tenant = self.caller.tenant;
-            let writer = self.config.sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
+            let writer = self.app.writer(self.config.sound).map_err(ApiError::from);
             // The request of the session itself counts as its first utterance.
             let allowed = if self.utterance > 1 { self.caller.begin() } else { Ok(()) };
             let begun = match allowed.and(writer) {

@@ -136,9 +136,12 @@ impl Reading {
         let player = self.player;
         if speaks {
             let ttfa = player.time_to_first().ok_or("no audio in the answer")?;
-            let answer = Answer { ttfa, length: player.length(), underruns: player.underruns, silence: player.silence, text };
+            let answer =
+                Answer { ttfa, length: player.length(), underruns: player.underruns, silence: player.silence, text };
             match asked.frames {
-                Some(asked) if asked != answer.frames() => Err(format!("{} frames instead of {asked}", answer.frames())),
+                Some(asked) if asked != answer.frames() => {
+                    Err(format!("{} frames instead of {asked}", answer.frames()))
+                }
                 _ => Ok(answer),
             }
         } else {
@@ -184,7 +187,10 @@ mod tests {
         let events = [delta(&json!({"content": "A"})), audio(1_920), audio(1_920)];
         let answer = read(&events, Length { tokens: None, frames: Some(2) }, true).unwrap();
         assert_eq!((answer.ttfa, answer.length), (Duration::from_millis(20), Duration::from_millis(160)));
-        assert_eq!(read(&events, Length { tokens: None, frames: Some(3) }, true), Err("2 frames instead of 3".to_owned()));
+        assert_eq!(
+            read(&events, Length { tokens: None, frames: Some(3) }, true),
+            Err("2 frames instead of 3".to_owned())
+        );
         assert_eq!(read(&events[..1], Length::default(), true), Err("no audio in the answer".to_owned()));
     }
 

@@ -140,7 +140,8 @@ mod tests {
 
     fn record(result: Result<(u64, u64), &str>) -> Record {
         let ms = Duration::from_millis;
-        let speech = |(ttfa, silence)| Answer { ttfa: ms(ttfa), length: ms(800), silence: ms(silence), ..Answer::default() };
+        let speech =
+            |(ttfa, silence)| Answer { ttfa: ms(ttfa), length: ms(800), silence: ms(silence), ..Answer::default() };
         Record { due: ms(0), result: result.map(speech).map_err(str::to_owned), took: ms(7) }
     }
 

@@ -211,7 +211,9 @@ async fn ranges_are_those_that_requests_are_held_to() {
         inner[bound].as_f64().unwrap_or_else(|| panic!("{field} has no {bound}: {schema}"))
     };
     let site = Site::new();
-    for field in ["speed", "loudness", "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"] {
+    for field in
+        ["speed", "loudness", "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+    {
         for (bound, outward) in [("minimum", -0.01), ("maximum", 0.01)] {
             let beyond = number(field, bound) + outward;
             let body = serde_json::json!({ "input": "x", field: beyond });
