@@ -79,7 +79,7 @@ mod tests {
             assert_eq!(Law::A.encode(decision * 8), (code | 0x80) ^ 0x55, "A, +{decision}");
             assert_eq!(Law::A.encode(!(decision * 8)), code ^ 0x55, "A, -{decision}");
             if segment > 0 {
-                assert_eq!(Law::A.encode(decision * 8 - 1), (code - 1 | 0x80) ^ 0x55, "A, below +{decision}");
+                assert_eq!(Law::A.encode(decision * 8 - 1), ((code - 1) | 0x80) ^ 0x55, "A, below +{decision}");
             }
         }
     }

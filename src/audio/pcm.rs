@@ -56,7 +56,7 @@ impl Pcm {
         header.extend_from_slice(b"data");
         header.extend_from_slice(&data_bytes.unwrap_or(u32::MAX).to_le_bytes());
         if let Some(bytes) = data_bytes {
-            let riff = bytes.saturating_add(header.len() as u32 - 8);
+            let riff = bytes.saturating_add(bytes % 2).saturating_add(header.len() as u32 - 8);
             header[4..8].copy_from_slice(&riff.to_le_bytes());
         }
         header
@@ -83,9 +83,9 @@ impl Encode for Pcm {
 
     fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), AudioError> {
         self.push(&[], out)?;
-        // Chunks of RIFF begin at even places.
-        if self.wav_rate.is_some() && self.bytes % 2 == 1 {
-            out.push(0);
+        // Chunks of RIFF end at even places. A player of an open-ended stream plays the padding, so it is silent.
+        if let (Some(_), Some(law), 1) = (self.wav_rate, self.law, self.bytes % 2) {
+            out.push(law.encode(0));
         }
         Ok(())
     }
@@ -126,10 +126,10 @@ mod tests {
         wav.push(&[0.0, 1.0, -1.0], &mut out).unwrap();
         assert_eq!((out.len(), &out[58..]), (61, &[0xff, 0x80, 0x00][..]));
         wav.finish(&mut out).unwrap();
-        assert_eq!(out.len(), 62);
+        assert_eq!(out[61..], [0xff]);
         let front = wav.front().unwrap();
         assert_eq!(front.len(), 58);
         assert_eq!((&front[20..22], &front[34..36], &front[46..50]), (&[7, 0][..], &[8, 0][..], &[3, 0, 0, 0][..]));
-        assert_eq!((&front[54..58], front[4]), (&[3, 0, 0, 0][..], 53));
+        assert_eq!((&front[54..58], front[4]), (&[3, 0, 0, 0][..], 54));
     }
 }

@@ -59,3 +59,6 @@ impl From<AudioFormat> for Sound {
         Sound { format, speed: 1.0, sample_rate: None, law: None, loudness: None }
     }
 }
+
+#[cfg(all(test, feature = "mp3", feature = "opus"))]
+mod tests;
