@@ -1,10 +1,16 @@
-//! Encodes speech: samples become the bytes of a format, piece by piece, at another speed where the client asks for it.
+//! Encodes speech: samples become the bytes of a format, piece by piece, at another speed, loudness or sample rate where
+//! the client asks for it.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `writer` | one answer: speed, then format |
+//! | `sound` | what a client asks for |
+//! | `writer` | one answer: fade, speed, loudness, sample rate, then format |
+//! | `fade` | the first milliseconds |
 //! | `stretch` | other speeds at the same pitch |
-//! | `pcm` | 16-bit samples, bare or in a wav |
+//! | `loudness` | the gain of a whole answer |
+//! | `resample` | other sample rates |
+//! | `g711` | the 8 bits of telephones |
+//! | `pcm` | 16-bit samples or those of G.711, bare or in a wav |
 //! | `flac`, `mp3`, `opus` | the compressed formats; the last two are features of the build |
 //!
 //! Everything here is mono and pure. It must never read a clock or do I/O, and its bytes must not depend on how the
@@ -13,17 +19,25 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod fade;
 mod flac;
+mod g711;
+mod loudness;
 #[cfg(feature = "mp3")]
 mod mp3;
 #[cfg(feature = "opus")]
 mod opus;
 mod pcm;
+mod resample;
+mod sound;
 mod stretch;
 mod writer;
 
+pub use g711::Law;
+pub use loudness::{MAX_LOUDNESS, MIN_LOUDNESS};
+pub use sound::{SAMPLE_RATES, Sound};
 pub use stretch::{MAX_SPEED, MIN_SPEED, TimeStretch};
-pub use writer::{AudioWriter, Sound};
+pub use writer::AudioWriter;
 
 use std::path::Path;
 
@@ -40,6 +54,8 @@ pub enum AudioFormat {
     Mp3,
     /// Opus at about 64 kbit/s, in Ogg.
     Opus,
+    /// G.711, 8 bits for each sample and no header; at 8 kHz what telephones take.
+    G711(Law),
 }
 
 /// Formats of OpenAI's API that are not served.
@@ -47,19 +63,34 @@ const OTHERS: [&str; 1] = ["aac"];
 
 impl AudioFormat {
     /// All of them, in the order in which messages list them.
-    pub const ALL: [AudioFormat; 5] =
-        [AudioFormat::Wav, AudioFormat::Pcm, AudioFormat::Flac, AudioFormat::Mp3, AudioFormat::Opus];
+    pub const ALL: [AudioFormat; 7] = [
+        AudioFormat::Wav,
+        AudioFormat::Pcm,
+        AudioFormat::Flac,
+        AudioFormat::Mp3,
+        AudioFormat::Opus,
+        AudioFormat::G711(Law::Mu),
+        AudioFormat::G711(Law::A),
+    ];
 
-    /// A format by the name that APIs give it; `pcm16` is what chat completions call `pcm`.
+    /// Other names that APIs give formats: chat completions, and telephony.
+    pub const ALIASES: [(&str, AudioFormat); 4] = [
+        ("pcm16", AudioFormat::Pcm),
+        ("ulaw", AudioFormat::G711(Law::Mu)),
+        ("g711_ulaw", AudioFormat::G711(Law::Mu)),
+        ("g711_alaw", AudioFormat::G711(Law::A)),
+    ];
+
+    /// A format by the name that APIs give it.
     ///
     /// # Errors
     /// The error names the formats that are served.
     pub fn parse(name: &str) -> Result<AudioFormat, String> {
-        let named = AudioFormat::ALL.into_iter().find(|format| format.as_str() == name);
+        let alias = AudioFormat::ALIASES.into_iter().find(|(alias, _)| *alias == name).map(|(_, format)| format);
+        let named = AudioFormat::ALL.into_iter().find(|format| format.as_str() == name).or(alias);
         match named {
             Some(format) if format.is_built() => Ok(format),
             Some(_) => Err(format!("this server was built without the format {name:?}; ask for one of {}", names())),
-            None if name == "pcm16" => Ok(AudioFormat::Pcm),
             None if OTHERS.contains(&name) => {
                 Err(format!("the format {name:?} is not supported by this server; ask for one of {}", names()))
             }
@@ -74,7 +105,7 @@ impl AudioFormat {
 
     fn is_built(self) -> bool {
         match self {
-            AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac => true,
+            AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac | AudioFormat::G711(_) => true,
             AudioFormat::Mp3 => cfg!(feature = "mp3"),
             AudioFormat::Opus => cfg!(feature = "opus"),
         }
@@ -85,6 +116,8 @@ impl AudioFormat {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "ogg" | "oga" => Some(AudioFormat::Opus),
             "raw" => Some(AudioFormat::Pcm),
+            "ulaw" | "ul" => Some(AudioFormat::G711(Law::Mu)),
+            "al" => Some(AudioFormat::G711(Law::A)),
             ending => AudioFormat::ALL.into_iter().find(|format| format.as_str() == ending),
         }
     }
@@ -97,6 +130,7 @@ impl AudioFormat {
             AudioFormat::Flac => "flac",
             AudioFormat::Mp3 => "mp3",
             AudioFormat::Opus => "opus",
+            AudioFormat::G711(law) => law.name(),
         }
     }
 
@@ -108,6 +142,8 @@ impl AudioFormat {
             AudioFormat::Flac => "audio/flac",
             AudioFormat::Mp3 => "audio/mpeg",
             AudioFormat::Opus => "audio/ogg",
+            AudioFormat::G711(Law::Mu) => "audio/PCMU",
+            AudioFormat::G711(Law::A) => "audio/PCMA",
         }
     }
 
@@ -124,7 +160,7 @@ impl AudioFormat {
     /// Whether the format can carry this sample rate, Hz.
     pub fn carries(self, sample_rate: u32) -> bool {
         match self {
-            AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac => true,
+            AudioFormat::Wav | AudioFormat::Pcm | AudioFormat::Flac | AudioFormat::G711(_) => true,
             #[cfg(feature = "mp3")]
             AudioFormat::Mp3 => mp3::RATES.contains(&sample_rate),
             #[cfg(feature = "opus")]
@@ -154,6 +190,19 @@ pub enum AudioError {
         /// Hz.
         rate: u32,
     },
+    /// The library cannot change the rate; no pair of rates that is served has this.
+    #[error("sound of {from} samples per second cannot be given {to}: {reason}")]
+    Resampler {
+        /// Hz.
+        from: u32,
+        /// Hz.
+        to: u32,
+        /// Its message.
+        reason: String,
+    },
+    /// The library that measures loudness refused; a bug of ours or of the library.
+    #[error("the loudness could not be measured: {0}")]
+    Loudness(String),
     /// The build lacks it.
     #[error("this program was built without the format {0:?}; ask for one of {built}", built = names())]
     NotBuilt(&'static str),
@@ -189,8 +238,8 @@ trait Encode: Send + Sync {
     fn front(&self) -> Option<Vec<u8>>;
 }
 
-/// An encoder of `format` at `rate` Hz.
-fn encoder(format: AudioFormat, rate: u32) -> Result<Box<dyn Encode>, AudioError> {
+/// An encoder of `format` at `rate` Hz; a wav may have samples of G.711.
+fn encoder(format: AudioFormat, law: Option<Law>, rate: u32) -> Result<Box<dyn Encode>, AudioError> {
     if !format.is_built() {
         return Err(AudioError::NotBuilt(format.as_str()));
     }
@@ -198,8 +247,9 @@ fn encoder(format: AudioFormat, rate: u32) -> Result<Box<dyn Encode>, AudioError
         return Err(AudioError::Rate { format: format.as_str(), rate });
     }
     Ok(match format {
-        AudioFormat::Wav => Box::new(pcm::Pcm::wav(rate)),
-        AudioFormat::Pcm => Box::new(pcm::Pcm::bare()),
+        AudioFormat::Wav => Box::new(pcm::Pcm::wav(rate, law)),
+        AudioFormat::Pcm => Box::new(pcm::Pcm::bare(None)),
+        AudioFormat::G711(law) => Box::new(pcm::Pcm::bare(Some(law))),
         AudioFormat::Flac => Box::new(flac::Flac::new(rate)?),
         #[cfg(feature = "mp3")]
         AudioFormat::Mp3 => Box::new(mp3::Mp3::new(rate)),
@@ -228,7 +278,7 @@ mod without_mp3 {
         let told = AudioFormat::parse("mp3").unwrap_err();
         assert!(told.contains("built without the format \"mp3\"") && told.contains("\"flac\""), "{told}");
         assert!(!told.ends_with("\"mp3\""), "{told}");
-        assert!(matches!(AudioWriter::new(AudioFormat::Mp3, 24_000, 1.0), Err(AudioError::NotBuilt("mp3"))));
-        assert!(AudioWriter::new(AudioFormat::Flac, 24_000, 1.0).is_ok());
+        assert!(matches!(Sound::from(AudioFormat::Mp3).writer(24_000), Err(AudioError::NotBuilt("mp3"))));
+        assert!(Sound::from(AudioFormat::Flac).writer(24_000).is_ok());
     }
 }

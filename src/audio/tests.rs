@@ -8,10 +8,10 @@ use symphonia::core::formats::probe::Hint;
 use symphonia::core::io::MediaSourceStream;
 use symphonia::core::meta::MetadataOptions;
 
-const RATE: u32 = 24_000;
+pub(crate) const RATE: u32 = 24_000;
 
 /// Something like speech: a gliding voice with harmonics, pauses, and a little breath.
-fn speech(samples: usize) -> Vec<f32> {
+pub(crate) fn speech(samples: usize) -> Vec<f32> {
     let (mut phase, mut noise) = (0.0f64, 1u32);
     (0..samples)
         .map(|i| {
@@ -27,7 +27,7 @@ fn speech(samples: usize) -> Vec<f32> {
 }
 
 fn streamed(format: AudioFormat, samples: &[f32], piece: usize) -> (Vec<u8>, Vec<usize>) {
-    let mut writer = AudioWriter::new(format, RATE, 1.0).unwrap();
+    let mut writer = Sound::from(format).writer(RATE).unwrap();
     let (mut bytes, mut sizes) = (Vec::new(), Vec::new());
     for piece in samples.chunks(piece) {
         bytes.extend(writer.push(piece).unwrap());
@@ -38,7 +38,7 @@ fn streamed(format: AudioFormat, samples: &[f32], piece: usize) -> (Vec<u8>, Vec
 }
 
 fn file(format: AudioFormat, samples: &[f32]) -> Vec<u8> {
-    let mut writer = AudioWriter::new(format, RATE, 1.0).unwrap();
+    let mut writer = Sound::from(format).writer(RATE).unwrap();
     let mut bytes = Vec::new();
     for piece in samples.chunks(1920) {
         bytes.extend(writer.push(piece).unwrap());
@@ -49,6 +49,10 @@ fn file(format: AudioFormat, samples: &[f32]) -> Vec<u8> {
 
 /// Samples, and the frames that the file says it has.
 fn decode(bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
+    decode_at(RATE, bytes, ending)
+}
+
+pub(crate) fn decode_at(rate: u32, bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
     let source = MediaSourceStream::new(Box::new(Cursor::new(bytes)), Default::default());
     let mut hint = Hint::new();
     hint.with_extension(ending);
@@ -56,7 +60,7 @@ fn decode(bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
     let mut file = symphonia::default::get_probe().probe(&hint, source, options.0, options.1).unwrap();
     let track = file.tracks()[0].clone();
     let parameters = track.codec_params.as_ref().unwrap().audio().unwrap();
-    assert_eq!(parameters.sample_rate, Some(RATE));
+    assert_eq!(parameters.sample_rate, Some(rate));
     assert_eq!(parameters.channels.as_ref().unwrap().count(), 1);
     let mut decoder =
         symphonia::default::get_codecs().make_audio_decoder(parameters, &AudioDecoderOptions::default()).unwrap();
@@ -77,13 +81,13 @@ fn decode(bytes: Vec<u8>, ending: &str) -> (Vec<f32>, Option<u64>) {
 }
 
 /// Decibels of the signal over the difference.
-fn fidelity(samples: &[f32], heard: &[f32]) -> f64 {
+pub(crate) fn fidelity(samples: &[f32], heard: &[f32]) -> f64 {
     let power = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
     let difference = power(&mut samples.iter().zip(heard).map(|(a, b)| a - b));
     10.0 * (power(&mut samples.iter().copied()) / difference).log10()
 }
 
-fn pcm16(samples: &[f32]) -> Vec<i16> {
+pub(crate) fn pcm16(samples: &[f32]) -> Vec<i16> {
     samples.iter().copied().map(pcm::to_i16).collect()
 }
 
@@ -218,7 +222,7 @@ fn hostile_samples_are_encoded_all_the_same() {
     let samples: Vec<f32> = (0..9600).map(|i| values[i * 7 % values.len()]).collect();
     for format in AudioFormat::ALL {
         assert!(!file(format, &samples).is_empty());
-        let mut writer = AudioWriter::new(format, RATE, 1.7).unwrap();
+        let mut writer = Sound { speed: 1.7, ..format.into() }.writer(RATE).unwrap();
         writer.push(&samples).unwrap();
         writer.finish().unwrap();
     }
@@ -241,7 +245,7 @@ fn an_answer_without_a_sample_is_still_a_file() {
 #[test]
 fn speed_one_is_the_untouched_samples() {
     let samples = speech(5000);
-    let mut writer = AudioWriter::new(AudioFormat::Pcm, RATE, 1.0).unwrap();
+    let mut writer = Sound::from(AudioFormat::Pcm).writer(RATE).unwrap();
     let bytes = writer.push(&samples).unwrap();
     assert!(writer.finish().unwrap().is_empty());
     let heard: Vec<i16> = bytes.chunks(2).map(|pair| i16::from_le_bytes([pair[0], pair[1]])).collect();
@@ -251,7 +255,7 @@ fn speed_one_is_the_untouched_samples() {
 
 /// The bytes of an answer that begins at a sample.
 fn begun(format: AudioFormat, speed: f32, start: u64, samples: &[f32], piece: usize) -> Result<Vec<u8>, AudioError> {
-    let mut writer = Sound { format, speed, start }.writer(RATE)?;
+    let mut writer = Sound { speed, start, ..format.into() }.writer(RATE)?;
     let mut bytes = Vec::new();
     for piece in samples.chunks(piece) {
         bytes.extend(writer.push(piece)?);
@@ -287,7 +291,7 @@ fn an_answer_begins_at_any_sample_of_what_is_heard() {
 fn nothing_is_written_before_an_answer_begins() {
     let samples = speech(4000);
     for format in AudioFormat::ALL {
-        let mut writer = Sound { format, speed: 1.0, start: 3000 }.writer(RATE).unwrap();
+        let mut writer = Sound { start: 3000, ..format.into() }.writer(RATE).unwrap();
         assert!(writer.push(&samples[..2999]).unwrap().is_empty(), "{format:?}: not even a header");
         writer.push(&samples[2999..]).unwrap();
         writer.finish().unwrap();
@@ -298,7 +302,7 @@ fn nothing_is_written_before_an_answer_begins() {
 #[test]
 fn speed_changes_the_length_of_any_format() {
     let samples = speech(24_000);
-    let mut writer = AudioWriter::new(AudioFormat::Flac, RATE, 1.5).unwrap();
+    let mut writer = Sound { speed: 1.5, ..AudioFormat::Flac.into() }.writer(RATE).unwrap();
     let mut bytes = Vec::new();
     for piece in samples.chunks(1920) {
         bytes.extend(writer.push(piece).unwrap());
@@ -312,9 +316,15 @@ fn speed_changes_the_length_of_any_format() {
 fn unknown_formats_are_told_what_there_is() {
     for name in ["aac", "AAC", "mp4", ""] {
         let told = AudioFormat::parse(name).unwrap_err();
-        assert!(told.ends_with("ask for one of \"wav\", \"pcm\", \"flac\", \"mp3\", \"opus\""), "{told}");
+        assert!(
+            told.ends_with("ask for one of \"wav\", \"pcm\", \"flac\", \"mp3\", \"opus\", \"mulaw\", \"alaw\""),
+            "{told}"
+        );
     }
     assert_eq!(AudioFormat::parse("pcm16"), Ok(AudioFormat::Pcm));
+    for name in ["mulaw", "ulaw", "g711_ulaw"] {
+        assert_eq!(AudioFormat::parse(name), Ok(AudioFormat::G711(Law::Mu)));
+    }
 }
 
 #[test]
@@ -327,7 +337,7 @@ fn files_tell_their_format_by_their_ending() {
 
 #[test]
 fn sample_rates_that_a_format_cannot_carry_are_refused() {
-    let told = AudioWriter::new(AudioFormat::Opus, 22_050, 1.0).unwrap_err().to_string();
+    let told = Sound::from(AudioFormat::Opus).writer(22_050).unwrap_err().to_string();
     assert_eq!(told, "opus cannot carry 22050 samples per second; ask for \"wav\", \"pcm\" or \"flac\"");
-    assert!(AudioWriter::new(AudioFormat::Flac, 22_050, 1.0).is_ok());
+    assert!(Sound::from(AudioFormat::Flac).writer(22_050).is_ok());
 }

@@ -1,92 +1,152 @@
-//! Writes one answer: changes its speed, then encodes it.
+//! Writes one answer: fades it in, changes its speed, its loudness and its sample rate, then encodes it.
 
-use super::{AudioError, AudioFormat, Encode, TimeStretch, encoder};
+use super::fade::FadeIn;
+use super::resample::Resampler;
+use super::{AudioError, AudioFormat, Encode, Sound, TimeStretch, encoder, loudness};
+use std::time::Duration;
 
-/// The format and the speed of an answer, and where it begins.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sound {
-    /// The format.
-    pub format: AudioFormat,
-    /// How many times as fast as it was spoken, [`MIN_SPEED`](super::MIN_SPEED) to [`MAX_SPEED`](super::MAX_SPEED);
-    /// 1 costs nothing.
-    pub speed: f32,
-    /// Samples that are left out at its beginning, counted at the speed at which they are heard.
-    pub start: u64,
-}
-
-impl Sound {
-    /// A writer of one answer of `sample_rate` Hz.
-    ///
-    /// # Errors
-    /// The format cannot carry this sample rate.
-    pub fn writer(self, sample_rate: u32) -> Result<AudioWriter, AudioError> {
-        let writer = AudioWriter::new(self.format, sample_rate, self.speed)?;
-        Ok(AudioWriter { start: self.start, left_out: 0, ..writer })
-    }
-}
-
-impl From<AudioFormat> for Sound {
-    /// All of it, at the speed at which it was spoken.
-    fn from(format: AudioFormat) -> Sound {
-        Sound { format, speed: 1.0, start: 0 }
-    }
-}
+/// Samples of an answer with a loudness that go on together: what waits between the steps stays small.
+const PIECE: usize = 4_096;
 
 /// Takes the samples of one answer and gives the bytes of its file, piece by piece. The bytes do not depend on how the
 /// samples are cut into pieces, except for where pages of Opus end.
 pub struct AudioWriter {
+    /// `None` leaves the first samples as they are.
+    fade: Option<FadeIn>,
     /// `None` is speed 1, where samples pass untouched.
     stretch: Option<TimeStretch>,
+    /// `None` leaves the loudness as it is.
+    whole: Option<Whole>,
+    output: Output,
+    spoken: u64,
+    spoken_rate: u32,
+}
+
+/// An answer whose loudness is known at its end.
+struct Whole {
+    target: f32,
+    samples: Vec<f32>,
+}
+
+/// The last steps: they are the same for a stream and for an answer that waited.
+struct Output {
+    /// `None` is the rate at which it was spoken.
+    resampler: Option<Resampler>,
+    resampled: Vec<f32>,
     encoder: Box<dyn Encode>,
     /// Samples that are left out at the beginning, and how many of them have come.
     start: u64,
     left_out: u64,
     samples: u64,
+    rate: u32,
 }
 
-impl std::fmt::Debug for AudioWriter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("AudioWriter").field("samples", &self.samples).finish_non_exhaustive()
-    }
-}
-
-impl AudioWriter {
-    /// A writer for samples of `sample_rate` Hz, played `speed` times as fast (clamped to
-    /// [`MIN_SPEED`](super::MIN_SPEED) and [`MAX_SPEED`](super::MAX_SPEED)).
-    ///
-    /// # Errors
-    /// The format cannot carry this sample rate.
-    pub fn new(format: AudioFormat, sample_rate: u32, speed: f32) -> Result<AudioWriter, AudioError> {
-        let stretch = (speed != 1.0).then(|| TimeStretch::new(sample_rate, speed));
-        Ok(AudioWriter { stretch, encoder: encoder(format, sample_rate)?, start: 0, left_out: 0, samples: 0 })
+impl Output {
+    fn push(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError> {
+        let Some(resampler) = &mut self.resampler else { return self.encode(samples, out) };
+        let mut resampled = std::mem::take(&mut self.resampled);
+        resampled.clear();
+        resampler.push(samples, &mut resampled)?;
+        let encoded = self.encode(&resampled, out);
+        self.resampled = resampled;
+        encoded
     }
 
-    /// The bytes that these samples complete; the first samples that are not left out bring the header.
-    ///
-    /// # Errors
-    /// A bug of an encoder.
-    pub fn push(&mut self, samples: &[f32]) -> Result<Vec<u8>, AudioError> {
-        let mut out = Vec::new();
-        match &mut self.stretch {
-            None => self.encode(samples, &mut out)?,
-            Some(stretch) => {
-                let stretched = stretch.push(samples);
-                self.encode(&stretched, &mut out)?;
-            }
+    fn finish(&mut self, out: &mut Vec<u8>) -> Result<(), AudioError> {
+        if let Some(resampler) = self.resampler.take() {
+            let mut rest = Vec::new();
+            resampler.finish(&mut rest)?;
+            self.encode(&rest, out)?;
         }
-        Ok(out)
+        if self.left_out < self.start {
+            return Err(AudioError::BeyondEnd { start: self.start, samples: self.left_out });
+        }
+        self.encoder.finish(out)
     }
 
-    /// Encodes those of these samples, at the speed at which they are heard, that are not left out.
-    fn encode(&mut self, heard: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError> {
+    /// Encodes those of these samples of the file that are not left out.
+    fn encode(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError> {
         let missing = usize::try_from(self.start - self.left_out).unwrap_or(usize::MAX);
-        let (dropped, kept) = heard.split_at(missing.min(heard.len()));
+        let (dropped, kept) = samples.split_at(missing.min(samples.len()));
         self.left_out += dropped.len() as u64;
         if self.left_out < self.start {
             return Ok(());
         }
         self.samples += kept.len() as u64;
         self.encoder.push(kept, out)
+    }
+}
+
+impl std::fmt::Debug for AudioWriter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AudioWriter").field("samples", &self.output.samples).finish_non_exhaustive()
+    }
+}
+
+impl AudioWriter {
+    /// A writer for samples of `spoken_rate` Hz. A speed outside of [`MIN_SPEED`](super::MIN_SPEED) to
+    /// [`MAX_SPEED`](super::MAX_SPEED) is clamped.
+    ///
+    /// # Errors
+    /// The format cannot carry the sample rate of the answer.
+    pub fn new(sound: Sound, spoken_rate: u32) -> Result<AudioWriter, AudioError> {
+        let rate = sound.rate(spoken_rate);
+        let law = sound.law.filter(|_| sound.format == AudioFormat::Wav);
+        let encoder = encoder(sound.format, law, rate)?;
+        let resampler = (rate != spoken_rate).then(|| Resampler::new(spoken_rate, rate)).transpose()?;
+        Ok(AudioWriter {
+            fade: None,
+            stretch: (sound.speed != 1.0).then(|| TimeStretch::new(spoken_rate, sound.speed)),
+            whole: sound.loudness.map(|target| Whole { target, samples: Vec::new() }),
+            output: Output {
+                resampler,
+                resampled: Vec::new(),
+                encoder,
+                start: sound.start,
+                left_out: 0,
+                samples: 0,
+                rate,
+            },
+            spoken: 0,
+            spoken_rate,
+        })
+    }
+
+    /// Fades the first samples in.
+    #[must_use]
+    pub fn fading_in(self, time: Duration) -> AudioWriter {
+        AudioWriter { fade: Some(FadeIn::new(time, self.spoken_rate)), ..self }
+    }
+
+    /// The bytes that these samples complete; the first samples that are not left out bring the header. Nothing where
+    /// the loudness was asked for.
+    ///
+    /// # Errors
+    /// A bug of an encoder.
+    pub fn push(&mut self, samples: &[f32]) -> Result<Vec<u8>, AudioError> {
+        let mut out = Vec::new();
+        let faded = self.fade.as_mut().filter(|fade| !fade.is_over()).map(|fade| fade.apply(samples));
+        let samples = faded.as_deref().unwrap_or(samples);
+        match &mut self.stretch {
+            None => self.pass(samples, &mut out)?,
+            Some(stretch) => {
+                let stretched = stretch.push(samples);
+                self.pass(&stretched, &mut out)?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// Takes samples at their final speed.
+    fn pass(&mut self, samples: &[f32], out: &mut Vec<u8>) -> Result<(), AudioError> {
+        self.spoken += samples.len() as u64;
+        match &mut self.whole {
+            None => self.output.push(samples, out),
+            Some(whole) => {
+                whole.samples.extend_from_slice(samples);
+                Ok(())
+            }
+        }
     }
 
     /// The rest of the file. It must be the last call that writes.
@@ -96,30 +156,50 @@ impl AudioWriter {
     pub fn finish(&mut self) -> Result<Vec<u8>, AudioError> {
         let mut out = Vec::new();
         if let Some(stretch) = self.stretch.take() {
-            let rest = stretch.finish();
-            self.encode(&rest, &mut out)?;
+            self.pass(&stretch.finish(), &mut out)?;
         }
-        if self.left_out < self.start {
-            return Err(AudioError::BeyondEnd { start: self.start, samples: self.left_out });
+        if let Some(Whole { target, mut samples }) = self.whole.take() {
+            let gain = loudness::gain(&samples, self.spoken_rate, target)?;
+            for piece in samples.chunks_mut(PIECE) {
+                piece.iter_mut().for_each(|sample| *sample *= gain);
+                self.output.push(piece, &mut out)?;
+            }
         }
-        self.encoder.finish(&mut out)?;
+        self.output.finish(&mut out)?;
         Ok(out)
     }
 
     /// After [`finish`](AudioWriter::finish): the first bytes of the file as they are right now that its length is
     /// known, to be written over those that came first. `None` if those were right.
     pub fn front(&self) -> Option<Vec<u8>> {
-        self.encoder.front()
+        self.output.encoder.front()
     }
 
-    /// The first sample of the answer that is written, counted at the speed at which they are heard.
+    /// The first sample of the answer that is written, counted as [`samples`](AudioWriter::samples) are.
     pub fn start(&self) -> u64 {
-        self.start
+        self.output.start
     }
 
-    /// Samples written so far, at the speed at which they are heard, without those that are left out.
+    /// Samples written so far, at the speed at which they are heard and at [`sample_rate`](AudioWriter::sample_rate),
+    /// without those that are left out.
     pub fn samples(&self) -> u64 {
-        self.samples
+        self.output.samples
+    }
+
+    /// Hz, of the file.
+    pub fn sample_rate(&self) -> u32 {
+        self.output.rate
+    }
+
+    /// Samples taken so far, at the speed at which they are heard and at the rate at which they were spoken.
+    pub fn heard(&self) -> u64 {
+        self.spoken
+    }
+
+    /// Bytes of memory for samples that wait for the end of the answer, and for the file that becomes of them.
+    pub fn waiting_bytes(&self) -> usize {
+        // A sample of 4 bytes becomes up to two samples of 16 bits; the file may be twice as long while it grows.
+        self.whole.as_ref().map_or(0, |whole| whole.samples.capacity().saturating_mul(4 + 2 * 4))
     }
 
     /// Finishes a file whose earlier bytes are all in `file`: appends the rest and corrects its beginning.
@@ -127,7 +207,12 @@ impl AudioWriter {
     /// # Errors
     /// Those of [`finish`](AudioWriter::finish).
     pub fn complete(&mut self, file: &mut Vec<u8>) -> Result<(), AudioError> {
-        file.append(&mut self.finish()?);
+        let mut rest = self.finish()?;
+        if file.is_empty() {
+            *file = rest;
+        } else {
+            file.append(&mut rest);
+        }
         if let Some(front) = self.front()
             && let Some(begin) = file.get_mut(..front.len())
         {

@@ -4,7 +4,7 @@ use super::sink::SpeechSink;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED, Sound};
+use omni_audio::{AudioFormat, MAX_LOUDNESS, MAX_SPEED, MIN_LOUDNESS, MIN_SPEED, SAMPLE_RATES, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
     ChatMessage, Event, GenerateRequest, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides, Service,
@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 #[command(after_help = "Examples:
   omni-actors say \"The weather is lovely today.\" -o hello.wav
   omni-actors say \"A little faster, please.\" --speed 1.25 -o faster.mp3
+  omni-actors say \"Press one.\" -o menu.ulaw                       raw G.711 for a telephone
   omni-actors say --chat \"What is the capital of France?\" -o answer.wav
   echo \"Read me.\" | omni-actors say - -o - | aplay            played while it is made
   omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0
@@ -34,19 +35,26 @@ use std::time::{Duration, Instant};
 pub struct SayArgs {
     /// What to say; - reads it from stdin
     text: String,
-    /// File to write, its ending being its format: wav, flac, mp3, opus (or ogg), pcm; - writes a wav to stdout while
-    /// the speech is made
+    /// File to write, its ending being its format: wav, flac, mp3, opus (or ogg), pcm, mulaw, alaw; - writes a wav to
+    /// stdout while the speech is made
     #[arg(short, long, value_name = "FILE", default_value = "speech.wav")]
     output: PathBuf,
     /// Answer the text instead of repeating it; the answer is also printed on stderr
     #[arg(long)]
     chat: bool,
-    /// Format, whatever the name of the file: wav, flac, mp3, opus, pcm
+    /// Format, whatever the name of the file: wav, flac, mp3, opus, pcm, mulaw, alaw
     #[arg(long, value_parser = AudioFormat::parse)]
     format: Option<AudioFormat>,
     /// How many times as fast as usual, 0.25 to 4, at the same pitch
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = speed)]
     speed: f32,
+    /// Samples per second, as far as the format carries them: 8000, 16000, 22050, 24000, 44100 or 48000; by default the
+    /// model's, for mulaw and alaw 8000
+    #[arg(long, value_name = "HZ", value_parser = sample_rate)]
+    sample_rate: Option<u32>,
+    /// Make the speech so loud, in LUFS (EBU R 128), -40 to -8; it is then written at its end
+    #[arg(long, value_name = "LUFS", allow_negative_numbers = true, value_parser = loudness)]
+    loudness: Option<f32>,
     /// Speaker, or an uploaded voice
     #[arg(long)]
     voice: Option<String>,
@@ -81,6 +89,18 @@ fn speed(text: &str) -> Result<f32, String> {
     if allowed.contains(&speed) { Ok(speed) } else { Err(format!("is not between {MIN_SPEED} and {MAX_SPEED}")) }
 }
 
+fn sample_rate(text: &str) -> Result<u32, String> {
+    let rate = text.parse().ok().filter(|rate| SAMPLE_RATES.contains(rate));
+    rate.ok_or_else(|| format!("is none of {}", SAMPLE_RATES.map(|rate| rate.to_string()).join(", ")))
+}
+
+fn loudness(text: &str) -> Result<f32, String> {
+    let loudness = text.parse().map_err(|_| "is not a number".to_owned())?;
+    let allowed = MIN_LOUDNESS..=MAX_LOUDNESS;
+    let told = || format!("is not between {MIN_LOUDNESS} and {MAX_LOUDNESS}");
+    allowed.contains(&loudness).then_some(loudness).ok_or_else(told)
+}
+
 /// Runs the command.
 pub async fn execute(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let mut signals = Signals::catch()?;
@@ -106,7 +126,8 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let sound = args.sound()?;
     let config = args.model.resolve()?;
     let service = local::start_ready(config, embedded).await?;
-    let mut sink = SpeechSink::open(&args.output, sound, service.info().sample_rate)?;
+    let writer = sound.writer(service.info().sample_rate)?.fading_in(service.info().fade_in);
+    let mut sink = SpeechSink::open(&args.output, writer)?;
     let began = Instant::now();
     let stream = args.submit(&*service, text).await?;
     let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
@@ -122,7 +143,7 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
 }
 
 impl SayArgs {
-    /// What the options say about format and speed.
+    /// What the options say about the sound.
     fn sound(&self) -> anyhow::Result<Sound> {
         let named = self.output.extension().is_some();
         let format = match self.format.or_else(|| AudioFormat::of_file(&self.output)) {
@@ -136,7 +157,13 @@ impl SayArgs {
                 return Err(Usage(told).into());
             }
         };
-        Ok(Sound { format, speed: self.speed, start: 0 })
+        if let Some(rate) = self.sample_rate.filter(|rate| !format.carries(*rate)) {
+            let carried = SAMPLE_RATES.into_iter().filter(|rate| format.carries(*rate)).map(|rate| rate.to_string());
+            let carried = carried.collect::<Vec<_>>().join(", ");
+            let told = format!("--sample-rate {rate}: {} carries {carried}", format.as_str());
+            return Err(Usage(told).into());
+        }
+        Ok(Sound { speed: self.speed, sample_rate: self.sample_rate, loudness: self.loudness, ..format.into() })
     }
 
     /// The voice that the options name.
@@ -159,6 +186,7 @@ impl SayArgs {
                 speech,
                 max_text_tokens: None,
                 max_frames: self.max_frames.map(Frames),
+                ignore_eos: false,
                 seed,
                 options: RequestOptions::default(),
             };

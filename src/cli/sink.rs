@@ -1,7 +1,7 @@
 //! Where the speech of `say` goes: a file that appears whole or not at all, or standard output while it is made.
 
 use anyhow::Context;
-use omni_audio::{AudioWriter, Sound};
+use omni_audio::AudioWriter;
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Stdout, Write};
 use std::path::{Path, PathBuf};
@@ -31,9 +31,8 @@ impl SpeechSink {
     /// `-` is standard output.
     ///
     /// # Errors
-    /// A folder that is not there or may not be written; a format that cannot carry the sample rate.
-    pub fn open(path: &Path, sound: Sound, sample_rate: u32) -> anyhow::Result<SpeechSink> {
-        let writer = sound.writer(sample_rate)?;
+    /// A folder that is not there or may not be written.
+    pub fn open(path: &Path, writer: AudioWriter) -> anyhow::Result<SpeechSink> {
         if path == Path::new("-") {
             return Ok(SpeechSink { writer, place: Place::Stdout(std::io::stdout()) });
         }
@@ -94,7 +93,11 @@ impl Drop for PartialFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use omni_audio::AudioFormat;
+    use omni_audio::{AudioFormat, Sound};
+
+    fn writer(format: AudioFormat) -> AudioWriter {
+        Sound::from(format).writer(24_000).unwrap()
+    }
 
     fn files(folder: &Path) -> Vec<String> {
         let entries = std::fs::read_dir(folder).unwrap();
@@ -105,7 +108,7 @@ mod tests {
     fn a_finished_file_has_the_right_sizes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.wav");
-        let mut sink = SpeechSink::open(&path, AudioFormat::Wav.into(), 24_000).unwrap();
+        let mut sink = SpeechSink::open(&path, writer(AudioFormat::Wav)).unwrap();
         sink.write(&[0.0, 0.5]).unwrap();
         sink.write(&[-0.5]).unwrap();
         assert!(!path.exists());
@@ -119,7 +122,7 @@ mod tests {
     #[test]
     fn an_abandoned_file_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        let mut sink = SpeechSink::open(&folder.path().join("a.mp3"), AudioFormat::Mp3.into(), 24_000).unwrap();
+        let mut sink = SpeechSink::open(&folder.path().join("a.mp3"), writer(AudioFormat::Mp3)).unwrap();
         sink.write(&[0.0; 100]).unwrap();
         drop(sink);
         assert!(files(folder.path()).is_empty());
@@ -127,7 +130,7 @@ mod tests {
 
     #[test]
     fn a_missing_folder_is_told_with_the_name_that_was_asked_for() {
-        let opened = SpeechSink::open(Path::new("no/such/a.wav"), AudioFormat::Wav.into(), 24_000);
+        let opened = SpeechSink::open(Path::new("no/such/a.wav"), writer(AudioFormat::Wav));
         assert_eq!(opened.err().unwrap().to_string(), "cannot write no/such/a.wav");
     }
 }

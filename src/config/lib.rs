@@ -134,6 +134,8 @@ pub struct SpeechConfig {
     /// Whether the planner of Qwen3-Omni spells numbers, signs and abbreviations out in English words. On for the
     /// embedded voice unless the file says otherwise.
     pub spell_out: bool,
+    /// Over which the beginning of an answer fades in on its way to a listener.
+    pub fade_in: Duration,
     /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is left to speak and the writer
     /// pauses inside a sentence for this long, the words so far become a sentence.
     pub flush_after: Duration,

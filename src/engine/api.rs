@@ -26,6 +26,8 @@ pub struct ModelInfo {
     pub sample_rate: u32,
     /// Samples of one codec frame.
     pub samples_per_frame: u32,
+    /// Over which the beginning of an answer fades in, on its way to a listener: the samples of [`AudioChunk`] do not.
+    pub fade_in: Duration,
     /// Present for Qwen3-TTS.
     pub tts: Option<TtsInfo>,
 }
@@ -102,6 +104,9 @@ pub struct GenerateRequest {
     pub max_text_tokens: Option<u32>,
     /// Limit on codec frames; `None` is the model's.
     pub max_frames: Option<Frames>,
+    /// Produce exactly `max_text_tokens` tokens, or without them as many as the model may, and frames likewise, whatever
+    /// the model says: for measuring.
+    pub ignore_eos: bool,
     /// Same seed, same answer and same samples. `None` draws one; [`Event::Started`] tells it.
     pub seed: Option<u64>,
     /// The tenant, and when the response has to come.

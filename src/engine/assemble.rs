@@ -224,6 +224,7 @@ fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, Sta
         default_voice,
         sample_rate: SAMPLE_RATE,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,
+        fade_in: config.speech.fade_in,
         tts,
     })
 }

@@ -21,6 +21,7 @@ use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
 use omni_engine::{ResponseStream, Slo, SpeechRequest, SubmitError, TextSource, Usage};
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::atomic::Ordering;
@@ -132,7 +133,7 @@ fn items(app: &App, mut body: Object) -> Result<(Object, Vec<Object>), ApiError>
 struct Spoken {
     file: Vec<u8>,
     held: Held,
-    media_type: &'static str,
+    media_type: Cow<'static, str>,
     usage: Usage,
     seed: u64,
 }
@@ -155,12 +156,12 @@ impl Batch<'_> {
         drop(item);
         let SpeechCall { request, sound, .. } = call;
         let (caller, sample_rate) = (self.caller.clone(), self.app.service.info().sample_rate);
-        let writer = sound.writer(sample_rate)?;
+        let writer = self.app.writer(sound)?;
         let answer = Answer::begin(admitted(self.app, request, self.deadline).await?, caller, sample_rate).await?;
         drop(recording);
         let seed = answer.seed;
         let Whole { file, held, usage, .. } = whole(self.app, answer, writer).await?;
-        Ok(Spoken { file, held, media_type: sound.format.content_type(), usage, seed })
+        Ok(Spoken { file, held, media_type: sound.content_type(sample_rate), usage, seed })
     }
 
     /// Reads an item, and its recording when there is room for it.
@@ -216,7 +217,7 @@ fn result(index: usize, answer: &Result<Spoken, ApiError>) -> BatchResult<'_> {
         Ok(spoken) => BatchResult::Success {
             index,
             audio_data: BASE64_STANDARD.encode(&spoken.file),
-            media_type: spoken.media_type,
+            media_type: &spoken.media_type,
             usage: SpeechUsage::from(spoken.usage),
             seed: spoken.seed,
         },

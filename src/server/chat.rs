@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
-use omni_audio::{AudioWriter, Sound};
+use omni_audio::AudioWriter;
 use omni_engine::{FinishReason, Output, Usage};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -35,9 +35,9 @@ pub(super) async fn completions(
     let mut call = parse(&app, &body)?;
     call.request.options.tenant = caller.tenant;
     let recording = app.record(call.trace)?;
-    let ChatCall { request, format, stream, include_usage, ignored, trace: _ } = call;
+    let ChatCall { request, sound, stream, include_usage, ignored, trace: _ } = call;
     let speaks = request.output == Output::TextAndAudio;
-    let writer = Sound::from(format).writer(app.service.info().sample_rate)?;
+    let writer = app.writer(sound)?;
     let answer = Answer::begin(app.service.submit(request).await?, caller, app.service.info().sample_rate)
         .await?
         .recorded(recording);
@@ -46,7 +46,7 @@ pub(super) async fn completions(
     let mut headers = answer.headers();
     note_ignored(&mut headers, &ignored);
     if speaks {
-        headers.insert(HeaderName::from_static("x-sample-rate"), HeaderValue::from(info.sample_rate));
+        headers.insert(HeaderName::from_static("x-sample-rate"), HeaderValue::from(writer.sample_rate()));
     }
     let head = Head {
         id: format!("chatcmpl-{}-{}", app.started, answer.id),

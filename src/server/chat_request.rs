@@ -4,9 +4,9 @@ use super::api::chat::{AudioFields, AudioObject, ChatRequest, Message};
 use super::api::{FieldError, Fields};
 use super::error::ApiError;
 use super::options;
-use super::speech_request::format;
+use super::speech_request::carried;
 use super::state::App;
-use omni_audio::AudioFormat;
+use omni_audio::{AudioFormat, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{ChatMessage, GenerateRequest, Output};
 use serde_json::{Map, Value};
@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 #[derive(Debug)]
 pub(super) struct ChatCall {
     pub request: GenerateRequest,
-    pub format: AudioFormat,
+    pub sound: Sound,
     pub stream: bool,
     /// A last chunk tells what was used.
     pub include_usage: bool,
@@ -42,19 +42,30 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     let include_usage = answer.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let output = answer.modalities.map_or(Output::Text, |modalities| modalities.0);
     let AudioObject { sound: audio, sampling } = wire.audio.unwrap_or_default();
-    let format = audio_format(app, &audio, stream)?;
+    let sound = sound(app, &audio, stream)?;
+    let max_text_tokens = answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0);
+    let max_frames = audio.max_new_tokens.map(|count| Frames(count.0));
+    let ignore_eos = answer.ignore_eos.unwrap_or(false);
+    if ignore_eos && max_text_tokens.is_none() {
+        return Err(FieldError::invalid("ignore_eos", "needs max_tokens, the number of tokens to make").into());
+    }
+    if ignore_eos && output == Output::TextAndAudio && max_frames.is_none() {
+        let message = "needs audio.max_new_tokens, the number of frames to make";
+        return Err(FieldError::invalid("ignore_eos", message).into());
+    }
     let request = GenerateRequest {
         messages,
         output,
         voice: app.check_voice("audio.voice", audio.voice.as_deref())?,
         text: wire.sampling.into(),
         speech: sampling.into(),
-        max_text_tokens: answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0),
-        max_frames: audio.max_new_tokens.map(|count| Frames(count.0)),
+        max_text_tokens,
+        max_frames,
+        ignore_eos,
         seed: answer.seed.map(|seed| seed.0),
         options: options::read(app, &wire.deadlines, stream && output == Output::TextAndAudio)?,
     };
-    Ok(ChatCall { request, format, stream, include_usage, trace: wire.tracing.trace, ignored })
+    Ok(ChatCall { request, sound, stream, include_usage, trace: wire.tracing.trace, ignored })
 }
 
 /// The limit on messages.
@@ -63,14 +74,16 @@ fn check_count(messages: Option<&Value>, limit: usize) -> Result<(), FieldError>
     FieldError::at_most("messages", (count, "messages"), limit, Some("limits.max_messages"))
 }
 
-fn audio_format(app: &App, audio: &AudioFields, stream: bool) -> Result<AudioFormat, FieldError> {
+fn sound(app: &App, audio: &AudioFields, stream: bool) -> Result<Sound, FieldError> {
     let default = if stream { AudioFormat::Pcm } else { AudioFormat::Wav };
-    let format = format(app, "audio.format", audio.format, default)?;
+    let format = audio.format.map_or(default, |name| name.0);
     if stream && format != AudioFormat::Pcm {
         let message = "a stream carries \"pcm16\" only; leave stream out for other formats";
         return Err(FieldError::invalid("audio.format", message));
     }
-    Ok(format)
+    let sound = format.into();
+    carried(app, "audio.format", &sound)?;
+    Ok(sound)
 }
 
 fn messages(wire: Option<Vec<Message>>) -> Result<Vec<ChatMessage>, FieldError> {

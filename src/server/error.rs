@@ -149,7 +149,9 @@ impl From<AudioError> for ApiError {
                 ApiError::new(StatusCode::RANGE_NOT_SATISFIABLE, "range_not_satisfiable", message)
                     .with_param("start_sample")
             }
-            AudioError::Encoder { .. } => ApiError::internal(error.to_string()),
+            AudioError::Encoder { .. } | AudioError::Resampler { .. } | AudioError::Loudness(_) => {
+                ApiError::internal(error.to_string())
+            }
         }
     }
 }

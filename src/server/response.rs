@@ -114,7 +114,7 @@ pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter
             }
             Piece::Audio(chunk) => {
                 let mut bytes = writer.push(&chunk.samples)?;
-                if writer.samples() > most_samples {
+                if writer.heard() > most_samples {
                     let message = format!(
                         "the speech is longer than {} (limits.max_whole_audio), too long for an answer in one piece; \
                          ask for a stream, or speak the text in parts",
@@ -122,6 +122,7 @@ pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter
                     );
                     return Err(ApiError::new(StatusCode::BAD_REQUEST, "answer_too_long", message));
                 }
+                room(&mut held, file.capacity() + text.len() + writer.waiting_bytes()).await?;
                 let total = file.len() + bytes.len();
                 if file.capacity() < total {
                     // A quarter more than is needed, so that it seldom grows.
@@ -134,7 +135,15 @@ pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter
             Piece::Finished { reason, usage } => break (reason, usage),
         }
     };
-    writer.complete(&mut file)?;
+    let file = if writer.waiting_bytes() == 0 {
+        writer.complete(&mut file)?;
+        file
+    } else {
+        // Minutes of speech are measured and encoded at once: that is no work for a thread that serves connections.
+        let complete = move || writer.complete(&mut file).map(|()| file);
+        let done = tokio::task::spawn_blocking(complete).await;
+        done.map_err(|_| ApiError::internal("the answer could not be encoded"))??
+    };
     Ok(Whole { text, file, held, reason, usage })
 }
 

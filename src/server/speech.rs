@@ -42,13 +42,14 @@ pub(super) async fn speech(
     let recording = app.record(call.trace)?;
     call.request.params.options.tenant = caller.tenant;
     let sample_rate = app.service.info().sample_rate;
-    let writer = call.sound.writer(sample_rate)?;
+    let writer = app.writer(call.sound)?;
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held, recording_held));
     if let Some(by) = position.given_as(call.sound.start) {
         HttpMetrics::resumed(by);
     }
-    let headers = headers(&answer, sample_rate, &call.ignored);
+    let headers = headers(&answer, writer.sample_rate(), &call.ignored);
+    let content_type = call.sound.content_type(sample_rate);
     let format = call.sound.format;
     let (length, response) = match call.delivery {
         Delivery::Whole => {
@@ -57,9 +58,12 @@ pub(super) async fn speech(
             position.within(length)?;
             let from = usize::try_from(position.byte()).unwrap_or(usize::MAX).min(whole.file.len());
             let rest = whole.held.guard(whole.file, ends).slice(from..);
-            (Some(length), audio_body(format, rest.into()))
+            (Some(length), audio_body(format, &content_type, rest.into()))
         }
-        Delivery::Raw => (None, audio_body(format, raw_body(Encoded::begin(answer, writer, position).await?))),
+        Delivery::Raw => {
+            let pieces = Encoded::begin(answer, writer, position).await?;
+            (None, audio_body(format, &content_type, raw_body(pieces)))
+        }
         Delivery::Events => {
             let pieces = Encoded::begin(answer, writer, position).await?;
             (None, sse::response(events(pieces, format)))
@@ -77,13 +81,14 @@ fn headers(answer: &Answer, sample_rate: u32, ignored: &[String]) -> HeaderMap {
 }
 
 /// A body with the type of its format, and a name for clients that save it.
-fn audio_body(format: AudioFormat, body: Body) -> Response {
+fn audio_body(format: AudioFormat, content_type: &str, body: Body) -> Response {
+    let mut response = body.into_response();
     let name = format!("inline; filename=\"speech.{}\"", format.as_str());
-    let mut response =
-        ([(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()))], body).into_response();
-    // The name consists of constants that a header can carry.
-    if let Ok(name) = HeaderValue::from_str(&name) {
-        response.headers_mut().insert(header::CONTENT_DISPOSITION, name);
+    // Both consist of constants and numbers, which a header can carry.
+    for (header, value) in [(header::CONTENT_TYPE, content_type), (header::CONTENT_DISPOSITION, name.as_str())] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            response.headers_mut().insert(header, value);
+        }
     }
     response
 }

@@ -4,7 +4,7 @@ use super::api::speech::{
     Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
 };
 use super::api::speech::{SpokenText, VoiceFields};
-use super::api::values::{FormatName, StreamFormat};
+use super::api::values::{FormatName, StreamFormat, or_list};
 use super::api::{FieldError, Fields};
 use super::error::ApiError;
 use super::options;
@@ -12,7 +12,7 @@ use super::reference::References;
 use super::resume::needs_seed;
 use super::state::App;
 use super::voice_request;
-use omni_audio::{AudioFormat, Sound};
+use omni_audio::{AudioFormat, SAMPLE_RATES, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{RequestOptions, SpeechParams, SpeechRequest, TextSource};
 
@@ -57,9 +57,10 @@ pub(super) async fn parse(
         return Err(FieldError::invalid("input", "there is nothing to speak in an empty text").into());
     }
     app.check_length("input", input.chars().count())?;
-    let sound = sound(app, &wire.sound, AudioFormat::Wav)?;
+    let loudness = wire.level.loudness.map(|loudness| loudness.0);
+    let sound = Sound { loudness, ..sound(app, &wire.sound, AudioFormat::Wav)? };
     let sound = begun(sound, &wire.beginning, &wire.speech)?;
-    let delivery = delivery(&wire.delivery, sound.format)?;
+    let delivery = delivery(&wire.delivery, &sound)?;
     let options = options::read(app, &wire.deadlines, delivery != Delivery::Whole)?;
     let mut params = params(app, &wire.speech, wire.sampling, wire.voice, references).await?;
     params.options = options;
@@ -97,10 +98,24 @@ pub(super) async fn params(
     })
 }
 
-/// Format and speed.
+/// Format, coding, sample rate and speed.
 pub(super) fn sound(app: &App, wire: &SoundFields, default: AudioFormat) -> Result<Sound, FieldError> {
-    let speed = wire.speed.map_or(1.0, |speed| speed.0);
-    Ok(Sound { format: format(app, "response_format", wire.response_format, default)?, speed, start: 0 })
+    let format = wire.response_format.map_or(default, |FormatName(format)| format);
+    if wire.encoding.is_some() && format != AudioFormat::Wav {
+        let message = format_args!(
+            "is for \"wav\", not for {:?}; bare G.711 has the formats \"mulaw\" and \"alaw\"",
+            format.as_str()
+        );
+        return Err(FieldError::invalid("encoding", message));
+    }
+    let sound = Sound {
+        speed: wire.speed.map_or(1.0, |speed| speed.0),
+        sample_rate: wire.sample_rate.map(|rate| rate.0),
+        law: wire.encoding.and_then(|encoding| encoding.0),
+        ..format.into()
+    };
+    carried(app, "response_format", &sound)?;
+    Ok(sound)
 }
 
 /// The sound from the sample on where it is to begin.
@@ -112,26 +127,29 @@ pub(super) fn begun(sound: Sound, wire: &Beginning, speech: &SpeechFields) -> Re
     Ok(Sound { start, ..sound })
 }
 
-/// A format that carries the model's sample rate.
-pub(super) fn format(
-    app: &App,
-    field: &str,
-    asked: Option<FormatName>,
-    default: AudioFormat,
-) -> Result<AudioFormat, FieldError> {
-    let Some(FormatName(format)) = asked else { return Ok(default) };
-    let rate = app.service.info().sample_rate;
-    if !format.carries(rate) {
-        let name = format.as_str();
-        let why =
-            format_args!("{name:?} cannot carry this model's {rate} samples per second; ask for \"wav\" or \"flac\"");
+/// Refuses a sample rate that the format does not carry; `field` is that of the format.
+pub(super) fn carried(app: &App, field: &str, sound: &Sound) -> Result<(), FieldError> {
+    let (format, rate) = (sound.format, sound.rate(app.service.info().sample_rate));
+    if format.carries(rate) {
+        return Ok(());
+    }
+    let name = format.as_str();
+    if sound.sample_rate.is_none() {
+        let why = format_args!("{name:?} cannot carry this model's {rate} samples per second; ask for sample_rate too");
         return Err(FieldError::invalid(field, why));
     }
-    Ok(format)
+    let carried: Vec<u32> = SAMPLE_RATES.into_iter().filter(|rate| format.carries(*rate)).collect();
+    let why = format_args!("{name:?} cannot carry {rate} samples per second; ask for {}", or_list(&carried));
+    Err(FieldError::invalid("sample_rate", why))
 }
 
 /// What `stream` and `stream_format` mean together: OpenAI's clients send at most the latter, others the former.
-fn delivery(wire: &DeliveryFields, format: AudioFormat) -> Result<Delivery, FieldError> {
+fn delivery(wire: &DeliveryFields, sound: &Sound) -> Result<Delivery, FieldError> {
+    if sound.loudness.is_some() {
+        let streams = wire.stream == Some(true) || wire.stream_format.is_some() && wire.stream != Some(false);
+        let message = "is known at the end of the speech, so that the answer comes whole; leave the stream out";
+        return if streams { Err(FieldError::invalid("loudness", message)) } else { Ok(Delivery::Whole) };
+    }
     match (wire.stream, wire.stream_format) {
         (Some(false), Some(StreamFormat::Sse)) => {
             let message = "\"sse\" streams, but stream is false; leave one of them out";
@@ -141,7 +159,7 @@ fn delivery(wire: &DeliveryFields, format: AudioFormat) -> Result<Delivery, Fiel
         (Some(true), None) | (_, Some(StreamFormat::Sse)) => Ok(Delivery::Events),
         (_, Some(StreamFormat::Audio)) => Ok(Delivery::Raw),
         // A format that says in front how long the file is waits for its end; the others leave at once.
-        (None, None) if format.tells_length() => Ok(Delivery::Whole),
+        (None, None) if sound.format.tells_length() => Ok(Delivery::Whole),
         (None, None) => Ok(Delivery::Raw),
     }
 }
@@ -153,7 +171,7 @@ mod tests {
 
     fn delivered(body: &Value, format: AudioFormat) -> Delivery {
         let wire = Fields::top(body.as_object().unwrap()).read().unwrap();
-        delivery(&wire, format).unwrap()
+        delivery(&wire, &format.into()).unwrap()
     }
 
     #[test]
@@ -177,5 +195,19 @@ mod tests {
             assert_eq!(delivered(&json!({}), format), Delivery::Whole);
         }
         assert_eq!(delivered(&json!({"stream": false}), AudioFormat::Pcm), Delivery::Whole);
+    }
+
+    #[test]
+    fn an_answer_of_a_loudness_comes_whole_and_is_not_streamed() {
+        let sound = Sound { loudness: Some(-16.0), ..AudioFormat::Pcm.into() };
+        let read = |body: Value| {
+            let wire = Fields::top(body.as_object().unwrap()).read().unwrap();
+            delivery(&wire, &sound)
+        };
+        assert_eq!(read(json!({})), Ok(Delivery::Whole));
+        assert_eq!(read(json!({"stream": false})), Ok(Delivery::Whole));
+        for body in [json!({"stream": true}), json!({"stream_format": "sse"}), json!({"stream_format": "audio"})] {
+            assert_eq!(read(body).unwrap_err().param, "loudness");
+        }
     }
 }

@@ -7,6 +7,7 @@ use super::error::ApiError;
 use super::export::Links;
 use super::rules::Current;
 use super::traces::{Recording, Traces};
+use omni_audio::{AudioError, AudioWriter, Sound};
 use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
@@ -64,6 +65,12 @@ impl Retiring {
 }
 
 impl App {
+    /// A writer of one answer.
+    pub fn writer(&self, sound: Sound) -> Result<AudioWriter, AudioError> {
+        let info = self.service.info();
+        Ok(sound.writer(info.sample_rate)?.fading_in(info.fade_in))
+    }
+
     pub fn new(
         service: Arc<dyn Service>,
         config: &ServerConfig,

@@ -85,7 +85,7 @@ impl SessionConfig {
             voice: self.speech.voice.name().or(info.default_voice.as_deref()),
             response_format: self.sound.format.as_str(),
             speed: self.sound.speed,
-            sample_rate: info.sample_rate,
+            sample_rate: self.sound.rate(info.sample_rate),
             seed: self.speech.seed,
         }
     }

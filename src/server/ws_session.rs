@@ -199,8 +199,7 @@ impl Session {
             let mut request = request;
             request.params.options.tenant = self.caller.tenant;
             let start = std::mem::take(&mut self.config.sound.start);
-            let sound = Sound { start, ..self.config.sound };
-            let writer = sound.writer(self.app.service.info().sample_rate).map_err(ApiError::from);
+            let writer = self.app.writer(Sound { start, ..self.config.sound }).map_err(ApiError::from);
             // The request of the session itself counts as its first utterance.
             let allowed = if self.utterance > 1 { self.caller.begin() } else { Ok(()) };
             let begun = match allowed.and(writer) {
@@ -382,7 +381,7 @@ impl Session {
                     sentence_text: std::mem::take(&mut utterance.spoken),
                     request_id: id.to_string(),
                     seed,
-                    sample_rate,
+                    sample_rate: utterance.writer.sample_rate(),
                     channels: 1,
                     format: utterance.format.as_str(),
                     start_sample: utterance.writer.start(),
@@ -410,7 +409,7 @@ impl Session {
                     let summary = Summary {
                         reason,
                         usage,
-                        sample_rate,
+                        sample_rate: utterance.writer.sample_rate(),
                         samples: utterance.writer.samples(),
                         bytes,
                         first_audio: utterance.first_audio,

@@ -86,6 +86,7 @@ fn bench(args: &[&str]) -> (Done, serde_json::Value) {
         default_voice: Some("heart".to_owned()),
         sample_rate: 24_000,
         samples_per_frame: 1_920,
+        fade_in: Duration::ZERO,
         tts: None,
     };
     let service = Arc::new(HalfSecond { info, asked: AtomicUsize::new(0) });
@@ -160,8 +161,64 @@ fn fields_for_the_body_reach_the_server() {
     assert!(errors.contains("400") && errors.contains("bob"), "{errors}");
 }
 
+/// Runs `bench --chat` against a server that it starts itself.
+fn chat(args: &[&str]) -> (Done, serde_json::Value) {
+    let omni = Omni::new();
+    let json = omni.path("figures.json");
+    let mut all = vec!["bench", "--warmup", "1", "--json", &json, "--chat"];
+    all.extend(args);
+    let omni = omni.arguments(&all);
+    let done = omni.run();
+    let figures = std::fs::read(&json).map_or(serde_json::Value::Null, |text| serde_json::from_slice(&text).unwrap());
+    (done, figures)
+}
+
+#[cfg(feature = "embedded-voice")]
+#[test]
+fn answers_in_text_are_as_long_as_asked_whatever_the_model_would_say() {
+    let tokens = |report: &serde_json::Value| report["levels"][0]["text"]["tokens"].as_u64().unwrap();
+    let (done, free) = chat(&["text", "--requests", "4"]);
+    done.succeeds().shows("TTFT p50/p95/p99 ms").shows("4/4");
+    // The embedded voice repeats short sentences and stops.
+    assert!(tokens(&free) < 160, "{free}");
+    let (done, fixed) = chat(&["--tokens", "40", "--requests", "4", "--concurrency", "1,2"]);
+    done.succeeds().shows("c=1").shows("c=2");
+    for level in fixed["levels"].as_array().unwrap() {
+        assert_eq!(
+            (&level["succeeded"], &level["text"]["tokens"], &level["tokens"]),
+            (&4.into(), &160.into(), &40.into())
+        );
+        assert_eq!(level["audio_s"], 0.0);
+        for figure in ["ttft_ms", "tokens_per_s_of_stream"] {
+            assert!(level["text"][figure]["p50"].as_f64().unwrap() > 0.0, "{level}");
+        }
+    }
+}
+
+#[test]
+fn spoken_answers_have_as_many_tokens_and_frames_as_asked() {
+    let tiny = ["--set", "model.checkpoint=tests/fixtures/qwen3_omni", "--set", "device.kind=cpu"];
+    let lengths = ["audio", "--tokens", "7", "--frames", "9", "--rate", "40", "--duration", "0.2"];
+    let (done, report) = chat(&[&lengths[..], &tiny].concat());
+    done.succeeds().shows("TTFA p50/p95/p99 ms");
+    let level = &report["levels"][0];
+    let requests = level["requests"].as_u64().unwrap();
+    assert!(requests > 0 && level["succeeded"] == requests, "{level}");
+    assert_eq!(level["text"]["tokens"], requests * 7);
+    assert!((level["audio_s"].as_f64().unwrap() - requests as f64 * 0.72).abs() < requests as f64 * 0.08, "{level}");
+}
+
+#[test]
+fn lengths_that_fit_no_chat_are_refused() {
+    let bench =
+        |args: &[&str]| Omni::new().arguments(&[&["bench", "--url", "http://127.0.0.1:9"], args].concat()).run();
+    bench(&["--chat", "--frames", "5"]).exits(2).tells("--chat audio");
+    bench(&["--chat", "audio", "--tokens", "5"]).exits(2).tells("need --tokens and --frames");
+    bench(&["--tokens", "5"]).exits(2).tells("--chat");
+}
+
 #[test]
 fn a_server_that_is_not_there_is_told() {
     let done = Omni::new().args(["bench", "--url", "http://127.0.0.1:9"]).run();
-    done.exits(1).tells("http://127.0.0.1:9 does not speak: could not connect");
+    done.exits(1).tells("http://127.0.0.1:9 does not answer: could not connect");
 }

@@ -63,6 +63,45 @@ fn the_ending_of_the_file_is_its_format() {
 }
 
 #[test]
+fn speech_begins_without_a_click() {
+    let ask = ["Good morning.", "--seed", "7"];
+    let (faded, _) = wav(&say(&ask));
+    let (as_made, _) = wav(&say(&[&ask[..], &["--set", "speech.fade_in=0ms"]].concat()));
+    // The vocoder's step away from zero, and what is left of it. Nothing is said before 50 ms.
+    assert!(loudest(&as_made[..480]) > 100, "the model begins without a step: the fade is not needed any more");
+    assert!(loudest(&faded[..480]) < 30, "{:?}", &faded[..480]);
+    assert!(faded[240..] == as_made[240..] && loudest(&as_made[480..1_200]) < 30);
+}
+
+#[test]
+fn say_resamples_encodes_for_telephones_and_sets_the_loudness() {
+    let ask = ["Good morning.", "--seed", "7"];
+    let (plain, _) = wav(&say(&ask));
+    let (narrow, rate) = wav(&say(&[&ask[..], &["--sample-rate", "16000"]].concat()));
+    assert_eq!((rate, narrow.len()), (16_000, (plain.len() * 2 + 1) / 3));
+    let (quiet, _) = wav(&say(&[&ask[..], &["--loudness", "-35"]].concat()));
+    let (loud, _) = wav(&say(&[&ask[..], &["--loudness", "-29"]].concat()));
+    assert_eq!(quiet.len(), plain.len());
+    let ratio = f32::from(loudest(&loud)) / f32::from(loudest(&quiet));
+    assert!((ratio - 1.995).abs() < 0.01, "{ratio}");
+
+    let omni = Omni::new();
+    let file = omni.path("menu.ulaw");
+    let omni = omni.arguments(&["say", ask[0], "--seed", "7", "-o", &file]);
+    omni.run().succeeds();
+    assert_eq!(std::fs::read(&file).unwrap().len(), (plain.len() + 1) / 3);
+    for (args, told) in [
+        (["--sample-rate", "11025"], "16000, 22050"),
+        (["--loudness", "3"], "between -40 and -8"),
+        (["--format", "aac"], "\"mulaw\", \"alaw\""),
+    ] {
+        Omni::new().arguments(&[&["say", "x"][..], &args].concat()).run().exits(2).tells(told);
+    }
+    let opus = ["say", "x", "--format", "opus", "--sample-rate", "22050"];
+    Omni::new().args(opus).run().exits(2).tells("opus carries 8000, 16000, 24000, 48000");
+}
+
+#[test]
 fn say_reads_stdin_and_streams_to_stdout() {
     let done = omni(["say", "-", "-o", "-", "--seed", "7"]).stdin("Good morning.\n").run();
     done.succeeds().tells("stdout: ");

@@ -136,6 +136,27 @@ async fn speech_is_the_same_however_it_is_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_chat_without_an_end_is_as_long_as_asked_and_no_longer_than_the_model_can_be() {
+    let site = Site::new(|_| {}).await;
+    let ask = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "one two"}], "seed": 5, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let spoken = json!({"max_tokens": 11, "modalities": ["text", "audio"], "audio": {"max_new_tokens": 6}});
+    let answer: Value = serde_json::from_slice(&site.bytes(CHAT, &ask(spoken)).await).unwrap();
+    let used = &answer["usage"]["completion_tokens_details"];
+    assert_eq!((&used["text_tokens"], &used["audio_tokens"]), (&json!(11), &json!(6)), "{used}");
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+    let refused = site.post(CHAT, &ask(json!({"max_tokens": 100_000_000}))).await;
+    assert_eq!(refused.status(), 400);
+    let error: Value = refused.json().await.unwrap();
+    assert_eq!(error["error"]["param"], "max_tokens");
+    assert!(error["error"]["message"].as_str().unwrap().contains("more than the"), "{error}");
+    idle(&site.engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_spoken_answer_is_the_same_whole_and_streamed() {
     let site = Site::new(|_| {}).await;
     let ask = |stream: bool, format: &str| {

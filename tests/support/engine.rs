@@ -72,6 +72,7 @@ pub fn chat(text: &str, output: Output) -> GenerateRequest {
         speech: GREEDY,
         max_text_tokens: None,
         max_frames: None,
+        ignore_eos: false,
         seed: Some(1),
         options: RequestOptions::default(),
     }

@@ -49,8 +49,17 @@ impl OmniPlanner {
             return Err(SubmitError::Invalid { param: "messages", message });
         }
         let sampling = resolve(common.generation.thinker, &request.text)?;
+        if request.ignore_eos && max_tokens > room {
+            let message = format!("{max_tokens} tokens are more than the {room} for which the model has room here");
+            return Err(SubmitError::Invalid { param: "max_tokens", message });
+        }
         let max_tokens = max_tokens.min(room);
-        let thinker = self.thinker_sequence(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        let mut thinker = self.thinker_sequence(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
+        if let SequenceSpec::Thinker(spec) = &mut thinker.spec
+            && request.ignore_eos
+        {
+            spec.eos = [].into();
+        }
         let deliver = Outputs { tokens: true, speech: audio };
         let mut sequences = vec![(StageName::Thinker, SequencePlan { deliver, ..thinker })];
         if audio {
@@ -58,6 +67,7 @@ impl OmniPlanner {
                 voice: VoiceChoice::named(request.voice.clone()),
                 speech: request.speech,
                 max_frames: request.max_frames,
+                ignore_eos: request.ignore_eos,
                 seed: Some(seed),
                 ..SpeechParams::default()
             };

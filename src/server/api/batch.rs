@@ -1,7 +1,7 @@
 //! `POST /v1/audio/speech/batch`.
 
 use super::speech::{
-    Deadlines, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields,
+    Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -43,6 +43,8 @@ struct ItemFields<'a> {
     measuring: Measuring,
     #[schemars(flatten)]
     sound: SoundFields,
+    #[schemars(flatten)]
+    level: Level,
     #[schemars(flatten)]
     speech: SpeechFields,
     #[schemars(flatten)]
@@ -90,7 +92,7 @@ pub(crate) enum BatchResult<'a> {
         /// A whole file, in base64.
         audio_data: String,
         /// Of the file.
-        media_type: &'static str,
+        media_type: &'a str,
         usage: SpeechUsage,
         /// The seed that makes it again.
         seed: u64,

@@ -190,6 +190,9 @@ pub(crate) struct AnswerFields {
     pub max_completion_tokens: Option<Count>,
     /// The older name of `max_completion_tokens`, which goes first.
     pub max_tokens: Option<Count>,
+    /// Make exactly `max_tokens` tokens, which must be given, and `audio.max_new_tokens` frames where the answer is
+    /// spoken: for measuring. Default: false.
+    pub ignore_eos: Option<bool>,
     /// The same seed and request give the same answer. Default: drawn.
     pub seed: Option<Seed>,
     /// How many answers: 1.

@@ -121,6 +121,8 @@ impl<'a> SessionFields<'a> {
             let message = "is for POST /v1/audio/speech, where the text is whole";
             return Err(FieldError::invalid("ignore_eos", message));
         }
+        fields
+            .refuse(&[("loudness", "is known at the end of an answer; ask POST /v1/audio/speech for a whole one")])?;
         Ok(SessionFields {
             model,
             sound: fields.read()?,

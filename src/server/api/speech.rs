@@ -2,8 +2,9 @@
 
 use super::fields::{FieldError, Fields};
 use super::values::{
-    Count, Deadline, Embedding, FirstFrames, FormatName, Penalty, Probability, RefAudio, RepetitionPenalty, Seed,
-    Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP, VoiceName, Whole,
+    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, Penalty, Probability, RefAudio,
+    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
+    VoiceName, Whole,
 };
 use omni_engine::{FinishReason, SamplingOverrides, Usage};
 use schemars::JsonSchema;
@@ -20,6 +21,8 @@ pub(crate) struct SpeechRequest<'a> {
     pub measuring: Measuring,
     #[schemars(flatten)]
     pub sound: SoundFields,
+    #[schemars(flatten)]
+    pub level: Level,
     #[schemars(flatten)]
     pub delivery: Delivery,
     #[schemars(flatten)]
@@ -38,7 +41,6 @@ pub(crate) struct SpeechRequest<'a> {
 
 /// Fields that would change the answer, so that leaving them out in silence would be wrong. An empty one passes.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("sample_rate", "the sample rate is the model's; resample in the player"),
     ("word_timestamps", "word timestamps are not supported"),
     ("extra_params", "there are no model-specific parameters"),
 ];
@@ -83,6 +85,17 @@ pub(crate) struct SoundFields {
     pub response_format: Option<FormatName>,
     /// How many times as fast, at the same pitch, 0.25 to 4. Default: 1.
     pub speed: Option<Speed>,
+    /// Samples per second, as far as the format carries them. Default: the model's; of G.711 8000.
+    pub sample_rate: Option<SampleRate>,
+    /// How the samples of a `wav` are coded. Default: `pcm16`.
+    pub encoding: Option<Encoding>,
+}
+
+/// How loud an answer is that comes whole.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Level {
+    /// The integrated loudness (EBU R 128), LUFS, -40 to -8: the answer comes whole. Default: as it was spoken.
+    pub loudness: Option<Loudness>,
 }
 
 /// How the audio is sent.
@@ -201,6 +214,7 @@ impl<'a> SpeechRequest<'a> {
             text,
             measuring: fields.read()?,
             sound: fields.read()?,
+            level: fields.read()?,
             delivery: fields.read()?,
             speech: fields.read()?,
             sampling: fields.read()?,

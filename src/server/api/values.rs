@@ -2,7 +2,7 @@
 //! and the schema of the API tells it.
 
 use super::fields::{kind, wrong_type};
-use omni_audio::{AudioFormat, MAX_SPEED, MIN_SPEED};
+use omni_audio::{AudioFormat, Law, MAX_LOUDNESS, MAX_SPEED, MIN_LOUDNESS, MIN_SPEED, SAMPLE_RATES};
 use omni_engine::TaskType;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
@@ -111,6 +111,8 @@ schema!(Whole, "type": "integer", "minimum": 1);
 
 number!(/// How many times as fast.
     Speed, f64::from(MIN_SPEED)..=f64::from(MAX_SPEED));
+number!(/// LUFS.
+    Loudness, f64::from(MIN_LOUDNESS)..=f64::from(MAX_LOUDNESS));
 number!(/// 0 is greedy.
     Temperature, 0.0..=2.0);
 number!(/// A probability.
@@ -235,7 +237,49 @@ schema!(FormatName, "type": "string", "enum": format_names());
 
 fn format_names() -> Vec<&'static str> {
     let names = AudioFormat::built().map(AudioFormat::as_str);
-    names.chain(std::iter::once("pcm16")).collect()
+    names.chain(AudioFormat::ALIASES.map(|(alias, _)| alias)).collect()
+}
+
+/// How the samples of a wav are coded; `None` is 16 bits, linear.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Encoding(pub Option<Law>);
+
+impl<'de> Deserialize<'de> for Encoding {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Encoding, D::Error> {
+        deserializer.deserialize_str(Text(|name: &str| match name {
+            "pcm16" => Ok(Encoding(None)),
+            "mulaw" | "ulaw" => Ok(Encoding(Some(Law::Mu))),
+            "alaw" => Ok(Encoding(Some(Law::A))),
+            other => Err(format!("{:?} is unknown; ask for \"pcm16\", \"mulaw\" or \"alaw\"", short(other))),
+        }))
+    }
+}
+
+schema!(Encoding, "type": "string", "enum": ["pcm16", "mulaw", "ulaw", "alaw"]);
+
+/// Samples per second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SampleRate(pub u32);
+
+impl<'de> Deserialize<'de> for SampleRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SampleRate, D::Error> {
+        let asked = Whole::deserialize(deserializer)?;
+        let found = SAMPLE_RATES.into_iter().find(|rate| asked.0.as_u64() == Some(u64::from(*rate)));
+        found.map(SampleRate).ok_or_else(|| {
+            D::Error::custom(format_args!("{} is no rate that is served; ask for {}", asked.0, or_list(&SAMPLE_RATES)))
+        })
+    }
+}
+
+schema!(SampleRate, "type": "integer", "enum": SAMPLE_RATES);
+
+/// Numbers in words: `1, 2 or 3`.
+pub(crate) fn or_list(numbers: &[u32]) -> String {
+    let words: Vec<String> = numbers.iter().map(u32::to_string).collect();
+    match words.split_last() {
+        Some((last, before)) if !before.is_empty() => format!("{} or {last}", before.join(", ")),
+        _ => words.concat(),
+    }
 }
 
 /// How a stream of audio is encoded.

@@ -1,9 +1,10 @@
-//! `omni-actors bench`: measures how fast a server speaks, as its listeners hear it.
+//! `omni-actors bench`: measures how fast a server speaks, as its listeners hear it, and answers.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `plan` | which request starts when: pure |
 //! | `client` | one request over HTTP, timed chunk by chunk |
+//! | `chat` | one answer of the chat route, event by event |
 //! | `stats` | from single requests to the figures of a level: pure |
 //! | `server` | the metrics of the server under test, before and after a level |
 //! | `overload` | more requests than a server carries |
@@ -11,6 +12,7 @@
 //! | `texts` | what is spoken when the user gives no texts |
 //! | `report` | tables and JSON |
 
+mod chat;
 mod client;
 mod floor;
 mod overload;
@@ -25,8 +27,9 @@ use super::exit::Usage;
 use super::local::LocalServer;
 use super::model::{self, ModelArgs};
 use anyhow::Context;
-use clap::Args;
-use client::SpeechClient;
+use chat::Length;
+use clap::{Args, ValueEnum};
+use client::{LoadClient, Route};
 use floor::Floor;
 use futures::future::LocalBoxFuture;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -48,7 +51,8 @@ use tokio::time::Instant;
 /// Streams raw PCM from the speech route of any server that has OpenAI's API and reports, per load level: time to first
 /// audio (TTFA), whole request, time per frame, requests per second, seconds of audio per second, real-time factor, and
 /// underruns of a player that starts with the first chunk. A server of this program also gives its metrics: steps,
-/// launch bubbles, device memory. Without --url, a server starts inside this process and shares its cores with the
+/// launch bubbles, device memory. --chat measures answers instead: time to first token, tokens per second of a stream
+/// and of all, and time to first audio where they are spoken. Without --url, a server starts inside this process and shares its cores with the
 /// load.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -58,6 +62,8 @@ use tokio::time::Instant;
   omni-actors bench --overload 4                              more than the server carries: what it accepts and refuses, and how soon
   omni-actors bench --url http://127.0.0.1:8080 --sweep --rates --frames 100 --rate-frames 57
                                                               1 to 128 clients, then 4 to 40 requests per second
+  omni-actors bench --chat --tokens 100 --concurrency 1,8     answers in text, of exactly 100 tokens
+  omni-actors bench --chat audio --tokens 40 --frames 60      answers in text and speech
   omni-actors bench --url http://127.0.0.1:8091 --extra '{\"max_new_tokens\":100,\"ignore_eos\":true}' --json out.json")]
 pub struct BenchArgs {
     /// Address of a running server, such as http://127.0.0.1:8080
@@ -96,7 +102,13 @@ pub struct BenchArgs {
     /// Make every request exactly so many frames of 80 ms long, whatever the model would say
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     frames: Option<u32>,
-    /// Open loop: the same, instead of --frames
+    /// Ask questions instead of having texts spoken: answers in text, or in text and audio
+    #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "text", conflicts_with = "overload")]
+    chat: Option<Chat>,
+    /// Chat: make every answer exactly so many tokens long, whatever the model would say; spoken ones need --frames too
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), requires = "chat")]
+    tokens: Option<u32>,
+    /// Open loop: the same as --frames, instead of it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate_frames: Option<u32>,
     /// Print the floor beside the figures: the time in which a device with this memory bandwidth, in bytes per second
@@ -126,6 +138,15 @@ pub struct BenchArgs {
     json: Option<PathBuf>,
 }
 
+/// What a chat is answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Chat {
+    /// Text alone.
+    Text,
+    /// Text and speech.
+    Audio,
+}
+
 /// Runs the command. It fails if no request of a level succeeds.
 pub fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> LocalBoxFuture<'static, anyhow::Result<()>> {
     Box::pin(run(args, embedded))
@@ -136,6 +157,7 @@ async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let floor = args.floor(embedded)?;
     let texts = Arc::new(texts::texts(args.texts.as_deref())?);
     let body = args.body()?;
+    let route = args.route()?;
     let timeout = positive("--timeout", args.timeout)?;
     let local = match &args.url {
         Some(_) => None,
@@ -148,18 +170,19 @@ async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
         (Some(local), _) => local.url(),
         (None, url) => url.clone().unwrap_or_default(),
     };
-    let mut client = SpeechClient::new(&base, timeout, body, Some(args.seed))?;
+    let mut client = LoadClient::new(&base, route, timeout, (args.voice.as_deref(), body), Some(args.seed))?;
     client.adopt_model().await;
     let client = Arc::new(client);
-    warm_up(&client, &texts, (args.warmup, args.frames), &base).await?;
+    let tokens = args.tokens;
+    warm_up(&client, &texts, (args.warmup, Length { tokens, frames: args.frames }), &base).await?;
 
     let mut levels = Vec::new();
     for planned in loads {
         let before = client.metrics().await;
-        let records = run_level(&client, &texts, planned, args.seed).await;
+        let records = run_level(&client, &texts, planned, tokens, args.seed).await;
         let server = client.metrics().await.since(&before);
         let Planned { load, frames } = planned;
-        levels.push(Level { load, frames, figures: Figures::of(&records), server });
+        levels.push(Level { load, frames, tokens, figures: Figures::of(&records), server });
     }
     let overload = match args.overload {
         Some(factor) => Some(args.overload(factor, &base, timeout, &texts).await?),
@@ -261,14 +284,15 @@ impl BenchArgs {
         let client = async |deadline: Value| {
             let mut body = self.body()?;
             body.insert("deadline_ms".to_owned(), deadline);
-            let mut client = SpeechClient::new(base, timeout, body, Some(self.seed))?;
+            let fields = (self.voice.as_deref(), body);
+            let mut client = LoadClient::new(base, Route::Speech, timeout, fields, Some(self.seed))?;
             client.adopt_model().await;
             anyhow::Ok(Arc::new(client))
         };
         let deadline = positive("--deadline", self.deadline)?;
         let patient = client("none".into()).await?;
         let places = patient.places().await.context("--overload: the server's /health does not tell max_requests")?;
-        let records = closed(&patient, texts, self.frames, places, places * PER_PLACE).await;
+        let records = closed(&patient, texts, self.length(), places, places * PER_PLACE).await;
         let figures = Figures::of(&records);
         anyhow::ensure!(
             figures.succeeded == records.len(),
@@ -286,15 +310,32 @@ impl BenchArgs {
         arrivals.truncate(all);
         let learned = arrivals.get(learning).copied().unwrap_or_default();
         let hurried = client((deadline.as_millis() as u64).into()).await?;
-        let records = open(&hurried, texts, self.frames, arrivals, rate).await;
+        let records = open(&hurried, texts, self.length(), arrivals, rate).await;
         Ok(Overload::of(&records, learned, factor, carried, deadline))
     }
 
+    /// What is asked for.
+    fn route(&self) -> anyhow::Result<Route> {
+        let refuse = |told: &str| Err(Usage(told.to_owned()).into());
+        match self.chat {
+            None => Ok(Route::Speech),
+            Some(Chat::Text) if self.frames.or(self.rate_frames).is_some() => {
+                refuse("--frames: answers in text have none; say --chat audio")
+            }
+            Some(Chat::Audio) if self.tokens.is_some() != self.frames.or(self.rate_frames).is_some() => {
+                refuse("--tokens: spoken answers of a fixed length need --tokens and --frames")
+            }
+            Some(chat) => Ok(Route::Chat { speaks: chat == Chat::Audio }),
+        }
+    }
+
+    fn length(&self) -> Length {
+        Length { tokens: self.tokens, frames: self.frames }
+    }
+
+    /// Fields of the user for every request.
     fn body(&self) -> anyhow::Result<Map<String, Value>> {
         let mut body = Map::new();
-        if let Some(voice) = &self.voice {
-            body.insert("voice".to_owned(), voice.as_str().into());
-        }
         if let Some(extra) = &self.extra {
             let fields: Map<String, Value> = serde_json::from_str(extra)
                 .map_err(|error| Usage(format!("--extra: must be a JSON object such as {{\"a\": 1}}: {error}")))?;
@@ -318,36 +359,38 @@ fn most_at_once(load: &Load) -> usize {
 }
 
 async fn warm_up(
-    client: &SpeechClient,
+    client: &LoadClient,
     texts: &[String],
-    (requests, frames): (usize, Option<u32>),
+    (requests, length): (usize, Length),
     base: &str,
 ) -> anyhow::Result<()> {
     for i in 0..requests {
         let now = Instant::now();
-        if let Err(error) = client.speak(i, &texts[i % texts.len()], frames, now, now).await.result {
-            anyhow::bail!("{base} does not speak: {error}");
+        if let Err(error) = client.ask(i, &texts[i % texts.len()], length, now, now).await.result {
+            anyhow::bail!("{base} does not answer: {error}");
         }
     }
     Ok(())
 }
 
 async fn run_level(
-    client: &Arc<SpeechClient>,
+    client: &Arc<LoadClient>,
     texts: &Arc<Vec<String>>,
     Planned { load, frames }: Planned,
+    tokens: Option<u32>,
     seed: u64,
 ) -> Vec<Record> {
+    let length = Length { tokens, frames };
     match load {
-        Load::Closed { concurrency, requests } => closed(client, texts, frames, concurrency, requests).await,
-        Load::Open { rate, duration } => open(client, texts, frames, plan::poisson(rate, duration, seed), rate).await,
+        Load::Closed { concurrency, requests } => closed(client, texts, length, concurrency, requests).await,
+        Load::Open { rate, duration } => open(client, texts, length, plan::poisson(rate, duration, seed), rate).await,
     }
 }
 
 async fn closed(
-    client: &Arc<SpeechClient>,
+    client: &Arc<LoadClient>,
     texts: &Arc<Vec<String>>,
-    frames: Option<u32>,
+    length: Length,
     concurrency: usize,
     requests: usize,
 ) -> Vec<Record> {
@@ -364,7 +407,7 @@ async fn closed(
                 if i >= requests {
                     return records;
                 }
-                records.push(client.speak(i, &texts[i % texts.len()], frames, began, Instant::now()).await);
+                records.push(client.ask(i, &texts[i % texts.len()], length, began, Instant::now()).await);
                 progress.inc(1);
             }
         });
@@ -375,9 +418,9 @@ async fn closed(
 }
 
 async fn open(
-    client: &Arc<SpeechClient>,
+    client: &Arc<LoadClient>,
     texts: &Arc<Vec<String>>,
-    frames: Option<u32>,
+    length: Length,
     arrivals: Vec<Duration>,
     rate: f64,
 ) -> Vec<Record> {
@@ -389,7 +432,7 @@ async fn open(
         tokio::time::sleep_until(due).await;
         let (client, texts, progress) = (client.clone(), texts.clone(), progress.clone());
         requests.spawn(async move {
-            let record = client.speak(i, &texts[i % texts.len()], frames, began, due).await;
+            let record = client.ask(i, &texts[i % texts.len()], length, began, due).await;
             progress.inc(1);
             record
         });

@@ -65,8 +65,8 @@ impl Overload {
                 Err(error) => *others.entry(error.clone()).or_insert(0) += 1,
             }
         }
-        let soon = |speech: &&&super::stats::Speech| speech.ttfa <= deadline;
-        let smooth = |speech: &&&super::stats::Speech| speech.silence <= BUFFERED;
+        let soon = |speech: &&&super::stats::Answer| speech.ttfa <= deadline;
+        let smooth = |speech: &&&super::stats::Answer| speech.silence <= BUFFERED;
         let early: Vec<_> = early.iter().filter_map(|record| record.result.as_ref().ok()).collect();
         let learning = (early.len(), early.iter().filter(soon).filter(smooth).count());
         Overload {
@@ -136,11 +136,12 @@ impl std::fmt::Display for Overload {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::stats::Speech;
+    use crate::bench::stats::Answer;
 
     fn record(result: Result<(u64, u64), &str>) -> Record {
         let ms = Duration::from_millis;
-        let speech = |(ttfa, silence)| Speech { ttfa: ms(ttfa), length: ms(800), underruns: 0, silence: ms(silence) };
+        let speech =
+            |(ttfa, silence)| Answer { ttfa: ms(ttfa), length: ms(800), silence: ms(silence), ..Answer::default() };
         Record { due: ms(0), result: result.map(speech).map_err(str::to_owned), took: ms(7) }
     }
 

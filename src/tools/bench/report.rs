@@ -15,6 +15,8 @@ pub struct Level {
     pub load: Load,
     /// Frames of each request, where they were fixed.
     pub frames: Option<u32>,
+    /// Tokens of each answer, where they were fixed.
+    pub tokens: Option<u32>,
     /// The figures.
     #[serde(flatten)]
     pub figures: Figures,
@@ -57,6 +59,21 @@ const HEAD: [&str; 11] = [
     "wall s",
 ];
 
+/// Of chats.
+const CHAT_HEAD: [&str; 11] = [
+    "load",
+    "ok",
+    "TTFT p50/p95/p99 ms",
+    "tokens/s of a stream p50",
+    "tokens/s",
+    "TTFA p50/p95/p99 ms",
+    "audio-s/s",
+    "underrun streams",
+    "request p50/p95 ms",
+    "requests/s",
+    "wall s",
+];
+
 const STAGE_HEAD: [&str; 7] =
     ["load", "stage", "steps", "sequences", "step p50/p99 ms", "launch bubble p50/p99 us", "run-ahead"];
 
@@ -66,7 +83,11 @@ impl Report {
     /// Markdown tables, ready to paste: what listeners heard, with errors below it, and the metrics of the server,
     /// where it has any.
     pub fn table(&self) -> String {
-        let mut text = table(&HEAD, self.levels.iter().map(|level| row(level).to_vec()));
+        let chat = self.levels.iter().any(|level| level.figures.text.is_some());
+        let mut text = match chat {
+            true => table(&CHAT_HEAD, self.levels.iter().map(|level| chat_row(level).to_vec())),
+            false => table(&HEAD, self.levels.iter().map(|level| row(level).to_vec())),
+        };
         for level in &self.levels {
             for (error, times) in &level.figures.errors {
                 text += &format!("{}: {times} x {error}\n", name(level));
@@ -146,6 +167,26 @@ fn row(level: &Level) -> [String; HEAD.len()] {
     ]
 }
 
+fn chat_row(level: &Level) -> [String; CHAT_HEAD.len()] {
+    let f = &level.figures;
+    let text = f.text.clone().unwrap_or_default();
+    // Answers in text have no sound.
+    let of_sound = |told: String| if f.audio_s > 0.0 { told } else { "-".to_owned() };
+    [
+        name(level),
+        format!("{}/{}", f.succeeded, f.requests),
+        format!("{:.1}/{:.1}/{:.1}", text.ttft_ms.p50, text.ttft_ms.p95, text.ttft_ms.p99),
+        format!("{:.1}", text.tokens_per_s_of_stream.p50),
+        format!("{:.1}", text.tokens_per_s),
+        of_sound(format!("{:.1}/{:.1}/{:.1}", f.ttfa_ms.p50, f.ttfa_ms.p95, f.ttfa_ms.p99)),
+        of_sound(format!("{:.2}", f.audio_s_per_s)),
+        of_sound(format!("{}", f.streams_with_underrun)),
+        format!("{:.0}/{:.0}", f.request_ms.p50, f.request_ms.p95),
+        format!("{:.2}", f.requests_per_s),
+        format!("{:.1}", f.wall_s),
+    ]
+}
+
 fn name(level: &Level) -> String {
     match level.load {
         Load::Closed { concurrency, .. } => format!("c={concurrency}"),
@@ -156,6 +197,7 @@ fn name(level: &Level) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::server::{BucketFigures, StageFigures};
+    use super::super::stats::TextFigures;
     use super::*;
 
     fn report() -> Report {
@@ -163,7 +205,7 @@ mod tests {
         figures.ttfa_ms.p50 = 41.6;
         figures.errors.insert("429".to_owned(), 1);
         let load = Load::Closed { concurrency: 4, requests: 4 };
-        let levels = vec![Level { load, frames: Some(100), figures, server: ServerFigures::default() }];
+        let levels = vec![Level { load, frames: Some(100), tokens: None, figures, server: ServerFigures::default() }];
         Report {
             target: "x".to_owned(),
             version: "0",
@@ -186,6 +228,19 @@ mod tests {
         assert!(lines[2].contains("c=4 | 3/4 |"), "{table}");
         assert!(lines[2].contains("41.6/0.0/0.0"), "{table}");
         assert_eq!(lines[3], "c=4: 1 x 429");
+    }
+
+    #[test]
+    fn chats_have_a_table_of_their_own() {
+        let mut report = report();
+        report.levels[0].figures.text = Some(TextFigures { tokens_per_s: 123.4, ..TextFigures::default() });
+        let table = report.table();
+        let cells = |line: &str| line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>();
+        let row = cells(table.lines().nth(2).unwrap());
+        assert!(table.starts_with("| load") && table.contains("TTFT p50/p95/p99 ms"), "{table}");
+        assert_eq!((row[5].as_str(), row[6].as_str(), row.len()), ("123.4", "-", 13), "{table}");
+        report.levels[0].figures.audio_s = 2.0;
+        assert!(report.table().contains("41.6/0.0/0.0"));
     }
 
     #[test]

@@ -12,26 +12,47 @@ const FRAME: Duration = Duration::from_millis(80);
 pub struct Record {
     /// When it was due, since the level began.
     pub due: Duration,
-    /// The speech, or the error.
-    pub result: Result<Speech, String>,
+    /// The answer, or the error.
+    pub result: Result<Answer, String>,
     /// Until its last byte or its error.
     pub took: Duration,
 }
 
-/// The speech of a successful request.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Speech {
+/// The answer to a successful request: speech, text, or both.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answer {
     /// Time to first audio.
     pub ttfa: Duration,
-    /// Length of the speech.
+    /// Length of the speech; zero where there is none.
     pub length: Duration,
     /// Chunks that a player starting at the first one would have waited for, by more than 20 ms.
     pub underruns: u32,
     /// All the silence of that player.
     pub silence: Duration,
+    /// The text of a chat.
+    pub text: Option<Text>,
 }
 
-impl Speech {
+/// When the text of an answer came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Text {
+    /// Time to the first token.
+    pub first: Duration,
+    /// Time to the last one.
+    pub last: Duration,
+    /// How many there were.
+    pub tokens: u32,
+}
+
+impl Text {
+    /// Tokens per second after the first; `None` where the text came at once.
+    fn pace(&self) -> Option<f64> {
+        let time = self.last.saturating_sub(self.first).as_secs_f64();
+        (time > 0.0 && self.tokens > 1).then(|| f64::from(self.tokens - 1) / time)
+    }
+}
+
+impl Answer {
     /// Its length in frames. A model that leaves out the first samples of a frame still made that frame.
     pub fn frames(&self) -> u32 {
         (self.length.as_secs_f64() / FRAME.as_secs_f64()).round() as u32
@@ -56,7 +77,7 @@ pub struct Distribution {
 pub struct Figures {
     /// Requests sent.
     pub requests: usize,
-    /// Requests that brought speech.
+    /// Requests that were answered.
     pub succeeded: usize,
     /// How many ended in which other way.
     pub errors: BTreeMap<String, usize>,
@@ -82,13 +103,31 @@ pub struct Figures {
     pub underruns: u32,
     /// Longest silence of one stream, ms.
     pub worst_silence_ms: f64,
+    /// Of chats.
+    pub text: Option<TextFigures>,
+}
+
+/// The figures of the text of a level.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TextFigures {
+    /// Time to first token, ms.
+    pub ttft_ms: Distribution,
+    /// Tokens per second of one stream after its first token.
+    pub tokens_per_s_of_stream: Distribution,
+    /// Tokens per second of all streams.
+    pub tokens_per_s: f64,
+    /// Tokens in all.
+    pub tokens: u64,
 }
 
 impl Figures {
     /// Sums a level up.
     pub fn of(records: &[Record]) -> Figures {
-        let spoken: Vec<(&Record, &Speech)> =
-            records.iter().filter_map(|record| record.result.as_ref().ok().map(|speech| (record, speech))).collect();
+        let answered: Vec<(&Record, &Answer)> =
+            records.iter().filter_map(|record| record.result.as_ref().ok().map(|answer| (record, answer))).collect();
+        let spoken: Vec<(&Record, &Answer)> =
+            answered.iter().filter(|(_, answer)| !answer.length.is_zero()).copied().collect();
+        let texts: Vec<&Text> = answered.iter().filter_map(|(_, answer)| answer.text.as_ref()).collect();
         let mut errors = BTreeMap::new();
         for error in records.iter().filter_map(|record| record.result.as_ref().err()) {
             *errors.entry(error.clone()).or_insert(0) += 1;
@@ -98,29 +137,37 @@ impl Figures {
         let wall_s = (end - begin).as_secs_f64();
         let per_second = |amount: f64| if wall_s > 0.0 { amount / wall_s } else { 0.0 };
         let audio_s = spoken.iter().map(|(_, speech)| speech.length.as_secs_f64()).sum();
-        let factor = |(record, speech): &(&Record, &Speech)| {
+        let tokens: u64 = texts.iter().map(|text| u64::from(text.tokens)).sum();
+        let text = TextFigures {
+            ttft_ms: Distribution::of(texts.iter().map(|text| ms(text.first)).collect()),
+            tokens_per_s_of_stream: Distribution::of(texts.iter().filter_map(|text| text.pace()).collect()),
+            tokens_per_s: per_second(tokens as f64),
+            tokens,
+        };
+        let factor = |(record, speech): &(&Record, &Answer)| {
             let length = speech.length.as_secs_f64();
             (length > 0.0).then(|| record.took.as_secs_f64() / length)
         };
-        let pace = |(record, speech): &(&Record, &Speech)| {
+        let pace = |(record, speech): &(&Record, &Answer)| {
             let others = speech.frames().checked_sub(1).filter(|others| *others > 0)?;
             Some(ms(record.took.saturating_sub(speech.ttfa)) / f64::from(others))
         };
         Figures {
             requests: records.len(),
-            succeeded: spoken.len(),
+            succeeded: answered.len(),
             errors,
             wall_s,
             ttfa_ms: Distribution::of(spoken.iter().map(|(_, speech)| ms(speech.ttfa)).collect()),
-            request_ms: Distribution::of(spoken.iter().map(|(record, _)| ms(record.took)).collect()),
+            request_ms: Distribution::of(answered.iter().map(|(record, _)| ms(record.took)).collect()),
             frame_ms: Distribution::of(spoken.iter().filter_map(pace).collect()),
             real_time_factor: Distribution::of(spoken.iter().filter_map(factor).collect()),
-            requests_per_s: per_second(spoken.len() as f64),
+            requests_per_s: per_second(answered.len() as f64),
             audio_s_per_s: per_second(audio_s),
             audio_s,
             streams_with_underrun: spoken.iter().filter(|(_, speech)| speech.underruns > 0).count(),
             underruns: spoken.iter().map(|(_, speech)| speech.underruns).sum(),
             worst_silence_ms: spoken.iter().map(|(_, speech)| ms(speech.silence)).fold(0.0, f64::max),
+            text: (!texts.is_empty()).then_some(text),
         }
     }
 }
@@ -153,7 +200,7 @@ mod tests {
 
     fn spoke(due: u64, ttfa: u64, took: u64, length: u64) -> Record {
         let ms = Duration::from_millis;
-        let speech = Speech { ttfa: ms(ttfa), length: ms(length), underruns: 0, silence: ms(0) };
+        let speech = Answer { ttfa: ms(ttfa), length: ms(length), ..Answer::default() };
         Record { due: ms(due), result: Ok(speech), took: ms(took) }
     }
 
@@ -179,6 +226,21 @@ mod tests {
         assert_eq!(figures.real_time_factor.max, 0.375);
         // 450 ms for 24 frames, 1430 ms for 49.
         assert_eq!((figures.frame_ms.p50 * 1e3).round(), ((450.0 / 24.0 + 1430.0 / 49.0) / 2.0 * 1e3f64).round());
+    }
+
+    #[test]
+    fn text_has_a_pace_of_its_own_and_no_sound() {
+        let ms = Duration::from_millis;
+        let wrote = |due, first, last, tokens| {
+            let text = Some(Text { first: ms(first), last: ms(last), tokens });
+            Record { due: ms(due), result: Ok(Answer { text, ..Answer::default() }), took: ms(last) }
+        };
+        let figures = Figures::of(&[wrote(0, 100, 1_100, 21), wrote(1_000, 300, 1_000, 8)]);
+        let text = figures.text.unwrap();
+        assert_eq!((text.ttft_ms.p50, text.tokens, text.tokens_per_s), (200.0, 29, 14.5));
+        assert_eq!((text.tokens_per_s_of_stream.p50, text.tokens_per_s_of_stream.max), (15.0, 20.0));
+        assert_eq!((figures.succeeded, figures.requests_per_s, figures.audio_s), (2, 1.0, 0.0));
+        assert_eq!(figures.ttfa_ms, Distribution::default());
     }
 
     #[test]

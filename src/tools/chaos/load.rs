@@ -107,6 +107,7 @@ impl Load {
             speech: SamplingOverrides::default(),
             max_text_tokens: Some(self.frames.unwrap_or(CHAT_TOKENS)),
             max_frames: Some(Frames(self.frames.unwrap_or(CHAT_FRAMES))),
+            ignore_eos: false,
             seed: Some(*seed),
             options: RequestOptions::default(),
         })

@@ -92,7 +92,20 @@ async fn speech_fields() {
             json!({"input": "x", "speaker_embedding": [1.0], "ref_audio": "UklG"}),
             (400, Some("speaker_embedding"), "together with ref_audio"),
         ),
-        (json!({"input": "x", "sample_rate": 16000}), (400, Some("sample_rate"), "model's")),
+        (json!({"input": "x", "sample_rate": 11025}), (400, Some("sample_rate"), "22050, 24000, 44100 or 48000")),
+        (json!({"input": "x", "sample_rate": "16000"}), (400, Some("sample_rate"), "expected a whole number")),
+        (
+            json!({"input": "x", "sample_rate": 22050, "response_format": "opus"}),
+            (400, Some("sample_rate"), "ask for 8000, 16000, 24000 or 48000"),
+        ),
+        (json!({"input": "x", "encoding": "g729"}), (400, Some("encoding"), "\"pcm16\", \"mulaw\" or \"alaw\"")),
+        (
+            json!({"input": "x", "encoding": "mulaw", "response_format": "flac"}),
+            (400, Some("encoding"), "is for \"wav\", not for \"flac\""),
+        ),
+        (json!({"input": "x", "loudness": 0}), (400, Some("loudness"), "not between -40 and -8")),
+        (json!({"input": "x", "loudness": -16, "stream": true}), (400, Some("loudness"), "comes whole")),
+        (json!({"input": "x", "loudness": -16, "stream_format": "audio"}), (400, Some("loudness"), "comes whole")),
         (json!({"input": "x", "word_timestamps": true}), (400, Some("word_timestamps"), "not supported")),
     ];
     for (body, expected) in cases {
@@ -142,6 +155,12 @@ async fn chat_fields() {
             (400, Some("audio.format"), "\"pcm16\" only"),
         ),
         (with("n", json!(2)), (400, Some("n"), "only 1 answer")),
+        (with("ignore_eos", json!(true)), (400, Some("ignore_eos"), "needs max_tokens")),
+        (with("ignore_eos", json!("yes")), (400, Some("ignore_eos"), "true or false")),
+        (
+            json!({"messages": user, "ignore_eos": true, "max_tokens": 3, "modalities": ["text", "audio"]}),
+            (400, Some("ignore_eos"), "needs audio.max_new_tokens"),
+        ),
         (with("stop", json!(["."])), (400, Some("stop"), "not supported")),
         (with("tools", json!([{}])), (400, Some("tools"), "not supported")),
         (with("logprobs", json!(true)), (400, Some("logprobs"), "not supported")),

@@ -37,6 +37,32 @@ async fn text_is_the_default() {
 }
 
 #[tokio::test]
+async fn an_answer_of_a_fixed_length_reaches_the_engine() {
+    let site = Site::new();
+    let fields = json!({"ignore_eos": true, "max_tokens": 9, "modalities": ["audio"], "audio": {"max_new_tokens": 4}});
+    for (fields, fixed) in [(fields, true), (json!({}), false)] {
+        let _response = site.post(PATH, &ask(&fields));
+        assert_eq!(site.service.call().await.chat().ignore_eos, fixed);
+    }
+}
+
+#[tokio::test]
+async fn telephones_get_spoken_answers_too() {
+    let site = Site::new();
+    let audio = json!({"format": "mulaw"});
+    let response = site.post(PATH, &ask(&json!({"modalities": ["text", "audio"], "audio": audio})));
+    let call = site.service.call().await;
+    call.started().await;
+    call.audio(2400).await;
+    call.finish().await;
+    let response = response.await.unwrap();
+    assert_eq!(response.headers()["x-sample-rate"], "8000");
+    let answer: Value = response.json().await.unwrap();
+    let file = BASE64_STANDARD.decode(answer["choices"][0]["message"]["audio"]["data"].as_str().unwrap()).unwrap();
+    assert_eq!(file.len(), 800);
+}
+
+#[tokio::test]
 async fn a_spoken_answer_has_a_wav_and_its_transcript() {
     let site = Site::new();
     let audio = json!({"voice": "alto", "format": "wav", "temperature": 0.7, "max_new_tokens": 40});

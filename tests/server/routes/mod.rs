@@ -12,6 +12,7 @@ mod reload;
 mod scopes;
 mod scripted;
 mod sites;
+mod sound;
 mod speech;
 mod tls;
 mod visits;

@@ -146,7 +146,7 @@ async fn the_fields_of_requests_are_those_of_the_page() {
     let of_all = batch.iter().filter(|name| !name.starts_with("items")).cloned();
     assert_eq!(of_all.collect::<Names>(), without(&["input", "stream", "stream_format", "trace", "start_sample"]));
     let session = &document.messages("client")["session.config"];
-    assert_eq!(*session, without(&["input", "ignore_eos", "stream", "stream_format", "trace"]));
+    assert_eq!(*session, without(&["input", "ignore_eos", "loudness", "stream", "stream_format", "trace"]));
 }
 
 #[tokio::test]
@@ -211,7 +211,9 @@ async fn ranges_are_those_that_requests_are_held_to() {
         inner[bound].as_f64().unwrap_or_else(|| panic!("{field} has no {bound}: {schema}"))
     };
     let site = Site::new();
-    for field in ["speed", "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"] {
+    for field in
+        ["speed", "loudness", "temperature", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"]
+    {
         for (bound, outward) in [("minimum", -0.01), ("maximum", 0.01)] {
             let beyond = number(field, bound) + outward;
             let body = serde_json::json!({ "input": "x", field: beyond });

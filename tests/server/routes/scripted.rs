@@ -112,6 +112,7 @@ impl Scripted {
             default_voice: Some("heart".to_owned()),
             sample_rate: 24_000,
             samples_per_frame: 1920,
+            fade_in: Duration::ZERO,
             tts: None,
         };
         Scripted {
