@@ -189,9 +189,8 @@ fn answers_in_text_are_as_long_as_asked_whatever_the_model_would_say() {
             (&4.into(), &160.into(), &40.into())
         );
         assert_eq!(level["audio_s"], 0.0);
-        for figure in ["ttft_ms", "tokens_per_s_of_stream"] {
-            assert!(level["text"][figure]["p50"].as_f64().unwrap() > 0.0, "{level}");
-        }
+        // The pace of a stream is unknown where all of it came at once.
+        assert!(level["text"]["ttft_ms"]["p50"].as_f64().unwrap() > 0.0, "{level}");
     }
 }
 
