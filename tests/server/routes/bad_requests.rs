@@ -149,7 +149,7 @@ async fn chat_fields() {
         (with("response_format", json!({"type": "json_object"})), (400, Some("response_format.type"), "only \"text\"")),
         (with("max_tokens", json!(0)), (400, Some("max_tokens"), "not between 1")),
         (with("presence_penalty", json!(3)), (400, Some("presence_penalty"), "not between -2 and 2")),
-        (with("model", json!("gpt-4o-audio-preview")), (404, Some("model"), "does not exist")),
+        (with("model", json!("gpt-4o")), (404, Some("model"), "does not exist")),
     ];
     for (body, expected) in cases {
         let response = site.post(CHAT, &body).await.unwrap();
