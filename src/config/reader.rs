@@ -123,8 +123,7 @@ impl Reader {
         let mut found = BTreeMap::new();
         self.document.sections.remove(key);
         let below = format!("{key}.");
-        let paths: Vec<String> =
-            self.document.leaves.keys().filter(|path| path.starts_with(&below)).cloned().collect();
+        let paths: Vec<String> = self.document.leaves.keys().filter(|path| path.starts_with(&below)).cloned().collect();
         for path in paths {
             let Some(Leaf { value, line }) = self.document.leaves.remove(&path) else { continue };
             let name = &path[below.len()..];

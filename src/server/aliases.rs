@@ -16,9 +16,8 @@ const MODELS: [&str; 8] = [
     "gpt-4o-mini-audio-preview",
 ];
 /// OpenAI's voices. The order decides which voice each stands for, so new ones come at the end.
-const VOICES: [&str; 13] = [
-    "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
-];
+const VOICES: [&str; 13] =
+    ["alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar"];
 
 /// An entry of `[aliases]` that does not fit the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -198,7 +197,14 @@ mod tests {
     fn a_dated_model_is_the_model() {
         let (config, model) = (config(&[]), model(&["a"], Some("a"), None));
         let aliases = Aliases::of(&config, &model);
-        for name in ["tts-1", "tts-1-1106", "tts-1-hd-1106", "gpt-4o-mini-tts-2025-12-15", "gpt-audio-2025-08-28", "openai/tts-1"] {
+        for name in [
+            "tts-1",
+            "tts-1-1106",
+            "tts-1-hd-1106",
+            "gpt-4o-mini-tts-2025-12-15",
+            "gpt-audio-2025-08-28",
+            "openai/tts-1",
+        ] {
             assert!(aliases.has_model(name), "{name}");
         }
         for name in ["tts-2", "tts-1-", "tts-1-x", "tts-11", "gpt-4o-mini-tts-latest", "gpt-4o", "whisper-1", ""] {

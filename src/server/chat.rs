@@ -39,9 +39,7 @@ pub(super) async fn completions(
     let speaks = request.output == Output::TextAndAudio;
     let sample_rate = app.service.info().sample_rate;
     let writer = Sound::from(format).writer(sample_rate)?;
-    let answer = Answer::begin(app.service.submit(request).await?, caller, sample_rate)
-        .await?
-        .recorded(recording);
+    let answer = Answer::begin(app.service.submit(request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held));
     let info = app.service.info();
     let mut headers = answer.headers();

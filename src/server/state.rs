@@ -148,7 +148,8 @@ impl App {
             Some(TaskType::VoiceDesign) => "describe the voice in instructions instead".to_owned(),
             _ => "this model has none".to_owned(),
         };
-        Err(FieldError::invalid(param, format_args!("there is no voice {:?}{stands_for}; {advice}", short(asked))).into())
+        Err(FieldError::invalid(param, format_args!("there is no voice {:?}{stands_for}; {advice}", short(asked)))
+            .into())
     }
 
     /// A name for an answer that has none: no other answer of this or an earlier process has it.

@@ -62,11 +62,12 @@ pub(super) async fn list(
     let mut head = serde_json::to_vec(&list).unwrap_or_default();
     let tail = head.split_off(head.len().saturating_sub(2));
     // Transcripts and notes of consent are no list of names.
-    let uploaded = voices.into_iter().filter(move |voice| voice.uploaded && caller.trusted).enumerate().map(|(index, voice)| {
-        let mut json = if index == 0 { Vec::new() } else { vec![b','] };
-        json.append(&mut serde_json::to_vec(&Voice::from(&*voice)).unwrap_or_default());
-        Bytes::from(json)
-    });
+    let uploaded =
+        voices.into_iter().filter(move |voice| voice.uploaded && caller.trusted).enumerate().map(|(index, voice)| {
+            let mut json = if index == 0 { Vec::new() } else { vec![b','] };
+            json.append(&mut serde_json::to_vec(&Voice::from(&*voice)).unwrap_or_default());
+            Bytes::from(json)
+        });
     let pieces = std::iter::once(Bytes::from(head)).chain(uploaded).chain([Bytes::from(tail)]);
     let body = Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)));
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()

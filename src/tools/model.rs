@@ -92,7 +92,8 @@ pub fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<Checkpoi
     let unfit = |key: &str, message: String| {
         ConfigError::Problems(vec![Problem { line: None, key: key.to_owned(), value: None, message }])
     };
-    let info = omni_engine::model_info(&checkpoint, config).map_err(|error| unfit("model.default_voice", error.to_string()))?;
+    let info = omni_engine::model_info(&checkpoint, config)
+        .map_err(|error| unfit("model.default_voice", error.to_string()))?;
     let aliases = Aliases::of(&config.server.aliases, &info);
     aliases.check().map_err(|error| unfit(&error.key, error.message))?;
     Ok(checkpoint)

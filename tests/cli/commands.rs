@@ -49,7 +49,9 @@ fn check_tells_what_each_alias_stands_for_and_refuses_one_that_leads_nowhere() {
         omni.args([command, &config]).run()
     };
     let fine = run("check", "models = [\"kokoro\"]\n[aliases.voices]\nNarrator = \"alto\"\n");
-    fine.succeeds().shows("of the model: kokoro, gpt-4o-mini-tts, tts-1,").shows("narrator = alto, alloy = heart, ash = alto,");
+    fine.succeeds()
+        .shows("of the model: kokoro, gpt-4o-mini-tts, tts-1,")
+        .shows("narrator = alto, alloy = heart, ash = alto,");
     run("check", "openai = false").succeeds().shows("aliases   none");
     let wrong = "voices = { narrator = \"bob\" }";
     let said = "aliases.voices.narrator: there is no voice \"bob\"; choose one of: heart, alto";

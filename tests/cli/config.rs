@@ -133,7 +133,8 @@ fn aliases_are_names_that_the_user_chooses() {
         ),
         (
             "[aliases]\nmodels = [\"\"]",
-            "line 2: aliases.models = [\"\"]: must be a list of names of 1 to 128 bytes, such as [\"kokoro\"]".to_owned(),
+            "line 2: aliases.models = [\"\"]: must be a list of names of 1 to 128 bytes, such as [\"kokoro\"]"
+                .to_owned(),
         ),
         ("[aliases]\nvoice = {}", "line 2: aliases.voice: unknown section".to_owned()),
         ("[aliases.voices.a]\nb = \"c\"", "line 1: aliases.voices.a: unknown section".to_owned()),

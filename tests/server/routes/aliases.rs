@@ -213,7 +213,10 @@ async fn what_clients_send_besides_is_harmless() {
     call.audio(4).await;
     call.finish().await;
     let response = response.await.unwrap().unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["content-type"]), (200, &"audio/mpeg".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["content-type"]),
+        (200, &"audio/mpeg".parse().unwrap())
+    );
     assert_eq!(
         response.headers()["x-ignored-fields"],
         "download_format, lang_code, normalization_options, provider, return_download_link, volume_multiplier"

@@ -90,7 +90,10 @@ async fn without_audio_a_stream_tells_text_and_audio_apart_by_modality() {
     assert!(chunks.iter().all(|chunk| chunk["choices"][0]["delta"]["audio"].is_null()));
     let reasons: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).collect();
     assert_eq!(reasons[reasons.len() - 2], "stop");
-    assert_eq!((&chunks.last().unwrap()["usage"]["total_tokens"], events.last().unwrap().as_str()), (&json!(10), "[DONE]"));
+    assert_eq!(
+        (&chunks.last().unwrap()["usage"]["total_tokens"], events.last().unwrap().as_str()),
+        (&json!(10), "[DONE]")
+    );
 }
 
 #[tokio::test]
