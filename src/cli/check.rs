@@ -7,6 +7,7 @@ use omni_config::{CheckpointSource, Config, ConfigError, Override, Placement, Pr
 use omni_engine::device::DeviceChoice;
 use omni_model::Checkpoint;
 use omni_model::hf::{Family, Variant};
+use omni_server::Aliases;
 use omni_tools::model::{device, open, read};
 use std::path::PathBuf;
 
@@ -86,6 +87,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
         format!("model     {} ({source}){}", config.model.name, weights(config)),
         format!("device    {} {}, {} ({})", device.kind.as_str(), device.index, device.dtype.as_str(), device.why),
         format!("voices    {}", voices(config, family)),
+        format!("aliases   {}", aliases(config, checkpoint)),
         format!(
             "limits    {} requests of at most {} characters and {}",
             config.limits.max_requests,
@@ -119,6 +121,22 @@ fn weights(config: &Config) -> String {
     match config.model.weights {
         WeightsKind::Stored => String::new(),
         WeightsKind::Random { seed } => format!(", random weights of seed {seed}: what it says is noise"),
+    }
+}
+
+/// The other names of the model and its voices.
+fn aliases(config: &Config, checkpoint: &Checkpoint) -> String {
+    // `open` has seen that there is one.
+    let Ok(info) = omni_engine::model_info(checkpoint, config) else { return String::new() };
+    let aliases = Aliases::of(&config.server.aliases, &info);
+    let models: Vec<&str> = aliases.models(true).collect();
+    let voices: Vec<String> =
+        aliases.voices(true).into_iter().map(|(alias, voice)| format!("{alias} = {voice}")).collect();
+    match (models.is_empty(), voices.is_empty()) {
+        (true, true) => "none".to_owned(),
+        (false, true) => format!("of the model: {}; of voices: none", models.join(", ")),
+        (true, false) => format!("of voices: {}", voices.join(", ")),
+        (false, false) => format!("of the model: {}; of voices: {}", models.join(", "), voices.join(", ")),
     }
 }
 

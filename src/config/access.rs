@@ -12,6 +12,8 @@ pub struct AccessConfig {
     pub hosts: Vec<String>,
     /// Origins of pages elsewhere that may use the server, such as `https://app.example.org`, in lower case.
     pub origins: Vec<String>,
+    /// Whether clients without a key may list models and voices.
+    pub open_lists: bool,
     /// Where health and metrics are besides `listen`, with connections of their own; `None`: nowhere.
     pub admin_listen: Option<SocketAddr>,
     /// What it speaks TLS with; `None`: it speaks plain HTTP.
@@ -33,6 +35,7 @@ pub(super) fn access(r: &mut Reader, base: &Path) -> AccessConfig {
     let allowed =
         "a list of origins: scheme, name and perhaps a port, such as [\"https://app.example.org\"]".to_owned();
     let origins = r.value("server.origins", "[]", allowed, |value| texts(value, origin));
+    let open_lists = r.switch("server.open_lists", false);
     let allowed = "an address and a port, such as \"127.0.0.1:9090\", or empty for none";
     let admin_listen = r.text("server.admin_listen", "", allowed, |text| match text {
         "" => Some(None),
@@ -48,6 +51,7 @@ pub(super) fn access(r: &mut Reader, base: &Path) -> AccessConfig {
     AccessConfig {
         hosts: hosts.unwrap_or_default(),
         origins: origins.unwrap_or_default(),
+        open_lists,
         admin_listen: admin_listen.flatten(),
         tls: certificate.zip(key).map(|(certificate, key)| TlsConfig { certificate, key }),
     }

@@ -8,6 +8,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod access;
+mod aliases;
 mod changed;
 mod device;
 mod document;
@@ -19,6 +20,7 @@ mod resolve;
 mod units;
 
 pub use access::{AccessConfig, TlsConfig};
+pub use aliases::AliasesConfig;
 pub use changed::changed;
 pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
@@ -177,6 +179,8 @@ pub struct ServerConfig {
     pub drain_grace: Duration,
     /// By which names it may be called, and from which pages.
     pub access: AccessConfig,
+    /// Other names of the model and its voices: `[aliases]`.
+    pub aliases: AliasesConfig,
     /// How long streams may go on in the old process after an upgrade.
     pub upgrade_grace: Duration,
     /// How long the new process of an upgrade may take to become ready.

@@ -5,7 +5,7 @@
 use super::document::{Document, Leaf};
 use super::error::Problem;
 use super::units::{format_duration, parse_duration};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -110,6 +110,36 @@ impl Reader {
             self.problem(line, key, None, format!("is a section here; must be {allowed}"));
         }
         self.declared.push(Declared { key: key.to_owned(), default: default.to_owned(), allowed });
+        found
+    }
+
+    /// A section of names that the user chooses, each with another name; `parse` understands both. Empty by default.
+    pub fn names(
+        &mut self,
+        key: &str,
+        allowed: String,
+        parse: impl Fn(&str) -> Option<String>,
+    ) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        self.document.sections.remove(key);
+        let below = format!("{key}.");
+        let paths: Vec<String> = self.document.leaves.keys().filter(|path| path.starts_with(&below)).cloned().collect();
+        for path in paths {
+            let Some(Leaf { value, line }) = self.document.leaves.remove(&path) else { continue };
+            let name = &path[below.len()..];
+            match (parse(name), value.as_str().and_then(&parse)) {
+                (Some(name), Some(other)) => {
+                    if found.insert(name, other).is_some() {
+                        self.problem(line, &path, None, "is there twice, in upper and lower case".to_owned());
+                    }
+                }
+                _ => self.problem(line, key, Some(format!("{name} = {value}")), format!("must be {allowed}")),
+            }
+        }
+        if let Some(Leaf { value, line }) = self.document.leaves.remove(key) {
+            self.problem(line, key, Some(value.to_string()), format!("must be {allowed}"));
+        }
+        self.declared.push(Declared { key: key.to_owned(), default: "{}".to_owned(), allowed });
         found
     }
 

@@ -1,6 +1,7 @@
 //! Resolves a config: from what the user wrote to what it means. Each key is declared here and nowhere else.
 
 use super::access::access;
+use super::aliases::aliases;
 use super::document::Document;
 use super::error::{ConfigError, Problem};
 use super::faults::{fault, faults};
@@ -150,6 +151,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         allow_anonymous: r.switch("server.allow_anonymous", false),
         drain_grace: r.duration("server.drain_grace", secs(10), secs(0)..=secs(3600)),
         access: access(r, base),
+        aliases: aliases(r),
         // As long as a chapter is read aloud.
         upgrade_grace: r.duration("server.upgrade_grace", secs(3600), secs(0)..=DAY),
         // Tens of GB from a slow disk.

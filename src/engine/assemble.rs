@@ -197,7 +197,11 @@ async fn voices(
     Ok(Some(Arc::new(opened?)))
 }
 
-fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
+/// What a checkpoint is to clients under a config.
+///
+/// # Errors
+/// [`StartError::Config`] for a default voice that the checkpoint does not have.
+pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo, StartError> {
     let family = checkpoint.family();
     let talker = family.talker();
     let named = !matches!(family, Family::Tts(tts) if tts.variant != Variant::CustomVoice);

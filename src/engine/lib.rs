@@ -52,6 +52,7 @@ pub use api::{
     Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
     StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
 };
+pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
 pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
 

@@ -26,6 +26,9 @@ pub(super) enum Access {
     Open,
     /// Those with a key, whatever it is for.
     Key,
+    /// Those with a key that is for one of these, or for anything where there are none; everyone where the config opens
+    /// lists.
+    List(&'static [Scope]),
     /// Those with a key that is for one of these.
     Scope(&'static [Scope]),
 }
@@ -125,16 +128,17 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
     // The middleware before this one sets it.
     let visit = request.extensions().get::<Arc<Visit>>().cloned();
     let visit = visit.ok_or_else(|| ApiError::internal("a request without a visit"))?;
+    let open = asked.access == Access::Open || (rules.open_lists && matches!(asked.access, Access::List(_)));
     let (tenant, trusted) = match rules.keys.caller(request.headers(), visit.address()) {
         Some(Holder::Address(tenant)) => (tenant, true),
         Some(Holder::Key(key)) => {
-            if asked.access != Access::Open {
+            if !open {
                 charge(&key, asked, &visit, request.body().size_hint().lower())?;
                 request = request.map(|body| watched(body, Arc::clone(&key)));
             }
             (key.tenant(), true)
         }
-        None if asked.access == Access::Open => (Tenant::default(), false),
+        None if open => (Tenant::default(), false),
         None => {
             app.metrics.unauthorized.increment(1);
             return Err(unauthorized(key(request.headers()).is_some()));
@@ -156,8 +160,9 @@ fn charge(key: &Arc<Key>, asked: Asked, visit: &Visit, bytes: u64) -> Result<(),
         key.begin()?;
         key.may_send(bytes)?;
     }
-    if let Access::Scope(scopes) = asked.access {
-        key.check(scopes)?;
+    match asked.access {
+        Access::Scope(scopes) | Access::List(scopes) if !scopes.is_empty() => key.check(scopes)?,
+        _ => {}
     }
     if asked.speaks { key.may_speak() } else { Ok(()) }
 }

@@ -19,7 +19,7 @@ use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, stream};
-use omni_audio::AudioWriter;
+use omni_audio::{AudioError, AudioFormat, AudioWriter, Sound};
 use omni_engine::{FinishReason, Output, Usage};
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -35,12 +35,11 @@ pub(super) async fn completions(
     let mut call = parse(&app, &body)?;
     call.request.options.tenant = caller.tenant;
     let recording = app.record(call.trace)?;
-    let ChatCall { request, sound, stream, include_usage, ignored, trace: _ } = call;
+    let ChatCall { request, sound, stream, by_modality, include_usage, ignored, trace: _ } = call;
     let speaks = request.output == Output::TextAndAudio;
+    let sample_rate = app.service.info().sample_rate;
     let writer = app.writer(sound)?;
-    let answer = Answer::begin(app.service.submit(request).await?, caller, app.service.info().sample_rate)
-        .await?
-        .recorded(recording);
+    let answer = Answer::begin(app.service.submit(request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held));
     let info = app.service.info();
     let mut headers = answer.headers();
@@ -54,9 +53,11 @@ pub(super) async fn completions(
         created: unix_seconds(),
         model: info.id.clone(),
         speaks,
+        by_modality,
     };
     let response = if stream {
-        sse::response(chunks(head, answer, writer, include_usage))
+        let encoder = if by_modality { Encoder::Files(sample_rate) } else { Encoder::Samples(writer) };
+        sse::response(chunks(head, answer, encoder, include_usage))
     } else {
         completion(&head, whole(&app, answer, writer).await?, ends).await?
     };
@@ -70,6 +71,31 @@ struct Head {
     created: u64,
     model: String,
     speaks: bool,
+    /// Whether `modality` tells what a chunk of a stream has.
+    by_modality: bool,
+}
+
+/// What makes the bytes of a streamed answer.
+enum Encoder {
+    /// One run of samples. Its format has no end of its own: the writer is not finished.
+    Samples(AudioWriter),
+    /// A whole wav file for each chunk, at this sample rate.
+    Files(u32),
+}
+
+impl Encoder {
+    fn encode(&mut self, samples: &[f32]) -> Result<String, AudioError> {
+        let bytes = match self {
+            Encoder::Samples(writer) => writer.push(samples)?,
+            Encoder::Files(sample_rate) => {
+                let mut writer = Sound::from(AudioFormat::Wav).writer(*sample_rate)?;
+                let mut file = writer.push(samples)?;
+                writer.complete(&mut file)?;
+                file
+            }
+        };
+        Ok(BASE64_STANDARD.encode(bytes))
+    }
 }
 
 async fn completion(head: &Head, whole: Whole, ends: Option<CancellationToken>) -> Result<Response, ApiError> {
@@ -107,17 +133,20 @@ enum Stage {
 
 /// Chunks: the role, then text and audio as they are made, the reason, the usage if asked for, `[DONE]`. After an error
 /// chunk comes nothing more, not even `[DONE]`.
-///
-/// The format of a stream has no end of its own: `writer` is not finished.
 fn chunks(
     head: Head,
     answer: Answer,
-    writer: AudioWriter,
+    encoder: Encoder,
     include_usage: bool,
 ) -> impl futures::Stream<Item = Result<Event, axum::Error>> + Send {
-    let state = (head, answer, writer, Stage::Role);
-    let steps = stream::unfold(state, move |(head, mut answer, mut writer, state)| async move {
+    let state = (head, answer, encoder, Stage::Role);
+    let steps = stream::unfold(state, move |(head, mut answer, mut encoder, state)| async move {
         let chunk = |delta| sse::event(&ChatEvent::Chunk(chunk(&head, delta, None, include_usage)));
+        let file = |data: &str| {
+            let delta = Delta { content: Some(data), ..Delta::default() };
+            let chunk = self::chunk(&head, delta, None, include_usage);
+            sse::event(&ChatEvent::Chunk(Chunk { modality: Some("audio"), ..chunk }))
+        };
         let (events, next) = match state {
             Stage::Role => {
                 let (role, content, refusal) = (Some("assistant"), Some(""), Some(()));
@@ -127,14 +156,14 @@ fn chunks(
                 Ok(Piece::Text(text)) => {
                     let transcript =
                         || DeltaAudio { id: &head.audio_id, transcript: Some(&text), ..DeltaAudio::default() };
-                    let audio = head.speaks.then(transcript);
+                    let audio = (head.speaks && !head.by_modality).then(transcript);
                     (vec![chunk(Delta { content: Some(&text), audio, ..Delta::default() })], Stage::Pieces)
                 }
-                Ok(Piece::Audio(audio)) => match writer.push(&audio.samples) {
-                    Ok(bytes) => {
-                        let data = Some(BASE64_STANDARD.encode(bytes));
-                        let audio = Some(DeltaAudio { id: &head.audio_id, data, ..DeltaAudio::default() });
-                        (vec![chunk(Delta { audio, ..Delta::default() })], Stage::Pieces)
+                Ok(Piece::Audio(audio)) => match encoder.encode(&audio.samples) {
+                    Ok(data) if head.by_modality => (vec![file(&data)], Stage::Pieces),
+                    Ok(data) => {
+                        let audio = DeltaAudio { id: &head.audio_id, data: Some(data), ..DeltaAudio::default() };
+                        (vec![chunk(Delta { audio: Some(audio), ..Delta::default() })], Stage::Pieces)
                     }
                     Err(error) => (vec![failed(&error.into())], Stage::Over),
                 },
@@ -144,7 +173,7 @@ fn chunks(
             Stage::Tail(reason, usage) => (tail(&head, reason, usage, include_usage), Stage::Over),
             Stage::Over => return None,
         };
-        Some((stream::iter(events), (head, answer, writer, next)))
+        Some((stream::iter(events), (head, answer, encoder, next)))
     });
     steps.flatten()
 }
@@ -156,7 +185,7 @@ fn failed(error: &ApiError) -> Result<Event, axum::Error> {
 fn tail(head: &Head, reason: FinishReason, usage: Usage, include_usage: bool) -> Vec<Result<Event, axum::Error>> {
     let chunk = |delta, reason| chunk(head, delta, reason, include_usage);
     let mut chunks = Vec::new();
-    if head.speaks {
+    if head.speaks && !head.by_modality {
         let audio = DeltaAudio { id: &head.audio_id, expires_at: Some(head.created), ..DeltaAudio::default() };
         chunks.push(chunk(Delta { audio: Some(audio), ..Delta::default() }, None));
     }
@@ -177,6 +206,7 @@ fn chunk<'a>(head: &'a Head, delta: Delta<'a>, reason: Option<FinishReason>, inc
         object: "chat.completion.chunk",
         created: head.created,
         model: &head.model,
+        modality: head.by_modality.then_some("text"),
         choices: vec![ChunkChoice { index: 0, delta, logprobs: (), finish_reason }],
         usage: include_usage.then_some(None),
     }

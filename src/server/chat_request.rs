@@ -17,6 +17,9 @@ pub(super) struct ChatCall {
     pub request: GenerateRequest,
     pub sound: Sound,
     pub stream: bool,
+    /// Whether a stream has text and audio in the same field, told apart by `modality`: clients of vllm-omni send no
+    /// `audio` and read that. OpenAI's always send it.
+    pub by_modality: bool,
     /// A last chunk tells what was used.
     pub include_usage: bool,
     /// Whether it is to be traced.
@@ -41,6 +44,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     }
     let include_usage = answer.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let output = answer.modalities.map_or(Output::Text, |modalities| modalities.0);
+    let by_modality = wire.audio.is_none() && output == Output::TextAndAudio;
     let AudioObject { sound: audio, sampling } = wire.audio.unwrap_or_default();
     let sound = sound(app, &audio, stream)?;
     let max_text_tokens = answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0);
@@ -65,7 +69,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
         seed: answer.seed.map(|seed| seed.0),
         options: options::read(app, &wire.deadlines, stream && output == Output::TextAndAudio)?,
     };
-    Ok(ChatCall { request, sound, stream, include_usage, trace: wire.tracing.trace, ignored })
+    Ok(ChatCall { request, sound, stream, by_modality, include_usage, trace: wire.tracing.trace, ignored })
 }
 
 /// The limit on messages.

@@ -10,6 +10,7 @@
 //! | `state` | what handlers share |
 //! | `auth`, `keys`, `quota`, `origin` | who may use a route, and how much of it |
 //! | `rules`, `reload` | what of that may change while the server runs |
+//! | `aliases` | other names of the model and its voices |
 //! | `tls`, `admin` | certificates; health and metrics at an address of their own |
 //! | `visit`, `trace_context` | a request from its head to its last byte: its name, its line in the log |
 //! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
@@ -36,6 +37,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod admin;
+mod aliases;
 mod api;
 mod auth;
 mod batch;
@@ -84,6 +86,7 @@ mod ws_session;
 mod ws_socket;
 mod ws_utterance;
 
+pub use aliases::{AliasError, Aliases};
 pub use listen::{ServeError, Server};
 pub use reload::{RELOADED, ReloadError, Reloader};
 pub use tls::{TlsError, check_tls};

@@ -1,10 +1,13 @@
 //! What is served and how it is: models, health, readiness, metrics, and the page.
 
-use super::api::service::{Admission, Health, HealthDetails, Live, ModelList, ModelObject, Ready, Stage};
+use super::aliases::{Aliases, own_name};
+use super::api::service::{
+    Admission, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, Named, Ready, Stage,
+};
 use super::auth::Caller;
 use super::error::ApiError;
 use super::state::App;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -71,17 +74,38 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /v1/models`
-pub(super) async fn models(State(app): State<Arc<App>>) -> Response {
-    Json(ModelList { object: "list", data: [model_object(&app)] }).into_response()
+pub(super) async fn models(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Response {
+    let rules = app.rules.get();
+    let aliases = Aliases::of(&rules.aliases, app.service.info()).models(query.aliases());
+    let others = aliases.map(|alias| ModelObject { id: alias, ..other_name(&app) });
+    Json(ModelList { object: "list", data: std::iter::once(model_object(&app)).chain(others).collect() })
+        .into_response()
+}
+
+/// `GET /v1/audio/models`
+pub(super) async fn audio_models(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Response {
+    let rules = app.rules.get();
+    let served = &app.service.info().id;
+    let aliases = Aliases::of(&rules.aliases, app.service.info()).models(query.aliases());
+    let others = aliases.map(|alias| Named::alias(alias, served));
+    Json(AudioModelList { models: std::iter::once(Named::plain(served)).chain(others).collect() }).into_response()
 }
 
 /// `GET /v1/models/{id}`; ids may contain slashes.
 pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
     app.check_model(Some(&id))?;
-    Ok(Json(model_object(&app)).into_response())
+    if own_name(&id) == own_name(&app.service.info().id) {
+        return Ok(Json(model_object(&app)).into_response());
+    }
+    Ok(Json(ModelObject { id: &id, ..other_name(&app) }).into_response())
 }
 
 fn model_object(app: &App) -> ModelObject<'_> {
     let id = &app.service.info().id;
-    ModelObject { id, object: "model", created: app.started, owned_by: "omni-actors" }
+    ModelObject { id, object: "model", created: app.started, owned_by: "omni-actors", root: None }
+}
+
+/// The served model, still under its own name.
+fn other_name(app: &App) -> ModelObject<'_> {
+    ModelObject { root: Some(&app.service.info().id), ..model_object(app) }
 }

@@ -16,7 +16,8 @@ pub(super) struct Operation {
     request: Option<(&'static str, SchemaOf)>,
     refused: &'static [(&'static str, &'static str)],
     ignored: &'static [&'static str],
-    query: Option<(&'static str, &'static str)>,
+    /// Names, JSON types and meanings of the parameters in its address.
+    query: Vec<(&'static str, &'static str, &'static str)>,
     /// Media types of a good answer, with their schemas; a file has none.
     answers: Vec<(&'static str, Option<SchemaOf>)>,
     /// Messages of a WebSocket: the client's, the server's.
@@ -32,7 +33,7 @@ impl Operation {
             request: None,
             refused: &[],
             ignored: &[],
-            query: None,
+            query: Vec::new(),
             answers: Vec::new(),
             messages: None,
         }
@@ -53,9 +54,10 @@ impl Operation {
         Operation { ignored, ..self }
     }
 
-    /// A parameter in its address.
-    pub fn asks(self, name: &'static str, about: &'static str) -> Operation {
-        Operation { query: Some((name, about)), ..self }
+    /// A parameter in its address, of a JSON type.
+    pub fn asks(mut self, name: &'static str, kind: &'static str, about: &'static str) -> Operation {
+        self.query.push((name, kind, about));
+        self
     }
 
     /// A good answer.
@@ -86,8 +88,8 @@ impl Operation {
         let mut parameters: Vec<Value> = in_path
             .map(|name| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } }))
             .collect();
-        if let Some((name, about)) = self.query {
-            let schema = json!({ "type": "number" });
+        for (name, kind, about) in &self.query {
+            let schema = json!({ "type": kind });
             parameters.push(json!({ "name": name, "in": "query", "description": about, "schema": schema }));
         }
         if !parameters.is_empty() {

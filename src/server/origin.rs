@@ -16,7 +16,20 @@ const READABLE: HeaderValue = HeaderValue::from_static(
 );
 /// What such a page may send.
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-const HEADERS: HeaderValue = HeaderValue::from_static("Authorization, Content-Type, X-Request-Id, traceparent");
+const HEADERS: [&str; 10] = [
+    "authorization",
+    "content-type",
+    "x-request-id",
+    "traceparent",
+    "accept",
+    "user-agent",
+    "idempotency-key",
+    "openai-organization",
+    "openai-project",
+    "openai-beta",
+];
+/// How OpenAI's package for JavaScript begins the names of headers that tell its version and platform.
+const CLIENT: &str = "x-stainless-";
 /// Seconds for which a browser need not ask again.
 const REMEMBER: HeaderValue = HeaderValue::from_static("600");
 
@@ -123,12 +136,25 @@ impl Guest {
         asks.then(|| {
             let allowed = [
                 (header::ACCESS_CONTROL_ALLOW_METHODS, METHODS),
-                (header::ACCESS_CONTROL_ALLOW_HEADERS, HEADERS),
+                (header::ACCESS_CONTROL_ALLOW_HEADERS, allowed_headers(headers)),
                 (header::ACCESS_CONTROL_MAX_AGE, REMEMBER),
             ];
             (StatusCode::NO_CONTENT, allowed).into_response()
         })
     }
+}
+
+/// What a page may send: the usual headers, and those of a known client that it asks for.
+fn allowed_headers(headers: &HeaderMap) -> HeaderValue {
+    /// Most names of a client that are answered.
+    const MOST: usize = 32;
+    let asked = headers.get(header::ACCESS_CONTROL_REQUEST_HEADERS).and_then(|names| names.to_str().ok());
+    let asked = asked.unwrap_or_default().split(',').map(|name| name.trim().to_ascii_lowercase());
+    let plain = |name: &str| name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let of_client = asked.filter(|name| name.starts_with(CLIENT) && name.len() < 64 && plain(name)).take(MOST);
+    let names: Vec<String> = HEADERS.into_iter().map(str::to_owned).chain(of_client).collect();
+    // Letters, digits and marks only.
+    HeaderValue::from_str(&names.join(", ")).unwrap_or(HeaderValue::from_static("authorization, content-type"))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Takes another config while the server runs. Running answers go on as they began.
 
+use super::aliases::AliasError;
 use super::rules::Current;
 use super::tls::{self, Tls, TlsError};
 use omni_config::Config;
@@ -7,8 +8,16 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Keys of the config, or their beginnings, that [`Reloader::apply`] takes over; others need a restart.
-pub const RELOADED: [&str; 6] =
-    ["keys[", "server.hosts", "server.origins", "server.tls.certificate", "server.tls.key", "telemetry.access_log"];
+pub const RELOADED: [&str; 8] = [
+    "aliases.",
+    "keys[",
+    "server.hosts",
+    "server.open_lists",
+    "server.origins",
+    "server.tls.certificate",
+    "server.tls.key",
+    "telemetry.access_log",
+];
 
 /// A config that a running server does not take over.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +25,9 @@ pub enum ReloadError {
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// An alias leads nowhere.
+    #[error(transparent)]
+    Alias(#[from] AliasError),
     /// Without a restart the server would be open at the address at which it listens now.
     #[error("the server still listens at {0}, which {1}")]
     TooOpen(SocketAddr, &'static str),
@@ -31,16 +43,17 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// Takes over what can be: keys, their limits, names, origins, the certificate, whether requests are logged.
+    /// Takes over what can be: keys, their limits, names, origins, aliases, the certificate, whether requests are logged.
     ///
     /// # Errors
-    /// A certificate that cannot be used, or no keys where other machines reach the server; then nothing has changed.
+    /// A certificate that cannot be used, an alias that leads nowhere, or no keys where other machines reach the server; then nothing has changed.
     pub fn apply(&self, config: &Config) -> Result<(), ReloadError> {
         for address in &self.listens {
             if let Some(why) = config.server.too_open_at(*address) {
                 return Err(ReloadError::TooOpen(*address, why));
             }
         }
+        self.rules.check(&config.server)?;
         if self.tls.is_some() != config.server.access.tls.is_some() {
             tracing::warn!("TLS is turned on and off by a restart only");
         }

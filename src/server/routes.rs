@@ -6,7 +6,7 @@
 
 use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
-use super::api::service::{Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
+use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechRequest};
 use super::api::voices::{VoiceAdded, VoiceForm, VoiceList, VoiceRemoved};
@@ -61,7 +61,9 @@ fn routes(app: &App) -> Vec<Route> {
     const SPEAK: Access = Access::Scope(&[Scope::Speak]);
     const CHAT: Access = Access::Scope(&[Scope::Chat]);
     const VOICES: Access = Access::Scope(&[Scope::Voices, Scope::AllVoices]);
-    const NAMES: Access = Access::Scope(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
+    const NAMES: Access = Access::List(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
+    const LIST: Access = Access::List(&[]);
+    const ALL: (&str, &str, &str) = ("aliases", "boolean", "lists OpenAI's names too; false by default");
     const METRICS: Access = Access::Scope(&[Scope::Metrics]);
     const DRILL: Access = Access::Scope(&[Scope::Drill]);
     let route = |path, access, handler, operations| {
@@ -120,15 +122,25 @@ fn routes(app: &App) -> Vec<Route> {
         ),
         route(
             "/v1/models",
-            Key,
+            LIST,
             get(meta::models),
-            vec![Operation::new("get", "what is served").answers::<ModelList<'_>>(JSON)],
+            vec![Operation::new("get", "what is served").asks(ALL.0, ALL.1, ALL.2).answers::<ModelList<'_>>(JSON)],
         ),
         route(
             "/v1/models/{id}",
-            Key,
+            LIST,
             get(meta::model),
             vec![Operation::new("get", "the served model").answers::<ModelObject<'_>>(JSON)],
+        ),
+        route(
+            "/v1/audio/models",
+            LIST,
+            get(meta::audio_models),
+            vec![
+                Operation::new("get", "what is served, as clients of speech ask")
+                    .asks(ALL.0, ALL.1, ALL.2)
+                    .answers::<AudioModelList<'_>>(JSON),
+            ],
         ),
         changed_by(
             VOICES,
@@ -137,7 +149,10 @@ fn routes(app: &App) -> Vec<Route> {
                 NAMES,
                 get(voices::list).post(voices::add),
                 vec![
-                    Operation::new("get", "which voices there are").answers::<VoiceList<'_>>(JSON),
+                    Operation::new("get", "which voices there are")
+                        .asks("legacy", "boolean", "names instead of objects in `voices`; false by default")
+                        .asks(ALL.0, ALL.1, ALL.2)
+                        .answers::<VoiceList<'_>>(JSON),
                     Operation::new("post", "uploads a voice").takes::<VoiceForm>(FORM).answers::<VoiceAdded<'_>>(JSON),
                 ],
             ),
@@ -206,7 +221,7 @@ fn routes(app: &App) -> Vec<Route> {
                         "get",
                         "what the stages do, as a file for a Perfetto viewer; with telemetry.trace = true",
                     )
-                    .asks("seconds", "how long, above 0 and at most 60; 5 by default")
+                    .asks("seconds", "number", "how long, above 0 and at most 60; 5 by default")
                     .answers_file(JSON),
                 ],
             ),

@@ -1,5 +1,6 @@
 //! What all handlers share, and what they ask of it: whether a model, a voice or a length is allowed.
 
+use super::aliases::{Aliases, own_name};
 use super::api::measure::JsonLimits;
 use super::api::{FieldError, short};
 use super::budget::{Budget, What};
@@ -80,6 +81,7 @@ impl App {
         rules: Arc<Current>,
     ) -> App {
         let metrics = HttpMetrics::new();
+        rules.serve(service.info());
         App {
             service,
             limits: limits.clone(),
@@ -102,29 +104,47 @@ impl App {
         }
     }
 
-    /// A request may name the model; then it must be the one that is served.
+    /// A request may name the model; then it must be the one that is served, or an alias of it.
     pub fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
         let served = &self.service.info().id;
+        let known = |asked| own_name(asked) == own_name(served) || self.has_alias(asked);
         match asked {
-            Some(asked) if own_name(asked) != own_name(served) => Err(ApiError::unknown_model(asked, served)),
+            Some(asked) if !known(asked) => Err(ApiError::unknown_model(asked, served)),
             _ => Ok(()),
         }
     }
 
-    /// A voice of the checkpoint or an uploaded one, in any case, or an error that lists them. The engine refuses an
-    /// unknown voice too; the check here tells a WebSocket session before it sends text.
+    fn has_alias(&self, model: &str) -> bool {
+        Aliases::of(&self.rules.get().aliases, self.service.info()).has_model(model)
+    }
+
+    /// A voice of the checkpoint or an uploaded one, in any case, or what an alias stands for, or an error that lists the
+    /// voices. `None` is the default, or the voice that a request describes. The engine refuses an unknown voice too; the
+    /// check here tells a WebSocket session before it sends text.
     pub fn check_voice(&self, param: &str, asked: Option<&str>) -> Result<Option<String>, ApiError> {
         /// Voices that a message lists.
         const LISTED: usize = 20;
         let Some(asked) = asked else { return Ok(None) };
         let lower = asked.to_lowercase();
-        if self.service.info().voices.contains(&lower) {
-            return Ok(Some(lower));
-        }
         let voices = self.service.voices();
-        if let Some(found) = voices.iter().find(|voice| voice.name.to_lowercase() == lower) {
-            return Ok(Some(found.name.clone()));
+        let find = |lower: &str| {
+            let own = self.service.info().voices.iter().find(|name| *name == lower).cloned();
+            let uploaded = || voices.iter().find(|voice| voice.name.to_lowercase() == lower);
+            own.or_else(|| uploaded().map(|voice| voice.name.clone()))
+        };
+        if let Some(found) = find(&lower) {
+            return Ok(Some(found));
         }
+        let rules = self.rules.get();
+        let alias = Aliases::of(&rules.aliases, self.service.info()).voice(&lower);
+        let stands_for = match alias {
+            Some(None) => return Ok(None),
+            Some(Some(voice)) => match find(&voice.to_lowercase()) {
+                Some(found) => return Ok(Some(found)),
+                None => format!(", which stands for {:?}", short(voice)),
+            },
+            None => String::new(),
+        };
         let mut names: Vec<&str> = voices.iter().take(LISTED).map(|voice| voice.name.as_str()).collect();
         if voices.len() > LISTED {
             names.push("... (see /v1/audio/voices)");
@@ -135,7 +155,8 @@ impl App {
             Some(TaskType::VoiceDesign) => "describe the voice in instructions instead".to_owned(),
             _ => "this model has none".to_owned(),
         };
-        Err(FieldError::invalid(param, format_args!("there is no voice {:?}; {advice}", short(asked))).into())
+        Err(FieldError::invalid(param, format_args!("there is no voice {:?}{stands_for}; {advice}", short(asked)))
+            .into())
     }
 
     /// A name for an answer that has none: no other answer of this or an earlier process has it.
@@ -173,11 +194,6 @@ impl App {
 
 /// Most names of voices that a session is told.
 const TOLD: usize = 1000;
-
-/// A model's name without its owner: clients say `Qwen/Qwen3-TTS-12Hz-1.7B-Base` for a folder of the last name.
-fn own_name(model: &str) -> &str {
-    model.rsplit('/').next().unwrap_or(model)
-}
 
 /// Now.
 pub(super) fn unix_seconds() -> u64 {

@@ -1,7 +1,9 @@
 //! `/v1/audio/voices`: the voices that a request may name; uploading one; deleting it.
 
+use super::aliases::Aliases;
+use super::api::service::{ListQuery, Named};
 use super::api::values::Embedding;
-use super::api::voices::{Voice, VoiceAdded, VoiceList, VoiceRemoved};
+use super::api::voices::{Choices, Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
 use super::auth::Caller;
 use super::body::read_all;
@@ -9,7 +11,7 @@ use super::error::ApiError;
 use super::state::App;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::PathRejection;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
@@ -18,7 +20,7 @@ use multer::Multipart;
 use omni_config::Scope;
 use omni_engine::{NewVoice, Recording, VoiceError, VoiceSource};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -29,12 +31,26 @@ const MAX_PARTS: usize = 16;
 
 /// `GET /v1/audio/voices`, written voice by voice: with transcripts and consents a list has megabytes, and a client
 /// that reads it slowly must not make the server keep them.
-pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<ListQuery>,
+) -> Response {
     let info = app.service.info();
     let voices = app.service.voices();
+    let rules = app.rules.get();
+    let aliases = Aliases::of(&rules.aliases, info);
+    let named: HashSet<String> = voices.iter().map(|voice| voice.name.to_lowercase()).collect();
+    let unnamed = |all| aliases.voices(all).into_iter().filter(|(alias, _)| !named.contains(*alias));
+    let own = voices.iter().map(|voice| Named::plain(&voice.name));
+    let choices: Vec<Named<'_>> =
+        own.chain(unnamed(query.aliases()).map(|(alias, voice)| Named::alias(alias, voice))).collect();
+    let names: Vec<&str> = choices.iter().map(|choice| choice.id).collect();
     let tts = info.tts.as_ref();
     let list = VoiceList {
-        voices: voices.iter().map(|voice| voice.name.as_str()).collect(),
+        voices: if query.legacy() { Choices::Names(names.clone()) } else { Choices::Objects(choices) },
+        names,
+        aliases: unnamed(true).collect(),
         uploaded_voices: Vec::new(),
         default: info.default_voice.as_deref(),
         sample_rate: info.sample_rate,
@@ -45,11 +61,13 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Response {
     // Structs of strings and numbers are always JSON. The list of uploaded voices is its last field.
     let mut head = serde_json::to_vec(&list).unwrap_or_default();
     let tail = head.split_off(head.len().saturating_sub(2));
-    let uploaded = voices.into_iter().filter(|voice| voice.uploaded).enumerate().map(|(index, voice)| {
-        let mut json = if index == 0 { Vec::new() } else { vec![b','] };
-        json.append(&mut serde_json::to_vec(&Voice::from(&*voice)).unwrap_or_default());
-        Bytes::from(json)
-    });
+    // Transcripts and notes of consent are no list of names.
+    let uploaded =
+        voices.into_iter().filter(move |voice| voice.uploaded && caller.trusted).enumerate().map(|(index, voice)| {
+            let mut json = if index == 0 { Vec::new() } else { vec![b','] };
+            json.append(&mut serde_json::to_vec(&Voice::from(&*voice)).unwrap_or_default());
+            Bytes::from(json)
+        });
     let pieces = std::iter::once(Bytes::from(head)).chain(uploaded).chain([Bytes::from(tail)]);
     let body = Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)));
     ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()

@@ -5,6 +5,7 @@ use clap::Args;
 use omni_config::{self as config, CheckpointSource, Config, ConfigError, DeviceKind, Override, Problem};
 use omni_engine::device::{DeviceChoice, NoDevice};
 use omni_model::Checkpoint;
+use omni_server::Aliases;
 use std::path::{Path, PathBuf};
 
 /// Where the model of a command comes from.
@@ -88,5 +89,12 @@ pub fn open(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<Checkpoi
         let known = checkpoint.family().talker().speaker_names().join(", ");
         return Err(problem("model.default_voice", format!("{voice:?}"), format!("must be one of: {known}")));
     }
+    let unfit = |key: &str, message: String| {
+        ConfigError::Problems(vec![Problem { line: None, key: key.to_owned(), value: None, message }])
+    };
+    let info = omni_engine::model_info(&checkpoint, config)
+        .map_err(|error| unfit("model.default_voice", error.to_string()))?;
+    let aliases = Aliases::of(&config.server.aliases, &info);
+    aliases.check().map_err(|error| unfit(&error.key, error.message))?;
     Ok(checkpoint)
 }

@@ -42,6 +42,24 @@ fn check_lists_everything_that_is_wrong() {
 }
 
 #[test]
+fn check_tells_what_each_alias_stands_for_and_refuses_one_that_leads_nowhere() {
+    let run = |command: &str, aliases: &str| {
+        let omni = Omni::new();
+        let config = omni.file("aliases.toml", &format!("[aliases]\n{aliases}"));
+        omni.args([command, &config]).run()
+    };
+    let fine = run("check", "models = [\"kokoro\"]\n[aliases.voices]\nNarrator = \"alto\"\n");
+    fine.succeeds()
+        .shows("of the model: kokoro, gpt-4o-mini-tts, tts-1,")
+        .shows("narrator = alto, alloy = heart, ash = alto,");
+    run("check", "openai = false").succeeds().shows("aliases   none");
+    let wrong = "voices = { narrator = \"bob\" }";
+    let said = "aliases.voices.narrator: there is no voice \"bob\"; choose one of: heart, alto";
+    run("check", wrong).exits(2).shows(said);
+    run("run", wrong).exits(2).tells(said);
+}
+
+#[test]
 fn check_opens_the_checkpoint() {
     let omni = Omni::new();
     let nowhere = omni.file("nowhere.toml", "[model]\ncheckpoint = \"gone\"\n");

@@ -113,6 +113,37 @@ fn sections_and_values_are_not_taken_for_each_other() {
 }
 
 #[test]
+fn aliases_are_names_that_the_user_chooses() {
+    let aliases = |text: &str| parse(text).unwrap().server.aliases;
+    let empty = aliases("");
+    assert!(empty.openai && empty.models.is_empty() && empty.voices.is_empty());
+    let text = "[aliases]\nopenai = false\nmodels = [\"kokoro\", \"team/Voice\"]\n[aliases.voices]\nAF_Heart = \"Heart\"\n\"a.b\" = \"c\"";
+    let read = aliases(text);
+    assert_eq!((read.openai, read.models), (false, vec!["kokoro".to_owned(), "team/Voice".to_owned()]));
+    let expected = [("af_heart", "heart"), ("a.b", "c")].map(|(alias, voice)| (alias.to_owned(), voice.to_owned()));
+    assert_eq!(read.voices, expected.into());
+    let allowed = "must be a table of names of 1 to 128 bytes, such as { narrator = \"ryan\" }";
+    for (text, problem) in [
+        ("[aliases]\nvoices = 5", format!("line 2: aliases.voices = 5: {allowed}")),
+        ("[aliases.voices]\na = 5", format!("line 2: aliases.voices = a = 5: {allowed}")),
+        ("[aliases.voices]\na = \"\"", format!("line 2: aliases.voices = a = \"\": {allowed}")),
+        (
+            "[aliases.voices]\na = \"b\"\nA = \"c\"",
+            "line 2: aliases.voices.a: is there twice, in upper and lower case".to_owned(),
+        ),
+        (
+            "[aliases]\nmodels = [\"\"]",
+            "line 2: aliases.models = [\"\"]: must be a list of names of 1 to 128 bytes, such as [\"kokoro\"]"
+                .to_owned(),
+        ),
+        ("[aliases]\nvoice = {}", "line 2: aliases.voice: unknown section".to_owned()),
+        ("[aliases.voices.a]\nb = \"c\"", "line 1: aliases.voices.a: unknown section".to_owned()),
+    ] {
+        assert_eq!(problems(text), [problem], "{text}");
+    }
+}
+
+#[test]
 fn what_is_not_toml_is_told_with_its_line() {
     let problems = problems("[model]\nname = ");
     assert_eq!(problems.len(), 1);

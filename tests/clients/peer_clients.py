@@ -27,7 +27,7 @@ def post(path, payload):
 
 
 MODEL = get("/v1/models")["data"][0]["id"]
-VOICE = get("/v1/audio/voices")["voices"][0]
+VOICE = get("/v1/audio/voices?legacy=true")["voices"][0]
 
 
 def check_file(data, what, at_least_s=1):

@@ -36,7 +36,7 @@ def an_uploaded_voice_speaks_as_its_recording_does():
     assert status == 200 and answer["success"], answer
     assert answer["voice"]["name"] == "narrator_1" and answer["voice"]["file_size"] == len(hum(3)), answer
     listed = voices()
-    assert "narrator_1" in listed["voices"], listed
+    assert "narrator_1" in listed["names"], listed
     (about,) = [voice for voice in listed["uploaded_voices"] if voice["name"] == "narrator_1"]
     assert about["consent"] == "form 7" and about["speaker_description"] == "warm" and "ref_text" not in about, about
     assert speak(voice="narrator_1") == speak(voice="NARRATOR_1", task_type="Base") == speak(ref_audio=data_url(hum(3)))
@@ -98,7 +98,7 @@ def one_recording_for_a_whole_batch():
 def deleted_voices_are_gone():
     for name in ("narrator_1", "narrator_2"):
         assert delete(name)["success"]
-    assert not any(name.startswith("narrator") for name in voices()["voices"])
+    assert not any(name.startswith("narrator") for name in voices()["names"])
     status, body = post(SPEECH, {**TEXT, "voice": "narrator_1"})
     assert status == 400, body
 

@@ -112,7 +112,7 @@ fn round(voices: &Path, number: u32, next: &AtomicU32, fates: &mut BTreeMap<u32,
 fn check(url: &str, folder: &Path, fates: &mut BTreeMap<u32, Fate>) {
     let listed = Ask::new("GET", VOICES, &[], "").send(url).json();
     let listed: BTreeSet<&str> =
-        listed["voices"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+        listed["names"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
     let mut files = BTreeSet::new();
     // Before the first upload there is no folder.
     for entry in std::fs::read_dir(folder).into_iter().flatten() {

@@ -356,6 +356,9 @@ pub(crate) struct Chunk<'a> {
     /// Unix seconds.
     pub created: u64,
     pub model: &'a str,
+    /// `text` or `audio`: what `delta.content` is, in a stream that speaks and was asked for without `audio`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub modality: Option<&'static str>,
     /// One, or none in the chunk with the usage.
     pub choices: Vec<ChunkChoice<'a>>,
     /// Present where `include_usage` asks for it; null but in the last chunk.
@@ -381,7 +384,7 @@ pub(crate) struct Delta<'a> {
     /// `assistant`, in the first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<&'static str>,
-    /// More of the text.
+    /// More of the text; where `modality` is `audio`, a whole wav file of the next samples in base64.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub content: Option<&'a str>,
     /// Null, in the first chunk.

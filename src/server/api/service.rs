@@ -2,15 +2,15 @@
 
 use omni_engine::{StageHealth, StageState};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// `GET /v1/models`: OpenAI's list, with one entry.
+/// `GET /v1/models`: OpenAI's list. The model that is served, then its other names.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct ModelList<'a> {
     /// `list`.
     pub object: &'static str,
-    pub data: [ModelObject<'a>; 1],
+    pub data: Vec<ModelObject<'a>>,
 }
 
 /// `GET /v1/models/{id}`: the model that is served.
@@ -23,6 +23,59 @@ pub(crate) struct ModelObject<'a> {
     pub created: u64,
     /// `omni-actors`.
     pub owned_by: &'static str,
+    /// The model that is served, where `id` is another name of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root: Option<&'a str>,
+}
+
+/// `GET /v1/audio/models`: the same as Open WebUI reads it.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct AudioModelList<'a> {
+    pub models: Vec<Named<'a>>,
+}
+
+/// Something to choose.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Named<'a> {
+    /// What a request says.
+    pub id: &'a str,
+    /// What people see.
+    pub name: std::borrow::Cow<'a, str>,
+}
+
+impl<'a> Named<'a> {
+    /// Something that has one name.
+    pub fn plain(id: &'a str) -> Named<'a> {
+        Named { id, name: id.into() }
+    }
+
+    /// Another name, which tells people what it stands for.
+    pub fn alias(id: &'a str, of: &str) -> Named<'a> {
+        Named { id, name: format!("{id} ({of})").into() }
+    }
+}
+
+/// What an address asks of a list, behind its `?`. Each is off unless it is `true`, `1`, `yes` or `on`.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ListQuery {
+    legacy: Option<String>,
+    aliases: Option<String>,
+}
+
+impl ListQuery {
+    /// Names instead of objects.
+    pub fn legacy(&self) -> bool {
+        is_on(self.legacy.as_deref())
+    }
+
+    /// OpenAI's names too.
+    pub fn aliases(&self) -> bool {
+        is_on(self.aliases.as_deref())
+    }
+}
+
+fn is_on(text: Option<&str>) -> bool {
+    text.is_some_and(|text| ["true", "1", "yes", "on"].contains(&text.to_ascii_lowercase().as_str()))
 }
 
 /// `GET /live`.

@@ -1,8 +1,10 @@
 //! `/v1/audio/voices`.
 
+use super::service::Named;
 use omni_engine::{UploadInfo, VoiceInfo};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// The form of an upload. Its parts are read one by one, so this is for the schema alone.
 #[derive(JsonSchema)]
@@ -25,8 +27,12 @@ pub(crate) struct VoiceForm {
 /// The voices that a request may name.
 #[derive(Serialize, JsonSchema)]
 pub(crate) struct VoiceList<'a> {
-    /// The names.
-    pub voices: Vec<&'a str>,
+    /// What to choose from; with `legacy` names, without people's.
+    pub voices: Choices<'a>,
+    /// The names of `voices`.
+    pub names: Vec<&'a str>,
+    /// Other names, each with the voice that it stands for.
+    pub aliases: BTreeMap<&'a str, &'a str>,
     /// The voice of a request that names none; null where one has to be given.
     pub default: Option<&'a str>,
     /// Samples per second of all audio.
@@ -37,8 +43,16 @@ pub(crate) struct VoiceList<'a> {
     pub languages: Option<&'a [String]>,
     /// Whether the checkpoint follows `instructions`.
     pub instructions: bool,
-    /// Those of the voices that were uploaded.
+    /// Those of the voices that were uploaded. Empty for callers without a key, where the server has keys.
     pub uploaded_voices: Vec<Voice<'a>>,
+}
+
+/// Voices to choose from.
+#[derive(Serialize, JsonSchema)]
+#[serde(untagged)]
+pub(crate) enum Choices<'a> {
+    Objects(Vec<Named<'a>>),
+    Names(Vec<&'a str>),
 }
 
 /// An uploaded voice; what was not given is left out.

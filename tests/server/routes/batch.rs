@@ -149,7 +149,7 @@ async fn malformed_batches_are_refused_whole() {
         assert_eq!(error["error"]["param"], param, "{body}");
         assert!(error["error"]["message"].as_str().unwrap().contains(told), "{error}");
     }
-    let unknown = site.post(PATH, &json!({"items": [{"input": "x"}], "model": "tts-1"})).await.unwrap();
+    let unknown = site.post(PATH, &json!({"items": [{"input": "x"}], "model": "whisper-1"})).await.unwrap();
     assert_eq!(unknown.status(), 404);
     assert_eq!(site.service.accepted(), 0);
 }

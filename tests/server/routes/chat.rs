@@ -85,6 +85,55 @@ async fn a_spoken_answer_has_a_wav_and_its_transcript() {
     assert_eq!(hound::WavReader::new(file.as_slice()).unwrap().duration(), 10);
 }
 
+/// As the load generator of vllm-omni asks and reads.
+#[tokio::test]
+async fn without_audio_a_stream_tells_text_and_audio_apart_by_modality() {
+    let site = Site::new();
+    let more = json!({"modalities": ["text", "audio"], "stream": true, "max_tokens": 9, "temperature": 0.0,
+        "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let response = site.post(PATH, &ask(&more));
+    let call = site.service.call().await;
+    assert_eq!((call.chat().output, call.chat().voice.as_deref()), (Output::TextAndAudio, None));
+    call.started().await;
+    call.text_delta("Sky.").await;
+    call.audio(10).await;
+    call.audio(20).await;
+    call.finish().await;
+    let events = events(response.await.unwrap()).await;
+    let chunks: Vec<Value> = events[..events.len() - 1].iter().map(|event| json(event)).collect();
+    let of = |modality: &str| -> Vec<String> {
+        let chunks = chunks.iter().filter(|chunk| chunk["modality"] == modality);
+        let contents = chunks.filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+        contents.filter(|content| !content.is_empty()).map(str::to_owned).collect()
+    };
+    assert_eq!(of("text"), ["Sky."]);
+    let lengths = of("audio").into_iter().map(|content| {
+        let file = BASE64_STANDARD.decode(content).unwrap();
+        let reader = hound::WavReader::new(file.as_slice()).unwrap();
+        (reader.spec().sample_rate, reader.duration())
+    });
+    assert_eq!(lengths.collect::<Vec<_>>(), [(24_000, 10), (24_000, 20)]);
+    assert!(chunks.iter().all(|chunk| chunk["choices"][0]["delta"]["audio"].is_null()));
+    let reasons: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["finish_reason"]).collect();
+    assert_eq!(reasons[reasons.len() - 2], "stop");
+    assert_eq!(
+        (&chunks.last().unwrap()["usage"]["total_tokens"], events.last().unwrap().as_str()),
+        (&json!(10), "[DONE]")
+    );
+}
+
+#[tokio::test]
+async fn a_stream_of_text_alone_has_no_modality() {
+    let site = Site::new();
+    let response = site.post(PATH, &ask(&json!({"stream": true})));
+    let call = site.service.call().await;
+    call.started().await;
+    call.text_delta("Sky.").await;
+    call.finish().await;
+    let events = events(response.await.unwrap()).await;
+    assert!(events.iter().all(|event| !event.contains("modality")), "{events:?}");
+}
+
 #[tokio::test]
 async fn a_stream_is_role_pieces_reason_usage_done() {
     let site = Site::new();

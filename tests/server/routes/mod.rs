@@ -1,6 +1,7 @@
 //! The HTTP surface against a scripted engine: shapes, statuses, limits, disconnects.
 
 mod admin;
+mod aliases;
 mod bad_requests;
 mod batch;
 mod chat;

@@ -124,7 +124,7 @@ async fn a_page_that_the_config_names_may_use_the_server_and_read_its_answers() 
     let header = |name: &str| preflight.headers()[name].to_str().unwrap().to_owned();
     assert_eq!(header("access-control-allow-origin"), APP);
     assert!(header("access-control-allow-methods").contains("POST"));
-    assert!(header("access-control-allow-headers").contains("Authorization"));
+    assert!(header("access-control-allow-headers").contains("authorization"));
     assert_eq!(header("vary"), "Origin");
     // Refusals can be read too.
     for (path, status) in [("/v1/models", 200), ("/nowhere", 404)] {
@@ -134,6 +134,24 @@ async fn a_page_that_the_config_names_may_use_the_server_and_read_its_answers() 
         assert!(response.headers()["access-control-expose-headers"].to_str().unwrap().contains("X-Request-Id"));
     }
     assert_eq!(websocket(&site, &[("origin", APP)]).await, 101);
+}
+
+/// OpenAI's package for JavaScript sends headers with its version and platform from a page, too.
+#[tokio::test]
+async fn such_a_page_may_use_openais_package_and_send_nothing_that_is_not_known() {
+    let site = open_to_app();
+    let wanted = "authorization,content-type,X-Stainless-Lang,x-stainless-package-version,x-secret,x-stainless-a b";
+    let asks = [("origin", APP), ("access-control-request-method", "POST"), ("access-control-request-headers", wanted)];
+    let preflight = ask(&site, Method::OPTIONS, "/v1/audio/speech", &asks).await;
+    assert_eq!(preflight.status(), 204);
+    let allowed = preflight.headers()["access-control-allow-headers"].to_str().unwrap();
+    let allowed: Vec<&str> = allowed.split(", ").collect();
+    for name in ["authorization", "content-type", "x-stainless-lang", "x-stainless-package-version", "openai-beta"] {
+        assert!(allowed.contains(&name), "{name}: {allowed:?}");
+    }
+    assert!(!allowed.iter().any(|name| name.contains("secret") || name.contains(' ')), "{allowed:?}");
+    assert_ne!(preflight.headers()["access-control-allow-origin"], "*");
+    assert!(!preflight.headers().contains_key("access-control-allow-credentials"));
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/audio/voices";
 
 /// A form as clients send it. A value with a file name is a file.
-fn form(parts: &[(&str, Option<&str>, &[u8])]) -> Vec<u8> {
+pub(super) fn form(parts: &[(&str, Option<&str>, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, file, value) in parts {
         let file = file.map_or(String::new(), |file| format!("; filename=\"{file}\"\r\nContent-Type: audio/wav"));
@@ -48,7 +48,7 @@ async fn a_voice_is_uploaded_listed_used_and_deleted() {
         assert_eq!(&*recording.audio, GOOD[0].2);
     }
     let list: Value = site.get(PATH).send().await.unwrap().json().await.unwrap();
-    assert_eq!(list["voices"], json!(["alto", "heart", "Narrator"]));
+    assert_eq!(list["names"], json!(["alto", "heart", "Narrator"]));
     assert_eq!(list["uploaded_voices"], json!([described]));
     let response =
         site.post("/v1/audio/speech", &json!({"input": "Hi", "voice": "narrator", "x_vector_only_mode": true}));
