@@ -109,7 +109,8 @@ mod tests {
     fn other_machines_and_servers_with_keys_need_a_line_that_says_so() {
         let (near, far) = (SocketAddr::from(([127, 0, 0, 1], 1)), SocketAddr::from(([0, 0, 0, 0], 1)));
         let mut server = Config::default().server;
-        let (closed, open) = (WyomingConfig::default(), WyomingConfig { without_key: true, ..WyomingConfig::default() });
+        let (closed, open) =
+            (WyomingConfig::default(), WyomingConfig { without_key: true, ..WyomingConfig::default() });
         assert_eq!(closed.too_open_at(near, &server), None);
         assert!(closed.too_open_at(far, &server).unwrap().contains("other machines"));
         assert_eq!(open.too_open_at(far, &server), None);

@@ -13,16 +13,18 @@ use super::state::{App, Retiring, unix_seconds};
 use super::tls::{Tls, TlsError};
 use super::visit::Peer;
 use super::watched::watched;
+use super::wyoming;
 use axum::Router;
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, StatusCode};
+use futures::FutureExt;
 use futures::future::BoxFuture;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
+use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig};
 use omni_engine::Service;
 use std::convert::Infallible;
 use std::future::Future;
@@ -65,6 +67,17 @@ pub enum ServeError {
     /// Anyone who reaches the address could use the server.
     #[error("server.listen: {0} {1}")]
     TooOpen(SocketAddr, &'static str),
+    /// Anyone who reaches the address of the Wyoming listener could use the server.
+    #[error("wyoming.listen: {0} {1}")]
+    WyomingTooOpen(SocketAddr, &'static str),
+    /// The Wyoming listener does not begin.
+    #[error("cannot listen on {address}: {source}; choose another address with `wyoming.listen`")]
+    Wyoming {
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
     /// The certificate cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -89,6 +102,40 @@ pub struct Server {
     rules: Arc<Current>,
     tls: Option<Arc<Tls>>,
     admin: Option<Admin>,
+    wyoming: Option<Wyoming>,
+}
+
+/// The socket for clients of the Wyoming protocol.
+#[derive(Debug)]
+struct Wyoming {
+    listener: TcpListener,
+    address: SocketAddr,
+    config: WyomingConfig,
+}
+
+/// A socket that listens at an address, and which it is.
+fn bind(address: SocketAddr) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Accepted sockets inherit the size.
+    socket.set_send_buffer_size(SEND_BUFFER)?;
+    #[cfg(unix)] // elsewhere it would let two servers share a port
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    let listener = socket.listen(BACKLOG)?;
+    let address = listener.local_addr()?;
+    Ok((listener, address))
+}
+
+/// The same for a socket that listens already.
+fn adopt(socket: std::net::TcpListener) -> std::io::Result<(TcpListener, SocketAddr)> {
+    let address = socket.local_addr()?;
+    // Accepted sockets inherit the size.
+    rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER as usize)?;
+    socket.set_nonblocking(true)?;
+    Ok((TcpListener::from_std(socket)?, address))
 }
 
 impl Server {
@@ -99,21 +146,8 @@ impl Server {
         if let Some(why) = config.too_open() {
             return Err(ServeError::TooOpen(config.listen, why));
         }
-        let listen = || {
-            let socket = match config.listen {
-                SocketAddr::V4(_) => TcpSocket::new_v4()?,
-                SocketAddr::V6(_) => TcpSocket::new_v6()?,
-            };
-            // Accepted sockets inherit the size.
-            socket.set_send_buffer_size(SEND_BUFFER)?;
-            #[cfg(unix)] // elsewhere it would let two servers share a port
-            socket.set_reuseaddr(true)?;
-            socket.bind(config.listen)?;
-            let listener = socket.listen(BACKLOG)?;
-            let address = listener.local_addr()?;
-            Ok((listener, address))
-        };
-        let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
+        let (listener, address) =
+            bind(config.listen).map_err(|source| ServeError::Bind { address: config.listen, source })?;
         Server::with(listener, address, config.clone())
     }
 
@@ -123,21 +157,15 @@ impl Server {
         let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
         let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
         let admin = config.access.admin_listen.map(admin).transpose()?;
-        Ok(Server { listener, address, config, references, telemetry, rules, tls, admin })
+        Ok(Server { listener, address, config, references, telemetry, rules, tls, admin, wyoming: None })
     }
 
     /// Takes over a socket that listens already, whatever address the config names.
     ///
     /// Must be called inside a Tokio runtime.
     pub fn on(socket: std::net::TcpListener, config: &ServerConfig) -> Result<Server, ServeError> {
-        let listen = || {
-            let address = socket.local_addr()?;
-            // Accepted sockets inherit the size.
-            rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER as usize)?;
-            socket.set_nonblocking(true)?;
-            Ok((TcpListener::from_std(socket)?, address))
-        };
-        let (listener, address) = listen().map_err(|source| ServeError::Bind { address: config.listen, source })?;
+        let (listener, address) =
+            adopt(socket).map_err(|source| ServeError::Bind { address: config.listen, source })?;
         let config = ServerConfig { listen: address, ..config.clone() };
         if let Some(why) = config.too_open() {
             return Err(ServeError::TooOpen(address, why));
@@ -148,6 +176,34 @@ impl Server {
     /// The listening socket, for another process that accepts from it after this one.
     pub fn socket(&self) -> std::io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
+    }
+
+    /// Speaks the Wyoming protocol, too, if the config says where; `inherited` is a socket that listens there already.
+    ///
+    /// # Errors
+    /// An address that is taken, or that others reach without a line of the config that allows it.
+    pub fn with_wyoming(
+        self,
+        config: &WyomingConfig,
+        inherited: Option<std::net::TcpListener>,
+    ) -> Result<Server, ServeError> {
+        let Some(asked) = config.listen else { return Ok(self) };
+        let listening = inherited.map_or_else(|| bind(asked), adopt);
+        let (listener, address) = listening.map_err(|source| ServeError::Wyoming { address: asked, source })?;
+        if let Some(why) = config.too_open_at(address, &self.config) {
+            return Err(ServeError::WyomingTooOpen(address, why));
+        }
+        Ok(Server { wyoming: Some(Wyoming { listener, address, config: config.clone() }), ..self })
+    }
+
+    /// Where it speaks the Wyoming protocol.
+    pub fn wyoming_addr(&self) -> Option<SocketAddr> {
+        self.wyoming.as_ref().map(|wyoming| wyoming.address)
+    }
+
+    /// The socket of the Wyoming protocol, for another process that accepts from it after this one.
+    pub fn wyoming_socket(&self) -> std::io::Result<Option<OwnedFd>> {
+        self.wyoming.as_ref().map(|wyoming| wyoming.listener.as_fd().try_clone_to_owned()).transpose()
     }
 
     /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
@@ -164,7 +220,8 @@ impl Server {
     /// Takes over other keys, names and certificates while the server runs.
     pub fn reloader(&self) -> Reloader {
         let listens = [self.address].into_iter().chain(self.admin_addr()).collect();
-        Reloader { rules: Arc::clone(&self.rules), tls: self.tls.clone(), listens }
+        let wyoming = self.wyoming.as_ref().map(|wyoming| wyoming.address);
+        Reloader { rules: Arc::clone(&self.rules), tls: self.tls.clone(), listens, wyoming }
     }
 
     /// How clients have to speak to it: `https` or `http`.
@@ -243,13 +300,21 @@ impl Server {
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
+        let wyoming = self.wyoming.map(|wyoming| {
+            let Wyoming { listener, config, .. } = wyoming;
+            let min_read_rate = self.config.min_read_rate;
+            (listener, Door::Wyoming(Arc::new(wyoming::Shared { app: app.clone(), config, min_read_rate })))
+        });
         // The connections end with this function, also where it is dropped.
         let close_all = connections.closing.clone().drop_guard();
         let retires = tokio::select! {
-            never = connections.accept(&self.listener) => match never {},
+            never = connections.accept(&self.listener, &Door::Http) => match never {},
+            never = connections.accept_too(wyoming.as_ref()) => match never {},
             () = &mut shutdown => false,
             () = succeeded => true,
         };
+        // Health is told until the end, and there is none in this protocol.
+        drop(wyoming);
         if retires {
             // The other process takes the address over.
             drop((self.listener, admin));
@@ -262,7 +327,7 @@ impl Server {
         } else {
             connections.begin_drain(self.config.drain_grace);
             tokio::select! {
-                never = connections.accept(&self.listener) => match never {},
+                never = connections.accept(&self.listener, &Door::Http) => match never {},
                 () = service.drain(self.config.drain_grace) => {}
             }
             drop((self.listener, admin));
@@ -276,6 +341,12 @@ impl Server {
         drop(exporting);
         info!("drained");
     }
+}
+
+/// What is spoken to those who come in by a socket.
+enum Door {
+    Http,
+    Wyoming(Arc<wyoming::Shared>),
 }
 
 /// The accept loop and what its connections share.
@@ -319,7 +390,15 @@ impl Connections {
         }
     }
 
-    async fn accept(&self, listener: &TcpListener) -> Infallible {
+    /// Accepts from a socket that may not be there.
+    async fn accept_too(&self, open: Option<&(TcpListener, Door)>) -> Infallible {
+        match open {
+            Some((listener, door)) => self.accept(listener, door).await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn accept(&self, listener: &TcpListener, door: &Door) -> Infallible {
         let mut refused = false;
         loop {
             let (socket, peer) = match listener.accept().await {
@@ -340,7 +419,10 @@ impl Connections {
                 Ok(place) => {
                     let guard =
                         ConnectionGuard { place, _task: self.tasks.token(), closing: self.closing.clone(), peer };
-                    let connection = self.connection(socket, guard.clone());
+                    let connection = match door {
+                        Door::Http => self.connection(socket, guard.clone()).boxed(),
+                        Door::Wyoming(shared) => wyoming::serve(Arc::clone(shared), socket, guard.clone()).boxed(),
+                    };
                     self.tasks.spawn(async move {
                         tokio::select! {
                             () = connection => {}
@@ -350,11 +432,13 @@ impl Connections {
                 }
                 Err(why) => {
                     debug!(%peer, %why, "a connection is refused");
-                    // A client that speaks TLS could not read it.
-                    if self.tls.is_none()
-                        && let Ok(permit) = self.refusals.clone().try_acquire_owned()
-                    {
-                        let refusal = refuse(socket, self.router.clone(), why);
+                    let refusal = match door {
+                        // A client that speaks TLS could not read it.
+                        Door::Http if self.tls.is_some() => continue,
+                        Door::Http => refuse(socket, self.router.clone(), why).boxed(),
+                        Door::Wyoming(_) => wyoming::refuse(socket, why).boxed(),
+                    };
+                    if let Ok(permit) = self.refusals.clone().try_acquire_owned() {
                         self.tasks.spawn(async move {
                             let _permit = permit;
                             refusal.await;

@@ -11,3 +11,4 @@ mod otlp;
 mod overload;
 mod routes;
 mod text_only;
+mod wyoming;
