@@ -4,7 +4,7 @@ use super::give_up::asked_to_end;
 use super::manager::Manager;
 use super::reload::{Hangups, Watch};
 use super::signals::{Upgrades, outlive_others};
-use super::upgrade::{Configured, Predecessor, Program};
+use super::upgrade::{self, Named, Predecessor, Program};
 use super::{limits, sockets};
 use clap::Args;
 use omni_config::{self as config, Config, Override, ServerConfig};
@@ -100,8 +100,8 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     if let Some(address) = server.wyoming_addr() {
         tracing::info!(%address, "the Wyoming protocol");
     }
-    let mut sockets = vec![(server.socket()?, config.server.listen)];
-    sockets.extend(server.wyoming_socket()?.zip(config.wyoming.listen));
+    let mut sockets = vec![(server.socket()?, upgrade::http(config.server.listen))];
+    sockets.extend(server.wyoming_socket()?.zip(config.wyoming.listen.map(upgrade::wyoming)));
     let watching = tokio::spawn(Watch::new(args, &config).run(hangups, server.reloader()));
     let engine = Engine::launch(&checkpoint, &config).await?;
     let manager = Manager::from_environment();
@@ -150,7 +150,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
 async fn succeeded(
     mut upgrades: Upgrades,
     program: &Program,
-    sockets: &[Configured],
+    sockets: &[Named],
     config: &ServerConfig,
     manager: &Manager,
 ) {

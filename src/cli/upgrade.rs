@@ -4,7 +4,7 @@
 //! The two speak over a pair of sockets, the successor's standard input:
 //!
 //! ```text
-//! predecessor -> successor   the listening sockets, and the addresses that they were configured with
+//! predecessor -> successor   the listening sockets, and their names: the addresses that they were configured with
 //! successor -> predecessor   `ready`, once every stage can serve
 //! predecessor -> successor   `go`, or the end of the predecessor: the successor accepts
 //! ```
@@ -55,8 +55,18 @@ pub(super) enum UpgradeError {
 /// Most sockets that are handed over: those of HTTP and of Wyoming.
 const SOCKETS: usize = 2;
 
-/// A listening socket, and the address that it was configured with.
-pub(super) type Configured = (OwnedFd, SocketAddr);
+/// A listening socket, and its name: what it is for, and the address that it was configured with.
+pub(super) type Named = (OwnedFd, String);
+
+/// The name of the socket of HTTP.
+pub(super) fn http(configured: SocketAddr) -> String {
+    configured.to_string()
+}
+
+/// The name of the socket of Wyoming. Both may be configured with port 0.
+pub(super) fn wyoming(configured: SocketAddr) -> String {
+    format!("wyoming:{configured}")
+}
 
 /// This program, as it was started.
 pub(super) struct Program {
@@ -71,7 +81,7 @@ impl Program {
     }
 
     /// Starts a process of it, hands it `sockets`, of which there are one or two, and waits until it is ready. Dropping the future kills the process.
-    pub async fn succeed(&self, sockets: &[Configured], patience: Duration) -> Result<Successor, UpgradeError> {
+    pub async fn succeed(&self, sockets: &[Named], patience: Duration) -> Result<Successor, UpgradeError> {
         let failed = |error| UpgradeError::Start { program: self.path.clone(), error };
         let (child, link) = self.start(sockets).map_err(failed)?;
         let mut starting = Starting(Some(child));
@@ -84,10 +94,10 @@ impl Program {
         }
     }
 
-    fn start(&self, sockets: &[Configured]) -> io::Result<(Child, UnixStream)> {
+    fn start(&self, sockets: &[Named]) -> io::Result<(Child, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         // Sent before the process is there: the words lie in the socket until it reads them.
-        let names: Vec<String> = sockets.iter().map(|(_, configured)| configured.to_string()).collect();
+        let names: Vec<&str> = sockets.iter().map(|(_, name)| name.as_str()).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         let sockets: Vec<_> = sockets.iter().map(|(socket, _)| socket.as_fd()).collect();
@@ -148,7 +158,7 @@ impl Successor {
 /// What this process was given by the one before it.
 pub(super) struct Predecessor {
     link: tokio::net::UnixStream,
-    /// Each with what the predecessor's config said of it.
+    /// Each with its name.
     sockets: Vec<(TcpListener, String)>,
 }
 
@@ -182,10 +192,9 @@ impl Predecessor {
         Ok(Some(Predecessor { link, sockets }))
     }
 
-    /// The socket that listens at an address of the config, if there is one; the config may name another one by now.
-    pub fn socket(&self, configured: SocketAddr) -> io::Result<Option<TcpListener>> {
-        let name = configured.to_string();
-        let same = self.sockets.iter().find(|(_, configured)| *configured == name);
+    /// The socket of this name, if there is one; the config may name another address by now.
+    pub fn socket(&self, name: &str) -> io::Result<Option<TcpListener>> {
+        let same = self.sockets.iter().find(|(_, known)| known == name);
         same.map(|(socket, _)| socket.try_clone()).transpose()
     }
 

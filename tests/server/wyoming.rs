@@ -1,6 +1,7 @@
 //! The Wyoming protocol over real sockets, on a real engine: what Home Assistant sends, and what it must not send.
 
 use crate::support::engine::{PATIENCE, engine, idle, tiny};
+use crate::support::wyoming::frame;
 use omni_actors::config::{Config, KeyConfig};
 use omni_actors::engine::{Engine, Service};
 use omni_actors::server::{ServeError, Server};
@@ -88,11 +89,8 @@ impl Client {
         self.0.write_all(bytes).await.unwrap();
     }
 
-    /// As the reference client does: data behind the line.
     async fn send(&mut self, kind: &str, data: Value) {
-        let data = data.to_string();
-        let line = json!({"type": kind, "version": "1.8.0", "data_length": data.len()});
-        self.write(format!("{line}\n{data}").as_bytes()).await;
+        self.write(&frame(kind, &data)).await;
     }
 
     /// `None` when the server has closed.
