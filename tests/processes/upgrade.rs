@@ -115,7 +115,10 @@ fn the_old_process_answers_on_its_connections_and_says_when_it_is_gone() {
 
 #[test]
 fn a_text_that_is_still_written_ends_in_the_old_process_and_the_new_one_takes_the_next() {
-    let mut managed = serving(&["--set", "wyoming.listen=127.0.0.1:0", "--set", "wyoming.seed=5"]);
+    // The random weights never stop by themselves.
+    let mut managed = serving(&["--set", "wyoming.listen=127.0.0.1:0", "--set", "limits.max_audio=1s"]);
+    let mut kept = Kept::new(&managed.serving.url);
+    kept.json("/ready");
     let wyoming = managed.serving.wyoming();
     let mut talk = Talk::new(&wyoming);
     talk.send("synthesize-start", &json!({}));
@@ -123,6 +126,11 @@ fn a_text_that_is_still_written_ends_in_the_old_process_and_the_new_one_takes_th
     talk.expect("audio-start");
     managed.signal(Signal::USR2);
     managed.hears("READY=1");
+    // The old one retires a moment after the new one is ready.
+    let begun = Instant::now();
+    while kept.get("/ready").unwrap().header("connection") != Some("close") {
+        assert!(begun.elapsed() < PATIENCE);
+    }
     talk.send("synthesize-stop", &json!({}));
     assert!(!talk.rest().is_empty());
     talk.expect("synthesize-stopped");
