@@ -3,7 +3,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen`, `connection`, `refusal`, `hangup`, `io`, `watched` | sockets: connection limits, timeouts, drain |
+//! | `listen`, `accept`, `connection`, `refusal`, `hangup`, `io`, `watched` | sockets: connection limits, timeouts, drain |
 //! | `routes` | every route on one page |
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
@@ -36,6 +36,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod accept;
 mod admin;
 mod api;
 mod auth;

@@ -21,7 +21,7 @@ use omni_config::format_duration;
 use omni_engine::{Event, SpeechParams, SpeechRequest, TextSource};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -86,12 +86,13 @@ async fn write(mut queued: mpsc::Receiver<Vec<u8>>, mut sink: impl AsyncWrite + 
 }
 
 /// Tells a client why the server ends the connection at once.
-pub(super) async fn refuse(socket: impl AsyncWrite + Unpin, error: &ApiError) {
-    let (out, queued) = mpsc::channel(1);
-    // There is room for one.
-    let _ = out.try_send(event::error(error));
-    drop(out);
-    write(queued, socket).await;
+pub(super) async fn refuse(mut socket: TcpStream, error: &ApiError) {
+    if socket.write_all(&event::error(error)).await.is_err() || socket.shutdown().await.is_err() {
+        return;
+    }
+    // Closing a socket with unread bytes resets it, and the client might never see why: read the rest.
+    let mut piece = [0; 4096];
+    while matches!(socket.read(&mut piece).await, Ok(1..)) {}
 }
 
 /// Why a connection ends.
