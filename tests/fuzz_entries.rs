@@ -10,6 +10,7 @@ mod support;
 
 use crate::support::http::{Ask, PATIENCE};
 use crate::support::tts;
+use crate::support::wyoming::frame;
 use bytes::Bytes;
 use omni_actors::config;
 use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
@@ -17,7 +18,8 @@ use omni_actors::model::Checkpoint;
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::wire;
 use serde_json::json;
-use std::net::TcpStream;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio_tungstenite::tungstenite::{Message, client};
@@ -211,7 +213,8 @@ fn clients_are_answered_whatever_they_send() {
     let voices = tempfile::tempdir().unwrap();
     // A length that was damaged may ask for minutes of sound: they end.
     let more = "[limits]\nadmission = \"places\"\nmax_requests = 4\nrequest_timeout = \"5s\"\n[reference_audio]\nmin_length = \"100ms\"\n";
-    let server = tts::serve(&tts::fixture("base"), voices.path(), more);
+    let more = format!("{more}[wyoming]\nlisten = \"127.0.0.1:0\"\n");
+    let mut server = tts::serve(&tts::fixture("base"), voices.path(), &more);
     let vector: Vec<f64> = vec![0.1; 64];
     let speech = json!({"input": "Hello there.", "max_new_tokens": 2, "ignore_eos": true, "speaker_embedding": vector,
         "language": "English", "response_format": "wav", "speed": 1.0, "stream": false, "seed": 3});
@@ -221,7 +224,21 @@ fn clients_are_answered_whatever_they_send() {
     let text = json!({"type": "input.text", "text": "Hello there. "});
     let done = json!({"type": "input.done"});
     let before = memory(&server.pid().to_string());
-    fuzz("HTTP bodies", 0.25, |dice| {
+    let wyoming = server.wyoming();
+    fuzz("Wyoming events", 0.05, |dice| {
+        let voice = json!({"text": "Hello there. ", "voice": {"name": "mine", "language": "en"}});
+        let events = ["synthesize-start", "synthesize-chunk", "synthesize", "synthesize-stop", "describe"];
+        let good: Vec<u8> = events.iter().flat_map(|kind| frame(kind, &voice)).collect();
+        let mut socket = TcpStream::connect(&wyoming).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        // A server that has had enough may have closed.
+        let _ = socket.write_all(&dice.damaged(&good));
+        let _ = socket.shutdown(Shutdown::Write);
+        if let Err(error) = socket.read_to_end(&mut Vec::new()) {
+            assert!(error.kind() == ErrorKind::ConnectionReset, "the server keeps the connection: {error}");
+        }
+    });
+    fuzz("HTTP bodies", 0.2, |dice| {
         let (path, good) =
             [(tts::SPEECH, &speech), ("/v1/chat/completions", &chat), ("/v1/audio/speech/batch", &speech)]
                 [dice.roll(3)];

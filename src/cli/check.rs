@@ -82,8 +82,9 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
     let family = checkpoint.family();
     let tls = if config.server.access.tls.is_some() { ", TLS" } else { "" };
     let admin = config.server.access.admin_listen.map_or(String::new(), |address| format!("; admin at {address}"));
+    let wyoming = config.wyoming.listen.map_or(String::new(), |address| format!("; Wyoming at {address}"));
     let mut lines = vec![
-        format!("listens   {listen} ({reach}{tls}){admin}"),
+        format!("listens   {listen} ({reach}{tls}){admin}{wyoming}"),
         format!("model     {} ({source}){}", config.model.name, weights(config)),
         format!("device    {} {}, {} ({})", device.kind.as_str(), device.index, device.dtype.as_str(), device.why),
         format!("voices    {}", voices(config, family)),

@@ -4,7 +4,7 @@ use super::give_up::asked_to_end;
 use super::manager::Manager;
 use super::reload::{Hangups, Watch};
 use super::signals::{Upgrades, outlive_others};
-use super::upgrade::{Predecessor, Program};
+use super::upgrade::{self, Named, Predecessor, Program};
 use super::{limits, sockets};
 use clap::Args;
 use omni_config::{self as config, Config, Override, ServerConfig};
@@ -12,12 +12,12 @@ use omni_engine::{Engine, Service};
 use omni_model::hf::{Family, Variant};
 use omni_model::weights::EmbeddedFiles;
 use omni_ops::give_large_blocks_back;
+use omni_server::Server;
 use omni_telemetry as telemetry;
 use omni_tools::model;
 use omni_tools::signals::Signals;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -88,16 +88,20 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
     telemetry::process_started();
     let checkpoint = model::open(&config, embedded)?;
-    let server = sockets::open(&config.server, predecessor.as_ref())?;
+    let server = sockets::open(&config, predecessor.as_ref())?;
     let server = server.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
     let address = server.local_addr();
     if predecessor.is_none() {
-        greet(greeting(&config, checkpoint.family(), server.scheme(), address));
+        greet(greeting(&config, checkpoint.family(), &server));
     }
     if let Some(address) = server.admin_addr() {
         tracing::info!(%address, "health and metrics");
     }
-    let socket = server.socket()?;
+    if let Some(address) = server.wyoming_addr() {
+        tracing::info!(%address, "the Wyoming protocol");
+    }
+    let mut sockets = vec![(server.socket()?, upgrade::http(config.server.listen))];
+    sockets.extend(server.wyoming_socket()?.zip(config.wyoming.listen.map(upgrade::wyoming)));
     let watching = tokio::spawn(Watch::new(args, &config).run(hangups, server.reloader()));
     let engine = Engine::launch(&checkpoint, &config).await?;
     let manager = Manager::from_environment();
@@ -122,7 +126,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
             // Nothing more to say: the server ends this.
             std::future::pending().await
         };
-        let succeeded = succeeded(upgrades, &program, &socket, &config.server, &manager);
+        let succeeded = succeeded(upgrades, &program, &sockets, &config.server, &manager);
         let stopped = async {
             asked_to_end(signals, &engine, &lost).await;
             manager.stopping(config.server.drain_grace);
@@ -146,14 +150,14 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
 async fn succeeded(
     mut upgrades: Upgrades,
     program: &Program,
-    socket: &OwnedFd,
+    sockets: &[Named],
     config: &ServerConfig,
     manager: &Manager,
 ) {
     loop {
         upgrades.next().await;
         tracing::info!("SIGUSR2: another process of this program is started");
-        match program.succeed(socket, config.listen, config.upgrade_patience).await {
+        match program.succeed(sockets, config.upgrade_patience).await {
             Ok(successor) => {
                 manager.replaced_by(successor.pid());
                 successor.go().await;
@@ -170,13 +174,15 @@ fn greet(text: String) {
     let _ = std::thread::Builder::new().name("greeting".to_owned()).spawn(say);
 }
 
-fn greeting(config: &Config, family: &Family, scheme: &str, address: SocketAddr) -> String {
+fn greeting(config: &Config, family: &Family, server: &Server) -> String {
     // A wildcard address is no address that one can open.
-    let shown = if address.ip().is_unspecified() {
-        SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port())
-    } else {
-        address
+    let shown = |address: SocketAddr| match address.ip().is_unspecified() {
+        true => SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port()),
+        false => address,
     };
+    let (scheme, wyoming) = (server.scheme(), server.wyoming_addr().map(shown));
+    let wyoming = wyoming.map_or(String::new(), |address| format!("\n  in Home Assistant:    Wyoming at {address}"));
+    let shown = shown(server.local_addr());
     // The field that a request needs besides the text.
     let voice = match family {
         Family::Tts(tts) if tts.variant == Variant::VoiceDesign => ", \"instructions\": \"a calm, warm voice\"",
@@ -189,7 +195,7 @@ fn greeting(config: &Config, family: &Family, scheme: &str, address: SocketAddr)
         "listening on {scheme}://{shown}, serving {}
   try it in a browser:  {scheme}://{shown}/
   or in a shell:        curl {scheme}://{shown}/v1/audio/speech -H 'content-type: application/json' \\
-                          -d '{{\"input\": \"The weather is lovely today.\"{voice}}}' -o hello.wav
+                          -d '{{\"input\": \"The weather is lovely today.\"{voice}}}' -o hello.wav{wyoming}
   stop it:              Ctrl-C",
         config.model.name
     )

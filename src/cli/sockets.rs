@@ -1,7 +1,7 @@
-//! The listening socket of `run`: from the process before it, from the service manager, or a new one.
+//! The listening sockets of `run`: from the process before it, from the service manager, or new ones.
 
-use super::upgrade::Predecessor;
-use omni_config::ServerConfig;
+use super::upgrade::{self, Predecessor};
+use omni_config::Config;
 use omni_engine::process;
 use omni_server::Server;
 use std::net::TcpListener;
@@ -9,17 +9,19 @@ use std::net::TcpListener;
 /// The first descriptor that a service manager hands over.
 const FIRST: i32 = 3;
 
-/// A server on its socket. A socket of the service manager wins over `server.listen`, whose address then is that of
+/// A server on its sockets. A socket of the service manager wins over `server.listen`, whose address then is that of
 /// the socket.
-pub(super) fn open(config: &ServerConfig, predecessor: Option<&Predecessor>) -> anyhow::Result<Server> {
-    let inherited = match predecessor {
-        Some(predecessor) => predecessor.socket(config.listen)?,
-        None => None,
+pub(super) fn open(config: &Config, predecessor: Option<&Predecessor>) -> anyhow::Result<Server> {
+    let inherited = |name: &str| match predecessor {
+        Some(predecessor) => predecessor.socket(name),
+        None => Ok(None),
     };
-    Ok(match (inherited, from_manager()?) {
-        (Some(socket), _) | (None, Some(socket)) => Server::on(socket, config)?,
-        (None, None) => Server::bind(config)?,
-    })
+    let server = match (inherited(&upgrade::http(config.server.listen))?, from_manager()?) {
+        (Some(socket), _) | (None, Some(socket)) => Server::on(socket, &config.server)?,
+        (None, None) => Server::bind(&config.server)?,
+    };
+    let wyoming = config.wyoming.listen.map(|address| inherited(&upgrade::wyoming(address))).transpose()?;
+    Ok(server.with_wyoming(&config.wyoming, wyoming.flatten())?)
 }
 
 /// The socket of a `.socket` unit, by systemd's protocol: `$LISTEN_FDS` of them from 3 on, for process `$LISTEN_PID`.

@@ -1,10 +1,10 @@
 //! Another process of the program takes over: after SIGUSR2 the binary at this program's path is started with the same
-//! arguments and given the listening socket; when it is ready, this process accepts no more and finishes its streams.
+//! arguments and given the listening sockets; when it is ready, this process accepts no more and finishes its streams.
 //!
 //! The two speak over a pair of sockets, the successor's standard input:
 //!
 //! ```text
-//! predecessor -> successor   the listening socket, and the address that it was configured with
+//! predecessor -> successor   the listening sockets, and their names: the addresses that they were configured with
 //! successor -> predecessor   `ready`, once every stage can serve
 //! predecessor -> successor   `go`, or the end of the predecessor: the successor accepts
 //! ```
@@ -52,6 +52,22 @@ pub(super) enum UpgradeError {
     Late(Duration),
 }
 
+/// Most sockets that are handed over: those of HTTP and of Wyoming.
+const SOCKETS: usize = 2;
+
+/// A listening socket, and its name: what it is for, and the address that it was configured with.
+pub(super) type Named = (OwnedFd, String);
+
+/// The name of the socket of HTTP.
+pub(super) fn http(configured: SocketAddr) -> String {
+    configured.to_string()
+}
+
+/// The name of the socket of Wyoming. Both may be configured with port 0.
+pub(super) fn wyoming(configured: SocketAddr) -> String {
+    format!("wyoming:{configured}")
+}
+
 /// This program, as it was started.
 pub(super) struct Program {
     path: PathBuf,
@@ -64,15 +80,10 @@ impl Program {
         Ok(Program { path: std::env::current_exe()?, arguments: std::env::args_os().skip(1).collect() })
     }
 
-    /// Starts a process of it, hands it `socket` and waits until it is ready. Dropping the future kills the process.
-    pub async fn succeed(
-        &self,
-        socket: &OwnedFd,
-        configured: SocketAddr,
-        patience: Duration,
-    ) -> Result<Successor, UpgradeError> {
+    /// Starts a process of it, hands it `sockets`, of which there are one or two, and waits until it is ready. Dropping the future kills the process.
+    pub async fn succeed(&self, sockets: &[Named], patience: Duration) -> Result<Successor, UpgradeError> {
         let failed = |error| UpgradeError::Start { program: self.path.clone(), error };
-        let (child, link) = self.start(socket, configured).map_err(failed)?;
+        let (child, link) = self.start(sockets).map_err(failed)?;
         let mut starting = Starting(Some(child));
         let mut link = tokio::net::UnixStream::from_std(link).map_err(failed)?;
         let mut word = [0; READY.len()];
@@ -83,15 +94,17 @@ impl Program {
         }
     }
 
-    fn start(&self, socket: &OwnedFd, configured: SocketAddr) -> io::Result<(Child, UnixStream)> {
+    fn start(&self, sockets: &[Named]) -> io::Result<(Child, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         // Sent before the process is there: the words lie in the socket until it reads them.
-        let name = configured.to_string();
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let names: Vec<&str> = sockets.iter().map(|(_, name)| name.as_str()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let sockets = [socket.as_fd()];
-        control.push(SendAncillaryMessage::ScmRights(&sockets));
-        rustix::net::sendmsg(&ours, &[IoSlice::new(name.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+        let sockets: Vec<_> = sockets.iter().map(|(socket, _)| socket.as_fd()).collect();
+        if !control.push(SendAncillaryMessage::ScmRights(&sockets)) {
+            return Err(io::Error::other("more listening sockets than can be handed over"));
+        }
+        rustix::net::sendmsg(&ours, &[IoSlice::new(names.join(" ").as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
         ours.set_nonblocking(true)?;
         let mut command = Command::new(&self.path);
         command.args(&self.arguments).stdin(Stdio::from(OwnedFd::from(theirs))).env(VARIABLE, "1");
@@ -145,9 +158,8 @@ impl Successor {
 /// What this process was given by the one before it.
 pub(super) struct Predecessor {
     link: tokio::net::UnixStream,
-    socket: TcpListener,
-    /// What the predecessor's config said of it.
-    configured: String,
+    /// Each with its name.
+    sockets: Vec<(TcpListener, String)>,
 }
 
 impl Predecessor {
@@ -157,26 +169,33 @@ impl Predecessor {
             return Ok(None);
         }
         let link = io::stdin().as_fd().try_clone_to_owned()?;
-        let (mut name, mut space) = ([0; 64], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))]);
+        let (mut names, mut space) = ([0; 128], [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SOCKETS))]);
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let got = rustix::net::recvmsg(&link, &mut [IoSliceMut::new(&mut name)], &mut control, flags)?;
-        let mut sockets = control.drain().filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
-            _ => None,
-        });
-        let socket = sockets.next().ok_or_else(|| io::Error::other("no listening socket came with it"))?;
-        let configured = String::from_utf8_lossy(name.get(..got.bytes).unwrap_or_default()).into_owned();
+        let got = rustix::net::recvmsg(&link, &mut [IoSliceMut::new(&mut names)], &mut control, flags)?;
+        let came: Vec<OwnedFd> = control
+            .drain()
+            .flat_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(sockets) => sockets.collect(),
+                _ => Vec::new(),
+            })
+            .collect();
+        if came.is_empty() {
+            return Err(io::Error::other("no listening socket came with it"));
+        }
+        let names = String::from_utf8_lossy(names.get(..got.bytes).unwrap_or_default());
+        let names = names.split(' ').map(str::to_owned);
+        let sockets = came.into_iter().map(TcpListener::from).zip(names).collect();
         let link = UnixStream::from(link);
         link.set_nonblocking(true)?;
         let link = tokio::net::UnixStream::from_std(link)?;
-        Ok(Some(Predecessor { link, socket: TcpListener::from(socket), configured }))
+        Ok(Some(Predecessor { link, sockets }))
     }
 
-    /// The listening socket, unless the config names another address by now.
-    pub fn socket(&self, configured: SocketAddr) -> io::Result<Option<TcpListener>> {
-        let same = self.configured == configured.to_string();
-        same.then(|| self.socket.try_clone()).transpose()
+    /// The socket of this name, if there is one; the config may name another address by now.
+    pub fn socket(&self, name: &str) -> io::Result<Option<TcpListener>> {
+        let same = self.sockets.iter().find(|(_, known)| known == name);
+        same.map(|(socket, _)| socket.try_clone()).transpose()
     }
 
     /// Tells it that this process is ready, and waits until that accepts no more, or is gone.

@@ -18,6 +18,7 @@ mod keys;
 mod reader;
 mod resolve;
 mod units;
+mod wyoming;
 
 pub use access::{AccessConfig, TlsConfig};
 pub use aliases::AliasesConfig;
@@ -28,6 +29,7 @@ pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_fau
 pub use keys::{KeyConfig, Scope, hash_key};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
+pub use wyoming::WyomingConfig;
 
 pub use omni_telemetry::LogFormat;
 
@@ -47,6 +49,8 @@ pub struct Config {
     pub speech: SpeechConfig,
     /// The HTTP surface.
     pub server: ServerConfig,
+    /// The listener for clients of the Wyoming protocol.
+    pub wyoming: WyomingConfig,
     /// Limits on what one client can ask for.
     pub limits: LimitsConfig,
     /// Voices that clients upload.

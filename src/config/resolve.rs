@@ -9,6 +9,7 @@ use super::keys::{key, keys};
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::units::parse_bytes;
+use super::wyoming::wyoming;
 use super::{
     AdmissionMode, CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig,
     LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig,
@@ -167,6 +168,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
     if server.max_input_bytes < server.max_body_bytes {
         r.complain("server.max_input_bytes", "must not be less than server.max_body_bytes");
     }
+    let wyoming = wyoming(r, &server);
     let admission = [("deadlines", AdmissionMode::Deadlines), ("places", AdmissionMode::Places)];
     let limits = LimitsConfig {
         max_requests: r.int("limits.max_requests", 16, 1..=4096),
@@ -240,6 +242,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         device,
         speech,
         server,
+        wyoming,
         limits,
         voices,
         reference_audio,

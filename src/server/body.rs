@@ -112,7 +112,12 @@ pub(super) async fn parse_object(
     parsing.await.unwrap_or_else(|error| Err(ApiError::internal(format!("the JSON was not read: {error}"))))
 }
 
-fn parse_now(bytes: Vec<u8>, limits: JsonLimits, mut held: Held) -> Result<(Map<String, Value>, Held), ApiError> {
+/// The same at once, for few bytes.
+pub(super) fn parse_now(
+    bytes: Vec<u8>,
+    limits: JsonLimits,
+    mut held: Held,
+) -> Result<(Map<String, Value>, Held), ApiError> {
     let bad = |message: String| ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", message);
     let size = measure(&bytes, limits).map_err(|error| bad(format!("this JSON is too much: {error}")))?;
     if !held.resize(size.max(bytes.len())) {

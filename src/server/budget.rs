@@ -166,6 +166,11 @@ impl Held {
         }
     }
 
+    /// An empty part of the same budget.
+    pub fn another(&self) -> Held {
+        Held::nothing(&self.budget)
+    }
+
     /// How large the part is.
     pub fn bytes(&self) -> usize {
         self.bytes

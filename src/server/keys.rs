@@ -68,8 +68,7 @@ impl Keys {
     /// Whose request it is; `None` where the config has keys and this is none of them.
     pub fn caller(&self, headers: &HeaderMap, address: IpAddr) -> Option<Holder> {
         if self.0.is_empty() {
-            let tenant = Tenant { id: TenantId::Address(network(address)), ..Tenant::default() };
-            return Some(Holder::Address(tenant));
+            return Some(Holder::Address(by_address(address)));
         }
         key(headers).and_then(|key| self.holder(key)).cloned().map(Holder::Key)
     }
@@ -83,6 +82,11 @@ pub(super) fn key(headers: &HeaderMap) -> Option<&str> {
     }
     let protocols = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter().filter_map(|value| value.to_str().ok());
     protocols.flat_map(|list| list.split(',')).find_map(|protocol| protocol.trim().strip_prefix(IN_PROTOCOL))
+}
+
+/// Whose request it is, where its client sends no key.
+pub(super) fn by_address(address: IpAddr) -> Tenant {
+    Tenant { id: TenantId::Address(network(address)), ..Tenant::default() }
 }
 
 /// One tenant has one IPv4 address, or a /64 network of IPv6 addresses to itself.

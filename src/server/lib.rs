@@ -1,9 +1,9 @@
-//! The HTTP and WebSocket surface. It knows the engine only as [`Service`](omni_engine::Service), owns the sockets, and
+//! The HTTP and WebSocket surface, and that of Wyoming. It knows the engine only as [`Service`](omni_engine::Service), owns the sockets, and
 //! never buffers more of an answer than one chunk: a client that stops reading stops its own request only.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `listen`, `connection`, `refusal`, `hangup`, `io`, `watched` | sockets: connection limits, timeouts, drain |
+//! | `listen`, `accept`, `connection`, `refusal`, `hangup`, `io`, `watched` | sockets: connection limits, timeouts, drain |
 //! | `routes` | every route on one page |
 //! | `api` | every object of a request, an answer or a message on one page |
 //! | `openapi` | `/openapi.json`, from those two |
@@ -21,6 +21,8 @@
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
 //! | `ws`, `ws_frames`, `ws_socket` | WebSockets: the handshake, frames, messages |
 //! | `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
+//! | `reader` | messages of a client within limits on size and time, whatever they are |
+//! | `wyoming` | the Wyoming protocol of Home Assistant |
 //! | `meta` | models, health, readiness, metrics, the page |
 //! | `debug`, `traces`, `faults` | traces and drills, where the config lets clients have them |
 //! | `export` | spans for a collector of OpenTelemetry |
@@ -36,6 +38,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod accept;
 mod admin;
 mod aliases;
 mod api;
@@ -60,6 +63,7 @@ mod openapi;
 mod options;
 mod origin;
 mod quota;
+mod reader;
 mod reference;
 mod refusal;
 mod reload;
@@ -85,6 +89,7 @@ mod ws_protocol;
 mod ws_session;
 mod ws_socket;
 mod ws_utterance;
+mod wyoming;
 
 pub use aliases::{AliasError, Aliases};
 pub use listen::{ServeError, Server};
@@ -114,7 +119,7 @@ mod tests {
 
     #[test]
     fn imports_form_no_circle() {
-        for folder in ["", "api"] {
+        for folder in ["", "api", "wyoming"] {
             let mut left = BTreeMap::new();
             for entry in std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap() {
                 let path = entry.unwrap().path();

@@ -40,6 +40,8 @@ pub struct Reloader {
     pub(super) tls: Option<Arc<Tls>>,
     /// Where it listens, whatever a new config says.
     pub(super) listens: Vec<SocketAddr>,
+    /// Where it speaks the Wyoming protocol.
+    pub(super) wyoming: Option<SocketAddr>,
 }
 
 impl Reloader {
@@ -52,6 +54,11 @@ impl Reloader {
             if let Some(why) = config.server.too_open_at(*address) {
                 return Err(ReloadError::TooOpen(*address, why));
             }
+        }
+        if let Some(address) = self.wyoming
+            && let Some(why) = config.wyoming.too_open_at(address, &config.server)
+        {
+            return Err(ReloadError::TooOpen(address, why));
         }
         self.rules.check(&config.server)?;
         if self.tls.is_some() != config.server.access.tls.is_some() {

@@ -125,6 +125,12 @@ impl Visit {
         response.map(|body| watched(body, Arc::clone(self)))
     }
 
+    /// Begins an answer that is none of HTTP, under this name.
+    pub fn begin(&self, status: u16, id: String) {
+        self.status.store(status, Ordering::Relaxed);
+        let _ = self.id.set(id);
+    }
+
     /// The name of the engine's request.
     fn engine(&self) -> Option<String> {
         let request = self.request.load(Ordering::Relaxed);

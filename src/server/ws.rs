@@ -7,10 +7,12 @@ use super::auth::Caller;
 use super::budget::Held;
 use super::connection::ConnectionGuard;
 use super::error::ApiError;
+use super::reader::Reader;
 use super::state::App;
 use super::visit::Visit;
+use super::ws_frames::Decoder;
 use super::ws_session::Session;
-use super::ws_socket::{Reader, queue};
+use super::ws_socket::queue;
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
@@ -94,7 +96,7 @@ fn header_has(headers: &HeaderMap, name: &HeaderName, entry: &str) -> bool {
 async fn serve(app: Arc<App>, socket: Upgraded, caller: Caller, guard: &ConnectionGuard) {
     let (source, sink) = tokio::io::split(TokioIo::new(socket));
     let held = Held::nothing(&app.budget);
-    let mut reader = Reader::new(source, app.max_body_bytes, held, app.read_timeout);
+    let mut reader = Reader::new(source, Decoder::new(app.max_body_bytes, held), app.read_timeout);
     let (out, writer) = queue();
     let mut writing = std::pin::pin!(writer.run(Counted { sink, visit: Arc::clone(&caller.visit) }));
     let mut session = Session::new(app, out, caller, Arc::clone(guard.activity()));

@@ -6,11 +6,12 @@ use super::auth::Caller;
 use super::budget::Held;
 use super::connection::{Activity, Busy};
 use super::error::ApiError;
+use super::reader::Broken;
 use super::state::App;
 use super::ws_frames::{Incoming, Outgoing, Violation};
 use super::ws_input::{Ended, Input, Next, Refused};
 use super::ws_protocol::{SessionConfig, Summary, done_event, error_event, read, session_done};
-use super::ws_socket::{Broken, Reader, Sender};
+use super::ws_socket::{Sender, Source, Unreadable};
 use super::ws_utterance::{Text, Upcoming, Utterance, feed, next_outgoing};
 use axum::http::StatusCode;
 use omni_audio::Sound;
@@ -79,7 +80,7 @@ pub(super) struct Session {
 
 /// What the session waits for.
 enum Wake {
-    Incoming(Result<Incoming, Broken>),
+    Incoming(Result<Incoming, Unreadable>),
     /// The engine took a piece of text, or will take none.
     Fed(bool),
     Room(Option<(mpsc::OwnedPermit<Outgoing>, Upcoming)>),
@@ -117,7 +118,7 @@ impl Session {
     }
 
     /// Serves the client whose messages `source` reads, until the client or the server ends the session.
-    pub(super) async fn run(&mut self, source: &mut Reader<impl AsyncRead + Unpin>) -> Result<(), Over> {
+    pub(super) async fn run(&mut self, source: &mut Source<impl AsyncRead + Unpin>) -> Result<(), Over> {
         let app = Arc::clone(&self.app);
         let session = self.config.state(&app);
         let created = text(&ServerMessage::Created { session, voices: app.voice_names() });
@@ -248,7 +249,7 @@ impl Session {
         }
     }
 
-    async fn hear(&mut self, incoming: Result<Incoming, Broken>) -> Result<(), Over> {
+    async fn hear(&mut self, incoming: Result<Incoming, Unreadable>) -> Result<(), Over> {
         self.unanswered = 0;
         let (text, held) = match incoming {
             Ok(Incoming::Text(text, held)) => (text, held),
@@ -450,7 +451,7 @@ impl Session {
     }
 
     /// Ends a session whose connection failed; tells the client where a limit was the cause.
-    async fn broken(&mut self, broken: Broken) -> Result<(), Over> {
+    async fn broken(&mut self, broken: Unreadable) -> Result<(), Over> {
         debug!(error = %broken, "websocket reader ended");
         self.current = None;
         let (error, code, reason) = match broken {

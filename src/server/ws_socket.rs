@@ -1,99 +1,31 @@
-//! The two ends of a WebSocket: one reads messages within limits on size and time, one writes them. Neither keeps more
-//! than one message, and pings to which the client does not read the answers are not answered.
+//! The two ends of a WebSocket: one reads messages, one writes them. Neither keeps more than one message, and pings to
+//! which the client does not read the answers are not answered.
 
-use super::budget::Held;
+use super::reader::{Broken, Decode, Reader};
 use super::ws_frames::{Decoder, Incoming, Outgoing, Violation};
-use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout, timeout_at};
 
 /// Messages on their way to the socket.
 const QUEUE: usize = 2;
-/// Bytes that are read at once.
-const READ_BUFFER: usize = 16 << 10;
 /// Payloads up to here leave in one write with their head.
 const SMALL: usize = 16 << 10;
-/// What is still read after the last message, so that the client, busy sending, gets to see it.
-const LINGER: (usize, Duration) = (16 << 20, Duration::from_secs(1));
 
-/// Why nothing more comes from a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Broken {
-    #[error("the connection ended")]
-    Gone,
-    /// A message has begun and did not come to its end in time.
-    #[error("a message did not arrive in time")]
-    Slow,
-    #[error(transparent)]
-    Violation(#[from] Violation),
-}
+/// The reading end.
+pub(super) type Source<R> = Reader<R, Decoder>;
+/// Why it ended.
+pub(super) type Unreadable = Broken<Violation>;
 
-/// Reads what a client sends.
-pub(super) struct Reader<R> {
-    socket: R,
-    buffer: Box<[u8]>,
-    /// Where in the buffer the bytes are that have not been decoded.
-    at: usize,
-    end: usize,
-    decoder: Decoder,
-    /// How long a message may take to arrive.
-    patience: Duration,
-    /// When the one that is not complete began.
-    begun: Option<Instant>,
-}
+impl Decode for Decoder {
+    type Message = Incoming;
+    type Violation = Violation;
 
-impl<R: AsyncRead + Unpin> Reader<R> {
-    /// For messages of at most `limit` bytes, which are counted by `held` and arrive within `patience`.
-    pub fn new(socket: R, limit: usize, held: Held, patience: Duration) -> Reader<R> {
-        let buffer = vec![0; READ_BUFFER].into_boxed_slice();
-        Reader { socket, buffer, at: 0, end: 0, decoder: Decoder::new(limit, held), patience, begun: None }
+    fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, Violation> {
+        Decoder::decode(self, input)
     }
 
-    /// The next message. It may be dropped and called again; not after an error.
-    pub async fn next(&mut self) -> Result<Incoming, Broken> {
-        loop {
-            let mut input = &self.buffer[self.at..self.end];
-            let decoded = self.decoder.decode(&mut input);
-            self.at = self.end - input.len();
-            if !self.decoder.is_inside() {
-                self.begun = None;
-            }
-            if let Some(whole) = decoded? {
-                return Ok(whole);
-            }
-            let read = self.socket.read(&mut self.buffer);
-            let count = if self.decoder.is_inside() {
-                let until = *self.begun.get_or_insert_with(Instant::now) + self.patience;
-                // A client whose bytes are always there would never be waited for.
-                if Instant::now() >= until {
-                    return Err(Broken::Slow);
-                }
-                timeout_at(until, read).await.map_err(|_| Broken::Slow)?
-            } else {
-                read.await
-            };
-            match count {
-                Ok(count @ 1..) => (self.at, self.end) = (0, count),
-                Ok(0) | Err(_) => return Err(Broken::Gone),
-            }
-        }
-    }
-
-    /// Reads and drops what still comes, for a while.
-    pub async fn linger(mut self) {
-        let (most, time) = LINGER;
-        let discard = async {
-            let mut total = 0;
-            while let Ok(count @ 1..) = self.socket.read(&mut self.buffer).await {
-                total += count;
-                if total > most {
-                    break;
-                }
-            }
-        };
-        // It is the client's loss.
-        let _ = timeout(time, discard).await;
+    fn is_inside(&self) -> bool {
+        Decoder::is_inside(self)
     }
 }
 
@@ -164,16 +96,18 @@ async fn write(socket: &mut (impl AsyncWrite + Unpin), message: Outgoing) -> std
 
 #[cfg(test)]
 mod tests {
-    use super::super::budget::{Budget, What};
+    use super::super::budget::{Budget, Held, What};
     use super::*;
     use metrics::Gauge;
-    use tokio::io::{DuplexStream, duplex};
+    use std::time::Duration;
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+    use tokio::time::Instant;
 
     const PATIENCE: Duration = Duration::from_secs(10);
 
-    fn reader(socket: DuplexStream) -> Reader<DuplexStream> {
+    fn reader(socket: DuplexStream) -> Source<DuplexStream> {
         let budget = Budget::new(What::Input, 1 << 20, Gauge::noop());
-        Reader::new(socket, 1000, Held::nothing(&budget), PATIENCE)
+        Reader::new(socket, Decoder::new(1000, Held::nothing(&budget)), PATIENCE)
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,6 @@
 //! One utterance of a WebSocket session, and the two things that the session waits for while it is spoken: the engine
 //! taking text, and room for the next message.
 
-use super::ws_frames::Outgoing;
 use super::ws_input::{Input, Next};
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{Event, ResponseStream};
@@ -60,11 +59,11 @@ pub(super) async fn feed(text: Option<&Text>, input: &Input) -> bool {
 
 /// Waits for room in the queue to the client, then for what goes there. `None`: the writer is gone. Pending while there
 /// is nothing to send.
-pub(super) async fn next_outgoing(
-    out: &mpsc::Sender<Outgoing>,
+pub(super) async fn next_outgoing<T>(
+    out: &mpsc::Sender<T>,
     parting: bool,
     stream: Option<&mut ResponseStream>,
-) -> Option<(mpsc::OwnedPermit<Outgoing>, Upcoming)> {
+) -> Option<(mpsc::OwnedPermit<T>, Upcoming)> {
     if !parting && stream.is_none() {
         return std::future::pending().await;
     }

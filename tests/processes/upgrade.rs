@@ -7,6 +7,7 @@ use crate::signals::speech;
 use crate::support::http::{Ask, PATIENCE};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
+use crate::support::wyoming::Talk;
 use rustix::process::Signal;
 use serde_json::json;
 use std::net::TcpListener;
@@ -110,6 +111,34 @@ fn the_old_process_answers_on_its_connections_and_says_when_it_is_gone() {
     assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
     assert!(reply.body == whole.body, "other samples");
     assert_eq!(managed.serving.wait(), Some(0), "with its last client it ends");
+}
+
+#[test]
+fn a_text_that_is_still_written_ends_in_the_old_process_and_the_new_one_takes_the_next() {
+    // The random weights never stop by themselves.
+    let mut managed = serving(&["--set", "wyoming.listen=127.0.0.1:0", "--set", "limits.max_audio=1s"]);
+    let mut kept = Kept::new(&managed.serving.url);
+    kept.json("/ready");
+    let wyoming = managed.serving.wyoming();
+    let mut talk = Talk::new(&wyoming);
+    talk.send("synthesize-start", &json!({}));
+    talk.send("synthesize-chunk", &json!({"text": "One, two, three. "}));
+    talk.expect("audio-start");
+    managed.signal(Signal::USR2);
+    managed.hears("READY=1");
+    // The old one retires a moment after the new one is ready.
+    let begun = Instant::now();
+    while kept.get("/ready").unwrap().header("connection") != Some("close") {
+        assert!(begun.elapsed() < PATIENCE);
+    }
+    talk.send("synthesize-stop", &json!({}));
+    assert!(!talk.rest().is_empty());
+    talk.expect("synthesize-stopped");
+    assert_eq!(talk.event(), None, "that answer was the connection's last");
+    assert_eq!(managed.serving.wait(), Some(0), "with its last client it ends");
+    let mut talk = Talk::new(&wyoming);
+    talk.send("describe", &json!({}));
+    talk.expect("info");
 }
 
 #[test]

@@ -12,3 +12,4 @@ mod overload;
 mod resume;
 mod routes;
 mod text_only;
+mod wyoming;

@@ -11,3 +11,4 @@ pub mod recording;
 pub mod sequences;
 pub mod stage;
 pub mod tts;
+pub mod wyoming;

@@ -154,7 +154,7 @@ impl Done {
 pub struct Serving {
     pub url: String,
     child: Child,
-    _stdout: Option<BufReader<ChildStdout>>,
+    stdout: Option<BufReader<ChildStdout>>,
     _omni: Omni,
 }
 
@@ -165,12 +165,19 @@ impl Serving {
         let mut line = String::new();
         stdout.read_line(&mut line).unwrap();
         let url = line.split([' ', ',']).find(|word| word.starts_with("http://")).unwrap_or_else(|| panic!("{line}"));
-        Serving { url: url.to_owned(), child, _stdout: Some(stdout), _omni: omni }
+        Serving { url: url.to_owned(), child, stdout: Some(stdout), _omni: omni }
     }
 
     /// One whose address is known.
     pub fn at(url: &str, child: Child, omni: Omni) -> Serving {
-        Serving { url: url.to_owned(), child, _stdout: None, _omni: omni }
+        Serving { url: url.to_owned(), child, stdout: None, _omni: omni }
+    }
+
+    /// Where it speaks Wyoming, from the lines behind the first one. To be asked once.
+    pub fn wyoming(&mut self) -> String {
+        let lines = self.stdout.as_mut().unwrap().lines().map(Result::unwrap);
+        let mut found = lines.filter_map(|line| Some(line.split_once("Wyoming at ")?.1.to_owned()));
+        found.next().expect("no Wyoming listener")
     }
 
     /// The same server, once it takes requests.
