@@ -56,7 +56,7 @@ pub(super) async fn completions(
         by_modality,
     };
     let response = if stream {
-        let encoder = if by_modality { Encoder::Files(sample_rate) } else { Encoder::Samples(writer) };
+        let encoder = if by_modality { Encoder::Files(sample_rate) } else { Encoder::Samples(Box::new(writer)) };
         sse::response(chunks(head, answer, encoder, include_usage))
     } else {
         completion(&head, whole(&app, answer, writer).await?, ends).await?
@@ -78,7 +78,7 @@ struct Head {
 /// What makes the bytes of a streamed answer.
 enum Encoder {
     /// One run of samples. Its format has no end of its own: the writer is not finished.
-    Samples(AudioWriter),
+    Samples(Box<AudioWriter>),
     /// A whole wav file for each chunk, at this sample rate.
     Files(u32),
 }
