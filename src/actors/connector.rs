@@ -284,7 +284,7 @@ impl InboundState {
     /// The input that still comes is not needed: the producer must not wait for it to be used.
     fn released(&mut self, request: RequestId) {
         if self.forgotten(request) {
-            self.ends.acks.acked(&[Ack { request, units: RELEASED }]);
+            self.ends.acks.acked(&[Ack { request, upto: RELEASED }]);
         }
     }
 

@@ -143,10 +143,10 @@ impl Scheduler {
             SchedulerMessage::Acked { acks, behind } => {
                 let (known, unknown): (Vec<_>, _) =
                     acks.into_iter().partition(|ack| behind || state.core.knows(ack.request));
-                for Ack { request, units } in known {
+                for Ack { request, upto } in known {
                     state.ends.life.in_hand.take(Role::Scheduler, request);
                     state.fault.inject_async(|| [FaultEvent::of(request)]).await?;
-                    state.apply(Event::Acked { request, units })?;
+                    state.apply(Event::Acked { request, upto })?;
                 }
                 if !unknown.is_empty() {
                     // Their sequences may be on their way to here.

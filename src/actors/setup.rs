@@ -75,8 +75,8 @@ pub struct OutEdge {
 
 /// A consumer tells it which units it took over, so that the producer may go on.
 pub trait AckSink: Send + Sync {
-    /// Takes the acknowledgements of one event, each in addition to earlier ones; [`RELEASED`] units are all that may
-    /// ever come. Implementations must not block: a scheduler calls this.
+    /// Takes the acknowledgements of one event; one up to [`RELEASED`] is of all units that may ever come.
+    /// Implementations must not block: a scheduler calls this.
     fn acked(&self, acks: &[Ack]);
 }
 

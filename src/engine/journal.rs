@@ -96,7 +96,7 @@ impl Edge {
 struct EdgeLog {
     units: u32,
     ended: Option<FinishReason>,
-    /// Units that the consumer has acknowledged.
+    /// The consumer has acknowledged the units before this one.
     acked: u32,
     /// When the first unit passed.
     began: Option<Duration>,
@@ -269,10 +269,10 @@ impl Journal {
         Ok(Some(payload))
     }
 
-    /// The consumer has acknowledged so many more units.
-    pub fn acked(&mut self, edge: Edge, units: u32) {
+    /// The consumer has acknowledged all units before this one, in this attempt or an earlier one: it may be known.
+    pub fn acked(&mut self, edge: Edge, upto: u32) {
         let log = self.log_mut(edge);
-        log.acked = log.acked.saturating_add(units);
+        log.acked = log.acked.max(upto);
     }
 
     /// How many units the consumer has acknowledged.
@@ -348,13 +348,12 @@ impl Journal {
     }
 
     /// Whether a stage cannot be given its sequence again before more of its input comes: a talker reads its last frame
-    /// together with the text behind it. The edge of that input, and its units whose use was never reported: all of them
-    /// are used.
+    /// together with the text behind it. The edge of that input, and how many units of it there are: all of them are
+    /// used.
     pub fn starved(&self, stage: StageName) -> Option<(Edge, u32)> {
         self.sequence(stage).filter(|sequence| sequence.starved)?;
         let edge = self.edge_into(stage);
-        let log = self.log(edge);
-        Some((edge, log.units.saturating_sub(log.acked)))
+        Some((edge, self.log(edge).units))
     }
 
     fn starves(&mut self, stage: StageName, starved: bool) {

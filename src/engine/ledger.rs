@@ -213,11 +213,6 @@ impl Ledger {
         (state.core.open(), state.open.len(), bytes)
     }
 
-    /// Units of an edge that were acknowledged; `None` where the request is not open.
-    pub fn acked(&self, request: RequestId, edge: Edge) -> Option<u32> {
-        self.lock().open.get(&request).map(|open| open.journal.acknowledged(edge))
-    }
-
     /// Delivers a payload to a client.
     fn deliver(&self, payload: Payload) {
         let (request, edge) = (payload.header.request, Edge::of(payload.header.kind));
@@ -246,7 +241,7 @@ impl Ledger {
         // The talker paces the thinker of a spoken answer. A text-only answer has no such consumer, and its client
         // reads pieces of text, not tokens, so its tokens are acknowledged at once.
         if kind == Kind::Tokens && text_only {
-            self.ack(&mut state, Edge::Tokens, vec![Ack { request, units }]);
+            self.ack(&mut state, Edge::Tokens, vec![Ack { request, upto: new.header.seq.0 + units }]);
         }
         let effect = match (kind, end) {
             (Kind::Tokens, Some(_)) => state.core.text_done(request),
@@ -333,8 +328,8 @@ impl Ledger {
             Ok(Some(readmission)) => readmission,
             Ok(None) => {
                 // It is admitted when there is more of its input, for which the producer must not wait in turn.
-                if let Some((edge, units)) = open.journal.starved(stage) {
-                    self.ack(state, edge, vec![Ack { request, units }]);
+                if let Some((edge, upto)) = open.journal.starved(stage) {
+                    self.ack(state, edge, vec![Ack { request, upto }]);
                 }
                 return;
             }
@@ -464,7 +459,7 @@ impl StageReports for Ledger {
         let released =
             state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
         for (edge, request) in released.collect::<Vec<_>>() {
-            self.ack(&mut state, edge, vec![Ack { request, units: RELEASED }]);
+            self.ack(&mut state, edge, vec![Ack { request, upto: RELEASED }]);
         }
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
@@ -554,8 +549,9 @@ impl Listener for Reader {
         state.core.read(self.request, now);
         if let Event::Audio(chunk) = event {
             state.core.heard(self.request, self.ledger.unit * chunk.frames.0);
-            let acks = vec![Ack { request: self.request, units: chunk.frames.0 }];
-            self.ledger.ack(&mut state, Edge::Audio, acks);
+            let before = state.open.get(&self.request).map(|open| open.journal.acknowledged(Edge::Audio));
+            let upto = before.unwrap_or(0).saturating_add(chunk.frames.0);
+            self.ledger.ack(&mut state, Edge::Audio, vec![Ack { request: self.request, upto }]);
         }
     }
 }

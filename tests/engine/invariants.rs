@@ -137,7 +137,7 @@ async fn a_sequence_pauses_when_its_output_is_not_taken_over() {
         let step = next(&steps).await;
         assert_eq!(step.len(), 1, "the first sequence has used up its window");
     }
-    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), &[Ack { request: REQUEST, units: RELEASED }]);
+    omni_actors::actors::AckSink::acked(rig.stage.as_ref(), &[Ack { request: REQUEST, upto: RELEASED }]);
     for _ in 0..95 {
         next(&steps).await;
     }

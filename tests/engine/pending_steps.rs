@@ -269,7 +269,7 @@ mod on_a_shared_device {
         sent(&talker, TWO, 0).await;
         let second = some(&talked, 1).await.remove(0);
         assert!(vocoded.is_empty(), "the next stage has not taken the first unit over");
-        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), &[Ack { request: TWO, units: 1 }]);
+        omni_actors::actors::AckSink::acked(talker.stage.as_ref(), &[Ack { request: TWO, upto: 1 }]);
         some(&vocoded, 1).await.remove(0).end();
         second.end();
     }

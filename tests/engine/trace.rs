@@ -165,13 +165,27 @@ async fn the_file_is_what_viewers_of_chrome_traces_open() {
         times.push(points.iter().find(|(kind, _)| *kind == "f").unwrap().1);
         assert!(times.is_sorted(), "arrow {id} leads back in time: {points:?}");
     }
-    // A token for nearly every step; sequences, codes and sound, of which a packager merges what waits.
-    let steps = events(&file, "X").iter().filter(|event| event["cat"] == "device").count();
-    assert!(kinds["token"] > steps / 4 && kinds["payload"] > 5, "{kinds:?} of {steps} steps");
+    // One to each step that was planned when another one returned, and one for each payload. How many these are depends
+    // on how many steps return before their stage looks: a packager that is late makes one payload of several.
+    let steps = trace.steps();
+    let after = steps.values().filter(|times| times.after.is_some()).count();
+    let packed: Vec<_> =
+        events(&file, "X").into_iter().filter(|event| event["name"].as_str().unwrap().starts_with("pack ")).collect();
+    assert_eq!((kinds["token"], kinds["payload"]), (after, packed.len()), "of {} steps", steps.len());
+    let mut units: BTreeMap<(&str, u64), u64> = BTreeMap::new();
+    for event in &packed {
+        let args = &event["args"];
+        let of = (event["name"].as_str().unwrap(), args["request"].as_u64().unwrap());
+        *units.entry(of).or_default() += args["units"].as_u64().unwrap();
+    }
+    for (request, frames) in [(1, 12), (2, 7)] {
+        assert_eq!((units[&("pack codes", request)], units[&("pack audio", request)]), (frames, frames), "{units:?}");
+    }
 
     // What the requests waited for, and counters.
     let chunks = events(&file, "i").iter().filter(|event| event["name"] == "chunk").count();
-    assert!(chunks >= 6, "{chunks} chunks");
+    let sounds = |event: &&&Value| event["name"] == "pack audio" && event["args"]["units"] != 0;
+    assert_eq!(chunks, packed.iter().filter(sounds).count());
     let counters: BTreeSet<_> = events(&file, "C").iter().map(|event| event["name"].as_str().unwrap()).collect();
     assert!(counters.is_superset(&BTreeSet::from(["sequences", "run-ahead", "queue: packager"])), "{counters:?}");
 }

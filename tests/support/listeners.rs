@@ -441,8 +441,8 @@ impl Sim {
             match effect {
                 Effect::Launch(plan) => self.stages.get_mut(&which).unwrap().queue.push_back(plan),
                 Effect::Consumed(acks) if which == Which::Vocoder => {
-                    for Ack { request, units } in acks {
-                        self.tell(Which::Talker, Event::Acked { request, units });
+                    for Ack { request, upto } in acks {
+                        self.tell(Which::Talker, Event::Acked { request, upto });
                     }
                 }
                 _ => {}
@@ -451,7 +451,8 @@ impl Sim {
     }
 
     fn hear(&mut self, request: RequestId, frames: u32, end: bool) {
-        self.tell(Which::Vocoder, Event::Acked { request, units: frames });
+        let before = self.requests[&request].playing.map_or(0, |(_, got)| got);
+        self.tell(Which::Vocoder, Event::Acked { request, upto: before + frames });
         let now = self.now;
         let state = self.requests.get_mut(&request).unwrap();
         match &mut state.playing {

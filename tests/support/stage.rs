@@ -83,7 +83,7 @@ pub struct Rig {
 #[derive(Default)]
 pub struct FaultContext {
     pub failed: Mutex<Vec<(RequestId, String)>>,
-    pub acked: Mutex<HashMap<RequestId, u64>>,
+    pub acked: Mutex<HashMap<RequestId, u32>>,
     /// Why the stage died; only where a test says that it may.
     pub deaths: Mutex<Vec<String>>,
     pub may_die: AtomicBool,
@@ -107,9 +107,8 @@ impl StageReports for FaultContext {
 
 impl AckSink for FaultContext {
     fn acked(&self, acks: &[Ack]) {
-        for Ack { request, units } in acks {
-            *self.acked.lock().unwrap().entry(*request).or_default() += u64::from(*units);
-        }
+        let mut acked = self.acked.lock().unwrap();
+        acks.iter().for_each(|Ack { request, upto }| _ = acked.insert(*request, *upto));
     }
 }
 

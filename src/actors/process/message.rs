@@ -33,7 +33,7 @@ pub enum ToStage {
     Admit(Box<Admission>),
     /// Frees a request's sequence.
     Abort(RequestId),
-    /// The next stage, or the client, took output over.
+    /// The next stage, or the client, took output over, up to this unit.
     Acked(RequestId, u32),
     /// The parent begins to take a trace, or ends it.
     Trace(bool),
@@ -53,7 +53,7 @@ pub enum FromStage {
     /// All sequences of a generation are lost, and why; what the fault plan had counted by then, for the process may
     /// end with it.
     StageDown(Generation, StageFailure, Vec<RuleCount>),
-    /// Input was taken over.
+    /// Input was taken over, up to this unit.
     Acked(RequestId, u32),
     /// One sequence cannot go on.
     SequenceFailed(RequestId, String),

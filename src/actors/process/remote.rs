@@ -59,8 +59,8 @@ impl RemoteStage {
     }
 
     pub(crate) fn acked(&self, acks: &[Ack]) {
-        for Ack { request, units } in acks {
-            self.out.tell(ToStage::Acked(*request, *units));
+        for Ack { request, upto } in acks {
+            self.out.tell(ToStage::Acked(*request, *upto));
         }
     }
 

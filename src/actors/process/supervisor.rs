@@ -459,7 +459,7 @@ async fn listen_to(
             Received::Control(words) => {
                 for word in words {
                     match word {
-                        FromStage::Acked(request, units) => parent.acks.acked(&[Ack { request, units }]),
+                        FromStage::Acked(request, upto) => parent.acks.acked(&[Ack { request, upto }]),
                         FromStage::SequenceFailed(request, reason) => {
                             parent.reports.sequence_failed(request, name, reason);
                         }

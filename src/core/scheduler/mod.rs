@@ -59,8 +59,8 @@ pub enum Event {
     Acked {
         /// Whose.
         request: RequestId,
-        /// How many units, in addition to earlier ones.
-        units: u32,
+        /// Those before this number. What is known already, from this attempt or an earlier one, changes nothing.
+        upto: u32,
     },
     /// The outcome of a step is known.
     StepDone(StepDone),
@@ -106,13 +106,14 @@ pub enum Effect {
     Finished(RequestId),
 }
 
-/// The consumer of an edge has taken units over.
+/// The consumer of an edge has taken units over. It says how far, not how many: the same news may come twice, or late
+/// from an attempt that another one has taken the place of, and counts once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ack {
     /// Of which request.
     pub request: RequestId,
-    /// How many, in addition to earlier ones.
-    pub units: u32,
+    /// All units before this number, counted from the request's first one.
+    pub upto: u32,
 }
 
 /// One step to launch.
@@ -192,9 +193,9 @@ impl SchedulerCore {
                     sequence.input_ended |= end;
                 }
             }
-            Event::Acked { request, units } => {
+            Event::Acked { request, upto } => {
                 if let Some(sequence) = self.sequences.get_mut(&request) {
-                    sequence.acked = sequence.acked.saturating_add(units);
+                    sequence.acked = sequence.acked.max(upto);
                 }
             }
             Event::StepDone(done) => self.step_done(&done, now, &mut effects, &mut behind),
@@ -283,10 +284,7 @@ impl SchedulerCore {
                 continue;
             };
             sequence.returned(planned.pending, outcome.emitted, now);
-            let used = sequence.take_consumed();
-            if used > 0 {
-                consumed.push(Ack { request: planned.request, units: used });
-            }
+            consumed.extend(sequence.take_consumed().map(|upto| Ack { request: planned.request, upto }));
             if outcome.finished && self.release(planned.request, effects) {
                 behind.push(Effect::Finished(planned.request));
             }

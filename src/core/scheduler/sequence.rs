@@ -25,7 +25,7 @@ pub struct SequenceParams {
 pub struct Start {
     /// Input units that are part of its prompt and do not come again.
     pub input: u32,
-    /// Input units whose use was reported upstream.
+    /// Those before this one were reported upstream as used.
     pub consumed: u32,
     /// Units that were emitted downstream.
     pub emitted: u32,
@@ -175,16 +175,16 @@ impl Sequence {
         }
     }
 
-    /// Input units that planned steps have used since the last call.
-    pub fn take_consumed(&mut self) -> u32 {
+    /// How far planned steps have used the input, where that is further than was reported.
+    pub fn take_consumed(&mut self) -> Option<u32> {
         let prompt = if self.prefilled >= self.params.prompt { self.params.prompt_input } else { 0 };
         let used = match self.params.pace {
             Pace::Free => 0,
             _ => (self.start.input + prompt + self.decoded).min(self.input),
         };
-        let new = used.saturating_sub(self.reported);
-        self.reported += new;
-        new
+        let further = used > self.reported;
+        self.reported = self.reported.max(used);
+        further.then_some(used)
     }
 
     /// What is known of the sequence's listener.

@@ -80,8 +80,9 @@ impl World {
                 }
                 Effect::Launch(plan) => self.launch(plan),
                 Effect::Consumed(acks) => {
-                    for Ack { request, units } in acks {
-                        *self.consumed.entry(request).or_default() += units;
+                    for Ack { request, upto } in acks {
+                        let before = self.consumed.insert(request, upto).unwrap_or(0);
+                        assert!(upto > before, "{request} was acknowledged up to {before} before");
                     }
                 }
                 Effect::Finished(request) => self.truth.get_mut(&request).unwrap().finished = true,
@@ -183,9 +184,9 @@ impl World {
 
     fn ack(&mut self, request: RequestId) {
         let truth = self.truth.get_mut(&request).unwrap();
-        let units = truth.emitted - truth.acked;
         truth.acked = truth.emitted;
-        self.tell(Event::Acked { request, units });
+        let upto = truth.emitted;
+        self.tell(Event::Acked { request, upto });
     }
 
     fn abort(&mut self, request: RequestId) {
@@ -415,7 +416,7 @@ fn a_reader_that_stops_pauses_its_own_sequence_only() {
     let mut plan = launches(&core.handle(Event::Admit(slow, free(1), Start::default()), Duration::ZERO));
     core.handle(Event::Admit(quick, free(1), Start::default()), Duration::ZERO);
     let mut steps = HashMap::new();
-    for _ in 0..20 {
+    for step in 1..=20 {
         let current = plan.pop().expect("the quick sequence always runs");
         let sequences = current
             .sequences
@@ -426,11 +427,59 @@ fn a_reader_that_stops_pauses_its_own_sequence_only() {
             *steps.entry(sequence.request).or_insert(0) += 1;
         }
         plan = launches(&core.handle(Event::StepDone(StepDone { step: current.step, sequences }), Duration::ZERO));
-        let more = launches(&core.handle(Event::Acked { request: quick, units: 1 }, Duration::ZERO));
+        let more = launches(&core.handle(Event::Acked { request: quick, upto: step }, Duration::ZERO));
         plan.extend(more);
     }
     assert_eq!(steps[&slow], 3, "the window");
     assert!(steps[&quick] >= 19);
+}
+
+#[test]
+fn an_acknowledgement_that_comes_twice_or_late_counts_once() {
+    let mut core = SchedulerCore::new(SchedulerConfig { window: 3, run_ahead: 1, ..config() });
+    let request = RequestId(1);
+    // Another attempt, behind five units of which the consumer had taken four over.
+    let start = Start { emitted: 5, acked: 4, ..Start::default() };
+    let mut plans = launches(&core.handle(Event::Admit(request, free(1), start), Duration::ZERO));
+    let mut steps = 0;
+    while let Some(Plan { step, .. }) = plans.pop() {
+        steps += 1;
+        let sequences = vec![SequenceDone { request, emitted: 1, finished: false }];
+        plans = launches(&core.handle(Event::StepDone(StepDone { step, sequences }), Duration::ZERO));
+        for upto in [4, 4, 2] {
+            plans.extend(launches(&core.handle(Event::Acked { request, upto }, Duration::ZERO)));
+        }
+    }
+    assert_eq!(steps, 2, "four units were taken over and the window is three, so seven may be made");
+    assert_eq!(launches(&core.handle(Event::Acked { request, upto: 5 }, Duration::ZERO)).len(), 1);
+}
+
+#[test]
+fn a_consumer_says_how_far_it_has_used_its_input_not_how_much_of_it_its_attempt_has_used() {
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, ..config() });
+    let request = RequestId(1);
+    let params = SequenceParams {
+        prompt: 0,
+        prompt_input: 0,
+        prompt_emits: 0,
+        pace: Pace::Chunks(vec![2]),
+        lead: Duration::ZERO,
+    };
+    // An earlier attempt had used nine units and could not deliver what it made of the last three.
+    let start = Start { input: 6, consumed: 9, emitted: 6, acked: 6, ..Start::default() };
+    core.handle(Event::Admit(request, params, start), Duration::ZERO);
+    let mut plans = launches(&core.handle(Event::Input { request, units: 6, end: false }, Duration::ZERO));
+    let mut told = Vec::new();
+    while let Some(Plan { step, .. }) = plans.pop() {
+        let sequences = vec![SequenceDone { request, emitted: 2, finished: false }];
+        let effects = core.handle(Event::StepDone(StepDone { step, sequences }), Duration::ZERO);
+        told.push(effects.iter().find_map(|effect| match effect {
+            Effect::Consumed(acks) => Some(acks[0].upto),
+            _ => None,
+        }));
+        plans = launches(&effects);
+    }
+    assert_eq!(told, [None, Some(10), Some(12)]);
 }
 
 #[test]
@@ -469,7 +518,7 @@ fn vocoder(config: SchedulerConfig, sequences: &[u32], now: Duration) -> Schedul
             let plans = launches(&core.handle(Event::Input { request, units: 1, end: false }, now));
             let sequences = vec![SequenceDone { request, emitted: *emitted, finished: false }];
             core.handle(Event::StepDone(StepDone { step: plans[0].step, sequences }), now);
-            core.handle(Event::Acked { request, units: *emitted }, now);
+            core.handle(Event::Acked { request, upto: *emitted }, now);
         }
     }
     core

@@ -119,7 +119,7 @@ impl Ledger {
     pub(super) fn ack(&self, state: &mut State, edge: Edge, mut acks: Vec<Ack>) {
         acks.retain(|ack| {
             let open = state.open.get_mut(&ack.request);
-            open.map(|open| open.journal.acked(edge, ack.units)).is_some()
+            open.map(|open| open.journal.acked(edge, ack.upto)).is_some()
         });
         let producer = edge.producer().and_then(|producer| self.stages.get(producer));
         if let Some(stage) = producer.filter(|_| !acks.is_empty()) {

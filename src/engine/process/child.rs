@@ -232,7 +232,7 @@ impl Child {
                 self.admitted.fetch_add(1, Ordering::Relaxed);
             }
             ToStage::Abort(request) => self.handle.abort(request),
-            ToStage::Acked(request, units) => self.handle.acked(&[Ack { request, units }]),
+            ToStage::Acked(request, upto) => self.handle.acked(&[Ack { request, upto }]),
             ToStage::Trace(on) => {
                 let session = on.then(|| Session::begin(&self.recorder));
                 *self.session.lock().unwrap_or_else(PoisonError::into_inner) = session;
@@ -310,8 +310,8 @@ impl PayloadSender for Parent {
 
 impl AckSink for Parent {
     fn acked(&self, acks: &[Ack]) {
-        for Ack { request, units } in acks {
-            self.out.tell(FromStage::Acked(*request, *units));
+        for Ack { request, upto } in acks {
+            self.out.tell(FromStage::Acked(*request, *upto));
         }
     }
 }

@@ -36,12 +36,21 @@ impl PayloadSender for Into {
 #[derive(Default)]
 pub(super) struct Windows {
     counts: HashMap<(RequestId, usize), Count>,
-    /// Units that its prompt alone sends, of each request that has not ended.
-    pub prompt_emits: HashMap<RequestId, u32>,
+    /// Of each request that has not ended.
+    pub prompts: HashMap<RequestId, Prompts>,
     /// Requests of which more was taken over on an edge than was made.
     pub over: Vec<(RequestId, Edge, u32, u32)>,
-    /// Requests that are ahead on an edge by more than their window: how far they are, and the window.
+    /// Requests that are ahead on an edge by more than their window: how far they are, and how far they may be.
     pub ahead: Vec<(RequestId, Edge, u32, u32)>,
+}
+
+/// What the prompts of a request make and use.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prompts {
+    /// Embeddings that the thinker's prompt alone sends.
+    pub emits: u32,
+    /// Embeddings that the talker's prompt is made of.
+    pub uses: u32,
 }
 
 #[derive(Default)]
@@ -53,26 +62,51 @@ struct Count {
 
 impl Windows {
     fn made(&mut self, request: RequestId, edge: Edge, upto: u32, most: u32) {
-        let Some(emits) = self.prompt_emits.get(&request) else { return };
-        let emits = if edge == Edge::Embeddings { *emits } else { 0 };
+        let Some(prompts) = self.prompts.get(&request) else { return };
+        let frames = self.counts.get(&(request, Edge::Codes as usize)).map_or(0, |codes| codes.made);
         let count = self.counts.entry((request, edge as usize)).or_default();
         count.made = count.made.max(upto);
-        if !count.released && count.made > count.acked + most + emits {
-            self.ahead.push((request, edge, count.made, most + emits));
+        let (mut used, mut most) = (count.acked, most);
+        if edge == Edge::Embeddings {
+            most += prompts.emits;
+            // A talker that dies may not have told what its frames were made of: its prompt for the first, and a unit
+            // for each of the others.
+            used = used.max(if frames > 0 { prompts.uses + frames - 1 } else { 0 }.min(count.made));
+        }
+        if !count.released && count.made > used + most {
+            self.ahead.push((request, edge, count.made, used + most));
         }
     }
 
-    /// A consumer took units over.
-    pub fn acked(&mut self, request: RequestId, edge: Edge, units: u32) {
-        if !self.prompt_emits.contains_key(&request) {
+    /// A stage has made all of its output: it needs no more input, whether it told so or died before.
+    fn ended(&mut self, request: RequestId, edge: Edge) {
+        let before = match edge {
+            Edge::Codes => Edge::Embeddings,
+            Edge::Audio => Edge::Codes,
+            Edge::Text | Edge::Embeddings | Edge::Tokens => return,
+        };
+        if self.prompts.contains_key(&request) {
+            self.counts.entry((request, before as usize)).or_default().released = true;
+        }
+    }
+
+    /// A client has heard so many more frames.
+    pub fn heard(&mut self, request: RequestId, frames: u32) {
+        let before = self.counts.get(&(request, Edge::Audio as usize)).map_or(0, |count| count.acked);
+        self.acked(request, Edge::Audio, before + frames);
+    }
+
+    /// A consumer took all units before this one over.
+    fn acked(&mut self, request: RequestId, edge: Edge, upto: u32) {
+        if !self.prompts.contains_key(&request) {
             return;
         }
         let count = self.counts.entry((request, edge as usize)).or_default();
-        if units == RELEASED {
+        if upto == RELEASED {
             count.released = true;
             return;
         }
-        count.acked += units;
+        count.acked = count.acked.max(upto);
         // What a client writes is not counted here.
         if count.acked > count.made && edge != Edge::Text {
             self.over.push((request, edge, count.acked, count.made));
@@ -82,7 +116,7 @@ impl Windows {
     /// The request has ended.
     pub fn forget(&mut self, request: RequestId) {
         self.counts.retain(|(of, _), _| *of != request);
-        self.prompt_emits.remove(&request);
+        self.prompts.remove(&request);
     }
 }
 
@@ -99,7 +133,11 @@ impl PayloadSender for Counted {
         let header = payload.header;
         let edge = Edge::of(header.kind);
         if edge != Edge::Tokens {
-            lock(&self.windows).made(header.request, edge, header.seq.0 + header.units, self.most);
+            let mut windows = lock(&self.windows);
+            windows.made(header.request, edge, header.seq.0 + header.units, self.most);
+            if header.end.is_some() {
+                windows.ended(header.request, edge);
+            }
         }
         self.to.put(payload)
     }
@@ -115,7 +153,7 @@ pub(super) struct CountedAcks {
 impl AckSink for CountedAcks {
     fn acked(&self, acks: &[Ack]) {
         let mut windows = lock(&self.windows);
-        acks.iter().for_each(|ack| windows.acked(ack.request, self.edge, ack.units));
+        acks.iter().for_each(|ack| windows.acked(ack.request, self.edge, ack.upto));
         drop(windows);
         self.to.acked(acks);
     }

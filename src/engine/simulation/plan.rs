@@ -1,5 +1,6 @@
 //! The plan of a request, as the planners make it from a checkpoint, for models that have none.
 
+use super::edges::Prompts;
 use super::model::{Asked, END, Expected, GROUPS, expect};
 use super::random::{Random, mix};
 use super::scenario::{RequestKind, Script, Shape};
@@ -45,8 +46,8 @@ pub(super) struct Planned {
     pub expected: Expected,
     /// Tokens that went before, and the piece.
     pub later: Vec<(u32, FollowedText)>,
-    /// Units that a stage may be ahead besides its window: those of its prompt.
-    pub prompt_emits: u32,
+    /// What its prompts make and use.
+    pub prompts: Prompts,
 }
 
 /// See the module.
@@ -59,14 +60,14 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
     }
     let mut sequences = Vec::new();
     let (mut prompt_tokens, mut user) = (0, 0);
-    let mut prompt_emits = 0;
+    let mut prompts = Prompts { emits: 0, uses: 0 };
     if !shape.two_stages {
         let prompt: Arc<[u32]> = (0..of.within(4, 40)).map(|_| of.within(0x61, 0x7B) as u32).collect();
         let len = prompt.len() as u32;
         // A user's turn, and the header of the answer.
         user = of.below(u64::from(len) - 3) as u32;
         let emit: Arc<[std::ops::Range<u32>]> = Arc::new([0..user, len - 3..len]);
-        prompt_emits = if speech { user + 3 } else { 0 };
+        prompts.emits = if speech { user + 3 } else { 0 };
         let sample = matches!(script.kind, RequestKind::Chat | RequestKind::Text);
         let spec = ThinkerSpec {
             prompt,
@@ -81,7 +82,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
         let params = SequenceParams {
             prompt: len,
             prompt_input: 0,
-            prompt_emits,
+            prompt_emits: prompts.emits,
             pace: if sample { Pace::Free } else { Pace::Follow },
             lead: Duration::ZERO,
         };
@@ -91,6 +92,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
     }
     if speech {
         let (prompt, context) = talker_prompt(of, shape, user, text.len() as u32);
+        prompts.uses = prompt.inputs();
         sequences.extend(speech_sequences(script, shape, prompt, context, of.pick(&[100, 100, 100, 5, 1])));
     }
     let specs = |stage: StageName| sequences.iter().find(|(name, _)| *name == stage).map(|(_, plan)| &plan.spec);
@@ -128,7 +130,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
         follow,
         codes: None,
     };
-    Planned { plan, expected, later: if answers { Vec::new() } else { pieces }, prompt_emits }
+    Planned { plan, expected, later: if answers { Vec::new() } else { pieces }, prompts }
 }
 
 /// The talker's prompt, and the codes that it and the vocoder begin with.

@@ -5,6 +5,7 @@ const FOUND: &[(u64, &str)] = &[
     (122, "a talker that had used all of its text was not admitted again when its stage came up"),
     (1024, "a talker died between its last frame and the release of its thinker, which then waited for it"),
     (1481, "a request was complete before its talker released its thinker, whose slot was never free again"),
+    (1009365, "what a sequence had acknowledged was counted again when its next attempt was admitted"),
 ];
 
 /// Seeds of a run that says nothing else.

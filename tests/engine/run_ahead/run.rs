@@ -212,8 +212,10 @@ impl<'a> Run<'a> {
                 'h' => self.hear(),
                 'k' => {
                     let sequence = dice.pick(&behind);
-                    let units = std::mem::take(&mut self.unheard[sequence]);
-                    self.tell(Event::Acked { request: RequestId(sequence as u64), units });
+                    self.unheard[sequence] = 0;
+                    let said = &self.generated_len[sequence];
+                    let upto = said.frames.len().max(said.tokens.len()) as u32;
+                    self.tell(Event::Acked { request: RequestId(sequence as u64), upto });
                 }
                 _ => {
                     let sequence = dice.pick(&leaving);
