@@ -77,13 +77,11 @@ pub(super) struct Decoder {
     expected: Expected,
 }
 
-/// The fields of a line.
+/// What a line must have.
 #[derive(Deserialize)]
 struct Head {
     #[serde(rename = "type")]
     name: Option<String>,
-    data_length: Option<i64>,
-    payload_length: Option<i64>,
 }
 
 impl Decoder {
@@ -147,10 +145,10 @@ impl Decoder {
             return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "an empty line is no event"));
         }
         let (mut map, held) = parse_now(line, self.limits.json, held)?;
-        let Head { name, data_length, payload_length } = Fields::top(&map).read()?;
+        let Head { name } = Fields::top(&map).read()?;
         let name = name.ok_or_else(|| FieldError::missing("type", "the name of an event"))?;
-        let data = length("data_length", data_length, self.limits.bytes)?;
-        let payload = length("payload_length", payload_length, self.limits.bytes.saturating_sub(data))?;
+        let data = length("data_length", map.get("data_length"), self.limits.bytes)?;
+        let payload = length("payload_length", map.get("payload_length"), self.limits.bytes.saturating_sub(data))?;
         let inline = match map.remove("data") {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(data)) => data,
@@ -163,8 +161,11 @@ impl Decoder {
 }
 
 /// A length that a line gives.
-fn length(field: &str, given: Option<i64>, limit: usize) -> Result<usize, FieldError> {
-    let given = given.unwrap_or(0);
+fn length(field: &str, given: Option<&Value>, limit: usize) -> Result<usize, FieldError> {
+    let given = match given {
+        None | Some(Value::Null) => return Ok(0),
+        Some(value) => value.as_i64().ok_or_else(|| FieldError::wrong_type(field, "a whole number", kind(value)))?,
+    };
     usize::try_from(given).ok().filter(|bytes| *bytes <= limit).ok_or_else(|| {
         let message = format_args!("{given} is not from 0 to {limit} bytes (server.max_body_bytes, for a whole event)");
         FieldError::invalid(field, message)
@@ -255,7 +256,7 @@ mod tests {
             ("{\"type\": \"a\", \"data\": []}", "invalid_type", "data: expected an object, found an array"),
             ("{\"type\": \"a\", \"data_length\": -1}", "invalid_value", "data_length: -1 is not from 0 to 1000 bytes"),
             ("{\"type\": \"a\", \"data_length\": 1001}", "invalid_value", "data_length: 1001 is not from 0"),
-            ("{\"type\": \"a\", \"data_length\": 1e3}", "invalid_type", "data_length: expected i64"),
+            ("{\"type\": \"a\", \"data_length\": 1e3}", "invalid_type", "data_length: expected a whole number"),
             ("{\"type\": \"a\", \"data_length\": 400, \"payload_length\": 601}", "invalid_value", "from 0 to 600"),
             ("{\"type\": \"a\", \"data_length\": 4}\n[12]", "invalid_json", "found an array"),
             ("{\"type\": \"a\", \"data\": [[[[[[[[[1]]]]]]]]]}", "invalid_json", "server.max_json_depth"),
