@@ -77,13 +77,11 @@ pub(super) struct Decoder {
     expected: Expected,
 }
 
-/// The fields of a line.
+/// What a line must have.
 #[derive(Deserialize)]
 struct Head {
     #[serde(rename = "type")]
     name: Option<String>,
-    data_length: Option<i64>,
-    payload_length: Option<i64>,
 }
 
 impl Decoder {
@@ -147,10 +145,10 @@ impl Decoder {
             return Err(ApiError::new(StatusCode::BAD_REQUEST, "invalid_json", "an empty line is no event"));
         }
         let (mut map, held) = parse_now(line, self.limits.json, held)?;
-        let Head { name, data_length, payload_length } = Fields::top(&map).read()?;
+        let Head { name } = Fields::top(&map).read()?;
         let name = name.ok_or_else(|| FieldError::missing("type", "the name of an event"))?;
-        let data = length("data_length", data_length, self.limits.bytes)?;
-        let payload = length("payload_length", payload_length, self.limits.bytes.saturating_sub(data))?;
+        let data = length("data_length", map.get("data_length"), self.limits.bytes)?;
+        let payload = length("payload_length", map.get("payload_length"), self.limits.bytes.saturating_sub(data))?;
         let inline = match map.remove("data") {
             None | Some(Value::Null) => Map::new(),
             Some(Value::Object(data)) => data,
@@ -163,8 +161,11 @@ impl Decoder {
 }
 
 /// A length that a line gives.
-fn length(field: &str, given: Option<i64>, limit: usize) -> Result<usize, FieldError> {
-    let given = given.unwrap_or(0);
+fn length(field: &str, given: Option<&Value>, limit: usize) -> Result<usize, FieldError> {
+    let given = match given {
+        None | Some(Value::Null) => return Ok(0),
+        Some(value) => value.as_i64().ok_or_else(|| FieldError::wrong_type(field, "a whole number", kind(value)))?,
+    };
     usize::try_from(given).ok().filter(|bytes| *bytes <= limit).ok_or_else(|| {
         let message = format_args!("{given} is not from 0 to {limit} bytes (server.max_body_bytes, for a whole event)");
         FieldError::invalid(field, message)
@@ -269,14 +270,14 @@ mod tests {
 
     #[test]
     fn frames_take_from_the_budget_before_they_grow_and_give_it_back() {
-        let budget = Budget::new(What::Input, 1200, Gauge::noop());
-        let limits = Limits { bytes: 2000, json: JsonLimits { values: 1000, depth: 8 } };
+        let budget = Budget::new(What::Input, 4096, Gauge::noop());
+        let limits = Limits { bytes: 4096, json: JsonLimits { values: 1000, depth: 8 } };
         let mut decoder = Decoder::new(limits, Held::nothing(&budget));
-        assert!(decoder.decode(&mut &b"{\"type\": \"a\", \"data_length\": 2000}\n"[..]).unwrap().is_none());
-        let error = decoder.decode(&mut &[b' '; 1200][..]).unwrap_err();
+        assert!(decoder.decode(&mut &b"{\"type\": \"a\", \"data_length\": 4096}\n"[..]).unwrap().is_none());
+        let error = decoder.decode(&mut &[b' '; 4096][..]).unwrap_err();
         assert_eq!(error.code, "too_much_input");
         drop(decoder);
-        assert!(Held::nothing(&budget).take(1200), "all is given back");
+        assert!(Held::nothing(&budget).take(4096), "all is given back");
     }
 
     proptest::proptest! {
