@@ -27,7 +27,7 @@ fn compared(golden: &str) -> Vec<(String, usize)> {
 #[test]
 fn every_tensor_of_every_request_equals_the_reference() {
     let requests = compared("tests/fixtures/qwen3_tts/golden");
-    assert_eq!(requests.len(), 8);
+    assert_eq!(requests.len(), 9);
     for (name, compared) in requests {
         // Ids of the text; of an instruction or a transcript; everything else.
         let ids = 1 + usize::from(name.contains("instruct") || name.contains("design") || name.contains("icl"));

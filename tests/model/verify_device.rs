@@ -112,8 +112,8 @@ fn stages_that_round_are_judged_by_what_they_would_have_picked() {
     let (summary, _) = run(&source, TTS);
     assert_eq!(summary.picks.first.agreed, summary.picks.first.of);
     assert_eq!(summary.picks.all.agreed, summary.picks.all.of);
-    // 101 frames of 8 codes, and the last code 0 of each of 8 requests.
-    assert_eq!((summary.picks.first.of, summary.picks.all.of), (109, 101 * 8 + 8));
+    // 160 frames of 8 codes, and the last code 0 of each of 9 requests.
+    assert_eq!((summary.picks.first.of, summary.picks.all.of), (169, 160 * 8 + 9));
 }
 
 #[test]
@@ -137,9 +137,9 @@ fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their
         _ => {}
     };
     let (summary, lines) = run(&OnCpu { precision: Precision::Bf16, change: quieter }, TTS);
-    assert_eq!((summary.passed, summary.failed), (0, 9), "{lines}");
+    assert_eq!((summary.passed, summary.failed), (0, 10), "{lines}");
     assert!(lines.contains("36.5 dB above what is lost, at least 40 wanted"), "{lines}");
     let (summary, lines) = run(&OnCpu { precision: Precision::F32, change: quieter }, TTS);
-    assert_eq!((summary.passed, summary.failed), (0, 9), "{lines}");
+    assert_eq!((summary.passed, summary.failed), (0, 10), "{lines}");
     assert!(lines.contains("first difference codes[0, 3]"), "{lines}");
 }
