@@ -255,7 +255,7 @@ fn speed_one_is_the_untouched_samples() {
 
 /// The bytes of an answer that begins at a sample.
 fn begun(format: AudioFormat, speed: f32, start: u64, samples: &[f32], piece: usize) -> Result<Vec<u8>, AudioError> {
-    let mut writer = Sound { speed, start, ..format.into() }.writer(RATE)?;
+    let mut writer = Sound { speed, start, sample_rate: Some(RATE), ..format.into() }.writer(RATE)?;
     let mut bytes = Vec::new();
     for piece in samples.chunks(piece) {
         bytes.extend(writer.push(piece)?);
@@ -291,7 +291,7 @@ fn an_answer_begins_at_any_sample_of_what_is_heard() {
 fn nothing_is_written_before_an_answer_begins() {
     let samples = speech(4000);
     for format in AudioFormat::ALL {
-        let mut writer = Sound { start: 3000, ..format.into() }.writer(RATE).unwrap();
+        let mut writer = Sound { start: 3000, sample_rate: Some(RATE), ..format.into() }.writer(RATE).unwrap();
         assert!(writer.push(&samples[..2999]).unwrap().is_empty(), "{format:?}: not even a header");
         writer.push(&samples[2999..]).unwrap();
         writer.finish().unwrap();

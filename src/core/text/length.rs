@@ -33,8 +33,8 @@ mod tests {
         ];
         for (text, ordinary) in texts {
             let longest = longest_seconds(text);
-            assert!((3.0 * ordinary..25.0).contains(&longest), "{text}: {longest}");
+            assert!((3.0 * ordinary..30.0).contains(&longest), "{text}: {longest}");
         }
-        assert!(longest_seconds(&"word ".repeat(200)) > 4.0 * 80.0);
+        assert!(longest_seconds(&"word ".repeat(200)) > 3.5 * 80.0);
     }
 }
