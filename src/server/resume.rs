@@ -7,7 +7,7 @@
 
 use super::api::{FieldError, values};
 use super::error::ApiError;
-use super::speech_request::{Delivery, SpeechCall};
+use super::speech_request::{Delivery, SpeechCall, needs_seed};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use omni_audio::AudioFormat;
 
@@ -95,17 +95,6 @@ impl Position {
             headers.insert(header::CONTENT_RANGE, range);
         }
         (StatusCode::PARTIAL_CONTENT, headers)
-    }
-}
-
-/// Refuses to begin behind the start of an answer that would not be the same again.
-///
-/// # Errors
-/// 400: the request has no seed.
-pub(super) fn needs_seed(seed: Option<u64>) -> Result<(), FieldError> {
-    match seed {
-        Some(_) => Ok(()),
-        None => Err(FieldError::missing("seed", "the seed of the answer that is to go on, which X-Seed told")),
     }
 }
 

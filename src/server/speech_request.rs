@@ -9,7 +9,6 @@ use super::api::{FieldError, Fields};
 use super::error::ApiError;
 use super::options;
 use super::reference::References;
-use super::resume::needs_seed;
 use super::state::App;
 use super::voice_request;
 use omni_audio::{AudioFormat, SAMPLE_RATES, Sound};
@@ -125,6 +124,17 @@ pub(super) fn begun(sound: Sound, wire: &Beginning, speech: &SpeechFields) -> Re
         needs_seed(speech.seed.map(|seed| seed.0))?;
     }
     Ok(Sound { start, ..sound })
+}
+
+/// Refuses to begin behind the start of an answer that would not be the same again.
+///
+/// # Errors
+/// 400: the request has no seed.
+pub(super) fn needs_seed(seed: Option<u64>) -> Result<(), FieldError> {
+    match seed {
+        Some(_) => Ok(()),
+        None => Err(FieldError::missing("seed", "the seed of the answer that is to go on, which X-Seed told")),
+    }
 }
 
 /// Refuses a sample rate that the format does not carry; `field` is that of the format.
