@@ -27,6 +27,7 @@ fn record_one_of_each() {
     http.input_bytes.set(1.0);
     http.output_bytes.set(1.0);
     HttpMetrics::evicted("idle");
+    HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");
     key.answered(200);
