@@ -207,12 +207,7 @@ impl AudioWriter {
     /// # Errors
     /// Those of [`finish`](AudioWriter::finish).
     pub fn complete(&mut self, file: &mut Vec<u8>) -> Result<(), AudioError> {
-        let mut rest = self.finish()?;
-        if file.is_empty() {
-            *file = rest;
-        } else {
-            file.append(&mut rest);
-        }
+        file.append(&mut self.finish()?);
         if let Some(front) = self.front()
             && let Some(begin) = file.get_mut(..front.len())
         {

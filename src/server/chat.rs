@@ -56,7 +56,8 @@ pub(super) async fn completions(
         by_modality,
     };
     let response = if stream {
-        let encoder = if by_modality { Encoder::Files(sample_rate) } else { Encoder::Samples(Box::new(writer)) };
+        let writer = Box::new(writer);
+        let encoder = if by_modality { Encoder::Files(writer, sample_rate) } else { Encoder::Samples(writer) };
         sse::response(chunks(head, answer, encoder, include_usage))
     } else {
         completion(&head, whole(&app, answer, writer).await?, ends).await?
@@ -79,16 +80,16 @@ struct Head {
 enum Encoder {
     /// One run of samples. Its format has no end of its own: the writer is not finished.
     Samples(Box<AudioWriter>),
-    /// A whole wav file for each chunk, at this sample rate.
-    Files(u32),
+    /// A whole wav file for each chunk, at this sample rate; the answer's writer, which fades in, makes the first.
+    Files(Box<AudioWriter>, u32),
 }
 
 impl Encoder {
     fn encode(&mut self, samples: &[f32]) -> Result<String, AudioError> {
         let bytes = match self {
             Encoder::Samples(writer) => writer.push(samples)?,
-            Encoder::Files(sample_rate) => {
-                let mut writer = Sound::from(AudioFormat::Wav).writer(*sample_rate)?;
+            Encoder::Files(next, sample_rate) => {
+                let mut writer = std::mem::replace(&mut **next, Sound::from(AudioFormat::Wav).writer(*sample_rate)?);
                 let mut file = writer.push(samples)?;
                 writer.complete(&mut file)?;
                 file
@@ -209,5 +210,25 @@ fn chunk<'a>(head: &'a Head, delta: Delta<'a>, reason: Option<FinishReason>, inc
         modality: head.by_modality.then_some("text"),
         choices: vec![ChunkChoice { index: 0, delta, logprobs: (), finish_reason }],
         usage: include_usage.then_some(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn of_files_only_the_first_fades_in() {
+        let writer = Sound::from(AudioFormat::Wav).writer(24_000).unwrap().fading_in(Duration::from_millis(10));
+        let mut encoder = Encoder::Files(Box::new(writer), 24_000);
+        let mut samples = || -> Vec<i16> {
+            let file = BASE64_STANDARD.decode(encoder.encode(&[0.5; 480]).unwrap()).unwrap();
+            let (_, samples) = file.split_at(file.len() - 960);
+            samples.chunks_exact(2).map(|pair| i16::from_le_bytes([pair[0], pair[1]])).collect()
+        };
+        let (first, second) = (samples(), samples());
+        assert!(first[0] == 0 && first[120] < 16_384 && first[240..] == [16_384; 240]);
+        assert_eq!(second, [16_384; 480]);
     }
 }

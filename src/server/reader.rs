@@ -6,8 +6,10 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 /// Bytes that are read at once.
 const READ_BUFFER: usize = 16 << 10;
-/// What is still read after the last message, so that the client, busy sending, gets to see it.
-const LINGER: (usize, Duration) = (16 << 20, Duration::from_secs(1));
+/// How long a client that is busy sending is read after the last message, so that it gets to see it.
+const LINGER: Duration = Duration::from_secs(1);
+/// Bytes that are read and dropped at most.
+const MOST: usize = 16 << 20;
 
 /// Makes messages of bytes.
 pub(super) trait Decode {
@@ -88,17 +90,19 @@ impl<R: AsyncRead + Unpin, D: Decode> Reader<R, D> {
 
     /// Reads and drops what still comes, for a while.
     pub async fn linger(mut self) {
-        let (most, time) = LINGER;
-        let discard = async {
-            let mut total = 0;
-            while let Ok(count @ 1..) = self.socket.read(&mut self.buffer).await {
-                total += count;
-                if total > most {
-                    break;
-                }
-            }
-        };
         // It is the client's loss.
-        let _ = timeout(time, discard).await;
+        let _ = timeout(LINGER, drain(&mut self.socket)).await;
+    }
+}
+
+/// Reads and drops what a client still sends, until it ends or [`MOST`] bytes have come: a socket that is closed with
+/// unread bytes is reset, and the client may never see the last answer.
+pub(super) async fn drain(socket: &mut (impl AsyncRead + Unpin)) {
+    let mut piece = [0; 4096];
+    let mut left = MOST;
+    while let Ok(count @ 1..) = socket.read(&mut piece).await
+        && left > count
+    {
+        left -= count;
     }
 }

@@ -3,6 +3,7 @@
 
 use super::connection::NoPlace;
 use super::error::ApiError;
+use super::reader::drain;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::http::{Request, StatusCode};
@@ -54,8 +55,7 @@ async fn answer(mut socket: impl AsyncRead + AsyncWrite + Unpin, mut router: Rou
     if socket.write_all(&response).await.is_err() || socket.shutdown().await.is_err() {
         return;
     }
-    // Closing a socket with unread bytes resets it, and the client might never see the answer: read the rest.
-    while matches!(socket.read(&mut piece).await, Ok(1..)) {}
+    drain(&mut socket).await;
 }
 
 fn refusal(why: NoPlace) -> Response {

@@ -4,6 +4,7 @@
 //! nothing to the server are skipped.
 
 use super::budget::Held;
+use super::reader::Decode;
 
 /// Longest payload of a control frame.
 const CONTROL: usize = 125;
@@ -86,14 +87,17 @@ impl Decoder {
         let control = Vec::new();
         Decoder { limit, head: [0; HEAD], head_length: 0, frame: None, message: None, control, held }
     }
+}
 
-    /// Whether a message or a frame has begun and is not complete.
-    pub fn is_inside(&self) -> bool {
+impl Decode for Decoder {
+    type Message = Incoming;
+    type Violation = Violation;
+
+    fn is_inside(&self) -> bool {
         self.head_length > 0 || self.frame.is_some() || self.message.is_some()
     }
 
-    /// Takes bytes from the front of `input` until something is whole; `None` when more bytes are needed.
-    pub fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, Violation> {
+    fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, Violation> {
         loop {
             if self.frame.is_none() && !self.read_head(input)? {
                 return Ok(None);
@@ -106,7 +110,9 @@ impl Decoder {
             }
         }
     }
+}
 
+impl Decoder {
     /// Reads the head of the next frame; false when bytes of it are missing.
     fn read_head(&mut self, input: &mut &[u8]) -> Result<bool, Violation> {
         loop {

@@ -1,8 +1,8 @@
 //! The two ends of a WebSocket: one reads messages, one writes them. Neither keeps more than one message, and pings to
 //! which the client does not read the answers are not answered.
 
-use super::reader::{Broken, Decode, Reader};
-use super::ws_frames::{Decoder, Incoming, Outgoing, Violation};
+use super::reader::{Broken, Reader};
+use super::ws_frames::{Decoder, Outgoing, Violation};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 
@@ -15,19 +15,6 @@ const SMALL: usize = 16 << 10;
 pub(super) type Source<R> = Reader<R, Decoder>;
 /// Why it ended.
 pub(super) type Unreadable = Broken<Violation>;
-
-impl Decode for Decoder {
-    type Message = Incoming;
-    type Violation = Violation;
-
-    fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Incoming>, Violation> {
-        Decoder::decode(self, input)
-    }
-
-    fn is_inside(&self) -> bool {
-        Decoder::is_inside(self)
-    }
-}
 
 /// The queue to a client.
 #[derive(Clone)]
@@ -97,6 +84,7 @@ async fn write(socket: &mut (impl AsyncWrite + Unpin), message: Outgoing) -> std
 #[cfg(test)]
 mod tests {
     use super::super::budget::{Budget, Held, What};
+    use super::super::ws_frames::Incoming;
     use super::*;
     use metrics::Gauge;
     use std::time::Duration;

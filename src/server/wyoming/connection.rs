@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::hangup::Socket;
 use crate::io::StallGuard;
 use crate::keys::by_address;
-use crate::reader::{Broken, Decode, Reader};
+use crate::reader::{Broken, Reader, drain};
 use crate::visit::Visit;
 use crate::ws_utterance::{Upcoming, next_outgoing};
 use axum::http::{HeaderMap, Method, StatusCode};
@@ -21,7 +21,7 @@ use omni_config::format_duration;
 use omni_engine::{Event, SpeechParams, SpeechRequest, TextSource};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -33,19 +33,6 @@ const OUT_QUEUE: usize = 2;
 const TEXT_QUEUE: usize = 16;
 /// What the metrics and the access log call a request.
 const ROUTE: &str = "wyoming";
-
-impl Decode for Decoder {
-    type Message = Frame;
-    type Violation = ApiError;
-
-    fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, ApiError> {
-        Decoder::decode(self, input)
-    }
-
-    fn is_inside(&self) -> bool {
-        Decoder::is_inside(self)
-    }
-}
 
 /// Serves a client until it leaves or has to.
 pub(super) async fn serve(shared: Arc<Shared>, socket: TcpStream, guard: ConnectionGuard) {
@@ -90,9 +77,7 @@ pub(super) async fn refuse(mut socket: TcpStream, error: &ApiError) {
     if socket.write_all(&event::error(error)).await.is_err() || socket.shutdown().await.is_err() {
         return;
     }
-    // Closing a socket with unread bytes resets it, and the client might never see why: read the rest.
-    let mut piece = [0; 4096];
-    while matches!(socket.read(&mut piece).await, Ok(1..)) {}
+    drain(&mut socket).await;
 }
 
 /// Why a connection ends.

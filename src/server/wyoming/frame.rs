@@ -10,6 +10,7 @@ use crate::api::{Fields, kind};
 use crate::body::{parse_now, parse_object};
 use crate::budget::Held;
 use crate::error::ApiError;
+use crate::reader::Decode;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -89,17 +90,19 @@ impl Decoder {
     pub fn new(limits: Limits, held: Held) -> Decoder {
         Decoder { limits, line: Vec::new(), held, expected: Expected::Line }
     }
+}
 
-    /// Whether a frame has begun.
-    pub fn is_inside(&self) -> bool {
+impl Decode for Decoder {
+    type Message = Frame;
+    type Violation = ApiError;
+
+    fn is_inside(&self) -> bool {
         !self.line.is_empty() || matches!(self.expected, Expected::Rest { .. })
     }
 
-    /// Takes bytes from `input` until a frame is whole, or all of them. Not to be called again after an error.
-    ///
     /// # Errors
     /// Bytes that are no frame, lengths over the limits, a budget without room.
-    pub fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, ApiError> {
+    fn decode(&mut self, input: &mut &[u8]) -> Result<Option<Frame>, ApiError> {
         if let Expected::Line = self.expected {
             let end = input.iter().position(|byte| *byte == b'\n');
             let piece = &input[..end.unwrap_or(input.len())];
@@ -137,7 +140,9 @@ impl Decoder {
             Expected::Line => Ok(None),
         }
     }
+}
 
+impl Decoder {
     /// Reads the line that is there.
     fn head(&mut self) -> Result<Expected, ApiError> {
         let (line, held) = (std::mem::take(&mut self.line), self.held.split_off());
