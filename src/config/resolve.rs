@@ -16,6 +16,8 @@ use super::{
     SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
+use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;

@@ -13,6 +13,7 @@ use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use omni_core::ids::{Frames, StageName};
 use omni_core::ledger::LedgerLimits;
+use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::AudioLimits;

@@ -57,6 +57,8 @@ pub use api::{
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
+pub use omni_core::text::Pronunciations;
+pub use omni_core::text::markup::Markup;
 pub use voice::{
     NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceNames, VoiceSource,
 };
@@ -67,7 +69,6 @@ use futures::future::BoxFuture;
 use ledger::Ledger;
 use omni_config::{Config, SpeechConfig};
 use omni_core::ids::StageName;
-use omni_core::text::Pronunciations;
 use omni_fault::FaultPlan;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;

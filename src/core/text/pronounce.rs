@@ -53,6 +53,11 @@ impl Pronunciations {
         Ok(())
     }
 
+    /// Bytes of all words and how they are said.
+    pub fn bytes(&self) -> usize {
+        self.exact.iter().chain(&self.folded).map(|(word, spoken)| word.len() + spoken.len()).sum()
+    }
+
     /// These entries, and those of `others` for other words.
     #[must_use]
     pub fn over(mut self, others: &Pronunciations) -> Pronunciations {

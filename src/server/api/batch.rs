@@ -1,7 +1,7 @@
 //! `POST /v1/audio/speech/batch`.
 
 use super::speech::{
-    Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields,
+    Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields, Wording,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -39,6 +39,8 @@ pub(crate) struct BatchItem<'a> {
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "the schema alone")]
 struct ItemFields<'a> {
+    #[schemars(flatten)]
+    wording: Wording,
     #[schemars(flatten)]
     measuring: Measuring,
     #[schemars(flatten)]

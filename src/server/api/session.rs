@@ -3,7 +3,7 @@
 use super::fields::{FieldError, Fields};
 use super::speech::{
     Beginning, Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage,
-    VoiceFields,
+    VoiceFields, Wording,
 };
 use super::values::short;
 use schemars::JsonSchema;
@@ -99,6 +99,8 @@ pub(crate) struct SessionFields<'a> {
     #[schemars(flatten)]
     pub model: Model,
     #[schemars(flatten)]
+    pub wording: Wording,
+    #[schemars(flatten)]
     pub sound: SoundFields,
     #[schemars(flatten)]
     pub speech: SpeechFields,
@@ -125,6 +127,7 @@ impl<'a> SessionFields<'a> {
             .refuse(&[("loudness", "is known at the end of an answer; ask POST /v1/audio/speech for a whole one")])?;
         Ok(SessionFields {
             model,
+            wording: fields.read()?,
             sound: fields.read()?,
             speech: fields.read()?,
             sampling: fields.read()?,

@@ -2,7 +2,8 @@
 
 use super::fields::{FieldError, Fields};
 use super::values::{
-    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, Penalty, Probability, RefAudio,
+    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, MarkupName, Penalty, Probability,
+    PronunciationList, RefAudio,
     RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
     VoiceName, Whole,
 };
@@ -17,6 +18,8 @@ pub(crate) struct SpeechRequest<'a> {
     pub model: Model,
     #[schemars(flatten)]
     pub text: SpokenText<'a>,
+    #[schemars(flatten)]
+    pub wording: Wording,
     #[schemars(flatten)]
     pub measuring: Measuring,
     #[schemars(flatten)]
@@ -62,6 +65,16 @@ pub(crate) struct SpokenText<'a> {
     #[serde(borrow)]
     #[schemars(required)]
     pub input: Option<&'a str>,
+}
+
+/// What the text means.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
+pub(crate) struct Wording {
+    /// What of the text is markup: `ssml` or `brackets`. Default: `none`.
+    pub markup: Option<MarkupName>,
+    /// Whole words and how they are said, at most 100; a word without capital letters stands for any case. They go
+    /// before those of the config. Default: those alone.
+    pub pronunciations: Option<PronunciationList>,
 }
 
 /// For measuring.
@@ -212,6 +225,7 @@ impl<'a> SpeechRequest<'a> {
         Ok(SpeechRequest {
             model,
             text,
+            wording: fields.read()?,
             measuring: fields.read()?,
             sound: fields.read()?,
             level: fields.read()?,
