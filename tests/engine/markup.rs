@@ -93,7 +93,7 @@ async fn the_samples_are_the_same_when_stages_are_killed_between_and_inside_of_p
     let calm = engine(&voice(), |_| {}).await;
     let expected = say(&calm, brackets(text, 3)).await;
     assert!(expected.end.as_ref().is_some_and(Result::is_ok));
-    for (stage, after) in [(StageName::Talker, 12), (StageName::Vocoder, 5), (StageName::Thinker, 20)] {
+    for (stage, after) in [(StageName::Talker, 12), (StageName::Vocoder, 5), (StageName::Thinker, 2)] {
         let engine = engine(&voice(), |config| {
             config.faults = vec![FaultRule::new(stage, FaultPoint::Runner, FaultKind::Panic).nth(after).times(2)];
         })
