@@ -154,6 +154,11 @@ impl Script {
         &self.voices
     }
 
+    /// Characters of its pieces so far, as they are said.
+    pub fn chars(&self) -> usize {
+        self.chars
+    }
+
     /// Whether tags mean anything in it.
     pub fn is_marked(&self) -> bool {
         self.is_marked
@@ -247,7 +252,10 @@ impl Words {
     }
 
     pub fn too_long(&self) -> String {
-        format!("with its pronunciations the text has more than the {} characters that this server takes", self.max_chars)
+        format!(
+            "with its pronunciations the text has more than the {} characters that this server takes",
+            self.max_chars
+        )
     }
 }
 

@@ -3,7 +3,7 @@
 //! made, which is long before the listener has heard it.
 
 use super::admission::{Permit, Watch};
-use super::api::{RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
+use super::api::{RequestError, ResponseStream, SpeechRequest, SubmitError, TextSource};
 use super::incremental;
 use super::plan::{FamilyPlanner, Planner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::relay::{Relay, Stop, refused};
@@ -36,7 +36,6 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let shared = &engine.shared;
     if let TextSource::Whole(text) = &request.text {
         shared.planner.check_length("input", text.chars().count())?;
-        check_piece(&request.params, text)?;
     }
     let params = &request.params;
     if params.markup.is_some() && params.ignore_eos {
@@ -49,7 +48,9 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let mut script = match &request.text {
         TextSource::Whole(text) => {
             let script = Script::whole(text, markup, words.clone());
-            Some(script.map_err(|message| SubmitError::Invalid { param: "input", message })?)
+            let script = script.map_err(|message| SubmitError::Invalid { param: "input", message })?;
+            check_piece(params.ignore_eos, script.chars())?;
+            Some(script)
         }
         TextSource::Streamed(_) => None,
     };
@@ -92,7 +93,13 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             }
             _ => {
                 let script = Some(Script::streamed(markup, words, max_chars));
-                Source::Sentences(Sentences { waiting: VecDeque::new(), script, speakers, more: Some(pieces), chars: 0 })
+                Source::Sentences(Sentences {
+                    waiting: VecDeque::new(),
+                    script,
+                    speakers,
+                    more: Some(pieces),
+                    chars: 0,
+                })
             }
         },
     };
@@ -156,9 +163,8 @@ fn first_of(
 }
 
 /// Refuses a text that is to be spoken in one piece and is longer than any piece.
-fn check_piece(params: &SpeechParams, text: &str) -> Result<(), SubmitError> {
-    let chars = text.chars().count();
-    if !params.ignore_eos || chars <= MAX_PIECE {
+fn check_piece(ignore_eos: bool, chars: usize) -> Result<(), SubmitError> {
+    if !ignore_eos || chars <= MAX_PIECE {
         return Ok(());
     }
     let message = format!("{chars} characters are more than the {MAX_PIECE} that ignore_eos speaks in one piece");

@@ -1,11 +1,13 @@
 //! Texts with markup through the whole pipeline: exact pauses, several voices, rates, and the same samples whatever
 //! happens to the stages.
 
-use crate::support::engine::{Answer, collect, engine, idle, say, speech, voice};
-use omni_actors::core::ids::StageName;
-use omni_actors::engine::{Engine, Event, Markup, Pronunciations, Service, SpeechRequest, SubmitError, TextSource};
-use omni_actors::engine::{RequestError, VoiceChoice};
+use crate::support::engine::{Answer, collect, engine, idle, root, say, speech, voice};
+use omni_actors::core::ids::{Frames, StageName};
+use omni_actors::engine::{
+    Engine, Event, Markup, Pronunciations, RequestError, Service, SpeechRequest, SubmitError, TextSource, VoiceChoice,
+};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::model::Checkpoint;
 use std::sync::Arc;
 
 const RATE: usize = 24_000;
@@ -36,7 +38,8 @@ async fn refused(engine: &Engine, request: SpeechRequest) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_is_exactly_so_many_zeros_and_what_is_around_it_fades() {
     let engine = engine(&voice(), |_| {}).await;
-    let (one, two) = (say(&engine, speech("Two cups of tea.", 7)).await, say(&engine, by("alto", "She is alone.", 8)).await);
+    let (one, two) =
+        (say(&engine, speech("Two cups of tea.", 7)).await, say(&engine, by("alto", "She is alone.", 8)).await);
     let text = "[pause: 100ms]Two cups of tea.[pause: 0.25s] [voice: alto] She is alone. [pause: 50ms]";
     let both = say(&engine, brackets(text, 7)).await.samples;
     let (lead, rest, end) = (RATE / 10, RATE / 4, RATE / 20);
@@ -124,7 +127,8 @@ async fn a_text_that_comes_in_pieces_may_be_cut_inside_of_a_tag() {
     let whole = say(&engine, brackets(text, 7)).await;
     let pieces = ["Two cups of tea.[pau", "se: 0.1", "s] [voice: al", "to]She is", " alone."];
     assert!(streamed(&engine, &pieces, Markup::Brackets).await == whole);
-    let pieces = ["<speak>Two cups of tea.<break time=\"0.", "1s\"/> <voice name='alto'>She is alone.</voice></spe", "ak>"];
+    let pieces =
+        ["<speak>Two cups of tea.<break time=\"0.", "1s\"/> <voice name='alto'>She is alone.</voice></spe", "ak>"];
     assert!(streamed(&engine, &pieces, Markup::Ssml).await == whole);
     let failed = |answer: Answer| match answer.end {
         Some(Err(RequestError::Refused(message))) => message,
@@ -151,7 +155,7 @@ async fn a_mistake_refuses_the_request_before_it_begins() {
         assert!(message.starts_with(told), "{message}");
     }
     let mut request = brackets("One", 1);
-    (request.params.ignore_eos, request.params.max_frames) = (true, Some(omni_actors::core::ids::Frames(3)));
+    (request.params.ignore_eos, request.params.max_frames) = (true, Some(Frames(3)));
     assert!(refused(&engine, request).await.starts_with("markup: "));
     let mut request = speech("a a a", 1);
     let mut list = Pronunciations::default();
@@ -167,4 +171,37 @@ async fn a_pause_in_front_is_heard_behind_the_first_event() {
     let mut stream = engine.speak(brackets("[pause: 0.2s]One.", 1)).await.unwrap();
     assert!(matches!(stream.next().await, Some(Event::Started { seed: 1, .. })));
     assert!(matches!(stream.next().await, Some(Event::Audio(chunk)) if chunk.samples.len() == 4800));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn qwen3_tts_changes_its_voice_and_says_words_as_they_are_written_word_by_word() {
+    let checkpoint = Checkpoint::open(&root().join("tests/fixtures/qwen3_tts/custom_voice")).unwrap();
+    let engine = engine(&checkpoint, |_| {}).await;
+    let frames = |mut request: SpeechRequest| {
+        request.params.max_frames = Some(Frames(6));
+        request
+    };
+    let one = say(&engine, frames(by("Vivian", "Good day.", 3))).await.samples;
+    let two = say(&engine, frames(by("Ryan", "So it is.", 4))).await.samples;
+    let mut request = frames(by("Vivian", "Good day. [pause: 0.1s] [voice: RYAN] So it is.", 3));
+    request.params.markup = Some(Markup::Brackets);
+    let both = say(&engine, request).await.samples;
+    let second = one.len() + RATE / 10;
+    assert_eq!(both.len(), second + two.len());
+    assert!(both[..one.len() - 120] == one[..one.len() - 120] && both[second + 240..] == two[240..]);
+
+    let mut list = Pronunciations::default();
+    list.insert("gif", "jif").unwrap();
+    let list = Some(Arc::new(list));
+    let mut answers = Vec::new();
+    for (pieces, pronunciations) in [(["A GI", "F, so"], list), (["A ji", "f, so"], None)] {
+        let (writer, text) = flume::unbounded();
+        pieces.map(|piece| writer.send(piece.to_owned()).unwrap());
+        drop(writer);
+        let mut request = SpeechRequest { text: TextSource::Streamed(text), ..frames(by("Vivian", "", 3)) };
+        request.params.pronunciations = pronunciations;
+        answers.push(collect(engine.speak(request).await.unwrap()).await);
+    }
+    assert!(answers[0] == answers[1] && answers[0].end.as_ref().is_some_and(Result::is_ok));
+    idle(&engine).await;
 }

@@ -3,9 +3,8 @@
 use super::fields::{FieldError, Fields};
 use super::values::{
     Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, MarkupName, Penalty, Probability,
-    PronunciationList, RefAudio,
-    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
-    VoiceName, Whole,
+    PronunciationList, RefAudio, RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName,
+    Temperature, TopK, TopP, VoiceName, Whole,
 };
 use omni_engine::{FinishReason, SamplingOverrides, Usage};
 use schemars::JsonSchema;
