@@ -3,8 +3,9 @@
 use super::api::speech::{
     Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
 };
-use super::api::speech::{SpokenText, VoiceFields, Wording};
+use super::api::speech::{SpokenText, VoiceFields};
 use super::api::values::{FormatName, StreamFormat, or_list};
+use super::api::wording::Wording;
 use super::api::{FieldError, Fields};
 use super::error::ApiError;
 use super::options;

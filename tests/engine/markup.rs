@@ -196,7 +196,7 @@ async fn qwen3_tts_changes_its_voice_and_says_words_as_they_are_written_word_by_
     let mut answers = Vec::new();
     for (pieces, pronunciations) in [(["A GI", "F, so"], list), (["A ji", "f, so"], None)] {
         let (writer, text) = flume::unbounded();
-        pieces.map(|piece| writer.send(piece.to_owned()).unwrap());
+        pieces.into_iter().for_each(|piece| writer.send(piece.to_owned()).unwrap());
         drop(writer);
         let mut request = SpeechRequest { text: TextSource::Streamed(text), ..frames(by("Vivian", "", 3)) };
         request.params.pronunciations = pronunciations;

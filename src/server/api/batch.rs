@@ -2,8 +2,8 @@
 
 use super::speech::{
     Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields,
-    Wording,
 };
+use super::wording::Wording;
 use schemars::JsonSchema;
 use serde::Serialize;
 

@@ -3,9 +3,10 @@
 use super::fields::{FieldError, Fields};
 use super::speech::{
     Beginning, Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage,
-    VoiceFields, Wording,
+    VoiceFields,
 };
 use super::values::short;
+use super::wording::Wording;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

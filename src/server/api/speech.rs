@@ -2,10 +2,11 @@
 
 use super::fields::{FieldError, Fields};
 use super::values::{
-    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, MarkupName, Penalty, Probability,
-    PronunciationList, RefAudio, RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName,
-    Temperature, TopK, TopP, VoiceName, Whole,
+    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, Penalty, Probability, RefAudio,
+    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
+    VoiceName, Whole,
 };
+use super::wording::Wording;
 use omni_engine::{FinishReason, SamplingOverrides, Usage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -64,16 +65,6 @@ pub(crate) struct SpokenText<'a> {
     #[serde(borrow)]
     #[schemars(required)]
     pub input: Option<&'a str>,
-}
-
-/// What the text means.
-#[derive(Debug, Default, Deserialize, JsonSchema)]
-pub(crate) struct Wording {
-    /// What of the text is markup: `ssml` or `brackets`. Default: `none`.
-    pub markup: Option<MarkupName>,
-    /// Whole words and how they are said, at most 100; a word without capital letters stands for any case. They go
-    /// before those of the config. Default: those alone.
-    pub pronunciations: Option<PronunciationList>,
 }
 
 /// For measuring.

@@ -3,8 +3,7 @@
 
 use super::fields::{kind, wrong_type};
 use omni_audio::{AudioFormat, Law, MAX_LOUDNESS, MAX_SPEED, MIN_LOUDNESS, MIN_SPEED, SAMPLE_RATES};
-use omni_core::text::MAX_SPOKEN;
-use omni_engine::{Markup, Pronunciations, TaskType};
+use omni_engine::TaskType;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
 use serde_json::{Number, Value};
@@ -41,6 +40,8 @@ macro_rules! schema {
         }
     };
 }
+
+pub(super) use schema;
 
 /// A number within a range.
 macro_rules! number {
@@ -210,7 +211,7 @@ schema!(Deadline, "oneOf": [
 ]);
 
 /// Visits a string and nothing else, so that the error of another type is serde's.
-struct Text<F>(F);
+pub(super) struct Text<F>(pub F);
 
 impl<'de, T, F: FnOnce(&str) -> Result<T, String>> Visitor<'de> for Text<F> {
     type Value = T;
@@ -282,55 +283,6 @@ pub(crate) fn or_list(numbers: &[u32]) -> String {
         _ => words.concat(),
     }
 }
-
-/// The markup of a text; `None` speaks it as it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MarkupName(pub Option<Markup>);
-
-impl<'de> Deserialize<'de> for MarkupName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<MarkupName, D::Error> {
-        deserializer.deserialize_str(Text(|name: &str| match Markup::parse(name) {
-            None if name != "none" => {
-                Err(format!("{:?} is unknown; ask for \"ssml\", \"brackets\" or \"none\"", short(name)))
-            }
-            markup => Ok(MarkupName(markup)),
-        }))
-    }
-}
-
-schema!(MarkupName, "type": "string", "enum": ["ssml", "brackets", "none"]);
-
-/// Most words of a request's list.
-const MAX_PRONUNCIATIONS: usize = 100;
-
-/// Words, and how they are said.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct PronunciationList(pub Arc<Pronunciations>);
-
-impl<'de> Deserialize<'de> for PronunciationList {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<PronunciationList, D::Error> {
-        let words = match Value::deserialize(deserializer)? {
-            Value::Object(words) => words,
-            other => return Err(wrong_type(&other, "an object of words and how they are said")),
-        };
-        if words.len() > MAX_PRONUNCIATIONS {
-            let message = format_args!("has {} words; expected {MAX_PRONUNCIATIONS} at most", words.len());
-            return Err(D::Error::custom(message));
-        }
-        let mut list = Pronunciations::default();
-        for (word, spoken) in &words {
-            let inserted = match spoken {
-                Value::String(spoken) => list.insert(word, spoken),
-                other => Err(format!("expected a string, found {}", kind(other))),
-            };
-            inserted.map_err(|message| D::Error::custom(format_args!("{:?}: {message}", short(word))))?;
-        }
-        Ok(PronunciationList(Arc::new(list)))
-    }
-}
-
-schema!(PronunciationList, "type": "object", "additionalProperties": { "type": "string", "maxLength": MAX_SPOKEN },
-    "maxProperties": MAX_PRONUNCIATIONS);
 
 /// How a stream of audio is encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
