@@ -16,6 +16,16 @@ pub(super) enum Item {
     Pause(Duration),
 }
 
+impl Item {
+    /// The piece, if it is one.
+    pub fn piece(&self) -> Option<&Piece> {
+        match self {
+            Item::Piece(piece) => Some(piece),
+            Item::Pause(_) => None,
+        }
+    }
+}
+
 /// See [`Item::Piece`].
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Piece {

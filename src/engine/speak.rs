@@ -84,7 +84,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
                     let stream = shared.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired));
                     return Ok(stream.watched(watch).lasting(asked.life, expired));
                 }
-                None => Source::Sentences(Sentences { waiting, script: None, speakers, more: None, chars: 0 }),
+                None => Sentences { waiting, script: None, speakers, more: None, chars: 0 }.into(),
             }
         }
         TextSource::Streamed(pieces) => match (&shared.planner.family, &options.voice) {
@@ -93,13 +93,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             }
             _ => {
                 let script = Some(Script::streamed(markup, words, max_chars));
-                Source::Sentences(Sentences {
-                    waiting: VecDeque::new(),
-                    script,
-                    speakers,
-                    more: Some(pieces),
-                    chars: 0,
-                })
+                Sentences { waiting: VecDeque::new(), script, speakers, more: Some(pieces), chars: 0 }.into()
             }
         },
     };
@@ -145,8 +139,7 @@ fn first_of(
     options: &SpeechOptions,
     marked: bool,
 ) -> Result<Option<RequestPlan>, SubmitError> {
-    let piece = |item| if let &Item::Piece(ref piece) = item { Some(piece) } else { None };
-    let longest = items.iter().filter_map(piece).max_by_key(|piece| piece.text.len());
+    let longest = items.iter().filter_map(Item::piece).max_by_key(|piece| piece.text.len());
     match longest {
         None if marked => {
             let message = "there is nothing to speak between the tags".to_owned();
@@ -173,7 +166,7 @@ fn check_piece(ignore_eos: bool, chars: usize) -> Result<(), SubmitError> {
 
 enum Source {
     /// Spoken one after the other, each when it is whole.
-    Sentences(Sentences),
+    Sentences(Box<Sentences>),
     /// Spoken word by word.
     Incremental(flume::Receiver<String>, Words),
 }
@@ -188,11 +181,17 @@ struct Sentences {
     chars: usize,
 }
 
+impl From<Sentences> for Source {
+    fn from(sentences: Sentences) -> Source {
+        Source::Sentences(Box::new(sentences))
+    }
+}
+
 /// Reads a text to its end, unless its place is taken away before. The permit is held for as long.
 async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot::Receiver<RequestError>) {
     let reading = async {
         match source {
-            Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
+            Source::Sentences(sentences) => read_sentences(&mut relay, *sentences).await,
             Source::Incremental(pieces, words) => incremental::read(&mut relay, pieces, words).await,
         }
     };

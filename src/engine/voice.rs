@@ -43,7 +43,9 @@ impl VoiceChoice {
 /// Which voice a name in a marked text means, or what is wrong with it and what is allowed. By default each name is that
 /// of a voice.
 #[derive(Clone)]
-pub struct VoiceNames(Arc<dyn Fn(&str) -> Result<VoiceChoice, String> + Send + Sync>);
+pub struct VoiceNames(Arc<FindVoice>);
+
+type FindVoice = dyn Fn(&str) -> Result<VoiceChoice, String> + Send + Sync;
 
 impl VoiceNames {
     /// Asks `find`, which must not wait.
