@@ -14,6 +14,8 @@ use crate::support::wyoming::frame;
 use bytes::Bytes;
 use omni_actors::config;
 use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
+use omni_actors::core::text::Pronunciations;
+use omni_actors::core::text::markup::{Markup, MarkupReader, marks};
 use omni_actors::model::Checkpoint;
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::wire;
@@ -23,6 +25,8 @@ use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tokio_tungstenite::tungstenite::{Message, client};
+
+const BATCH: &str = "/v1/audio/speech/batch";
 
 /// Growth of a process that is no leak: caches that fill, memory that the allocator keeps.
 const GROWTH: u64 = 128 << 20;
@@ -135,6 +139,39 @@ fn configs_and_plans_are_taken_or_refused_with_words() {
 }
 
 #[test]
+fn texts_with_markup_are_read_or_refused_with_words() {
+    let good: [&[u8]; 2] = [
+        b"Hello. [pause: 0.5s] [voice: heart]So [[this] is [rate: 80%]slow[voice: default]. Bye.",
+        b"<?xml version=\"1.0\"?><speak version=\"1.1\"><p><s>Hi &amp; <sub alias=\"jif\">GIF</sub></s></p><break \
+          time=\"500ms\"/><voice name=\"heart\"><prosody rate=\"80%\">so <say-as interpret-as=\"digits\">12</say-as>\
+          </prosody></voice><![CDATA[x]]></speak>",
+    ];
+    let before = memory("self");
+    fuzz("marked texts", 0.1, |dice| {
+        let text = dice.damaged(good[dice.0 as usize % 2]);
+        let text = String::from_utf8_lossy(&text);
+        for markup in Markup::ALL {
+            let whole = marks(markup, &text);
+            let mut reader = MarkupReader::new(markup);
+            let pieces: Result<Vec<_>, _> =
+                text.split_inclusive([' ', ']', '"']).map(|piece| reader.push(piece)).collect();
+            let pieced = pieces.and_then(|_| reader.finish());
+            assert_eq!(whole.is_ok(), pieced.is_ok());
+            let Err(error) = whole else { continue };
+            assert!(!error.message.is_empty() && error.place.line > 0 && error.place.column > 0);
+        }
+        let mut list = Pronunciations::default();
+        for word in text.split(' ') {
+            let _ = list.insert(word, "so");
+        }
+        if let Some(said) = list.apply(&text, 300) {
+            assert!(said.len() <= 300.max(text.len()));
+        }
+    });
+    assert!(memory("self") < before + GROWTH, "it grows");
+}
+
+#[test]
 fn frames_are_taken_or_refused_with_words() {
     let header = Header {
         request: RequestId(300),
@@ -218,6 +255,8 @@ fn clients_are_answered_whatever_they_send() {
     let vector: Vec<f64> = vec![0.1; 64];
     let speech = json!({"input": "Hello there.", "max_new_tokens": 2, "ignore_eos": true, "speaker_embedding": vector,
         "language": "English", "response_format": "wav", "speed": 1.0, "stream": false, "seed": 3});
+    let marked = json!({"input": "Hello [pause: 0.5s] [rate: 80%]there.", "markup": "brackets", "max_new_tokens": 2,
+        "speaker_embedding": vector, "pronunciations": {"there": "hair"}, "response_format": "pcm"});
     let chat = json!({"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2, "stream": false});
     let start =
         json!({"type": "session.config", "speaker_embedding": vector, "max_new_tokens": 2, "language": "English"});
@@ -240,8 +279,8 @@ fn clients_are_answered_whatever_they_send() {
     });
     fuzz("HTTP bodies", 0.2, |dice| {
         let (path, good) =
-            [(tts::SPEECH, &speech), ("/v1/chat/completions", &chat), ("/v1/audio/speech/batch", &speech)]
-                [dice.roll(3)];
+            [(tts::SPEECH, &speech), (tts::SPEECH, &marked), ("/v1/chat/completions", &chat), (BATCH, &speech)]
+                [dice.roll(4)];
         let reply = Ask::text(path, dice.damaged(good.to_string().as_bytes())).send(&server.url);
         assert!(reply.status != 500, "{}", String::from_utf8_lossy(&reply.body));
         if reply.status >= 400 {

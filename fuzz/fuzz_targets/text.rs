@@ -2,8 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use omni_core::normalize::spell_out;
-use omni_core::text::{Segmenter, segments};
+use omni_core::text::{Segmenter, segments, spell_out};
 
 const MAX_CHARS: usize = 120;
 

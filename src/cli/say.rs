@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use omni_audio::{AudioFormat, MAX_LOUDNESS, MAX_SPEED, MIN_LOUDNESS, MIN_SPEED, SAMPLE_RATES, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
-    ChatMessage, Event, GenerateRequest, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides, Service,
-    SpeechParams, SpeechRequest, TextSource, VoiceChoice,
+    ChatMessage, Event, GenerateRequest, Markup, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides,
+    Service, SpeechParams, SpeechRequest, TextSource, VoiceChoice,
 };
 use omni_model::weights::EmbeddedFiles;
 use omni_tools::exit::{Interrupted, Usage};
@@ -31,6 +31,7 @@ use std::time::{Duration, Instant};
   omni-actors say --chat \"What is the capital of France?\" -o answer.wav
   echo \"Read me.\" | omni-actors say - -o - | aplay            played while it is made
   omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0
+  omni-actors say --markup brackets \"Ready? [pause: 1s] [voice: alto] Go!\"
   omni-actors say \"Hello.\" --checkpoint Qwen3-TTS-12Hz-0.6B-Base --ref-audio me.wav --ref-text \"What I say in it.\"")]
 pub struct SayArgs {
     /// What to say; - reads it from stdin
@@ -70,6 +71,9 @@ pub struct SayArgs {
     /// Language of the text, for Qwen3-TTS; without it the model infers it
     #[arg(long, conflicts_with = "chat")]
     language: Option<String>,
+    /// What of the text is markup: ssml, or brackets for [pause: 0.5s], [voice: NAME] and [rate: 80%]
+    #[arg(long, value_parser = markup, conflicts_with = "chat")]
+    markup: Option<Markup>,
     /// Same seed, same speech; without one the command draws one and prints it
     #[arg(long)]
     seed: Option<u64>,
@@ -87,6 +91,10 @@ fn speed(text: &str) -> Result<f32, String> {
     let speed = text.parse().map_err(|_| "is not a number".to_owned())?;
     let allowed = MIN_SPEED..=MAX_SPEED;
     if allowed.contains(&speed) { Ok(speed) } else { Err(format!("is not between {MIN_SPEED} and {MAX_SPEED}")) }
+}
+
+fn markup(text: &str) -> Result<Markup, String> {
+    Markup::parse(text).ok_or_else(|| "is neither ssml nor brackets".to_owned())
 }
 
 fn sample_rate(text: &str) -> Result<u32, String> {
@@ -199,6 +207,7 @@ impl SayArgs {
                 speech,
                 max_frames: self.max_frames.map(Frames),
                 seed,
+                markup: self.markup,
                 ..SpeechParams::default()
             };
             let request = SpeechRequest { text: TextSource::Whole(text.to_owned()), params };

@@ -29,7 +29,9 @@ pub(super) fn aliases(r: &mut Reader) -> AliasesConfig {
     let allowed = format!("a list of names of 1 to {LONGEST} bytes, such as [\"kokoro\"]");
     let models = r.value("aliases.models", "[]", allowed, |value| texts(value, name)).unwrap_or_default();
     let allowed = format!("a table of names of 1 to {LONGEST} bytes, such as {{ narrator = \"ryan\" }}");
-    let voices = r.names("aliases.voices", allowed, |text| name(text).map(|name| name.to_lowercase()));
+    let voices = r.names("aliases.voices", allowed, |alias, voice| {
+        Some((name(alias)?.to_lowercase(), name(voice)?.to_lowercase()))
+    });
     AliasesConfig { openai, models, voices }
 }
 

@@ -34,6 +34,7 @@ pub use wyoming::WyomingConfig;
 pub use omni_telemetry::LogFormat;
 
 use omni_core::ids::{Frames, StageName};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -147,6 +148,8 @@ pub struct SpeechConfig {
     pub flush_after: Duration,
     /// A stream that is this far ahead of its listener waits while another one needs the device.
     pub lead_cap: Duration,
+    /// How words are said, in all that is spoken as it is written; a request's own list goes first.
+    pub pronunciations: BTreeMap<String, String>,
 }
 
 /// `[server]`

@@ -113,12 +113,12 @@ impl Reader {
         found
     }
 
-    /// A section of names that the user chooses, each with another name; `parse` understands both. Empty by default.
+    /// A section of names that the user chooses, each with a text; `parse` understands both. Empty by default.
     pub fn names(
         &mut self,
         key: &str,
         allowed: String,
-        parse: impl Fn(&str) -> Option<String>,
+        parse: impl Fn(&str, &str) -> Option<(String, String)>,
     ) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         self.document.sections.remove(key);
@@ -127,8 +127,8 @@ impl Reader {
         for path in paths {
             let Some(Leaf { value, line }) = self.document.leaves.remove(&path) else { continue };
             let name = &path[below.len()..];
-            match (parse(name), value.as_str().and_then(&parse)) {
-                (Some(name), Some(other)) => {
+            match value.as_str().and_then(|text| parse(name, text)) {
+                Some((name, other)) => {
                     if found.insert(name, other).is_some() {
                         self.problem(line, &path, None, "is there twice, in upper and lower case".to_owned());
                     }

@@ -16,6 +16,8 @@ use super::{
     SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
+use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
@@ -127,6 +129,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         // Longer than a quick typist's pause between words.
         flush_after: r.duration("speech.flush_after", ms(700), ms(50)..=secs(60)),
         lead_cap: r.duration("speech.lead_cap", secs(2), ms(100)..=DAY),
+        pronunciations: pronunciations(r),
     };
     let server = ServerConfig {
         listen: r
@@ -317,6 +320,17 @@ fn endpoint(text: &str) -> Option<Option<String>> {
 fn prompt(r: &mut Reader) -> String {
     let once = |text: &str| Some(text.to_owned()).filter(|text| text.matches("{text}").count() == 1);
     r.text("speech.prompt", "Say: {text}", "text with {text} in it once", once).unwrap_or_default()
+}
+
+fn pronunciations(r: &mut Reader) -> BTreeMap<String, String> {
+    let allowed = format!(
+        "a table of words of 1 to {MAX_WORD} characters without white space, each with 1 to {MAX_SPOKEN} characters that \
+         are said instead, such as {{ GIF = \"jif\" }}"
+    );
+    r.names("speech.pronunciations", allowed, |word, spoken| {
+        Pronunciations::default().insert(word, spoken).ok()?;
+        Some((word.to_owned(), spoken.to_owned()))
+    })
 }
 
 fn spell_out(r: &mut Reader, checkpoint: &CheckpointSource) -> bool {

@@ -12,8 +12,8 @@ const FADE: usize = 120;
 pub struct Crossfade {
     /// The last samples, which fade out if another piece follows.
     held: Vec<f32>,
-    /// Samples since the last border; `None` before the first.
-    since: Option<usize>,
+    /// Samples since the last border, and over how many the piece behind it fades in; `None` before the first.
+    since: Option<(usize, usize)>,
 }
 
 impl Crossfade {
@@ -21,12 +21,12 @@ impl Crossfade {
     pub fn push(&mut self, samples: &[f32]) -> Vec<f32> {
         let start = self.held.len();
         self.held.extend_from_slice(samples);
-        if let Some(since) = &mut self.since {
+        if let Some((since, fade)) = &mut self.since {
             for sample in &mut self.held[start..] {
-                if *since >= FADE {
+                if *since >= *fade {
                     break;
                 }
-                *sample *= gain(*since);
+                *sample *= gain(*since, *fade);
                 *since += 1;
             }
         }
@@ -36,11 +36,21 @@ impl Crossfade {
 
     /// The piece is over and another follows; returns its end.
     pub fn border(&mut self) -> Vec<f32> {
+        self.end(FADE)
+    }
+
+    /// The same where silence follows, behind which the next piece fades in over `fade` samples, or over 5 ms if that is
+    /// longer: behind silence an ear hears more.
+    pub fn silence(&mut self, fade: usize) -> Vec<f32> {
+        self.end(fade.max(FADE))
+    }
+
+    fn end(&mut self, fade: usize) -> Vec<f32> {
         let length = self.held.len();
         for (i, sample) in self.held.iter_mut().enumerate() {
-            *sample *= gain(length - 1 - i);
+            *sample *= gain(length - 1 - i, FADE);
         }
-        self.since = Some(0);
+        self.since = Some((0, fade));
         std::mem::take(&mut self.held)
     }
 
@@ -50,9 +60,9 @@ impl Crossfade {
     }
 }
 
-/// The gain of the sample that is so many away from the border: a raised cosine.
-fn gain(distance: usize) -> f32 {
-    let x = (distance.min(FADE) as f32 + 0.5) / (FADE as f32 + 0.5);
+/// The gain of the sample that is so many away from the border, of those that fade: a raised cosine.
+fn gain(distance: usize, fade: usize) -> f32 {
+    let x = (distance.min(fade) as f32 + 0.5) / (fade as f32 + 0.5);
     0.5 - 0.5 * (std::f32::consts::PI * x.min(1.0)).cos()
 }
 
@@ -81,6 +91,19 @@ mod tests {
         assert_eq!((out[0], out[1999], out[500], out[1500]), (0.5, -0.5, 0.5, -0.5));
         let steepest = out.windows(2).map(|pair| (pair[1] - pair[0]).abs()).fold(0.0, f32::max);
         assert!(steepest < 0.01, "{steepest}");
+    }
+
+    #[test]
+    fn silence_is_met_by_fades_and_the_piece_behind_it_fades_in_for_longer() {
+        let wave = vec![0.5; 1000];
+        let mut joint = Crossfade::default();
+        // A pause before the first piece, too.
+        assert_eq!(joint.silence(240), []);
+        let mut out = joint.push(&wave);
+        out.extend(joint.silence(0));
+        assert_eq!(out.len(), 1000);
+        assert!(out[0] < 1e-4 && out[120] < 0.3 && out[240..880].iter().all(|sample| *sample == 0.5));
+        assert!(out[999] < 1e-4 && out.windows(2).all(|pair| (pair[1] - pair[0]).abs() < 0.01));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The API of the engine: requests, events, errors, health. Server and commands know nothing else of it.
 
 pub use super::stream::{Listener, ResponseStream};
-use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo};
+use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo, VoiceNames};
 use futures::future::BoxFuture;
 pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
 use omni_core::ids::{FinishReason, Frames, RequestId, StageName};
+use omni_core::text::Pronunciations;
+use omni_core::text::markup::Markup;
 use omni_fault::FaultPlan;
 pub use omni_stage::StageState;
 use omni_telemetry::trace::Recorder;
@@ -158,6 +160,12 @@ pub struct SpeechParams {
     pub initial_chunk_frames: Option<Frames>,
     /// As for chat.
     pub seed: Option<u64>,
+    /// What of the text is markup; `None` speaks it as it is.
+    pub markup: Option<Markup>,
+    /// Whom markup means by a voice.
+    pub voice_names: VoiceNames,
+    /// How words are said, before the config's list.
+    pub pronunciations: Option<Arc<Pronunciations>>,
     /// As for chat.
     pub options: RequestOptions,
 }

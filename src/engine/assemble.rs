@@ -13,6 +13,7 @@ use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use omni_core::ids::{Frames, StageName};
 use omni_core::ledger::LedgerLimits;
+use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::AudioLimits;
@@ -123,9 +124,19 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         faults: maker.faults.clone(),
         recorder: maker.recorder.clone(),
         speech: config.speech.clone(),
+        pronunciations: pronunciations(config)?.into(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or_else(|| segment_chars(checkpoint)),
         voices,
     })
+}
+
+fn pronunciations(config: &Config) -> Result<Pronunciations, StartError> {
+    let mut list = Pronunciations::default();
+    for (word, spoken) in &config.speech.pronunciations {
+        let wrong = |message| StartError::Config(format!("speech.pronunciations.{word}: {message}"));
+        list.insert(word, spoken).map_err(wrong)?;
+    }
+    Ok(list)
 }
 
 /// Large requests that are planned at the same time: the other cores are for the stages and for the server.

@@ -4,15 +4,16 @@
 use super::api::{Event, RequestError, ResponseStream};
 use super::plan::{FamilyPlanner, FollowedText, SpeechVoice, TtsPlanner, TtsVoice};
 use super::relay::{Relay, Stop, refused};
+use super::script::Words;
 use omni_core::ids::RequestId;
 use omni_core::text::{IncrementalText, TextStep};
 use omni_model::prompt::{TtsPromptError, TtsStream};
 use std::collections::VecDeque;
 
 /// Reads a text aloud as it comes.
-pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>) -> Result<(), Stop> {
+pub(super) async fn read(relay: &mut Relay, pieces: flume::Receiver<String>, words: Words) -> Result<(), Stop> {
     let text = IncrementalText::new(relay.shared.max_segment_chars);
-    let mut writer = Writer { pieces: Some(pieces), text, steps: VecDeque::new(), chars: 0 };
+    let mut writer = Writer { pieces: Some(pieces), text, words, steps: VecDeque::new(), chars: 0, said: 0 };
     while !writer.is_done() && relay.may_go_on() {
         Sentence::begin(relay)?.read(relay, &mut writer).await?;
     }
@@ -24,14 +25,27 @@ struct Writer {
     /// `None` when nothing follows.
     pieces: Option<flume::Receiver<String>>,
     text: IncrementalText,
+    words: Words,
     /// Steps that no sentence has taken yet.
     steps: VecDeque<TextStep>,
     chars: usize,
+    /// Characters as they are said.
+    said: usize,
 }
 
 impl Writer {
     fn is_done(&self) -> bool {
         self.pieces.is_none() && self.steps.is_empty()
+    }
+
+    /// Words as they are said.
+    fn say(&mut self, words: String) -> Result<String, RequestError> {
+        let said = self.words.apply(&words).map_err(RequestError::Refused)?.into_owned();
+        self.said += said.chars().count();
+        if self.said > self.words.max_chars && said != words {
+            return Err(RequestError::Refused(self.words.too_long()));
+        }
+        Ok(said)
     }
 
     /// More steps; never resolves when there will be none.
@@ -94,6 +108,10 @@ impl Sentence {
             while !self.complete
                 && let Some(step) = writer.steps.pop_front()
             {
+                let step = match step {
+                    TextStep::Words(words) => TextStep::Words(writer.say(words)?),
+                    TextStep::Border => TextStep::Border,
+                };
                 self.take(step).map_err(not_speakable)?;
             }
             self.push_tokens(relay).await?;

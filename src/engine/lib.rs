@@ -17,6 +17,7 @@
 //! | `status_history` | since when each stage is in its state, and how long its last recovery took |
 //! | [`simulation`] | all of it on one thread with a simulated clock, and everything that can break |
 //! | `speak` | speech requests: a text, sentence after sentence |
+//! | `script`, `speakers` | a text with markup and pronunciations: pieces and pauses, and who speaks each |
 //! | `incremental` | the same word by word, for a text that is still being written |
 //! | `relay` | the requests of one text as one stream |
 //! | `voice` | voices as clients name, give and see them |
@@ -38,9 +39,11 @@ mod load;
 mod plan;
 pub mod process;
 mod relay;
+mod script;
 mod setup;
 pub mod simulation;
 mod speak;
+mod speakers;
 mod stages;
 mod status_history;
 mod stream;
@@ -54,7 +57,11 @@ pub use api::{
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
-pub use voice::{NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceSource};
+pub use omni_core::text::Pronunciations;
+pub use omni_core::text::markup::Markup;
+pub use voice::{
+    NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceNames, VoiceSource,
+};
 
 use admission::{Admissions, Entrant};
 use futures::FutureExt;
@@ -70,6 +77,7 @@ use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry, RequestKind, RequestMetrics};
 use omni_transfer::lease::LeaseBook;
 use plan::Planner;
+use script::Words;
 use stages::Stages;
 use status_history::{Follower, StatusHistory};
 use std::panic::AssertUnwindSafe;
@@ -107,6 +115,7 @@ struct Shared {
     faults: FaultPlan,
     recorder: Recorder,
     speech: SpeechConfig,
+    pronunciations: Arc<Pronunciations>,
     max_segment_chars: usize,
     /// Turns of large requests to be planned.
     planning: Semaphore,
@@ -140,7 +149,9 @@ impl Ordinary {
         let first_chunk = params.initial_chunk_frames.map_or(0, |frames| frames.0);
         // A recording has to be encoded first.
         let clones = matches!(params.voice, VoiceChoice::Clone(_));
-        !one_piece && !clones && instructions <= ORDINARY_INSTRUCTIONS && first_chunk <= self.first_chunk
+        // It may begin with a pause, and its voices may have to be read.
+        let marked = params.markup.is_some();
+        !one_piece && !clones && !marked && instructions <= ORDINARY_INSTRUCTIONS && first_chunk <= self.first_chunk
     }
 }
 
@@ -153,6 +164,15 @@ impl Shared {
     ) -> Result<admission::Permit, SubmitError> {
         let restarts = self.stages.iter().map(|stage| stage.status().borrow().restarts).sum();
         self.admissions.enter(Entrant { options, steady, chat, sounds, restarts })
+    }
+
+    /// How words are said: as a request wants, then as the config has it.
+    fn words(&self, own: Option<&Pronunciations>) -> Words {
+        let pronunciations = match own {
+            None => Arc::clone(&self.pronunciations),
+            Some(own) => Arc::new(own.clone().over(&self.pronunciations)),
+        };
+        Words { pronunciations, max_chars: self.planner.common.max_input_chars }
     }
 
     /// Plans a request of so many characters: a large one away from the threads on which everything else waits, and few

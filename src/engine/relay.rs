@@ -7,6 +7,7 @@ use super::admission::Watch;
 use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage};
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
+use omni_audio::TimeStretch;
 use omni_core::crossfade::Crossfade;
 use omni_core::ids::{FinishReason, Frames};
 use omni_core::playback::Playback;
@@ -16,6 +17,9 @@ use std::time::{Duration, Instant};
 
 /// How long before its first sound a piece is due: a talker must read its prompt and a vocoder make its first chunk.
 const AHEAD: Duration = Duration::from_millis(500);
+
+/// Samples of silence that are sent in one go: a pause must not fill a queue whose length is counted in chunks.
+const SILENCE: usize = 4800;
 
 /// See the module.
 pub(super) struct Relay {
@@ -35,6 +39,12 @@ pub(super) struct Relay {
     between: bool,
     /// Codes of the current piece, where the next piece must keep its voice.
     codes: Option<CodeLog>,
+    /// How many times as fast the next piece is.
+    pub rate: f32,
+    /// Of the current piece, unless its rate is 1.
+    stretch: Option<TimeStretch>,
+    /// Samples of the pause before the first piece, which goes out when that has begun.
+    lead: usize,
     expired: Expired,
 }
 
@@ -75,6 +85,9 @@ impl Relay {
             born,
             between: false,
             codes: None,
+            rate: 1.0,
+            stretch: None,
+            lead: 0,
             expired,
         }
     }
@@ -109,6 +122,8 @@ impl Relay {
         let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
         self.codes = may_change.then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
+        let sample_rate = self.shared.info.sample_rate;
+        self.stretch = (self.rate != 1.0).then(|| TimeStretch::new(sample_rate, self.rate));
         plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
         self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
     }
@@ -125,10 +140,37 @@ impl Relay {
         }
     }
 
+    /// Silence before the next piece, or at the end: exactly so many samples. What is around it fades.
+    pub async fn pause(&mut self, samples: usize) -> Result<(), Stop> {
+        if !self.started {
+            self.lead += samples;
+            return Ok(());
+        }
+        let fade = self.shared.info.fade_in.as_secs_f64() * f64::from(self.shared.info.sample_rate);
+        let end = self.crossfade.silence(fade.round() as usize);
+        self.between = false;
+        self.audio(end, Frames(0)).await?;
+        let mut left = samples;
+        while left > 0 {
+            let part = left.min(SILENCE);
+            self.audio(vec![0.0; part], Frames(0)).await?;
+            left -= part;
+        }
+        Ok(())
+    }
+
+    /// Whether anything of the answer has been sent.
+    pub fn has_started(&self) -> bool {
+        self.started
+    }
+
     /// Passes an event of the current piece on; `false` when that was its last.
     pub async fn pass_on(&mut self, event: Option<Event>) -> Result<bool, Stop> {
         match event {
             Some(Event::Finished { reason, usage }) => {
+                if let Some(stretch) = self.stretch.take() {
+                    self.sound(&stretch.finish(), Frames(0)).await?;
+                }
                 self.usage.prompt_tokens += usage.prompt_tokens;
                 self.usage.text_tokens += usage.text_tokens;
                 self.usage.frames.0 += usage.frames.0;
@@ -145,18 +187,30 @@ impl Relay {
             Some(Event::Failed(error)) => Err(Stop::Failed(error)),
             None => Err(Stop::Failed(RequestError::ShuttingDown)),
             Some(Event::Audio(AudioChunk { samples, frames })) => {
-                let mut ready = if std::mem::take(&mut self.between) { self.crossfade.border() } else { Vec::new() };
-                ready.extend(self.crossfade.push(&samples));
-                self.audio(ready, frames).await?;
+                match self.stretch.as_mut().map(|stretch| stretch.push(&samples)) {
+                    None => self.sound(&samples, frames).await?,
+                    Some(stretched) => self.sound(&stretched, frames).await?,
+                }
                 Ok(true)
             }
             Some(Event::Started { .. }) if self.started => Ok(true),
             Some(event) => {
                 self.started = true;
                 self.tell(event).await?;
+                match std::mem::take(&mut self.lead) {
+                    0 => {}
+                    lead => self.pause(lead).await?,
+                }
                 Ok(true)
             }
         }
+    }
+
+    /// Samples of the current piece, at its rate.
+    async fn sound(&mut self, samples: &[f32], frames: Frames) -> Result<(), Stop> {
+        let mut ready = if std::mem::take(&mut self.between) { self.crossfade.border() } else { Vec::new() };
+        ready.extend(self.crossfade.push(samples));
+        self.audio(ready, frames).await
     }
 
     async fn audio(&mut self, samples: Vec<f32>, frames: Frames) -> Result<(), Stop> {

@@ -3,16 +3,16 @@
 //! made, which is long before the listener has heard it.
 
 use super::admission::{Permit, Watch};
-use super::api::{RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
+use super::api::{RequestError, ResponseStream, SpeechRequest, SubmitError, TextSource};
 use super::incremental;
-use super::plan::{FamilyPlanner, Planner, SpeechVoice};
+use super::plan::{FamilyPlanner, Planner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::relay::{Relay, Stop, refused};
+use super::script::{Item, Piece, Script, Words};
+use super::speakers::{Speakers, voiceprint};
 use super::stream::Expired;
-use super::voice::VoiceChoice;
-use super::voices::Voiceprint;
 use super::{Engine, Shared, caught};
 use futures::FutureExt;
-use omni_core::text::{self, Segmenter};
+use omni_core::text;
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
@@ -36,8 +36,24 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let shared = &engine.shared;
     if let TextSource::Whole(text) = &request.text {
         shared.planner.check_length("input", text.chars().count())?;
-        check_piece(&request.params, text)?;
     }
+    let params = &request.params;
+    if params.markup.is_some() && params.ignore_eos {
+        let message = "has pieces of its own; leave ignore_eos out".to_owned();
+        return Err(SubmitError::Invalid { param: "markup", message });
+    }
+    let words = shared.words(params.pronunciations.as_deref());
+    let markup = params.markup;
+    // What is wrong with the text refuses the request before it has a place.
+    let mut script = match &request.text {
+        TextSource::Whole(text) => {
+            let script = Script::whole(text, markup, words.clone());
+            let script = script.map_err(|message| SubmitError::Invalid { param: "input", message })?;
+            check_piece(params.ignore_eos, script.chars())?;
+            Some(script)
+        }
+        TextSource::Streamed(_) => None,
+    };
     let asked = request.params.options;
     let steady = shared.ordinary.speech(&request, shared.max_segment_chars);
     // Encoding a recording takes long: only accepted requests do it.
@@ -45,36 +61,39 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let watch = permit.watch();
     let print = voiceprint(shared, &request.params).await?;
     let params = request.params;
+    let template = params.clone();
     let instructions = params.instructions.as_ref().map_or(0, |text| text.chars().count());
     let plan = move |planner: &Planner| planner.speech_options(&params, print.as_deref());
     let options = shared.plan(instructions, plan).await?;
+    let mut speakers = Speakers::of(template, options.voice.clone());
     let expired = Expired::default();
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
     let source = match request.text {
-        TextSource::Whole(text) => {
-            let waiting: VecDeque<_> = cut(&text, &options.voice, max_chars).into();
-            // What cannot be spoken refuses the request now, not in the middle of it. Each piece is planned when its
-            // turn comes; if one is too long for the model, the longest is.
-            if let Some(longest) = waiting.iter().max_by_key(|text| text.len()).filter(|_| waiting.len() > 1) {
-                shared.planner.speech(longest, &options)?;
+        TextSource::Whole(_) => {
+            let mut waiting = VecDeque::new();
+            if let Some(script) = &mut script {
+                speakers.add(shared, script.voices()).await?;
+                while let Some(item) = script.next() {
+                    waiting.extend(cut(item, &speakers, max_chars));
+                }
             }
-            if waiting.len() <= 1 {
+            match first_of(shared, &waiting, &speakers, &options, markup.is_some())? {
                 // One piece needs no relay.
-                let text = waiting.front().map_or("", String::as_str);
-                let plan = shared.planner.speech(text, &options)?;
-                let kind = RequestKind::Speech;
-                let stream = shared.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired));
-                return Ok(stream.watched(watch).lasting(asked.life, expired));
+                Some(plan) => {
+                    let kind = RequestKind::Speech;
+                    let stream = shared.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired));
+                    return Ok(stream.watched(watch).lasting(asked.life, expired));
+                }
+                None => Sentences { waiting, script: None, speakers, more: None, chars: 0 }.into(),
             }
-            Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
         TextSource::Streamed(pieces) => match (&shared.planner.family, &options.voice) {
-            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if !voice.wants_whole_text() => {
-                Source::Incremental(pieces)
+            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if markup.is_none() && !voice.wants_whole_text() => {
+                Source::Incremental(pieces, words)
             }
             _ => {
-                let segments = Segmenter::new(max_chars);
-                Source::Sentences(Sentences { waiting: VecDeque::new(), segments, more: Some(pieces), chars: 0 })
+                let script = Some(Script::streamed(markup, words, max_chars));
+                Sentences { waiting: VecDeque::new(), script, speakers, more: Some(pieces), chars: 0 }.into()
             }
         },
     };
@@ -94,68 +113,86 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     Ok(ResponseStream::new(events, listening).watched(watch).lasting(asked.life, expired))
 }
 
-/// A whole text as what is spoken in one go. Qwen3-TTS reads as much as fits, as its reference does; a thinker that
-/// follows a text does so sentence by sentence.
-fn cut(text: &str, voice: &SpeechVoice, max_chars: usize) -> Vec<String> {
-    match voice {
-        SpeechVoice::Omni(_) => text::segments(text, max_chars),
+/// An item as what is spoken in one go. Qwen3-TTS reads as much as fits, as its reference does; a thinker that follows a
+/// text does so sentence by sentence.
+fn cut(item: Item, speakers: &Speakers, max_chars: usize) -> Vec<Item> {
+    let Item::Piece(Piece { text, voice, rate }) = item else { return vec![item] };
+    let texts = match speakers.voice(voice) {
         // The voice of the pieces that follow is that of the first, which they carry along.
-        SpeechVoice::Tts(voice) if voice.may_change() => text::pieces(text, SPOKEN_REFERENCE, max_chars),
-        SpeechVoice::Tts(_) => text::pieces(text, max_chars, max_chars),
+        Some(SpeechVoice::Tts(voice)) if voice.may_change() => text::pieces(&text, SPOKEN_REFERENCE, max_chars),
+        Some(SpeechVoice::Tts(_)) => text::pieces(&text, max_chars, max_chars),
+        Some(SpeechVoice::Omni(_)) | None => text::segments(&text, max_chars),
+    };
+    texts.into_iter().map(|text| Item::Piece(Piece { text, voice, rate })).collect()
+}
+
+/// The plan of a whole text that is one piece; `None` for one that has more, each of which is planned when its turn
+/// comes.
+///
+/// # Errors
+/// What cannot be spoken refuses the request now, not in the middle of it: if a piece is too long for the model, the
+/// longest is.
+fn first_of(
+    shared: &Shared,
+    items: &VecDeque<Item>,
+    speakers: &Speakers,
+    options: &SpeechOptions,
+    marked: bool,
+) -> Result<Option<RequestPlan>, SubmitError> {
+    let longest = items.iter().filter_map(Item::piece).max_by_key(|piece| piece.text.len());
+    match longest {
+        None if marked => {
+            let message = "there is nothing to speak between the tags".to_owned();
+            Err(SubmitError::Invalid { param: "input", message })
+        }
+        None => shared.planner.speech("", options).map(Some),
+        Some(piece) => {
+            let alone = items.len() == 1 && piece.rate == 1.0;
+            let voice = speakers.voice(piece.voice).unwrap_or(&options.voice).clone();
+            let plan = shared.planner.speech(&piece.text, &SpeechOptions { voice, ..options.clone() });
+            plan.map(|plan| alone.then_some(plan))
+        }
     }
 }
 
 /// Refuses a text that is to be spoken in one piece and is longer than any piece.
-fn check_piece(params: &SpeechParams, text: &str) -> Result<(), SubmitError> {
-    let chars = text.chars().count();
-    if !params.ignore_eos || chars <= MAX_PIECE {
+fn check_piece(ignore_eos: bool, chars: usize) -> Result<(), SubmitError> {
+    if !ignore_eos || chars <= MAX_PIECE {
         return Ok(());
     }
     let message = format!("{chars} characters are more than the {MAX_PIECE} that ignore_eos speaks in one piece");
     Err(SubmitError::Invalid { param: "input", message })
 }
 
-/// The voice that the client gives or has uploaded, encoded; `None` for a speaker of the checkpoint.
-async fn voiceprint(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<Voiceprint>>, SubmitError> {
-    let Some(voices) = &shared.voices else { return Ok(None) };
-    let tenant = params.options.tenant.id;
-    let print = match &params.voice {
-        VoiceChoice::Embedding(_) => return Ok(None),
-        VoiceChoice::Default => match &shared.info.default_voice {
-            Some(name) if voices.has(name) => voices.named(name, tenant).await?,
-            _ => return Ok(None),
-        },
-        VoiceChoice::Named { name, .. } if !voices.has(name) => return Ok(None),
-        VoiceChoice::Named { name, x_vector_only } => {
-            let print = voices.named(name, tenant).await?;
-            if *x_vector_only { Arc::new(Voiceprint { reference: None, ..Voiceprint::clone(&print) }) } else { print }
-        }
-        VoiceChoice::Clone(recording) => voices.once(recording.clone(), tenant).await?,
-    };
-    Ok(Some(print))
-}
-
 enum Source {
     /// Spoken one after the other, each when it is whole.
-    Sentences(Sentences),
+    Sentences(Box<Sentences>),
     /// Spoken word by word.
-    Incremental(flume::Receiver<String>),
+    Incremental(flume::Receiver<String>, Words),
 }
 
 /// A text as sentences.
 struct Sentences {
-    waiting: VecDeque<String>,
-    segments: Segmenter,
+    waiting: VecDeque<Item>,
+    /// Of a text that is still being written.
+    script: Option<Script>,
+    speakers: Speakers,
     more: Option<flume::Receiver<String>>,
     chars: usize,
+}
+
+impl From<Sentences> for Source {
+    fn from(sentences: Sentences) -> Source {
+        Source::Sentences(Box::new(sentences))
+    }
 }
 
 /// Reads a text to its end, unless its place is taken away before. The permit is held for as long.
 async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot::Receiver<RequestError>) {
     let reading = async {
         match source {
-            Source::Sentences(sentences) => read_sentences(&mut relay, sentences).await,
-            Source::Incremental(pieces) => incremental::read(&mut relay, pieces).await,
+            Source::Sentences(sentences) => read_sentences(&mut relay, *sentences).await,
+            Source::Incremental(pieces, words) => incremental::read(&mut relay, pieces, words).await,
         }
     };
     // A panic in a tokenizer ends this text, and tells its client so.
@@ -174,7 +211,19 @@ async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot:
 
 async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
     while relay.may_go_on() {
-        let Some(text) = sentences.next(&relay.shared, &relay.watch).await? else { return Ok(()) };
+        let Some(item) = sentences.next(&relay.shared, &relay.watch).await? else {
+            return sentences.check_end(relay);
+        };
+        let Piece { text, voice, rate } = match item {
+            Item::Piece(piece) => piece,
+            Item::Pause(pause) => {
+                let samples = pause.as_secs_f64() * f64::from(relay.shared.info.sample_rate);
+                relay.pause(samples.round() as usize).await?;
+                continue;
+            }
+        };
+        sentences.speakers.switch(relay, voice);
+        relay.rate = rate;
         let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
         let mut sentence = relay.open(plan);
         while relay.pass_on(sentence.next().await).await? {}
@@ -184,30 +233,45 @@ async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(
 }
 
 impl Sentences {
-    /// The next one, as soon as it is whole.
-    async fn next(&mut self, shared: &Shared, watch: &Watch) -> Result<Option<String>, RequestError> {
+    /// The next one, as soon as it is whole, when its voice is known.
+    async fn next(&mut self, shared: &Arc<Shared>, watch: &Watch) -> Result<Option<Item>, RequestError> {
         loop {
-            if let Some(text) = self.waiting.pop_front() {
-                return Ok(Some(text));
+            if let Some(item) = self.waiting.pop_front() {
+                return Ok(Some(item));
+            }
+            let Some(script) = &mut self.script else { return Ok(None) };
+            if let Some(item) = script.next() {
+                self.speakers.add(shared, script.voices()).await.map_err(refused)?;
+                return Ok(Some(item));
             }
             let Some(more) = &self.more else { return Ok(None) };
             watch.waits_for_text();
             // No sentence is being made: if the writer pauses, the listener should hear the words so far.
-            match tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await {
-                Err(_paused) => self.waiting.extend(self.segments.pause()),
+            let read = match tokio::time::timeout(shared.speech.flush_after, more.recv_async()).await {
+                Err(_paused) => script.pause(),
                 Ok(Ok(piece)) => {
                     let chars = piece.chars().count();
                     self.chars += chars;
                     watch.wrote(chars);
                     shared.planner.check_length("input", self.chars).map_err(refused)?;
-                    self.waiting.extend(self.segments.push(&piece));
+                    script.push(&piece)
                 }
                 Ok(Err(flume::RecvError::Disconnected)) => {
                     watch.wrote(0);
                     self.more = None;
-                    self.waiting.extend(self.segments.finish());
+                    script.finish()
                 }
-            }
+            };
+            read.map_err(RequestError::Refused)?;
         }
+    }
+
+    /// Refuses a marked text without words, which has come in pieces.
+    fn check_end(&self, relay: &Relay) -> Result<(), Stop> {
+        let wordless = self.script.as_ref().is_some_and(Script::is_marked) && !relay.has_started();
+        if !wordless {
+            return Ok(());
+        }
+        Err(RequestError::Refused("there is nothing to speak between the tags".to_owned()).into())
     }
 }

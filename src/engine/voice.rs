@@ -40,6 +40,37 @@ impl VoiceChoice {
     }
 }
 
+/// Which voice a name in a marked text means, or what is wrong with it and what is allowed. By default each name is that
+/// of a voice.
+#[derive(Clone)]
+pub struct VoiceNames(Arc<FindVoice>);
+
+type FindVoice = dyn Fn(&str) -> Result<VoiceChoice, String> + Send + Sync;
+
+impl VoiceNames {
+    /// Asks `find`, which must not wait.
+    pub fn new(find: impl Fn(&str) -> Result<VoiceChoice, String> + Send + Sync + 'static) -> VoiceNames {
+        VoiceNames(Arc::new(find))
+    }
+
+    /// The voice of a name.
+    pub(super) fn find(&self, name: &str) -> Result<VoiceChoice, String> {
+        (self.0)(name)
+    }
+}
+
+impl Default for VoiceNames {
+    fn default() -> VoiceNames {
+        VoiceNames::new(|name| Ok(VoiceChoice::named(Some(name.to_owned()))))
+    }
+}
+
+impl std::fmt::Debug for VoiceNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("VoiceNames")
+    }
+}
+
 /// A recording of a voice.
 #[derive(Clone, PartialEq)]
 pub struct Recording {

@@ -13,7 +13,7 @@
 //! | `aliases` | other names of the model and its voices |
 //! | `tls`, `admin` | certificates; health and metrics at an address of their own |
 //! | `visit`, `trace_context` | a request from its head to its last byte: its name, its line in the log |
-//! | `speech`, `speech_request`, `voice_request` | `POST /v1/audio/speech` |
+//! | `speech`, `speech_request`, `voice_request`, `voice_finder` | `POST /v1/audio/speech` |
 //! | `resume` | from which byte an answer that was cut goes on |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `voices` | `/v1/audio/voices` |
@@ -79,6 +79,7 @@ mod tls;
 mod trace_context;
 mod traces;
 mod visit;
+mod voice_finder;
 mod voice_request;
 mod voices;
 mod watched;

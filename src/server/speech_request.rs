@@ -5,6 +5,7 @@ use super::api::speech::{
 };
 use super::api::speech::{SpokenText, VoiceFields};
 use super::api::values::{FormatName, StreamFormat, or_list};
+use super::api::wording::Wording;
 use super::api::{FieldError, Fields};
 use super::error::ApiError;
 use super::options;
@@ -61,7 +62,7 @@ pub(super) async fn parse(
     let sound = begun(sound, &wire.beginning, &wire.speech)?;
     let delivery = delivery(&wire.delivery, &sound)?;
     let options = options::read(app, &wire.deadlines, delivery != Delivery::Whole)?;
-    let mut params = params(app, &wire.speech, wire.sampling, wire.voice, references).await?;
+    let mut params = params(app, &wire.speech, wire.wording, wire.sampling, wire.voice, references).await?;
     params.options = options;
     params.ignore_eos = wire.measuring.ignore_eos.unwrap_or(false);
     if params.ignore_eos && params.max_frames.is_none() {
@@ -76,6 +77,7 @@ pub(super) async fn parse(
 pub(super) async fn params(
     app: &App,
     speech: &SpeechFields,
+    wording: Wording,
     sampling: Sampling,
     voice: VoiceFields<'_>,
     references: &mut References<'_>,
@@ -93,6 +95,9 @@ pub(super) async fn params(
         ignore_eos: false,
         initial_chunk_frames: first.map(Frames),
         seed: speech.seed.map(|seed| seed.0),
+        markup: wording.markup.and_then(|name| name.0),
+        voice_names: app.voice_finder().names(),
+        pronunciations: wording.pronunciations.map(|list| list.0),
         options: RequestOptions::default(),
     })
 }

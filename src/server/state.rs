@@ -1,13 +1,14 @@
 //! What all handlers share, and what they ask of it: whether a model, a voice or a length is allowed.
 
 use super::aliases::{Aliases, own_name};
+use super::api::FieldError;
 use super::api::measure::JsonLimits;
-use super::api::{FieldError, short};
 use super::budget::{Budget, What};
 use super::error::ApiError;
 use super::export::Links;
 use super::rules::Current;
 use super::traces::{Recording, Traces};
+use super::voice_finder::VoiceFinder;
 use omni_audio::{AudioError, AudioWriter, Sound};
 use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::{Service, TaskType};
@@ -122,41 +123,13 @@ impl App {
     /// voices. `None` is the default, or the voice that a request describes. The engine refuses an unknown voice too; the
     /// check here tells a WebSocket session before it sends text.
     pub fn check_voice(&self, param: &str, asked: Option<&str>) -> Result<Option<String>, ApiError> {
-        /// Voices that a message lists.
-        const LISTED: usize = 20;
         let Some(asked) = asked else { return Ok(None) };
-        let lower = asked.to_lowercase();
-        let voices = self.service.voices();
-        let find = |lower: &str| {
-            let own = self.service.info().voices.iter().find(|name| *name == lower).cloned();
-            let uploaded = || voices.iter().find(|voice| voice.name.to_lowercase() == lower);
-            own.or_else(|| uploaded().map(|voice| voice.name.clone()))
-        };
-        if let Some(found) = find(&lower) {
-            return Ok(Some(found));
-        }
-        let rules = self.rules.get();
-        let alias = Aliases::of(&rules.aliases, self.service.info()).voice(&lower);
-        let stands_for = match alias {
-            Some(None) => return Ok(None),
-            Some(Some(voice)) => match find(&voice.to_lowercase()) {
-                Some(found) => return Ok(Some(found)),
-                None => format!(", which stands for {:?}", short(voice)),
-            },
-            None => String::new(),
-        };
-        let mut names: Vec<&str> = voices.iter().take(LISTED).map(|voice| voice.name.as_str()).collect();
-        if voices.len() > LISTED {
-            names.push("... (see /v1/audio/voices)");
-        }
-        let advice = match self.service.info().tts.as_ref().map(|tts| tts.task) {
-            _ if !names.is_empty() => format!("choose one of: {}", names.join(", ")),
-            Some(TaskType::Base) => "upload one, or send ref_audio or speaker_embedding".to_owned(),
-            Some(TaskType::VoiceDesign) => "describe the voice in instructions instead".to_owned(),
-            _ => "this model has none".to_owned(),
-        };
-        Err(FieldError::invalid(param, format_args!("there is no voice {:?}{stands_for}; {advice}", short(asked)))
-            .into())
+        Ok(self.voice_finder().find(asked).map_err(|message| FieldError::invalid(param, message))?)
+    }
+
+    /// What finds voices by the names that clients give.
+    pub fn voice_finder(&self) -> VoiceFinder {
+        VoiceFinder { service: Arc::clone(&self.service), rules: Arc::clone(&self.rules) }
     }
 
     /// A name for an answer that has none: no other answer of this or an earlier process has it.

@@ -34,7 +34,8 @@ fn size(speech: &SpeechParams) -> usize {
         VoiceChoice::Embedding(embedding) => size_of_val(&embedding[..]),
         _ => 0,
     };
-    voice + text(&speech.instructions) + text(&speech.language)
+    let pronunciations = speech.pronunciations.as_ref().map_or(0, |list| list.bytes());
+    pronunciations + voice + text(&speech.instructions) + text(&speech.language)
 }
 
 /// How the utterances of a session are spoken, until the next `session.config`.
@@ -68,7 +69,7 @@ impl SessionConfig {
             return Err(ApiError::invalid("ref_audio", NO_CLONING));
         }
         let mut references = References::new(&app.references, &app.budget);
-        let speech = params(app, &wire.speech, wire.sampling, wire.voice, &mut references).await?;
+        let speech = params(app, &wire.speech, wire.wording, wire.sampling, wire.voice, &mut references).await?;
         let mut held = Held::nothing(&app.budget);
         if !held.take(size(&speech)) {
             return Err(held.exhausted());

@@ -45,6 +45,17 @@ fn a_checkpoint_folder_speaks_like_the_embedded_copy_of_it() {
 }
 
 #[test]
+fn markup_is_read_where_it_is_asked_for() {
+    let one = wav(&say(&["Good morning.", "--seed", "7"])).0.len();
+    let text = "Good morning. [pause: 0.5s] [voice: alto] [rate: 200%] Good morning.";
+    let both = wav(&say(&[text, "--seed", "7", "--markup", "brackets"])).0;
+    assert!(both[one..one + 12_000].iter().all(|sample| *sample == 0), "half a second of silence behind {one} samples");
+    assert!(loudest(&both[one + 12_000..]) > 1_000);
+    omni(["say", "Hello [laugh].", "--markup", "brackets"]).run().exits(2).tells("line 1, column 7: the tag [laugh]");
+    omni(["say", "Hello.", "--markup", "html"]).run().exits(2).tells("is neither ssml nor brackets");
+}
+
+#[test]
 fn the_ending_of_the_file_is_its_format() {
     let plain = wav(&say(&["Good morning.", "--seed", "7"])).0.len();
     for (name, magic) in

@@ -7,6 +7,7 @@ mod support;
 mod clients_leave;
 mod deadlines;
 mod invariants;
+mod markup;
 mod pending_steps;
 mod pipeline;
 mod pipeline_tts;

@@ -9,8 +9,8 @@ use std::process::Command;
 const DRAWING: &str = include_str!("../../docs/architecture.md");
 /// Crates that may write `unsafe`, and where: CPU kernels, the CUDA driver, shared memory.
 const UNSAFE: [&str; 3] = ["src/ops", "src/cuda", "src/transfer"];
-/// What `core` may use from outside: derives for what crosses a process border, and nothing that runs.
-const OF_CORE: [&str; 2] = ["bincode", "serde"];
+/// What `core` may use from outside: derives for what crosses a process border, a parser, and nothing that runs.
+const OF_CORE: [&str; 3] = ["bincode", "quick-xml", "serde"];
 
 /// Folder -> what it depends on, tests left out: folders of this workspace, and names of other crates.
 fn crates() -> BTreeMap<String, (BTreeSet<String>, BTreeSet<String>)> {

@@ -51,19 +51,19 @@ impl Site {
         Site { engine, address, client: Client::new(), serving }
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Response {
+    pub async fn post(&self, path: &str, body: &Value) -> Response {
         self.client.post(format!("http://{}{path}", self.address)).json(body).send().await.unwrap()
     }
 
     /// The body of an answer that must be fine.
-    async fn bytes(&self, path: &str, body: &Value) -> Vec<u8> {
+    pub async fn bytes(&self, path: &str, body: &Value) -> Vec<u8> {
         let response = self.post(path, body).await;
         assert_eq!(response.status(), 200, "{body}");
         response.bytes().await.unwrap().into()
     }
 
     /// The events of an answer that must be fine.
-    async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let text = String::from_utf8(self.bytes(path, body).await).unwrap();
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()

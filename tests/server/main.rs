@@ -7,6 +7,7 @@ mod support;
 mod e2e_http;
 mod hostile;
 mod keys;
+mod markup;
 mod otlp;
 mod overload;
 mod resume;

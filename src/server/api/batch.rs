@@ -3,6 +3,7 @@
 use super::speech::{
     Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields,
 };
+use super::wording::Wording;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -39,6 +40,8 @@ pub(crate) struct BatchItem<'a> {
 #[derive(JsonSchema)]
 #[expect(dead_code, reason = "the schema alone")]
 struct ItemFields<'a> {
+    #[schemars(flatten)]
+    wording: Wording,
     #[schemars(flatten)]
     measuring: Measuring,
     #[schemars(flatten)]

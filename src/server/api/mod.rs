@@ -4,6 +4,7 @@
 //! | file | objects |
 //! | --- | --- |
 //! | `speech` | `POST /v1/audio/speech` and what other routes share with it: voice, sampling, deadlines |
+//! | `wording` | its markup and its pronunciations |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `chat` | `POST /v1/chat/completions` |
 //! | `voices` | `/v1/audio/voices` |
@@ -30,6 +31,7 @@ pub(crate) mod session;
 pub(crate) mod speech;
 pub(crate) mod values;
 pub(crate) mod voices;
+pub(crate) mod wording;
 
 pub(crate) use fields::{FieldError, Fields, kind};
 pub(crate) use values::short;

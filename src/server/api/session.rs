@@ -6,6 +6,7 @@ use super::speech::{
     VoiceFields,
 };
 use super::values::short;
+use super::wording::Wording;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -99,6 +100,8 @@ pub(crate) struct SessionFields<'a> {
     #[schemars(flatten)]
     pub model: Model,
     #[schemars(flatten)]
+    pub wording: Wording,
+    #[schemars(flatten)]
     pub sound: SoundFields,
     #[schemars(flatten)]
     pub speech: SpeechFields,
@@ -125,6 +128,7 @@ impl<'a> SessionFields<'a> {
             .refuse(&[("loudness", "is known at the end of an answer; ask POST /v1/audio/speech for a whole one")])?;
         Ok(SessionFields {
             model,
+            wording: fields.read()?,
             sound: fields.read()?,
             speech: fields.read()?,
             sampling: fields.read()?,

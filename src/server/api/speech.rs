@@ -6,6 +6,7 @@ use super::values::{
     RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
     VoiceName, Whole,
 };
+use super::wording::Wording;
 use omni_engine::{FinishReason, SamplingOverrides, Usage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -17,6 +18,8 @@ pub(crate) struct SpeechRequest<'a> {
     pub model: Model,
     #[schemars(flatten)]
     pub text: SpokenText<'a>,
+    #[schemars(flatten)]
+    pub wording: Wording,
     #[schemars(flatten)]
     pub measuring: Measuring,
     #[schemars(flatten)]
@@ -212,6 +215,7 @@ impl<'a> SpeechRequest<'a> {
         Ok(SpeechRequest {
             model,
             text,
+            wording: fields.read()?,
             measuring: fields.read()?,
             sound: fields.read()?,
             level: fields.read()?,

@@ -41,6 +41,8 @@ macro_rules! schema {
     };
 }
 
+pub(super) use schema;
+
 /// A number within a range.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident, $range:expr) => {
@@ -209,7 +211,7 @@ schema!(Deadline, "oneOf": [
 ]);
 
 /// Visits a string and nothing else, so that the error of another type is serde's.
-struct Text<F>(F);
+pub(super) struct Text<F>(pub F);
 
 impl<'de, T, F: FnOnce(&str) -> Result<T, String>> Visitor<'de> for Text<F> {
     type Value = T;
