@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use omni_audio::{AudioFormat, MAX_LOUDNESS, MAX_SPEED, MIN_LOUDNESS, MIN_SPEED, SAMPLE_RATES, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
-    ChatMessage, Event, GenerateRequest, Markup, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides, Service,
-    SpeechParams, SpeechRequest, TextSource, VoiceChoice,
+    ChatMessage, Event, GenerateRequest, Markup, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides,
+    Service, SpeechParams, SpeechRequest, TextSource, VoiceChoice,
 };
 use omni_model::weights::EmbeddedFiles;
 use omni_tools::exit::{Interrupted, Usage};

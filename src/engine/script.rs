@@ -247,7 +247,10 @@ impl Words {
     }
 
     pub fn too_long(&self) -> String {
-        format!("with its pronunciations the text has more than the {} characters that this server takes", self.max_chars)
+        format!(
+            "with its pronunciations the text has more than the {} characters that this server takes",
+            self.max_chars
+        )
     }
 }
 

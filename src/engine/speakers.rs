@@ -65,10 +65,7 @@ async fn read(shared: &Arc<Shared>, params: SpeechParams) -> Result<SpeechVoice,
 }
 
 /// The voice that the client gives or has uploaded, encoded; `None` for a speaker of the checkpoint.
-pub(super) async fn voiceprint(
-    shared: &Shared,
-    params: &SpeechParams,
-) -> Result<Option<Arc<Voiceprint>>, SubmitError> {
+pub(super) async fn voiceprint(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<Voiceprint>>, SubmitError> {
     let Some(voices) = &shared.voices else { return Ok(None) };
     let tenant = params.options.tenant.id;
     let print = match &params.voice {

@@ -36,7 +36,8 @@ async fn refused(engine: &Engine, request: SpeechRequest) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_is_exactly_so_many_zeros_and_what_is_around_it_fades() {
     let engine = engine(&voice(), |_| {}).await;
-    let (one, two) = (say(&engine, speech("Two cups of tea.", 7)).await, say(&engine, by("alto", "She is alone.", 8)).await);
+    let (one, two) =
+        (say(&engine, speech("Two cups of tea.", 7)).await, say(&engine, by("alto", "She is alone.", 8)).await);
     let text = "[pause: 100ms]Two cups of tea.[pause: 0.25s] [voice: alto] She is alone. [pause: 50ms]";
     let both = say(&engine, brackets(text, 7)).await.samples;
     let (lead, rest, end) = (RATE / 10, RATE / 4, RATE / 20);
@@ -124,7 +125,8 @@ async fn a_text_that_comes_in_pieces_may_be_cut_inside_of_a_tag() {
     let whole = say(&engine, brackets(text, 7)).await;
     let pieces = ["Two cups of tea.[pau", "se: 0.1", "s] [voice: al", "to]She is", " alone."];
     assert!(streamed(&engine, &pieces, Markup::Brackets).await == whole);
-    let pieces = ["<speak>Two cups of tea.<break time=\"0.", "1s\"/> <voice name='alto'>She is alone.</voice></spe", "ak>"];
+    let pieces =
+        ["<speak>Two cups of tea.<break time=\"0.", "1s\"/> <voice name='alto'>She is alone.</voice></spe", "ak>"];
     assert!(streamed(&engine, &pieces, Markup::Ssml).await == whole);
     let failed = |answer: Answer| match answer.end {
         Some(Err(RequestError::Refused(message))) => message,

@@ -83,7 +83,8 @@ impl Pronunciations {
         let mut at = 0;
         let mut before = None;
         while let Some(c) = text[at..].chars().next() {
-            let begins = before.is_none_or(|before| apart(before, c)) && lower(c).is_some_and(|c| self.firsts.contains(&c));
+            let begins =
+                before.is_none_or(|before| apart(before, c)) && lower(c).is_some_and(|c| self.firsts.contains(&c));
             if begins && let Some((end, spoken)) = self.find(text, at) {
                 if out.len() + at - copied + spoken.len() > most {
                     return None;

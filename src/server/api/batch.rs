@@ -1,7 +1,8 @@
 //! `POST /v1/audio/speech/batch`.
 
 use super::speech::{
-    Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields, Wording,
+    Deadlines, Level, Measuring, Model, Sampling, SoundFields, SpeechFields, SpeechUsage, SpokenText, VoiceFields,
+    Wording,
 };
 use schemars::JsonSchema;
 use serde::Serialize;

@@ -3,9 +3,8 @@
 use super::fields::{FieldError, Fields};
 use super::values::{
     Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, MarkupName, Penalty, Probability,
-    PronunciationList, RefAudio,
-    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
-    VoiceName, Whole,
+    PronunciationList, RefAudio, RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName,
+    Temperature, TopK, TopP, VoiceName, Whole,
 };
 use omni_engine::{FinishReason, SamplingOverrides, Usage};
 use schemars::JsonSchema;
@@ -274,6 +273,10 @@ pub(crate) enum Finish {
     Stop,
     /// A limit on tokens or frames.
     Length,
+    /// The speech repeated itself, or was silent, without end.
+    Runaway,
+    /// The speech ended before it could have said its text.
+    Unspoken,
 }
 
 impl From<FinishReason> for Finish {
@@ -281,6 +284,8 @@ impl From<FinishReason> for Finish {
         match reason {
             FinishReason::Stop => Finish::Stop,
             FinishReason::Length => Finish::Length,
+            FinishReason::Runaway => Finish::Runaway,
+            FinishReason::Unspoken => Finish::Unspoken,
         }
     }
 }

@@ -121,7 +121,8 @@ mod tests {
 
     #[test]
     fn tags_say_pauses_voices_and_rates() {
-        let read = marks(Markup::Brackets, "[voice: Heart]Hi.[Pause:0.5s] [rate: 80%]So [[1]. [voice: default]Bye").unwrap();
+        let read =
+            marks(Markup::Brackets, "[voice: Heart]Hi.[Pause:0.5s] [rate: 80%]So [[1]. [voice: default]Bye").unwrap();
         let expected = [
             voice(Some("Heart"), 1),
             text("Hi."),

@@ -24,11 +24,7 @@ impl std::fmt::Display for Place {
 impl Place {
     /// The place behind a character at this one.
     pub(super) fn behind(self, c: char) -> Place {
-        if c == '\n' {
-            Place { line: self.line + 1, column: 1 }
-        } else {
-            Place { column: self.column + 1, ..self }
-        }
+        if c == '\n' { Place { line: self.line + 1, column: 1 } } else { Place { column: self.column + 1, ..self } }
     }
 }
 

@@ -45,9 +45,10 @@ fn elements_become_marks_in_the_order_in_which_they_are_heard() {
 
 #[test]
 fn paragraphs_and_sentences_are_borders_and_lines_of_the_file_are_not() {
-    assert_eq!(read("<p>One\n\n\ntwo</p><p><s>Three.</s>\n<s>Four</s>five</p>"), [text(
-        "\n\nOne   two\n\n\n\nThree.   Four\n\nfive\n\n"
-    )]);
+    assert_eq!(
+        read("<p>One\n\n\ntwo</p><p><s>Three.</s>\n<s>Four</s>five</p>"),
+        [text("\n\nOne   two\n\n\n\nThree.   Four\n\nfive\n\n")]
+    );
 }
 
 #[test]
@@ -76,7 +77,11 @@ fn an_error_says_where_it_is_and_what_is_allowed() {
         ("", "line 1, column 1", "which is missing"),
         ("<p>x</p>", "line 1, column 1", "one <speak> element; found <p>"),
         ("<speak/><speak/>", "line 1, column 9", "one <speak> element"),
-        ("<speak>\n <emphasis>x</emphasis></speak>", "line 2, column 2", "<emphasis> is not supported; known are speak"),
+        (
+            "<speak>\n <emphasis>x</emphasis></speak>",
+            "line 2, column 2",
+            "<emphasis> is not supported; known are speak",
+        ),
         ("<speak><phoneme ph='x'>a</phoneme></speak>", "line 1, column 8", "takes phonemes"),
         ("<speak><prosody pitch='high'>x</prosody></speak>", "line 1, column 8", "it takes rate"),
         ("<speak><prosody>x</prosody></speak>", "line 1, column 8", "needs a rate"),
