@@ -143,6 +143,8 @@ pub struct SpeechConfig {
     pub spell_out: bool,
     /// Over which the beginning of an answer fades in on its way to a listener.
     pub fade_in: Duration,
+    /// How often a piece of speech that went astray is made anew, where nothing of it has been sent.
+    pub retries: u32,
     /// Text that arrives piece by piece is spoken sentence by sentence; when nothing is left to speak and the writer
     /// pauses inside a sentence for this long, the words so far become a sentence.
     pub flush_after: Duration,

@@ -126,6 +126,7 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         spell_out: spell_out(r, &model.checkpoint),
         // Longer than the step with which a vocoder begins, and shorter than the silence before speech.
         fade_in: r.duration("speech.fade_in", ms(10), ms(0)..=ms(100)),
+        retries: r.int("speech.retries", 2, 0..=5),
         // Longer than a quick typist's pause between words.
         flush_after: r.duration("speech.flush_after", ms(700), ms(50)..=secs(60)),
         lead_cap: r.duration("speech.lead_cap", secs(2), ms(100)..=DAY),

@@ -132,4 +132,15 @@ pub enum FinishReason {
     Stop,
     /// At a limit on tokens or frames.
     Length,
+    /// It no longer said its text: it repeated itself, or was silent, without end.
+    Runaway,
+    /// By itself, before it could have said its text.
+    Unspoken,
+}
+
+impl FinishReason {
+    /// Whether the speech does not say its text.
+    pub fn is_astray(self) -> bool {
+        matches!(self, FinishReason::Runaway | FinishReason::Unspoken)
+    }
 }

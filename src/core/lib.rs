@@ -14,6 +14,7 @@ pub mod patience;
 pub mod playback;
 pub mod quota;
 pub mod restart;
+pub mod runaway;
 pub mod scheduler;
 pub mod sequence;
 pub mod shrink;

@@ -166,6 +166,8 @@ pub struct SpeechParams {
     pub voice_names: VoiceNames,
     /// How words are said, before the config's list.
     pub pronunciations: Option<Arc<Pronunciations>>,
+    /// Whether nothing is sent before all is there: speech that went astray can then be made anew.
+    pub whole: bool,
     /// As for chat.
     pub options: RequestOptions,
 }

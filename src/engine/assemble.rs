@@ -100,6 +100,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             max_instruction_chars: config.limits.max_instruction_chars,
             max_first_chunk: config.max_first_chunk(),
             max_frames: frames_of(config.limits.max_audio, maker.unit),
+            retries: config.speech.retries,
             audio_window: window(config, StageName::Vocoder),
             frame: maker.unit,
         },

@@ -69,9 +69,9 @@ impl Client {
         }
     }
 
-    /// A stage has finished. The client learns of a limit that any of them hit.
+    /// A stage has finished. The client learns of a limit that any of them hit, and of speech that went astray.
     pub fn stage_ended(&mut self, reason: FinishReason) {
-        if reason == FinishReason::Length {
+        if reason != FinishReason::Stop {
             self.reason = reason;
         }
     }

@@ -6,11 +6,27 @@
 //! the log of the edge before it, from its first unit. Either end of an edge may be restarted; the log decides which
 //! units are new.
 
+/// Ends the codes of a payload, and with them the speech, behind the frame where the guard says so.
+fn watch(guard: &mut Guard, payload: &mut Payload, groups: usize) {
+    let header = &mut payload.header;
+    if let Some(Part::U32(codes)) = payload.parts.first_mut() {
+        let last = codes.chunks_exact(groups.max(1)).position(|frame| guard.runs_away(frame[0]));
+        if let Some(last) = last {
+            codes.truncate((last + 1) * groups);
+            (header.units, header.end) = (last as u32 + 1, Some(FinishReason::Runaway));
+        }
+    }
+    if header.end == Some(FinishReason::Stop) && guard.is_unspoken() {
+        header.end = Some(FinishReason::Unspoken);
+    }
+}
+
 #[cfg(test)]
 mod tests;
 
 use super::plan::SequencePlan;
 use omni_core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, StageName};
+use omni_core::runaway::Guard;
 use omni_core::scheduler::Pace;
 use omni_model::ModelError;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
@@ -142,6 +158,8 @@ pub(super) struct Journal {
     groups: usize,
     frame: usize,
     content: Content,
+    /// Ends speech that no longer says its text.
+    guard: Option<Guard>,
     clock: Clock,
 }
 
@@ -177,6 +195,7 @@ impl Journal {
             groups,
             frame,
             content: Content(0),
+            guard: None,
             clock: Clock::system(),
         }
     }
@@ -190,6 +209,13 @@ impl Journal {
     #[must_use]
     pub fn asking_for(self, content: Content) -> Journal {
         Journal { content, ..self }
+    }
+
+    /// The same with speech that ends where it no longer says its text. The journal sees every frame once and in order,
+    /// whatever stage dies, so it ends at the same frame each time.
+    #[must_use]
+    pub fn guarded_by(self, guard: Option<Guard>) -> Journal {
+        Journal { guard, ..self }
     }
 
     /// What the request asks for.
@@ -241,6 +267,9 @@ impl Journal {
             return Ok(None);
         }
         let Some(mut payload) = payload.from_unit(Seq(units), self.frame)? else { return Ok(None) };
+        if let (Edge::Codes, Some(guard)) = (edge, &mut self.guard) {
+            watch(guard, &mut payload, self.groups);
+        }
         let header = &mut payload.header;
         header.attempt = self.consumer(edge).map_or(Attempt(0), |(_, attempt)| attempt);
         let keep = !self.consumer_is_done(edge);

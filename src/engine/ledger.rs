@@ -23,14 +23,14 @@ use super::journal::{Edge, Journal, Readmission, TRIES};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{Attempt, Content, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Content, FinishReason, RequestId, Seq, StageName};
 use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::{Attribution, Concerned, Judgement, Suspects};
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
 use omni_stage::{InHands, RELEASED, StageFailure, StageReports};
 use omni_telemetry::clock::Clock;
-use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
+use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost, speech_astray};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use posts::{Post, PostedLock};
@@ -130,6 +130,7 @@ impl Ledger {
         let frame = (self.unit.as_secs_f64() * f64::from(plan.samples_per_second)).round() as usize;
         let journal =
             Journal::new(request, plan.sequences, (self.groups, frame)).asking_for(content).on(self.clock.clone());
+        let journal = journal.guarded_by(plan.guard);
         let waiting: Vec<_> = journal.unfinished().collect();
         waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
         state.open.insert(request, Open { client, journal, codes: plan.codes });
@@ -305,6 +306,12 @@ impl Ledger {
             if edge != Edge::Text {
                 open.client.stage_ended(reason);
             }
+            if reason.is_astray() {
+                speech_astray(reason);
+            }
+            if let (FinishReason::Runaway, Some(stage)) = (reason, edge.producer()) {
+                self.cut_short(state, request, stage);
+            }
             for stage in StageName::ALL {
                 if state.open.get(&request).is_some_and(|open| open.journal.is_done(stage)) {
                     state.core.stage_done(request, stage);
@@ -312,6 +319,16 @@ impl Ledger {
             }
         }
         Some(new)
+    }
+
+    /// Frees the sequence of a stage that has not noticed that its output is over. Those before it need not wait for it.
+    fn cut_short(&self, state: &mut State, request: RequestId, stage: StageName) {
+        if let Some(handle) = self.stages.get(stage) {
+            handle.abort(request);
+        }
+        if let Some(edge) = state.open.get(&request).and_then(|open| open.journal.released_by(stage)) {
+            self.ack(state, edge, vec![Ack { request, upto: RELEASED }]);
+        }
     }
 
     /// Admits the sequence of a request to a stage that is up, with its input so far.

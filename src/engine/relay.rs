@@ -11,7 +11,7 @@ use omni_audio::TimeStretch;
 use omni_core::crossfade::Crossfade;
 use omni_core::ids::{FinishReason, Frames};
 use omni_core::playback::Playback;
-use omni_telemetry::RequestKind;
+use omni_telemetry::{RequestKind, speech_anew};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,12 @@ const AHEAD: Duration = Duration::from_millis(500);
 
 /// Samples of silence that are sent in one go: a pause must not fill a queue whose length is counted in chunks.
 const SILENCE: usize = 4800;
+
+/// Frames of a piece that wait at most, so that it can be made anew: 64 s, 6 MB. A longer piece goes out as it comes.
+const HELD: u32 = 800;
+
+/// What distinguishes the seeds of a piece that is made anew; see [`Relay::goes_astray`].
+const ANEW: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// See the module.
 pub(super) struct Relay {
@@ -43,6 +49,10 @@ pub(super) struct Relay {
     pub rate: f32,
     /// Of the current piece, unless its rate is 1.
     stretch: Option<TimeStretch>,
+    /// Chunks of the current piece, as long as it may be made anew; `None` where it goes out as it comes.
+    held: Option<Vec<AudioChunk>>,
+    /// How often the current piece has been made anew.
+    tries: u32,
     /// Samples of the pause before the first piece, which goes out when that has begun.
     lead: usize,
     expired: Expired,
@@ -87,6 +97,8 @@ impl Relay {
             codes: None,
             rate: 1.0,
             stretch: None,
+            held: None,
+            tries: 0,
             lead: 0,
             expired,
         }
@@ -123,6 +135,7 @@ impl Relay {
         self.codes = may_change.then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
         let sample_rate = self.shared.info.sample_rate;
+        self.held = (self.options.retries > self.tries).then(Vec::new);
         self.stretch = (self.rate != 1.0).then(|| TimeStretch::new(sample_rate, self.rate));
         plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
         self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
@@ -167,7 +180,9 @@ impl Relay {
     /// Passes an event of the current piece on; `false` when that was its last.
     pub async fn pass_on(&mut self, event: Option<Event>) -> Result<bool, Stop> {
         match event {
+            Some(Event::Finished { reason, .. }) if self.goes_astray(reason) => Ok(false),
             Some(Event::Finished { reason, usage }) => {
+                self.let_go().await?;
                 if let Some(stretch) = self.stretch.take() {
                     self.sound(&stretch.finish(), Frames(0)).await?;
                 }
@@ -176,20 +191,26 @@ impl Relay {
                 self.usage.frames.0 += usage.frames.0;
                 let left = &mut self.options.frames_left.0;
                 *left = left.saturating_sub(usage.frames.0);
-                if reason == FinishReason::Length {
+                if reason != FinishReason::Stop {
                     self.reason = reason;
                 }
                 // The same request seed must not make every piece draw the same numbers.
-                self.options.seed = self.options.seed.wrapping_add(1);
+                let tries = u64::from(std::mem::take(&mut self.tries));
+                self.options.seed = self.options.seed.wrapping_sub(tries.wrapping_mul(ANEW)).wrapping_add(1);
                 self.between = true;
                 Ok(false)
             }
             Some(Event::Failed(error)) => Err(Stop::Failed(error)),
             None => Err(Stop::Failed(RequestError::ShuttingDown)),
-            Some(Event::Audio(AudioChunk { samples, frames })) => {
-                match self.stretch.as_mut().map(|stretch| stretch.push(&samples)) {
-                    None => self.sound(&samples, frames).await?,
-                    Some(stretched) => self.sound(&stretched, frames).await?,
+            Some(Event::Audio(chunk)) => {
+                match &mut self.held {
+                    None => self.spoken(chunk).await?,
+                    Some(held) => {
+                        held.push(chunk);
+                        if held.iter().map(|chunk| chunk.frames.0).sum::<u32>() > HELD {
+                            self.let_go().await?;
+                        }
+                    }
                 }
                 Ok(true)
             }
@@ -203,6 +224,39 @@ impl Relay {
                 }
                 Ok(true)
             }
+        }
+    }
+
+    /// Whether a piece that ended like this is made anew: nothing of it has been sent, and it may be tried again. The next
+    /// try draws other numbers, which the seed of the request decides.
+    fn goes_astray(&mut self, reason: FinishReason) -> bool {
+        if !reason.is_astray() || self.held.take().is_none() {
+            return false;
+        }
+        speech_anew();
+        self.tries += 1;
+        self.options.seed = self.options.seed.wrapping_add(ANEW);
+        true
+    }
+
+    /// Whether the piece that has just ended is to be made anew.
+    pub fn tries_again(&self) -> bool {
+        self.tries > 0
+    }
+
+    /// Sends what was held of the current piece; the rest of it is not held.
+    async fn let_go(&mut self) -> Result<(), Stop> {
+        for chunk in self.held.take().unwrap_or_default() {
+            self.spoken(chunk).await?;
+        }
+        Ok(())
+    }
+
+    /// A chunk of the current piece.
+    async fn spoken(&mut self, AudioChunk { samples, frames }: AudioChunk) -> Result<(), Stop> {
+        match self.stretch.as_mut().map(|stretch| stretch.push(&samples)) {
+            None => self.sound(&samples, frames).await,
+            Some(stretched) => self.sound(&stretched, frames).await,
         }
     }
 

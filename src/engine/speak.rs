@@ -147,7 +147,7 @@ fn first_of(
         }
         None => shared.planner.speech("", options).map(Some),
         Some(piece) => {
-            let alone = items.len() == 1 && piece.rate == 1.0;
+            let alone = items.len() == 1 && piece.rate == 1.0 && options.retries == 0;
             let voice = speakers.voice(piece.voice).unwrap_or(&options.voice).clone();
             let plan = shared.planner.speech(&piece.text, &SpeechOptions { voice, ..options.clone() });
             plan.map(|plan| alone.then_some(plan))
@@ -224,9 +224,14 @@ async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(
         };
         sentences.speakers.switch(relay, voice);
         relay.rate = rate;
-        let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
-        let mut sentence = relay.open(plan);
-        while relay.pass_on(sentence.next().await).await? {}
+        loop {
+            let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
+            let mut sentence = relay.open(plan);
+            while relay.pass_on(sentence.next().await).await? {}
+            if !relay.tries_again() {
+                break;
+            }
+        }
         relay.keep_voice(&text);
     }
     Ok(())

@@ -64,6 +64,7 @@ pub(super) async fn parse(
     let options = options::read(app, &wire.deadlines, delivery != Delivery::Whole)?;
     let mut params = params(app, &wire.speech, wire.wording, wire.sampling, wire.voice, references).await?;
     params.options = options;
+    params.whole = delivery == Delivery::Whole;
     params.ignore_eos = wire.measuring.ignore_eos.unwrap_or(false);
     if params.ignore_eos && params.max_frames.is_none() {
         let message = "needs max_new_tokens, the number of frames to make";
@@ -98,6 +99,7 @@ pub(super) async fn params(
         markup: wording.markup.and_then(|name| name.0),
         voice_names: app.voice_finder().names(),
         pronunciations: wording.pronunciations.map(|list| list.0),
+        whole: false,
         options: RequestOptions::default(),
     })
 }

@@ -95,6 +95,8 @@ catalogue! {
 
     PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: embeddings and codes for the next stage, tokens and audio for the client.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
+    SPEECH_ASTRAY = Counter, "omni_speech_astray_total", ["reason"], "Pieces of speech that did not say their text: one that repeated itself or was silent without end (runaway), or that ended at once (unspoken).";
+    SPEECH_ANEW = Counter, "omni_speech_anew_total", [], "Pieces of speech that were made anew because of that, before any of them was sent.";
     EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Times that input of a sequence got lost on the edge behind the stage, and the sequence was admitted again or failed.";
     LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
 

@@ -5,7 +5,7 @@ use super::exposition::install;
 use super::phase::{Phase, Phases};
 use super::trace::Recorder;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
-use omni_core::ids::{PayloadKind, StageName};
+use omni_core::ids::{FinishReason, PayloadKind, StageName};
 use std::time::Duration;
 
 /// A bounded queue inside a stage.
@@ -235,6 +235,19 @@ pub fn edge_lost(stage: Option<StageName>) {
     install();
     let stage = stage.map_or("", StageName::as_str);
     counter!(c::EDGE_LOST.name, "stage" => stage).increment(1);
+}
+
+/// A piece of speech ended for this reason because it did not say its text.
+pub fn speech_astray(reason: FinishReason) {
+    install();
+    let reason = if reason == FinishReason::Runaway { "runaway" } else { "unspoken" };
+    counter!(c::SPEECH_ASTRAY.name, "reason" => reason).increment(1);
+}
+
+/// It is made anew.
+pub fn speech_anew() {
+    install();
+    counter!(c::SPEECH_ANEW.name).increment(1);
 }
 
 /// Which way a copy goes.

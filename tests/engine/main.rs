@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod astray;
 mod clients_leave;
 mod deadlines;
 mod invariants;

@@ -11,7 +11,7 @@ mod pronounce;
 mod segments;
 
 pub use incremental::{IncrementalText, TextStep};
-pub use length::longest_seconds;
+pub use length::{longest_seconds, shortest_seconds};
 pub use normalize::spell_out;
 pub use pieces::pieces;
 pub use pronounce::{MAX_SPOKEN, MAX_WORD, Pronunciations};

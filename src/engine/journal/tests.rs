@@ -60,6 +60,36 @@ fn spoken() -> Journal {
     Journal::new(REQUEST, vec![talker(), vocoder()], (GROUPS, 10))
 }
 
+#[test]
+fn codes_end_where_the_guard_says_so_however_they_come_and_what_comes_later_is_dropped() {
+    let stuck = |frames: u32| -> Vec<u32> { (0..frames).flat_map(|n| [7, n, n, n]).collect() };
+    let all = stuck(300);
+    let ended = |per_payload: u32| {
+        let mut journal = spoken().guarded_by(Some(Guard::new("Hello.", UNIT)));
+        let mut passed = Vec::new();
+        let mut end = None;
+        for from in (0..300).step_by(per_payload as usize) {
+            let range = (from * 4) as usize..((from + per_payload).min(300) * 4) as usize;
+            let new =
+                journal.record(Edge::Codes, payload(Edge::Codes, from, all[range].to_vec(), GROUPS, false)).unwrap();
+            let Some(new) = new else { continue };
+            assert_eq!(end, None, "more behind the end");
+            let [Part::U32(codes)] = new.parts.as_slice() else { panic!() };
+            assert_eq!(codes.len() as u32, new.header.units * 4);
+            passed.extend_from_slice(codes);
+            end = new.header.end;
+        }
+        assert_eq!((end, journal.is_done(StageName::Talker)), (Some(FinishReason::Runaway), true));
+        assert_eq!(journal.codes(), passed);
+        passed
+    };
+    let expected = ended(1);
+    assert!(expected.len() < all.len() && all.starts_with(&expected));
+    for per_payload in [3, 64, 300] {
+        assert_eq!(ended(per_payload), expected);
+    }
+}
+
 fn payload(edge: Edge, seq: u32, values: Vec<u32>, width: usize, end: bool) -> Payload {
     let header = Header {
         request: REQUEST,

@@ -12,6 +12,7 @@ use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
 use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
+use omni_core::runaway::Guard;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_core::text;
 use omni_fault::FaultSite;
@@ -60,6 +61,8 @@ pub(super) struct Common {
     pub audio_window: u32,
     /// Sound of a frame.
     pub frame: Duration,
+    /// How often a piece of a whole answer that went astray is made anew.
+    pub retries: u32,
 }
 
 /// Everything that is needed to open a request.
@@ -76,6 +79,8 @@ pub(super) struct RequestPlan {
     pub follow: Option<FollowedText>,
     /// Where the ledger writes the talker's codes, for a relay that needs them.
     pub codes: Option<CodeLog>,
+    /// Ends speech that no longer says its text.
+    pub guard: Option<Guard>,
 }
 
 /// Codes that a talker has made, frame after frame.
@@ -154,6 +159,8 @@ pub(super) struct SpeechOptions {
     /// Sizes of the chunks in which the speech is sent.
     pub chunk_ramp: Vec<u32>,
     pub seed: u64,
+    /// How often a piece that went astray is made anew before any of it is sent.
+    pub retries: u32,
 }
 
 /// The voice, as the family knows it.
@@ -181,7 +188,7 @@ impl Planner {
     /// One piece of a text to be spoken.
     pub fn speech(&self, text: &str, options: &SpeechOptions) -> Result<RequestPlan, SubmitError> {
         self.strike();
-        match (&self.family, &options.voice) {
+        let plan = match (&self.family, &options.voice) {
             (FamilyPlanner::Omni(planner), SpeechVoice::Omni(speaker)) => {
                 planner.speech(&self.common, text, *speaker, options)
             }
@@ -189,7 +196,9 @@ impl Planner {
                 planner.speech(&self.common, text, voice, options)
             }
             _ => Err(SubmitError::NotReady("a voice of another model".into())),
-        }
+        };
+        let guard = (options.bounded_by_text && !options.ignore_eos).then(|| Guard::new(text, self.common.frame));
+        plan.map(|plan| RequestPlan { guard, ..plan })
     }
 
     /// Checks everything about a speech request but its text. `print` is the voice that the client gives, encoded.
@@ -261,6 +270,7 @@ impl Common {
             bounded_by_text: params.max_frames.is_none(),
             chunk_ramp,
             seed,
+            retries: if params.whole { self.retries } else { 0 },
         })
     }
 
@@ -361,6 +371,7 @@ impl Common {
             sequences,
             follow: Some(follow),
             codes: None,
+            guard: None,
         }
     }
 

@@ -89,6 +89,7 @@ impl OmniPlanner {
             sequences,
             follow: None,
             codes: None,
+            guard: None,
         })
     }
 

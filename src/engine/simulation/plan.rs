@@ -129,6 +129,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
         sequences,
         follow,
         codes: None,
+        guard: None,
     };
     Planned { plan, expected, later: if answers { Vec::new() } else { pieces }, prompts }
 }

@@ -264,6 +264,10 @@ pub(crate) enum Finish {
     Stop,
     /// A limit on tokens or frames.
     Length,
+    /// The speech repeated itself, or was silent, without end.
+    Runaway,
+    /// The speech ended before it could have said its text.
+    Unspoken,
 }
 
 impl From<FinishReason> for Finish {
@@ -271,6 +275,8 @@ impl From<FinishReason> for Finish {
         match reason {
             FinishReason::Stop => Finish::Stop,
             FinishReason::Length => Finish::Length,
+            FinishReason::Runaway => Finish::Runaway,
+            FinishReason::Unspoken => Finish::Unspoken,
         }
     }
 }

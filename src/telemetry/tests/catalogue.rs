@@ -67,6 +67,8 @@ fn record_one_of_each() {
         );
         edge.sent(100);
         telemetry::edge_lost(Some(name));
+        telemetry::speech_astray(omni_core::ids::FinishReason::Runaway);
+        telemetry::speech_anew();
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);
