@@ -100,7 +100,7 @@ fn cut(text: &str, voice: &SpeechVoice, max_chars: usize) -> Vec<String> {
     match voice {
         SpeechVoice::Omni(_) => text::segments(text, max_chars),
         // The voice of the pieces that follow is that of the first, which they carry along.
-        SpeechVoice::Tts(voice) if voice.may_change() => text::pieces(text, SPOKEN_REFERENCE, max_chars),
+        SpeechVoice::Tts(voice) if voice.goes_on() => text::pieces(text, SPOKEN_REFERENCE, max_chars),
         SpeechVoice::Tts(_) => text::pieces(text, max_chars, max_chars),
     }
 }
@@ -173,6 +173,7 @@ async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot:
 }
 
 async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
+    relay.whole = sentences.more.is_none();
     while relay.may_go_on() {
         let Some(text) = sentences.next(&relay.shared, &relay.watch).await? else { return Ok(()) };
         let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
