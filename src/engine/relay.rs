@@ -43,7 +43,9 @@ pub(super) struct Relay {
     born: Instant,
     /// Whether a piece has ended and the next one has not begun to sound.
     between: bool,
-    /// Codes of the current piece, where the next piece must keep its voice.
+    /// Whether the text is there before it is spoken, so that its first piece is long enough for the others to go on from.
+    pub whole: bool,
+    /// Codes of the current piece, where the next pieces keep its voice.
     codes: Option<CodeLog>,
     /// How many times as fast the next piece is.
     pub rate: f32,
@@ -94,6 +96,7 @@ impl Relay {
             playback,
             born,
             between: false,
+            whole: false,
             codes: None,
             rate: 1.0,
             stretch: None,
@@ -131,8 +134,11 @@ impl Relay {
 
     /// Opens the request of a piece.
     pub fn open(&mut self, mut plan: RequestPlan) -> ResponseStream {
-        let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
-        self.codes = may_change.then(CodeLog::default);
+        let goes_on = match &self.options.voice {
+            SpeechVoice::Tts(voice) => voice.may_change() || self.whole && voice.goes_on(),
+            SpeechVoice::Omni(_) => false,
+        };
+        self.codes = goes_on.then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
         let sample_rate = self.shared.info.sample_rate;
         self.held = (self.options.retries > self.tries).then(Vec::new);
@@ -147,9 +153,9 @@ impl Relay {
         let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
         if let (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) =
             (&self.shared.planner.family, &self.options.voice)
-            && !codes.is_empty()
+            && let Some(voice) = planner.continued(voice, text, &codes, self.shared.planner.common.frame)
         {
-            self.options.voice = SpeechVoice::Tts(planner.continued(voice, text, &codes));
+            self.options.voice = SpeechVoice::Tts(voice);
         }
     }
 

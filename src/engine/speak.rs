@@ -119,7 +119,7 @@ fn cut(item: Item, speakers: &Speakers, max_chars: usize) -> Vec<Item> {
     let Item::Piece(Piece { text, voice, rate }) = item else { return vec![item] };
     let texts = match speakers.voice(voice) {
         // The voice of the pieces that follow is that of the first, which they carry along.
-        Some(SpeechVoice::Tts(voice)) if voice.may_change() => text::pieces(&text, SPOKEN_REFERENCE, max_chars),
+        Some(SpeechVoice::Tts(voice)) if voice.goes_on() => text::pieces(&text, SPOKEN_REFERENCE, max_chars),
         Some(SpeechVoice::Tts(_)) => text::pieces(&text, max_chars, max_chars),
         Some(SpeechVoice::Omni(_)) | None => text::segments(&text, max_chars),
     };
@@ -210,6 +210,7 @@ async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot:
 }
 
 async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
+    relay.whole = sentences.more.is_none();
     while relay.may_go_on() {
         let Some(item) = sentences.next(&relay.shared, &relay.watch).await? else {
             return sentences.check_end(relay);

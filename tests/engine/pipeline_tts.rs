@@ -3,12 +3,13 @@
 use crate::support::engine::{Answer, GREEDY, collect, engine, idle, root, say};
 use candle_core::Device;
 use omni_actors::config::{Config, TransportKind, VoicesDirectory};
-use omni_actors::core::ids::{FinishReason, Frames};
+use omni_actors::core::ids::{FinishReason, Frames, StageName};
 use omni_actors::core::text::longest_seconds;
 use omni_actors::engine::{
     Engine, NewVoice, Recording, SamplingOverrides, Service, SpeechParams, SpeechRequest, SubmitError, TaskType,
     TenantId, TextSource, VoiceChoice, VoiceError, VoiceSource,
 };
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::model::Checkpoint;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -377,6 +378,59 @@ async fn a_described_voice_stays_the_same_over_a_long_text() {
     .await;
     assert!(fresh.samples[120..] != both.samples[piece + 120..], "the second goes on from the first");
     idle(&engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_pieces_of_a_long_text_go_on_from_the_first_unless_the_voice_has_a_transcript() {
+    let shorten = |config: &mut Config| config.speech.max_segment_chars = Some(40);
+    let (custom, base) = (tts("custom_voice", shorten).await, tts("base", shorten).await);
+    let vivian = || VoiceChoice::named(Some("Vivian".into()));
+    let (first, second) = ("This is how it all began.", "And this is how it went on.");
+    // Of 3.2 s and of half a second, which is too short to go on from.
+    let cases = [
+        (&custom, vivian(), 40, true),
+        (&custom, vivian(), 6, false),
+        (&base, cloned(recording(2), None), 40, true),
+        (&base, cloned(recording(2), None), 6, false),
+        (&base, cloned(recording(2), Some("one two three")), 40, false),
+    ];
+    for (engine, voice, frames, goes_on) in cases {
+        let params = |seed| SpeechParams { speech: GREEDY, ..few_frames(voice.clone(), frames, seed) };
+        let piece = frames as usize * 1920;
+        let both = say(engine, request(&format!("{first} {second}"), params(11))).await;
+        let alone = say(engine, request(first, params(11))).await;
+        let fresh = say(engine, request(second, params(12))).await;
+        assert_eq!((alone.samples.len(), both.samples.len()), (piece, 2 * piece), "{voice:?}");
+        assert!(alone.samples[..piece - 120] == both.samples[..piece - 120], "{voice:?}: the first is as if alone");
+        assert_eq!(fresh.samples[120..] != both.samples[piece + 120..], goes_on, "{voice:?}, {frames} frames");
+    }
+    idle(&custom).await;
+    idle(&base).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_piece_that_goes_on_is_the_same_when_a_stage_is_killed_in_it() {
+    let text = "This is how it all began. And this is how it went on.";
+    let params = || few_frames(VoiceChoice::Default, 40, 11);
+    let broken = async |rule: Option<FaultRule>| {
+        let change = |config: &mut Config| {
+            config.speech.max_segment_chars = Some(40);
+            config.faults = rule.into_iter().collect();
+            config.supervision.backoff = Duration::from_millis(1);
+        };
+        let engine = tts("custom_voice", change).await;
+        let answer = say(&engine, request(text, params())).await;
+        (answer, engine.health().stages.iter().map(|stage| stage.restarts).sum::<u32>())
+    };
+    let (undisturbed, _) = broken(None).await;
+    assert!(undisturbed.samples.len() > 50 * 1920, "the second piece was spoken");
+    // A talker makes a frame a step, a vocoder several.
+    for (stage, nth) in [(StageName::Talker, 50), (StageName::Vocoder, 9)] {
+        let rule = FaultRule::new(stage, FaultPoint::Runner, FaultKind::Panic).nth(nth).times(1);
+        let (answer, restarts) = broken(Some(rule)).await;
+        assert_eq!(restarts, 1, "{stage}");
+        assert!(answer.samples == undisturbed.samples, "{stage}");
+    }
 }
 
 fn new_voice(name: &str, audio: Arc<[u8]>, text: Option<&str>) -> NewVoice {

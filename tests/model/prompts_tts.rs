@@ -73,6 +73,30 @@ fn text_is_given_whole_unless_a_voice_is_cloned_or_the_request_says_so() {
 }
 
 #[test]
+fn a_voice_that_goes_on_has_its_speaker_and_the_piece_before() {
+    let codes: Vec<u32> = (0..3 * 8).map(|i| i * 7 % 128).collect();
+    let spoken = || Reference { text: "What was said".into(), codes: codes.clone().into() };
+    let continued = |voice| Speaker::Continued { voice: Box::new(voice), spoken: spoken() };
+    let x_vector = || vec![0.5; 64].into();
+    // With the sound of a recording it is in-context cloning, which goldens of the reference hold to.
+    let cloned = Speaker::Cloned { x_vector: x_vector(), reference: Some(spoken()) };
+    let goes_on = continued(Speaker::Cloned { x_vector: x_vector(), reference: None });
+    assert_eq!(BASE.prompt(&say("Hi", goes_on)).unwrap(), BASE.prompt(&say("Hi", cloned)).unwrap());
+    // With a name it is what the talker sees in the middle of a longer text.
+    let alone = CUSTOM.prompt(&say("Hi", Speaker::Named("Vivian"))).unwrap();
+    let prompt = CUSTOM.prompt(&say("Hi", continued(Speaker::Named("Vivian")))).unwrap();
+    assert_eq!(opening(&prompt)[..5], opening(&alone)[..5]);
+    let body = |prompt: &TtsPrompt| (0..).map_while(|at| prompt.prompt.embedding(at)).collect::<Vec<_>>();
+    let (alone, whole) = (body(&alone), body(&prompt));
+    assert_eq!(whole.len(), alone.len() + prompt.reference_len + 3);
+    let frames: Vec<_> = whole[whole.len() - 3..].iter().map(|embedding| embedding.codec).collect();
+    assert_eq!(frames, [0, 1, 2].map(|frame| Some(CodecSide::Frame(frame))));
+    assert_eq!(prompt.prompt.reference().map(|codes| codes.to_vec()), Some(codes));
+    let twice = continued(continued(Speaker::Named("Vivian")));
+    assert!(CUSTOM.prompt(&say("Hi", twice)).is_err());
+}
+
+#[test]
 fn what_a_checkpoint_cannot_do_is_refused_with_the_field_and_the_way_out() {
     let named = || say("Hi", Speaker::Named("ryan"));
     let unnamed = || say("Hi", Speaker::Unnamed);

@@ -4,10 +4,17 @@ use super::{Common, FollowedText, RequestPlan, SpeechOptions};
 use crate::api::{SpeechParams, SubmitError};
 use crate::voice::VoiceChoice;
 use crate::voices::Voiceprint;
+use omni_core::text;
 use omni_model::hf::TtsConfig;
 use omni_model::prompt::{Reference, Speaker, TtsPrepared, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};
 use omni_model::talker::TalkerPrompt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Seconds of speech from which a voice that has a name or a sound of its own goes on: at least as many as the
+/// checkpoints' makers ask of a recording, at most twice what a first piece takes. Each later prompt holds all of it.
+const EXAMPLE: RangeInclusive<f64> = 3.0..=30.0;
 
 /// See the module.
 pub(crate) struct TtsPlanner {
@@ -30,8 +37,11 @@ pub(crate) struct TtsVoice {
 #[derive(Clone, Debug)]
 enum TtsSpeaker {
     Unnamed,
-    /// Described, with a piece that it has spoken.
-    Continued(Reference),
+    /// One of the others, with a piece that it has spoken.
+    Continued {
+        voice: Box<TtsSpeaker>,
+        spoken: Reference,
+    },
     Named(String),
     Cloned {
         x_vector: Arc<[f32]>,
@@ -67,13 +77,20 @@ impl TtsPlanner {
         stream.map_err(|error| refuse(&error))
     }
 
-    /// The voice that spoke `text` as `codes`, for the pieces that follow.
-    pub fn continued(&self, voice: &TtsVoice, text: &str, codes: &[u32]) -> TtsVoice {
+    /// The voice that spoke `text` as `codes` (all groups of a frame, frame after frame, each a `frame` long), for the
+    /// pieces that follow; `None` where they are better off without.
+    pub fn continued(&self, voice: &TtsVoice, text: &str, codes: &[u32], frame: Duration) -> Option<TtsVoice> {
+        let frames = codes.len() / self.config.talker.num_code_groups.max(1);
+        let fair = fair_example(text, frame.as_secs_f64() * frames as f64);
+        if codes.is_empty() || !(fair || voice.may_change()) {
+            return None;
+        }
         let spoken = Reference { text: text.into(), codes: codes.into() };
-        let mut voice = TtsVoice { speaker: TtsSpeaker::Continued(spoken), prepared: None, ..voice.clone() };
+        let speaker = TtsSpeaker::Continued { voice: Box::new(voice.speaker.clone()), spoken };
+        let mut voice = TtsVoice { speaker, prepared: None, ..voice.clone() };
         // What cannot be prepared is refused when the next piece is planned.
         voice.prepared = self.prompter.prepare(&voice.request("")).ok();
-        voice
+        Some(voice)
     }
 
     /// The sequences of such a text, when it has begun; unless it has `ended`, more tokens follow.
@@ -144,25 +161,65 @@ impl TtsVoice {
         matches!(self.speaker, TtsSpeaker::Unnamed)
     }
 
+    /// Whether the pieces of a text go on from its first one: the voice has no recording with a transcript, and none of
+    /// its own speech yet.
+    pub fn goes_on(&self) -> bool {
+        matches!(
+            self.speaker,
+            TtsSpeaker::Unnamed | TtsSpeaker::Named(_) | TtsSpeaker::Cloned { reference: None, .. }
+        )
+    }
+
     fn request<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {
-        let speaker = match &self.speaker {
-            TtsSpeaker::Unnamed => Speaker::Unnamed,
-            TtsSpeaker::Continued(before) => Speaker::Continued(before.clone()),
-            TtsSpeaker::Named(name) => Speaker::Named(name),
-            TtsSpeaker::Cloned { x_vector, reference } => {
-                Speaker::Cloned { x_vector: Arc::clone(x_vector), reference: reference.clone() }
-            }
-        };
         TtsRequest {
             text,
             language: self.language.as_deref(),
-            speaker,
+            speaker: self.speaker.of_prompt(),
             instruct: self.instructions.as_deref(),
             non_streaming: self.non_streaming,
         }
     }
 }
 
+impl TtsSpeaker {
+    fn of_prompt(&self) -> Speaker<'_> {
+        match self {
+            TtsSpeaker::Unnamed => Speaker::Unnamed,
+            TtsSpeaker::Continued { voice, spoken } => {
+                Speaker::Continued { voice: Box::new(voice.of_prompt()), spoken: spoken.clone() }
+            }
+            TtsSpeaker::Named(name) => Speaker::Named(name),
+            TtsSpeaker::Cloned { x_vector, reference } => {
+                Speaker::Cloned { x_vector: Arc::clone(x_vector), reference: reference.clone() }
+            }
+        }
+    }
+}
+
+/// Whether speech of `seconds` that says `text` shows how its voice speaks: it is as long as a recording to clone should
+/// be, and it did not run on behind its text, for which ordinary speech takes a quarter of the longest.
+fn fair_example(text: &str, seconds: f64) -> bool {
+    EXAMPLE.contains(&seconds) && seconds <= 0.5 * text::longest_seconds(text)
+}
+
 fn refuse(error: &TtsPromptError) -> SubmitError {
     SubmitError::Invalid { param: error.field(), message: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_voice_goes_on_from_speech_that_is_neither_short_nor_longer_than_its_text() {
+        let piece = "word ".repeat(40);
+        for seconds in [3.0, 14.0, 30.0] {
+            assert!(fair_example(&piece, seconds), "{seconds}");
+        }
+        for seconds in [0.0, 2.9, 30.1] {
+            assert!(!fair_example(&piece, seconds), "{seconds}");
+        }
+        assert!(fair_example("Hello, how are you today?", 4.0));
+        assert!(!fair_example("Hello, how are you today?", 15.0), "it ran on");
+    }
 }

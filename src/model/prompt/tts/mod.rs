@@ -45,9 +45,15 @@ pub struct TtsRequest<'a> {
 pub enum Speaker<'a> {
     /// No speaker: the instruction describes the voice.
     Unnamed,
-    /// The voice of an earlier piece of speech, which was made for the same description and which this one continues.
-    /// The checkpoints were not trained with this layout; it is what they see inside a long text.
-    Continued(Reference),
+    /// One of the other voices, which has spoken an earlier piece that this one continues. With the sound of a recording
+    /// this is the layout of in-context cloning. The checkpoints for names and descriptions were not trained with it; it
+    /// is what they see inside a long text: the text of both pieces, and the frames of the first.
+    Continued {
+        /// Who spoke it.
+        voice: Box<Speaker<'a>>,
+        /// The piece, which takes the place of a recording's transcript and codes.
+        spoken: Reference,
+    },
     /// A speaker that the checkpoint was trained with, any case.
     Named(&'a str),
     /// A voice from a recording.
@@ -183,12 +189,16 @@ impl TtsPrompter {
         let mut tokens = self.instruction(request.instruct)?;
         tokens.extend(self.header.iter());
         let plain = tokens.len() as u32;
-        let (speaker, dialect) = self.speaker(&request.speaker)?;
+        let (voice, spoken) = match &request.speaker {
+            Speaker::Continued { voice, spoken } => (voice.as_ref(), Some(spoken)),
+            voice => (voice, None),
+        };
+        let (speaker, dialect) = self.speaker(voice)?;
         let mut opening = self.language(request.language, dialect)?;
         opening.extend(speaker);
         opening.push(CodecSide::Token(config.talker.tokens.pad));
         let mut plan = Plan { tokens, plain, opening, x_vector: None, reference: None, whole: false };
-        let reference = match &request.speaker {
+        let recording = match voice {
             Speaker::Cloned { x_vector, reference } => {
                 let (made, read) = (config.codec.encoder_groups(), config.talker.num_code_groups);
                 if reference.is_some() && made != read {
@@ -197,10 +207,9 @@ impl TtsPrompter {
                 plan.x_vector = Some(Arc::clone(x_vector));
                 reference.as_ref()
             }
-            Speaker::Continued(before) => Some(before),
-            Speaker::Unnamed | Speaker::Named(_) => None,
+            Speaker::Unnamed | Speaker::Named(_) | Speaker::Continued { .. } => None,
         };
-        if let Some(Reference { text, codes }) = reference {
+        if let Some(Reference { text, codes }) = spoken.or(recording) {
             let text = self.tokenizer.encode_text(text.trim())?;
             if text.is_empty() {
                 return Err(TtsPromptError::NoTranscript);
@@ -247,11 +256,11 @@ impl TtsPrompter {
             (Variant::CustomVoice, Speaker::Unnamed) => {
                 Err(TtsPromptError::NoSpeaker(config.talker.speaker_names().join(", ")))
             }
-            (Variant::VoiceDesign, Speaker::Unnamed | Speaker::Continued(_)) => Ok((None, None)),
+            (Variant::VoiceDesign, Speaker::Unnamed) => Ok((None, None)),
             (Variant::Base, Speaker::Cloned { .. }) => Ok((Some(CodecSide::XVector), None)),
             (Variant::Base, Speaker::Unnamed) => Err(TtsPromptError::NothingToClone),
             (_, Speaker::Named(_)) => Err(TtsPromptError::NoNames(variant)),
-            (_, Speaker::Cloned { .. } | Speaker::Continued(_)) => Err(TtsPromptError::NoCloning(variant)),
+            (_, Speaker::Cloned { .. } | Speaker::Continued { .. }) => Err(TtsPromptError::NoCloning(variant)),
         }
     }
 
