@@ -51,6 +51,31 @@ fn slow_readers_of_long_texts_give_their_places_up() {
 }
 
 #[test]
+fn many_slow_readers_of_long_texts_let_others_in() {
+    let attacked = Attacked::embedded("");
+    let body = json!({"input": long(), "stream_format": "audio", "response_format": "pcm"});
+    let mut readers: Vec<_> = (0..64).map(|_| attacked.begin(&Ask::json(SPEECH, &body))).collect();
+    attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Each has its turn after 6.4 s, less than a tenth of real time.
+        scope.spawn(|| {
+            let mut turns = (0..64).cycle();
+            now_and_then(&over, Duration::from_millis(100), || {
+                let reader: &mut std::net::TcpStream = &mut readers[turns.next().unwrap()];
+                // Some were refused.
+                let _ = reader.read(&mut [0; 4096]);
+                true
+            });
+        });
+        (0..3).for_each(|_| attacked.neighbour_is_served());
+        over.store(true, Ordering::Relaxed);
+    });
+    drop(readers);
+    attacked.is_as_before();
+}
+
+#[test]
 fn writers_of_a_letter_now_and_then_give_their_places_up() {
     let attacked = Attacked::embedded(FEW);
     let over = AtomicBool::new(false);
