@@ -62,7 +62,10 @@ fn slow_readers_of_long_texts_give_their_places_up() {
 #[test]
 fn many_slow_readers_of_long_texts_let_others_in() {
     let attacked = Attacked::embedded("");
-    let body = json!({"input": long(), "stream_format": "audio", "response_format": "pcm"});
+    // What the engine says in a second fills their connections with eight, so that they wait to be read soon.
+    let body = json!({
+        "input": long(), "stream_format": "audio", "response_format": "pcm", "speed": 0.25, "sample_rate": 48_000,
+    });
     let mut readers: Vec<_> = (0..64).map(|_| attacked.begin(&Ask::json(SPEECH, &body))).collect();
     attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
     let over = AtomicBool::new(false);
