@@ -26,6 +26,15 @@ fn now_and_then(over: &AtomicBool, every: Duration, mut something: impl FnMut() 
     }
 }
 
+/// Ends what is done [`now_and_then`], also where the test fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn all_places_are_taken(attacked: &Attacked) {
     attacked.waits_for("omni_requests_in_flight", |requests| requests >= 4.0);
 }
@@ -43,8 +52,37 @@ fn slow_readers_of_long_texts_give_their_places_up() {
             let read = || reader.read_exact(&mut [0; 32 << 10]).is_ok();
             scope.spawn(|| now_and_then(&over, Duration::from_secs(4), read));
         }
+        let _ends = Ends(&over);
         attacked.neighbour_is_served();
-        over.store(true, Ordering::Relaxed);
+    });
+    drop(readers);
+    attacked.is_as_before();
+}
+
+#[test]
+fn many_slow_readers_of_long_texts_let_others_in() {
+    let attacked = Attacked::embedded("");
+    // What the engine says in a second fills their connections with eight, so that they wait to be read soon.
+    let body = json!({
+        "input": long(), "stream_format": "audio", "response_format": "pcm", "speed": 0.25, "sample_rate": 48_000,
+    });
+    let mut readers: Vec<_> = (0..64).map(|_| attacked.begin(&Ask::json(SPEECH, &body))).collect();
+    attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Each has its turn after 6.4 s, less than a tenth of real time.
+        scope.spawn(|| {
+            let mut turns = (0..64).cycle();
+            readers.iter().for_each(|reader| reader.set_read_timeout(Some(Duration::from_millis(100))).unwrap());
+            now_and_then(&over, Duration::from_millis(100), || {
+                let reader: &mut std::net::TcpStream = &mut readers[turns.next().unwrap()];
+                // Some were refused.
+                let _ = reader.read(&mut [0; 4096]);
+                true
+            });
+        });
+        let _ends = Ends(&over);
+        (0..3).for_each(|_| attacked.neighbour_is_served());
     });
     drop(readers);
     attacked.is_as_before();
@@ -63,8 +101,8 @@ fn writers_of_a_letter_now_and_then_give_their_places_up() {
             let write = || writer.write_all(&letter).is_ok();
             scope.spawn(|| now_and_then(&over, Duration::from_secs(4), write));
         }
+        let _ends = Ends(&over);
         attacked.neighbour_is_served();
-        over.store(true, Ordering::Relaxed);
     });
     drop(writers);
     attacked.is_as_before();
@@ -108,6 +146,7 @@ fn uploads_in_a_loop_let_others_clone() {
                 }
             });
         }
+        let _ends = Ends(&over);
         for number in 0..3 {
             let body = json!({
                 "input": "Hello there.", "seed": 1, "max_new_tokens": 3, "ref_audio": data_url(&good(100 + number)),
@@ -115,7 +154,6 @@ fn uploads_in_a_loop_let_others_clone() {
             attacked.patiently(&Ask::json(SPEECH, &body));
         }
         attacked.neighbour_is_served();
-        over.store(true, Ordering::Relaxed);
     });
     attacked.is_as_before();
 }

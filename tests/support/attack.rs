@@ -1,17 +1,21 @@
 //! A server under attack: its memory from start to end, an ordinary client beside, and what is left afterwards.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+use super::figures::Figures;
 use super::http::{Ask, PATIENCE, Reply};
 use super::omni::{Omni, Serving};
 use super::tts::fixture;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::TcpStream;
-use std::time::Instant;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 /// What an attack may cost above the memory of an idle server.
 pub const ALLOWANCE: usize = 512 << 20;
 const SPEECH: &str = "/v1/audio/speech";
+/// An ordinary client asks again for so long: a place that a slow client gives up is free after what it had heard.
+const ASKS_AGAIN: Duration = Duration::from_secs(60);
 
 /// A server that runs for one attack.
 pub struct Attacked {
@@ -20,12 +24,20 @@ pub struct Attacked {
     idle: usize,
     /// What the ordinary client asks for.
     ordinary: Value,
+    /// What the idle server answered.
+    truth: Vec<u8>,
+    figures: Option<Figures>,
 }
 
 impl Attacked {
     /// The embedded voice, with more lines in its config.
     pub fn embedded(more: &str) -> Attacked {
-        Attacked::start("", more, json!({"input": "Hello there.", "seed": 1}))
+        Attacked::logging_to(Stdio::inherit(), more)
+    }
+
+    /// The same with this as its standard error.
+    pub fn logging_to(log: impl Into<Stdio>, more: &str) -> Attacked {
+        Attacked::start("", more, json!({"input": "Hello there.", "seed": 1}), log)
     }
 
     /// The small Base checkpoint, which clones voices. Its speech is noise and does not end by itself.
@@ -35,19 +47,24 @@ impl Attacked {
         let ordinary = json!({
             "input": "Hello there.", "seed": 1, "max_new_tokens": 3, "speaker_embedding": embedding,
         });
-        Attacked::start(&model, more, ordinary)
+        Attacked::start(&model, more, ordinary, Stdio::inherit())
     }
 
-    fn start(model: &str, more: &str, ordinary: Value) -> Attacked {
+    fn start(model: &str, more: &str, ordinary: Value, log: impl Into<Stdio>) -> Attacked {
+        let figures = Figures::wanted();
         let omni = Omni::new();
         let config = omni.file("config.toml", &format!("{model}{more}"));
         // `more` may have these tables, so what is set here comes by key.
         let args = ["run", &config, "--listen", "127.0.0.1:0", "--set", "telemetry.log=warn"];
-        let serving = omni.arguments(&args).serve();
-        let mut attacked = Attacked { serving, idle: 0, ordinary };
+        let serving = omni.arguments(&args).serve_to(log);
+        let mut attacked = Attacked { serving, idle: 0, ordinary, truth: Vec::new(), figures };
         attacked.becomes_ready();
-        attacked.neighbour_is_served();
+        attacked.truth = attacked.patiently(&Ask::json(SPEECH, &attacked.ordinary)).body;
+        assert!(attacked.truth.starts_with(b"RIFF") && attacked.truth.len() > 1000, "nothing was said");
         attacked.idle = attacked.memory("VmHWM");
+        if let Some(figures) = &attacked.figures {
+            figures.watch(attacked.url());
+        }
         attacked
     }
 
@@ -91,30 +108,53 @@ impl Attacked {
         socket
     }
 
-    /// An ordinary client on a connection of its own hears that the server lives, and a short text.
-    pub fn neighbour_is_served(&self) {
-        let begun = Instant::now();
-        let live = self.patiently(&Ask::new("GET", "/live", &[], ""));
-        assert_eq!(live.json(), json!({"live": true}));
-        let lived = begun.elapsed();
-        let spoken = self.patiently(&Ask::json(SPEECH, &self.ordinary));
-        assert!(spoken.body.starts_with(b"RIFF") && spoken.body.len() > 1000, "nothing was said");
-        println!("/live after {lived:?}, a short speech after {:?}", begun.elapsed() - lived);
+    /// Sends the process a signal, such as `HUP`.
+    pub fn signal(&self, name: &str) {
+        self.serving.signal(name);
     }
 
-    /// Asks again where it is told to come later, as clients do. Fails after [`PATIENCE`].
-    pub fn patiently(&self, ask: &Ask) -> Reply {
+    /// An ordinary client on a connection of its own hears that the server lives, and a short text, to the sample as an
+    /// idle server speaks it. More often than once where figures are taken.
+    pub fn neighbour_is_served(&self) {
+        for _ in 0..if self.figures.is_some() { 3 } else { 1 } {
+            let (live, speech, refused) = self.neighbour_is_served_once();
+            println!("/live after {live:?}, a short speech after {speech:?}, asked again {refused} times");
+            if let Some(figures) = &self.figures {
+                figures.saw(live, speech, refused);
+            }
+        }
+    }
+
+    fn neighbour_is_served_once(&self) -> (Duration, Duration, usize) {
         let begun = Instant::now();
-        loop {
-            let reply = ask.try_send(self.url());
-            let told = match reply {
-                Some(reply) if reply.status == 200 => return reply,
+        let (live, refused) = self.counted(&Ask::new("GET", "/live", &[], ""));
+        assert_eq!(live.json(), json!({"live": true}));
+        let lived = begun.elapsed();
+        let (spoken, again) = self.counted(&Ask::json(SPEECH, &self.ordinary));
+        assert!(spoken.body == self.truth, "an ordinary client heard other samples");
+        (lived, begun.elapsed() - lived, refused + again)
+    }
+
+    /// Asks again where it is told to come later, as clients do. Fails after [`ASKS_AGAIN`].
+    pub fn patiently(&self, ask: &Ask) -> Reply {
+        self.counted(ask).0
+    }
+
+    /// The same, and how often it had to ask again.
+    fn counted(&self, ask: &Ask) -> (Reply, usize) {
+        let begun = Instant::now();
+        for again in 0.. {
+            let told = match ask.try_send(self.url()) {
+                Some(reply) if reply.status == 200 => return (reply, again),
                 Some(reply) => format!("{}: {}", reply.status, String::from_utf8_lossy(&reply.body)),
                 None => "no answer".to_owned(),
             };
-            assert!(begun.elapsed() < PATIENCE, "{} {}: {told}", ask.method, ask.path);
-            std::thread::yield_now();
+            assert!(begun.elapsed() < ASKS_AGAIN, "{} {}: {told}", ask.method, ask.path);
+            // A client that asks without a pause would be an attack of its own.
+            #[expect(clippy::disallowed_methods, reason = "the pace of a client that is told to come again")]
+            std::thread::sleep(Duration::from_millis(50));
         }
+        unreachable!("it asks until it is answered");
     }
 
     fn becomes_ready(&self) {
@@ -161,6 +201,10 @@ impl Attacked {
 
     /// The attack is over and its sockets are dropped: memory stayed within bounds, nothing is left, all is served.
     pub fn is_as_before(&self) {
+        if let Some(figures) = &self.figures {
+            figures.end();
+        }
+        let most = self.memory("VmHWM");
         self.memory_within(ALLOWANCE);
         for gauge in ["omni_http_input_bytes", "omni_http_output_bytes", "omni_requests_in_flight", "omni_ledger_bytes"]
         {
@@ -169,7 +213,10 @@ impl Attacked {
         // This look at the metrics is one.
         self.waits_for("omni_http_connections", |value| value <= 1.0);
         self.becomes_ready();
-        self.neighbour_is_served();
+        self.neighbour_is_served_once();
+        if let Some(figures) = &self.figures {
+            figures.report(self.idle, most, self.memory("VmRSS"));
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod attack;
 pub mod engine;
+pub mod figures;
 pub mod golden;
 pub mod http;
 pub mod listeners;

@@ -279,9 +279,12 @@ impl AdmissionCore {
         let mut answer = self.shares.ask(&asked.tenant, places, now);
         let mut instead_of = None;
         if matches!(answer, Err((Reason::Places, _)))
+            && self.in_use(now) < places
             && let Some(slow) = self.slowest(now)
         {
-            // Its place is the next request's, unless that is one too many all the same.
+            // Its place is the next request's, unless that is one too many all the same. More places may be held than
+            // streams are carried by now: what waits for its client needs no capacity.
+            let places = places.max(held);
             let tenant = self.streams.get(&slow).map(|stream| stream.tenant);
             tenant.iter().for_each(|tenant| self.shares.leaves(*tenant));
             answer = self.shares.ask(&asked.tenant, places, now);
@@ -349,6 +352,11 @@ impl AdmissionCore {
     fn slowest(&self, now: Duration) -> Option<Ticket> {
         let owes = self.streams.iter().map(|(ticket, stream)| (stream.owed(now), *ticket));
         owes.filter(|(owed, _)| *owed >= YIELDS).max().map(|(_, ticket)| ticket)
+    }
+
+    /// Streams that have not waited so long for their clients that they may lose their places.
+    fn in_use(&self, now: Duration) -> usize {
+        self.streams.values().filter(|stream| stream.owed(now) < YIELDS).count()
     }
 
     /// Ends what waited for its client for too long, or lived for too long; to be called now and then.

@@ -127,6 +127,27 @@ fn places_of_slow_readers_are_the_next_requests() {
 }
 
 #[test]
+fn places_of_slow_readers_are_the_next_requests_where_the_server_carries_fewer_than_are_held() {
+    let (mut core, mut now) = (admission(16, true), ms(1000));
+    let slow: Vec<_> = (0..16).map(|_| core.ask(&asked(LISTENED), now).unwrap().ticket).collect();
+    slow.iter().for_each(|ticket| core.waits(*ticket, now));
+    // All of them are late at first, then none of them reads any more.
+    now += ms(3000);
+    assert!(core.ask(&asked(LISTENED), now).is_err());
+    slow.iter().for_each(|ticket| core.heard(*ticket, ms(80), now));
+    now += ms(3000);
+    let capacity = core.status().capacity;
+    assert!(capacity < 8, "{capacity}");
+    // As many as the server carries get a place, and no more.
+    for _ in 0..capacity {
+        let accepted = core.ask(&asked(LISTENED), now).unwrap();
+        assert!(slow.contains(&accepted.instead_of.unwrap()));
+    }
+    let refusal = core.ask(&asked(LISTENED), now).unwrap_err();
+    assert_eq!(refusal.reason, Reason::Streams { capacity });
+}
+
+#[test]
 fn slow_readers_and_slow_writers_are_ended_and_others_are_not() {
     let (mut core, mut now) = (admission(8, false), ms(1000));
     let [listener, reader, stopped, writer, typist, waiting] =
