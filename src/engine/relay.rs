@@ -4,9 +4,10 @@
 
 use super::Shared;
 use super::admission::Watch;
-use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage};
+use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage, WordTime};
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
+use super::words::Words;
 use omni_core::crossfade::Crossfade;
 use omni_core::ids::{FinishReason, Frames};
 use omni_core::playback::Playback;
@@ -35,6 +36,8 @@ pub(super) struct Relay {
     between: bool,
     /// Codes of the current piece, where the next piece must keep its voice.
     codes: Option<CodeLog>,
+    /// Where the client asked for the times of words.
+    pub words: Option<Words>,
     expired: Expired,
 }
 
@@ -75,6 +78,7 @@ impl Relay {
             born,
             between: false,
             codes: None,
+            words: None,
             expired,
         }
     }
@@ -104,11 +108,14 @@ impl Relay {
         let _ = self.send.send_async(last).await;
     }
 
-    /// Opens the request of a piece.
-    pub fn open(&mut self, mut plan: RequestPlan) -> ResponseStream {
+    /// Opens the request of a piece. Words that sound are told for a piece whose whole text is here.
+    pub fn open(&mut self, mut plan: RequestPlan, text: Option<&str>) -> ResponseStream {
         let may_change = matches!(&self.options.voice, SpeechVoice::Tts(voice) if voice.may_change());
-        self.codes = may_change.then(CodeLog::default);
+        self.codes = (may_change || self.words.is_some()).then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
+        if let (Some(words), Some(text), Some(codes)) = (&mut self.words, text, &self.codes) {
+            words.begin(text, Arc::clone(codes));
+        }
         plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
         self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
     }
@@ -119,6 +126,7 @@ impl Relay {
         let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
         if let (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) =
             (&self.shared.planner.family, &self.options.voice)
+            && voice.may_change()
             && !codes.is_empty()
         {
             self.options.voice = SpeechVoice::Tts(planner.continued(voice, text, &codes));
@@ -140,11 +148,15 @@ impl Relay {
                 // The same request seed must not make every piece draw the same numbers.
                 self.options.seed = self.options.seed.wrapping_add(1);
                 self.between = true;
+                let words = self.words.as_mut().map(Words::finish);
+                self.tell_words(words).await?;
                 Ok(false)
             }
             Some(Event::Failed(error)) => Err(Stop::Failed(error)),
             None => Err(Stop::Failed(RequestError::ShuttingDown)),
             Some(Event::Audio(AudioChunk { samples, frames })) => {
+                let words = self.words.as_mut().map(|words| words.hear(&samples));
+                self.tell_words(words).await?;
                 let mut ready = if std::mem::take(&mut self.between) { self.crossfade.border() } else { Vec::new() };
                 ready.extend(self.crossfade.push(&samples));
                 self.audio(ready, frames).await?;
@@ -166,6 +178,13 @@ impl Relay {
         let seconds = samples.len() as f64 / f64::from(self.shared.info.sample_rate);
         self.playback.chunk(self.born.elapsed(), Duration::from_secs_f64(seconds));
         self.tell(Event::Audio(AudioChunk { samples: samples.into(), frames })).await
+    }
+
+    async fn tell_words(&self, words: Option<Vec<WordTime>>) -> Result<(), Stop> {
+        for word in words.into_iter().flatten() {
+            self.tell(Event::Word(word)).await?;
+        }
+        Ok(())
     }
 
     async fn tell(&self, event: Event) -> Result<(), Stop> {

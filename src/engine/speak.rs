@@ -3,15 +3,17 @@
 //! made, which is long before the listener has heard it.
 
 use super::admission::{Permit, Watch};
-use super::api::{RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
+use super::api::{NO_ALIGNER, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
 use super::incremental;
 use super::plan::{FamilyPlanner, Planner, SpeechVoice};
 use super::relay::{Relay, Stop, refused};
 use super::stream::Expired;
 use super::voice::VoiceChoice;
 use super::voices::Voiceprint;
+use super::words::Words;
 use super::{Engine, Shared, caught};
 use futures::FutureExt;
+use omni_core::align::Aligner;
 use omni_core::text::{self, Segmenter};
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
@@ -38,6 +40,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         shared.planner.check_length("input", text.chars().count())?;
         check_piece(&request.params, text)?;
     }
+    let aligner = aligner(shared, &request.params)?;
     let asked = request.params.options;
     let steady = shared.ordinary.speech(&request, shared.max_segment_chars);
     // Encoding a recording takes long: only accepted requests do it.
@@ -50,15 +53,17 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let options = shared.plan(instructions, plan).await?;
     let expired = Expired::default();
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
+    let mut words = aligner.map(|aligner| Words::new(aligner, shared.info.samples_per_frame));
     let source = match request.text {
         TextSource::Whole(text) => {
+            words.iter_mut().for_each(|words| words.wrote(&text));
             let waiting: VecDeque<_> = cut(&text, &options.voice, max_chars).into();
             // What cannot be spoken refuses the request now, not in the middle of it. Each piece is planned when its
             // turn comes; if one is too long for the model, the longest is.
             if let Some(longest) = waiting.iter().max_by_key(|text| text.len()).filter(|_| waiting.len() > 1) {
                 shared.planner.speech(longest, &options)?;
             }
-            if waiting.len() <= 1 {
+            if waiting.len() <= 1 && words.is_none() {
                 // One piece needs no relay.
                 let text = waiting.front().map_or("", String::as_str);
                 let plan = shared.planner.speech(text, &options)?;
@@ -69,7 +74,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             Source::Sentences(Sentences { waiting, segments: Segmenter::new(max_chars), more: None, chars: 0 })
         }
         TextSource::Streamed(pieces) => match (&shared.planner.family, &options.voice) {
-            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if !voice.wants_whole_text() => {
+            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if !voice.wants_whole_text() && words.is_none() => {
                 Source::Incremental(pieces)
             }
             _ => {
@@ -80,7 +85,8 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     };
     let (send, events) = flume::bounded(RELAY);
     let gone = CancellationToken::new();
-    let relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), permit.watch());
+    let mut relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), permit.watch());
+    relay.words = words;
     let listening = gone.clone().drop_guard();
     let (end, ended) = oneshot::channel();
     // A reader that is gone needs no end.
@@ -113,6 +119,15 @@ fn check_piece(params: &SpeechParams, text: &str) -> Result<(), SubmitError> {
     }
     let message = format!("{chars} characters are more than the {MAX_PIECE} that ignore_eos speaks in one piece");
     Err(SubmitError::Invalid { param: "input", message })
+}
+
+/// What finds the words of a request that asks for them.
+fn aligner(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<dyn Aligner>>, SubmitError> {
+    if !params.words {
+        return Ok(None);
+    }
+    let missing = || SubmitError::Invalid { param: "timestamp_granularities", message: NO_ALIGNER.into() };
+    shared.aligner.clone().ok_or_else(missing).map(Some)
 }
 
 /// The voice that the client gives or has uploaded, encoded; `None` for a speaker of the checkpoint.
@@ -174,9 +189,9 @@ async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot:
 
 async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
     while relay.may_go_on() {
-        let Some(text) = sentences.next(&relay.shared, &relay.watch).await? else { return Ok(()) };
+        let Some(text) = sentences.next(&relay.shared, &relay.watch, &mut relay.words).await? else { return Ok(()) };
         let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
-        let mut sentence = relay.open(plan);
+        let mut sentence = relay.open(plan, Some(&text));
         while relay.pass_on(sentence.next().await).await? {}
         relay.keep_voice(&text);
     }
@@ -185,7 +200,12 @@ async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(
 
 impl Sentences {
     /// The next one, as soon as it is whole.
-    async fn next(&mut self, shared: &Shared, watch: &Watch) -> Result<Option<String>, RequestError> {
+    async fn next(
+        &mut self,
+        shared: &Shared,
+        watch: &Watch,
+        words: &mut Option<Words>,
+    ) -> Result<Option<String>, RequestError> {
         loop {
             if let Some(text) = self.waiting.pop_front() {
                 return Ok(Some(text));
@@ -199,6 +219,7 @@ impl Sentences {
                     let chars = piece.chars().count();
                     self.chars += chars;
                     watch.wrote(chars);
+                    words.iter_mut().for_each(|words| words.wrote(&piece));
                     shared.planner.check_length("input", self.chars).map_err(refused)?;
                     self.waiting.extend(self.segments.push(&piece));
                 }

@@ -167,6 +167,7 @@ fn chunks(
                     }
                     Err(error) => (vec![failed(&error.into())], Stage::Over),
                 },
+                Ok(Piece::Word(_)) => (Vec::new(), Stage::Pieces),
                 Ok(Piece::Finished { reason, usage }) => (Vec::new(), Stage::Tail(reason, usage)),
                 Err(error) => (vec![failed(&error)], Stage::Over),
             },

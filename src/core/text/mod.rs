@@ -10,6 +10,6 @@ mod segments;
 
 pub use incremental::{IncrementalText, TextStep};
 pub use length::longest_seconds;
-pub use normalize::spell_out;
+pub use normalize::{spell_out, spoken_words};
 pub use pieces::pieces;
 pub use segments::{Segmenter, segments};
