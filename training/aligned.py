@@ -16,7 +16,7 @@ if torch.version.cuda and not torch.cuda.is_available():
     torch.cuda.is_current_stream_capturing = lambda: False
 from numba import njit
 from nets import CB, EOS_C, HOP, SPEAKERS, SR, Ids, Talker, Thinker, from_hf
-from synth import DOWN, LEAD as LEAD_TIME, SPEED, TRAIL as TRAIL_TIME, UP, Teacher, resample, with_alignment
+from synth import DOWN, SPEED, UP, Teacher, resample, with_alignment
 from train_codec import mel_fb
 from train_vocoder import build
 
@@ -24,6 +24,7 @@ STEP = 240  # samples of a column of the spectrograms
 PARTS = 4  # labels of a frame
 STRESS = "ˈˌ"
 MARKS = set(';:,.!?—…"()“” ')  # of the teacher's alphabet, not spoken
+BEGIN, REST = 0.21, 0.04  # seconds of the voice before its first word and after its last, as warping finds them
 LEAD = 12  # columns of silence put around the teacher's speech
 FB, WINDOW = mel_fb(1024, 40, fmax=8000.0), torch.hann_window(1024)
 
@@ -204,12 +205,13 @@ def carried_over(sound, speech):
     return fine, cost
 
 
-def stretched(at, frames):
-    """The same without samples: the teacher's timing, as long as the voice's, whose codes begin after some silence."""
-    sounds = np.nonzero(at >= 0)[0]
+def stretched(at, phonemes, frames):
+    """The same without samples: the teacher's timing, as long as the voice's."""
+    spoken = np.array([c not in MARKS for c in phonemes] + [False])[at]
+    sounds = np.nonzero(spoken)[0]
     at = at[sounds[0] : sounds[-1] + 1]
-    n, lead, trail = frames * PARTS, LEAD_TIME * PARTS * SR / HOP, TRAIL_TIME * PARTS * SR / HOP
-    k = (np.arange(n) + 0.5 - lead) / max(n - lead - trail, 1) * len(at)
+    n, begin = frames * PARTS, BEGIN * PARTS * SR / HOP
+    k = (np.arange(n) + 0.5 - begin) / max(n - begin - REST * PARTS * SR / HOP, 1) * len(at)
     fine = at[np.clip(k, 0, len(at) - 1).astype(int)]
     return np.where((k < 0) | (k >= len(at)), -1, fine)
 
@@ -261,7 +263,7 @@ def main():
             if a.warp:
                 fine, cost = carried_over(np.pad(sound, (0, n * HOP - len(sound))), reader.read(t, who, noise))
             else:
-                fine = stretched(reader.timing(*said, who), n)
+                fine = stretched(reader.timing(*said, who), said[0], n)
             arrays.append((codes.astype(np.int16), *labels(fine, said[0], n)))
             meta.append([i, who, first, n, round(float(cost), 4), said[0]])
             first += n

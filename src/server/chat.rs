@@ -99,7 +99,7 @@ impl Encoder {
 }
 
 async fn completion(head: &Head, whole: Whole, ends: Option<CancellationToken>) -> Result<Response, ApiError> {
-    let Whole { text, file, mut held, reason, usage } = whole;
+    let Whole { text, file, mut held, reason, usage, .. } = whole;
     let mut audio = None;
     if head.speaks {
         // In base64, and that within the JSON.

@@ -8,6 +8,7 @@ use omni_actors::config::Config;
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::Engine;
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::server::Server;
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
@@ -38,8 +39,12 @@ impl Drop for Site {
 
 impl Site {
     pub async fn new(change: impl FnOnce(&mut Config)) -> Site {
+        Site::of(&tiny(), change).await
+    }
+
+    pub async fn of(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -> Site {
         let mut config = Config::default();
-        let engine = engine(&tiny(), |own| {
+        let engine = engine(checkpoint, |own| {
             change(own);
             config = own.clone();
         })
@@ -51,19 +56,19 @@ impl Site {
         Site { engine, address, client: Client::new(), serving }
     }
 
-    async fn post(&self, path: &str, body: &Value) -> Response {
+    pub async fn post(&self, path: &str, body: &Value) -> Response {
         self.client.post(format!("http://{}{path}", self.address)).json(body).send().await.unwrap()
     }
 
     /// The body of an answer that must be fine.
-    async fn bytes(&self, path: &str, body: &Value) -> Vec<u8> {
+    pub async fn bytes(&self, path: &str, body: &Value) -> Vec<u8> {
         let response = self.post(path, body).await;
         assert_eq!(response.status(), 200, "{body}");
         response.bytes().await.unwrap().into()
     }
 
     /// The events of an answer that must be fine.
-    async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub async fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let text = String::from_utf8(self.bytes(path, body).await).unwrap();
         let data = text.lines().filter_map(|line| line.strip_prefix("data: "));
         data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()

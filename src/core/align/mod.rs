@@ -34,7 +34,7 @@ pub struct Heard<'a> {
 }
 
 /// The alignment of one piece.
-pub trait Alignment: Send {
+pub trait Alignment: Send + Sync {
     /// Takes more of the speech; returns the words that are final now, in their order.
     fn hear(&mut self, heard: Heard<'_>) -> Vec<WordSpan>;
 

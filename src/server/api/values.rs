@@ -335,13 +335,13 @@ impl<'de> Deserialize<'de> for Granularities {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Granularities, D::Error> {
         let found = match Value::deserialize(deserializer)? {
             Value::Array(names) => names,
-            other => return Err(wrong_type("an array", kind(&other))),
+            other => return Err(wrong_type(&other, "an array")),
         };
         match found.iter().find(|name| name.as_str() != Some("word")) {
             Some(Value::String(other)) => {
                 Err(D::Error::custom(format_args!("{:?} is unknown; ask for [\"word\"]", short(other))))
             }
-            Some(other) => Err(wrong_type("strings", kind(other))),
+            Some(other) => Err(wrong_type(other, "strings")),
             None if found.len() > 1 => Err(D::Error::custom("names \"word\" more than once")),
             None => Ok(Granularities { words: !found.is_empty() }),
         }
