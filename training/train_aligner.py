@@ -321,14 +321,14 @@ def main():
         train_ear(ear, known, sure, 6, 1e-3)
         for name, spell in (("teacher's phonemes", truth), ("spelled", mine)):
             if warped:
-                print(f"[aligner] round {r + 1}, {name}: {judge(ear, prior, warped, spell, 3.0, 0.0)[1]}", flush=True)
+                print(f"[aligner] round {r + 1}, {name}: {judge(ear, prior, warped, spell, 3.0, -2.0)[1]}", flush=True)
         for k, u in enumerate(data if r + 1 < a.rounds else []):
             states, _ = align(ear, prior, u[0], [truth(w, s) for w, s in zip(*u[3:])], 6.0, 0.0)
             labels[k] = states.reshape(-1, PARTS)
-    penalties = torch.tensor([3.0, 0.0])
+    penalties = torch.tensor([3.0, -2.0])
     if warped:
         for skip in (3.0,):
-            for silence in (-2.0, -1.0, 1.0):
+            for silence in (-4.0, -3.0, -2.0):
                 print(skip, silence, judge(ear, prior, warped, mine, skip, silence)[1], flush=True)
     chunks = torch.tensor([([symbols[c] for c in k] + [0] * 3)[:3] for k in classes], dtype=torch.float32)
     out = {"codes": ear.codes.weight.view(a.groups, CB, -1), "prior": prior, "letters": speller.letters.weight}

@@ -51,8 +51,8 @@ mod words;
 
 pub use api::{
     AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
-    NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
-    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
+    NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams,
+    SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;

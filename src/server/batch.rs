@@ -1,6 +1,6 @@
 //! `POST /v1/audio/speech/batch`: several texts in one request, each answered by a file or by an error.
 
-use super::api::batch::{BatchAnswer, BatchResult, MAX_ITEMS, NOT_CUT, NO_WORDS, NOT_TRACED, REFUSED};
+use super::api::batch::{BatchAnswer, BatchResult, MAX_ITEMS, NO_WORDS, NOT_CUT, NOT_TRACED, REFUSED};
 use super::api::speech::{Model, SpeechUsage};
 use super::api::{FieldError, Fields, kind};
 use super::auth::Caller;

@@ -1,8 +1,7 @@
 //! What the fields of a speech request mean together, and against the model.
 
 use super::api::speech::{
-    Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
-    Words,
+    Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire, Words,
 };
 use super::api::speech::{SpokenText, VoiceFields};
 use super::api::values::{FormatName, StreamFormat, or_list};
@@ -170,7 +169,8 @@ pub(super) fn carried(app: &App, field: &str, sound: &Sound) -> Result<(), Field
 /// What `stream` and `stream_format` mean together: OpenAI's clients send at most the latter, others the former.
 fn delivery(wire: &DeliveryFields, sound: &Sound, words: bool) -> Result<Delivery, FieldError> {
     if words && wire.stream_format == Some(StreamFormat::Audio) {
-        let message = "\"audio\" is the bytes of the file alone, without times of words; ask for \"sse\", or leave it out";
+        let message =
+            "\"audio\" is the bytes of the file alone, without times of words; ask for \"sse\", or leave it out";
         return Err(FieldError::invalid("stream_format", message));
     }
     if sound.loudness.is_some() {

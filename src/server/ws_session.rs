@@ -1,8 +1,8 @@
 //! A WebSocket session: reads the client's messages, speaks one utterance at a time, writes the server's messages. It
 //! owns the state of the connection; it must never wait for the client while a cancel could come.
 
-use super::api::speech::SpokenWord;
 use super::api::session::{ClientMessage, ServerMessage};
+use super::api::speech::SpokenWord;
 use super::auth::Caller;
 use super::budget::Held;
 use super::connection::{Activity, Busy};

@@ -5,7 +5,7 @@ use omni_actors::config::{Config, DeviceKind, Placement, Precision};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, RequestOptions,
-    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, WordTime, Usage, process,
+    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, WordTime, process,
 };
 use omni_actors::model::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};

@@ -2,8 +2,8 @@
 
 use super::fields::{FieldError, Fields};
 use super::values::{
-    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Granularities, Loudness, Penalty, Probability, RefAudio,
-    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
+    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Granularities, Loudness, Penalty, Probability,
+    RefAudio, RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
     VoiceName, Whole,
 };
 use omni_audio::AudioWriter;

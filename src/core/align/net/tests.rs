@@ -18,7 +18,11 @@ fn tensors() -> Tensors {
     put("score.bias", &[PARTS * phonemes], vec![0.0; PARTS * phonemes]);
     put("prior", &[phonemes], vec![0.0; phonemes]);
     // Letters a and b are said as they are, others are silent.
-    put("letters", &[LETTERS, 2], (0..LETTERS).flat_map(|at| [at == 1, at == 2].map(u8::from).map(f32::from)).collect());
+    put(
+        "letters",
+        &[LETTERS, 2],
+        (0..LETTERS).flat_map(|at| [at == 1, at == 2].map(u8::from).map(f32::from)).collect(),
+    );
     let inputs = (2 * LETTERS_BESIDE + 1) * 2;
     let middle = |at: usize| (0..inputs).map(move |i| f32::from(u8::from(i == LETTERS_BESIDE * 2 + at)));
     put("spell.weight", &[2, inputs], (0..2).flat_map(middle).collect());

@@ -36,7 +36,9 @@ pub fn spell_out(text: &str) -> String {
 
 /// The words of `text` between white space, each as it is written and as [`spell_out`] has it.
 pub fn spoken_words(text: &str) -> Vec<(String, String)> {
-    let said = |token: &Token| [&token.head, token.spoken.as_ref().unwrap_or(&token.core), &token.tail].map(String::as_str).concat();
+    let said = |token: &Token| {
+        [&token.head, token.spoken.as_ref().unwrap_or(&token.core), &token.tail].map(String::as_str).concat()
+    };
     tokens(text).into_iter().map(|token| (said(&token), token.source)).map(|(said, source)| (source, said)).collect()
 }
 
