@@ -1,12 +1,14 @@
 """What the finished voice says, as codes, and which phoneme of which word sounds when.
 
-    python aligned.py CHECKPOINT TEXT_DIR OUT_DIR [--hibari FOLDER] [--limit 2400] [--seed 1] [--device cpu]
+    python aligned.py CHECKPOINT TEXT_DIR OUT_DIR [--warp] [--hibari FOLDER] [--limit 2400] [--seed 1] [--device cpu]
 
-The voice speaks texts of TEXT_DIR/texts.txt, sampled as it is when it is served. The teacher speaks them too, and knows
-which phoneme each of its frames belongs to; dynamic time warping of the two spectrograms (40 log mels, 10 ms) carries that
-over to the voice. Texts that the teacher reads as other words than are written are left out. Writes OUT_DIR/part_K.npz:
-codes [frames, 8], lab [frames, 4] (the phoneme in each quarter of a frame, as a character, 0 for none), word [frames, 4]
-(which word, -1 for none), and part_K.json ([[text index, voice, first frame, frames, warping cost], ...]).
+The voice speaks texts of TEXT_DIR/texts.txt, sampled as it is when it is served. The teacher knows which phoneme each
+of its frames belongs to. With --warp it speaks the texts too, and dynamic time warping of the two spectrograms (40 log
+mels, 10 ms) carries that over to the voice; without, its durations are stretched to the length of what the voice said:
+far from exact, but a tenth of the work. Texts that the teacher reads as other words than are written are left out.
+Writes OUT_DIR/part_K.npz: codes [frames, 8], lab [frames, 4] (the phoneme in each quarter of a frame, as a character, 0
+for none), word [frames, 4] (which word, -1 for none); and part_K.json ([[text index, voice, first frame, frames,
+warping cost, phonemes], ...]).
 """
 
 import argparse, json, os, random
@@ -24,7 +26,7 @@ STEP = 240  # samples of a column of the spectrograms
 PARTS = 4  # labels of a frame
 STRESS = "ˈˌ"
 MARKS = set(';:,.!?—…"()“” ')  # of the teacher's alphabet, not spoken
-BEGIN, REST = 0.21, 0.04  # seconds of the voice before its first word and after its last, as warping finds them
+BEGIN, REST = 0.21, 0.04  # seconds of the voice before its first word and after its last, as warping finds
 LEAD = 12  # columns of silence put around the teacher's speech
 FB, WINDOW = mel_fb(1024, 40, fmax=8000.0), torch.hann_window(1024)
 
@@ -197,7 +199,8 @@ def carried_over(sound, speech):
     """What sounds in each quarter of each frame of `sound`, after the teacher's `speech`. -> index of it, cost"""
     samples, _, at = speech
     theirs = spectrogram(samples)
-    at = np.concatenate([np.full(LEAD, -1), at[: len(theirs)], np.full(LEAD + len(theirs) - len(at[: len(theirs)]), -1)])
+    at = at[: len(theirs)]
+    at = np.concatenate([np.full(LEAD, -1), at, np.full(LEAD + len(theirs) - len(at), -1)])
     theirs = np.concatenate([silence(LEAD), theirs, silence(LEAD)])
     path, cost = warp(spectrogram(sound), theirs)
     quarter = HOP // PARTS // STEP
@@ -272,7 +275,7 @@ def main():
             np.savez(path + ".npz", codes=codes, lab=lab, word=word)
         json.dump(meta, open(path + ".tmp", "w"))
         os.rename(path + ".tmp", path + ".json")
-        print(f"[aligned] {k + 1}/{len(jobs)} parts, {first * HOP / SR:.0f} s, cost {np.mean([m[4] for m in meta] or [0]):.3f}", flush=True)
+        print(f"[aligned] {k + 1}/{len(jobs)} parts, {first * HOP / SR:.0f} s more", flush=True)
     print("[aligned] done", flush=True)
 
 

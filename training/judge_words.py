@@ -1,6 +1,6 @@
 """The words of a running server against the teacher's alignment, over HTTP, as a client gets them.
 
-    python judge_words.py --url http://127.0.0.1:8080 --sentences heldout.txt [--limit 60] [--voice heart] [--hibari FOLDER]
+    python judge_words.py --url http://127.0.0.1:8080 --sentences heldout.txt [--limit 60] [--voice heart]
 
 The server speaks each sentence (seed 0, 1, ...) and tells its words; the teacher speaks it too and knows when its words
 sound, which dynamic time warping carries over to the server's audio (aligned.py, to 20 ms). Sentences that the teacher

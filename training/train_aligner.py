@@ -1,14 +1,14 @@
 """Which word sounds when, read from codes and letters: two small nets and a best path through the phonemes of the text.
 
-    python train_aligner.py CHECKPOINT TEXT_DIR ALIGNED_DIR WARPED_DIR OUT_FILE [--rounds 3] [--judge WARPED_DIR]
+    python train_aligner.py CHECKPOINT TEXT_DIR ALIGNED_DIR WARPED_DIR OUT_FILE [--rounds 4] [--judge WARPED_DIR]
 
 WARPED_DIR: what `aligned.py --warp` wrote, whose labels are the teacher's; ALIGNED_DIR: the same of more texts without
---warp, which costs a tenth and has the teacher's durations, stretched to the length of what the voice said. A net learns
-from the latter, then from the former, aligns the phonemes of the latter anew (Viterbi training), and so on. The vectors of
-codes begin as the vocoder's, along their main directions. --judge: warped speech of texts that it has not heard, to judge
-by. Deterministic on one thread. OUT_FILE (safetensors, f16) holds
+--warp, which costs a tenth and has the teacher's durations, stretched to the length of what the voice said. A net
+learns from the latter, then from the former, aligns the phonemes of the latter anew (Viterbi training), and so on. The
+vectors of codes begin as the vocoder's, along their main directions. --judge: warped speech of texts that it has not
+heard, to judge by. Deterministic on one thread. OUT_FILE (safetensors, f16) holds
   codes [groups, 512, d]                    a frame is the sum of its codes' vectors
-  sound [h, 5 d], score [4 P, h]            five frames, rectified -> for each quarter of the middle one, each of P phonemes
+  sound [h, 5 d], score [4 P, h]            five frames, rectified -> quarters of the middle one by phonemes
   prior [P]                                 what is subtracted from their log probabilities
   letters [29, e], spell [k, 9 e], spelled [C, k]   nine letters, rectified -> C classes for the middle one
   classes [C, 3]                            the phonemes of a class, 0 for none
@@ -59,7 +59,7 @@ def load(folder, texts):
 
 
 # ------------------------------------------------------------------------------------------------ letters to phonemes
-def pair_up(pairs, rounds=6):
+def pair_up(pairs, rounds=4, few=5000):
     """Hard EM: which 0 to 3 phonemes each letter stands for. pairs {(letters, phonemes): count} -> [chunks] or None"""
     score = collections.defaultdict(lambda: -6.0)
     def best(w, p):
@@ -85,7 +85,7 @@ def pair_up(pairs, rounds=6):
     for r in range(rounds):
         count, total = collections.Counter(), collections.Counter()
         found = {}
-        for (w, p), n in pairs.items():
+        for (w, p), n in pairs.most_common(few if r + 1 < rounds else None):
             b = best(w, p)
             if b:
                 found[w, p] = b
@@ -132,7 +132,7 @@ def train_speller(pairs, symbols, epochs=30):
             o.step()
             steps += 1
     right = (m(x).argmax(1) == y).float().mean()
-    print(f"[aligner] {len(found)} words, {len(classes)} classes, {100 * right:.1f} % of letters as the teacher says them")
+    print(f"[aligner] {len(found)} words, {len(classes)} classes; {100 * right:.1f} % of letters as the teacher says")
     return m, classes
 
 
@@ -199,7 +199,8 @@ def train_ear(m, data, labels, epochs, lr=4e-3):
             if b - a < 100:
                 continue
             o.param_groups[0]["lr"] = lr * max(1 - steps / total, 0.02)
-            l = F.cross_entropy(m(codes[a:b], 0.15).flatten(0, 1), lab[a:b].flatten(), ignore_index=-1, label_smoothing=0.05)
+            y = m(codes[a:b], 0.15).flatten(0, 1)
+            l = F.cross_entropy(y, lab[a:b].flatten(), ignore_index=-1, label_smoothing=0.05)
             o.zero_grad()
             l.backward()
             o.step()
@@ -272,14 +273,15 @@ def judge(ear, prior, data, spell, skip, silence):
                 ends.append(abs(a[-1] - b[-1]) * quarter if len(b) else 999)
     s, e = np.array(starts), np.array(ends)
     both = np.maximum(s, e)
-    f = lambda x: f"{100 * (x <= 80).mean():.1f} % within 80 ms, median {np.median(x):.0f}, 90th {np.percentile(x, 90):.0f}"
+    near = lambda x: f"{100 * (x <= 80).mean():.1f} % within 80 ms"
+    f = lambda x: f"{near(x)}, median {np.median(x):.0f}, 90th {np.percentile(x, 90):.0f}"
     return (both <= 80).mean(), f"{len(s)} words; begin {f(s)}; end {f(e)}; both {100 * (both <= 80).mean():.1f} %"
 
 
 def main():
     ap = argparse.ArgumentParser()
     [ap.add_argument(x) for x in ("checkpoint", "text", "aligned", "warped", "out")]
-    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--rounds", type=int, default=4)
     ap.add_argument("--epochs", type=int, default=10)
     ap.add_argument("--groups", type=int, default=4)
     ap.add_argument("--judge", default=None)
@@ -290,6 +292,8 @@ def main():
     warped = load(a.judge, texts) if a.judge else []
     heard = {" ".join(u[3]) for u in warped}
     known, data = ([u for u in d if " ".join(u[3]) not in heard] for d in (known, data))
+    if not known or not data:
+        raise SystemExit("the voice ended no sentence: there is nothing to learn from")
     seen = {" ".join(u[3]) for u in known}
     data = [u for u in data if " ".join(u[3]) not in seen]
     alphabet = sorted({c for u in known + data + warped for p in u[4] for c in p})
@@ -300,7 +304,8 @@ def main():
 
     pairs = collections.Counter()
     lines = open(f"{a.text}/words.txt").read().split("\n") if glob.glob(f"{a.text}/words.txt") else []
-    spoken = [(t.split(), [plain(w) for w in l.split()]) for t, l in zip(texts, lines) if l] + [u[3:] for u in known + data]
+    spoken = [(t.split(), [plain(w) for w in l.split()]) for t, l in zip(texts, lines) if l]
+    spoken += [u[3:] for u in known + data]
     for written, said in spoken:
         for w, p in zip(written, said):
             if len(parts_of(w)) == 1 and p and set(p) <= set(symbols):
@@ -333,9 +338,11 @@ def main():
     chunks = torch.tensor([([symbols[c] for c in k] + [0] * 3)[:3] for k in classes], dtype=torch.float32)
     out = {"codes": ear.codes.weight.view(a.groups, CB, -1), "prior": prior, "letters": speller.letters.weight}
     out |= {"classes": chunks, "penalties": penalties}
-    for name, layer in (("sound", ear.sound), ("score", ear.score), ("spell", speller.spell), ("spelled", speller.spelled)):
+    layers = {"sound": ear.sound, "score": ear.score, "spell": speller.spell, "spelled": speller.spelled}
+    for name, layer in layers.items():
         out |= {f"{name}.weight": layer.weight, f"{name}.bias": layer.bias}
-    save_file({k: v.detach().half().contiguous() for k, v in out.items()}, a.out, metadata={"phonemes": "".join(alphabet)})
+    halves = {k: v.detach().half().contiguous() for k, v in out.items()}
+    save_file(halves, a.out, metadata={"phonemes": "".join(alphabet)})
     print(f"[aligner] {sum(v.numel() for v in out.values()) * 2 / 1000:.0f} kB", flush=True)
 
 

@@ -72,7 +72,9 @@ impl Words {
         words.extend(self.told(spans, samples));
         // Words that are not spoken, such as a dash, are passed over too.
         if let Some(piece) = self.piece.take() {
-            piece.written[piece.found..].iter().for_each(|word| drop(self.source.find(word)));
+            for word in &piece.written[piece.found..] {
+                self.source.find(word);
+            }
         }
         self.before += samples;
         words
