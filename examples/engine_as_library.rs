@@ -46,6 +46,7 @@ async fn main() -> anyhow::Result<()> {
             Event::Finished { usage, .. } => println!("{} frames", usage.frames.0),
             Event::Failed(error) => return Err(error.into()),
             Event::Text(_) => {} // answers to a chat have text
+            Event::Word(_) => {} // requests that ask for words have their times
         }
     }
     file.write_all(&writer.finish()?)?;

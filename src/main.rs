@@ -16,6 +16,7 @@ const VOICE: Option<cli::EmbeddedFiles> = Some(voice![
     "config.json",
     "generation_config.json",
     "model.safetensors",
+    "aligner.safetensors",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.json"

@@ -174,6 +174,19 @@ def main():
     )
     run.wait("assemble")
     (w / "checkpoint/DONE").unlink()
+
+    few = ["--limit", 24, "--batch", 12] if tiny else []
+    speak = [w / "checkpoint", w / "text"]
+    for name, seed, texts in (("aligned", 1, 1800), ("warped", 2, 300), ("heard", 3, 80)):
+        how = [*device, *hibari, "--seed", seed, *(few or ["--limit", texts])]
+        how += [] if name == "aligned" else ["--warp"]
+        run.start(name, "aligned.py", *speak, w / name, *how, done=f"{name}/DONE")
+    run.wait("aligned", "warped", "heard")
+    # A voice of a tiny run ends no sentence.
+    if not tiny:
+        learnt = [w / "aligned", w / "warped", w / "checkpoint/aligner.safetensors", "--judge", w / "heard"]
+        run.start("aligner", "train_aligner.py", *speak, *learnt, done="aligner.DONE")
+        run.wait("aligner")
     run.start(
         "goldens", "goldens.py", w / "checkpoint", w / "golden", *(["--frames", 12] if tiny else []), done="golden/DONE"
     )

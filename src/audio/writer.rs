@@ -18,6 +18,7 @@ pub struct AudioWriter {
     /// `None` leaves the loudness as it is.
     whole: Option<Whole>,
     output: Output,
+    speed: f64,
     spoken: u64,
     spoken_rate: u32,
 }
@@ -107,6 +108,7 @@ impl AudioWriter {
                 samples: 0,
                 rate,
             },
+            speed: f64::from(sound.speed.clamp(super::MIN_SPEED, super::MAX_SPEED)),
             spoken: 0,
             spoken_rate,
         })
@@ -189,6 +191,13 @@ impl AudioWriter {
     /// Hz, of the file.
     pub fn sample_rate(&self) -> u32 {
         self.output.rate
+    }
+
+    /// The sample of the answer in which sample `spoken` of the speech is heard, counted from the beginning of the answer
+    /// as [`start`](AudioWriter::start) is. Another speed moves it by up to 10 ms.
+    pub fn heard_at(&self, spoken: u64) -> u64 {
+        let seconds = spoken as f64 / f64::from(self.spoken_rate.max(1)) / self.speed;
+        (seconds * f64::from(self.output.rate)).round() as u64
     }
 
     /// Samples taken so far, at the speed at which they are heard and at the rate at which they were spoken.

@@ -238,6 +238,7 @@ async fn receive(
         match event {
             Event::Started { seed, .. } => used_seed = seed,
             Event::Text(piece) => answer += &piece,
+            Event::Word(_) => {}
             Event::Audio(chunk) => {
                 first.get_or_insert_with(|| began.elapsed());
                 sink.write(&chunk.samples)?;

@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod admission;
+pub mod align;
 pub mod arbiter;
 pub mod crossfade;
 pub mod deadline;

@@ -259,7 +259,7 @@ impl Watch {
                 self.shared.lock().core.read(self.ticket, text.chars().count(), now);
             }
             Event::Finished { .. } | Event::Failed(_) => self.shared.lock().core.complete(self.ticket),
-            Event::Started { .. } => {}
+            Event::Started { .. } | Event::Word(_) => {}
         }
     }
 

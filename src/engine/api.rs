@@ -11,6 +11,7 @@ use omni_fault::FaultPlan;
 pub use omni_stage::StageState;
 use omni_telemetry::trace::Recorder;
 use serde::Serialize;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub struct ModelInfo {
     pub samples_per_frame: u32,
     /// Over which the beginning of an answer fades in, on its way to a listener: the samples of [`AudioChunk`] do not.
     pub fade_in: Duration,
+    /// Whether the checkpoint has an aligner, so that a request may ask for the times of words.
+    pub word_times: bool,
     /// Present for Qwen3-TTS.
     pub tts: Option<TtsInfo>,
 }
@@ -158,6 +161,8 @@ pub struct SpeechParams {
     pub ignore_eos: bool,
     /// Size of the first audio chunk; `None` is the config's ramp.
     pub initial_chunk_frames: Option<Frames>,
+    /// Whether to tell when each word sounds: [`Event::Word`]. Refused where [`ModelInfo::word_times`] is false.
+    pub words: bool,
     /// As for chat.
     pub seed: Option<u64>,
     /// What of the text is markup; `None` speaks it as it is.
@@ -195,6 +200,8 @@ pub enum Event {
     Text(String),
     /// More of the speech.
     Audio(AudioChunk),
+    /// A word of the text, in their order, for requests that asked for words. It comes before or soon after its sound.
+    Word(WordTime),
     /// The last event of a request that went well.
     Finished {
         /// Why it ended.
@@ -213,6 +220,24 @@ pub struct AudioChunk {
     pub samples: Arc<[f32]>,
     /// Codec frames that it was made of.
     pub frames: Frames,
+}
+
+/// Why a request for the times of words is refused.
+pub const NO_ALIGNER: &str = "this checkpoint has no aligner, so the times of its words are not known: an \
+    aligner.safetensors made for its codes would have to lie beside its weights, and Qwen3-ForcedAligner is not supported \
+    yet; leave the field out";
+
+/// When a word of the client's text sounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WordTime {
+    /// The word as it was written, with its punctuation: what is between white space.
+    pub word: String,
+    /// Where it stands in the text: characters (Unicode scalar values) from its beginning.
+    pub text: Range<u64>,
+    /// Its first sample, counted as those of all [`AudioChunk`]s.
+    pub start: u64,
+    /// The first sample behind it.
+    pub end: u64,
 }
 
 /// What a request used.

@@ -11,10 +11,12 @@ use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
+use omni_core::align::Aligner;
 use omni_core::ids::{Frames, StageName};
 use omni_core::ledger::LedgerLimits;
 use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
+use omni_model::aligner;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::AudioLimits;
 use omni_model::hf::{Family, SAMPLE_RATE, Variant};
@@ -48,6 +50,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
         );
     }
+    let aligner = aligner::read(checkpoint)?;
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(family.stages());
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
@@ -128,6 +131,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         pronunciations: pronunciations(config)?.into(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or_else(|| segment_chars(checkpoint)),
         voices,
+        aligner: aligner.map(|aligner| Arc::new(aligner) as Arc<dyn Aligner>),
     })
 }
 
@@ -241,6 +245,7 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         sample_rate: SAMPLE_RATE,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,
         fade_in: config.speech.fade_in,
+        word_times: aligner::exists(checkpoint),
         tts,
     })
 }

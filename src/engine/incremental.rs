@@ -161,7 +161,7 @@ impl Sentence {
                 let (planner, _) = parts(relay)?;
                 let plan = planner.begun(&relay.shared.planner.common, prompt, tokens, ended, &relay.options);
                 let plan = plan.map_err(refused)?;
-                let mut stream = relay.open(plan);
+                let mut stream = relay.open(plan, None);
                 let first = stream.next().await;
                 let Some(Event::Started { id: request, .. }) = first else {
                     return Err(RequestError::ShuttingDown.into());

@@ -20,6 +20,7 @@
 //! | `script`, `speakers` | a text with markup and pronunciations: pieces and pauses, and who speaks each |
 //! | `incremental` | the same word by word, for a text that is still being written |
 //! | `relay` | the requests of one text as one stream |
+//! | `words` | when each word sounds, for requests that ask |
 //! | `voice` | voices as clients name, give and see them |
 //! | `voices` | voices that clients uploaded: encoded once, kept on disk |
 
@@ -49,11 +50,12 @@ mod status_history;
 mod stream;
 pub mod voice;
 mod voices;
+mod words;
 
 pub use api::{
     AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
-    Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
-    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
+    NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams,
+    SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
@@ -68,6 +70,7 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
 use omni_config::{Config, SpeechConfig};
+use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
 use omni_model::LoadError;
@@ -122,6 +125,8 @@ struct Shared {
     ordinary: Ordinary,
     /// Of a checkpoint that clones voices.
     voices: Option<Arc<Voices>>,
+    /// Of a checkpoint that has one.
+    aligner: Option<Arc<dyn Aligner>>,
     ticker: tokio::task::JoinHandle<()>,
 }
 

@@ -4,9 +4,10 @@
 
 use super::Shared;
 use super::admission::Watch;
-use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage};
+use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage, WordTime};
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
+use super::words::WordTimes;
 use omni_audio::TimeStretch;
 use omni_core::crossfade::Crossfade;
 use omni_core::ids::{FinishReason, Frames};
@@ -57,6 +58,8 @@ pub(super) struct Relay {
     tries: u32,
     /// Samples of the pause before the first piece, which goes out when that has begun.
     lead: usize,
+    /// Where the client asked for the times of words.
+    pub words: Option<WordTimes>,
     expired: Expired,
 }
 
@@ -103,6 +106,7 @@ impl Relay {
             held: None,
             tries: 0,
             lead: 0,
+            words: None,
             expired,
         }
     }
@@ -132,14 +136,17 @@ impl Relay {
         let _ = self.send.send_async(last).await;
     }
 
-    /// Opens the request of a piece.
-    pub fn open(&mut self, mut plan: RequestPlan) -> ResponseStream {
+    /// Opens the request of a piece. Words that sound are told for a piece whose whole text is here.
+    pub fn open(&mut self, mut plan: RequestPlan, text: Option<&str>) -> ResponseStream {
         let goes_on = match &self.options.voice {
             SpeechVoice::Tts(voice) => voice.may_change() || self.whole && voice.goes_on(),
             SpeechVoice::Omni(_) => false,
         };
-        self.codes = goes_on.then(CodeLog::default);
+        self.codes = (goes_on || self.words.is_some()).then(CodeLog::default);
         plan.codes.clone_from(&self.codes);
+        if let (Some(words), Some(text), Some(codes)) = (&mut self.words, text, &self.codes) {
+            words.begin(text, Arc::clone(codes));
+        }
         let sample_rate = self.shared.info.sample_rate;
         self.held = (self.options.retries > self.tries).then(Vec::new);
         self.stretch = (self.rate != 1.0).then(|| TimeStretch::new(sample_rate, self.rate));
@@ -153,6 +160,7 @@ impl Relay {
         let codes = log.lock().unwrap_or_else(PoisonError::into_inner);
         if let (FamilyPlanner::Tts(planner), SpeechVoice::Tts(voice)) =
             (&self.shared.planner.family, &self.options.voice)
+            && (voice.may_change() || self.whole && voice.goes_on())
             && let Some(voice) = planner.continued(voice, text, &codes, self.shared.planner.common.frame)
         {
             self.options.voice = SpeechVoice::Tts(voice);
@@ -204,6 +212,8 @@ impl Relay {
                 let tries = u64::from(std::mem::take(&mut self.tries));
                 self.options.seed = self.options.seed.wrapping_sub(tries.wrapping_mul(ANEW)).wrapping_add(1);
                 self.between = true;
+                let words = self.words.as_mut().map(WordTimes::finish);
+                self.tell_words(words).await?;
                 Ok(false)
             }
             Some(Event::Failed(error)) => Err(Stop::Failed(error)),
@@ -260,6 +270,8 @@ impl Relay {
 
     /// A chunk of the current piece.
     async fn spoken(&mut self, AudioChunk { samples, frames }: AudioChunk) -> Result<(), Stop> {
+        let words = self.words.as_mut().map(|words| words.hear(&samples));
+        self.tell_words(words).await?;
         match self.stretch.as_mut().map(|stretch| stretch.push(&samples)) {
             None => self.sound(&samples, frames).await,
             Some(stretched) => self.sound(&stretched, frames).await,
@@ -280,6 +292,13 @@ impl Relay {
         let seconds = samples.len() as f64 / f64::from(self.shared.info.sample_rate);
         self.playback.chunk(self.born.elapsed(), Duration::from_secs_f64(seconds));
         self.tell(Event::Audio(AudioChunk { samples: samples.into(), frames })).await
+    }
+
+    async fn tell_words(&self, words: Option<Vec<WordTime>>) -> Result<(), Stop> {
+        for word in words.into_iter().flatten() {
+            self.tell(Event::Word(word)).await?;
+        }
+        Ok(())
     }
 
     async fn tell(&self, event: Event) -> Result<(), Stop> {

@@ -3,15 +3,17 @@
 //! made, which is long before the listener has heard it.
 
 use super::admission::{Permit, Watch};
-use super::api::{RequestError, ResponseStream, SpeechRequest, SubmitError, TextSource};
+use super::api::{NO_ALIGNER, RequestError, ResponseStream, SpeechParams, SpeechRequest, SubmitError, TextSource};
 use super::incremental;
 use super::plan::{FamilyPlanner, Planner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::relay::{Relay, Stop, refused};
 use super::script::{Item, Piece, Script, Words};
 use super::speakers::{Speakers, voiceprint};
 use super::stream::Expired;
+use super::words::WordTimes;
 use super::{Engine, Shared, caught};
 use futures::FutureExt;
+use omni_core::align::Aligner;
 use omni_core::text;
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
@@ -38,16 +40,14 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
         shared.planner.check_length("input", text.chars().count())?;
     }
     let params = &request.params;
-    if params.markup.is_some() && params.ignore_eos {
-        let message = "has pieces of its own; leave ignore_eos out".to_owned();
-        return Err(SubmitError::Invalid { param: "markup", message });
-    }
-    let words = shared.words(params.pronunciations.as_deref());
+    check_wording(params)?;
+    let aligner = aligner(shared, params)?;
+    let said = shared.words(params.pronunciations.as_deref());
     let markup = params.markup;
     // What is wrong with the text refuses the request before it has a place.
     let mut script = match &request.text {
         TextSource::Whole(text) => {
-            let script = Script::whole(text, markup, words.clone());
+            let script = Script::whole(text, markup, said.clone());
             let script = script.map_err(|message| SubmitError::Invalid { param: "input", message })?;
             check_piece(params.ignore_eos, script.chars())?;
             Some(script)
@@ -68,8 +68,10 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let mut speakers = Speakers::of(template, options.voice.clone());
     let expired = Expired::default();
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
+    let mut words = aligner.map(|aligner| WordTimes::new(aligner, shared.info.samples_per_frame));
     let source = match request.text {
-        TextSource::Whole(_) => {
+        TextSource::Whole(text) => {
+            words.iter_mut().for_each(|words| words.wrote(&text));
             let mut waiting = VecDeque::new();
             if let Some(script) = &mut script {
                 speakers.add(shared, script.voices()).await?;
@@ -77,7 +79,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
                     waiting.extend(cut(item, &speakers, max_chars));
                 }
             }
-            match first_of(shared, &waiting, &speakers, &options, markup.is_some())? {
+            match first_of(shared, &waiting, &speakers, &options, (markup.is_some(), words.is_some()))? {
                 // One piece needs no relay.
                 Some(plan) => {
                     let kind = RequestKind::Speech;
@@ -88,18 +90,21 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
             }
         }
         TextSource::Streamed(pieces) => match (&shared.planner.family, &options.voice) {
-            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice)) if markup.is_none() && !voice.wants_whole_text() => {
-                Source::Incremental(pieces, words)
+            (FamilyPlanner::Tts(_), SpeechVoice::Tts(voice))
+                if markup.is_none() && words.is_none() && !voice.wants_whole_text() =>
+            {
+                Source::Incremental(pieces, said)
             }
             _ => {
-                let script = Some(Script::streamed(markup, words, max_chars));
+                let script = Some(Script::streamed(markup, said, max_chars));
                 Sentences { waiting: VecDeque::new(), script, speakers, more: Some(pieces), chars: 0 }.into()
             }
         },
     };
     let (send, events) = flume::bounded(RELAY);
     let gone = CancellationToken::new();
-    let relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), permit.watch());
+    let mut relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), permit.watch());
+    relay.words = words;
     let listening = gone.clone().drop_guard();
     let (end, ended) = oneshot::channel();
     // A reader that is gone needs no end.
@@ -137,7 +142,7 @@ fn first_of(
     items: &VecDeque<Item>,
     speakers: &Speakers,
     options: &SpeechOptions,
-    marked: bool,
+    (marked, timed): (bool, bool),
 ) -> Result<Option<RequestPlan>, SubmitError> {
     let longest = items.iter().filter_map(Item::piece).max_by_key(|piece| piece.text.len());
     match longest {
@@ -147,7 +152,7 @@ fn first_of(
         }
         None => shared.planner.speech("", options).map(Some),
         Some(piece) => {
-            let alone = items.len() == 1 && piece.rate == 1.0 && options.retries == 0;
+            let alone = items.len() == 1 && piece.rate == 1.0 && options.retries == 0 && !timed;
             let voice = speakers.voice(piece.voice).unwrap_or(&options.voice).clone();
             let plan = shared.planner.speech(&piece.text, &SpeechOptions { voice, ..options.clone() });
             plan.map(|plan| alone.then_some(plan))
@@ -162,6 +167,32 @@ fn check_piece(ignore_eos: bool, chars: usize) -> Result<(), SubmitError> {
     }
     let message = format!("{chars} characters are more than the {MAX_PIECE} that ignore_eos speaks in one piece");
     Err(SubmitError::Invalid { param: "input", message })
+}
+
+/// Refuses what does not go together.
+fn check_wording(params: &SpeechParams) -> Result<(), SubmitError> {
+    let refused = |param, message: &str| Err(SubmitError::Invalid { param, message: message.to_owned() });
+    match params {
+        SpeechParams { markup: Some(_), ignore_eos: true, .. } => {
+            refused("markup", "has pieces of its own; leave ignore_eos out")
+        }
+        SpeechParams { markup: Some(_), words: true, .. } => {
+            refused("markup", "changes what is spoken; leave timestamp_granularities out")
+        }
+        SpeechParams { pronunciations: Some(_), words: true, .. } => {
+            refused("pronunciations", "change what is spoken; leave timestamp_granularities out")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What finds the words of a request that asks for them.
+fn aligner(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<dyn Aligner>>, SubmitError> {
+    if !params.words {
+        return Ok(None);
+    }
+    let missing = || SubmitError::Invalid { param: "timestamp_granularities", message: NO_ALIGNER.into() };
+    shared.aligner.clone().ok_or_else(missing).map(Some)
 }
 
 enum Source {
@@ -212,7 +243,7 @@ async fn read(mut relay: Relay, source: Source, _permit: Permit, ended: oneshot:
 async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(), Stop> {
     relay.whole = sentences.more.is_none();
     while relay.may_go_on() {
-        let Some(item) = sentences.next(&relay.shared, &relay.watch).await? else {
+        let Some(item) = sentences.next(&relay.shared, &relay.watch, &mut relay.words).await? else {
             return sentences.check_end(relay);
         };
         let Piece { text, voice, rate } = match item {
@@ -227,7 +258,7 @@ async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(
         relay.rate = rate;
         loop {
             let plan = relay.shared.planner.speech(&text, &relay.options).map_err(refused)?;
-            let mut sentence = relay.open(plan);
+            let mut sentence = relay.open(plan, Some(&text));
             while relay.pass_on(sentence.next().await).await? {}
             if !relay.tries_again() {
                 break;
@@ -240,7 +271,12 @@ async fn read_sentences(relay: &mut Relay, mut sentences: Sentences) -> Result<(
 
 impl Sentences {
     /// The next one, as soon as it is whole, when its voice is known.
-    async fn next(&mut self, shared: &Arc<Shared>, watch: &Watch) -> Result<Option<Item>, RequestError> {
+    async fn next(
+        &mut self,
+        shared: &Arc<Shared>,
+        watch: &Watch,
+        words: &mut Option<WordTimes>,
+    ) -> Result<Option<Item>, RequestError> {
         loop {
             if let Some(item) = self.waiting.pop_front() {
                 return Ok(Some(item));
@@ -259,6 +295,7 @@ impl Sentences {
                     let chars = piece.chars().count();
                     self.chars += chars;
                     watch.wrote(chars);
+                    words.iter_mut().for_each(|words| words.wrote(&piece));
                     shared.planner.check_length("input", self.chars).map_err(refused)?;
                     script.push(&piece)
                 }

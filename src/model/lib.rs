@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod aligner;
 pub mod budget;
 pub mod checkpoint;
 pub mod embeddings;

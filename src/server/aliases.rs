@@ -139,6 +139,7 @@ mod tests {
             sample_rate: 24_000,
             samples_per_frame: 1920,
             fade_in: std::time::Duration::ZERO,
+            word_times: true,
             tts: task.map(|task| TtsInfo { task, languages: Vec::new(), instructions: true }),
         }
     }

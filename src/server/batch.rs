@@ -1,6 +1,6 @@
 //! `POST /v1/audio/speech/batch`: several texts in one request, each answered by a file or by an error.
 
-use super::api::batch::{BatchAnswer, BatchResult, MAX_ITEMS, NOT_CUT, NOT_TRACED, REFUSED};
+use super::api::batch::{BatchAnswer, BatchResult, MAX_ITEMS, NO_WORDS, NOT_CUT, NOT_TRACED, REFUSED};
 use super::api::speech::{Model, SpeechUsage};
 use super::api::{FieldError, Fields, kind};
 use super::auth::Caller;
@@ -120,7 +120,7 @@ fn items(app: &App, mut body: Object) -> Result<(Object, Vec<Object>), ApiError>
     body.remove("input");
     let item = |(index, value)| match value {
         Value::Object(item) => {
-            Fields::top(&item).refuse(&[NOT_TRACED, NOT_CUT])?;
+            Fields::top(&item).refuse(&[NOT_TRACED, NOT_CUT, NO_WORDS])?;
             Ok(item)
         }
         other => Err(FieldError::wrong_type(format!("items[{index}]"), "an object", kind(&other))),

@@ -100,7 +100,7 @@ impl Encoder {
 }
 
 async fn completion(head: &Head, whole: Whole, ends: Option<CancellationToken>) -> Result<Response, ApiError> {
-    let Whole { text, file, mut held, reason, usage } = whole;
+    let Whole { text, file, mut held, reason, usage, .. } = whole;
     let mut audio = None;
     if head.speaks {
         // In base64, and that within the JSON.
@@ -168,6 +168,7 @@ fn chunks(
                     }
                     Err(error) => (vec![failed(&error.into())], Stage::Over),
                 },
+                Ok(Piece::Word(_)) => (Vec::new(), Stage::Pieces),
                 Ok(Piece::Finished { reason, usage }) => (Vec::new(), Stage::Tail(reason, usage)),
                 Err(error) => (vec![failed(&error)], Stage::Over),
             },

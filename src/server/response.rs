@@ -1,6 +1,7 @@
 //! The events of a request as the routes need them. A route sends nothing before the first event with content, so that
 //! a failure until then is still an HTTP status.
 
+use super::api::speech::SpokenWord;
 use super::auth::Caller;
 use super::budget::Held;
 use super::connection::ConnectionGuard;
@@ -13,7 +14,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use omni_audio::AudioWriter;
 use omni_config::format_duration;
 use omni_core::ids::RequestId;
-use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage};
+use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage, WordTime};
 use tokio_util::sync::CancellationToken;
 
 /// One event with content.
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 pub(super) enum Piece {
     Text(String),
     Audio(AudioChunk),
+    Word(WordTime),
     Finished { reason: FinishReason, usage: Usage },
 }
 
@@ -68,6 +70,7 @@ impl Answer {
                 self.caller.spoke(chunk.samples.len(), self.sample_rate);
                 Ok(Piece::Audio(chunk))
             }
+            Some(Event::Word(word)) => Ok(Piece::Word(word)),
             Some(Event::Finished { reason, usage }) => Ok(Piece::Finished { reason, usage }),
             Some(Event::Failed(error)) => Err(error.into()),
             Some(Event::Started { .. }) | None => Err(ended_early()),
@@ -95,7 +98,9 @@ pub(super) struct Whole {
     pub text: String,
     /// The file of its speech.
     pub file: Vec<u8>,
-    /// The part of the budget for both.
+    /// Its words, where they were asked for.
+    pub words: Vec<SpokenWord>,
+    /// The part of the budget for text and file.
     pub held: Held,
     pub reason: FinishReason,
     pub usage: Usage,
@@ -106,12 +111,15 @@ pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter
     let most = app.limits.max_whole_audio;
     let most_samples = (most.as_secs_f64() * f64::from(app.service.info().sample_rate)) as u64;
     let (mut text, mut file, mut held) = (String::new(), Vec::new(), Held::nothing(&app.answers));
+    // No more than the text of the request has.
+    let mut words = Vec::new();
     let (reason, usage) = loop {
         match answer.next().await? {
             Piece::Text(delta) => {
                 room(&mut held, file.capacity() + text.len() + delta.len()).await?;
                 text.push_str(&delta);
             }
+            Piece::Word(word) => words.extend(SpokenWord::heard(word, &writer)),
             Piece::Audio(chunk) => {
                 let mut bytes = writer.push(&chunk.samples)?;
                 if writer.heard() > most_samples {
@@ -144,7 +152,7 @@ pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter
         let done = tokio::task::spawn_blocking(complete).await;
         done.map_err(|_| ApiError::internal("the answer could not be encoded"))??
     };
-    Ok(Whole { text, file, held, reason, usage })
+    Ok(Whole { text, file, words, held, reason, usage })
 }
 
 /// Makes a part of the budget of answers as large as this.

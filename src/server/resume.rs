@@ -41,6 +41,10 @@ impl Position {
         if position == Position::Start {
             return Ok(position);
         }
+        if call.request.params.words && call.delivery == Delivery::Whole {
+            let message = "an answer with the times of its words is one JSON object; begin it with start_sample";
+            return Err(FieldError::invalid(name, message).into());
+        }
         needs_seed(call.request.params.seed)?;
         cuttable(name, call.sound.format)?;
         Ok(position)

@@ -8,7 +8,7 @@ use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
 use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
-use super::api::speech::{self as speech_api, SpeechEvent, SpeechRequest};
+use super::api::speech::{self as speech_api, SpeechEvent, SpeechObject, SpeechRequest};
 use super::api::voices::{VoiceAdded, VoiceForm, VoiceList, VoiceRemoved};
 use super::auth::{Access, Asked, auth, trust};
 use super::error::{self, ApiError};
@@ -173,6 +173,7 @@ fn routes(app: &App) -> Vec<Route> {
                     .refuses(speech_api::REFUSED)
                     .ignores(speech_api::HARMLESS)
                     .answers_file("audio/*")
+                    .answers::<SpeechObject<'_>>(JSON)
                     .answers::<SpeechEvent<'_>>(EVENTS),
             ],
         ),

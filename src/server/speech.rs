@@ -1,12 +1,12 @@
 //! `POST /v1/audio/speech`: speaks a text as it is.
 
 use super::api::Fields;
-use super::api::speech::{SpeechEvent, SpeechUsage};
+use super::api::speech::{SpeechEvent, SpeechObject, SpeechUsage, SpokenWord};
 use super::auth::Caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::reference::References;
-use super::response::{Answer, Piece, ends, note_ignored, whole};
+use super::response::{Answer, Piece, Whole, ends, note_ignored, room, whole};
 use super::resume::{Cut, Position};
 use super::speech_request::{Delivery, parse};
 use super::sse;
@@ -23,7 +23,9 @@ use futures::stream;
 use omni_audio::{AudioFormat, AudioWriter};
 use omni_engine::{FinishReason, Usage};
 use omni_telemetry::HttpMetrics;
+use std::collections::VecDeque;
 use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
 
 /// The handler.
 pub(super) async fn speech(
@@ -41,7 +43,7 @@ pub(super) async fn speech(
     let position = Position::read(&resume_headers, &call)?;
     let recording = app.record(call.trace)?;
     call.request.params.options.tenant = caller.tenant;
-    let sample_rate = app.service.info().sample_rate;
+    let (sample_rate, words) = (app.service.info().sample_rate, call.request.params.words);
     let writer = app.writer(call.sound)?;
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
     drop((body, held, recording_held));
@@ -52,6 +54,10 @@ pub(super) async fn speech(
     let content_type = call.sound.content_type(sample_rate);
     let format = call.sound.format;
     let (length, response) = match call.delivery {
+        Delivery::Whole if words => {
+            let rate = writer.sample_rate();
+            (None, object(whole(&app, answer, writer).await?, format, &content_type, rate, ends).await?)
+        }
         Delivery::Whole => {
             let whole = whole(&app, answer, writer).await?;
             let length = whole.file.len() as u64;
@@ -93,13 +99,45 @@ fn audio_body(format: AudioFormat, content_type: &str, body: Body) -> Response {
     response
 }
 
+/// A whole answer with the times of its words.
+async fn object(
+    whole: Whole,
+    format: AudioFormat,
+    media_type: &str,
+    sample_rate: u32,
+    ends: Option<CancellationToken>,
+) -> Result<Response, ApiError> {
+    let Whole { file, words, mut held, reason, usage, .. } = whole;
+    // The file, the same in base64, and that in JSON.
+    room(&mut held, file.capacity() + 2 * (file.len().div_ceil(3) * 4)).await?;
+    let object = SpeechObject {
+        audio: BASE64_STANDARD.encode(&file),
+        response_format: format.as_str(),
+        media_type,
+        sample_rate,
+        words,
+        finish_reason: reason.into(),
+        usage: usage.into(),
+    };
+    // A struct of strings and numbers is always JSON.
+    let body = held.guard(serde_json::to_vec(&object).unwrap_or_default(), ends);
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+}
+
+/// What a streamed answer consists of.
+enum Output {
+    /// Bytes of the file, never none.
+    Bytes(Vec<u8>),
+    Word(SpokenWord),
+}
+
 /// An answer as the bytes of its format, from a position on.
 struct Encoded {
     answer: Answer,
     writer: AudioWriter,
     cut: Cut,
-    /// Bytes that have been waited for.
-    first: Option<Vec<u8>>,
+    /// What came up to the first bytes that have been waited for.
+    first: VecDeque<Output>,
     /// Set when the last bytes have been given.
     end: Option<(FinishReason, Usage)>,
 }
@@ -108,21 +146,27 @@ impl Encoded {
     /// An answer that goes on is waited for up to its position, so that one beyond the end is still an HTTP status.
     async fn begin(answer: Answer, writer: AudioWriter, position: Position) -> Result<Encoded, ApiError> {
         let goes_on = writer.start() > 0 || position != Position::Start;
-        let mut pieces = Encoded { answer, writer, cut: Cut::new(position), first: None, end: None };
-        if goes_on {
-            pieces.first = pieces.next().await?;
+        let mut pieces = Encoded { answer, writer, cut: Cut::new(position), first: VecDeque::new(), end: None };
+        let mut first = VecDeque::new();
+        while goes_on && !matches!(first.back(), Some(Output::Bytes(_))) {
+            let Some(output) = pieces.next().await? else { break };
+            first.push_back(output);
         }
-        Ok(pieces)
+        Ok(Encoded { first, ..pieces })
     }
 
-    /// The next bytes, never empty. `None` is the end.
-    async fn next(&mut self) -> Result<Option<Vec<u8>>, ApiError> {
-        if let Some(first) = self.first.take() {
+    /// What comes next. `None` is the end.
+    async fn next(&mut self) -> Result<Option<Output>, ApiError> {
+        if let Some(first) = self.first.pop_front() {
             return Ok(Some(first));
         }
         while self.end.is_none() {
             let bytes = match self.answer.next().await? {
                 Piece::Audio(chunk) => self.writer.push(&chunk.samples)?,
+                Piece::Word(word) => match SpokenWord::heard(word, &self.writer) {
+                    Some(word) => return Ok(Some(Output::Word(word))),
+                    None => continue,
+                },
                 Piece::Text(_) => continue,
                 Piece::Finished { reason, usage } => {
                     self.end = Some((reason, usage));
@@ -134,7 +178,7 @@ impl Encoded {
                 self.cut.end()?;
             }
             if !bytes.is_empty() {
-                return Ok(Some(bytes));
+                return Ok(Some(Output::Bytes(bytes)));
             }
         }
         Ok(None)
@@ -144,10 +188,14 @@ impl Encoded {
 /// Chunked. A failure half way is an error of the body: the connection breaks, so that no client takes half for whole.
 fn raw_body(pieces: Encoded) -> Body {
     Body::from_stream(stream::try_unfold(pieces, |mut pieces| async move {
-        match pieces.next().await {
-            Ok(Some(bytes)) => Ok(Some((Bytes::from(bytes), pieces))),
-            Ok(None) => Ok(None),
-            Err(error) => Err(std::io::Error::other(error.message)),
+        loop {
+            match pieces.next().await {
+                Ok(Some(Output::Bytes(bytes))) => return Ok(Some((Bytes::from(bytes), pieces))),
+                // Bare bytes have no place for words, and no request gets here that asks for them.
+                Ok(Some(Output::Word(_))) => {}
+                Ok(None) => return Ok(None),
+                Err(error) => return Err(std::io::Error::other(error.message)),
+            }
         }
     }))
 }
@@ -157,7 +205,8 @@ fn events(pieces: Encoded, format: AudioFormat) -> impl futures::Stream<Item = R
     stream::unfold(Some(pieces), move |state| async move {
         let mut pieces = state?;
         let (event, over) = match pieces.next().await {
-            Ok(Some(bytes)) => {
+            Ok(Some(Output::Word(word))) => (sse::event(&SpeechEvent::Word(word)), false),
+            Ok(Some(Output::Bytes(bytes))) => {
                 (event(&SpeechEvent::Delta { audio: BASE64_STANDARD.encode(bytes) }, &pieces, format), false)
             }
             Ok(None) => {

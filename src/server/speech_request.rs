@@ -1,7 +1,7 @@
 //! What the fields of a speech request mean together, and against the model.
 
 use super::api::speech::{
-    Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire,
+    Beginning, Delivery as DeliveryFields, HARMLESS, Sampling, SoundFields, SpeechFields, SpeechRequest as Wire, Words,
 };
 use super::api::speech::{SpokenText, VoiceFields};
 use super::api::values::{FormatName, StreamFormat, or_list};
@@ -14,7 +14,7 @@ use super::state::App;
 use super::voice_request;
 use omni_audio::{AudioFormat, SAMPLE_RATES, Sound};
 use omni_core::ids::Frames;
-use omni_engine::{RequestOptions, SpeechParams, SpeechRequest, TextSource};
+use omni_engine::{NO_ALIGNER, RequestOptions, SpeechParams, SpeechRequest, TextSource};
 
 /// How the audio is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,10 +60,11 @@ pub(super) async fn parse(
     let loudness = wire.level.loudness.map(|loudness| loudness.0);
     let sound = Sound { loudness, ..sound(app, &wire.sound, AudioFormat::Wav)? };
     let sound = begun(sound, &wire.beginning, &wire.speech)?;
-    let delivery = delivery(&wire.delivery, &sound)?;
+    let words = words(app, &wire.words)?;
+    let delivery = delivery(&wire.delivery, &sound, words)?;
     let options = options::read(app, &wire.deadlines, delivery != Delivery::Whole)?;
     let mut params = params(app, &wire.speech, wire.wording, wire.sampling, wire.voice, references).await?;
-    params.options = options;
+    (params.options, params.words) = (options, words);
     params.whole = delivery == Delivery::Whole;
     params.ignore_eos = wire.measuring.ignore_eos.unwrap_or(false);
     if params.ignore_eos && params.max_frames.is_none() {
@@ -95,6 +96,7 @@ pub(super) async fn params(
         max_frames: speech.max_new_tokens.map(|frames| Frames(frames.0)),
         ignore_eos: false,
         initial_chunk_frames: first.map(Frames),
+        words: false,
         seed: speech.seed.map(|seed| seed.0),
         markup: wording.markup.and_then(|name| name.0),
         voice_names: app.voice_finder().names(),
@@ -102,6 +104,17 @@ pub(super) async fn params(
         whole: false,
         options: RequestOptions::default(),
     })
+}
+
+/// Whether the times of words are asked for.
+///
+/// # Errors
+/// 400: the checkpoint has no aligner.
+pub(super) fn words(app: &App, wire: &Words) -> Result<bool, FieldError> {
+    if wire.asked() && !app.service.info().word_times {
+        return Err(FieldError::invalid("timestamp_granularities", NO_ALIGNER));
+    }
+    Ok(wire.asked())
 }
 
 /// Format, coding, sample rate and speed.
@@ -161,7 +174,12 @@ pub(super) fn carried(app: &App, field: &str, sound: &Sound) -> Result<(), Field
 }
 
 /// What `stream` and `stream_format` mean together: OpenAI's clients send at most the latter, others the former.
-fn delivery(wire: &DeliveryFields, sound: &Sound) -> Result<Delivery, FieldError> {
+fn delivery(wire: &DeliveryFields, sound: &Sound, words: bool) -> Result<Delivery, FieldError> {
+    if words && wire.stream_format == Some(StreamFormat::Audio) {
+        let message =
+            "\"audio\" is the bytes of the file alone, without times of words; ask for \"sse\", or leave it out";
+        return Err(FieldError::invalid("stream_format", message));
+    }
     if sound.loudness.is_some() {
         let streams = wire.stream == Some(true) || wire.stream_format.is_some() && wire.stream != Some(false);
         let message = "is known at the end of the speech, so that the answer comes whole; leave the stream out";
@@ -176,7 +194,7 @@ fn delivery(wire: &DeliveryFields, sound: &Sound) -> Result<Delivery, FieldError
         (Some(true), None) | (_, Some(StreamFormat::Sse)) => Ok(Delivery::Events),
         (_, Some(StreamFormat::Audio)) => Ok(Delivery::Raw),
         // A format that says in front how long the file is waits for its end; the others leave at once.
-        (None, None) if sound.format.tells_length() => Ok(Delivery::Whole),
+        (None, None) if words || sound.format.tells_length() => Ok(Delivery::Whole),
         (None, None) => Ok(Delivery::Raw),
     }
 }
@@ -188,7 +206,7 @@ mod tests {
 
     fn delivered(body: &Value, format: AudioFormat) -> Delivery {
         let wire = Fields::top(body.as_object().unwrap()).read().unwrap();
-        delivery(&wire, &format.into()).unwrap()
+        delivery(&wire, &format.into(), false).unwrap()
     }
 
     #[test]
@@ -219,7 +237,7 @@ mod tests {
         let sound = Sound { loudness: Some(-16.0), ..AudioFormat::Pcm.into() };
         let read = |body: Value| {
             let wire = Fields::top(body.as_object().unwrap()).read().unwrap();
-            delivery(&wire, &sound)
+            delivery(&wire, &sound, false)
         };
         assert_eq!(read(json!({})), Ok(Delivery::Whole));
         assert_eq!(read(json!({"stream": false})), Ok(Delivery::Whole));

@@ -8,7 +8,7 @@ use super::budget::Held;
 use super::error::{ApiError, whole_seconds};
 use super::options;
 use super::reference::References;
-use super::speech_request::{begun, params, sound};
+use super::speech_request::{begun, params, sound, words};
 use super::state::App;
 use omni_audio::{AudioFormat, Sound};
 use omni_engine::{FinishReason, RequestOptions, Slo, SpeechParams, Usage, VoiceChoice};
@@ -65,6 +65,7 @@ impl SessionConfig {
         let sound = sound(app, &wire.sound, AudioFormat::Pcm)?;
         let sound = begun(sound, &wire.beginning, &wire.speech)?;
         let options = options::read(app, &wire.deadlines, true)?;
+        let words = words(app, &wire.words)?;
         if wire.voice.ref_audio.is_some() && !app.clones() {
             return Err(ApiError::invalid("ref_audio", NO_CLONING));
         }
@@ -74,7 +75,7 @@ impl SessionConfig {
         if !held.take(size(&speech)) {
             return Err(held.exhausted());
         }
-        let speech = SpeechParams { options, ..speech };
+        let speech = SpeechParams { options, words, ..speech };
         Ok(SessionConfig { sound, speech, _held: (held, references.held()) })
     }
 

@@ -2,6 +2,7 @@
 //! owns the state of the connection; it must never wait for the client while a cancel could come.
 
 use super::api::session::{ClientMessage, ServerMessage};
+use super::api::speech::SpokenWord;
 use super::auth::Caller;
 use super::budget::Held;
 use super::connection::{Activity, Busy};
@@ -400,6 +401,13 @@ impl Session {
                 }
                 Err(error) => error.into(),
             },
+            Some(Event::Word(word)) => {
+                if let Some(word) = SpokenWord::heard(word, &utterance.writer) {
+                    let (utterance, utterance_index) = (self.utterance, self.utterance - 1);
+                    permit.send(text(&ServerMessage::Word { utterance, utterance_index, word }));
+                }
+                return;
+            }
             Some(Event::Text(_)) => return,
             Some(Event::Finished { reason, usage }) => match utterance.writer.finish() {
                 Ok(rest) => {

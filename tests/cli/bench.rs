@@ -87,6 +87,7 @@ fn bench(args: &[&str]) -> (Done, serde_json::Value) {
         sample_rate: 24_000,
         samples_per_frame: 1_920,
         fade_in: Duration::ZERO,
+        word_times: false,
         tts: None,
     };
     let service = Arc::new(HalfSecond { info, asked: AtomicUsize::new(0) });

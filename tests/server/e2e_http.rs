@@ -8,6 +8,7 @@ use omni_actors::config::Config;
 use omni_actors::core::ids::StageName;
 use omni_actors::engine::Engine;
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::model::checkpoint::Checkpoint;
 use omni_actors::server::Server;
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
@@ -38,8 +39,12 @@ impl Drop for Site {
 
 impl Site {
     pub async fn new(change: impl FnOnce(&mut Config)) -> Site {
+        Site::of(&tiny(), change).await
+    }
+
+    pub async fn of(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -> Site {
         let mut config = Config::default();
-        let engine = engine(&tiny(), |own| {
+        let engine = engine(checkpoint, |own| {
             change(own);
             config = own.clone();
         })

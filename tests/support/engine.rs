@@ -5,7 +5,7 @@ use omni_actors::config::{Config, DeviceKind, Placement, Precision};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, RequestOptions,
-    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, process,
+    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, TextSource, Usage, WordTime, process,
 };
 use omni_actors::model::checkpoint::Checkpoint;
 use std::path::{Path, PathBuf};
@@ -99,6 +99,7 @@ pub struct Answer {
     pub text: String,
     pub samples: Vec<f32>,
     pub chunks: Vec<u32>,
+    pub words: Vec<WordTime>,
     pub end: Option<Result<(FinishReason, Usage), RequestError>>,
 }
 
@@ -109,6 +110,7 @@ pub async fn collect(mut stream: ResponseStream) -> Answer {
         match event {
             Event::Started { .. } => assert_eq!(answer, Answer::default(), "the first event comes first"),
             Event::Text(delta) => answer.text.push_str(&delta),
+            Event::Word(word) => answer.words.push(word),
             Event::Audio(chunk) => {
                 answer.samples.extend_from_slice(&chunk.samples);
                 answer.chunks.push(chunk.frames.0);

@@ -12,7 +12,7 @@ mod segments;
 
 pub use incremental::{IncrementalText, TextStep};
 pub use length::{longest_seconds, shortest_seconds};
-pub use normalize::spell_out;
+pub use normalize::{spell_out, spoken_words};
 pub use pieces::pieces;
 pub use pronounce::{MAX_SPOKEN, MAX_WORD, Pronunciations};
 pub use segments::{Segmenter, segments};

@@ -164,10 +164,7 @@ impl TtsVoice {
     /// Whether the pieces of a text go on from its first one: the voice has no recording with a transcript, and none of
     /// its own speech yet.
     pub fn goes_on(&self) -> bool {
-        matches!(
-            self.speaker,
-            TtsSpeaker::Unnamed | TtsSpeaker::Named(_) | TtsSpeaker::Cloned { reference: None, .. }
-        )
+        matches!(self.speaker, TtsSpeaker::Unnamed | TtsSpeaker::Named(_) | TtsSpeaker::Cloned { reference: None, .. })
     }
 
     fn request<'a>(&'a self, text: &'a str) -> TtsRequest<'a> {

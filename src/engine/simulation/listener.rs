@@ -177,6 +177,7 @@ impl Client {
         match event {
             Event::Started { id, .. } if self.events == 0 && id == self.request => {}
             Event::Started { id, .. } => return Err(format!("it started as {id}, as event {}", self.events)),
+            Event::Word(word) => return Err(format!("it told of {word:?}, for which it was not asked")),
             Event::Text(delta) => {
                 self.text.push_str(&delta);
                 if !self.expected.text.starts_with(&self.text) {

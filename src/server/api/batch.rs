@@ -64,6 +64,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("stream_format", "a batch is answered whole; leave the field out"),
     NOT_TRACED,
     NOT_CUT,
+    NO_WORDS,
 ];
 
 /// An item is not traced either: there is no header to tell of each.
@@ -71,6 +72,10 @@ pub(crate) const NOT_TRACED: (&str, &str) = ("trace", "a batch is not traced; se
 
 /// Nor does an item begin in the middle: it is answered whole.
 pub(crate) const NOT_CUT: (&str, &str) = ("start_sample", "an item of a batch begins at its beginning");
+
+/// Nor does it tell the times of its words.
+pub(crate) const NO_WORDS: (&str, &str) =
+    ("timestamp_granularities", "a batch tells no times of words; send the request by itself");
 
 /// The answer.
 #[derive(Serialize, JsonSchema)]

@@ -3,7 +3,7 @@
 use super::fields::{FieldError, Fields};
 use super::speech::{
     Beginning, Deadlines, Finish, Measuring, Model, REFUSED, Sampling, SoundFields, SpeechFields, SpeechUsage,
-    VoiceFields,
+    SpokenWord, VoiceFields, Words,
 };
 use super::values::short;
 use super::wording::Wording;
@@ -113,6 +113,8 @@ pub(crate) struct SessionFields<'a> {
     pub deadlines: Deadlines,
     #[schemars(flatten)]
     pub beginning: Beginning,
+    #[schemars(flatten)]
+    pub words: Words,
 }
 
 impl<'a> SessionFields<'a> {
@@ -135,6 +137,7 @@ impl<'a> SessionFields<'a> {
             voice: fields.read()?,
             deadlines: fields.read()?,
             beginning: fields.read()?,
+            words: fields.read()?,
         })
     }
 }
@@ -180,6 +183,16 @@ pub(crate) enum ServerMessage<'a> {
         format: &'static str,
         /// The first sample that is sent.
         start_sample: u64,
+    },
+    /// A word of the utterance's text, where they are asked for. It comes before or soon after its sound.
+    #[serde(rename = "audio.word")]
+    Word {
+        /// Number of the utterance, from 1.
+        utterance: u64,
+        /// The same from 0.
+        utterance_index: u64,
+        #[serde(flatten)]
+        word: SpokenWord,
     },
     /// The last message of an utterance that went well.
     #[serde(rename = "audio.done")]

@@ -2,12 +2,13 @@
 
 use super::fields::{FieldError, Fields};
 use super::values::{
-    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Loudness, Penalty, Probability, RefAudio,
-    RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
+    Count, Deadline, Embedding, Encoding, FirstFrames, FormatName, Granularities, Loudness, Penalty, Probability,
+    RefAudio, RepetitionPenalty, SampleRate, Seed, Speed, StartSample, StreamFormat, TaskName, Temperature, TopK, TopP,
     VoiceName, Whole,
 };
 use super::wording::Wording;
-use omni_engine::{FinishReason, SamplingOverrides, Usage};
+use omni_audio::AudioWriter;
+use omni_engine::{FinishReason, SamplingOverrides, Usage, WordTime};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -40,11 +41,13 @@ pub(crate) struct SpeechRequest<'a> {
     pub tracing: Tracing,
     #[schemars(flatten)]
     pub beginning: Beginning,
+    #[schemars(flatten)]
+    pub words: Words,
 }
 
 /// Fields that would change the answer, so that leaving them out in silence would be wrong. An empty one passes.
 pub(crate) const REFUSED: &[(&str, &str)] = &[
-    ("word_timestamps", "word timestamps are not supported"),
+    ("word_timestamps", "is not supported; ask with timestamp_granularities: [\"word\"]"),
     ("extra_params", "there are no model-specific parameters"),
 ];
 
@@ -207,6 +210,21 @@ pub(crate) struct Beginning {
     pub start_sample: Option<StartSample>,
 }
 
+/// Whether the times of words are told.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Words {
+    /// `["word"]`: tell when each word sounds, where the checkpoint has an aligner. An answer that comes whole is then JSON.
+    /// Default: none.
+    pub timestamp_granularities: Option<Granularities>,
+}
+
+impl Words {
+    /// Whether they are asked for.
+    pub fn asked(&self) -> bool {
+        self.timestamp_granularities.is_some_and(|granularities| granularities.words)
+    }
+}
+
 impl<'a> SpeechRequest<'a> {
     /// Reads the object of a request.
     pub fn read(fields: &Fields<'a>) -> Result<SpeechRequest<'a>, FieldError> {
@@ -226,6 +244,7 @@ impl<'a> SpeechRequest<'a> {
             deadlines: fields.read()?,
             tracing: fields.read()?,
             beginning: fields.read()?,
+            words: fields.read()?,
         })
     }
 }
@@ -240,6 +259,9 @@ pub(crate) enum SpeechEvent<'a> {
         /// Base64.
         audio: String,
     },
+    /// A word of the text, where they are asked for. It comes before or soon after its sound.
+    #[serde(rename = "speech.word")]
+    Word(SpokenWord),
     /// The last event of a stream that went well.
     #[serde(rename = "speech.audio.done")]
     Done {
@@ -254,6 +276,61 @@ pub(crate) enum SpeechEvent<'a> {
         /// Why.
         error: super::error::ErrorObject<'a>,
     },
+}
+
+/// When a word sounds, counted from the beginning of the answer as `start_sample` is.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct SpokenWord {
+    /// As it was written, with its punctuation: what is between white space.
+    pub word: String,
+    /// Its first character in the text, counted in Unicode code points from 0.
+    pub text_start: u64,
+    /// The first character behind it.
+    pub text_end: u64,
+    /// Seconds at which it begins.
+    pub start: f64,
+    /// Seconds at which it ends.
+    pub end: f64,
+    /// Its first sample.
+    pub start_sample: u64,
+    /// The first sample behind it.
+    pub end_sample: u64,
+}
+
+impl SpokenWord {
+    /// In the file that `writer` writes; `None` for a word that ends before the first sample that is sent.
+    pub fn heard(word: WordTime, writer: &AudioWriter) -> Option<SpokenWord> {
+        let (start_sample, end_sample) = (writer.heard_at(word.start), writer.heard_at(word.end));
+        let seconds = |sample: u64| (sample as f64 / f64::from(writer.sample_rate().max(1)) * 1e4).round() / 1e4;
+        (end_sample > writer.start() || writer.start() == 0).then(|| SpokenWord {
+            word: word.word,
+            text_start: word.text.start,
+            text_end: word.text.end,
+            start: seconds(start_sample),
+            end: seconds(end_sample),
+            start_sample,
+            end_sample,
+        })
+    }
+}
+
+/// A whole answer with the times of its words.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct SpeechObject<'a> {
+    /// The file, in base64.
+    pub audio: String,
+    /// The audio format.
+    pub response_format: &'static str,
+    /// Of the file.
+    pub media_type: &'a str,
+    /// Samples per second.
+    pub sample_rate: u32,
+    /// In their order; words that are not spoken, such as a dash, are left out.
+    pub words: Vec<SpokenWord>,
+    /// Why it ended.
+    pub finish_reason: Finish,
+    /// What it used.
+    pub usage: SpeechUsage,
 }
 
 /// Why an answer ended well.

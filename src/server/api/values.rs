@@ -327,6 +327,31 @@ impl<'de> Deserialize<'de> for TaskName {
 
 schema!(TaskName, "type": "string", "enum": TASKS.map(TaskType::as_str));
 
+/// How finely the times of a text are told: `["word"]`, or an empty list for none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Granularities {
+    pub words: bool,
+}
+
+impl<'de> Deserialize<'de> for Granularities {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Granularities, D::Error> {
+        let found = match Value::deserialize(deserializer)? {
+            Value::Array(names) => names,
+            other => return Err(wrong_type(&other, "an array")),
+        };
+        match found.iter().find(|name| name.as_str() != Some("word")) {
+            Some(Value::String(other)) => {
+                Err(D::Error::custom(format_args!("{:?} is unknown; ask for [\"word\"]", short(other))))
+            }
+            Some(other) => Err(wrong_type(other, "strings")),
+            None if found.len() > 1 => Err(D::Error::custom("names \"word\" more than once")),
+            None => Ok(Granularities { words: !found.is_empty() }),
+        }
+    }
+}
+
+schema!(Granularities, "type": "array", "items": { "const": "word" }, "maxItems": 1);
+
 /// `"text"`, the only format of a text that there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TextOnly;

@@ -88,7 +88,7 @@ impl Utterance {
                 let pcm = self.writer.push(&chunk.samples)?;
                 Ok(Passed::Bytes(self.sound(before, &pcm)))
             }
-            Some(Event::Text(_)) => Ok(Passed::Nothing),
+            Some(Event::Text(_) | Event::Word(_)) => Ok(Passed::Nothing),
             Some(Event::Finished { .. }) => {
                 let before = self.writer.samples();
                 let rest = self.writer.finish()?;

@@ -61,6 +61,7 @@ pub async fn listen(
                 heard.text.push_str(&more);
                 continue;
             }
+            Ok(Some(Event::Word(_))) => continue,
             Ok(Some(Event::Audio(chunk))) => {
                 let length = Duration::from_secs_f64(chunk.samples.len() as f64 / rate);
                 timing.player.chunk(now.saturating_sub(timing.began), length);

@@ -18,6 +18,7 @@ mod speech;
 mod tls;
 mod visits;
 mod voices;
+mod words;
 mod ws;
 
 use omni_actors::config::{Config, LimitsConfig, ServerConfig};

@@ -113,6 +113,7 @@ impl Scripted {
             sample_rate: 24_000,
             samples_per_frame: 1920,
             fade_in: Duration::ZERO,
+            word_times: false,
             tts: None,
         };
         Scripted {

@@ -17,18 +17,7 @@ pub fn spell_out(text: &str) -> String {
     if text.chars().all(|c| plain(c) || c == '.') && !words::may_hold_abbreviation(text) {
         return text.to_owned();
     }
-    let mut tokens: Vec<Token> = text.split_whitespace().map(Token::new).collect();
-    for at in 0..tokens.len() {
-        let (before, rest) = tokens.split_at_mut(at);
-        let Some((token, after)) = rest.split_first_mut() else { break };
-        let previous = before.last().map(|t| t.source.as_str());
-        let next = after.first().map(|t| t.core.as_str());
-        token.spoken = spoken(&token.core, previous, next, token.tail.starts_with('.'));
-        if token.spoken.is_some() && words::swallows_stop(&token.core) && !after.is_empty() {
-            // The full stop belonged to the abbreviation.
-            token.tail = token.tail.trim_start_matches('.').to_owned();
-        }
-    }
+    let tokens = tokens(text);
     let mut out = String::with_capacity(text.len() * 2);
     for token in &tokens {
         let core = token.spoken.as_deref().unwrap_or(&token.core);
@@ -43,6 +32,31 @@ pub fn spell_out(text: &str) -> String {
         out.push_str(&token.tail);
     }
     out
+}
+
+/// The words of `text` between white space, each as it is written and as [`spell_out`] has it.
+pub fn spoken_words(text: &str) -> Vec<(String, String)> {
+    let said = |token: &Token| {
+        [&token.head, token.spoken.as_ref().unwrap_or(&token.core), &token.tail].map(String::as_str).concat()
+    };
+    tokens(text).into_iter().map(|token| (said(&token), token.source)).map(|(said, source)| (source, said)).collect()
+}
+
+/// The words of `text`, each with what is said for it.
+fn tokens(text: &str) -> Vec<Token> {
+    let mut tokens: Vec<Token> = text.split_whitespace().map(Token::new).collect();
+    for at in 0..tokens.len() {
+        let (before, rest) = tokens.split_at_mut(at);
+        let Some((token, after)) = rest.split_first_mut() else { break };
+        let previous = before.last().map(|t| t.source.as_str());
+        let next = after.first().map(|t| t.core.as_str());
+        token.spoken = spoken(&token.core, previous, next, token.tail.starts_with('.'));
+        if token.spoken.is_some() && words::swallows_stop(&token.core) && !after.is_empty() {
+            // The full stop belonged to the abbreviation.
+            token.tail = token.tail.trim_start_matches('.').to_owned();
+        }
+    }
+    tokens
 }
 
 /// One word between white space: what is before it, itself, and the punctuation behind it.
