@@ -26,6 +26,8 @@ import base64
 import collections
 import concurrent.futures
 import json
+import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -36,13 +38,13 @@ COMMON = ("stop", "length")
 
 def ask(args, text, seed, temperature, **fields):
     """The samples of an answer as 16-bit PCM, and its finish_reason where it is a stream."""
-    body = {"input": text, "seed": seed, "temperature": temperature, "response_format": "pcm", **fields}
+    body = {"input": text, "seed": seed, "temperature": temperature, "response_format": "pcm", **args.fields, **fields}
     headers = {"Content-Type": "application/json"}
     if args.key:
         headers["Authorization"] = f"Bearer {args.key}"
     url = args.url.rstrip("/") + "/v1/audio/speech"
     request = urllib.request.Request(url, data=json.dumps(body).encode(), headers=headers)
-    with urllib.request.urlopen(request, timeout=args.timeout) as answer:
+    with open_patiently(request, args.timeout) as answer:
         if "stream_format" not in fields:
             return answer.read(), None
         pcm, reason = bytearray(), None
@@ -57,6 +59,17 @@ def ask(args, text, seed, temperature, **fields):
             elif "error" in event:
                 raise SystemExit(f"{text!r}: {event['error']}")
         return bytes(pcm), reason
+
+
+def open_patiently(request, timeout):
+    """The answer to a request, which is sent again for as long as the server is full."""
+    while True:
+        try:
+            return urllib.request.urlopen(request, timeout=timeout)
+        except urllib.error.HTTPError as error:
+            if error.code not in (429, 503):
+                raise SystemExit(f"{error.code} {error.read().decode(errors='replace')}") from None
+            time.sleep(float(error.headers.get("Retry-After") or 1))
 
 
 def seconds(pcm):
@@ -103,6 +116,7 @@ def main():
     parser.add_argument("--sentences", required=True, type=Path, help="file with a sentence a line")
     parser.add_argument("--count", type=int, default=200, help="how many of them (200)")
     parser.add_argument("--temperatures", default="0.9", help="as 0.9,1.5 (0.9)")
+    parser.add_argument("--fields", type=json.loads, default={}, help='more of the request, as \'{"top_k": 0}\'')
     parser.add_argument("--seed", type=int, default=1000, help="of the first sentence (1000)")
     parser.add_argument("--frames", type=int, default=1500, help="at which an unbounded answer ends (1500)")
     parser.add_argument("--parallel", type=int, default=2, help="sentences at once (2)")

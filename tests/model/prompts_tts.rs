@@ -91,7 +91,7 @@ fn a_voice_that_goes_on_has_its_speaker_and_the_piece_before() {
     assert_eq!(whole.len(), alone.len() + prompt.reference_len + 3);
     let frames: Vec<_> = whole[whole.len() - 3..].iter().map(|embedding| embedding.codec).collect();
     assert_eq!(frames, [0, 1, 2].map(|frame| Some(CodecSide::Frame(frame))));
-    assert_eq!(prompt.prompt.reference().map(|codes| codes.to_vec()), Some(codes));
+    assert_eq!(prompt.prompt.reference().map(|codes| codes.to_vec()), Some(codes.clone()));
     let twice = continued(continued(Speaker::Named("Vivian")));
     assert!(CUSTOM.prompt(&say("Hi", twice)).is_err());
 }
