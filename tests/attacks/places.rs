@@ -61,7 +61,7 @@ fn slow_readers_of_long_texts_give_their_places_up() {
 
 #[test]
 fn many_slow_readers_of_long_texts_let_others_in() {
-    let attacked = Attacked::embedded("");
+    let attacked = Attacked::embedded(FEW);
     // What the engine says in a second fills their connections with eight, so that they wait to be read soon.
     let body = json!({
         "input": long(), "stream_format": "audio", "response_format": "pcm", "speed": 0.25, "sample_rate": 48_000,
