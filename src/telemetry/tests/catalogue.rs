@@ -67,6 +67,7 @@ fn record_one_of_each() {
         );
         edge.sent(100);
         telemetry::edge_lost(Some(name));
+        telemetry::request_guilty(name);
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);
