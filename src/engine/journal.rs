@@ -7,14 +7,14 @@
 //! units are new.
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 use super::plan::SequencePlan;
 use omni_core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Pace;
 use omni_model::ModelError;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
-use omni_stage::{Admission, Outputs};
+use omni_stage::{Admission, Outputs, RELEASED};
 use omni_telemetry::clock::{self, Clock};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::time::Duration;
@@ -354,6 +354,13 @@ impl Journal {
         self.sequence(stage).filter(|sequence| sequence.starved)?;
         let edge = self.edge_into(stage);
         Some((edge, self.log(edge).units))
+    }
+
+    /// What the producer must hear of a stage that is not given its sequence: the edge between them, and the number
+    /// before which all units are used. A stage that has finished may lose its sequence before it says so itself; it
+    /// needs nothing more. A [starved](Journal::starved) one has used what there is.
+    pub fn used_up(&self, stage: StageName) -> Option<(Edge, u32)> {
+        self.released_by(stage).map(|edge| (edge, RELEASED)).or_else(|| self.starved(stage))
     }
 
     fn starves(&mut self, stage: StageName, starved: bool) {

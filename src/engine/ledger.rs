@@ -12,6 +12,8 @@
 //! payload can come between a readmission and its input.
 
 mod posts;
+#[cfg(test)]
+mod tests;
 
 pub(super) use posts::Acks;
 
@@ -30,7 +32,7 @@ use omni_core::suspects::{Attribution, Concerned, Judgement, Suspects};
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
 use omni_stage::{InHands, RELEASED, StageFailure, StageReports};
 use omni_telemetry::clock::Clock;
-use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost};
+use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost, request_guilty};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use posts::{Post, PostedLock};
@@ -327,8 +329,8 @@ impl Ledger {
         let readmission = match caught(|| open.journal.admit(stage, self.unit, alone)) {
             Ok(Some(readmission)) => readmission,
             Ok(None) => {
-                // It is admitted when there is more of its input, for which the producer must not wait in turn.
-                if let Some((edge, upto)) = open.journal.starved(stage) {
+                // The producer must not wait for a stage that has no sequence.
+                if let Some((edge, upto)) = open.journal.used_up(stage) {
                     self.ack(state, edge, vec![Ack { request, upto }]);
                 }
                 return;
@@ -492,6 +494,7 @@ impl StageReports for Ledger {
         left.into_iter().for_each(|request| suspects.gone(request));
         if let Some((request, times)) = guilty {
             tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");
+            request_guilty(stage);
             let effect = state.core.fail(request, Failure::BroughtDown(stage, times, reason.clone()));
             self.carry_out(&mut state, effect.into_iter().collect());
         }

@@ -6,6 +6,7 @@ const FOUND: &[(u64, &str)] = &[
     (1024, "a talker died between its last frame and the release of its thinker, which then waited for it"),
     (1481, "a request was complete before its talker released its thinker, whose slot was never free again"),
     (1009365, "what a sequence had acknowledged was counted again when its next attempt was admitted"),
+    (3002155, "a talker had finished when its next attempt lost its input, and its thinker waited for it"),
 ];
 
 /// Seeds of a run that says nothing else.
