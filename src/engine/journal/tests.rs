@@ -1,9 +1,12 @@
 use super::*;
-use omni_core::scheduler::SequenceParams;
+use omni_core::ids::{FinishReason, Generation};
+use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::CodecTokens;
 use omni_model::sampling::SamplingParams;
+use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_model::talker::TalkerPrompt;
-use omni_stage::Resume;
+use omni_stage::{Outputs, Resume};
+use omni_transfer::payload::{Header, Kind};
 use proptest::prelude::*;
 
 const REQUEST: RequestId = RequestId(7);

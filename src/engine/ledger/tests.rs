@@ -1,7 +1,8 @@
 use super::*;
 use crate::journal::tests::{GROUPS, UNIT, codes, talker, thinker, vocoder};
+use omni_core::ids::{Attempt, Seq};
 use omni_core::ledger::Owed;
-use omni_stage::Outputs;
+use omni_stage::{Outputs, RELEASED, StageReports};
 use omni_telemetry::trace::Recorder;
 
 /// The name of the first request of a ledger.
