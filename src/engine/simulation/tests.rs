@@ -42,6 +42,15 @@ fn whatever_breaks_each_client_hears_what_it_is_owed_and_nothing_is_left() {
 }
 
 #[test]
+fn a_prompt_that_brings_its_stage_down_ends_and_no_other_does() {
+    let settings = Settings { poison: true, ..Settings::default() };
+    let mut all = Report::default();
+    (0..SEEDS / 4).for_each(|seed| all.add(&played(seed, &settings)));
+    println!("{all:?}");
+    assert!(all.poisoned > SEEDS && all.finished > SEEDS, "{all:?}");
+}
+
+#[test]
 fn seeds_that_failed_once_do_not_fail_again() {
     for (seed, _) in FOUND {
         played(*seed, &Settings::default());

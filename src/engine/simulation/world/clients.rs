@@ -142,6 +142,9 @@ impl World<'_> {
                 self.report.failed += 1;
                 match error {
                     RequestError::StageFailed { stage, .. } if self.stage(*stage).given_up => {}
+                    // Nobody else ends by a prompt that brings its stage down.
+                    RequestError::BroughtDown { stage, .. }
+                        if script.sick.is_some_and(|sick| sick.kills && sick.stage == *stage) => {}
                     RequestError::SequenceFailed { stage, .. } => {
                         let sick = script.sick.is_some_and(|sick| sick.stage == *stage);
                         let failed = lock(&self.book.failed);
