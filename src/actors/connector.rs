@@ -93,7 +93,10 @@ impl OutboundEnds {
         let (header, bytes) = (payload.header, payload.bytes());
         let Some(edge) = self.edges.iter().find(|edge| edge.kind == header.kind) else { return };
         match edge.sender.put(payload) {
-            Ok(()) => edge.metrics.sent(bytes),
+            Ok(()) => {
+                edge.metrics.sent(bytes);
+                self.life.gauges.made.store(true, Ordering::Relaxed);
+            }
             Err(error) => self.reports.sequence_failed(header.request, self.life.stage, error.to_string()),
         }
         edge.metrics.leases.set(self.leases.live() as f64);

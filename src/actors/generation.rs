@@ -20,7 +20,7 @@ use omni_telemetry::clock::Clock;
 use omni_telemetry::trace::{Component, Recorder, Track, TrackWriter};
 use omni_transfer::payload::{Kind, Payload};
 use ractor::{ActorRef, Message};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// The address of an actor, which others have before the actor starts.
@@ -103,6 +103,8 @@ pub(super) struct Gauges {
     pub inputs: AtomicUsize,
     /// Steps whose tokens the scheduler has seen.
     pub seen: AtomicU64,
+    /// Whether anything has left the stage.
+    pub made: AtomicBool,
 }
 
 /// The end of the command queue of those who command.

@@ -92,7 +92,7 @@ pub struct StageFailure {
 }
 
 /// An actor that is taken for hung after less than this may only wait for a core.
-const SURELY_HUNG: Duration = Duration::from_secs(5);
+pub(super) const SURELY_HUNG: Duration = Duration::from_secs(5);
 
 impl StageFailure {
     /// An actor ended, or a process.

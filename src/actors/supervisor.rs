@@ -12,6 +12,7 @@ use crate::pulse::Role;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 use crate::setup::{StageFailure, StageSetup};
+use crate::watchdog::Watchdog;
 use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
@@ -19,6 +20,7 @@ use omni_telemetry::clock::Clock;
 use ractor::concurrency::JoinHandle;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the supervisor waits for a launch thread to end. Then it leaves the thread behind, whose results go
@@ -45,6 +47,7 @@ struct SupervisorState {
     setup: Arc<StageSetup>,
     handle: Arc<StageHandle>,
     policy: RestartPolicy,
+    watchdog: Watchdog,
     born: Instant,
     failed_at: Option<Instant>,
     current: Option<Arc<StageGeneration>>,
@@ -65,10 +68,10 @@ impl Actor for StageSupervisor {
     ) -> Result<SupervisorState, ActorProcessingErr> {
         myself.cast(SupervisorMessage::Start)?;
         myself.send_interval(setup.watchdog / 4, || SupervisorMessage::Watch);
-        let policy = RestartPolicy::new(setup.restart);
-        let children = Vec::new();
-        let born = Instant::now();
-        Ok(SupervisorState { setup, handle, policy, born, failed_at: None, current: None, up: false, children })
+        let (policy, watchdog) = (RestartPolicy::new(setup.restart), Watchdog::new(setup.watchdog));
+        let (born, children) = (Instant::now(), Vec::new());
+        let (failed_at, current, up) = (None, None, false);
+        Ok(SupervisorState { setup, handle, policy, watchdog, born, failed_at, current, up, children })
     }
 
     async fn handle(
@@ -88,7 +91,8 @@ impl Actor for StageSupervisor {
             SupervisorMessage::Ready(generation) => state.ready(generation),
             SupervisorMessage::Watch => {
                 let Some(stage) = state.current.as_ref() else { return Ok(()) };
-                if let Some((role, busy)) = stage.life.pulse.hung(state.setup.watchdog) {
+                if let Some((role, busy)) = stage.life.pulse.hung(state.watchdog.limit()) {
+                    state.watchdog.struck(stage.life.gauges.made.load(Ordering::Relaxed));
                     let reason = format!("the {} has not turned for {:.1} s", role.as_str(), busy.as_secs_f32());
                     let in_hands = stage.life.in_hand.of_role(Some(role));
                     let failure = StageFailure::silent_for(busy, reason, in_hands);

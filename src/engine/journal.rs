@@ -6,132 +6,26 @@
 //! the log of the edge before it, from its first unit. Either end of an edge may be restarted; the log decides which
 //! units are new.
 
-/// Ends the codes of a payload, and with them the speech, behind the frame where the guard says so.
-fn watch(guard: &mut Guard, payload: &mut Payload, groups: usize) {
-    let header = &mut payload.header;
-    if let Some(Part::U32(codes)) = payload.parts.first_mut() {
-        let last = codes.chunks_exact(groups.max(1)).position(|frame| guard.runs_away(frame[0]));
-        if let Some(last) = last {
-            codes.truncate((last + 1) * groups);
-            (header.units, header.end) = (last as u32 + 1, Some(FinishReason::Runaway));
-        }
-    }
-    if header.end == Some(FinishReason::Stop) && guard.is_unspoken() {
-        header.end = Some(FinishReason::Unspoken);
-    }
-}
-
+mod edge;
+mod resume;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
+mod watch;
+
+pub(crate) use edge::Edge;
 
 use super::plan::SequencePlan;
-use omni_core::ids::{Attempt, Content, FinishReason, Generation, RequestId, Seq, StageName};
+use edge::EdgeLog;
+use omni_core::ids::{Attempt, Content, RequestId, Seq, StageName};
 use omni_core::runaway::Guard;
-use omni_core::scheduler::Pace;
 use omni_model::ModelError;
-use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
-use omni_stage::{Admission, Outputs};
-use omni_telemetry::clock::{self, Clock};
-use omni_transfer::payload::{Header, Kind, Part, Payload};
+use omni_stage::{Admission, RELEASED};
+use omni_telemetry::clock::Clock;
+use omni_transfer::payload::{Part, Payload};
 use std::time::Duration;
 
 /// How often a sequence may fail at one place.
 pub(super) const TRIES: u32 = 4;
-/// Integers in one payload of a readmission.
-const PIECE: usize = 1 << 16;
-
-/// A way that units of a request take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Edge {
-    /// Text that the client gives to the first stage.
-    Text,
-    /// Embeddings from the thinker to the talker.
-    Embeddings,
-    /// Codes from the talker to the vocoder.
-    Codes,
-    /// An answer's tokens from the thinker to the client.
-    Tokens,
-    /// Samples from the vocoder to the client.
-    Audio,
-}
-
-impl Edge {
-    const ALL: [Edge; 5] = [Edge::Text, Edge::Embeddings, Edge::Codes, Edge::Tokens, Edge::Audio];
-
-    /// Its producer, its consumer, and what it carries. `None` is the client; text goes to the first stage of the
-    /// family.
-    fn ends(self) -> (Option<StageName>, Option<StageName>, Kind) {
-        match self {
-            Edge::Text => (None, Some(StageName::Thinker), Kind::Tokens),
-            Edge::Embeddings => (Some(StageName::Thinker), Some(StageName::Talker), Kind::Embeddings),
-            Edge::Codes => (Some(StageName::Talker), Some(StageName::Vocoder), Kind::Codes),
-            Edge::Tokens => (Some(StageName::Thinker), None, Kind::Tokens),
-            Edge::Audio => (Some(StageName::Vocoder), None, Kind::Audio),
-        }
-    }
-
-    /// The edges that a stage sends on.
-    pub fn from_stage(stage: StageName) -> impl Iterator<Item = Edge> {
-        Edge::ALL.into_iter().filter(move |edge| edge.producer() == Some(stage))
-    }
-
-    /// The edge that a stage gets its input from.
-    pub fn into_stage(stage: StageName, is_first: bool) -> Edge {
-        let fed = |edge: &Edge| !is_first && edge.ends().1 == Some(stage);
-        Edge::ALL.into_iter().find(fed).unwrap_or(Edge::Text)
-    }
-
-    /// The edge that carries payloads of this kind.
-    pub fn of(kind: Kind) -> Edge {
-        match kind {
-            Kind::Embeddings => Edge::Embeddings,
-            Kind::Codes => Edge::Codes,
-            Kind::Tokens => Edge::Tokens,
-            Kind::Audio => Edge::Audio,
-        }
-    }
-
-    /// The stage that sends on it; `None` for the client.
-    pub fn producer(self) -> Option<StageName> {
-        self.ends().0
-    }
-
-    /// What it carries.
-    pub fn kind(self) -> Kind {
-        self.ends().2
-    }
-
-    /// The edges that a stage with these outputs sends on.
-    fn out_of(stage: StageName, deliver: Outputs) -> impl Iterator<Item = Edge> {
-        Edge::from_stage(stage).filter(move |edge| if *edge == Edge::Tokens { deliver.tokens } else { deliver.speech })
-    }
-}
-
-/// What has passed over one edge for one request.
-#[derive(Default)]
-struct EdgeLog {
-    units: u32,
-    ended: Option<FinishReason>,
-    /// The consumer has acknowledged the units before this one.
-    acked: u32,
-    /// When the first unit passed.
-    began: Option<Duration>,
-    /// The data itself, until the consumer can never need it again: embeddings as they came, or integers.
-    kept: Vec<(u32, Part)>,
-    values: Vec<u32>,
-}
-
-impl EdgeLog {
-    fn bytes(&self) -> usize {
-        self.values.len() * 4 + self.kept.iter().map(|(_, part)| part.bytes()).sum::<usize>()
-    }
-
-    /// Units that a listener, who hears one unit per `unit`, has not heard yet.
-    fn ahead(&self, unit: Duration, now: Duration) -> Option<u32> {
-        let heard = now.saturating_sub(self.began?).as_secs_f64() / unit.as_secs_f64();
-        Some(self.units.saturating_sub(heard as u32))
-    }
-}
 
 /// One sequence of a request.
 struct SequenceEntry {
@@ -268,7 +162,7 @@ impl Journal {
         }
         let Some(mut payload) = payload.from_unit(Seq(units), self.frame)? else { return Ok(None) };
         if let (Edge::Codes, Some(guard)) = (edge, &mut self.guard) {
-            watch(guard, &mut payload, self.groups);
+            watch::watch(guard, &mut payload, self.groups);
         }
         let header = &mut payload.header;
         header.attempt = self.consumer(edge).map_or(Attempt(0), |(_, attempt)| attempt);
@@ -385,127 +279,17 @@ impl Journal {
         Some((edge, self.log(edge).units))
     }
 
+    /// What the producer must hear of a stage that is not given its sequence: the edge between them, and the number
+    /// before which all units are used. A stage that has finished may lose its sequence before it says so itself; it
+    /// needs nothing more. A [starved](Journal::starved) one has used what there is.
+    pub fn used_up(&self, stage: StageName) -> Option<(Edge, u32)> {
+        self.released_by(stage).map(|edge| (edge, RELEASED)).or_else(|| self.starved(stage))
+    }
+
     fn starves(&mut self, stage: StageName, starved: bool) {
         if let Some(sequence) = self.sequences.iter_mut().find(|sequence| sequence.stage == stage) {
             sequence.starved = starved;
         }
-    }
-
-    /// The thinker goes on behind the answer tokens on the log. Where the log holds the whole answer, the new sequence
-    /// follows its tokens, only to make their embeddings.
-    fn resume_thinker(&self, admission: &mut Admission) {
-        let SequenceSpec::Thinker(sequence) = &mut admission.spec else { return };
-        let (tokens, embeddings) = (self.log(Edge::Tokens), self.log(Edge::Embeddings).units);
-        admission.from.deliver_from = embeddings;
-        if sequence.mode == ThinkerMode::Follow {
-            return;
-        }
-        admission.from.tokens = tokens.units;
-        if tokens.ended.is_some() {
-            *sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..sequence.clone() };
-            admission.params.pace = Pace::Follow;
-            admission.deliver.tokens = false;
-            return;
-        }
-        let said = &tokens.values;
-        if let Some(emit) = &sequence.emit
-            && !said.is_empty()
-        {
-            let asked = sequence.prompt.len() as u32;
-            sequence.emit =
-                Some(emit.iter().cloned().chain(std::iter::once(asked..asked + said.len() as u32)).collect());
-        }
-        sequence.prompt = [&sequence.prompt, said.as_slice()].concat().into();
-        sequence.generated_len = said.len() as u32;
-        admission.params.prompt += sequence.generated_len;
-    }
-
-    /// The talker goes on behind the frames on the log.
-    fn resume_talker(&self, admission: &mut Admission) -> Option<()> {
-        let SequenceSpec::Talker(sequence) = &mut admission.spec else { return Some(()) };
-        let said = self.codes();
-        if said.is_empty() {
-            // It has made nothing yet: its prompt is as planned.
-            return Some(());
-        }
-        let text = self.log(self.edge_into(StageName::Talker));
-        let prompt = sequence.prompt.resume(said, self.groups, text.units, text.ended.is_some())?;
-        let frames = (said.len() / self.groups.max(1)) as u32;
-        *sequence = TalkerSpec { prompt: prompt.into(), generated_len: frames, ..sequence.clone() };
-        admission.params.prompt = sequence.prefill_positions();
-        admission.params.prompt_input = sequence.prefill_embeddings();
-        (admission.from.first, admission.from.deliver_from) = (frames, frames);
-        Some(())
-    }
-
-    /// The vocoder goes on behind the frames whose sound was delivered: it decodes a few of them again, unheard, as
-    /// context.
-    fn resume_vocoder(&self, admission: &mut Admission) {
-        let SequenceSpec::Vocoder(sequence) = &mut admission.spec else { return };
-        let heard = self.log(Edge::Audio).units;
-        let codes = &self.codes()[..(heard as usize * self.groups).min(self.codes().len())];
-        if heard > 0 {
-            let before = sequence.context.as_deref().unwrap_or_default();
-            *sequence = VocoderSpec { context: Some([before, codes].concat().into()), goes_on: true };
-        }
-        admission.params.prompt = sequence.context_frames(self.groups);
-        (admission.from.first, admission.from.deliver_from) = (heard, heard);
-        admission.from.start.input = heard;
-    }
-
-    /// The input of a sequence that was admitted just now, from the first unit that its prompt does not hold.
-    fn input(&self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
-        if let SequenceSpec::Thinker(ThinkerSpec { mode: ThinkerMode::Follow, .. }) = admission.spec
-            && self.log(Edge::Text).units == 0
-            && self.log(Edge::Tokens).ended.is_some()
-        {
-            // The stop token is not spoken.
-            let tokens = &self.log(Edge::Tokens).values;
-            let spoken = tokens[..tokens.len().saturating_sub(1)].to_vec();
-            let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(FinishReason::Stop));
-            return vec![Payload { header, parts: vec![Part::U32(spoken)], leases: Vec::new() }];
-        }
-        if stage == StageName::Thinker && self.sequences.first().is_some_and(|sequence| sequence.plan.samples()) {
-            return Vec::new();
-        }
-        let edge = self.edge_into(stage);
-        let log = self.log(edge);
-        admission.from.start.consumed = log.acked.min(log.units);
-        let from = admission.from.start.input;
-        let mut pieces = Vec::new();
-        let mut seq = 0;
-        for (units, part) in &log.kept {
-            pieces.push((seq, *units, part.clone()));
-            seq += units;
-        }
-        if log.units > 0 && !log.values.is_empty() {
-            let width = log.values.len() / log.units as usize;
-            let per_piece = (PIECE / width.max(1)).max(1) as u32;
-            for first in (from..log.units).step_by(per_piece as usize) {
-                let units = per_piece.min(log.units - first);
-                let range = first as usize * width..(first + units) as usize * width;
-                pieces.push((first, units, Part::U32(log.values[range].to_vec())));
-            }
-        }
-        let last = pieces.len();
-        let mut payloads: Vec<_> = pieces
-            .into_iter()
-            .enumerate()
-            .map(|(at, (seq, units, part))| {
-                let end = log.ended.filter(|_| at + 1 == last);
-                Payload { header: self.header(edge, attempt, seq, units, end), parts: vec![part], leases: Vec::new() }
-            })
-            .collect();
-        if payloads.is_empty() && log.ended.is_some() {
-            let header = self.header(edge, attempt, log.units.max(from), 0, log.ended);
-            payloads.push(Payload { header, parts: Vec::new(), leases: Vec::new() });
-        }
-        payloads
-    }
-
-    fn header(&self, edge: Edge, attempt: Attempt, seq: u32, units: u32, end: Option<FinishReason>) -> Header {
-        let (request, generation) = (self.request, Generation(0));
-        Header { request, generation, attempt, seq: Seq(seq), kind: edge.kind(), units, end, sent: clock::now() }
     }
 
     /// Drops the data that no consumer can need any more.

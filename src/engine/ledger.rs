@@ -11,37 +11,41 @@
 //! The ledger admits and aborts sequences under its lock, so it can never give a stage a request that has ended, and no
 //! payload can come between a readmission and its input.
 
+mod attempts;
+mod blame;
+mod ends;
 mod posts;
+mod reader;
+mod reports;
+#[cfg(test)]
+mod tests;
 
 pub(super) use posts::Acks;
+pub(super) use reports::LedgerSink;
 
 use super::admission::Permit;
-use super::api::{Event, Listener, RequestError, ResponseStream};
+use super::api::{Event, RequestError, ResponseStream};
 use super::caught::caught;
 use super::client::Client;
-use super::journal::{Edge, Journal, Readmission, TRIES};
+use super::journal::{Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{Attempt, Content, FinishReason, RequestId, Seq, StageName};
-use omni_core::ledger::{Effect, Failure, LedgerCore, LedgerLimits};
+use omni_core::ids::{Content, FinishReason, RequestId, StageName};
+use omni_core::ledger::{Failure, LedgerCore, LedgerLimits};
 use omni_core::scheduler::Ack;
-use omni_core::suspects::{Attribution, Concerned, Judgement, Suspects};
+use omni_core::suspects::Suspects;
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
-use omni_stage::{InHands, RELEASED, StageFailure, StageReports};
 use omni_telemetry::clock::Clock;
-use omni_telemetry::{Outcome, RequestKind, RequestMetrics, edge_lost, speech_astray};
+use omni_telemetry::{RequestKind, RequestMetrics, speech_astray};
 use omni_transfer::payload::{Header, Kind, Part, Payload};
-use omni_transfer::transport::{PayloadSender, TransportError};
+use omni_transfer::transport::PayloadSender;
 use posts::{Post, PostedLock};
+use reader::Reader;
 use std::collections::{BTreeMap, VecDeque};
-use std::hash::{DefaultHasher, Hasher};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Requests that ended and whose contents are remembered.
-const ENDED: usize = 64;
 
 /// See the module.
 pub(super) struct Ledger {
@@ -321,294 +325,11 @@ impl Ledger {
         Some(new)
     }
 
-    /// Frees the sequence of a stage that has not noticed that its output is over. Those before it need not wait for it.
-    fn cut_short(&self, state: &mut State, request: RequestId, stage: StageName) {
-        if let Some(handle) = self.stages.get(stage) {
-            handle.abort(request);
-        }
-        if let Some(edge) = state.open.get(&request).and_then(|open| open.journal.released_by(stage)) {
-            self.ack(state, edge, vec![Ack { request, upto: RELEASED }]);
-        }
-    }
-
-    /// Admits the sequence of a request to a stage that is up, with its input so far.
-    fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
-        if !state.up[stage as usize] {
-            return;
-        }
-        if !state.suspects[stage as usize].may_enter(request) {
-            return;
-        }
-        let alone = state.suspects[stage as usize].alone(request);
-        let Some(open) = state.open.get_mut(&request) else { return };
-        let readmission = match caught(|| open.journal.admit(stage, self.unit, alone)) {
-            Ok(Some(readmission)) => readmission,
-            Ok(None) => {
-                // It is admitted when there is more of its input, for which the producer must not wait in turn.
-                if let Some((edge, upto)) = open.journal.starved(stage) {
-                    self.ack(state, edge, vec![Ack { request, upto }]);
-                }
-                return;
-            }
-            Err(reason) => {
-                // Those who call this have other requests to admit.
-                let effect = state.core.sequence_failed(request, stage, reason);
-                return self.carry_out(state, effect.into_iter().collect());
-            }
-        };
-        let Readmission { admission, input } = readmission;
-        let Some(handle) = self.stages.get(stage) else { return };
-        // A stage that has just gone down drops this; it is admitted again when the stage is up.
-        handle.admit(admission);
-        for payload in input {
-            if let Err(error) = self.put(stage, payload) {
-                self.sequence_lost(state, request, stage, error.to_string());
-                return;
-            }
-        }
-    }
-
-    /// Admits suspects that had to wait for others.
-    fn let_in(&self, state: &mut State, stage: StageName) {
-        while state.up[stage as usize]
-            && let Some(request) = state.suspects[stage as usize].next_to_enter()
-        {
-            self.admit(state, request, stage);
-        }
-    }
-
-    fn put(&self, stage: StageName, payload: Payload) -> Result<(), TransportError> {
-        let place = self.stages.iter().position(|handle| handle.name() == stage);
-        let edge = place.and_then(|at| self.into.get()?.get(at));
-        edge.map_or(Ok(()), |edge| edge.put(payload))
-    }
-
-    /// A sequence failed. It gets another attempt, unless it has failed at the same unit too often.
-    fn sequence_lost(&self, state: &mut State, request: RequestId, stage: StageName, reason: String) {
-        let Some(open) = state.open.get_mut(&request) else { return };
-        if open.journal.may_try_again(stage) {
-            tracing::warn!(%request, %stage, reason, "sequence failed; it is tried again");
-            self.admit(state, request, stage);
-            return;
-        }
-        tracing::warn!(%request, %stage, reason, "sequence failed");
-        let effect = state.core.sequence_failed(request, stage, reason);
-        self.carry_out(state, effect.into_iter().collect());
-    }
-
-    /// Input of a sequence got lost on its edge. The sequence gets another attempt with all of its input, unless this
-    /// unit has been lost too often.
-    fn input_lost(&self, state: &mut State, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
-        let Some(open) = state.open.get_mut(&request) else { return };
-        let edge = open.journal.edge_into(stage);
-        // Of an attempt that another one has taken the place of.
-        if open.journal.consumer(edge) != Some((stage, attempt)) {
-            return;
-        }
-        let from = edge.producer();
-        edge_lost(from);
-        if open.journal.may_send_again(stage, unit) {
-            tracing::warn!(%request, %stage, %unit, "input got lost on its edge; the sequence is tried again");
-            self.admit(state, request, stage);
-            return;
-        }
-        let reason = format!("input from unit {unit} on did not get through the edge in {TRIES} attempts");
-        tracing::warn!(%request, %stage, reason, "sequence failed");
-        let effect = state.core.sequence_failed(request, stage, reason);
-        self.carry_out(state, effect.into_iter().collect());
-    }
-
     fn is_lost(&self, stage: StageName) -> bool {
         self.stages.get(stage).is_none_or(|stage| stage.is_given_up())
     }
 
-    fn carry_out(&self, state: &mut State, effects: Vec<Effect>) {
-        for effect in effects {
-            let (request, last, outcome) = match effect {
-                Effect::Complete(request) => (request, None, Outcome::Finished),
-                Effect::Release(request) => (request, None, Outcome::Aborted),
-                Effect::Fail(request, failure) => {
-                    let outcome = outcome(&failure);
-                    (request, Some(Event::Failed(error(failure))), outcome)
-                }
-            };
-            if outcome != Outcome::Finished {
-                self.stages.iter().for_each(|stage| stage.abort(request));
-            }
-            state.suspects.iter_mut().for_each(|suspects| suspects.gone(request));
-            if let Some(open) = state.open.remove(&request) {
-                if state.ended.len() >= ENDED {
-                    state.ended.pop_front();
-                }
-                state.ended.push_back((request, open.journal.content()));
-                if outcome == Outcome::Finished {
-                    // What a stage still makes is not needed, and no consumer is left that would take it over.
-                    let left = open.journal.unfinished().filter_map(|stage| self.stages.get(stage));
-                    left.for_each(|stage| stage.abort(request));
-                }
-                open.client.end(last, outcome);
-            }
-        }
-    }
-
     fn now(&self) -> Duration {
         self.clock.now()
-    }
-}
-
-impl StageReports for Ledger {
-    fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String) {
-        self.post(Post::SequenceFailed(request, stage, reason));
-    }
-
-    fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
-        self.post(Post::InputLost(request, stage, attempt, unit));
-    }
-
-    fn stage_up(&self, stage: StageName) {
-        let mut state = self.lock();
-        state.up[stage as usize] = true;
-        let mut waiting: Vec<_> =
-            state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
-        // Those that are least likely to bring it down again get through first.
-        waiting.sort_by_key(|request| state.suspects[stage as usize].failures_of(*request));
-        // A stage may die between its last payload and the news that it needs no more input.
-        let released =
-            state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
-        for (edge, request) in released.collect::<Vec<_>>() {
-            self.ack(&mut state, edge, vec![Ack { request, upto: RELEASED }]);
-        }
-        if !waiting.is_empty() {
-            tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
-        }
-        for request in waiting {
-            self.admit(&mut state, request, stage);
-        }
-    }
-
-    fn stage_down(&self, stage: StageName, failure: &StageFailure) -> Attribution {
-        let StageFailure { reason, in_hands, slow } = failure;
-        let mut state = self.lock();
-        state.up[stage as usize] = false;
-        let gone = |request: &RequestId| !state.open.contains_key(request);
-        let had_it = |request: RequestId, unit: Option<u32>| {
-            let Some(Open { journal, .. }) = state.open.get(&request) else {
-                let (_, content) = *state.ended.iter().rev().find(|(ended, _)| *ended == request)?;
-                return Some(Concerned { request, content, unit: unit.unwrap_or(0) });
-            };
-            let (content, made) = (journal.content(), journal.made(stage));
-            (!journal.is_done(stage)).then_some(Concerned { request, content, unit: unit.unwrap_or(made).max(made) })
-        };
-        let concerned: Vec<Concerned> = match in_hands {
-            InHands::These(these) => these.iter().filter_map(|(request, unit)| had_it(*request, *unit)).collect(),
-            InHands::All => state.open.keys().filter_map(|request| had_it(*request, None)).collect(),
-        };
-        let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
-        let suspects = &mut state.suspects[stage as usize];
-        let Judgement { guilty, attribution } = suspects.failed(&concerned, (!slow).then(|| cause(reason)));
-        left.into_iter().for_each(|request| suspects.gone(request));
-        if let Some((request, times)) = guilty {
-            tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");
-            let effect = state.core.fail(request, Failure::BroughtDown(stage, times, reason.clone()));
-            self.carry_out(&mut state, effect.into_iter().collect());
-        }
-        attribution
-    }
-
-    fn stage_given_up(&self, stage: StageName, reason: &str) {
-        let mut state = self.lock();
-        let effects = state.core.stage_lost(stage, reason);
-        self.carry_out(&mut state, effects);
-    }
-}
-
-/// The sending end of every stage: its payloads go through the ledger.
-pub(super) struct LedgerSink(pub Arc<Ledger>);
-
-impl PayloadSender for LedgerSink {
-    fn put(&self, payload: Payload) -> Result<(), TransportError> {
-        match payload.header.kind {
-            Kind::Tokens | Kind::Audio => self.0.deliver(payload),
-            kind @ (Kind::Embeddings | Kind::Codes) => {
-                let mut state = self.0.lock();
-                self.0.pass(&mut state, Edge::of(kind), payload);
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Follows how the client reads one response.
-struct Reader {
-    ledger: Arc<Ledger>,
-    request: RequestId,
-    /// The fault point of a slow client, and whether the client has heard anything.
-    pace: FaultSite,
-    heard: AtomicBool,
-    /// Set where the stream is dropped because its time is over.
-    expired: Expired,
-    _permit: Option<Permit>,
-}
-
-impl Listener for Reader {
-    fn hesitates(&self, event: &Event) -> Option<Duration> {
-        let event = || match event {
-            Event::Audio(_) => FaultEvent::output(self.request, !self.heard.swap(true, Ordering::Relaxed), false),
-            Event::Finished { .. } | Event::Failed(_) => FaultEvent::output(self.request, false, true),
-            Event::Started { .. } | Event::Text(_) | Event::Word(_) => FaultEvent::of(self.request),
-        };
-        self.pace.occurs(|| [event()])?.kind.delay()
-    }
-
-    fn read(&self, event: &Event) {
-        let now = self.ledger.now();
-        let mut state = self.ledger.lock();
-        state.core.read(self.request, now);
-        if let Event::Audio(chunk) = event {
-            state.core.heard(self.request, self.ledger.unit * chunk.frames.0);
-            let before = state.open.get(&self.request).map(|open| open.journal.acknowledged(Edge::Audio));
-            let upto = before.unwrap_or(0).saturating_add(chunk.frames.0);
-            self.ledger.ack(&mut state, Edge::Audio, vec![Ack { request: self.request, upto }]);
-        }
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let mut state = self.ledger.lock();
-        let effect = match self.expired.get() {
-            Some(life) => state.core.fail(self.request, Failure::TimedOut(*life)),
-            None => state.core.client_gone(self.request),
-        };
-        self.ledger.carry_out(&mut state, effect.into_iter().collect());
-    }
-}
-
-/// A number for what was seen, without the counts and positions in it, which differ from one time to the next.
-fn cause(reason: &str) -> u64 {
-    let mut hash = DefaultHasher::new();
-    // Behind the first line may be a backtrace.
-    let said = reason.lines().next().unwrap_or_default();
-    said.bytes().filter(|byte| !byte.is_ascii_digit()).for_each(|byte| hash.write_u8(byte));
-    hash.finish()
-}
-
-fn outcome(failure: &Failure) -> Outcome {
-    match failure {
-        Failure::StageFailed(..) | Failure::SequenceFailed(..) | Failure::BroughtDown(..) => Outcome::Failed,
-        Failure::TimedOut(_) | Failure::SlowClient(_) | Failure::Yielded => Outcome::TimedOut,
-        Failure::ShuttingDown => Outcome::ShutDown,
-    }
-}
-
-fn error(failure: Failure) -> RequestError {
-    match failure {
-        Failure::StageFailed(stage, reason) => RequestError::StageFailed { stage, reason },
-        Failure::SequenceFailed(stage, reason) => RequestError::SequenceFailed { stage, reason },
-        Failure::BroughtDown(stage, times, reason) => RequestError::BroughtDown { stage, times, reason },
-        Failure::TimedOut(limit) => RequestError::TimedOut(limit),
-        Failure::SlowClient(limit) => RequestError::SlowClient(limit),
-        Failure::Yielded => RequestError::Yielded,
-        Failure::ShuttingDown => RequestError::ShuttingDown,
     }
 }

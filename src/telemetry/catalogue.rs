@@ -89,6 +89,7 @@ catalogue! {
     QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
     GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
+    GUILTY = Counter, "omni_stage_guilty_requests_total", ["stage"], "Requests that were ended because they brought the stage down each time, at last alone.";
     RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
 
     FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that the fault plan injected; the stage is empty for points outside of stages.";

@@ -250,6 +250,12 @@ pub fn speech_anew() {
     counter!(c::SPEECH_ANEW.name).increment(1);
 }
 
+/// A request was ended because it brought this stage down each time.
+pub fn request_guilty(stage: StageName) {
+    install();
+    counter!(c::GUILTY.name, "stage" => stage.as_str()).increment(1);
+}
+
 /// Which way a copy goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Direction {

@@ -24,8 +24,8 @@ pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
     CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
-    SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready, speech_anew,
-    speech_astray,
+    SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, request_guilty, set_ready,
+    speech_anew, speech_astray,
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
 pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};

@@ -1,14 +1,17 @@
 use super::*;
-use omni_core::scheduler::SequenceParams;
+use omni_core::ids::{FinishReason, Generation};
+use omni_core::scheduler::{Pace, SequenceParams};
 use omni_model::hf::CodecTokens;
 use omni_model::sampling::SamplingParams;
+use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_model::talker::TalkerPrompt;
-use omni_stage::Resume;
+use omni_stage::{Outputs, Resume};
+use omni_transfer::payload::{Header, Kind};
 use proptest::prelude::*;
 
 const REQUEST: RequestId = RequestId(7);
-const GROUPS: usize = 4;
-const UNIT: Duration = Duration::from_millis(80);
+pub(crate) const GROUPS: usize = 4;
+pub(crate) const UNIT: Duration = Duration::from_millis(80);
 const TOKENS: CodecTokens = CodecTokens { pad: 1, bos: 2, eos: 3, think: None, nothink: 4, think_bos: 5, think_eos: 6 };
 
 fn params(prompt: u32, pace: Pace) -> SequenceParams {
@@ -19,7 +22,7 @@ fn speech() -> Outputs {
     Outputs { tokens: false, speech: true }
 }
 
-fn talker() -> (StageName, SequencePlan) {
+pub(crate) fn talker() -> (StageName, SequencePlan) {
     let prompt = TalkerPrompt::omni(0, 9, &TOKENS);
     let params = SequenceParams { prompt_input: prompt.inputs(), ..params(prompt.positions(), Pace::OnePerStep) };
     let sequence = TalkerSpec {
@@ -36,12 +39,12 @@ fn talker() -> (StageName, SequencePlan) {
     (StageName::Talker, SequencePlan { params, spec: SequenceSpec::Talker(sequence), deliver: speech() })
 }
 
-fn vocoder() -> (StageName, SequencePlan) {
+pub(crate) fn vocoder() -> (StageName, SequencePlan) {
     let spec = SequenceSpec::Vocoder(VocoderSpec::default());
     (StageName::Vocoder, SequencePlan { params: params(0, Pace::Chunks(vec![1, 2])), spec, deliver: speech() })
 }
 
-fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
+pub(crate) fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
     let sequence = ThinkerSpec {
         prompt: vec![10, 11, 12].into(),
         generated_len: 0,
@@ -105,7 +108,7 @@ fn payload(edge: Edge, seq: u32, values: Vec<u32>, width: usize, end: bool) -> P
 }
 
 /// Codes of frame after frame: those of frame `n` are `4n, 4n + 1, ...`.
-fn codes(from: u32, frames: u32, end: bool) -> Payload {
+pub(crate) fn codes(from: u32, frames: u32, end: bool) -> Payload {
     let groups = GROUPS as u32;
     payload(Edge::Codes, from, (from * groups..(from + frames) * groups).collect(), GROUPS, end)
 }
@@ -229,6 +232,21 @@ fn a_talker_that_has_used_all_of_its_text_is_admitted_again_when_more_of_it_come
     let again = journal.admit(StageName::Talker, UNIT, None).unwrap();
     assert_eq!((again.admission.from.first, again.admission.from.start.consumed), (1, 4));
     assert_eq!(journal.starved(StageName::Talker), None);
+}
+
+#[test]
+fn a_stage_that_gets_no_sequence_does_not_keep_its_producer_waiting() {
+    let mut journal = spoken();
+    journal.admit(StageName::Talker, UNIT, None).unwrap();
+    journal.record(Edge::Text, payload(Edge::Text, 0, vec![1; 4], 1, false)).unwrap();
+    assert_eq!(journal.used_up(StageName::Talker), None, "it has its sequence");
+    journal.record(Edge::Codes, codes(0, 1, false)).unwrap();
+    assert!(journal.admit(StageName::Talker, UNIT, None).is_none());
+    assert_eq!(journal.used_up(StageName::Talker), Some((Edge::Text, 4)), "it is starved");
+    journal.record(Edge::Codes, codes(1, 1, true)).unwrap();
+    assert!(journal.admit(StageName::Talker, UNIT, None).is_none());
+    assert_eq!(journal.used_up(StageName::Talker), Some((Edge::Text, RELEASED)), "it needs no text any more");
+    assert_eq!(journal.used_up(StageName::Thinker), None, "it has no part in the request");
 }
 
 #[test]

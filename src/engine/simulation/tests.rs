@@ -6,6 +6,7 @@ const FOUND: &[(u64, &str)] = &[
     (1024, "a talker died between its last frame and the release of its thinker, which then waited for it"),
     (1481, "a request was complete before its talker released its thinker, whose slot was never free again"),
     (1009365, "what a sequence had acknowledged was counted again when its next attempt was admitted"),
+    (3002155, "a talker had finished when its next attempt lost its input, and its thinker waited for it"),
 ];
 
 /// Seeds of a run that says nothing else.
@@ -38,6 +39,15 @@ fn whatever_breaks_each_client_hears_what_it_is_owed_and_nothing_is_left() {
     println!("{all:?}");
     assert!(all.finished > seeds * 3, "{all:?}");
     assert!(seeds < SEEDS || all.faults.len() == 12, "{all:?}");
+}
+
+#[test]
+fn a_prompt_that_brings_its_stage_down_ends_and_no_other_does() {
+    let settings = Settings { poison: true, ..Settings::default() };
+    let mut all = Report::default();
+    (0..SEEDS / 4).for_each(|seed| all.add(&played(seed, &settings)));
+    println!("{all:?}");
+    assert!(all.poisoned > SEEDS / 10 && all.finished > SEEDS, "{all:?}");
 }
 
 #[test]

@@ -69,6 +69,7 @@ fn record_one_of_each() {
         telemetry::edge_lost(Some(name));
         telemetry::speech_astray(omni_core::ids::FinishReason::Runaway);
         telemetry::speech_anew();
+        telemetry::request_guilty(name);
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);
         down.passed(64);

@@ -1,0 +1,97 @@
+//! How stages are given the sequences of requests, and again when one was lost.
+
+use super::{Ledger, State};
+use crate::caught::caught;
+use crate::journal::{Readmission, TRIES};
+use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::scheduler::Ack;
+use omni_telemetry::edge_lost;
+use omni_transfer::payload::Payload;
+use omni_transfer::transport::TransportError;
+
+impl Ledger {
+    /// Admits the sequence of a request to a stage that is up, with its input so far.
+    pub(super) fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
+        if !state.up[stage as usize] {
+            return;
+        }
+        if !state.suspects[stage as usize].may_enter(request) {
+            return;
+        }
+        let alone = state.suspects[stage as usize].alone(request);
+        let Some(open) = state.open.get_mut(&request) else { return };
+        let readmission = match caught(|| open.journal.admit(stage, self.unit, alone)) {
+            Ok(Some(readmission)) => readmission,
+            Ok(None) => {
+                // The producer must not wait for a stage that has no sequence.
+                if let Some((edge, upto)) = open.journal.used_up(stage) {
+                    self.ack(state, edge, vec![Ack { request, upto }]);
+                }
+                return;
+            }
+            Err(reason) => {
+                // Those who call this have other requests to admit.
+                let effect = state.core.sequence_failed(request, stage, reason);
+                return self.carry_out(state, effect.into_iter().collect());
+            }
+        };
+        let Readmission { admission, input } = readmission;
+        let Some(handle) = self.stages.get(stage) else { return };
+        // A stage that has just gone down drops this; it is admitted again when the stage is up.
+        handle.admit(admission);
+        for payload in input {
+            if let Err(error) = self.put(stage, payload) {
+                self.sequence_lost(state, request, stage, error.to_string());
+                return;
+            }
+        }
+    }
+
+    pub(super) fn put(&self, stage: StageName, payload: Payload) -> Result<(), TransportError> {
+        let place = self.stages.iter().position(|handle| handle.name() == stage);
+        let edge = place.and_then(|at| self.into.get()?.get(at));
+        edge.map_or(Ok(()), |edge| edge.put(payload))
+    }
+
+    /// A sequence failed. It gets another attempt, unless it has failed at the same unit too often.
+    pub(super) fn sequence_lost(&self, state: &mut State, request: RequestId, stage: StageName, reason: String) {
+        let Some(open) = state.open.get_mut(&request) else { return };
+        if open.journal.may_try_again(stage) {
+            tracing::warn!(%request, %stage, reason, "sequence failed; it is tried again");
+            self.admit(state, request, stage);
+            return;
+        }
+        tracing::warn!(%request, %stage, reason, "sequence failed");
+        let effect = state.core.sequence_failed(request, stage, reason);
+        self.carry_out(state, effect.into_iter().collect());
+    }
+
+    /// Input of a sequence got lost on its edge. The sequence gets another attempt with all of its input, unless this
+    /// unit has been lost too often.
+    pub(super) fn input_lost(
+        &self,
+        state: &mut State,
+        request: RequestId,
+        stage: StageName,
+        attempt: Attempt,
+        unit: Seq,
+    ) {
+        let Some(open) = state.open.get_mut(&request) else { return };
+        let edge = open.journal.edge_into(stage);
+        // Of an attempt that another one has taken the place of.
+        if open.journal.consumer(edge) != Some((stage, attempt)) {
+            return;
+        }
+        let from = edge.producer();
+        edge_lost(from);
+        if open.journal.may_send_again(stage, unit) {
+            tracing::warn!(%request, %stage, %unit, "input got lost on its edge; the sequence is tried again");
+            self.admit(state, request, stage);
+            return;
+        }
+        let reason = format!("input from unit {unit} on did not get through the edge in {TRIES} attempts");
+        tracing::warn!(%request, %stage, reason, "sequence failed");
+        let effect = state.core.sequence_failed(request, stage, reason);
+        self.carry_out(state, effect.into_iter().collect());
+    }
+}

@@ -1,0 +1,57 @@
+use super::*;
+use crate::journal::tests::{GROUPS, UNIT, codes, talker, thinker, vocoder};
+use omni_core::ids::{Attempt, Seq};
+use omni_core::ledger::Owed;
+use omni_stage::{Outputs, RELEASED, StageReports};
+use omni_telemetry::trace::Recorder;
+
+/// The name of the first request of a ledger.
+const REQUEST: RequestId = RequestId(1);
+
+/// A ledger of three stages that take sequences, and a spoken answer that it has accepted.
+fn answered() -> (Arc<Ledger>, ResponseStream) {
+    let limits =
+        LedgerLimits { request_timeout: Duration::from_secs(60), stalled_client_timeout: Duration::from_secs(10) };
+    let metrics = RequestMetrics::new(Recorder::default());
+    let ledger = Ledger::new(limits, Stages::new(&StageName::ALL), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
+    let ledger = Arc::new(ledger);
+    StageName::ALL.into_iter().for_each(|stage| ledger.stage_up(stage));
+    let plan = RequestPlan {
+        owed: Owed { text: true, audio: true },
+        seed: 1,
+        text: None,
+        prompt_tokens: 3,
+        samples_per_second: 25,
+        max_events: 100,
+        sequences: vec![thinker(Outputs { tokens: true, speech: true }), talker(), vocoder()],
+        follow: None,
+        codes: None,
+    };
+    let stream = ledger.open_request(plan, RequestKind::Chat, None, Expired::default());
+    (ledger, stream)
+}
+
+/// How far the talker has taken the thinker's embeddings over, and its attempt.
+fn talks(ledger: &Ledger) -> (u32, Attempt) {
+    let state = ledger.lock();
+    let journal = &state.open[&REQUEST].journal;
+    (journal.acknowledged(Edge::Embeddings), journal.consumer(Edge::Embeddings).unwrap().1)
+}
+
+#[test]
+fn a_sequence_that_is_lost_after_its_stage_has_finished_releases_the_stage_before() {
+    type Loss = fn(&Ledger, Attempt);
+    let fails: Loss = |ledger, _| ledger.sequence_failed(REQUEST, StageName::Talker, "a number that is none".into());
+    let starves: Loss = |ledger, at| StageReports::input_lost(ledger, REQUEST, StageName::Talker, at, Seq(0));
+    for loses in [fails, starves] {
+        let (ledger, _stream) = answered();
+        // An attempt that another one has taken the place of has sent the end.
+        let mut payload = codes(0, 1, true);
+        payload.header.request = REQUEST;
+        LedgerSink(Arc::clone(&ledger)).put(payload).unwrap();
+        let (acked, attempt) = talks(&ledger);
+        assert_eq!(acked, 0);
+        loses(&ledger, attempt);
+        assert_eq!(talks(&ledger).0, RELEASED, "the thinker must not wait for a talker that will take nothing over");
+    }
+}
