@@ -280,6 +280,21 @@ pub struct ReferenceAudioConfig {
     pub allowed_folders: Vec<PathBuf>,
     /// How long fetching may take.
     pub fetch_timeout: Duration,
+    /// Where files are decoded.
+    pub decode: DecodePlace,
+    /// How long decoding one may take in a process, on the clock and of the processor.
+    pub decode_timeout: Duration,
+}
+
+/// Where files that clients send are decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum DecodePlace {
+    /// In a process, where the program to start is known: always, but where a program links the library and names none.
+    Auto,
+    /// On a thread of this process.
+    Thread,
+    /// In a process of its own, with limits.
+    Process,
 }
 
 /// `[stages.NAME]`

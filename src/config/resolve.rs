@@ -11,7 +11,7 @@ use super::reader::Reader;
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
-    AdmissionMode, CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig,
+    AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig,
     LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig,
     SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
 };
@@ -362,6 +362,7 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
     let allowed_folders = r.value("reference_audio.allowed_folders", "[]", folders, |value| {
         texts(value).filter(|list| list.iter().all(|folder| !folder.trim().is_empty()))
     });
+    let decode = [("auto", DecodePlace::Auto), ("process", DecodePlace::Process), ("thread", DecodePlace::Thread)];
     let config = ReferenceAudioConfig {
         min_length: r.duration("reference_audio.min_length", ms(500), ms(100)..=secs(60)),
         max_length: r.duration("reference_audio.max_length", secs(60), secs(1)..=secs(600)),
@@ -369,6 +370,8 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
         allowed_hosts: allowed_hosts.unwrap_or_default().into_iter().map(|host| host.to_lowercase()).collect(),
         allowed_folders: allowed_folders.unwrap_or_default().into_iter().map(|folder| base.join(folder)).collect(),
         fetch_timeout: r.duration("reference_audio.fetch_timeout", secs(10), ms(100)..=secs(600)),
+        decode: r.choice("reference_audio.decode", "auto", &decode).unwrap_or(DecodePlace::Auto),
+        decode_timeout: r.duration("reference_audio.decode_timeout", secs(10), secs(1)..=secs(600)),
     };
     if config.min_length > config.max_length {
         r.complain("reference_audio.max_length", "must not be shorter than reference_audio.min_length");

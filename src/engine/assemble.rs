@@ -1,6 +1,7 @@
 //! Builds an engine: from a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
+use super::decode::Decoders;
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink};
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
@@ -191,8 +192,9 @@ async fn voices(
         min_seconds: reference.min_length.as_secs_f64(),
         max_seconds: reference.max_length.as_secs_f64(),
     };
+    let decoders = Decoders::new(reference)?;
     let faults = [FaultPoint::Voices, FaultPoint::Encoder].map(|point| faults.site(None, point));
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, limits, faults));
+    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, (decoders, limits), faults));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }

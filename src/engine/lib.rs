@@ -7,6 +7,7 @@
 //! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
 //! | `setup` | what a stage is made of, in a thread or in a process |
 //! | `process` | stages in processes of their own: the child's side |
+//! | `decode` | files that clients send, decoded in processes with limits |
 //! | `ledger` | every accepted request, its client and its journal |
 //! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
 //! | `caught` | panics in what is done for one request |
@@ -30,6 +31,7 @@ pub mod api;
 mod assemble;
 mod caught;
 mod client;
+pub mod decode;
 pub mod device;
 mod incremental;
 mod journal;

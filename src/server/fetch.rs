@@ -265,6 +265,7 @@ where
 mod tests {
     use super::super::budget::{Budget, What};
     use super::*;
+    use omni_config::DecodePlace;
     use metrics::Gauge;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -283,6 +284,8 @@ mod tests {
             allowed_hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
             allowed_folders: Vec::new(),
             fetch_timeout: Duration::from_secs(5),
+            decode: DecodePlace::Thread,
+            decode_timeout: Duration::from_secs(10),
         }
     }
 

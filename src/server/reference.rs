@@ -215,6 +215,7 @@ fn too_long_a_file(max_bytes: usize) -> ApiError {
 mod tests {
     use super::super::budget::What;
     use super::*;
+    use omni_config::DecodePlace;
     use metrics::Gauge;
     use std::path::Path;
     use std::time::Duration;
@@ -227,6 +228,8 @@ mod tests {
             allowed_hosts: Vec::new(),
             allowed_folders: folders.iter().map(|folder| folder.to_path_buf()).collect(),
             fetch_timeout: Duration::from_secs(1),
+            decode: DecodePlace::Thread,
+            decode_timeout: Duration::from_secs(10),
         }
     }
 

@@ -23,7 +23,7 @@ pub mod trace;
 pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
-    CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
+    CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
     SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
