@@ -15,6 +15,7 @@ mod document;
 mod error;
 mod faults;
 mod keys;
+mod placement;
 mod reader;
 mod resolve;
 mod units;
@@ -27,6 +28,7 @@ pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
 pub use keys::{KeyConfig, Scope, hash_key};
+pub use placement::{Found, Placed, placed};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 pub use wyoming::WyomingConfig;
@@ -371,6 +373,8 @@ pub enum TransportKind {
 /// Where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Placement {
+    /// What [`placed`] decides.
+    Auto,
     /// In this process, on threads of its own.
     Thread,
     /// In a process of its own.
@@ -381,6 +385,7 @@ impl Placement {
     /// As the config writes it.
     pub fn as_str(self) -> &'static str {
         match self {
+            Placement::Auto => "auto",
             Placement::Thread => "thread",
             Placement::Process => "process",
         }

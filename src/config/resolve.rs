@@ -11,9 +11,10 @@ use super::reader::Reader;
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
-    AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig,
-    LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig,
-    SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
+    AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig,
+    LimitsConfig, LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig,
+    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
+    WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
 use std::net::SocketAddr;
@@ -394,8 +395,8 @@ fn transfer(r: &mut Reader) -> TransferConfig {
 
 fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
-    let placements = [("thread", Placement::Thread), ("process", Placement::Process)];
-    let placement = r.choice(&key("placement"), "thread", &placements).unwrap_or(Placement::Thread);
+    let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
+    let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
     let device_index = r.auto_int(&key("device_index"), 0..=63);
     let allowed = "\"auto\" or a size in quotes of at least 64MiB, such as \"8GiB\"".to_owned();
     let device_memory = r.value(&key("device_memory"), "\"auto\"", allowed, |value| match value.as_str()? {

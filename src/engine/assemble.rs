@@ -2,8 +2,10 @@
 
 use super::admission::Admissions;
 use super::decode::Decoders;
+use super::device::DeviceChoice;
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink};
+use super::placement;
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
@@ -38,6 +40,9 @@ type Receiver = Arc<dyn PayloadReceiver>;
 /// Starts the supervisors. Each stage loads its weights and comes up by itself.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let family = checkpoint.family();
+    // A device that cannot be used is an error of the maker.
+    let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
+    let config = &placement::settle(config, family.stages(), kind);
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here)?;
@@ -194,7 +199,8 @@ async fn voices(
     };
     let decoders = Decoders::new(reference)?;
     let faults = [FaultPoint::Voices, FaultPoint::Encoder].map(|point| faults.site(None, point));
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, (decoders, limits), faults));
+    let opening =
+        tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, (decoders, limits), faults));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }
@@ -312,7 +318,7 @@ impl Edges<'_> {
 /// Whether the next stage can use the buffers that a stage leaves on a device: same device, same process, and a
 /// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
-    let here = |stage: StageName| config.stage(stage).placement == Placement::Thread;
+    let here = |stage: StageName| config.stage(stage).placement != Placement::Process;
     device == DeviceKind::Cuda
         && config.transfer.device_handover
         && here(StageName::Thinker)

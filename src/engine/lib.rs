@@ -12,6 +12,7 @@
 //! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
 //! | `caught` | panics in what is done for one request |
 //! | `client` | the client's end of the last edges: text and samples as events |
+//! | `placement` | what `placement = "auto"` means on this machine |
 //! | `plan` | from a request to the sequences that it needs in each stage |
 //! | `admission` | which requests are accepted |
 //! | `stream` | the response to a request, as its client reads it |
@@ -37,6 +38,7 @@ mod incremental;
 mod journal;
 mod ledger;
 mod load;
+pub mod placement;
 mod plan;
 pub mod process;
 mod relay;

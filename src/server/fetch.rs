@@ -265,8 +265,8 @@ where
 mod tests {
     use super::super::budget::{Budget, What};
     use super::*;
-    use omni_config::DecodePlace;
     use metrics::Gauge;
+    use omni_config::DecodePlace;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;

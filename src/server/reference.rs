@@ -215,8 +215,8 @@ fn too_long_a_file(max_bytes: usize) -> ApiError {
 mod tests {
     use super::super::budget::What;
     use super::*;
-    use omni_config::DecodePlace;
     use metrics::Gauge;
+    use omni_config::DecodePlace;
     use std::path::Path;
     use std::time::Duration;
 

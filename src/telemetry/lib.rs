@@ -23,8 +23,8 @@ pub mod trace;
 pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
-    CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue, StageMetrics,
-    SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
+    CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics, MemoryUse, Queue,
+    StageMetrics, SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, set_ready,
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
 pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};

@@ -78,7 +78,7 @@ impl Decoders {
         let binary = match (config.decode, process::binary()) {
             (DecodePlace::Thread, _) | (DecodePlace::Auto, None) => {
                 return Ok(Decoders::in_thread());
-            },
+            }
             (DecodePlace::Process, None) => {
                 let reason = "\"process\" needs the omni-actors program; a program that links the library tells where \
                               it is with engine::process::set_binary";
@@ -115,12 +115,15 @@ impl Decoders {
             Place::Process(pool) if bytes.len() <= limits.max_bytes => apart(pool, bytes, limits),
             Place::Process(_) | Place::Thread => decode_audio(bytes, limits).map_err(refused),
         };
-        DecodeMetrics::ended("recording", match &decoded {
-            Ok(_) => "decoded",
-            Err(DecodeError::Refused(_)) => "refused",
-            Err(DecodeError::Ended(_)) => "ended",
-            Err(DecodeError::Busy | DecodeError::Unavailable(_)) => "no_worker",
-        });
+        DecodeMetrics::ended(
+            "recording",
+            match &decoded {
+                Ok(_) => "decoded",
+                Err(DecodeError::Refused(_)) => "refused",
+                Err(DecodeError::Ended(_)) => "ended",
+                Err(DecodeError::Busy | DecodeError::Unavailable(_)) => "no_worker",
+            },
+        );
         decoded
     }
 }

@@ -55,7 +55,11 @@ pub(super) struct Encoded {
 
 impl Encoder {
     /// Reads the weights.
-    pub fn load(checkpoint: &Checkpoint, (decoders, limits): (Decoders, AudioLimits), fault: FaultSite) -> Result<Encoder, LoadError> {
+    pub fn load(
+        checkpoint: &Checkpoint,
+        (decoders, limits): (Decoders, AudioLimits),
+        fault: FaultSite,
+    ) -> Result<Encoder, LoadError> {
         match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
             Some(nets) => {
                 let width = checkpoint.family().talker().text.hidden_size;
