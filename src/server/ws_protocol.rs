@@ -140,6 +140,17 @@ pub(super) fn session_done(utterance: Option<u64>, sentences: u32) -> ServerMess
     ServerMessage::SessionDone { utterance, utterance_index, total_sentences: sentences }
 }
 
+/// Why a connection is closed, as RFC 6455 numbers it.
+pub(super) mod close_code {
+    pub const NORMAL: u16 = 1000;
+    pub const AWAY: u16 = 1001;
+    pub const PROTOCOL: u16 = 1002;
+    pub const INVALID: u16 = 1007;
+    pub const POLICY: u16 = 1008;
+    pub const SIZE: u16 = 1009;
+    pub const AGAIN: u16 = 1013;
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::budget::{Budget, What};
