@@ -1,6 +1,6 @@
-//! The command line: `run`, `say`, `check` and the hidden `stage` and `decode`, one file each, and `main`, which parses the
-//! arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit codes,
-//! signals) lies in `omni-tools` too.
+//! The command line: `run`, `say`, `check` and the hidden `stage` and `decode`, one file each, and `main`, which parses
+//! the arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit
+//! codes, signals) lies in `omni-tools` too.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

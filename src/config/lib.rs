@@ -220,6 +220,22 @@ pub struct LimitsConfig {
     pub stalled_client_timeout: Duration,
 }
 
+impl LimitsConfig {
+    /// These limits with those of another config that may change while a server runs: they are looked at when a request
+    /// comes, and nothing was made in their size.
+    pub fn taking_over(&self, new: &LimitsConfig) -> LimitsConfig {
+        LimitsConfig {
+            first_audio_deadline: new.first_audio_deadline,
+            max_input_chars: new.max_input_chars,
+            max_whole_audio: new.max_whole_audio,
+            max_messages: new.max_messages,
+            max_instruction_chars: new.max_instruction_chars,
+            max_audio: new.max_audio,
+            ..self.clone()
+        }
+    }
+}
+
 /// What decides whether a request is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum AdmissionMode {

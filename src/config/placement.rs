@@ -1,9 +1,10 @@
 //! What `placement = "auto"` means: a pure function of the config and of what is found on the machine.
 //!
 //! A stage on a GPU gets a process of its own where that costs little: where it has a GPU to itself, or where the
-//! processes of one GPU run at the same time, which the MPS daemon sees to (without it their contexts take turns:
-//! 5 to 18 % more time per frame, docs/performance.md), and each stage on that GPU has its `device_memory`, because
-//! processes do not see what others allocate. Stages that hand embeddings over on the GPU stay in one process. On a CPU a process protects from little and nothing is gained.
+//! processes of one GPU run at the same time, which the MPS daemon sees to (without it their contexts take turns: 5 to
+//! 18 % more time per frame, docs/performance.md), and each stage on that GPU has its `device_memory`, because
+//! processes do not see what others allocate. Stages that hand embeddings over on the GPU stay in one process. On a CPU
+//! a process protects from little and nothing is gained.
 
 use super::{Config, DeviceKind, Placement};
 use omni_core::ids::StageName;

@@ -6,7 +6,7 @@ use super::device::DeviceChoice;
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink};
 use super::placement;
-use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
+use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
 use super::stages::Stages;
@@ -14,7 +14,7 @@ use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
-use omni_core::ids::{Frames, StageName};
+use omni_core::ids::StageName;
 use omni_core::ledger::LedgerLimits;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::checkpoint::Checkpoint;
@@ -27,7 +27,7 @@ use omni_transfer::link::edge::{self, EdgeOptions, LostSink};
 use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, RwLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -100,11 +100,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             max_positions: family.talker().text.max_position_embeddings as u32,
             groups,
             chunk_ramp: chunk_ramp(config),
-            max_input_chars: config.limits.max_input_chars,
-            max_messages: config.limits.max_messages,
-            max_instruction_chars: config.limits.max_instruction_chars,
+            limits: RwLock::new(RequestLimits::new(&config.limits, maker.unit)),
             max_first_chunk: config.max_first_chunk(),
-            max_frames: frames_of(config.limits.max_audio, maker.unit),
             audio_window: window(config, StageName::Vocoder),
             frame: maker.unit,
         },
@@ -137,12 +134,6 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
 /// Large requests that are planned at the same time: the other cores are for the stages and for the server.
 fn planning_at_once() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
-}
-
-/// Frames of so much speech.
-fn frames_of(length: Duration, unit: Duration) -> Frames {
-    let frames = length.as_secs_f64() / unit.as_secs_f64().max(f64::MIN_POSITIVE);
-    Frames((frames as u32).max(1))
 }
 
 /// Characters of one piece of speech when the config does not say.

@@ -64,7 +64,7 @@ use admission::{Admissions, Entrant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
-use omni_config::{Config, SpeechConfig};
+use omni_config::{Config, LimitsConfig, SpeechConfig};
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
 use omni_model::LoadError;
@@ -399,6 +399,11 @@ impl Service for Engine {
 
     fn faults(&self) -> Option<&FaultPlan> {
         Some(&self.shared.faults).filter(|faults| faults.is_open())
+    }
+
+    fn set_limits(&self, limits: &LimitsConfig) {
+        self.shared.planner.common.set_limits(limits);
+        self.shared.admissions.set_first_audio(limits.first_audio_deadline);
     }
 
     fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {

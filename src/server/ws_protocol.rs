@@ -51,7 +51,7 @@ pub(super) struct SessionConfig {
 impl SessionConfig {
     /// The configuration of a session that was not told any.
     pub fn initial(app: &App) -> SessionConfig {
-        let slo = Slo::Realtime(app.limits.first_audio_deadline);
+        let slo = Slo::Realtime(app.limits().first_audio_deadline);
         let options = RequestOptions { slo, ..RequestOptions::default() };
         let speech = SpeechParams { options, ..SpeechParams::default() };
         SessionConfig { sound: AudioFormat::Pcm.into(), speech, _held: (Held::nothing(&app.budget), None) }

@@ -92,7 +92,7 @@ impl Session {
     pub(super) fn new(app: Arc<App>, out: Sender, caller: Caller, guard: &ConnectionGuard) -> Session {
         let config = SessionConfig::initial(&app);
         let waiting = Held::nothing(&app.budget);
-        let input = Input::new(app.limits.max_input_chars);
+        let input = Input::new(app.limits().max_input_chars);
         let heard = Instant::now();
         let parting = VecDeque::new();
         Session {
@@ -147,7 +147,7 @@ impl Session {
             // A client that has begun to write has a place among the requests, which it must not keep in silence.
             let writing = self.current.as_ref().is_some_and(|utterance| matches!(utterance.text, Text::Open(_)));
             let silent = self.current.is_none();
-            let patience = if writing { self.app.limits.stalled_client_timeout } else { self.app.idle_timeout };
+            let patience = if writing { self.app.limits().stalled_client_timeout } else { self.app.idle_timeout };
             let parting = !self.parting.is_empty();
             let (text, stream) = match &mut self.current {
                 Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
@@ -347,7 +347,7 @@ impl Session {
         let error = match refused {
             Refused::NoText => ApiError::invalid("type", "input.done came without any input.text before it"),
             Refused::TooLong => {
-                let limit = self.app.limits.max_input_chars;
+                let limit = self.input.limit();
                 let message = format!("more than {limit} characters in one utterance or waiting; it was dropped");
                 ApiError { code: "text_too_long", ..ApiError::invalid("text", message) }
             }
