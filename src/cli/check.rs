@@ -5,6 +5,7 @@ use anyhow::Context;
 use clap::Args;
 use omni_config::{CheckpointSource, Config, ConfigError, Override, Placement, Problem, WeightsKind, format_duration};
 use omni_engine::device::DeviceChoice;
+use omni_engine::placement;
 use omni_model::Checkpoint;
 use omni_model::hf::{Family, Variant};
 use omni_server::Aliases;
@@ -33,13 +34,15 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
     let checked = read(Some(&args.config), &args.set).and_then(|config| {
         let checkpoint = open(&config, embedded)?;
         let device = device(&config)?;
+        let open = placed(&config, &checkpoint, &device);
+        let config = placement::settle(&config, checkpoint.family().stages(), device.kind);
         device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
         omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
-        Ok((config, checkpoint, device))
+        Ok((config, checkpoint, device, open))
     });
     match checked {
-        Ok((config, checkpoint, device)) => {
-            println!("{place}: ok\n{}", summary(&config, &checkpoint, &device));
+        Ok((config, checkpoint, device, open)) => {
+            println!("{place}: ok\n{}", summary(&config, &checkpoint, &device, open));
             Ok(())
         }
         Err(error) => {
@@ -63,7 +66,7 @@ fn misfit(message: String) -> ConfigError {
     ConfigError::Problems(vec![Problem { line: None, key: String::new(), value: None, message }])
 }
 
-fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> String {
+fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open: Option<String>) -> String {
     let listen = config.server.listen;
     let access = match config.server.keys.len() {
         0 => ", without a key".to_owned(),
@@ -96,12 +99,13 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
             format_duration(config.limits.request_timeout)
         ),
     ];
+    lines.extend(open.map(|open| format!("placement {open}")));
     for name in family.stages() {
         let stage = config.stage(*name);
         let ramp: Vec<String> = stage.chunk_ramp.iter().map(|frames| frames.0.to_string()).collect();
         let ramp = if ramp.is_empty() { String::new() } else { format!(", chunks of {} frames", ramp.join(", ")) };
         let placement = match stage.placement {
-            Placement::Thread => "",
+            Placement::Auto | Placement::Thread => "",
             Placement::Process => "a process of its own, ",
         };
         lines.push(format!(
@@ -116,6 +120,21 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> S
         lines.push(format!("faults    {} rules: this server will break on purpose", config.faults.len()));
     }
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// What `placement = "auto"` means here, and why; stages with the same answer together.
+fn placed(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> Option<String> {
+    let mut answers: Vec<(String, Vec<&str>)> = Vec::new();
+    for placed in placement::look(config, checkpoint.family().stages(), device.kind) {
+        let Some(why) = placed.why else { continue };
+        let answer = format!("{} ({why})", placed.placement.as_str());
+        match answers.iter_mut().find(|(known, _)| *known == answer) {
+            Some((_, stages)) => stages.push(placed.stage.as_str()),
+            None => answers.push((answer, vec![placed.stage.as_str()])),
+        }
+    }
+    let told: Vec<_> = answers.iter().map(|(answer, stages)| format!("{}: {answer}", stages.join(", "))).collect();
+    (!told.is_empty()).then(|| told.join("; "))
 }
 
 fn weights(config: &Config) -> String {

@@ -1,11 +1,12 @@
-//! The command line: `run`, `say`, `check` and the hidden `stage`, one file each, and `main`, which parses the
-//! arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit codes,
-//! signals) lies in `omni-tools` too.
+//! The command line: `run`, `say`, `check` and the hidden `stage` and `decode`, one file each, and `main`, which parses
+//! the arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit
+//! codes, signals) lies in `omni-tools` too.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
+mod decode;
 mod give_up;
 mod limits;
 mod manager;
@@ -53,6 +54,8 @@ enum Command {
     Trace(trace::TraceArgs),
     #[command(hide = true)]
     Stage(stage::StageArgs),
+    #[command(hide = true)]
+    Decode(decode::DecodeArgs),
 }
 
 /// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
@@ -66,6 +69,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Check(args) => check::execute(&args, embedded),
         Command::Verify(args) => verify::command::execute(&args),
         Command::Simulate(args) => simulate::execute(&args),
+        Command::Decode(args) => decode::execute(&args),
         Command::Run(args) => on_runtime(Box::pin(run::execute(args, embedded))),
         Command::Say(args) => on_runtime(Box::pin(say::execute(args, embedded))),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),

@@ -15,6 +15,7 @@ mod document;
 mod error;
 mod faults;
 mod keys;
+mod placement;
 mod reader;
 mod resolve;
 mod units;
@@ -27,6 +28,7 @@ pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
 pub use keys::{KeyConfig, Scope, hash_key};
+pub use placement::{Found, Placed, placed};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 pub use wyoming::WyomingConfig;
@@ -223,6 +225,22 @@ pub struct LimitsConfig {
     pub stalled_client_timeout: Duration,
 }
 
+impl LimitsConfig {
+    /// These limits with those of another config that may change while a server runs: they are looked at when a request
+    /// comes, and nothing was made in their size.
+    pub fn taking_over(&self, new: &LimitsConfig) -> LimitsConfig {
+        LimitsConfig {
+            first_audio_deadline: new.first_audio_deadline,
+            max_input_chars: new.max_input_chars,
+            max_whole_audio: new.max_whole_audio,
+            max_messages: new.max_messages,
+            max_instruction_chars: new.max_instruction_chars,
+            max_audio: new.max_audio,
+            ..self.clone()
+        }
+    }
+}
+
 /// What decides whether a request is accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum AdmissionMode {
@@ -285,6 +303,21 @@ pub struct ReferenceAudioConfig {
     pub allowed_folders: Vec<PathBuf>,
     /// How long fetching may take.
     pub fetch_timeout: Duration,
+    /// Where files are decoded.
+    pub decode: DecodePlace,
+    /// How long decoding one may take in a process, on the clock and of the processor.
+    pub decode_timeout: Duration,
+}
+
+/// Where files that clients send are decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum DecodePlace {
+    /// In a process, where the program to start is known: always, but where a program links the library and names none.
+    Auto,
+    /// On a thread of this process.
+    Thread,
+    /// In a process of its own, with limits.
+    Process,
 }
 
 /// `[stages.NAME]`
@@ -361,6 +394,8 @@ pub enum TransportKind {
 /// Where a stage runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub enum Placement {
+    /// What [`placed`] decides.
+    Auto,
     /// In this process, on threads of its own.
     Thread,
     /// In a process of its own.
@@ -371,6 +406,7 @@ impl Placement {
     /// As the config writes it.
     pub fn as_str(self) -> &'static str {
         match self {
+            Placement::Auto => "auto",
             Placement::Thread => "thread",
             Placement::Process => "process",
         }

@@ -11,9 +11,10 @@ use super::reader::Reader;
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
-    AdmissionMode, CheckpointSource, Config, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig, LimitsConfig,
-    LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig, StageConfig,
-    SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory, WeightsKind,
+    AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig,
+    LimitsConfig, LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig,
+    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
+    WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
@@ -377,6 +378,7 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
     let allowed_folders = r.value("reference_audio.allowed_folders", "[]", folders, |value| {
         texts(value).filter(|list| list.iter().all(|folder| !folder.trim().is_empty()))
     });
+    let decode = [("auto", DecodePlace::Auto), ("process", DecodePlace::Process), ("thread", DecodePlace::Thread)];
     let config = ReferenceAudioConfig {
         min_length: r.duration("reference_audio.min_length", ms(500), ms(100)..=secs(60)),
         max_length: r.duration("reference_audio.max_length", secs(60), secs(1)..=secs(600)),
@@ -384,6 +386,8 @@ fn reference_audio(r: &mut Reader, base: &Path) -> ReferenceAudioConfig {
         allowed_hosts: allowed_hosts.unwrap_or_default().into_iter().map(|host| host.to_lowercase()).collect(),
         allowed_folders: allowed_folders.unwrap_or_default().into_iter().map(|folder| base.join(folder)).collect(),
         fetch_timeout: r.duration("reference_audio.fetch_timeout", secs(10), ms(100)..=secs(600)),
+        decode: r.choice("reference_audio.decode", "auto", &decode).unwrap_or(DecodePlace::Auto),
+        decode_timeout: r.duration("reference_audio.decode_timeout", secs(10), secs(1)..=secs(600)),
     };
     if config.min_length > config.max_length {
         r.complain("reference_audio.max_length", "must not be shorter than reference_audio.min_length");
@@ -406,8 +410,8 @@ fn transfer(r: &mut Reader) -> TransferConfig {
 
 fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
-    let placements = [("thread", Placement::Thread), ("process", Placement::Process)];
-    let placement = r.choice(&key("placement"), "thread", &placements).unwrap_or(Placement::Thread);
+    let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
+    let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
     let device_index = r.auto_int(&key("device_index"), 0..=63);
     let allowed = "\"auto\" or a size in quotes of at least 64MiB, such as \"8GiB\"".to_owned();
     let device_memory = r.value(&key("device_memory"), "\"auto\"", allowed, |value| match value.as_str()? {

@@ -98,6 +98,11 @@ impl Admissions {
         }))
     }
 
+    /// When first sounds are expected from now on, where requests do not say.
+    pub fn set_first_audio(&self, deadline: Duration) {
+        self.0.lock().core.set_first_audio(deadline);
+    }
+
     /// A place now, or why not and when to come again.
     pub fn enter(&self, entrant: Entrant<'_>) -> Result<Permit, SubmitError> {
         let Entrant { options, steady, chat, sounds, restarts } = entrant;

@@ -3,6 +3,7 @@
 pub use super::stream::{Listener, ResponseStream};
 use super::voice::{NewVoice, TaskType, VoiceChoice, VoiceError, VoiceInfo, VoiceNames};
 use futures::future::BoxFuture;
+use omni_config::LimitsConfig;
 pub use omni_core::admission::{AdmissionStatus, Slo, Tenant, TenantId};
 use omni_core::ids::{FinishReason, Frames, RequestId, StageName};
 use omni_core::text::Pronunciations;
@@ -466,6 +467,10 @@ pub trait Service: Send + Sync {
     fn faults(&self) -> Option<&FaultPlan> {
         None
     }
+
+    /// Takes over those limits of another config that may change while it runs ([`LimitsConfig::taking_over`]), for the
+    /// requests to come.
+    fn set_limits(&self, _limits: &LimitsConfig) {}
 
     /// Refuses new requests, lets running ones finish for at most `grace`, then ends the rest with
     /// [`RequestError::ShuttingDown`] and stops every stage.

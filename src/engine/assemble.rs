@@ -1,9 +1,12 @@
 //! Builds an engine: from a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::Admissions;
+use super::decode::Decoders;
+use super::device::DeviceChoice;
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink};
-use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, TtsPlanner};
+use super::placement;
+use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
 use super::stages::Stages;
@@ -12,7 +15,7 @@ use super::voices::{self, Voices};
 use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use omni_core::align::Aligner;
-use omni_core::ids::{Frames, StageName};
+use omni_core::ids::StageName;
 use omni_core::ledger::LedgerLimits;
 use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
@@ -27,7 +30,7 @@ use omni_transfer::link::edge::{self, EdgeOptions, LostSink};
 use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, RwLock, Weak};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -40,6 +43,9 @@ type Receiver = Arc<dyn PayloadReceiver>;
 /// Starts the supervisors. Each stage loads its weights and comes up by itself.
 pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
     let family = checkpoint.family();
+    // A device that cannot be used is an error of the maker.
+    let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
+    let config = &placement::settle(config, family.stages(), kind);
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here)?;
@@ -98,11 +104,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
             max_positions: family.talker().text.max_position_embeddings as u32,
             groups,
             chunk_ramp: chunk_ramp(config),
-            max_input_chars: config.limits.max_input_chars,
-            max_messages: config.limits.max_messages,
-            max_instruction_chars: config.limits.max_instruction_chars,
+            limits: RwLock::new(RequestLimits::new(&config.limits, maker.unit)),
             max_first_chunk: config.max_first_chunk(),
-            max_frames: frames_of(config.limits.max_audio, maker.unit),
             retries: config.speech.retries,
             audio_window: window(config, StageName::Vocoder),
             frame: maker.unit,
@@ -147,12 +150,6 @@ fn pronunciations(config: &Config) -> Result<Pronunciations, StartError> {
 /// Large requests that are planned at the same time: the other cores are for the stages and for the server.
 fn planning_at_once() -> usize {
     std::thread::available_parallelism().map_or(1, |cores| cores.get() / 2).max(1)
-}
-
-/// Frames of so much speech.
-fn frames_of(length: Duration, unit: Duration) -> Frames {
-    let frames = length.as_secs_f64() / unit.as_secs_f64().max(f64::MIN_POSITIVE);
-    Frames((frames as u32).max(1))
 }
 
 /// Characters of one piece of speech when the config does not say.
@@ -207,8 +204,10 @@ async fn voices(
         min_seconds: reference.min_length.as_secs_f64(),
         max_seconds: reference.max_length.as_secs_f64(),
     };
+    let decoders = Decoders::new(reference)?;
     let faults = [FaultPoint::Voices, FaultPoint::Encoder].map(|point| faults.site(None, point));
-    let opening = tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, limits, faults));
+    let opening =
+        tokio::task::spawn_blocking(move || Voices::open(&checkpoint, folder, most, (decoders, limits), faults));
     let opened = opening.await.map_err(|error| StartError::Config(format!("voices: {error}")))?;
     Ok(Some(Arc::new(opened?)))
 }
@@ -327,7 +326,7 @@ impl Edges<'_> {
 /// Whether the next stage can use the buffers that a stage leaves on a device: same device, same process, and a
 /// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
-    let here = |stage: StageName| config.stage(stage).placement == Placement::Thread;
+    let here = |stage: StageName| config.stage(stage).placement != Placement::Process;
     device == DeviceKind::Cuda
         && config.transfer.device_handover
         && here(StageName::Thinker)

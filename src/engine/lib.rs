@@ -7,10 +7,12 @@
 //! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
 //! | `setup` | what a stage is made of, in a thread or in a process |
 //! | `process` | stages in processes of their own: the child's side |
+//! | `decode` | files that clients send, decoded in processes with limits |
 //! | `ledger` | every accepted request, its client and its journal |
 //! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
 //! | `caught` | panics in what is done for one request |
 //! | `client` | the client's end of the last edges: text and samples as events |
+//! | `placement` | what `placement = "auto"` means on this machine |
 //! | `plan` | from a request to the sequences that it needs in each stage |
 //! | `admission` | which requests are accepted |
 //! | `stream` | the response to a request, as its client reads it |
@@ -32,11 +34,13 @@ pub mod api;
 mod assemble;
 mod caught;
 mod client;
+pub mod decode;
 pub mod device;
 mod incremental;
 mod journal;
 mod ledger;
 mod load;
+pub mod placement;
 mod plan;
 pub mod process;
 mod relay;
@@ -69,7 +73,7 @@ use admission::{Admissions, Entrant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
-use omni_config::{Config, SpeechConfig};
+use omni_config::{Config, LimitsConfig, SpeechConfig};
 use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
@@ -420,6 +424,11 @@ impl Service for Engine {
 
     fn faults(&self) -> Option<&FaultPlan> {
         Some(&self.shared.faults).filter(|faults| faults.is_open())
+    }
+
+    fn set_limits(&self, limits: &LimitsConfig) {
+        self.shared.planner.common.set_limits(limits);
+        self.shared.admissions.set_first_audio(limits.first_audio_deadline);
     }
 
     fn drain(&self, grace: Duration) -> BoxFuture<'_, ()> {

@@ -191,6 +191,9 @@ pub enum VoiceError {
     /// Too many are being encoded. HTTP 429.
     #[error("other voices are being encoded; try again in a second")]
     Busy,
+    /// The machine has no room for what decodes the recording. HTTP 503.
+    #[error("{0}")]
+    Unavailable(String),
     /// The encoders failed where they should not. HTTP 500.
     #[error("{0}")]
     Internal(String),

@@ -44,10 +44,10 @@ pub(super) async fn batch(
     let (body, _held) = read_object(&app, request).await?;
     let (defaults, items) = items(&app, body)?;
     let references = Mutex::new(References::new(&app.references, &app.budget));
-    let deadline = Instant::now() + app.limits.request_timeout;
+    let deadline = Instant::now() + app.limits().request_timeout;
     let batch = Batch { app: &app, defaults, references, caller, deadline, ignored: std::sync::Mutex::default() };
     // Half of the places at most, so that other clients get some.
-    let at_once = (app.limits.max_requests / 2).max(1);
+    let at_once = (app.limits().max_requests / 2).max(1);
     let answers: Vec<_> = stream::iter(items).map(|item| batch.speak(item)).buffered(at_once).collect().await;
     let mut headers = HeaderMap::new();
     note_ignored(&mut headers, &batch.ignored());

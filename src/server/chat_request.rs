@@ -31,7 +31,7 @@ pub(super) struct ChatCall {
 /// Reads a request, or says what is wrong with it.
 pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, ApiError> {
     // Before each of them is looked at.
-    check_count(body.get("messages"), app.limits.max_messages)?;
+    check_count(body.get("messages"), app.limits().max_messages)?;
     let (wire, ignored) = ChatRequest::read(&Fields::top(body))?;
     app.check_model(wire.model.model.as_deref())?;
     let messages = messages(wire.messages.messages)?;

@@ -197,6 +197,8 @@ impl From<VoiceError> for ApiError {
             }
             VoiceError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                 .with_retry_after(Duration::from_secs(1)),
+            VoiceError::Unavailable(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_decoder", message)
+                .with_retry_after(Duration::from_secs(1)),
             VoiceError::Internal(_) => ApiError::internal(message),
             VoiceError::Storage(_) => ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message),
         }

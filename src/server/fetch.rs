@@ -266,6 +266,7 @@ mod tests {
     use super::super::budget::{Budget, What};
     use super::*;
     use metrics::Gauge;
+    use omni_config::DecodePlace;
     use std::time::Duration;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
@@ -283,6 +284,8 @@ mod tests {
             allowed_hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
             allowed_folders: Vec::new(),
             fetch_timeout: Duration::from_secs(5),
+            decode: DecodePlace::Thread,
+            decode_timeout: Duration::from_secs(10),
         }
     }
 

@@ -42,7 +42,7 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
         started: app.started,
         model: &app.service.info().id,
         requests: health.requests,
-        max_requests: app.limits.max_requests,
+        max_requests: app.limits().max_requests,
         admission: Admission {
             capacity: health.admission.capacity,
             held: health.admission.held,

@@ -216,6 +216,7 @@ mod tests {
     use super::super::budget::What;
     use super::*;
     use metrics::Gauge;
+    use omni_config::DecodePlace;
     use std::path::Path;
     use std::time::Duration;
 
@@ -227,6 +228,8 @@ mod tests {
             allowed_hosts: Vec::new(),
             allowed_folders: folders.iter().map(|folder| folder.to_path_buf()).collect(),
             fetch_timeout: Duration::from_secs(1),
+            decode: DecodePlace::Thread,
+            decode_timeout: Duration::from_secs(10),
         }
     }
 

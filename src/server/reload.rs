@@ -8,9 +8,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// Keys of the config, or their beginnings, that [`Reloader::apply`] takes over; others need a restart.
-pub const RELOADED: [&str; 8] = [
+pub const RELOADED: [&str; 14] = [
     "aliases.",
     "keys[",
+    "limits.first_audio_deadline",
+    "limits.max_audio",
+    "limits.max_input_chars",
+    "limits.max_instruction_chars",
+    "limits.max_messages",
+    "limits.max_whole_audio",
     "server.hosts",
     "server.open_lists",
     "server.origins",
@@ -45,7 +51,8 @@ pub struct Reloader {
 }
 
 impl Reloader {
-    /// Takes over what can be: keys, their limits, names, origins, aliases, the certificate, whether requests are logged.
+    /// Takes over what can be: keys, their limits, names, origins, aliases, the certificate, whether requests
+    /// are logged, and limits that are looked at when a request comes.
     ///
     /// # Errors
     /// A certificate that cannot be used, an alias that leads nowhere, or no keys where other machines reach the server; then nothing has changed.
@@ -68,6 +75,7 @@ impl Reloader {
             tls.set(tls::load(files)?);
         }
         self.rules.set(&config.server, &config.telemetry);
+        self.rules.set_limits(&config.limits);
         Ok(())
     }
 }

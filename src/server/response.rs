@@ -108,7 +108,7 @@ pub(super) struct Whole {
 
 /// Waits for an answer to its end, within the limits on its speech and on the bytes of all answers.
 pub(super) async fn whole(app: &App, mut answer: Answer, mut writer: AudioWriter) -> Result<Whole, ApiError> {
-    let most = app.limits.max_whole_audio;
+    let most = app.limits().max_whole_audio;
     let most_samples = (most.as_secs_f64() * f64::from(app.service.info().sample_rate)) as u64;
     let (mut text, mut file, mut held) = (String::new(), Vec::new(), Held::nothing(&app.answers));
     // No more than the text of the request has.

@@ -151,6 +151,8 @@ fn routes(app: &App) -> Vec<Route> {
                 vec![
                     Operation::new("get", "which voices there are")
                         .asks("legacy", "boolean", "names instead of objects in `voices`; false by default")
+                        .asks("limit", "integer", "most voices, 1 to 1000; 1000 by default")
+                        .asks("after", "string", "the voice behind which the list begins: `last_id` of the page before")
                         .asks(ALL.0, ALL.1, ALL.2)
                         .answers::<VoiceList<'_>>(JSON),
                     Operation::new("post", "uploads a voice").takes::<VoiceForm>(FORM).answers::<VoiceAdded<'_>>(JSON),

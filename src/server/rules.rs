@@ -1,12 +1,12 @@
-//! What may change while the server runs: keys with their limits, names, origins and aliases. A request sees one state of it;
-//! the next one may see another.
+//! What may change while the server runs: keys with their limits, names, origins and aliases, and the limits that are
+//! looked at when a request comes. A request sees one state of it; the next one may see another.
 
 use super::aliases::{AliasError, Aliases};
 use super::keys::{Keys, Registry};
 use super::origin::Sites;
-use omni_config::{AliasesConfig, ServerConfig, TelemetryConfig};
-use omni_engine::ModelInfo;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use omni_config::{AliasesConfig, Config, LimitsConfig, ServerConfig, TelemetryConfig};
+use omni_engine::{ModelInfo, Service};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 /// The rules of one config.
 #[derive(Debug)]
@@ -28,22 +28,70 @@ pub(super) struct Current {
     rules: RwLock<Arc<Rules>>,
     /// What is served, once it is known: aliases have to fit it.
     model: OnceLock<ModelInfo>,
+    limits: RwLock<Limits>,
+}
+
+/// The limits on requests.
+#[derive(Default)]
+struct Limits {
+    /// Those that hold, once something is served.
+    now: Option<Arc<LimitsConfig>>,
+    /// Those of the last config that was read while the server ran.
+    asked: Option<LimitsConfig>,
+    /// What is served. It may end before this does.
+    service: Option<Weak<dyn Service>>,
+}
+
+impl std::fmt::Debug for Limits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Limits").field("now", &self.now).field("asked", &self.asked).finish_non_exhaustive()
+    }
+}
+
+impl Limits {
+    /// Takes over what can be.
+    fn settle(&mut self) {
+        if let (Some(now), Some(asked)) = (&self.now, &self.asked) {
+            let settled = Arc::new(now.taking_over(asked));
+            if let Some(service) = self.service.as_ref().and_then(Weak::upgrade) {
+                service.set_limits(&settled);
+            }
+            self.now = Some(settled);
+        }
+    }
 }
 
 impl Current {
     pub fn new(config: &ServerConfig, telemetry: &TelemetryConfig) -> Current {
         let mut registry = Registry::default();
         let rules = RwLock::new(Arc::new(Rules::new(&mut registry, config, telemetry)));
-        Current { registry: Mutex::new(registry), rules, model: OnceLock::new() }
+        Current { registry: Mutex::new(registry), rules, model: OnceLock::new(), limits: RwLock::default() }
     }
 
     pub fn get(&self) -> Arc<Rules> {
         Arc::clone(&self.rules.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Says what is served.
-    pub fn serve(&self, model: &ModelInfo) {
-        let _ = self.model.set(model.clone());
+    /// Says what is served, and with which limits it was started.
+    pub fn serve(&self, service: &Arc<dyn Service>, limits: &LimitsConfig) {
+        let _ = self.model.set(service.info().clone());
+        let mut held = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+        (held.now, held.service) = (Some(Arc::new(limits.clone())), Some(Arc::downgrade(service)));
+        // A config may have been read again before the service was there.
+        held.settle();
+    }
+
+    /// The limits on a request that comes now.
+    pub fn limits(&self) -> Arc<LimitsConfig> {
+        let held = self.limits.read().unwrap_or_else(PoisonError::into_inner);
+        held.now.clone().unwrap_or_else(|| Arc::new(Config::default().limits))
+    }
+
+    /// Takes those limits of another config that may change, for all requests that are still to come.
+    pub fn set_limits(&self, limits: &LimitsConfig) {
+        let mut held = self.limits.write().unwrap_or_else(PoisonError::into_inner);
+        held.asked = Some(limits.clone());
+        held.settle();
     }
 
     /// Whether the aliases of another config fit what is served.

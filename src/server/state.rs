@@ -21,7 +21,6 @@ use tokio_util::sync::CancellationToken;
 /// The state of a server.
 pub(super) struct App {
     pub service: Arc<dyn Service>,
-    pub limits: LimitsConfig,
     pub max_body_bytes: usize,
     pub read_timeout: Duration,
     pub idle_timeout: Duration,
@@ -73,6 +72,11 @@ impl App {
         Ok(sound.writer(info.sample_rate)?.fading_in(info.fade_in))
     }
 
+    /// The limits that hold now.
+    pub fn limits(&self) -> Arc<LimitsConfig> {
+        self.rules.limits()
+    }
+
     pub fn new(
         service: Arc<dyn Service>,
         config: &ServerConfig,
@@ -82,10 +86,9 @@ impl App {
         rules: Arc<Current>,
     ) -> App {
         let metrics = HttpMetrics::new();
-        rules.serve(service.info());
+        rules.serve(&service, limits);
         App {
             service,
-            limits: limits.clone(),
             max_body_bytes: config.max_body_bytes,
             read_timeout: config.read_timeout,
             idle_timeout: config.idle_timeout,
@@ -161,7 +164,7 @@ impl App {
 
     /// The limit on text, in characters.
     pub fn check_length(&self, param: &str, chars: usize) -> Result<(), ApiError> {
-        Ok(FieldError::at_most(param, (chars, "characters"), self.limits.max_input_chars, None)?)
+        Ok(FieldError::at_most(param, (chars, "characters"), self.limits().max_input_chars, None)?)
     }
 }
 

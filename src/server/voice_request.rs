@@ -57,7 +57,7 @@ pub(super) async fn resolve(
 /// A text that each piece of the input begins with, of at most the length that the config allows.
 fn before_each_piece(app: &App, field: &str, text: Option<String>) -> Result<Option<String>, ApiError> {
     let Some(text) = present(text) else { return Ok(None) };
-    let (chars, limit) = (text.chars().count(), app.limits.max_instruction_chars);
+    let (chars, limit) = (text.chars().count(), app.limits().max_instruction_chars);
     FieldError::at_most(field, (chars, "characters"), limit, Some("limits.max_instruction_chars"))?;
     Ok(Some(text))
 }

@@ -3,7 +3,7 @@
 use super::aliases::Aliases;
 use super::api::service::{ListQuery, Named};
 use super::api::values::Embedding;
-use super::api::voices::{Choices, Voice, VoiceAdded, VoiceList, VoiceRemoved};
+use super::api::voices::{Choices, PageQuery, Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
 use super::auth::Caller;
 use super::body::read_all;
@@ -18,7 +18,7 @@ use axum::{Extension, Json};
 use futures::stream;
 use multer::Multipart;
 use omni_config::Scope;
-use omni_engine::{NewVoice, Recording, VoiceError, VoiceSource};
+use omni_engine::{NewVoice, Recording, VoiceError, VoiceInfo, VoiceSource};
 use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
@@ -35,22 +35,26 @@ pub(super) async fn list(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
     Query(query): Query<ListQuery>,
-) -> Response {
+    Query(asked): Query<PageQuery>,
+) -> Result<Response, ApiError> {
     let info = app.service.info();
     let voices = app.service.voices();
     let rules = app.rules.get();
     let aliases = Aliases::of(&rules.aliases, info);
     let named: HashSet<String> = voices.iter().map(|voice| voice.name.to_lowercase()).collect();
     let unnamed = |all| aliases.voices(all).into_iter().filter(|(alias, _)| !named.contains(*alias));
+    let (voices, has_more) = page(voices, asked.after.as_deref(), asked.limit()?);
     let own = voices.iter().map(|voice| Named::plain(&voice.name));
-    let choices: Vec<Named<'_>> =
-        own.chain(unnamed(query.aliases()).map(|(alias, voice)| Named::alias(alias, voice))).collect();
+    let others = unnamed(query.aliases()).filter(|_| !has_more).map(|(alias, voice)| Named::alias(alias, voice));
+    let choices: Vec<Named<'_>> = own.chain(others).collect();
     let names: Vec<&str> = choices.iter().map(|choice| choice.id).collect();
     let tts = info.tts.as_ref();
     let list = VoiceList {
         voices: if query.legacy() { Choices::Names(names.clone()) } else { Choices::Objects(choices) },
         names,
         aliases: unnamed(true).collect(),
+        has_more,
+        last_id: voices.last().map(|voice| voice.name.as_str()),
         uploaded_voices: Vec::new(),
         default: info.default_voice.as_deref(),
         sample_rate: info.sample_rate,
@@ -70,7 +74,22 @@ pub(super) async fn list(
         });
     let pieces = std::iter::once(Bytes::from(head)).chain(uploaded).chain([Bytes::from(tail)]);
     let body = Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)));
-    ([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response()
+    Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
+}
+
+/// At most `limit` of the voices behind `after`, and whether there are more. The model's voices come first, in its order,
+/// then the uploaded ones by their lower-case names; so a page goes on where it should, also when the voice that was the
+/// last one has been deleted meanwhile.
+fn page(mut voices: Vec<Arc<VoiceInfo>>, after: Option<&str>, limit: usize) -> (Vec<Arc<VoiceInfo>>, bool) {
+    if let Some(after) = after.map(str::to_lowercase) {
+        let known = voices.iter().position(|voice| voice.name.to_lowercase() == after);
+        let next = || voices.iter().position(|voice| voice.uploaded && voice.name.to_lowercase() > after);
+        let begin = known.map(|at| at + 1).or_else(next).unwrap_or(voices.len());
+        voices.drain(..begin);
+    }
+    let has_more = voices.len() > limit;
+    voices.truncate(limit);
+    (voices, has_more)
 }
 
 /// `POST /v1/audio/voices`
@@ -232,4 +251,43 @@ impl Upload {
 /// Longest text of a part; an embedding of 8192 numbers, written out, needs more than the others.
 fn limit(name: &str) -> usize {
     if name == "speaker_embedding" { 8 * MAX_TEXT } else { MAX_TEXT }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn voices(own: &[&str], uploaded: &[&str]) -> Vec<Arc<VoiceInfo>> {
+        let voice =
+            |uploaded| move |name: &&str| Arc::new(VoiceInfo { name: (*name).to_owned(), uploaded, upload: None });
+        own.iter().map(voice(false)).chain(uploaded.iter().map(voice(true))).collect()
+    }
+
+    fn names(own: &[&str], uploaded: &[&str], after: Option<&str>, limit: usize) -> (Vec<String>, bool) {
+        let (voices, more) = page(voices(own, uploaded), after, limit);
+        (voices.iter().map(|voice| voice.name.clone()).collect(), more)
+    }
+
+    #[test]
+    fn pages_together_are_the_list() {
+        let (own, uploaded) = (["vivian", "Ryan"], ["anna", "Bert", "carl"]);
+        let mut all = Vec::new();
+        let mut after: Option<String> = None;
+        loop {
+            let (page, more) = names(&own, &uploaded, after.as_deref(), 2);
+            after = page.last().cloned();
+            all.extend(page);
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(all, ["vivian", "Ryan", "anna", "Bert", "carl"]);
+        assert_eq!(names(&own, &uploaded, None, 5), (all, false));
+    }
+
+    #[test]
+    fn a_page_goes_on_behind_a_voice_that_was_deleted() {
+        assert_eq!(names(&["vivian"], &["anna", "carl"], Some("BERT"), 9), (vec!["carl".to_owned()], false));
+        assert_eq!(names(&["vivian"], &["anna", "carl"], Some("zoe"), 9), (Vec::new(), false));
+    }
 }

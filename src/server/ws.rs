@@ -27,13 +27,19 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::AsyncWrite;
+use tokio::time::timeout;
 use tracing::debug;
 
 /// What RFC 6455 adds to a client's key.
 const GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 /// The one protocol: a browser that sends its key as a protocol needs the server to choose another one.
 const PROTOCOL: &str = "realtime";
+
+/// How long a connection that has to end at once may take to tell its client why. It has lost its place by then, so this
+/// bounds what is open beside those that have one.
+const GOODBYE: Duration = Duration::from_millis(250);
 
 /// The handler.
 pub(super) async fn connect(
@@ -56,10 +62,13 @@ pub(super) async fn connect(
             Ok(socket) => socket,
             Err(error) => return debug!(%error, "the connection ended before it became a WebSocket"),
         };
+        let mut serving = std::pin::pin!(serve(app, socket, caller, &guard));
         tokio::select! {
-            () = serve(app, socket, caller, &guard) => {}
+            () = &mut serving => return,
             () = guard.closing() => {}
         }
+        // The session has seen it too and tells its client.
+        let _ = timeout(GOODBYE, serving).await;
     });
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -99,7 +108,7 @@ async fn serve(app: Arc<App>, socket: Upgraded, caller: Caller, guard: &Connecti
     let mut reader = Reader::new(source, Decoder::new(app.max_body_bytes, held), app.read_timeout);
     let (out, writer) = queue();
     let mut writing = std::pin::pin!(writer.run(Counted { sink, visit: Arc::clone(&caller.visit) }));
-    let mut session = Session::new(app, out, caller, Arc::clone(guard.activity()));
+    let mut session = Session::new(app, out, caller, guard);
     tokio::select! {
         _ = session.run(&mut reader) => {}
         // The client is gone.

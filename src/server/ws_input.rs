@@ -74,6 +74,11 @@ impl Input {
         }
     }
 
+    /// Characters that an utterance, or what waits, may have.
+    pub fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// The client ended a sentence, but not its utterance. Returns which sentence (0, 1, ...); `None` without any text.
     pub fn commit(&mut self) -> Option<u32> {
         let sentence = self.open.then_some(self.committed)?;

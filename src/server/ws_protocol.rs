@@ -52,7 +52,7 @@ pub(super) struct SessionConfig {
 impl SessionConfig {
     /// The configuration of a session that was not told any.
     pub fn initial(app: &App) -> SessionConfig {
-        let slo = Slo::Realtime(app.limits.first_audio_deadline);
+        let slo = Slo::Realtime(app.limits().first_audio_deadline);
         let options = RequestOptions { slo, ..RequestOptions::default() };
         let speech = SpeechParams { options, ..SpeechParams::default() };
         SessionConfig { sound: AudioFormat::Pcm.into(), speech, _held: (Held::nothing(&app.budget), None) }
@@ -140,6 +140,17 @@ pub(super) fn done_event(utterance: u64, summary: &Summary) -> ServerMessage<'st
 pub(super) fn session_done(utterance: Option<u64>, sentences: u32) -> ServerMessage<'static> {
     let utterance_index = utterance.map(|number| number - 1);
     ServerMessage::SessionDone { utterance, utterance_index, total_sentences: sentences }
+}
+
+/// Why a connection is closed, as RFC 6455 numbers it.
+pub(super) mod close_code {
+    pub const NORMAL: u16 = 1000;
+    pub const AWAY: u16 = 1001;
+    pub const PROTOCOL: u16 = 1002;
+    pub const INVALID: u16 = 1007;
+    pub const POLICY: u16 = 1008;
+    pub const SIZE: u16 = 1009;
+    pub const AGAIN: u16 = 1013;
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@ use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::SpokenWord;
 use super::auth::Caller;
 use super::budget::Held;
-use super::connection::{Activity, Busy};
+use super::connection::{Activity, Busy, ConnectionGuard};
 use super::error::ApiError;
 use super::reader::Broken;
 use super::state::App;
 use super::ws_frames::{Incoming, Outgoing, Violation};
 use super::ws_input::{Ended, Input, Next, Refused};
-use super::ws_protocol::{SessionConfig, Summary, done_event, error_event, read, session_done};
+use super::ws_protocol::{SessionConfig, Summary, close_code, done_event, error_event, read, session_done};
 use super::ws_socket::{Sender, Source, Unreadable};
 use super::ws_utterance::{Text, Upcoming, Utterance, feed, next_outgoing};
 use axum::http::StatusCode;
@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::io::AsyncRead;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 /// Pieces of text on their way to the engine.
@@ -34,17 +35,6 @@ const TEXT_QUEUE: usize = 16;
 const PING_EVERY: Duration = Duration::from_secs(20);
 /// Pings without any sign of life after which the client counts as gone.
 const MAX_UNANSWERED: u32 = 6;
-
-/// Why a connection is closed, as RFC 6455 numbers it.
-mod close_code {
-    pub const NORMAL: u16 = 1000;
-    pub const AWAY: u16 = 1001;
-    pub const PROTOCOL: u16 = 1002;
-    pub const INVALID: u16 = 1007;
-    pub const POLICY: u16 = 1008;
-    pub const SIZE: u16 = 1009;
-    pub const AGAIN: u16 = 1013;
-}
 
 /// A message of JSON.
 fn text(message: &ServerMessage<'_>) -> Outgoing {
@@ -61,6 +51,8 @@ pub(super) struct Session {
     out: Sender,
     caller: Caller,
     activity: Arc<Activity>,
+    /// Cancelled when the server waits no longer.
+    closing_at_once: CancellationToken,
     /// Held while something is spoken or waits.
     busy: Option<Busy>,
     /// The part of the budget for text that waits.
@@ -90,21 +82,26 @@ enum Wake {
     /// An utterance waits for text for too long.
     Unwritten,
     Stopping,
+    /// Another connection has this one's place.
+    Evicted,
+    /// The time for a shutdown is over.
+    Cut,
 }
 
 impl Session {
     /// A session that writes to `out`.
-    pub(super) fn new(app: Arc<App>, out: Sender, caller: Caller, activity: Arc<Activity>) -> Session {
+    pub(super) fn new(app: Arc<App>, out: Sender, caller: Caller, guard: &ConnectionGuard) -> Session {
         let config = SessionConfig::initial(&app);
         let waiting = Held::nothing(&app.budget);
-        let input = Input::new(app.limits.max_input_chars);
+        let input = Input::new(app.limits().max_input_chars);
         let heard = Instant::now();
         let parting = VecDeque::new();
         Session {
             app,
             out,
             caller,
-            activity,
+            activity: Arc::clone(guard.activity()),
+            closing_at_once: guard.closing.clone(),
             busy: None,
             waiting,
             config,
@@ -128,6 +125,7 @@ impl Session {
         pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
         pings.reset(); // the first tick of an interval is immediate
         let stopping = self.app.stopping.clone();
+        let (evicted, cut) = (self.activity.ended.clone(), self.closing_at_once.clone());
         loop {
             self.begin().await?;
             self.end_text();
@@ -150,7 +148,7 @@ impl Session {
             // A client that has begun to write has a place among the requests, which it must not keep in silence.
             let writing = self.current.as_ref().is_some_and(|utterance| matches!(utterance.text, Text::Open(_)));
             let silent = self.current.is_none();
-            let patience = if writing { self.app.limits.stalled_client_timeout } else { self.app.idle_timeout };
+            let patience = if writing { self.app.limits().stalled_client_timeout } else { self.app.idle_timeout };
             let parting = !self.parting.is_empty();
             let (text, stream) = match &mut self.current {
                 Some(utterance) => (Some(&utterance.text), Some(&mut utterance.stream)),
@@ -164,6 +162,8 @@ impl Session {
                 () = sleep_until(self.heard + patience), if silent => Wake::Idle,
                 () = sleep_until(self.heard + patience), if writing => Wake::Unwritten,
                 () = stopping.cancelled(), if !stopping.is_cancelled() => Wake::Stopping,
+                () = evicted.cancelled() => Wake::Evicted,
+                () = cut.cancelled() => Wake::Cut,
             };
             match wake {
                 Wake::Incoming(incoming) => self.hear(incoming).await?,
@@ -188,6 +188,14 @@ impl Session {
                     self.finish(&error_event(Some(self.utterance), &error));
                 }
                 Wake::Stopping => {} // looked at above
+                Wake::Evicted => {
+                    let message =
+                        "the server is full, and this connection was idle for longest (server.max_connections)";
+                    let error = ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message);
+                    self.tell(&error_event(None, &error)).await?;
+                    return self.close(close_code::AGAIN, "idle, and its place was needed").await;
+                }
+                Wake::Cut => return self.close(close_code::AWAY, "the server is shutting down").await,
             }
         }
     }
@@ -340,7 +348,7 @@ impl Session {
         let error = match refused {
             Refused::NoText => ApiError::invalid("type", "input.done came without any input.text before it"),
             Refused::TooLong => {
-                let limit = self.app.limits.max_input_chars;
+                let limit = self.input.limit();
                 let message = format!("more than {limit} characters in one utterance or waiting; it was dropped");
                 ApiError { code: "text_too_long", ..ApiError::invalid("text", message) }
             }

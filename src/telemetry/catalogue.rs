@@ -122,6 +122,7 @@ catalogue! {
     HTTP_OUTPUT_BYTES = Gauge, "omni_http_output_bytes", [], "Bytes of answers in one piece that are being made or read, at most server.max_output_bytes.";
     HTTP_EVICTED = Counter, "omni_http_evicted_total", ["what"], "Connections closed because their place (idle) or their memory (unread) was needed, or because they read too slowly (slow).";
     HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
+    DECODES = Counter, "omni_decodes_total", ["kind", "outcome"], "Files of clients that were given to a decoder: decoded, refused for what they are, their decoder was ended by its limits or by them, or there was no_worker to decode them.";
 
     KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name in the config and the status of the answer.";
     KEY_REFUSALS = Counter, "omni_key_refusals_total", ["key", "reason"], "Requests and utterances that a limit or a scope of their key refused.";

@@ -428,6 +428,19 @@ impl std::fmt::Debug for HttpMetrics {
     }
 }
 
+/// Files that clients sent, decoded or not.
+#[derive(Debug)]
+pub struct DecodeMetrics;
+
+impl DecodeMetrics {
+    /// What became of one: it was `decoded`, `refused` for what it is, its decoder was `ended`, or there was `no_worker`
+    /// for it.
+    pub fn ended(kind: &'static str, outcome: &'static str) {
+        install();
+        counter!(c::DECODES.name, "kind" => kind, "outcome" => outcome).increment(1);
+    }
+}
+
 /// A launch thread called something that may wait for its device. It has no handle, because it must not happen.
 pub fn launch_waited() {
     install();

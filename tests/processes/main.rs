@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod decode;
 mod give_up;
 mod kept;
 mod logs;

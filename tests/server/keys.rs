@@ -223,3 +223,21 @@ fn each_request_has_a_line_that_names_its_key_and_its_trace() {
     let audit = line("omni_audit", "action", json!("faults_cleared"));
     assert_eq!((&audit["key"], &audit["request_id"]), (&json!("loud"), &json!("drill-1")));
 }
+
+#[test]
+fn limits_on_requests_are_taken_over_by_a_running_engine() {
+    let omni = Omni::new();
+    let checkpoint = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen3_omni");
+    let with = |chars: usize| format!("[model]\ncheckpoint = \"{checkpoint}\"\n[limits]\nmax_input_chars = {chars}\n");
+    let (config, log) = (omni.file("limits.toml", &with(4)), omni.path("log.txt"));
+    let serving = omni.arguments(&["run", &config, "--listen", "127.0.0.1:0"]).log_to(&log).serve().ready();
+    let body = r#"{"input": "Hello there.", "max_new_tokens": 2}"#;
+    let ask = Ask::new("POST", "/v1/audio/speech", &["Content-Type: application/json"], body);
+    assert_eq!(ask.send(&serving.url).status, 400);
+    std::fs::write(&config, with(12)).unwrap();
+    serving.signal("HUP");
+    until(&ask, &serving.url, 200);
+    until_logged(&serving, "config reloaded");
+    let log = std::fs::read_to_string(&log).unwrap();
+    assert!(log.contains("limits.max_input_chars") && !log.contains("after a restart only"), "{log}");
+}

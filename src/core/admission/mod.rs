@@ -264,6 +264,11 @@ impl AdmissionCore {
         }
     }
 
+    /// Takes another [`AdmissionLimits::first_audio`].
+    pub fn set_first_audio(&mut self, deadline: Duration) {
+        self.limits.first_audio = deadline;
+    }
+
     /// Accepts a request, or says why not and when to come again.
     ///
     /// # Errors

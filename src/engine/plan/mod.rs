@@ -10,6 +10,7 @@ pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
 use super::voices::Voiceprint;
+use omni_config::LimitsConfig;
 use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};
 use omni_core::ledger::Owed;
 use omni_core::runaway::Guard;
@@ -25,7 +26,7 @@ use omni_stage::{Admission, Outputs, Resume};
 use omni_telemetry::clock;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 /// Turns requests into plans.
@@ -50,19 +51,44 @@ pub(super) struct Common {
     /// Codes of a frame.
     pub groups: usize,
     pub chunk_ramp: Vec<u32>,
-    pub max_input_chars: usize,
-    pub max_messages: usize,
-    pub max_instruction_chars: usize,
+    /// May change while requests come.
+    pub limits: RwLock<RequestLimits>,
     /// Frames of the first chunk that a request may ask for.
     pub max_first_chunk: Frames,
-    /// Frames of all pieces of a request.
-    pub max_frames: Frames,
     /// Units of audio that may wait for a client.
     pub audio_window: u32,
     /// Sound of a frame.
     pub frame: Duration,
     /// How often a piece of a whole answer that went astray is made anew.
     pub retries: u32,
+}
+
+/// What one request may ask for. It sees one state of this; the next one may see another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RequestLimits {
+    pub max_input_chars: usize,
+    pub max_messages: usize,
+    pub max_instruction_chars: usize,
+    /// Frames of all pieces of a request.
+    pub max_frames: Frames,
+}
+
+impl RequestLimits {
+    /// As the config has them, for frames of this length.
+    pub fn new(limits: &LimitsConfig, frame: Duration) -> RequestLimits {
+        RequestLimits {
+            max_input_chars: limits.max_input_chars,
+            max_messages: limits.max_messages,
+            max_instruction_chars: limits.max_instruction_chars,
+            max_frames: frames_of(limits.max_audio, frame),
+        }
+    }
+}
+
+/// Frames of so much speech.
+fn frames_of(length: Duration, frame: Duration) -> Frames {
+    let frames = length.as_secs_f64() / frame.as_secs_f64().max(f64::MIN_POSITIVE);
+    Frames((frames as u32).max(1))
 }
 
 /// Everything that is needed to open a request.
@@ -216,7 +242,7 @@ impl Planner {
 
     /// Refuses conversations of more messages, or characters, than the config allows.
     pub fn check_messages(&self, messages: usize, chars: usize) -> Result<(), SubmitError> {
-        let most = self.common.max_messages;
+        let most = self.common.limits().max_messages;
         if messages > most {
             let message = format!("{messages} messages are more than the {most} that this server takes");
             return Err(SubmitError::Invalid { param: "messages", message });
@@ -236,24 +262,36 @@ impl Planner {
 }
 
 impl Common {
+    fn limits(&self) -> RequestLimits {
+        *self.limits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes other limits for the requests to come.
+    pub fn set_limits(&self, limits: &LimitsConfig) {
+        let limits = RequestLimits::new(limits, self.frame);
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+    }
+
     fn check_length(&self, param: &'static str, chars: usize) -> Result<(), SubmitError> {
-        if chars <= self.max_input_chars {
+        let most = self.limits().max_input_chars;
+        if chars <= most {
             return Ok(());
         }
-        let message = format!("{chars} characters are more than the {} that this server takes", self.max_input_chars);
+        let message = format!("{chars} characters are more than the {most} that this server takes");
         Err(SubmitError::Invalid { param, message })
     }
 
     /// What a request says besides its text and the voice.
     fn options(&self, voice: SpeechVoice, params: &SpeechParams) -> Result<SpeechOptions, SubmitError> {
         positive("max_new_tokens", params.max_frames.map(|frames| frames.0))?;
-        self.check_wishes(params)?;
+        let limits = self.limits();
+        self.check_wishes(params, limits)?;
         let sampling = resolve(self.generation.talker, &params.speech)?;
         let predictor = if sampling.is_greedy() { SamplingParams::GREEDY } else { self.generation.predictor };
         // The last token has no frame (spec section 6).
         let max_tokens =
             params.max_frames.map_or(self.generation.talker_max_tokens, |frames| frames.0.saturating_add(1));
-        let max_tokens = max_tokens.min(self.max_frames.0.saturating_add(1));
+        let max_tokens = max_tokens.min(limits.max_frames.0.saturating_add(1));
         let mut chunk_ramp = self.chunk_ramp.clone();
         if let Some(first) = params.initial_chunk_frames {
             chunk_ramp.retain(|size| *size > first.0);
@@ -265,7 +303,7 @@ impl Common {
             sampling,
             predictor,
             max_tokens,
-            frames_left: self.max_frames,
+            frames_left: limits.max_frames,
             ignore_eos,
             bounded_by_text: params.max_frames.is_none(),
             chunk_ramp,
@@ -275,7 +313,7 @@ impl Common {
     }
 
     /// Refuses what would take more work, or come later, than any request may ask for.
-    fn check_wishes(&self, params: &SpeechParams) -> Result<(), SubmitError> {
+    fn check_wishes(&self, params: &SpeechParams, limits: RequestLimits) -> Result<(), SubmitError> {
         let refuse = |param, message| Err(SubmitError::Invalid { param, message });
         let first = params.initial_chunk_frames.map_or(0, |frames| frames.0);
         if first > self.max_first_chunk.0 {
@@ -284,14 +322,14 @@ impl Common {
             return refuse("initial_codec_chunk_frames", message);
         }
         let asked = params.max_frames.map_or(0, |frames| frames.0);
-        if params.ignore_eos && asked > self.max_frames.0 {
-            let most = self.max_frames.0;
+        if params.ignore_eos && asked > limits.max_frames.0 {
+            let most = limits.max_frames.0;
             let message = format!("{asked} frames are more than the {most} that one answer may have here");
             return refuse("max_new_tokens", message);
         }
         let chars = params.instructions.as_ref().map_or(0, |text| text.chars().count());
-        if chars > self.max_instruction_chars {
-            let most = self.max_instruction_chars;
+        if chars > limits.max_instruction_chars {
+            let most = limits.max_instruction_chars;
             let message = format!("{chars} characters are more than the {most} that instructions may have here");
             return refuse("instructions", message);
         }

@@ -29,6 +29,11 @@ pub fn set_binary(path: impl Into<PathBuf>) {
     let _ = BINARY.set(path.into());
 }
 
+/// See [`set_binary`].
+pub(super) fn binary() -> Option<PathBuf> {
+    BINARY.get().cloned()
+}
+
 /// Everything about a stage process that outlives its children.
 pub(super) fn setup(
     name: StageName,

@@ -1,11 +1,12 @@
 //! Encodes a recording: into the x-vector that the talker needs, and the codes that talker and vocoder need.
 
+use crate::decode::{DecodeError, Decoders};
 use crate::voice::{Recording, VoiceError};
 use candle_core::Device;
 use omni_fault::FaultSite;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
-use omni_model::frontend::{AudioLimits, VoiceEncoder, decode_audio};
+use omni_model::frontend::{AudioLimits, VoiceEncoder};
 use omni_model::hf::SAMPLE_RATE;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ pub(super) struct Encoder {
     /// Of an x-vector.
     width: usize,
     limits: AudioLimits,
+    decoders: Decoders,
     /// The threads that encode. Streams need the cores more.
     threads: ThreadPool,
     /// Where a fault plan can strike.
@@ -53,11 +55,15 @@ pub(super) struct Encoded {
 
 impl Encoder {
     /// Reads the weights.
-    pub fn load(checkpoint: &Checkpoint, limits: AudioLimits, fault: FaultSite) -> Result<Encoder, LoadError> {
+    pub fn load(
+        checkpoint: &Checkpoint,
+        (decoders, limits): (Decoders, AudioLimits),
+        fault: FaultSite,
+    ) -> Result<Encoder, LoadError> {
         match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
             Some(nets) => {
                 let width = checkpoint.family().talker().text.hidden_size;
-                Ok(Encoder { nets, width, limits, threads: threads()?, fault })
+                Ok(Encoder { nets, width, limits, decoders, threads: threads()?, fault })
             }
             None => {
                 let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
@@ -74,7 +80,7 @@ impl Encoder {
     fn encode_here(&self, recording: &Recording) -> Result<Encoded, VoiceError> {
         // A panic is the only fault that can be planned here.
         let _ = self.fault.inject(|| None, || false);
-        let clip = decode_audio(&recording.audio, &self.limits).map_err(refuse)?;
+        let clip = self.decoders.recording(&recording.audio, &self.limits).map_err(not_decoded)?;
         let seconds = clip.seconds() as f32;
         let pcm = VoiceEncoder::samples(&clip).map_err(refuse)?;
         let x_vector = self.nets.speaker.encode(&pcm).map_err(refuse)?;
@@ -126,6 +132,14 @@ fn threads() -> Result<ThreadPool, LoadError> {
         })
         .build();
     built.map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })
+}
+
+fn not_decoded(error: DecodeError) -> VoiceError {
+    match error {
+        DecodeError::Refused(_) | DecodeError::Ended(_) => refuse(error),
+        DecodeError::Busy => VoiceError::Busy,
+        DecodeError::Unavailable(_) => VoiceError::Unavailable(error.to_string()),
+    }
 }
 
 fn refuse(error: impl std::fmt::Display) -> VoiceError {

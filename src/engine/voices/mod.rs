@@ -11,6 +11,7 @@ pub(super) use encoder::{Spoken, Voiceprint};
 
 use super::api::TenantId;
 use super::caught;
+use super::decode::Decoders;
 use super::voice::{NewVoice, Recording, UploadInfo, VoiceError, VoiceInfo, VoiceSource};
 use encoder::Encoder;
 use file::Kept;
@@ -89,10 +90,10 @@ impl Voices {
         checkpoint: &Checkpoint,
         folder: Option<PathBuf>,
         (max_count, max_bytes): (usize, u64),
-        limits: AudioLimits,
+        decoding: (Decoders, AudioLimits),
         [fault, encoding]: [FaultSite; 2],
     ) -> Result<Voices, LoadError> {
-        let encoder = Encoder::load(checkpoint, limits, encoding)?;
+        let encoder = Encoder::load(checkpoint, decoding, encoding)?;
         let fingerprint = encoder
             .fingerprint()
             .map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })?;

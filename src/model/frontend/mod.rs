@@ -11,7 +11,7 @@ mod mel;
 mod resample;
 mod speaker_encoder;
 
-pub use audio::{AudioError, AudioLimits, Clip, decode_audio};
+pub use audio::{AudioError, AudioLimits, Clip, MAX_RATE, check_clip, decode_audio};
 pub use codec_encoder::CodecEncoder;
 pub use resample::{resample, resampled_len};
 pub use speaker_encoder::SpeakerEncoder;

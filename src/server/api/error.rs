@@ -40,6 +40,7 @@ pub(crate) const CODES: &[&str] = &[
     "too_much_input",
     "too_much_output",
     "answer_too_long",
+    "no_decoder",
     "not_ready",
     "stage_failed",
     "shutting_down",

@@ -1,9 +1,10 @@
 //! `/v1/audio/voices`.
 
 use super::service::Named;
+use super::{FieldError, short};
 use omni_engine::{UploadInfo, VoiceInfo};
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The form of an upload. Its parts are read one by one, so this is for the schema alone.
@@ -22,6 +23,28 @@ pub(crate) struct VoiceForm {
     speaker_description: Option<String>,
     /// The x-vector as a JSON list, instead of a recording.
     speaker_embedding: Option<String>,
+}
+
+/// Which part of the voices an address asks for, behind its `?`.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct PageQuery {
+    limit: Option<String>,
+    /// The voice behind which the page begins.
+    pub after: Option<String>,
+}
+
+impl PageQuery {
+    /// Most voices of a page, and how many there are unless the address says otherwise.
+    pub const MOST: usize = 1000;
+
+    /// How many voices the page may have.
+    pub fn limit(&self) -> Result<usize, FieldError> {
+        let Some(text) = self.limit.as_deref() else { return Ok(PageQuery::MOST) };
+        text.parse().ok().filter(|limit| (1..=PageQuery::MOST).contains(limit)).ok_or_else(|| {
+            let message = format_args!("must be a whole number from 1 to {}, not {:?}", PageQuery::MOST, short(text));
+            FieldError::invalid("limit", message)
+        })
+    }
 }
 
 /// The voices that a request may name.
@@ -43,6 +66,10 @@ pub(crate) struct VoiceList<'a> {
     pub languages: Option<&'a [String]>,
     /// Whether the checkpoint follows `instructions`.
     pub instructions: bool,
+    /// Whether there are voices behind these: ask again with `after` = `last_id`.
+    pub has_more: bool,
+    /// The last of these voices, aliases aside; null where there is none.
+    pub last_id: Option<&'a str>,
     /// Those of the voices that were uploaded. Empty for callers without a key, where the server has keys.
     pub uploaded_voices: Vec<Voice<'a>>,
 }

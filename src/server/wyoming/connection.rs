@@ -40,7 +40,7 @@ pub(super) async fn serve(shared: Arc<Shared>, socket: TcpStream, guard: Connect
     let _ = socket.set_nodelay(true);
     let socket = Socket::new(socket);
     let app = &shared.app;
-    let watched = StallGuard::new(socket.clone(), app.limits.stalled_client_timeout)
+    let watched = StallGuard::new(socket.clone(), app.limits().stalled_client_timeout)
         .paced(shared.min_read_rate)
         .shown(Arc::clone(guard.activity()));
     let (source, sink) = tokio::io::split(watched);
@@ -127,7 +127,7 @@ enum Wake {
 
 impl Connection {
     fn new(shared: Arc<Shared>, guard: ConnectionGuard, out: mpsc::Sender<Vec<u8>>) -> Connection {
-        let session = Session::new(shared.app.limits.max_input_chars);
+        let session = Session::new(shared.app.limits().max_input_chars);
         let answers = VecDeque::new();
         let (busy, deferred, params, current) = (None, None, None, None);
         let heard = Instant::now();
@@ -168,7 +168,7 @@ impl Connection {
             }
             let writing = self.session.is_writing();
             let app = &self.shared.app;
-            let patience = if writing { app.limits.stalled_client_timeout } else { app.idle_timeout };
+            let patience = if writing { app.limits().stalled_client_timeout } else { app.idle_timeout };
             let answers = !self.answers.is_empty();
             // What is there goes first: a client that sends and does not read fills no memory.
             let reads = !answers && self.deferred.is_none() && !self.current.as_ref().is_some_and(Utterance::waits);
@@ -216,7 +216,7 @@ impl Connection {
     fn silent(&self) -> ApiError {
         let app = &self.shared.app;
         if self.session.is_writing() {
-            let patience = format_duration(app.limits.stalled_client_timeout);
+            let patience = format_duration(app.limits().stalled_client_timeout);
             let message = format!("no text came for {patience} (limits.stalled_client_timeout)");
             return ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timed_out", message);
         }

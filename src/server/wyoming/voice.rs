@@ -105,7 +105,7 @@ pub(super) fn params(
         _ => None,
     };
     let options =
-        RequestOptions { tenant, slo: Slo::Realtime(app.limits.first_audio_deadline), ..RequestOptions::default() };
+        RequestOptions { tenant, slo: Slo::Realtime(app.limits().first_audio_deadline), ..RequestOptions::default() };
     let instructions = config.instructions.clone();
     Ok(SpeechParams { voice, language, instructions, seed: config.seed, options, ..SpeechParams::default() })
 }

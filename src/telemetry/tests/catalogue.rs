@@ -5,9 +5,9 @@ use omni_core::ids::{PayloadKind, RequestId, StageName};
 use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
-    self as telemetry, AdmissionMetrics, CopyMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, KeyMetrics,
-    KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind, RequestMetrics, SpanMetrics,
-    StageMetrics,
+    self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics,
+    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind,
+    RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,7 @@ fn record_one_of_each() {
     http.input_bytes.set(1.0);
     http.output_bytes.set(1.0);
     HttpMetrics::evicted("idle");
+    DecodeMetrics::ended("recording", "decoded");
     HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");

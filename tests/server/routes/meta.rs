@@ -16,8 +16,8 @@ async fn models_and_voices_are_listed() {
     assert_eq!(voices["aliases"].as_object().unwrap().len(), 13);
     let voices = without_aliases(voices);
     let expected = json!({"voices": [{"id": "alto", "name": "alto"}, {"id": "heart", "name": "heart"}],
-        "names": ["alto", "heart"], "uploaded_voices": [], "default": "heart", "sample_rate": 24000,
-        "task_type": null, "languages": null, "instructions": false});
+        "names": ["alto", "heart"], "has_more": false, "last_id": "heart", "uploaded_voices": [], "default": "heart",
+        "sample_rate": 24000, "task_type": null, "languages": null, "instructions": false});
     assert_eq!(voices, expected);
 }
 

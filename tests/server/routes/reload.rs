@@ -117,3 +117,22 @@ async fn a_config_that_opens_the_address_of_the_running_server_is_not_taken() {
     let models = site.client.get(format!("http://127.0.0.1:{}/v1/models", site.address.port()));
     assert_eq!(models.send().await.unwrap().status(), 401);
 }
+
+#[tokio::test]
+async fn limits_of_requests_change_and_those_of_stages_need_a_restart() {
+    let site = Site::with(|_, limits| limits.max_input_chars = 10);
+    let speech = || site.post("/v1/audio/speech", &json!({"input": "Eleven char", "response_format": "pcm"}));
+    let refused = speech().await.unwrap();
+    assert_eq!(refused.status(), 400);
+    assert_eq!(refused.json::<Value>().await.unwrap()["error"]["code"], "text_too_long");
+    let mut config = Config { server: site.config.clone(), ..Config::default() };
+    (config.limits.max_input_chars, config.limits.max_requests) = (11, 99);
+    site.reloader.apply(&config).unwrap();
+    let answer = speech();
+    let call = site.service.call().await;
+    call.started().await;
+    call.finish().await;
+    assert_eq!(answer.await.unwrap().status(), 200);
+    let told = site.service.limits.lock().unwrap().clone().unwrap();
+    assert_eq!((told.max_input_chars, told.max_requests), (11, 4));
+}

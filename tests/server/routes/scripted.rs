@@ -2,6 +2,7 @@
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use omni_actors::config::LimitsConfig;
 use omni_actors::core::ids::{Frames, RequestId, StageName};
 use omni_actors::engine::*;
 use std::collections::VecDeque;
@@ -97,6 +98,8 @@ pub struct Scripted {
     calls: (flume::Sender<Call>, flume::Receiver<Call>),
     refusals: Mutex<VecDeque<SubmitError>>,
     pub uploaded: Mutex<Vec<NewVoice>>,
+    /// What it was told last.
+    pub limits: Mutex<Option<LimitsConfig>>,
     pub voice_refusals: Mutex<VecDeque<VoiceError>>,
     pub ready: AtomicBool,
     panics: AtomicBool,
@@ -121,6 +124,7 @@ impl Scripted {
             calls: flume::unbounded(),
             refusals: Mutex::default(),
             uploaded: Mutex::default(),
+            limits: Mutex::default(),
             voice_refusals: Mutex::default(),
             ready: AtomicBool::new(true),
             panics: AtomicBool::new(false),
@@ -209,6 +213,10 @@ impl Service for Scripted {
 
     fn speak(&self, request: SpeechRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
         std::future::ready(self.accept(Asked::Speech(request))).boxed()
+    }
+
+    fn set_limits(&self, limits: &LimitsConfig) {
+        *self.limits.lock().unwrap() = Some(limits.clone());
     }
 
     fn voices(&self) -> Vec<Arc<VoiceInfo>> {

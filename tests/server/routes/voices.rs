@@ -180,3 +180,37 @@ async fn every_way_to_ask_for_a_voice_reaches_the_engine() {
     let VoiceChoice::Clone(recording) = &params.voice else { panic!("expected a clone") };
     assert_eq!((&*recording.audio, recording.text.as_deref()), (b"RIFF".as_slice(), Some("Hello.")));
 }
+
+#[tokio::test]
+async fn the_list_comes_in_pages() {
+    let site = Site::new();
+    for name in ["anna", "Bert"] {
+        let mut parts = GOOD;
+        parts[2].2 = name.as_bytes();
+        assert_eq!(upload(&site, form(&parts)).await.status(), 200);
+    }
+    let mut found = Vec::new();
+    let mut after = String::new();
+    loop {
+        let page: Value = site.get(&format!("{PATH}?limit=3{after}")).send().await.unwrap().json().await.unwrap();
+        let names = page["names"].as_array().unwrap().clone();
+        let uploaded = page["uploaded_voices"].as_array().unwrap().len();
+        assert_eq!((names.len(), uploaded), if page["has_more"] == json!(true) { (3, 1) } else { (1, 1) });
+        assert_eq!(page["last_id"], names[names.len() - 1]);
+        found.extend(names);
+        if page["has_more"] == json!(false) {
+            break;
+        }
+        after = format!("&after={}", page["last_id"].as_str().unwrap());
+    }
+    assert_eq!(found, ["alto", "heart", "anna", "Bert"]);
+    let whole: Value = site.get(PATH).send().await.unwrap().json().await.unwrap();
+    assert_eq!((&whole["names"], &whole["has_more"]), (&json!(found), &json!(false)));
+    for limit in ["0", "1001", "x", "-1"] {
+        let refused = site.get(&format!("{PATH}?limit={limit}")).send().await.unwrap();
+        assert_eq!(refused.status(), 400);
+        let error = refused.json::<Value>().await.unwrap()["error"].take();
+        assert_eq!((&error["code"], &error["param"]), (&json!("invalid_value"), &json!("limit")), "{error}");
+        assert!(error["message"].as_str().unwrap().contains("from 1 to 1000"), "{error}");
+    }
+}

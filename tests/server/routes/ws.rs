@@ -365,3 +365,31 @@ async fn idle_sessions_are_closed_at_shutdown_and_count_as_connections() {
     assert_eq!(client.closed().await, CloseCode::Away);
     site.serving.await.unwrap();
 }
+
+#[tokio::test]
+async fn a_session_that_gives_up_its_place_is_told_why() {
+    let site = Site::with(|server, _| server.max_connections = 1);
+    let mut client = Client::connect(&site).await;
+    let address = format!("ws://{}/v1/audio/speech/stream", site.address);
+    let joining = async {
+        // Refused until the first connection counts as idle.
+        while let Err(error) = connect_async(&address).await {
+            assert!(matches!(&error, Error::Http(response) if response.status() == 503), "{error}");
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), joining).await.unwrap();
+    assert_eq!(client.event("error").await["code"], "too_many_connections");
+    assert_eq!(client.closed().await, CloseCode::Again);
+}
+
+#[tokio::test]
+async fn a_session_that_a_shutdown_cuts_is_told_so() {
+    let mut site = Site::with(|server, _| server.drain_grace = Duration::from_millis(100));
+    let mut client = Client::connect(&site).await;
+    client.text("A text that does not end ").await;
+    let call = site.service.call().await;
+    piece(&call).await;
+    drop(site.shutdown.take());
+    assert_eq!(client.closed().await, CloseCode::Away);
+    site.serving.await.unwrap();
+}

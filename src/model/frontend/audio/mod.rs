@@ -50,7 +50,7 @@ impl Default for AudioLimits {
 /// Lowest sample rate, in Hz: below telephone quality there is no voice to clone.
 pub(crate) const MIN_RATE: u32 = 8_000;
 /// Highest sample rate, in Hz, that recorders offer.
-pub(crate) const MAX_RATE: u32 = 192_000;
+pub const MAX_RATE: u32 = 192_000;
 /// Most channels: 7.1 surround.
 const MAX_CHANNELS: usize = 8;
 /// The largest float that a recording may have: an overdriven one reaches 2, larger ones are not scaled to [-1, 1].
@@ -167,12 +167,21 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioErr
     }
     let found = container::recognise(bytes)?;
     let clip = decode::decode(found.container, &bytes[found.start..], limits)?;
-    check(clip, limits)
+    check_clip(clip, limits)
 }
 
-/// The checks that need all samples.
-fn check(clip: Clip, limits: &AudioLimits) -> Result<Clip, AudioError> {
+/// The checks that need all samples: rate, length and peak. A clip that [`decode_audio`] returned passes them again.
+///
+/// # Errors
+/// [`AudioError`] for what is not within `limits`.
+pub fn check_clip(clip: Clip, limits: &AudioLimits) -> Result<Clip, AudioError> {
+    if !(MIN_RATE..=MAX_RATE).contains(&clip.rate) {
+        return Err(AudioError::Rate(clip.rate));
+    }
     let seconds = clip.seconds();
+    if clip.pcm.len() as f64 > limits.max_seconds * f64::from(clip.rate) {
+        return Err(AudioError::TooLong { limit: limits.max_seconds });
+    }
     if seconds < limits.min_seconds || clip.pcm.is_empty() {
         return Err(AudioError::TooShort { seconds, limit: limits.min_seconds });
     }

@@ -1,0 +1,95 @@
+//! The workers: one is kept ready, because starting one takes longer than decoding a short recording; each has one job.
+//! So many work at once, so many callers wait, and further ones are refused.
+
+use super::DecodeError;
+use super::frame::{Answer, Job};
+use super::worker::{Worker, WorkerLimits};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Workers that decode at the same time.
+const AT_ONCE: usize = 2;
+/// Callers that wait for one, those that are served included.
+const WAITING: usize = 64;
+/// Workers that may be found dead in a row before a caller is told: an operator or the kernel ended the one that was
+/// kept ready.
+const TRIES: usize = 3;
+
+/// See the module.
+pub(super) struct Pool {
+    /// The worker that is kept ready. The channel holds none: the thread that starts workers waits in it with one.
+    ready: flume::Receiver<io::Result<Worker>>,
+    /// A place for each that may work.
+    places: (flume::Sender<()>, flume::Receiver<()>),
+    waiting: AtomicUsize,
+    limits: WorkerLimits,
+}
+
+impl Pool {
+    /// Starts the thread that starts workers.
+    ///
+    /// # Errors
+    /// When there can be no such thread.
+    pub fn start(binary: PathBuf, limits: WorkerLimits) -> io::Result<Pool> {
+        let (give, ready) = flume::bounded(0);
+        // It lives as long as the pool: the kernel ends children with the thread that started them.
+        std::thread::Builder::new()
+            .name("decoders".into())
+            .spawn(move || while give.send(Worker::start(&binary, limits)).is_ok() {})?;
+        let places = flume::bounded(AT_ONCE);
+        (0..AT_ONCE).for_each(|_| _ = places.0.try_send(()));
+        Ok(Pool { ready, places, waiting: AtomicUsize::new(0), limits })
+    }
+
+    /// Has a worker do this; its answer may have `most` bytes of samples. Blocks.
+    pub fn run(&self, job: &Job, body: &[u8], most: u64) -> Result<Answer, DecodeError> {
+        let _place = self.place()?;
+        self.worker()?.run(job, body, most)
+    }
+
+    fn place(&self) -> Result<Place<'_>, DecodeError> {
+        // Counted first: the place is given back however this ends.
+        let mut place = Place { pool: self, taken: false };
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING {
+            return Err(DecodeError::Busy);
+        }
+        // Those before it take so long at most.
+        let patience = self.limits.time * (WAITING / AT_ONCE) as u32;
+        self.places.1.recv_timeout(patience).map_err(|_| DecodeError::Busy)?;
+        place.taken = true;
+        Ok(place)
+    }
+
+    fn worker(&self) -> Result<Worker, DecodeError> {
+        let mut why = String::new();
+        for _ in 0..TRIES {
+            match self.ready.recv() {
+                Ok(Ok(mut worker)) => match worker.is_gone() {
+                    true => why = "it ended at once".to_owned(),
+                    false => return Ok(worker),
+                },
+                // It may have failed long ago: the next try is made now.
+                Ok(Err(error)) => why = error.to_string(),
+                Err(_) => why = "the thread that starts it ended".to_owned(),
+            }
+        }
+        tracing::warn!(reason = why, "no decoder can be started");
+        Err(DecodeError::Unavailable(why))
+    }
+}
+
+struct Place<'a> {
+    pool: &'a Pool,
+    /// Whether it is one of those that may work, or still waits.
+    taken: bool,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.pool.waiting.fetch_sub(1, Ordering::Relaxed);
+        if self.taken {
+            let _ = self.pool.places.0.try_send(());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! One worker, seen from the server: started, given its one job, and ended whatever it did.
+
+use super::DecodeError;
+use super::frame::{self, Answer, Job};
+use std::io::{self, Read};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+/// Most bytes of what a worker said as it crashed that the log has.
+const LAST_WORDS: u64 = 400;
+
+/// What a worker may have.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerLimits {
+    /// Bytes of memory beside the program itself.
+    pub memory: u64,
+    /// For one job: on the clock, and of the processor.
+    pub time: Duration,
+}
+
+/// A process that waits for its job. Dropped, it is ended.
+pub(super) struct Worker {
+    child: Child,
+    limits: WorkerLimits,
+}
+
+impl Worker {
+    /// Starts one. The thread that calls this must outlive it: the kernel ends a child with the thread that started it.
+    pub fn start(binary: &Path, limits: WorkerLimits) -> io::Result<Worker> {
+        let mut command = Command::new(binary);
+        let seconds = limits.time.as_secs_f64().ceil() as u64;
+        command.arg("decode").args([limits.memory, seconds, u64::from(std::process::id())].map(|n| n.to_string()));
+        // It needs nothing of the environment, which may hold secrets, and nothing of the folder.
+        command.env_clear().current_dir("/");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // What a terminal tells the server is not for it.
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        Ok(Worker { child: command.spawn()?, limits })
+    }
+
+    /// Whether it ended before it had a job.
+    pub fn is_gone(&mut self) -> bool {
+        !matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Gives it its job and takes the answer, which may have `most` bytes of samples.
+    ///
+    /// # Errors
+    /// [`DecodeError::Refused`] with its reason; [`DecodeError::Ended`] where it gave none, or not in time.
+    pub fn run(mut self, job: &Job, body: &[u8], most: u64) -> Result<Answer, DecodeError> {
+        let (Some(stdin), Some(stdout)) = (self.child.stdin.take(), self.child.stdout.take()) else {
+            return Err(DecodeError::Unavailable("it has no pipes".into()));
+        };
+        let time = self.limits.time;
+        let answer = std::thread::scope(|scope| {
+            let (tell, told) = flume::bounded(1);
+            let talk = move || drop(tell.send(talk(stdin, stdout, job, body, most)));
+            let talking = std::thread::Builder::new().name("decode".into()).spawn_scoped(scope, talk);
+            talking.map_err(|error| DecodeError::Unavailable(error.to_string()))?;
+            let answer = told.recv_timeout(time);
+            // With the worker both pipes end, and so does the thread.
+            let ended = self.end();
+            match answer {
+                Ok(Ok(answer)) => Ok(answer),
+                Ok(Err(error)) => Err(self.why(ended, &error)),
+                Err(_) => Err(DecodeError::Ended(format!(
+                    "decoding it took longer than {} s (reference_audio.decode_timeout)",
+                    time.as_secs_f64()
+                ))),
+            }
+        });
+        if let Err(DecodeError::Ended(reason)) = &answer {
+            tracing::warn!(pid = self.child.id(), bytes = body.len(), reason, "a decoder was ended");
+        }
+        answer?.map_err(DecodeError::Refused)
+    }
+
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        // One that answered is about to end by itself.
+        let _ = self.child.kill();
+        self.child.wait()
+    }
+
+    /// Of a worker that ended without an answer, or gave one that makes no sense.
+    fn why(&mut self, ended: io::Result<ExitStatus>, error: &io::Error) -> DecodeError {
+        let mut words = Vec::new();
+        let said = self.child.stderr.take().map(|said| said.take(LAST_WORDS).read_to_end(&mut words));
+        let words = String::from_utf8_lossy(&words).trim().replace(char::is_control, " ");
+        tracing::debug!(?said, words, ?ended, "the last words of a decoder");
+        // The allocator's words, before it aborts.
+        if words.starts_with("memory allocation of") {
+            let limit = self.limits.memory >> 20;
+            return DecodeError::Ended(format!("decoding it takes more than {limit} MiB of memory"));
+        }
+        DecodeError::Ended(match error.kind() {
+            io::ErrorKind::InvalidData => format!("its decoder answered {error}"),
+            _ => "its decoder crashed, or was ended for the processor time that it took".to_owned(),
+        })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+fn talk(
+    mut stdin: ChildStdin,
+    mut stdout: ChildStdout,
+    job: &Job,
+    body: &[u8],
+    most: u64,
+) -> io::Result<Result<Answer, String>> {
+    let sent = frame::send_job(&mut stdin, job, body);
+    // A worker that refuses a job without reading it all has still answered.
+    frame::receive_answer(&mut stdout, most).map_err(|error| sent.err().unwrap_or(error))
+}
