@@ -181,7 +181,7 @@ impl Shared {
             None => Arc::clone(&self.pronunciations),
             Some(own) => Arc::new(own.clone().over(&self.pronunciations)),
         };
-        Words { pronunciations, max_chars: self.planner.common.max_input_chars }
+        Words { pronunciations, max_chars: self.planner.common.limits().max_input_chars }
     }
 
     /// Plans a request of so many characters: a large one away from the threads on which everything else waits, and few

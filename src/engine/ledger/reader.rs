@@ -30,7 +30,7 @@ impl Listener for Reader {
         let event = || match event {
             Event::Audio(_) => FaultEvent::output(self.request, !self.heard.swap(true, Ordering::Relaxed), false),
             Event::Finished { .. } | Event::Failed(_) => FaultEvent::output(self.request, false, true),
-            Event::Started { .. } | Event::Text(_) => FaultEvent::of(self.request),
+            Event::Started { .. } | Event::Text(_) | Event::Word(_) => FaultEvent::of(self.request),
         };
         self.pace.occurs(|| [event()])?.kind.delay()
     }

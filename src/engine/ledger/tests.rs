@@ -26,6 +26,7 @@ fn answered() -> (Arc<Ledger>, ResponseStream) {
         sequences: vec![thinker(Outputs { tokens: true, speech: true }), talker(), vocoder()],
         follow: None,
         codes: None,
+        guard: None,
     };
     let stream = ledger.open_request(plan, RequestKind::Chat, None, Expired::default());
     (ledger, stream)

@@ -262,7 +262,7 @@ impl Planner {
 }
 
 impl Common {
-    fn limits(&self) -> RequestLimits {
+    pub fn limits(&self) -> RequestLimits {
         *self.limits.read().unwrap_or_else(PoisonError::into_inner)
     }
 
