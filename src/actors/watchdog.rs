@@ -2,7 +2,7 @@
 //!
 //! Where a machine is busy, a step may take longer than a short watchdog allows. A stage that is started again begins
 //! that step again, and would never get through. So a generation that is taken for hung before anything has left it
-//! leaves the next one twice the time, as long as it may only have been slow.
+//! leaves all that follow twice the time, as long as it may only have been slow.
 
 use crate::setup::SURELY_HUNG;
 use std::time::Duration;
@@ -27,8 +27,9 @@ impl Watchdog {
 
     /// The current generation is taken for hung. `made`: something had left it.
     pub fn struck(&mut self, made: bool) {
-        let longest = self.configured.max(SURELY_HUNG);
-        self.limit = if made { self.configured } else { (self.limit * 2).min(longest) };
+        if !made {
+            self.limit = (self.limit * 2).min(self.configured.max(SURELY_HUNG));
+        }
     }
 }
 
@@ -53,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_that_got_something_done_has_the_time_that_is_configured() {
-        assert_eq!(limits(1000, &[true, false, false, true, false]), [1000, 2000, 4000, 1000, 2000]);
+    fn a_stage_that_got_something_done_has_the_time_that_it_had() {
+        assert_eq!(limits(1000, &[true, false, true, false, true]), [1000, 2000, 2000, 4000, 4000]);
     }
 }
