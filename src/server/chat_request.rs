@@ -46,7 +46,8 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     let output = answer.modalities.map_or(Output::Text, |modalities| modalities.0);
     let by_modality = wire.audio.is_none() && output == Output::TextAndAudio;
     let AudioObject { sound: audio, sampling } = wire.audio.unwrap_or_default();
-    let sound = sound(app, &audio, stream)?;
+    // These clients read a file in each chunk.
+    let sound = if by_modality { AudioFormat::Wav.into() } else { sound(app, &audio, stream)? };
     let max_text_tokens = answer.max_completion_tokens.or(answer.max_tokens).map(|count| count.0);
     let max_frames = audio.max_new_tokens.map(|count| Frames(count.0));
     let ignore_eos = answer.ignore_eos.unwrap_or(false);
