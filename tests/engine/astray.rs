@@ -59,7 +59,8 @@ async fn speech_that_ends_before_it_can_have_said_its_text_says_so_or_is_made_an
             unspoken += 1;
             assert!(whole.samples != sent.samples, "other numbers are drawn");
             mended += u32::from(end(&whole).0 == FinishReason::Stop);
-            assert!(spoken(&engine, TEXT, cool, (seed, true)).await == whole, "the same again");
+            let again = spoken(&engine, TEXT, cool, (seed, true)).await;
+            assert!(again.samples == whole.samples && again.end == whole.end, "the same again");
             assert!(spoken(&steady, TEXT, cool, (seed, true)).await.samples == sent.samples, "where none is");
         } else {
             assert!(whole.samples == sent.samples, "what says its text is left alone");

@@ -20,9 +20,13 @@ fn decoders(memory: u64, time: Duration) -> Decoders {
     Decoders::in_processes(env!("CARGO_BIN_EXE_omni-actors").into(), WorkerLimits { memory, time }).unwrap()
 }
 
-/// The workers of this test: no other has this much memory.
+/// The workers of this test: children of this process, of which no other test has given one this much memory.
 fn workers(memory: u64) -> BTreeSet<u32> {
+    let parent = std::process::id().to_string();
     let is_one = |pid: &u32| {
+        if field(*pid, "status", "PPid:").as_deref() != Some(&parent) {
+            return false;
+        }
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let words: Vec<_> = line.split(|byte| *byte == 0).collect();
         words.get(1..3) == Some(&[b"decode".as_slice(), memory.to_string().as_bytes()])
