@@ -3,8 +3,9 @@
 //! and it must outlive every stage.
 //!
 //! Every payload between stages passes here, and the ledger records it in the journal before it passes it on. So a
-//! stage may die at any moment: when it [is up](omni_stage::StageReports::stage_up) again, the ledger readmits its sequences where
-//! their output ended, with their input from the journal. The stages before and behind it need not notice.
+//! stage may die at any moment: when it [is up](omni_stage::StageReports::stage_up) again, the ledger readmits its
+//! sequences where their output ended, with their input from the journal. The stages before and behind it need not
+//! notice.
 //!
 //! Actors that must not wait for the lock leave a [post](posts) instead: acknowledgements and lost sequences.
 //!
