@@ -132,7 +132,7 @@ pub enum FinishReason {
     Stop,
     /// At a limit on tokens or frames.
     Length,
-    /// It no longer said its text: it repeated itself, or was silent, without end.
+    /// It no longer said its text: it repeated itself, or was silent, without end, or spoke for too long.
     Runaway,
     /// By itself, before it could have said its text.
     Unspoken,

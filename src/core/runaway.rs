@@ -21,9 +21,10 @@ const ENOUGH: f64 = 0.5;
 /// Watches the frames of one piece of speech.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    /// Frames in which the text can be said, and those without which it cannot.
+    /// Frames in which the text can be said, those without which it cannot, and the most that any speaker takes.
     enough: usize,
     least: usize,
+    most: usize,
     frames: usize,
     window: VecDeque<u32>,
     /// How often each code is in the window.
@@ -34,9 +35,10 @@ impl Guard {
     /// For speech that says `text`, in frames of this length.
     pub fn new(text: &str, frame: Duration) -> Guard {
         let frame = frame.as_secs_f64().max(f64::MIN_POSITIVE);
-        let enough = (ENOUGH * longest_seconds(text) / frame) as usize;
+        let longest = longest_seconds(text) / frame;
+        let (enough, most) = ((ENOUGH * longest) as usize, longest as usize);
         let least = (shortest_seconds(text) / frame) as usize;
-        Guard { enough, least, frames: 0, window: VecDeque::with_capacity(WINDOW), counts: BTreeMap::new() }
+        Guard { enough, least, most, frames: 0, window: VecDeque::with_capacity(WINDOW), counts: BTreeMap::new() }
     }
 
     /// Takes the first code of one more frame. Whether speech has run away, which ends it behind this frame.
@@ -54,6 +56,11 @@ impl Guard {
         self.window.push_back(code);
         *self.counts.entry(code).or_default() += 1;
         self.frames > self.enough && self.window.len() == WINDOW && self.counts.len() <= FEW
+    }
+
+    /// Whether speech that a limit has ended now went on for longer than any speaker takes for its text.
+    pub fn is_too_long(&self) -> bool {
+        self.frames >= self.most
     }
 
     /// Whether speech that ends by itself now cannot have said its text.
@@ -104,6 +111,17 @@ mod tests {
         // Each word in three frames, a fifth of a minute in all.
         let said = (0..180).map(|i| i % 3);
         assert_eq!(ends(&text, said), None);
+    }
+
+    #[test]
+    fn speech_is_too_long_from_the_longest_time_on() {
+        let longest = (longest_seconds(TEXT) / 0.08) as usize;
+        let mut guard = Guard::new(TEXT, FRAME);
+        for (at, code) in speech(longest as u32).enumerate() {
+            assert!(at < longest && !guard.is_too_long());
+            assert!(!guard.runs_away(code));
+        }
+        assert!(guard.is_too_long());
     }
 
     #[test]

@@ -14,7 +14,10 @@ pub(super) fn watch(guard: &mut Guard, payload: &mut Payload, groups: usize) {
             (header.units, header.end) = (last as u32 + 1, Some(FinishReason::Runaway));
         }
     }
-    if header.end == Some(FinishReason::Stop) && guard.is_unspoken() {
-        header.end = Some(FinishReason::Unspoken);
-    }
+    header.end = match header.end {
+        Some(FinishReason::Stop) if guard.is_unspoken() => Some(FinishReason::Unspoken),
+        // The limit was that of its text.
+        Some(FinishReason::Length) if guard.is_too_long() => Some(FinishReason::Runaway),
+        end => end,
+    };
 }

@@ -341,7 +341,7 @@ pub(crate) enum Finish {
     Stop,
     /// A limit on tokens or frames.
     Length,
-    /// The speech repeated itself, or was silent, without end.
+    /// The speech repeated itself, or was silent, without end, or went on for longer than its text takes.
     Runaway,
     /// The speech ended before it could have said its text.
     Unspoken,
