@@ -172,6 +172,10 @@ pub struct ServerConfig {
     pub max_input_bytes: usize,
     /// Bytes of all answers in one piece that are being made or read, together; more are answered 503.
     pub max_output_bytes: usize,
+    /// For how long an answer can be asked for again by its name; zero is never.
+    pub answers_kept: Duration,
+    /// Bytes of the requests that are kept for that, together.
+    pub max_kept_bytes: usize,
     /// Values and names in the JSON of one request or message.
     pub max_json_values: usize,
     /// Arrays and objects inside of each other.

@@ -147,6 +147,10 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         max_input_bytes: r.int("server.max_input_bytes", 64 << 20, 1024..=1 << 40),
         // 45 minutes of speech at 24 kHz.
         max_output_bytes: r.int("server.max_output_bytes", 128 << 20, 64 << 10..=1 << 40),
+        // Longer than a client is likely to look for a network.
+        answers_kept: r.duration("server.answers_kept", secs(300), secs(0)..=DAY),
+        // Tens of thousands of sentences.
+        max_kept_bytes: r.int("server.max_kept_bytes", 16 << 20, 16 << 10..=1 << 40),
         // A batch of 32 with an x-vector of 2048 numbers each.
         max_json_values: r.int("server.max_json_values", 100_000, 100..=100_000_000),
         max_json_depth: r.int("server.max_json_depth", 32, 8..=100),

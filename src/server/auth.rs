@@ -15,6 +15,7 @@ use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use omni_config::Scope;
+use omni_core::admission::TenantId;
 use omni_engine::Tenant;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +67,11 @@ impl Caller {
     /// The name of its key.
     pub fn key_name(&self) -> Option<&str> {
         self.visit.key().map(|key| key.name())
+    }
+
+    /// Whose an answer to it is, on a server with keys.
+    pub fn owner(&self) -> Option<TenantId> {
+        self.visit.key().map(|_| self.tenant.id)
     }
 
     /// An utterance of a session begins.

@@ -56,6 +56,7 @@ mod faults;
 mod fetch;
 mod hangup;
 mod io;
+mod kept;
 mod keys;
 mod listen;
 mod meta;

@@ -6,16 +6,20 @@ use super::auth::Caller;
 use super::budget::Held;
 use super::connection::ConnectionGuard;
 use super::error::ApiError;
+use super::kept::Running;
 use super::state::App;
 use super::traces::Recording;
 use super::visit::REQUEST_ID;
 use axum::extract::Request;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use omni_audio::AudioWriter;
 use omni_config::format_duration;
 use omni_core::ids::RequestId;
 use omni_engine::{AudioChunk, Event, FinishReason, ResponseStream, Usage, WordTime};
 use tokio_util::sync::CancellationToken;
+
+/// Below which path answers that are kept have their names.
+const ANSWERS: &str = "/v1/audio/speech/";
 
 /// One event with content.
 #[derive(Debug)]
@@ -38,6 +42,8 @@ pub(super) struct Answer {
     sample_rate: u32,
     /// The trace of this request, which ends with the answer.
     recording: Option<Recording>,
+    /// Keeps its request, if it can be asked for again.
+    kept: Option<Running>,
 }
 
 impl Answer {
@@ -49,7 +55,8 @@ impl Answer {
             _ => return Err(ended_early()),
         };
         caller.visit.leads_to(id);
-        let mut answer = Answer { id, seed, first: None, rest: stream, caller, sample_rate, recording: None };
+        let mut answer =
+            Answer { id, seed, first: None, rest: stream, caller, sample_rate, recording: None, kept: None };
         answer.first = Some(answer.next().await?);
         Ok(answer)
     }
@@ -57,6 +64,11 @@ impl Answer {
     /// Ends a recording with the answer.
     pub fn recorded(self, recording: Option<Recording>) -> Answer {
         Answer { recording, ..self }
+    }
+
+    /// Lets it be asked for again under a name.
+    pub fn kept(self, kept: Option<Running>) -> Answer {
+        Answer { kept, ..self }
     }
 
     /// The next piece. Not to be called again after [`Piece::Finished`] or an error.
@@ -77,7 +89,7 @@ impl Answer {
         }
     }
 
-    /// Headers that every answer carries: its name and the seed that makes it again.
+    /// Headers that every answer carries: its name, the seed that makes it again, and where it can be had again.
     pub fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let id = self.id.to_string();
@@ -88,6 +100,10 @@ impl Answer {
         let path = self.recording.as_ref().map(Recording::path);
         if let Some(Ok(path)) = path.map(|path| HeaderValue::from_str(&path)) {
             headers.insert(HeaderName::from_static("x-trace"), path);
+        }
+        let path = self.kept.as_ref().map(|kept| format!("{ANSWERS}{}", kept.id));
+        if let Some(Ok(path)) = path.map(|path| HeaderValue::from_str(&path)) {
+            headers.insert(header::CONTENT_LOCATION, path);
         }
         headers
     }

@@ -201,6 +201,17 @@ fn routes(app: &App) -> Vec<Route> {
             ],
         ),
         route(
+            "/v1/audio/speech/{id}",
+            SPEAK,
+            get(speech::again),
+            vec![
+                Operation::new("get", "an answer of /v1/audio/speech once more, from where it broke")
+                    .answers_file("audio/*")
+                    .answers::<SpeechObject<'_>>(JSON)
+                    .answers::<SpeechEvent<'_>>(EVENTS),
+            ],
+        ),
+        route(
             "/v1/chat/completions",
             CHAT,
             post(chat::completions),

@@ -1,10 +1,12 @@
-//! `POST /v1/audio/speech`: speaks a text as it is.
+//! `POST /v1/audio/speech`: speaks a text as it is; `GET /v1/audio/speech/{id}`: the same answer once more.
 
 use super::api::Fields;
 use super::api::speech::{SpeechEvent, SpeechObject, SpeechUsage, SpokenWord};
 use super::auth::Caller;
-use super::body::read_object;
+use super::body::{parse_object, read_object};
+use super::budget::Held;
 use super::error::ApiError;
+use super::kept::Running;
 use super::reference::References;
 use super::response::{Answer, Piece, Whole, ends, note_ignored, room, whole};
 use super::resume::{Cut, Position};
@@ -13,16 +15,18 @@ use super::sse;
 use super::state::App;
 use axum::Extension;
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::sse::Event;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::stream;
 use omni_audio::{AudioFormat, AudioWriter};
+use omni_config::format_duration;
 use omni_engine::{FinishReason, Usage};
 use omni_telemetry::HttpMetrics;
+use serde_json::{Map, Value};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
@@ -33,19 +37,70 @@ pub(super) async fn speech(
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let ends = ends(&request);
-    let resume_headers = request.headers().clone();
+    let asked = Asked::of(&request);
     let (body, held) = read_object(&app, request).await?;
+    answer(app, caller, asked, body, held, None).await
+}
+
+/// The same request once more, by the name of its answer.
+pub(super) async fn again(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = Asked::of(&request);
+    let found = id.parse().ok().and_then(|id| app.kept.find(id, caller.owner()));
+    let (request, kept) = found.ok_or_else(|| not_kept(&app))?;
+    let (body, held) = parse_object(request, app.json, Held::nothing(&app.budget)).await?;
+    answer(app, caller, asked, body, held, Some(kept)).await
+}
+
+fn not_kept(app: &App) -> ApiError {
+    let kept = format_duration(app.kept.lifetime());
+    let message = format!(
+        "this server has no such answer; it keeps the requests of answers for {kept} (server.answers_kept) and not over a \
+         restart: send the request again, with the seed that X-Seed told and what you have"
+    );
+    ApiError::new(StatusCode::NOT_FOUND, "answer_not_found", message)
+}
+
+/// What matters of a request beside its body.
+struct Asked {
+    /// They say from where on.
+    headers: HeaderMap,
+    ends: Option<CancellationToken>,
+}
+
+impl Asked {
+    fn of(request: &Request) -> Asked {
+        Asked { headers: request.headers().clone(), ends: ends(request) }
+    }
+}
+
+/// Answers a request, which is in the budget as `held`. `kept` is there if it was kept already.
+async fn answer(
+    app: Arc<App>,
+    caller: Caller,
+    asked: Asked,
+    mut body: Map<String, Value>,
+    held: Held,
+    kept: Option<Running>,
+) -> Result<Response, ApiError> {
+    let ends = asked.ends;
     let mut references = References::new(&app.references, &app.budget);
     let mut call = parse(&app, Fields::top(&body), &mut references).await?;
     let recording_held = references.held();
     drop(references);
-    let position = Position::read(&resume_headers, &call)?;
+    let position = Position::read(&asked.headers, &call)?;
     let recording = app.record(call.trace)?;
     call.request.params.options.tenant = caller.tenant;
     let (sample_rate, words) = (app.service.info().sample_rate, call.request.params.words);
     let writer = app.writer(call.sound)?;
+    let owner = caller.owner();
     let answer = Answer::begin(app.service.speak(call.request).await?, caller, sample_rate).await?.recorded(recording);
+    body.insert("seed".to_owned(), answer.seed.into());
+    let answer = answer.kept(kept.or_else(|| app.kept.keep(owner, &body)));
     drop((body, held, recording_held));
     if let Some(by) = position.given_as(call.sound.start) {
         HttpMetrics::resumed(by);

@@ -6,6 +6,7 @@ use super::api::measure::JsonLimits;
 use super::budget::{Budget, What};
 use super::error::ApiError;
 use super::export::Links;
+use super::kept::Kept;
 use super::rules::Current;
 use super::traces::{Recording, Traces};
 use super::voice_finder::VoiceFinder;
@@ -30,6 +31,8 @@ pub(super) struct App {
     pub budget: Arc<Budget>,
     /// The bytes of answers that the server holds.
     pub answers: Arc<Budget>,
+    /// What was answered not long ago.
+    pub kept: Arc<Kept>,
     /// Who may use it.
     pub rules: Arc<Current>,
     /// From where the server reads recordings, and how large they may be.
@@ -95,6 +98,7 @@ impl App {
             json: JsonLimits { values: config.max_json_values, depth: config.max_json_depth },
             budget: Budget::new(What::Input, config.max_input_bytes, metrics.input_bytes.clone()),
             answers: Budget::new(What::Output, config.max_output_bytes, metrics.output_bytes.clone()),
+            kept: Kept::new(config.answers_kept, config.max_kept_bytes),
             rules,
             references,
             metrics,

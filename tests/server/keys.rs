@@ -49,6 +49,13 @@ fn keys_open_the_server_and_appear_nowhere() {
     let serving = server();
     assert_eq!(speech(LOUD, 3).send(&serving.url).status, 200);
     assert_eq!(speech(QUIET, 3).send(&serving.url).status, 200);
+    let answer = speech(LOUD, 3).send(&serving.url);
+    let again = |key: &str| {
+        let path = answer.header("content-location").unwrap();
+        Ask::new("GET", path, &[&format!("Authorization: Bearer {key}")], "").send(&serving.url)
+    };
+    assert!(again(LOUD).body == answer.body);
+    assert_eq!(again(QUIET).status, 404, "the answer of another key");
     let refused = speech(WRONG, 3).send(&serving.url);
     assert_eq!(refused.status, 401);
     assert_eq!(refused.json()["error"]["code"], "invalid_api_key");

@@ -6,6 +6,7 @@ mod support;
 
 mod e2e_http;
 mod hostile;
+mod kept;
 mod keys;
 mod markup;
 mod otlp;

@@ -39,6 +39,7 @@ pub(crate) const CODES: &[&str] = &[
     "internal_error",
     "too_much_input",
     "too_much_output",
+    "answer_not_found",
     "answer_too_long",
     "no_decoder",
     "not_ready",
