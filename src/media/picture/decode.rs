@@ -3,6 +3,7 @@
 use super::{Picture, jpeg};
 use crate::limits::{MediaError, MediaLimits};
 use crate::size::Size;
+use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits};
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,6 +12,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const BYTES_PER_PIXEL: u64 = 16;
 /// Memory of a decoder beside pixels: tables and metadata.
 const WORKING_BYTES: u64 = 16 << 20;
+/// Characters of what a decoder says that a client is told.
+const MOST_REASON: usize = 120;
 
 /// What becomes of grey with 16 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,8 +47,9 @@ pub fn decode_picture(bytes: &[u8], limits: &MediaLimits, grey: Grey16) -> Resul
     limits.check_bytes("image", bytes)?;
     let (format, name) = format(bytes)?;
     guarded(name, || {
-        if format == ImageFormat::Jpeg && !jpeg::is_whole(bytes) {
-            return Err(damaged(name, "it ends in the middle"));
+        if format == ImageFormat::Jpeg {
+            let (picture, orientation) = jpeg::decode(bytes, limits)?;
+            return Ok(upright(picture, orientation, grey));
         }
         let failed = |error: ImageError| failure(name, error);
         let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
@@ -54,11 +58,14 @@ pub fn decode_picture(bytes: &[u8], limits: &MediaLimits, grey: Grey16) -> Resul
         let (width, height) = decoder.dimensions();
         limits.check_pixels("image", width, height)?;
         // A damaged tag turns no picture.
-        let orientation = decoder.orientation().unwrap_or(image::metadata::Orientation::NoTransforms);
-        let mut picture = DynamicImage::from_decoder(decoder).map_err(failed)?;
-        picture.apply_orientation(orientation);
-        Ok(rgb(picture, grey))
+        let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+        Ok(upright(DynamicImage::from_decoder(decoder).map_err(failed)?, orientation, grey))
     })
+}
+
+fn upright(mut picture: DynamicImage, orientation: Orientation, grey: Grey16) -> Picture {
+    picture.apply_orientation(orientation);
+    rgb(picture, grey)
 }
 
 /// Has a decoder work: a panic in it fails the request, not the thread that serves it.
@@ -72,12 +79,18 @@ pub(super) fn guarded<T>(
 /// Limits of a decoder's memory.
 pub(super) fn memory(limits: &MediaLimits) -> Limits {
     let mut memory = Limits::no_limits();
-    memory.max_alloc = Some(limits.max_pixels.saturating_mul(BYTES_PER_PIXEL).saturating_add(WORKING_BYTES));
+    memory.max_alloc = Some(most_memory(limits));
     memory
 }
 
+/// Bytes that a decoder may allocate.
+pub(super) fn most_memory(limits: &MediaLimits) -> u64 {
+    limits.max_pixels.saturating_mul(BYTES_PER_PIXEL).saturating_add(WORKING_BYTES)
+}
+
 pub(super) fn damaged(format: &'static str, reason: impl Into<String>) -> MediaError {
-    MediaError::Damaged { format, reason: reason.into() }
+    let line = reason.into().replace(['\n', '\r'], " ");
+    MediaError::Damaged { format, reason: line.chars().take(MOST_REASON).collect() }
 }
 
 pub(super) fn failure(format: &'static str, error: ImageError) -> MediaError {
@@ -85,7 +98,7 @@ pub(super) fn failure(format: &'static str, error: ImageError) -> MediaError {
         ImageError::IoError(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
             "it ends in the middle".into()
         }
-        error => error.to_string().replace(['\n', '\r'], " ").chars().take(120).collect::<String>(),
+        error => error.to_string(),
     };
     damaged(format, text)
 }

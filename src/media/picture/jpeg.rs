@@ -1,4 +1,49 @@
-//! Whether a jpeg is whole. Its decoder fills with grey what is missing and says nothing, and a model would describe it.
+//! Files of jpeg. Their decoder may fill with grey what is missing, and a model would describe it, so a file that does
+//! not come to its end is refused.
+
+use super::decode::{damaged, most_memory};
+use crate::limits::{MediaError, MediaLimits};
+use image::metadata::Orientation;
+use image::{DynamicImage, GrayImage, ImageBuffer, RgbImage};
+use jpeg_decoder::{Decoder, PixelFormat};
+
+const NAME: &str = "jpeg";
+
+/// The picture as it is stored, and how it is to be turned.
+pub(super) fn decode(bytes: &[u8], limits: &MediaLimits) -> Result<(DynamicImage, Orientation), MediaError> {
+    if !is_whole(bytes) {
+        return Err(damaged(NAME, "it ends in the middle"));
+    }
+    let failed = |error: jpeg_decoder::Error| damaged(NAME, error.to_string());
+    let mut decoder = Decoder::new(bytes);
+    decoder.set_max_decoding_buffer_size(usize::try_from(most_memory(limits)).unwrap_or(usize::MAX));
+    decoder.read_info().map_err(failed)?;
+    let Some(info) = decoder.info() else { return Err(damaged(NAME, "it has no picture")) };
+    let (width, height) = (u32::from(info.width), u32::from(info.height));
+    limits.check_pixels("image", width, height)?;
+    // A damaged tag turns no picture.
+    let orientation = decoder.exif_data().and_then(Orientation::from_exif_chunk).unwrap_or(Orientation::NoTransforms);
+    let values = decoder.decode().map_err(failed)?;
+    let picture = match info.pixel_format {
+        PixelFormat::L8 => GrayImage::from_raw(width, height, values).map(DynamicImage::from),
+        PixelFormat::L16 => {
+            let wide = values.as_chunks().0.iter().map(|two| u16::from_ne_bytes(*two)).collect();
+            ImageBuffer::from_raw(width, height, wide).map(DynamicImage::ImageLuma16)
+        }
+        PixelFormat::RGB24 => RgbImage::from_raw(width, height, values).map(DynamicImage::from),
+        PixelFormat::CMYK32 => {
+            let rgb = values.as_chunks().0.iter().flat_map(|ink| printed(*ink)).collect();
+            RgbImage::from_raw(width, height, rgb).map(DynamicImage::from)
+        }
+    };
+    Ok((picture.ok_or_else(|| damaged(NAME, "it has fewer pixels than it says"))?, orientation))
+}
+
+/// Four inks on white paper, as Pillow mixes them.
+fn printed([c, m, y, k]: [u8; 4]) -> [u8; 3] {
+    let light = |ink: u8| u32::from(255 - ink);
+    [c, m, y].map(|ink| ((light(ink) * light(k) + 127) / 255) as u8)
+}
 
 /// Markers without a length: restarts and the one for temporary use.
 fn stands_alone(marker: u8) -> bool {

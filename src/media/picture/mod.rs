@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `decode` | one picture of a file |
 //! | `animation` | the frames of a GIF or WebP, and when each is shown |
-//! | `jpeg` | whether a jpeg is whole, which its decoder does not say |
+//! | `jpeg` | files of jpeg, which have a decoder of their own |
 
 mod animation;
 mod decode;

@@ -39,7 +39,19 @@ fn every_format_is_read_and_what_is_transparent_is_white() {
     }
     let opaque = DynamicImage::ImageRgb8(halves(8, 2).to_rgb8());
     assert_eq!(decoded(&encoded(&opaque, ImageFormat::Bmp)).unwrap().rgb(), opaque.as_bytes());
-    assert_eq!(decoded(&encoded(&opaque, ImageFormat::Jpeg)).unwrap().size().width, 8);
+}
+
+#[test]
+fn jpegs_of_print_and_of_grey_are_read() {
+    let fixture = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/pictures");
+        decoded(&std::fs::read(folder.join(name)).unwrap()).unwrap()
+    };
+    // What Pillow 13 gives.
+    let (print, near) = (fixture("cmyk.jpg"), |a: &[u8], b: [u8; 3]| a.iter().zip(b).all(|(a, b)| a.abs_diff(b) <= 3));
+    assert!(near(&print.rgb()[6..9], [46, 199, 164]), "{:?}", &print.rgb()[6..9]);
+    assert!(near(&print.rgb()[39..42], [255, 0, 0]), "{:?}", &print.rgb()[39..42]);
+    assert!(fixture("grey_progressive.jpg").rgb().iter().all(|value| value.abs_diff(77) <= 1));
 }
 
 #[test]
