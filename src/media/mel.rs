@@ -10,7 +10,7 @@
 use crate::limits::MediaError;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
-use std::f64::consts::{PI, TAU};
+use std::f64::consts::PI;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -319,6 +319,7 @@ fn hertz(mel: f64) -> f64 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::f64::consts::TAU;
 
     const CONFIG: MelConfig = MelConfig { rate: 16_000, window: 400, hop: 160, bands: 128 };
 
