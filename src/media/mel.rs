@@ -90,6 +90,11 @@ impl LogMel {
         &self.config
     }
 
+    /// The frequency in the middle of each band, Hz, ascending.
+    pub fn band_centres(&self) -> Vec<f64> {
+        centres(self.config.bands)[1..=self.config.bands].to_vec()
+    }
+
     /// Samples that are reflected at each end.
     pub(crate) fn padding(&self) -> usize {
         self.config.window / 2
@@ -278,8 +283,6 @@ impl MelStream<'_> {
 
 /// Triangles, each from the centre of the band below to that of the band above.
 fn bands(config: &MelConfig) -> Vec<(usize, Vec<f64>)> {
-    let top = mel(TOP_HERTZ);
-    let centres: Vec<f64> = (0..config.bands + 2).map(|i| hertz(top * i as f64 / (config.bands + 1) as f64)).collect();
     let bins = config.window / 2 + 1;
     let bin_hertz = f64::from(config.rate) / config.window as f64;
     let band = |band: &[f64]| {
@@ -294,7 +297,13 @@ fn bands(config: &MelConfig) -> Vec<(usize, Vec<f64>)> {
         let end = ((high / bin_hertz).ceil() as usize + 1).min(bins);
         (first, (first..end).map(weight).collect())
     };
-    centres.windows(3).map(band).collect()
+    centres(config.bands).windows(3).map(band).collect()
+}
+
+/// The middle of each band, Hz, with the edges before the first and behind the last: equally far apart in mel.
+fn centres(bands: usize) -> Vec<f64> {
+    let top = mel(TOP_HERTZ);
+    (0..bands + 2).map(|i| hertz(top * i as f64 / (bands + 1) as f64)).collect()
 }
 
 /// Hertz of one mel, below 1 kHz.

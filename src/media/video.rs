@@ -6,6 +6,8 @@ use crate::limits::MediaError;
 pub const USUAL_RATE: f64 = 2.0;
 /// A video becomes at least so many frames, if it has them.
 const LEAST_FRAMES: usize = 4;
+/// Frames that a file may have: f32 counts up to here.
+const MOST_FRAMES: usize = 1 << 24;
 /// Frames come in pairs.
 const PAIR: usize = 2;
 
@@ -30,6 +32,10 @@ pub fn sample(total: usize, source: f64, rate: f64, max_frames: usize) -> Result
             return Err(MediaError::Number { field, value: value.to_string(), expected: "a number above 0" });
         }
     }
+    if total > MOST_FRAMES {
+        let (have, limit) = (total as u64, MOST_FRAMES as u64);
+        return Err(MediaError::TooMuch { media: "video", unit: "frames", have, limit, name: "the format" });
+    }
     if total < PAIR {
         let (have, least) = (total as u64, PAIR as u64);
         return Err(MediaError::TooLittle { media: "video", unit: "frames", have, least });
@@ -38,8 +44,11 @@ pub fn sample(total: usize, source: f64, rate: f64, max_frames: usize) -> Result
     let (least, most) = (LEAST_FRAMES, pairs_down(max_frames.min(total)).max(PAIR));
     let wanted = total as f64 / source * rate;
     let count = pairs_down(wanted.max(least as f64).min(most as f64).min(total as f64) as usize).max(PAIR);
-    let step = (total - 1) as f64 / (count - 1) as f64;
-    let indices = (0..count).map(|i| (i as f64 * step).round_ties_even() as usize).collect();
+    // As `torch.linspace` has it: f32, from both ends to the middle.
+    let last = (total - 1) as f32;
+    let step = last / (count - 1) as f32;
+    let at = |i: usize| if i < count / 2 { step * i as f32 } else { last - step * (count - 1 - i) as f32 };
+    let indices = (0..count).map(|i| at(i).round_ties_even() as usize).collect();
     Ok(Sampling { indices, frames_per_second: count as f64 / total as f64 * source })
 }
 

@@ -47,6 +47,10 @@ pub enum TemplatePart<'a> {
     Medium(&'static str),
 }
 
+/// JSON whose fields keep their order, as templates write them.
+#[derive(Clone, Debug)]
+pub struct Document(Value);
+
 /// A template that failed or refused the conversation.
 #[derive(Debug, thiserror::Error)]
 #[error("the chat template failed: {0}")]
@@ -104,15 +108,17 @@ impl ChatTemplate {
         self.render_values(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(), given)
     }
 
-    /// The text that the template writes of a whole document: an object with `messages`, `add_generation_prompt`, and
-    /// what else templates read, such as `tools`.
+    /// The text that the template writes of these fields: `messages`, `add_generation_prompt`, and what else templates
+    /// read, such as `tools`, together made from `given` bytes of JSON.
     ///
     /// # Errors
-    /// [`TemplateError`] for text that is no JSON object, and with the template's message.
-    pub fn render_document(&self, json: &str) -> Result<String, TemplateError> {
-        let document: BTreeMap<String, Value> =
-            serde_json::from_str(json).map_err(|e| TemplateError(format!("its document is not JSON: {e}")))?;
-        self.render_values(document, json.len())
+    /// [`TemplateError`] with the template's message.
+    pub fn render_document(
+        &self,
+        fields: impl IntoIterator<Item = (String, Document)>,
+        given: usize,
+    ) -> Result<String, TemplateError> {
+        self.render_values(fields.into_iter().map(|(name, document)| (name, document.0)).collect(), given)
     }
 
     fn render_values(&self, mut context: BTreeMap<String, Value>, given: usize) -> Result<String, TemplateError> {
@@ -127,6 +133,27 @@ impl ChatTemplate {
         }
         rendered?;
         String::from_utf8(text.bytes).map_err(|_| TemplateError("its text is not UTF-8".into()))
+    }
+}
+
+impl Document {
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// [`TemplateError`] for text that is no JSON.
+    pub fn parse(json: &str) -> Result<Document, TemplateError> {
+        serde_json::from_str(json).map(Document).map_err(|e| TemplateError(format!("its document is not JSON: {e}")))
+    }
+
+    /// A field of an object.
+    pub fn get(&self, key: &str) -> Option<Document> {
+        self.0.get_attr(key).ok().filter(|value| !value.is_undefined()).map(Document)
+    }
+
+    /// The names of an object's fields, in their order.
+    pub fn keys(&self) -> Vec<String> {
+        let keys = self.0.try_iter().into_iter().flatten();
+        keys.filter_map(|key| key.as_str().map(str::to_owned)).collect()
     }
 }
 
