@@ -2,8 +2,9 @@
 
 use crate::limits::{MediaError, MediaLimits};
 use crate::mel::{LogMel, Spectrum};
-use crate::resample::resample;
-use crate::sound::{AudioLimits, decode_sound};
+use crate::polyphase;
+use crate::resample::{resample, resampled_len};
+use crate::sound::{AudioLimits, Clip, decode_sound};
 
 /// Convolutions of stride 2 in front of the audio tower: each halves the frames, rounding up.
 const HALVINGS: u32 = 3;
@@ -30,11 +31,23 @@ pub fn samples(bytes: &[u8], limits: &MediaLimits, mel: &LogMel) -> Result<Vec<f
     let audio =
         AudioLimits { max_bytes: limits.max_bytes, min_seconds: 0.0, max_seconds: limits.max_seconds };
     let clip = decode_sound(bytes, &audio)?;
-    let pcm = resample(&clip.pcm, clip.rate, mel.config().rate)?;
+    let pcm = at_rate(clip, mel.config().rate)?;
     let (have, least) = (pcm.len() as u64, mel.least_samples() as u64);
     match have < least {
         true => Err(MediaError::TooLittle { media: "audio", unit: "samples at 16 kHz", have, least }),
         false => Ok(pcm),
+    }
+}
+
+/// A clip at another rate, as many samples as the reference makes.
+fn at_rate(clip: Clip, rate: u32) -> Result<Vec<f32>, MediaError> {
+    if clip.rate == rate {
+        return Ok(clip.pcm);
+    }
+    let length = resampled_len(clip.pcm.len(), clip.rate, rate);
+    match polyphase::resample(&clip.pcm, clip.rate, rate, length) {
+        Some(pcm) => Ok(pcm),
+        None => Ok(resample(&clip.pcm, clip.rate, rate)?),
     }
 }
 

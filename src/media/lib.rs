@@ -4,7 +4,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `sound` | files of sound to mono samples |
-//! | `resample` | other sample rates |
+//! | `resample`, `polyphase` | other sample rates: for voices, and for what is compared with a reference's spectrum |
 //! | `mel` | 16 kHz samples to a log-mel spectrum, whole or as they arrive |
 //! | `hearing` | clips of one request to features and token counts |
 //! | `picture` | files of pictures to upright RGB; frames of animations |
@@ -21,11 +21,13 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod bicubic;
+pub mod ffmpeg;
 pub mod hearing;
 pub mod limits;
 pub mod mel;
 pub mod patches;
 pub mod picture;
+mod polyphase;
 pub mod resample;
 pub mod size;
 pub mod sound;

@@ -1,11 +1,12 @@
 //! Which frames of a video are seen, and how far apart they are.
 
 use crate::limits::MediaError;
+use std::ops::RangeInclusive;
 
 /// Frames of a second that are seen, unless a request says otherwise.
 pub const USUAL_RATE: f64 = 2.0;
-/// A video becomes at least so many frames, if it has them.
-const LEAST_FRAMES: usize = 4;
+/// A video becomes so many frames, if it has them.
+pub const USUAL_FRAMES: RangeInclusive<usize> = 4..=768;
 /// Frames that a file may have: f32 counts up to here.
 const MOST_FRAMES: usize = 1 << 24;
 /// Frames come in pairs.
@@ -21,12 +22,17 @@ pub struct Sampling {
 }
 
 /// Picks frames of a video of `total` frames at `source` frames per second, `rate` for a second, as the reference's own
-/// utilities do (`qwen-omni-utils` 0.0.9, `smart_nframes`): `n = total / source * rate`, at least 4 and at most
-/// `max_frames` of those that there are, rounded down to pairs; evenly from the first to the last, rounded half to even.
+/// utilities do (`qwen-omni-utils` 0.0.9, `smart_nframes`): `n = total / source * rate`, as many as `frames` has, of
+/// those that there are, in pairs; evenly from the first to the last, rounded half to even.
 ///
 /// # Errors
 /// [`MediaError::TooLittle`] for a video of one frame, [`MediaError::Number`] for rates that are not above 0.
-pub fn sample(total: usize, source: f64, rate: f64, max_frames: usize) -> Result<Sampling, MediaError> {
+pub fn sample(
+    total: usize,
+    source: f64,
+    rate: f64,
+    frames: RangeInclusive<usize>,
+) -> Result<Sampling, MediaError> {
     for (field, value) in [("the video's frame rate", source), ("fps", rate)] {
         if !(value > 0.0 && value.is_finite()) {
             return Err(MediaError::Number { field, value: value.to_string(), expected: "a number above 0" });
@@ -41,7 +47,7 @@ pub fn sample(total: usize, source: f64, rate: f64, max_frames: usize) -> Result
         return Err(MediaError::TooLittle { media: "video", unit: "frames", have, least });
     }
     let pairs_down = |frames: usize| frames / PAIR * PAIR;
-    let (least, most) = (LEAST_FRAMES, pairs_down(max_frames.min(total)).max(PAIR));
+    let (least, most) = (frames.start().next_multiple_of(PAIR), pairs_down((*frames.end()).min(total)).max(PAIR));
     let wanted = total as f64 / source * rate;
     let count = pairs_down(wanted.max(least as f64).min(most as f64).min(total as f64) as usize).max(PAIR);
     // As `torch.linspace` has it: f32, from both ends to the middle.
@@ -74,9 +80,9 @@ mod tests {
 
     #[test]
     fn both_ends_are_seen() {
-        let sampling = sample(30, 10.0, 2.0, 768).unwrap();
+        let sampling = sample(30, 10.0, 2.0, USUAL_FRAMES).unwrap();
         assert_eq!(sampling, Sampling { indices: vec![0, 6, 12, 17, 23, 29], frames_per_second: 2.0 });
-        assert_eq!(sample(2, 30.0, 2.0, 768).unwrap().indices, [0, 1]);
+        assert_eq!(sample(2, 30.0, 2.0, USUAL_FRAMES).unwrap().indices, [0, 1]);
     }
 
     #[test]
@@ -86,7 +92,7 @@ mod tests {
             (9, 0.0, 2.0, "the video's frame rate = 0: expected a number above 0"),
             (9, 30.0, f64::NAN, "fps = NaN: expected a number above 0"),
         ] {
-            assert_eq!(sample(total, source, rate, 768).unwrap_err().to_string(), says);
+            assert_eq!(sample(total, source, rate, USUAL_FRAMES).unwrap_err().to_string(), says);
         }
         assert!(second_per_grid(0.0, 2).is_err());
         assert_eq!(second_per_grid(1.5, 2), Ok(2.0 / 1.5));
@@ -97,7 +103,7 @@ mod tests {
         fn frames_are_pairs_that_ascend_within_the_video(
             total in 2usize..5_000, source in 0.1f64..240.0, rate in 0.1f64..60.0, most in 0usize..900,
         ) {
-            let Sampling { indices, .. } = sample(total, source, rate, most).unwrap();
+            let Sampling { indices, .. } = sample(total, source, rate, 4..=most).unwrap();
             prop_assert!(indices.len() % 2 == 0 && indices.len() <= most.max(2) && !indices.is_empty());
             prop_assert!(indices.is_sorted() && indices[0] == 0 && indices[indices.len() - 1] == total - 1);
         }

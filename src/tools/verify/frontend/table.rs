@@ -45,9 +45,10 @@ fn frames(case: &Case<'_>, checks: &mut Checks) -> Result<(), String> {
     for row in list(case.meta("rows")?, "rows")? {
         let number = |key: &str| row[key].as_f64().ok_or_else(|| format!("meta.rows.{key}: expected a number"));
         let (total, most) = (whole(&row["total_frames"], "total_frames")?, whole(&row["max_frames"], "max_frames")?);
+        let least = whole(&row["min_frames"], "min_frames")?;
         totals.push(total as i64);
         let indices = |key: &str| list(&row[key], key)?.iter().map(|i| whole(i, key)).collect::<Result<Vec<_>, _>>();
-        match sample(total, number("source_fps")?, number("fps")?, most) {
+        match sample(total, number("source_fps")?, number("fps")?, least..=most) {
             Ok(sampling) => {
                 checks.counts(&format!("frames of {total}"), &indices("utils_indices")?, &sampling.indices);
                 let error = (sampling.frames_per_second - number("utils_sample_fps")?).abs();
