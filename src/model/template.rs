@@ -5,6 +5,7 @@ use crate::weights::Files;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 const FILES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
@@ -32,6 +33,23 @@ pub struct TemplateMessage<'a> {
     /// The text of the message.
     pub content: &'a str,
 }
+
+/// A message of a text or of parts.
+#[derive(Clone, Debug)]
+pub struct TemplateView(Value);
+
+/// A part of a message.
+#[derive(Clone, Copy, Debug)]
+pub enum TemplatePart<'a> {
+    /// Text.
+    Text(&'a str),
+    /// A medium of this kind: `audio`, `image` or `video`. Templates write its placeholder.
+    Medium(&'static str),
+}
+
+/// JSON whose fields keep their order, as templates write them.
+#[derive(Clone, Debug)]
+pub struct Document(Value);
 
 /// A template that failed or refused the conversation.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +83,7 @@ impl ChatTemplate {
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
         });
+        environment.add_filter("tojson", python_json);
         environment.set_fuel(Some(FUEL));
         environment.add_template_owned(NAME, source)?;
         Ok(ChatTemplate { environment, tokens })
@@ -75,15 +94,38 @@ impl ChatTemplate {
     /// # Errors
     /// [`TemplateError`] with the template's message.
     pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, TemplateError> {
+        let given = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
+        self.render_views(messages.iter().map(|m| TemplateView::text(m.role, m.content)).collect(), given)
+    }
+
+    /// [`ChatTemplate::render`] of messages that may have parts and have `given` bytes of text together.
+    ///
+    /// # Errors
+    /// [`TemplateError`] with the template's message.
+    pub fn render_views(&self, messages: Vec<TemplateView>, given: usize) -> Result<String, TemplateError> {
+        let messages = messages.into_iter().map(|view| view.0).collect::<Value>();
+        let values = [("messages", messages), ("add_generation_prompt", Value::from(true))];
+        self.render_values(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(), given)
+    }
+
+    /// The text that the template writes of these fields: `messages`, `add_generation_prompt`, and what else templates
+    /// read, such as `tools`, together made from `given` bytes of JSON.
+    ///
+    /// # Errors
+    /// [`TemplateError`] with the template's message.
+    pub fn render_document(
+        &self,
+        fields: impl IntoIterator<Item = (String, Document)>,
+        given: usize,
+    ) -> Result<String, TemplateError> {
+        self.render_values(fields.into_iter().map(|(name, document)| (name, document.0)).collect(), given)
+    }
+
+    fn render_values(&self, mut context: BTreeMap<String, Value>, given: usize) -> Result<String, TemplateError> {
         let fail = |e: Error| TemplateError(format!("{e:#}"));
-        let given: usize = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
         let mut text =
             Text { bytes: Vec::new(), most: given.saturating_mul(4).saturating_add(MAX_OUTPUT), full: false };
-        let messages: Value =
-            messages.iter().map(|m| Value::from_pairs([("role", m.role), ("content", m.content)])).collect();
-        let own = [("messages", messages), ("add_generation_prompt", Value::from(true))];
-        let tokens = self.tokens.iter().map(|(name, text)| (name.as_str(), Value::from(text.as_str())));
-        let context = Value::from_pairs(own.into_iter().chain(tokens));
+        context.extend(self.tokens.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))));
         let template = self.environment.get_template(NAME).map_err(fail)?;
         let rendered = template.render_captured_to(context, &mut text).map(drop).map_err(fail);
         if text.full {
@@ -91,6 +133,44 @@ impl ChatTemplate {
         }
         rendered?;
         String::from_utf8(text.bytes).map_err(|_| TemplateError("its text is not UTF-8".into()))
+    }
+}
+
+impl Document {
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// [`TemplateError`] for text that is no JSON.
+    pub fn parse(json: &str) -> Result<Document, TemplateError> {
+        serde_json::from_str(json).map(Document).map_err(|e| TemplateError(format!("its document is not JSON: {e}")))
+    }
+
+    /// A field of an object.
+    pub fn get(&self, key: &str) -> Option<Document> {
+        self.0.get_attr(key).ok().filter(|value| !value.is_undefined()).map(Document)
+    }
+
+    /// The names of an object's fields, in their order.
+    pub fn keys(&self) -> Vec<String> {
+        let keys = self.0.try_iter().into_iter().flatten();
+        keys.filter_map(|key| key.as_str().map(str::to_owned)).collect()
+    }
+}
+
+impl TemplateView {
+    /// A message of one text.
+    pub fn text(role: &str, content: &str) -> TemplateView {
+        TemplateView(Value::from_pairs([("role", role), ("content", content)]))
+    }
+
+    /// A message of parts.
+    pub fn parts<'a>(role: &str, parts: impl IntoIterator<Item = TemplatePart<'a>>) -> TemplateView {
+        let part = |part: TemplatePart<'_>| match part {
+            TemplatePart::Text(text) => Value::from_pairs([("type", "text"), ("text", text)]),
+            TemplatePart::Medium(kind) => Value::from_pairs([("type", kind)]),
+        };
+        let parts: Value = parts.into_iter().map(part).collect();
+        TemplateView(Value::from_pairs([("role", Value::from(role)), ("content", parts)]))
     }
 }
 
@@ -149,6 +229,32 @@ fn template_of(document: &serde_json::Value) -> Option<String> {
         None => found.as_str(),
     };
     text.map(str::to_owned)
+}
+
+/// JSON as Python writes it, with spaces behind `,` and `:`, every character as it is, and fields in their order: models
+/// were trained on descriptions of tools in this form.
+fn python_json(value: Value) -> Result<String, Error> {
+    let mut text = Vec::new();
+    let mut serializer = serde_json::Serializer::with_formatter(&mut text, PythonFormatter);
+    let failed = |e: &dyn std::fmt::Display| Error::new(ErrorKind::BadSerialization, e.to_string());
+    serde::Serialize::serialize(&value, &mut serializer).map_err(|e| failed(&e))?;
+    String::from_utf8(text).map_err(|e| failed(&e))
+}
+
+struct PythonFormatter;
+
+impl serde_json::ser::Formatter for PythonFormatter {
+    fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, first: bool) -> io::Result<()> {
+        if first { Ok(()) } else { writer.write_all(b", ") }
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
 }
 
 /// The methods of Python's strings and dictionaries that the templates of this family call.

@@ -10,6 +10,7 @@ mod checkpoint_tts;
 mod decoder_options;
 mod encoder_codes;
 mod frontend;
+mod media;
 mod parity_lm;
 mod parity_tts;
 mod parity_vocoder;

@@ -1,19 +1,17 @@
 //! Encodes a recording of a speaker into what a cloned voice needs (spec section 10).
 //!
-//! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample()`]); of these, the
+//! A file is decoded to mono samples ([`decode_audio`]) and brought to 24 kHz ([`resample()`]) by omni-media; of these, the
 //! [`SpeakerEncoder`] makes an x-vector and the [`CodecEncoder`] frames of codes. All of it is pure: bytes or samples
 //! in, numbers out, no clock and no files, and every number in a client's file is checked against a limit before the
 //! program acts on it.
 
-mod audio;
 mod codec_encoder;
 mod mel;
-mod resample;
 mod speaker_encoder;
 
-pub use audio::{AudioError, AudioLimits, Clip, MAX_RATE, check_clip, decode_audio};
 pub use codec_encoder::CodecEncoder;
-pub use resample::{resample, resampled_len};
+pub use omni_media::resample::{resample, resampled_len};
+pub use omni_media::sound::{AudioError, AudioLimits, Clip, MAX_RATE, check_clip, decode_audio};
 pub use speaker_encoder::SpeakerEncoder;
 
 use crate::hf::SAMPLE_RATE;

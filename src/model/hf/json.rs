@@ -176,6 +176,12 @@ impl<'a> Node<'a> {
         self.optional(key, "a list of whole numbers of at least 1", as_sizes)
     }
 
+    /// A list of finite numbers that may be missing.
+    pub fn optional_numbers(&self, key: &str) -> Option<Vec<f64>> {
+        let number = |v: &Value| v.as_f64().filter(|x| x.is_finite());
+        self.optional(key, "a list of numbers", |v| v.as_array()?.iter().map(number).collect())
+    }
+
     /// A list of strings that may be missing.
     pub fn optional_texts(&self, key: &str) -> Option<Vec<&'a str>> {
         self.optional(key, "a list of strings", |v| v.as_array()?.iter().map(Value::as_str).collect())

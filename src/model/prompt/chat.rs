@@ -1,8 +1,9 @@
 //! Turns a conversation, or a text to be spoken, into the token ids of the thinker and says which of their embeddings
 //! the talker takes (spec section 5).
 
+use super::media::{MediaKind, MediaMessage};
 use crate::hf::{ChatTokens, OmniConfig};
-use crate::template::{ChatTemplate, TemplateError, TemplateMessage};
+use crate::template::{ChatTemplate, TemplateError};
 use crate::tokenizer::{TokenizeError, Tokenizer};
 use std::fmt;
 use std::ops::Range;
@@ -24,7 +25,7 @@ pub enum Role {
 }
 
 impl Role {
-    fn as_str(self) -> &'static str {
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Role::System => "system",
             Role::User => "user",
@@ -75,6 +76,10 @@ pub enum PromptError {
     NothingToSpeak,
     #[error("audio, image and video input is not served yet")]
     Multimodal,
+    #[error("the conversation has {places} places for {kind}, but {items} are given")]
+    MediaCount { kind: MediaKind, places: usize, items: usize },
+    #[error("the prompt has {tokens} tokens with all media, at most {most} are taken: send less or smaller media")]
+    TooLong { tokens: usize, most: usize },
     #[error("the prompt does not have the structure of this model: {0}")]
     Structure(String),
     #[error(transparent)]
@@ -129,12 +134,7 @@ impl Prompter {
     /// # Errors
     /// [`PromptError`] for a conversation that has no user's message at its end.
     pub fn chat(&self, messages: &[Message]) -> Result<ChatPrompt, PromptError> {
-        match messages.last() {
-            None => return Err(PromptError::Empty),
-            Some(last) if last.role != Role::User => return Err(PromptError::LastNotUser(last.role)),
-            Some(_) => {}
-        }
-        let ids = self.encode(messages)?;
+        let ids = self.encode(&messages.iter().map(MediaMessage::from).collect::<Vec<_>>())?;
         if ids.iter().any(|id| self.placeholders.contains(id)) {
             return Err(PromptError::Multimodal);
         }
@@ -160,15 +160,12 @@ impl Prompter {
     /// Content and structure are tokenized together, for a word may reach across their border. So that a name like
     /// `<|im_end|>` in content stays text, it is broken up by a mark before the template runs and the mark is taken out
     /// again after structure has been recognized.
-    fn encode(&self, messages: &[Message]) -> Result<Vec<u32>, PromptError> {
+    pub(super) fn encode(&self, messages: &[MediaMessage]) -> Result<Vec<u32>, PromptError> {
+        MediaMessage::check(messages)?;
         let mark = unused_mark(messages)?;
-        let contents: Vec<String> = messages.iter().map(|m| self.break_up(&m.content, mark)).collect();
-        let views: Vec<_> = messages
-            .iter()
-            .zip(&contents)
-            .map(|(message, content)| TemplateMessage { role: message.role.as_str(), content })
-            .collect();
-        let text = self.template.render(&views)?;
+        let broken_up = messages.iter().map(|message| message.map(|text| self.break_up(text, mark)).view()).collect();
+        let given = messages.iter().flat_map(MediaMessage::texts).map(str::len).sum();
+        let text = self.template.render_views(broken_up, given)?;
         Ok(self.tokenizer.encode_pieces(&text, |piece| {
             if piece.contains(mark) {
                 self.tokenizer.encode_text(&piece.replace(mark, ""))
@@ -176,6 +173,11 @@ impl Prompter {
                 self.tokenizer.encode_text(piece)
             }
         })?)
+    }
+
+    /// Ids of the chat format.
+    pub(super) fn tokens(&self) -> &ChatTokens {
+        &self.tokens
     }
 
     /// Content in which no added token can be found: a mark follows the first character of each.
@@ -192,9 +194,9 @@ impl Prompter {
 }
 
 /// One of the characters that Unicode reserves for a program's own use, and that this conversation does not contain.
-fn unused_mark(messages: &[Message]) -> Result<char, PromptError> {
+fn unused_mark(messages: &[MediaMessage]) -> Result<char, PromptError> {
     let mut marks = '\u{FDD0}'..='\u{FDEF}';
-    let free = marks.find(|mark| messages.iter().all(|m| !m.content.contains(*mark)));
+    let free = marks.find(|mark| messages.iter().flat_map(MediaMessage::texts).all(|text| !text.contains(*mark)));
     free.ok_or_else(|| PromptError::Structure("the text contains every character reserved for internal use".into()))
 }
 

@@ -7,7 +7,7 @@ use super::nets::Nets;
 use super::report::Verdict;
 use super::value::{Data, Value, Values};
 use super::vocode::Decoder;
-use super::{frontend, tts, vocode};
+use super::{tts, vocode, voice};
 use omni_model::prompt::ChatPrompt;
 use omni_model::vocoder::Vocoder;
 
@@ -34,8 +34,9 @@ pub(super) fn run(manifest: &Manifest, reference: Values, nets: &Nets) -> Result
         Kind::Vocoder => vec![vocode::run(reference, nets.vocoder().map_err(text)?)?],
         Kind::TtsFrontend => {
             let net = nets.voice().map_err(text)?.ok_or("this checkpoint has no speaker encoder")?;
-            vec![frontend::run(reference, net, &mut notes)?]
+            vec![voice::run(reference, net, &mut notes)?]
         }
+        Kind::Frontend(_) => return Err("a front end has no net".into()),
         Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
     };
     let pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();

@@ -83,7 +83,7 @@ pub(super) fn end(manifest: &Manifest) -> Result<Option<u32>, String> {
     let key = match manifest.kind {
         Kind::TtsGenerate => "eos",
         Kind::OmniGenerate => "talker_eos",
-        Kind::Vocoder | Kind::TtsFrontend | Kind::NotBuilt(_) => return Ok(None),
+        Kind::Vocoder | Kind::TtsFrontend | Kind::Frontend(_) | Kind::NotBuilt(_) => return Ok(None),
     };
     match manifest.wholes(key)?[..] {
         [end] => Ok(Some(end)),
@@ -120,6 +120,7 @@ pub(super) fn run(
             }
         }
         Kind::TtsFrontend => return Ok(Verdict::Skipped("recordings are encoded on the CPU".into())),
+        Kind::Frontend(_) => return Err("a front end has no net".into()),
         Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
     }
     let mut pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();

@@ -33,8 +33,25 @@ pub enum Kind {
     Vocoder,
     /// The front ends of a cloned voice.
     TtsFrontend,
+    /// The front ends of what Qwen3-Omni hears and sees.
+    Frontend(FrontendKind),
     /// Known, but this program does not run it yet.
     NotBuilt(&'static str),
+}
+
+/// What a front end makes of a file or conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrontendKind {
+    /// Sound to spectra.
+    Audio,
+    /// A picture to patches.
+    Image,
+    /// Frames to patches.
+    Video,
+    /// A conversation to ids and positions.
+    Chat,
+    /// Sizes, counts and indices of many inputs.
+    Table,
 }
 
 const NOT_BUILT: [&str; 2] = ["audio_tower", "vision_tower"];
@@ -72,13 +89,19 @@ impl Manifest {
             "tts_generate" => Kind::TtsGenerate,
             "code2wav" | "decoder12hz" => Kind::Vocoder,
             "tts_frontend" => Kind::TtsFrontend,
+            "frontend_audio" => Kind::Frontend(FrontendKind::Audio),
+            "frontend_image" => Kind::Frontend(FrontendKind::Image),
+            "frontend_video" => Kind::Frontend(FrontendKind::Video),
+            "frontend_chat" => Kind::Frontend(FrontendKind::Chat),
+            "frontend_table" => Kind::Frontend(FrontendKind::Table),
             other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
                 Some(kind) => Kind::NotBuilt(kind),
                 None => {
                     let known = NOT_BUILT.join(", ");
                     return Err(format!(
                         "unknown kind {other:?}: expected omni_generate, tts_generate, code2wav, decoder12hz, \
-                         tts_frontend, {known}"
+                         tts_frontend, frontend_audio, frontend_image, frontend_video, frontend_chat, \
+                         frontend_table, {known}"
                     ));
                 }
             },

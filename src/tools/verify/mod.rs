@@ -15,6 +15,7 @@ mod speak;
 mod tts;
 mod value;
 mod vocode;
+mod voice;
 
 pub use compare::{Comparison, Difference, FloatError, compare};
 pub use device::{StageSource, gpu};
@@ -130,6 +131,10 @@ impl Verifier<'_> {
         let bytes =
             std::fs::read(path.with_extension("safetensors")).map_err(|e| format!("cannot read {file}: {e}"))?;
         let reference = read_values(&bytes).map_err(|e| format!("{file}: {e}"))?;
+        if let Kind::Frontend(kind) = manifest.kind {
+            let checkpoint = (folder.as_path(), self.checkpoint.is_some());
+            return frontend::run(kind, &manifest, &reference, &self.golden, checkpoint);
+        }
         let inputs: Vec<&str> = reference.keys().filter(|name| name.starts_with("in.")).map(String::as_str).collect();
         if manifest.kind == Kind::OmniGenerate && !inputs.is_empty() {
             return Ok(Verdict::Skipped(format!("input other than text is not built yet ({})", inputs.join(", "))));

@@ -16,7 +16,7 @@ use std::fmt;
 /// The sound of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Clip {
-    /// Mono samples, mostly in [-1, 1], all finite, not all zero.
+    /// Mono samples, mostly in [-1, 1], all finite.
     pub pcm: Vec<f32>,
     /// Samples per second.
     pub rate: u32,
@@ -26,6 +26,10 @@ impl Clip {
     /// How long it lasts.
     pub fn seconds(&self) -> f64 {
         self.pcm.len() as f64 / f64::from(self.rate)
+    }
+
+    fn peak(&self) -> f32 {
+        self.pcm.iter().fold(0f32, |peak, x| peak.max(x.abs()))
     }
 }
 
@@ -153,12 +157,20 @@ fn mb(bytes: usize) -> String {
     if mb < 10.0 { format!("{mb:.1}") } else { format!("{mb:.0}") }
 }
 
-/// Decodes a recording: wav (integers of 8 to 32 bits, floats, A-law, mu-law), aiff, flac, mp3, Ogg Vorbis, Ogg FLAC,
-/// AAC in m4a or ADTS. Channels are averaged.
+/// Decodes a recording of a voice: wav (integers of 8 to 32 bits, floats, A-law, mu-law), aiff, flac, mp3, Ogg Vorbis,
+/// Ogg FLAC, AAC in m4a or ADTS. Channels are averaged.
+///
+/// # Errors
+/// [`AudioError`] for everything that is not such a file within `limits`, and for silence.
+pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioError> {
+    check_clip(decode_sound(bytes, limits)?, limits)
+}
+
+/// Decodes what a model listens to: [`decode_audio`], except that silence is sound too.
 ///
 /// # Errors
 /// [`AudioError`] for everything that is not such a file within `limits`.
-pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioError> {
+pub fn decode_sound(bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioError> {
     if bytes.is_empty() {
         return Err(AudioError::Empty);
     }
@@ -167,14 +179,26 @@ pub fn decode_audio(bytes: &[u8], limits: &AudioLimits) -> Result<Clip, AudioErr
     }
     let found = container::recognise(bytes)?;
     let clip = decode::decode(found.container, &bytes[found.start..], limits)?;
-    check_clip(clip, limits)
+    check_sound(clip, limits)
 }
 
 /// The checks that need all samples: rate, length and peak. A clip that [`decode_audio`] returned passes them again.
 ///
 /// # Errors
-/// [`AudioError`] for what is not within `limits`.
+/// [`AudioError`] for what is not within `limits`, and for silence.
 pub fn check_clip(clip: Clip, limits: &AudioLimits) -> Result<Clip, AudioError> {
+    let clip = check_sound(clip, limits)?;
+    if clip.peak() < MIN_PEAK {
+        return Err(AudioError::Silent);
+    }
+    Ok(clip)
+}
+
+/// [`check_clip`] for [`decode_sound`].
+///
+/// # Errors
+/// [`AudioError`] for what is not within `limits`.
+pub fn check_sound(clip: Clip, limits: &AudioLimits) -> Result<Clip, AudioError> {
     if !(MIN_RATE..=MAX_RATE).contains(&clip.rate) {
         return Err(AudioError::Rate(clip.rate));
     }
@@ -185,12 +209,12 @@ pub fn check_clip(clip: Clip, limits: &AudioLimits) -> Result<Clip, AudioError> 
     if seconds < limits.min_seconds || clip.pcm.is_empty() {
         return Err(AudioError::TooShort { seconds, limit: limits.min_seconds });
     }
-    let peak = clip.pcm.iter().fold(0f32, |peak, x| peak.max(x.abs()));
+    if let Some(at) = clip.pcm.iter().position(|sample| !sample.is_finite()) {
+        return Err(AudioError::NotFinite(at as f64 / f64::from(clip.rate)));
+    }
+    let peak = clip.peak();
     if peak > MAX_PEAK {
         return Err(AudioError::Unscaled(peak));
-    }
-    if peak < MIN_PEAK {
-        return Err(AudioError::Silent);
     }
     Ok(clip)
 }

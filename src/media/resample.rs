@@ -1,6 +1,6 @@
 //! Band-limited change of the sample rate.
 
-use super::audio::{AudioError, MAX_RATE, MIN_RATE};
+use crate::sound::{AudioError, MAX_RATE, MIN_RATE};
 use rubato::audioadapter_buffers::direct::SequentialSlice;
 use rubato::{Fft, FixedSync, Resampler, WindowFunction};
 
