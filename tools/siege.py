@@ -8,10 +8,13 @@ Attacks come in a seeded order, a few at once, some from the address of the ordi
 the same requests again and again, come again where they are told to (429, 503), and compare every byte with what the idle
 server answered. Every ten seconds the state of the server is written to DIR/samples.jsonl; every few minutes the attacks
 pause, and all that clients had must be given back. DIR/summary.json has the result, DIR/log.txt the log of the server,
-DIR/memory.svg its memory. The summary says what the machine left to the server: load, time stolen by its host, time in
-which threads waited for a processor. With `--in-turn 6` each attack runs six times in a row, with a rest after each, which
-shows the attack that leaves memory behind. It fails if an ordinary answer was cut, changed or refused for good, if anything was left, or if memory grew: in the rests of
-the second half by more than 16 MiB or 5 % over those of the first. Needs Linux and Python 3.9; root, for no_descriptors.
+DIR/memory.svg its memory. The summary says what the machine left to the server: load, time stolen by its host, time for
+which threads waited for a processor. It fails if an ordinary answer was cut, changed or refused for good, if anything was
+left, or if memory grew: in the rests of the second half by more than 16 MiB or 5 % over those of the first.
+
+    python3 tools/siege.py --binary ... --in-turn 6 --out DIR      each attack six times in a row, a rest after each
+
+shows the attack that leaves memory behind. Needs Linux and Python 3.9; root, for no_descriptors.
 """
 
 import argparse
@@ -112,10 +115,12 @@ class Server:
         return [int(values.get(key, "0").split()[0]) for key in keys]
 
     def sample(self):
-        """Memory in MiB of the process and of its stages' processes, descriptors, threads."""
-        rss, most, threads = self.status(self.pid, "VmRSS", "VmHWM", "Threads")
+        """Memory in MiB of the process, how much of that is no file (weights are), and of its stages' processes; descriptors,
+        threads."""
+        rss, most, threads, anonymous = self.status(self.pid, "VmRSS", "VmHWM", "Threads", "RssAnon")
         children = sum(self.status(child, "VmRSS")[0] for child in self.children())
-        return {"rss": round(rss / 1024, 1), "most": round(most / 1024, 1), "children": round(children / 1024, 1),
+        return {"rss": round(rss / 1024, 1), "most": round(most / 1024, 1),
+                "anonymous": round(anonymous / 1024, 1), "children": round(children / 1024, 1),
                 "descriptors": len(os.listdir(f"/proc/{self.pid}/fd")), "threads": threads}
 
     def waited(self):
@@ -164,7 +169,8 @@ class Host:
         of_all, of_one = self.server.waited()
         return {"processors": os.cpu_count(), "load": {"least": min(loads), "mean": round(statistics.mean(loads), 2),
                                                        "most": max(loads)},
-                "busy_share": round(spent["busy"] / processors, 3), "steal_share": round(spent["steal"] / processors, 4),
+                "busy_share": round(spent["busy"] / processors, 3),
+                "steal_share": round(spent["steal"] / processors, 4),
                 "some_task_waited_share": round(spent["pressure"] / seconds, 3),
                 "server_waited_s": {"all_threads": round(of_all, 1), "worst_thread": round(of_one, 1)}}
 
@@ -336,14 +342,14 @@ def siege(args, server, out):
 
     if args.in_turn:
         for attack, seconds in attacks:
-            memory = [rests[-1]["rss"]]
+            memory = [rests[-1]["anonymous"]]
             for _ in range(args.in_turn):
                 if goes_on():
                     start(attack, seconds)
                     rest()
-                    memory.append(rests[-1]["rss"])
+                    memory.append(rests[-1]["anonymous"])
             turns[attack.__name__] = memory
-            print(f"{attack.__name__:24} MiB at rest, before and after each:", *memory, flush=True)
+            print(f"{attack.__name__:24} MiB at rest without files, before and after each:", *memory, flush=True)
     else:
         mixture(args, rng, attacks, running, goes_on, start, rest)
     if server.process.poll() is not None:
@@ -355,7 +361,7 @@ def siege(args, server, out):
     ordinary.over.set()
     summary = finish(samples, rests, sorted(lives), sorted(speeches), counts, ordinary, broken)
     summary["host"] = host.summary([taken["load"] for taken in samples])
-    return {**summary, "rss_mib_in_turn": turns} if turns else summary
+    return {**summary, "mib_without_files_in_turn": turns} if turns else summary
 
 
 def mixture(args, rng, attacks, running, goes_on, start, rest):
@@ -392,6 +398,7 @@ def finish(samples, rests, lives, speeches, counts, ordinary, broken):
                     for name, part in (("median", 0.5), ("p99", 0.99), ("worst", 1))},
         "live_asked": len(lives), "live_over_1s": sum(value > 1 for value in lives),
         "rss_mib": {"idle": first["rss"], "rests": [rest["rss"] for rest in rests], "median_of_halves": medians,
+                    "rests_without_files": [rest["anonymous"] for rest in rests],
                     "most": max(taken["most"] for taken in samples), "end": last["rss"]},
         "descriptors": [first["descriptors"], max(taken["descriptors"] for taken in samples), last["descriptors"]],
         "threads": [first["threads"], max(taken["threads"] for taken in samples), last["threads"]],

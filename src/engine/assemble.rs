@@ -31,7 +31,6 @@ use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, RwLock, Weak};
-use std::time::Duration;
 use tokio::sync::Semaphore;
 
 type Sender = Arc<dyn PayloadSender>;
