@@ -7,9 +7,14 @@
 Attacks come in a seeded order, a few at once, some from the address of the ordinary clients. The ordinary clients ask for
 the same requests again and again, come again where they are told to (429, 503), and compare every byte with what the idle
 server answered. Every ten seconds the state of the server is written to DIR/samples.jsonl; every few minutes the attacks
-pause, and all that clients had must be given back. DIR/summary.json has the result, DIR/log.txt the log of the server.
-It fails if an ordinary answer was cut, changed or refused for good, if anything was left, or if memory grew: in the rests of
-the second half by more than 16 MiB or 5 % over those of the first. Needs Linux and Python 3.9; root, for no_descriptors.
+pause, and all that clients had must be given back. DIR/summary.json has the result, DIR/log.txt the log of the server,
+DIR/memory.svg its memory. The summary says what the machine left to the server: load, time stolen by its host, time for
+which threads waited for a processor. It fails if an ordinary answer was cut, changed or refused for good, if anything was
+left, or if memory grew: in the rests of the second half by more than 16 MiB or 5 % over those of the first.
+
+    python3 tools/siege.py --binary ... --in-turn 6 --out DIR      each attack six times in a row, a rest after each
+
+shows the attack that leaves memory behind. Needs Linux and Python 3.9; root, for no_descriptors.
 """
 
 import argparse
@@ -50,6 +55,7 @@ class Server:
         line = self.process.stdout.readline()
         host, port = line.split("http://")[1].split()[0].strip("/,").split(":")
         self.address, self.pid = (host, int(port)), self.process.pid
+        self.waits = {}
         self.log_is_read = threading.Event()
         self.log_is_read.set()
         threading.Thread(target=self.keep_log, args=(Path(args.out) / "log.txt",), daemon=True).start()
@@ -109,11 +115,24 @@ class Server:
         return [int(values.get(key, "0").split()[0]) for key in keys]
 
     def sample(self):
-        """Memory in MiB of the process and of its stages' processes, descriptors, threads."""
-        rss, most, threads = self.status(self.pid, "VmRSS", "VmHWM", "Threads")
+        """Memory in MiB of the process, how much of that is no file (weights are), and of its stages' processes; descriptors,
+        threads."""
+        rss, most, threads, anonymous = self.status(self.pid, "VmRSS", "VmHWM", "Threads", "RssAnon")
         children = sum(self.status(child, "VmRSS")[0] for child in self.children())
-        return {"rss": round(rss / 1024, 1), "most": round(most / 1024, 1), "children": round(children / 1024, 1),
+        return {"rss": round(rss / 1024, 1), "most": round(most / 1024, 1),
+                "anonymous": round(anonymous / 1024, 1), "children": round(children / 1024, 1),
                 "descriptors": len(os.listdir(f"/proc/{self.pid}/fd")), "threads": threads}
+
+    def waited(self):
+        """Seconds for which threads of the server and of its stages waited for a processor, by thread; one that has ended
+        keeps what was seen of it last."""
+        for pid in (self.pid, *self.children()):
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                try:
+                    self.waits[str(path)] = int(path.read_text().split()[1]) / 1e9
+                except (OSError, IndexError):
+                    continue
+        return sum(self.waits.values()), max(self.waits.values(), default=0)
 
     def until(self, what, is_so):
         """Waits for something that must become so; what was seen last, if it does not."""
@@ -123,6 +142,37 @@ class Server:
                 return seen
             time.sleep(0.1)
         return None
+
+
+class Host:
+    """What the machine had left for the server, since this was made."""
+
+    def __init__(self, server):
+        self.server, self.begun, self.first = server, time.monotonic(), self.now()
+
+    def now(self):
+        """Seconds of all processors by kind, and of the time in which any task waited for one (0 where Linux does not
+        tell)."""
+        fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+        user, nice, system, idle, iowait, irq, softirq, steal = (
+            int(field) / os.sysconf("SC_CLK_TCK") for field in fields[:8])
+        try:
+            some = int(Path("/proc/pressure/cpu").read_text().splitlines()[0].rpartition("=")[2]) / 1e6
+        except OSError:
+            some = 0
+        return {"busy": user + nice + system + irq + softirq, "idle": idle + iowait, "steal": steal, "pressure": some}
+
+    def summary(self, loads):
+        now, seconds = self.now(), time.monotonic() - self.begun
+        spent = {name: now[name] - self.first[name] for name in now}
+        processors = max(spent["busy"] + spent["idle"] + spent["steal"], 0.001)
+        of_all, of_one = self.server.waited()
+        return {"processors": os.cpu_count(), "load": {"least": min(loads), "mean": round(statistics.mean(loads), 2),
+                                                       "most": max(loads)},
+                "busy_share": round(spent["busy"] / processors, 3),
+                "steal_share": round(spent["steal"] / processors, 4),
+                "some_task_waited_share": round(spent["pressure"] / seconds, 3),
+                "server_waited_s": {"all_threads": round(of_all, 1), "worst_thread": round(of_one, 1)}}
 
 
 class Ordinary:
@@ -221,17 +271,19 @@ def siege(args, server, out):
     def events(kind, **what):
         write(events_file, {"event": kind, "attacks": sorted(running.values()), **what})
 
-    ordinary = Ordinary(server, events)
+    ordinary, host = Ordinary(server, events), Host(server)
     events("guilty", text=ordinary.learn())
-    samples, rests, lives, speeches, counts, broken = [], [], [], [], {}, []
+    samples, rests, lives, speeches, counts, broken, turns = [], [], [], [], {}, [], {}
 
     def sample(resting=False):
         live, speech = ordinary.take()
         lives.extend(live)
         speeches.extend(speech)
         worst = lambda values, unit: round(max(values, default=0) * unit, 2)
+        waited = server.waited()
         taken = {"at": round(time.monotonic() - begun, 1), **server.sample(), "live_ms": worst(live, 1000),
                  "speech_s": worst(speech, 1), "load": os.getloadavg()[0], "rest": resting,
+                 "waited_s": round(waited[0], 1),
                  "ordinary": ordinary.count, "refused": ordinary.refused, "attacks": sorted(running.values())}
         samples.append(taken)
         write(samples_file, taken)
@@ -274,22 +326,32 @@ def siege(args, server, out):
     clients += [threading.Thread(target=work, daemon=True) for work in (ordinary.look, keep_sampling)]
     for client in clients:
         client.start()
-    rng, bag, number, rested = random.Random(args.seed), [], 0, time.monotonic()
+    rng, number = random.Random(args.seed), 0
     attacks = siege_attacks.ALL + (siege_attacks.CLONES if server.clones else [])
     attacks = [entry for entry in attacks if not args.only or entry[0].__name__ in args.only]
-    while time.monotonic() - begun < args.seconds and server.process.poll() is None:
-        if time.monotonic() - rested > args.rest_every:
-            rest()
-            rested = time.monotonic()
-        if len(running) < args.at_once:
-            if not bag:
-                bag = rng.sample(attacks, len(attacks))
-            attack, seconds = bag.pop()
-            number += 1
-            running[number] = attack.__name__
-            counts[attack.__name__] = counts.get(attack.__name__, 0) + 1
-            threading.Thread(target=run, args=(attack, seconds, number), daemon=True).start()
-        time.sleep(rng.uniform(0, 2))
+
+    def goes_on():
+        return time.monotonic() - begun < args.seconds and server.process.poll() is None
+
+    def start(attack, seconds):
+        nonlocal number
+        number += 1
+        running[number] = attack.__name__
+        counts[attack.__name__] = counts.get(attack.__name__, 0) + 1
+        threading.Thread(target=run, args=(attack, seconds, number), daemon=True).start()
+
+    if args.in_turn:
+        for attack, seconds in attacks:
+            memory = [rests[-1]["anonymous"]]
+            for _ in range(args.in_turn):
+                if goes_on():
+                    start(attack, seconds)
+                    rest()
+                    memory.append(rests[-1]["anonymous"])
+            turns[attack.__name__] = memory
+            print(f"{attack.__name__:24} MiB at rest without files, before and after each:", *memory, flush=True)
+    else:
+        mixture(args, rng, attacks, running, goes_on, start, rest)
     if server.process.poll() is not None:
         broken.append(f"the server ended with {server.process.returncode}")
         events("ended", code=server.process.returncode)
@@ -297,7 +359,23 @@ def siege(args, server, out):
         args.quiet = True
         rest()
     ordinary.over.set()
-    return finish(samples, rests, sorted(lives), sorted(speeches), counts, ordinary, broken)
+    summary = finish(samples, rests, sorted(lives), sorted(speeches), counts, ordinary, broken)
+    summary["host"] = host.summary([taken["load"] for taken in samples])
+    return {**summary, "mib_without_files_in_turn": turns} if turns else summary
+
+
+def mixture(args, rng, attacks, running, goes_on, start, rest):
+    """Starts attacks in a random order, a few at once, until the time is over; a rest now and then."""
+    bag, rested = [], time.monotonic()
+    while goes_on():
+        if time.monotonic() - rested > args.rest_every:
+            rest()
+            rested = time.monotonic()
+        if len(running) < args.at_once:
+            if not bag:
+                bag = rng.sample(attacks, len(attacks))
+            start(*bag.pop())
+        time.sleep(rng.uniform(0, 2))
 
 
 def finish(samples, rests, lives, speeches, counts, ordinary, broken):
@@ -320,10 +398,10 @@ def finish(samples, rests, lives, speeches, counts, ordinary, broken):
                     for name, part in (("median", 0.5), ("p99", 0.99), ("worst", 1))},
         "live_asked": len(lives), "live_over_1s": sum(value > 1 for value in lives),
         "rss_mib": {"idle": first["rss"], "rests": [rest["rss"] for rest in rests], "median_of_halves": medians,
+                    "rests_without_files": [rest["anonymous"] for rest in rests],
                     "most": max(taken["most"] for taken in samples), "end": last["rss"]},
         "descriptors": [first["descriptors"], max(taken["descriptors"] for taken in samples), last["descriptors"]],
         "threads": [first["threads"], max(taken["threads"] for taken in samples), last["threads"]],
-        "load": [min(taken["load"] for taken in samples), max(taken["load"] for taken in samples)],
     }
 
 
@@ -339,8 +417,10 @@ def main():
     parser.add_argument("--at-once", type=int, default=3, help="attacks")
     parser.add_argument("--rest-every", type=float, default=240, help="seconds")
     parser.add_argument("--only", nargs="*", help="names of attacks")
+    parser.add_argument("--in-turn", type=int, default=0, metavar="TIMES",
+                        help="attacks one after the other, each so often in a row, a rest after each")
     parser.add_argument("--out", default="siege", help="folder")
-    parser.add_argument("--svg", help="where to draw memory over time")
+    parser.add_argument("--svg", help="where else to draw memory over time")
     args = parser.parse_args()
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -357,8 +437,8 @@ def main():
         summary["bad"].append(f"the server ended with {code} when it was asked to")
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(json.dumps(summary, indent=1))
-    if args.svg:
-        Path(args.svg).write_text(siege_plot.svg(out / "samples.jsonl"))
+    for path in filter(None, (out / "memory.svg", args.svg)):
+        Path(path).write_text(siege_plot.svg(out / "samples.jsonl"))
     sys.exit(1 if summary["bad"] else 0)
 
 

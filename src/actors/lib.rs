@@ -38,6 +38,7 @@ mod scheduler;
 mod setup;
 pub mod simulation;
 mod supervisor;
+mod waits;
 mod watchdog;
 
 pub use arbiter::Arbiter;

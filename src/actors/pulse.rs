@@ -93,14 +93,12 @@ impl Pulse {
         AtWork(Arc::clone(self), role)
     }
 
-    /// A role that has been at one thing for longer than `limit`, and for how long.
-    pub fn hung(&self, limit: Duration) -> Option<(Role, Duration)> {
-        let now = self.now();
-        let busy_for = |role: Role| match self.busy[role as usize].load(Ordering::Relaxed) {
-            0 => Duration::ZERO,
-            since => now.saturating_sub(Duration::from_millis(since - 1)),
-        };
-        Role::ALL.map(|role| (role, busy_for(role))).into_iter().find(|(_, busy)| *busy > limit)
+    /// Since when each role has been at one thing, by [`Pulse::now`]; `None` while it waits for work.
+    pub fn busy_since(&self) -> [Option<Duration>; Role::ALL.len()] {
+        Role::ALL.map(|role| match self.busy[role as usize].load(Ordering::Relaxed) {
+            0 => None,
+            since => Some(Duration::from_millis(since - 1)),
+        })
     }
 
     /// Asks the launch thread to end before its next command, and the sampler to read nothing more of the steps that it
@@ -130,17 +128,24 @@ impl Pulse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watchdog::Watchdog;
 
     #[test]
     fn what_the_sampler_does_on_the_launch_thread_is_not_blamed_on_the_runner() {
         let pulse = Pulse::new(Clock::system());
+        // Whom the watchdog blames, after silence that is a hang on any machine.
+        let blamed = || {
+            let mut watchdog = Watchdog::new(Duration::from_secs(1));
+            let later = |look: u64| Duration::from_secs(60 + look);
+            let strike = (0..16).find_map(|look| watchdog.look(later(look), Duration::ZERO, &pulse.busy_since()));
+            strike.map(|(at, _)| Role::ALL[at])
+        };
         pulse.take(Role::Runner);
         pulse.take(Role::Sampler);
-        std::thread::park_timeout(Duration::from_millis(5));
-        assert_eq!(pulse.hung(Duration::ZERO).map(|(role, _)| role), Some(Role::Sampler));
+        assert_eq!(blamed(), Some(Role::Sampler));
         pulse.rest(Role::Sampler);
-        assert_eq!(pulse.hung(Duration::ZERO).map(|(role, _)| role), Some(Role::Runner));
+        assert_eq!(blamed(), Some(Role::Runner));
         pulse.rest(Role::Runner);
-        assert_eq!(pulse.hung(Duration::ZERO), None);
+        assert_eq!(blamed(), None);
     }
 }

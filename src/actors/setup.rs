@@ -2,6 +2,7 @@
 
 use crate::arbiter::Arbiter;
 use crate::in_hand::InHands;
+use crate::watchdog::Strike;
 use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::{Ack, SchedulerConfig};
@@ -33,7 +34,7 @@ pub struct StageSetup {
     pub factory: Arc<dyn StageFactory>,
     /// When to start again, and when to give up.
     pub restart: RestartLimits,
-    /// An actor or thread that has been busy with one thing for longer than this counts as hung.
+    /// An actor or thread that has been busy with one thing for longer than this, and could have run, counts as hung.
     pub watchdog: Duration,
     /// The faults to inject.
     pub faults: FaultPlan,
@@ -87,22 +88,26 @@ pub struct StageFailure {
     pub reason: String,
     /// The sequences that the failing actor had in hand.
     pub in_hands: InHands,
-    /// It was taken for hung after so short a time that it may only have been slow.
+    /// An actor, or the process, was taken for hung.
+    pub hung: bool,
+    /// It may only have been slow, by no doing of a request: that ends none.
     pub slow: bool,
 }
-
-/// An actor that is taken for hung after less than this may only wait for a core.
-pub(super) const SURELY_HUNG: Duration = Duration::from_secs(5);
 
 impl StageFailure {
     /// An actor ended, or a process.
     pub fn new(reason: String, in_hands: InHands) -> StageFailure {
-        StageFailure { reason, in_hands, slow: false }
+        StageFailure { reason, in_hands, hung: false, slow: false }
     }
 
-    /// An actor, or a process, has shown no life for so long.
-    pub fn silent_for(silence: Duration, reason: String, in_hands: InHands) -> StageFailure {
-        StageFailure { reason, in_hands, slow: silence < SURELY_HUNG }
+    /// An actor, or a process, has shown no life for too long. `what` says of it what it has not done.
+    pub(super) fn silent(what: &str, strike: Strike, in_hands: InHands) -> StageFailure {
+        let mut reason = format!("{what} for {:.1} s", strike.silent.as_secs_f32());
+        if strike.is_starved() {
+            let kept = strike.kept.as_secs_f32();
+            reason.push_str(&format!(", and for {kept:.1} s of them the machine had no processor for it"));
+        }
+        StageFailure { reason, in_hands, hung: true, slow: strike.may_be_slow() }
     }
 }
 

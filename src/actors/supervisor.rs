@@ -12,6 +12,7 @@ use crate::pulse::Role;
 use crate::sampler::Sampler;
 use crate::scheduler::Scheduler;
 use crate::setup::{StageFailure, StageSetup};
+use crate::waits::Waits;
 use crate::watchdog::Watchdog;
 use futures::future::BoxFuture;
 use omni_core::ids::Generation;
@@ -48,6 +49,7 @@ struct SupervisorState {
     handle: Arc<StageHandle>,
     policy: RestartPolicy,
     watchdog: Watchdog,
+    waits: Waits,
     born: Instant,
     failed_at: Option<Instant>,
     current: Option<Arc<StageGeneration>>,
@@ -67,11 +69,12 @@ impl Actor for StageSupervisor {
         (setup, handle): Self::Arguments,
     ) -> Result<SupervisorState, ActorProcessingErr> {
         myself.cast(SupervisorMessage::Start)?;
-        myself.send_interval(setup.watchdog / 4, || SupervisorMessage::Watch);
         let (policy, watchdog) = (RestartPolicy::new(setup.restart), Watchdog::new(setup.watchdog));
+        myself.send_interval(watchdog.period(), || SupervisorMessage::Watch);
+        let waits = Waits::own();
         let (born, children) = (Instant::now(), Vec::new());
         let (failed_at, current, up) = (None, None, false);
-        Ok(SupervisorState { setup, handle, policy, watchdog, born, failed_at, current, up, children })
+        Ok(SupervisorState { setup, handle, policy, watchdog, waits, born, failed_at, current, up, children })
     }
 
     async fn handle(
@@ -91,11 +94,12 @@ impl Actor for StageSupervisor {
             SupervisorMessage::Ready(generation) => state.ready(generation),
             SupervisorMessage::Watch => {
                 let Some(stage) = state.current.as_ref() else { return Ok(()) };
-                if let Some((role, busy)) = stage.life.pulse.hung(state.watchdog.limit()) {
-                    state.watchdog.struck(stage.life.gauges.made.load(Ordering::Relaxed));
-                    let reason = format!("the {} has not turned for {:.1} s", role.as_str(), busy.as_secs_f32());
-                    let in_hands = stage.life.in_hand.of_role(Some(role));
-                    let failure = StageFailure::silent_for(busy, reason, in_hands);
+                let (pulse, waited) = (&stage.life.pulse, state.waits.since_last());
+                if let Some((at, strike)) = state.watchdog.look(pulse.now(), waited, &pulse.busy_since()) {
+                    let role = Role::ALL[at];
+                    state.watchdog.limit.struck(stage.life.gauges.made.load(Ordering::Relaxed));
+                    let what = format!("the {} has not turned", role.as_str());
+                    let failure = StageFailure::silent(&what, strike, stage.life.in_hand.of_role(Some(role)));
                     state.failed(&myself, failure, role.is_thread()).await;
                 }
             }
@@ -141,6 +145,7 @@ impl SupervisorState {
         let (stage, ends) = StageGeneration::new(&self.setup, generation, &own, Clock::system());
         let (scheduler, inbound) = (stage.scheduler.clone(), stage.inbound.clone());
         self.current = Some(Arc::new(stage));
+        self.watchdog.begin();
         self.up = false;
 
         // An actor starts before those that speak to it; the scheduler and the inbound connector speak to each other.

@@ -45,6 +45,21 @@ impl Patience {
         self.saved = self.saved.saturating_sub(waited);
     }
 
+    /// For so much of the time until `now` the server itself stood still: that is not the client's doing.
+    pub fn excuse(&mut self, late: Duration, now: Duration) {
+        self.since = self.since.map(|since| since.saturating_add(late).min(now).max(since));
+    }
+
+    /// For how long its request has waited for it.
+    pub fn waited(&self, now: Duration) -> Duration {
+        self.since.map_or(Duration::ZERO, |since| now.saturating_sub(since))
+    }
+
+    /// Whether its request waits for it.
+    pub fn is_waiting(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// The client heard so much; it can save up `most`.
     pub fn heard(&mut self, length: Duration, most: Duration) {
         self.earns(length.saturating_mul(PER_HEARD), most);
@@ -63,8 +78,7 @@ impl Patience {
 
     /// How much more its request has waited for it than it may; zero for a client that uses its place.
     pub fn owed(&self, now: Duration) -> Duration {
-        let waited = self.since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
-        self.owed + waited.saturating_sub(self.saved)
+        self.owed + self.waited(now).saturating_sub(self.saved)
     }
 }
 
@@ -123,6 +137,17 @@ mod tests {
         };
         assert_eq!(wait(300, 1000), Duration::ZERO);
         assert!(wait(10_000, 4) > MOST);
+    }
+
+    #[test]
+    fn time_in_which_the_server_stood_still_is_not_the_clients() {
+        let mut patience = Patience::default();
+        patience.excuse(ms(1000), ms(1000));
+        patience.waits(ms(1000));
+        patience.excuse(ms(60_000), ms(61_500));
+        assert_eq!((patience.waited(ms(61_500)), patience.owed(ms(62_000))), (ms(500), ms(1000)));
+        patience.excuse(ms(9000), ms(62_000));
+        assert_eq!(patience.owed(ms(62_000)), Duration::ZERO, "no more than it waited");
     }
 
     #[test]

@@ -12,7 +12,8 @@
 //! Two requests that only fail together both get through alone. When they fail again as soon as they run with others,
 //! they stay alone for longer.
 //!
-//! A stage whose watchdog is short may go down only because the machine is busy: such a failure ends nobody.
+//! A stage may be taken for hung only because the machine is busy, where its watchdog is short or it had no processor for
+//! most of the time: such a failure ends nobody.
 //!
 //! Which failures count against the stage:
 //!

@@ -2,6 +2,7 @@
 //! stage, so that a slow client never keeps another request waiting for one.
 
 use super::api::{Event, LaterReason, RequestError, RequestOptions, Slo, SubmitError};
+use super::ledger::Ledger;
 use omni_config::{AdmissionMode, LimitsConfig};
 use omni_core::admission::{
     Accepted, AdmissionCore, AdmissionLimits, AdmissionStatus, Asked, Ended, Reason, Refusal, Ticket,
@@ -9,9 +10,13 @@ use omni_core::admission::{
 use omni_telemetry::AdmissionMetrics;
 use omni_telemetry::clock::Clock;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 use tokio::sync::watch;
+
+/// How often [`Admissions::tick`] is to be called.
+pub(super) const TICK: Duration = Duration::from_millis(250);
 
 /// The places.
 #[derive(Clone)]
@@ -25,12 +30,40 @@ struct Shared {
     state: Mutex<State>,
     /// Places in use, for [`Admissions::all_left`].
     held: watch::Sender<usize>,
+    /// Pauses requests and lets them go on. Called without any lock held.
+    ledger: OnceLock<Weak<Ledger>>,
+}
+
+/// The place of one admitted request, for all parts of it.
+#[derive(Debug, Default)]
+pub(super) struct Place {
+    /// Admission wants the request to pause.
+    wanted: AtomicBool,
+    /// The ledger has paused it; written with the ledger locked.
+    paused: AtomicBool,
+}
+
+impl Place {
+    /// Whether the request is paused. Exact where the ledger is locked.
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
+    /// Makes the state what admission wants last; if that changed it, whether the request is paused now. To be called
+    /// with the ledger locked.
+    pub fn settle(&self) -> Option<bool> {
+        let wanted = self.wanted.load(Ordering::SeqCst);
+        (self.paused.swap(wanted, Ordering::SeqCst) != wanted).then_some(wanted)
+    }
 }
 
 struct State {
     core: AdmissionCore,
     /// Of each permit, what ends its request.
     ends: BTreeMap<Ticket, End>,
+    places: BTreeMap<Ticket, Arc<Place>>,
+    /// When [`Admissions::tick`] came last, or should have.
+    ticked: Option<Duration>,
     /// Restarts of all stages that have been heard of.
     restarts: u32,
 }
@@ -63,6 +96,7 @@ pub(super) struct Entrant<'a> {
 pub(super) struct Permit {
     shared: Arc<Shared>,
     ticket: Ticket,
+    place: Arc<Place>,
 }
 
 /// Tells admission when the reader of a response gets its audio, which is how admission learns what the server carries.
@@ -93,9 +127,21 @@ impl Admissions {
             clock,
             samples_per_second: f64::from(sample_rate),
             metrics,
-            state: Mutex::new(State { core, ends: BTreeMap::new(), restarts: 0 }),
+            state: Mutex::new(State {
+                core,
+                ends: BTreeMap::new(),
+                places: BTreeMap::new(),
+                ticked: None,
+                restarts: 0,
+            }),
             held: watch::Sender::new(0),
+            ledger: OnceLock::new(),
         }))
+    }
+
+    /// Says what pauses requests and lets them go on. Once, before the first request.
+    pub fn settled_by(&self, ledger: &Arc<Ledger>) {
+        let _ = self.0.ledger.set(Arc::downgrade(ledger));
     }
 
     /// When first sounds are expected from now on, where requests do not say.
@@ -113,16 +159,20 @@ impl Admissions {
             state.restarts = restarts;
             state.core.disturbed(now);
         }
+        state.excuse(now);
         let slo = if sounds { options.slo } else { Slo::BestEffort };
         let asked = Asked { tenant: options.tenant, slo, steady, chat };
         let answer = state.core.ask(&asked, now);
         let status = state.core.status();
-        let mut yielded = None;
+        let (mut yielded, place) = (None, Arc::<Place>::default());
         if let Ok(Accepted { ticket, instead_of }) = &answer {
             state.ends.insert(*ticket, End::Unknown);
+            state.places.insert(*ticket, Arc::clone(&place));
             yielded = instead_of.and_then(|ticket| state.end(ticket, RequestError::Yielded));
         }
+        let changed = state.changed();
         drop(state);
+        shared.settle(&changed);
         if let Some(end) = yielded {
             shared.metrics.ended("yielded");
             end();
@@ -131,7 +181,7 @@ impl Admissions {
         match answer {
             Ok(Accepted { ticket, .. }) => {
                 shared.held.send_replace(status.held);
-                Ok(Permit { shared: Arc::clone(shared), ticket })
+                Ok(Permit { shared: Arc::clone(shared), ticket, place })
             }
             Err(refusal) => Err(self.told(refusal)),
         }
@@ -141,7 +191,10 @@ impl Admissions {
     pub fn tick(&self) {
         let shared = &self.0;
         let mut state = shared.lock();
-        let ended = state.core.tick(shared.now());
+        let now = shared.now();
+        state.excuse(now);
+        state.ticked = Some(now);
+        let ended = state.core.tick(now);
         let mut ends = Vec::new();
         for (ticket, why) in ended {
             let (reason, error) = match why {
@@ -151,8 +204,9 @@ impl Admissions {
             shared.metrics.ended(reason);
             ends.extend(state.end(ticket, error));
         }
-        let status = state.core.status();
+        let (status, changed) = (state.core.status(), state.changed());
         drop(state);
+        shared.settle(&changed);
         ends.into_iter().for_each(|end| end());
         shared.metrics.capacity(status.capacity);
         shared.held.send_if_modified(|held| std::mem::replace(held, status.held) != status.held);
@@ -193,9 +247,49 @@ impl Shared {
         // Only a bug in a pure core could panic under the lock; to go on serves every client better.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Tells the core something; then requests are paused or go on as it says.
+    fn tell(&self, what: impl FnOnce(&mut AdmissionCore, Duration)) {
+        let now = self.now();
+        let mut state = self.lock();
+        what(&mut state.core, now);
+        let changed = state.changed();
+        drop(state);
+        self.settle(&changed);
+    }
+
+    fn settle(&self, changed: &[Arc<Place>]) {
+        let Some(ledger) = self.ledger.get().and_then(Weak::upgrade) else { return };
+        changed.iter().for_each(|place| ledger.settle(place));
+        let paused = changed.iter().filter(|place| place.wanted.load(Ordering::SeqCst)).count();
+        self.metrics.paused(paused);
+    }
 }
 
 impl State {
+    /// Clients are not to blame for time in which this process stood still, as it does where a machine has no processor
+    /// for it: ticks are late then.
+    fn excuse(&mut self, now: Duration) {
+        let Some(ticked) = self.ticked else { return };
+        let late = now.saturating_sub(ticked + TICK);
+        if late > TICK {
+            self.core.excuse(late, now);
+            self.ticked = Some(ticked + late);
+        }
+    }
+
+    /// The places whose requests are to pause or to go on, which they are told.
+    fn changed(&mut self) -> Vec<Arc<Place>> {
+        let mut changed: Vec<Arc<Place>> = Vec::new();
+        for (ticket, paused) in self.core.changes() {
+            if let Some(place) = self.places.get(&ticket) {
+                place.wanted.store(paused, Ordering::SeqCst);
+                changed.push(Arc::clone(place));
+            }
+        }
+        changed
+    }
+
     /// What ends a request, to be called when the lock is free.
     fn end(&mut self, ticket: Ticket, error: RequestError) -> Option<impl FnOnce() + use<>> {
         let end = self.ends.get_mut(&ticket)?;
@@ -220,6 +314,11 @@ impl Permit {
         }
     }
 
+    /// For what is made for the request.
+    pub fn place(&self) -> Arc<Place> {
+        Arc::clone(&self.place)
+    }
+
     /// For the reader of the answer.
     pub fn watch(&self) -> Watch {
         Watch { shared: Arc::clone(&self.shared), ticket: self.ticket }
@@ -231,8 +330,10 @@ impl Drop for Permit {
         let mut state = self.shared.lock();
         let kept = state.core.left(self.ticket, self.shared.now());
         let ender = state.ends.remove(&self.ticket);
-        let held = state.core.status().held;
+        state.places.remove(&self.ticket);
+        let (held, changed) = (state.core.status().held, state.changed());
         drop(state);
+        self.shared.settle(&changed);
         drop(ender);
         if let Some(kept) = kept {
             let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];
@@ -247,8 +348,7 @@ impl Drop for Permit {
 impl Watch {
     /// The reader waits for the next event.
     pub fn waits(&self) {
-        let now = self.shared.now();
-        self.shared.lock().core.waits(self.ticket, now);
+        self.shared.tell(|core, now| core.waits(self.ticket, now));
     }
 
     /// It has read one.
@@ -256,28 +356,22 @@ impl Watch {
         match event {
             Event::Audio(chunk) => {
                 let length = Duration::from_secs_f64(chunk.samples.len() as f64 / self.shared.samples_per_second);
-                let now = self.shared.now();
-                self.shared.lock().core.heard(self.ticket, length, now);
+                self.shared.tell(|core, now| core.heard(self.ticket, length, now));
             }
-            Event::Text(text) => {
-                let now = self.shared.now();
-                self.shared.lock().core.read(self.ticket, text.chars().count(), now);
-            }
-            Event::Finished { .. } | Event::Failed(_) => self.shared.lock().core.complete(self.ticket),
+            Event::Text(text) => self.shared.tell(|core, now| core.read(self.ticket, text.chars().count(), now)),
+            Event::Finished { .. } | Event::Failed(_) => self.shared.tell(|core, _| core.complete(self.ticket)),
             Event::Started { .. } | Event::Word(_) => {}
         }
     }
 
     /// The request waits for text that its client is still writing.
     pub fn waits_for_text(&self) {
-        let now = self.shared.now();
-        self.shared.lock().core.waits_for_text(self.ticket, now);
+        self.shared.tell(|core, now| core.waits_for_text(self.ticket, now));
     }
 
     /// Its client wrote so many characters.
     pub fn wrote(&self, chars: usize) {
-        let now = self.shared.now();
-        self.shared.lock().core.wrote(self.ticket, chars, now);
+        self.shared.tell(|core, now| core.wrote(self.ticket, chars, now));
     }
 }
 

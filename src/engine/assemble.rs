@@ -1,6 +1,6 @@
 //! Builds an engine: from a checkpoint and a config to supervised stages with edges between them.
 
-use super::admission::Admissions;
+use super::admission::{Admissions, TICK};
 use super::decode::Decoders;
 use super::device::DeviceChoice;
 use super::journal::Edge;
@@ -31,11 +31,7 @@ use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, RwLock, Weak};
-use std::time::Duration;
 use tokio::sync::Semaphore;
-
-/// How often the ledger looks for requests whose time is up.
-const TICK: Duration = Duration::from_millis(250);
 
 type Sender = Arc<dyn PayloadSender>;
 type Receiver = Arc<dyn PayloadReceiver>;
@@ -114,6 +110,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
     };
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
     let admissions = Admissions::new(&config.limits, SAMPLE_RATE);
+    admissions.settled_by(&ledger);
     let followers = stages.iter().map(|stage| Follower::new(stage)).collect();
     Ok(Shared {
         info,

@@ -24,7 +24,7 @@ mod tests;
 pub(super) use posts::Acks;
 pub(super) use reports::LedgerSink;
 
-use super::admission::Permit;
+use super::admission::{Permit, Place};
 use super::api::{Event, RequestError, ResponseStream};
 use super::caught::caught;
 use super::client::Client;
@@ -80,8 +80,38 @@ struct State {
 struct Open {
     client: Client,
     journal: Journal,
+    /// The place of the request that it is, or is a part of; `None` for a request of the engine's own.
+    place: Option<Arc<Place>>,
     /// Where the relay of a described voice reads its codes.
     codes: Option<CodeLog>,
+}
+
+impl Open {
+    /// It has no place, so no stage may have a sequence of it.
+    fn is_paused(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| place.is_paused())
+    }
+}
+
+/// By what right a request is made.
+#[derive(Default)]
+pub(super) struct Right {
+    permit: Option<Permit>,
+    place: Option<Arc<Place>>,
+}
+
+impl From<Permit> for Right {
+    /// It is the whole of what the permit is for.
+    fn from(permit: Permit) -> Right {
+        Right { place: Some(permit.place()), permit: Some(permit) }
+    }
+}
+
+impl From<Arc<Place>> for Right {
+    /// It is a part of what a permit is for that others hold.
+    fn from(place: Arc<Place>) -> Right {
+        Right { permit: None, place: Some(place) }
+    }
 }
 
 impl Ledger {
@@ -116,9 +146,10 @@ impl Ledger {
         self: &Arc<Self>,
         plan: RequestPlan,
         kind: RequestKind,
-        permit: Option<Permit>,
+        right: impl Into<Right>,
         expired: Expired,
     ) -> ResponseStream {
+        let Right { permit, place } = right.into();
         let mut state = self.lock();
         let stages = plan.sequences.iter().map(|(stage, _)| *stage).collect();
         let request = state.core.accept(plan.owed, stages, self.now());
@@ -138,7 +169,7 @@ impl Ledger {
         let journal = journal.guarded_by(plan.guard);
         let waiting: Vec<_> = journal.unfinished().collect();
         waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
-        state.open.insert(request, Open { client, journal, codes: plan.codes });
+        state.open.insert(request, Open { client, journal, place, codes: plan.codes });
         state.core.handed_over(request, self.now());
         let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
         for stage in waiting {
@@ -174,6 +205,26 @@ impl Ledger {
         let Some(open) = state.open.get_mut(&request) else { return };
         open.client.followed(text.tokens.len() as u32);
         self.pass(&mut state, Edge::Text, text.payload(request, before));
+    }
+
+    /// Pauses what is made for a place, or lets it go on, as the place says. A paused request has no sequence in any
+    /// stage: it goes on from its journal, as after a restart of all of them.
+    pub fn settle(&self, place: &Arc<Place>) {
+        let mut state = self.lock();
+        let Some(paused) = place.settle() else { return };
+        let is_its = |open: &Open| open.place.as_ref().is_some_and(|of| Arc::ptr_eq(of, place));
+        let requests = state.open.iter().filter(|(_, open)| is_its(open));
+        let requests: Vec<_> = requests.map(|(request, open)| (*request, open.journal.unfinished().collect())).collect();
+        for (request, unfinished) in requests {
+            let unfinished: Vec<StageName> = unfinished;
+            for stage in unfinished {
+                match (paused, self.stages.get(stage)) {
+                    (true, Some(handle)) => handle.abort(request),
+                    (true, None) => {}
+                    (false, _) => self.admit(&mut state, request, stage),
+                }
+            }
+        }
     }
 
     /// Ends a request whose place was taken away. What was made of it by now is still read.
@@ -276,6 +327,9 @@ impl Ledger {
         let Some(new) = self.write_down(state, edge, payload) else { return };
         let consumer = state.open.get(&request).and_then(|open| open.journal.consumer(edge));
         let Some((stage, _)) = consumer.filter(|(stage, _)| state.up[*stage as usize]) else { return };
+        if state.open.get(&request).is_some_and(Open::is_paused) {
+            return;
+        }
         if state.open.get(&request).is_some_and(|open| open.journal.starved(stage).is_some()) {
             self.admit(state, request, stage);
         } else if let Err(error) = self.put(stage, new) {

@@ -332,7 +332,7 @@ impl Engine {
         let plan = self.shared.plan(chars, move |planner| planner.chat(&request)).await?;
         let watch = place.watch();
         let expired = Expired::default();
-        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, Some(place), Arc::clone(&expired));
+        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, place, Arc::clone(&expired));
         Ok(stream.watched(watch).lasting(options.life, expired))
     }
 }

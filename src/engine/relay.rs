@@ -3,7 +3,7 @@
 //! passes its events on; the relay joins their sound, adds up their usage and keeps the voice from piece to piece.
 
 use super::Shared;
-use super::admission::Watch;
+use super::admission::{Permit, Place, Watch};
 use super::api::{AudioChunk, Event, RequestError, ResponseStream, SubmitError, Usage, WordTime};
 use super::plan::{CodeLog, FamilyPlanner, RequestPlan, SpeechOptions, SpeechVoice};
 use super::stream::Expired;
@@ -34,6 +34,8 @@ pub(super) struct Relay {
     pub options: SpeechOptions,
     /// Where the reader of the text says that it waits for its writer.
     pub watch: Watch,
+    /// Of the whole text: its requests pause together.
+    place: Arc<Place>,
     send: flume::Sender<Event>,
     usage: Usage,
     reason: FinishReason,
@@ -83,14 +85,15 @@ impl Relay {
         options: SpeechOptions,
         send: flume::Sender<Event>,
         expired: Expired,
-        watch: Watch,
+        permit: &Permit,
     ) -> Relay {
         let (usage, reason, crossfade) = (Usage::default(), FinishReason::Stop, Crossfade::default());
         let (playback, born) = (Playback::default(), Instant::now());
         Relay {
             shared,
             options,
-            watch,
+            watch: permit.watch(),
+            place: permit.place(),
             send,
             usage,
             reason,
@@ -151,7 +154,7 @@ impl Relay {
         self.held = (self.options.retries > self.tries).then(Vec::new);
         self.stretch = (self.rate != 1.0).then(|| TimeStretch::new(sample_rate, self.rate));
         plan.follows(self.playback.left(self.born.elapsed()).saturating_sub(AHEAD));
-        self.shared.ledger.open_request(plan, RequestKind::Speech, None, Arc::clone(&self.expired))
+        self.shared.ledger.open_request(plan, RequestKind::Speech, Arc::clone(&self.place), Arc::clone(&self.expired))
     }
 
     /// After a piece has been made: the following pieces get the voice that spoke it.

@@ -83,7 +83,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
                 // One piece needs no relay.
                 Some(plan) => {
                     let kind = RequestKind::Speech;
-                    let stream = shared.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired));
+                    let stream = shared.ledger.open_request(plan, kind, permit, Arc::clone(&expired));
                     return Ok(stream.watched(watch).lasting(asked.life, expired));
                 }
                 None => Sentences { waiting, script: None, speakers, more: None, chars: 0 }.into(),
@@ -103,7 +103,7 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     };
     let (send, events) = flume::bounded(RELAY);
     let gone = CancellationToken::new();
-    let mut relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), permit.watch());
+    let mut relay = Relay::new(Arc::clone(shared), options, send, Arc::clone(&expired), &permit);
     relay.words = words;
     let listening = gone.clone().drop_guard();
     let (end, ended) = oneshot::channel();

@@ -14,12 +14,20 @@ use tokio::net::TcpStream;
 /// How often the system is asked. A client that has sent all and waits for what is wrong with it gets its answer before.
 const EVERY: Duration = Duration::from_millis(500);
 
+/// Bytes that may wait in the kernel because the peer's own buffer is full: 0.7 s of PCM. The next write waits, so that it
+/// is soon seen who does not read.
+#[cfg(target_os = "linux")]
+const UNSENT: u32 = 32 << 10;
+
 /// A TCP socket of which another task may ask whether its peer has hung up.
 #[derive(Clone)]
 pub(super) struct Socket(Arc<TcpStream>);
 
 impl Socket {
     pub fn new(socket: TcpStream) -> Socket {
+        // Only a dead socket refuses the option.
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT);
         Socket(Arc::new(socket))
     }
 

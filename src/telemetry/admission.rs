@@ -32,6 +32,11 @@ impl AdmissionMetrics {
         counter!(c::ENDED.name, "reason" => reason).increment(1);
     }
 
+    /// So many requests gave their places up until their clients come back.
+    pub fn paused(&self, requests: usize) {
+        counter!(c::PAUSED.name).increment(requests as u64);
+    }
+
     /// A promised deadline was met or missed.
     pub fn deadline(&self, deadline: &'static str, met: bool) {
         let outcome = if met { "met" } else { "missed" };

@@ -71,7 +71,8 @@ catalogue! {
 
     ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that admission takes this server to carry in real time, at most limits.max_requests.";
     REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were told to come later, by why.";
-    ENDED = Counter, "omni_requests_ended_total", ["reason"], "Requests that lost their place: their client kept them waiting (slow_client, or yielded while all places were taken), or they lived for too long (lifetime).";
+    ENDED = Counter, "omni_requests_ended_total", ["reason"], "Requests that lost their place: their client kept them waiting (slow_client, or yielded where too many had been paused), or they lived for too long (lifetime).";
+    PAUSED = Counter, "omni_requests_paused_total", [], "Times that a request gave its place up while all were taken, because its client kept it waiting; it goes on when the client is back and there is a place.";
     DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines of requests, met and missed: the first sound in time, and the rest in real time.";
 
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";

@@ -5,6 +5,7 @@ use crate::support::http::Ask;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use serde_json::json;
 use std::io::{Write, pipe};
+use std::time::Duration;
 
 const SPEECH: &str = "/v1/audio/speech";
 /// One request in eight crashes the talker each time that it is tried. The ordinary client's does not, with this seed.
@@ -59,5 +60,27 @@ fn signals_that_mean_nothing_cut_no_stream() {
         scope.spawn(|| (0..20).for_each(|_| ["HUP", "USR1"].iter().for_each(|name| attacked.signal(name))));
         attacked.neighbour_is_served();
     });
+    attacked.is_as_before();
+}
+
+#[test]
+fn a_server_that_is_stopped_for_longer_than_its_watchdog_goes_on_as_if_nothing_had_been() {
+    let attacked = Attacked::embedded("[supervision]\nwatchdog = \"1s\"\n");
+    let text = "This is one sentence of a long text. ".repeat(8);
+    let ask = Ask::json(SPEECH, &json!({"input": text, "seed": 1, "stream_format": "audio", "response_format": "pcm"}));
+    let whole = attacked.patiently(&ask).body;
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| attacked.patiently(&ask).body);
+        attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
+        attacked.signal("STOP");
+        // Nothing but time can tell the server that it was stopped.
+        #[expect(clippy::disallowed_methods, reason = "the length of the stop is the attack")]
+        std::thread::sleep(Duration::from_secs(6));
+        attacked.signal("CONT");
+        assert!(asking.join().unwrap() == whole, "a client heard other samples");
+    });
+    for nothing in ["omni_stage_guilty_requests_total", "omni_requests_ended_total"] {
+        assert_eq!(attacked.metric(nothing), 0.0, "{nothing}");
+    }
     attacked.is_as_before();
 }

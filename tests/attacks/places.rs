@@ -1,7 +1,7 @@
 //! Clients that take places and do not use them.
 
 use crate::support::attack::{Attacked, frame};
-use crate::support::http::Ask;
+use crate::support::http::{Ask, Reply};
 use crate::support::recording::{data_url, good};
 use serde_json::json;
 use std::io::{Read, Write};
@@ -35,8 +35,49 @@ impl Drop for Ends<'_> {
     }
 }
 
+/// A place was given up, and no request was ended for that.
+fn some_were_paused_and_none_was_ended(attacked: &Attacked) {
+    attacked.waits_for("omni_requests_paused_total", |paused| paused > 0.0);
+    assert_eq!(attacked.metric("omni_requests_ended_total"), 0.0, "a request was ended");
+}
+
 fn all_places_are_taken(attacked: &Attacked) {
     attacked.waits_for("omni_requests_in_flight", |requests| requests >= 4.0);
+}
+
+/// Speech of `input` that no connection has room for: 77 KB for a frame.
+fn immense(input: &str, frames: u32, alone: bool) -> Ask {
+    let body = json!({
+        "input": input, "seed": 7, "max_new_tokens": frames, "ignore_eos": alone, "speaker_embedding": vec![0.5; 64],
+        "stream_format": "audio", "response_format": "pcm", "speed": 0.25, "sample_rate": 48_000,
+    });
+    Ask::new("POST", SPEECH, &["Content-Type: application/json", "Connection: close"], body.to_string())
+}
+
+#[test]
+fn a_reader_that_comes_back_hears_every_sample() {
+    let attacked = Attacked::base("[limits]\nmax_requests = 1\n");
+    // One request of the stages, and a text in pieces, each of which is one.
+    for ask in [immense("Hello there.", 300, true), immense(&"It is raining. ".repeat(400), 300, false)] {
+        let whole = attacked.patiently(&ask).body;
+        assert!(whole.len() > 16 << 20, "{} bytes", whole.len());
+        let paused = attacked.metric("omni_requests_paused_total");
+        for _ in 0..2 {
+            let mut slow = attacked.begin(&ask);
+            attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
+            // Its place is taken twice: by the first client, and when it has read on for a while by the second.
+            let mut bytes = Vec::new();
+            for read_on in [0, 6 << 20] {
+                slow.by_ref().take(read_on).read_to_end(&mut bytes).unwrap();
+                attacked.neighbour_is_served();
+            }
+            slow.read_to_end(&mut bytes).unwrap();
+            assert!(Reply::read(&bytes).expect("the answer was cut").body == whole, "it heard other samples");
+        }
+        assert!(attacked.metric("omni_requests_paused_total") >= paused + 2.0);
+    }
+    some_were_paused_and_none_was_ended(&attacked);
+    attacked.is_as_before();
 }
 
 #[test]
@@ -54,6 +95,7 @@ fn slow_readers_of_long_texts_give_their_places_up() {
         }
         let _ends = Ends(&over);
         attacked.neighbour_is_served();
+        some_were_paused_and_none_was_ended(&attacked);
     });
     drop(readers);
     attacked.is_as_before();
@@ -103,6 +145,7 @@ fn writers_of_a_letter_now_and_then_give_their_places_up() {
         }
         let _ends = Ends(&over);
         attacked.neighbour_is_served();
+        some_were_paused_and_none_was_ended(&attacked);
     });
     drop(writers);
     attacked.is_as_before();

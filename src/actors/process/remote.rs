@@ -25,6 +25,8 @@ pub struct RemoteStage {
     out: Outbox<ToStage>,
     open: AtomicBool,
     admitted: AtomicU64,
+    /// Whether its present generation has sent a payload.
+    made: AtomicBool,
     pulse: Mutex<(Pulse, Instant)>,
     asked: Mutex<Vec<oneshot::Sender<String>>>,
 }
@@ -36,6 +38,7 @@ impl RemoteStage {
             out,
             open: AtomicBool::new(false),
             admitted: AtomicU64::new(0),
+            made: AtomicBool::new(false),
             pulse: Mutex::new((Pulse::default(), Instant::now() + FIRST_WORD)),
             asked: Mutex::default(),
         })
@@ -91,6 +94,20 @@ impl RemoteStage {
 
     pub(super) fn pulsed(&self, pulse: Pulse) {
         *self.pulse() = (pulse, Instant::now());
+    }
+
+    /// A generation of it came up.
+    pub(super) fn made_nothing_yet(&self) {
+        self.made.store(false, Ordering::Relaxed);
+    }
+
+    /// It has sent a payload.
+    pub(super) fn made(&self) {
+        self.made.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_made(&self) -> bool {
+        self.made.load(Ordering::Relaxed)
     }
 
     /// When the child was heard of last; in the future as long as it has time for its first word.

@@ -9,6 +9,8 @@ use super::remote::RemoteStage;
 use super::scarcity;
 use super::spawn::Process;
 use crate::in_hand::InHand;
+use crate::waits::Waits;
+use crate::watchdog::{Limit, Watchdog};
 use crate::{AckSink, InHands, StageFailure, StageHandle, StageReports, StageState};
 use futures::future::BoxFuture;
 use omni_core::ids::{Generation, StageName};
@@ -48,7 +50,7 @@ pub struct ProcessSetup {
     pub setup: Setup,
     /// When to start again, and when to give up.
     pub restart: RestartLimits,
-    /// A child that says nothing for longer than this counts as hung.
+    /// A child that says nothing for longer than this, and could have run, counts as hung.
     pub watchdog: Duration,
     /// What breaks on purpose. The children count.
     pub faults: FaultPlan,
@@ -93,10 +95,13 @@ struct ProcessSupervisor;
 
 struct Running {
     number: u64,
+    begun: Instant,
     /// What the child's actors write down that they have in hand.
     in_hand: Arc<InHand>,
     remote: Arc<RemoteStage>,
     process: Process,
+    /// Of the child.
+    waits: Waits,
     listening: JoinHandle<()>,
     speaking: JoinHandle<()>,
     tracing: JoinHandle<()>,
@@ -107,6 +112,10 @@ struct SupervisorState {
     setup: Arc<ProcessSetup>,
     handle: Arc<StageHandle>,
     policy: RestartPolicy,
+    /// Of the child's signs of life.
+    watchdog: Watchdog,
+    /// What the actors in the child have.
+    inside: Limit,
     born: Instant,
     failed_at: Option<Instant>,
     /// The generation that went down last, and what the policy said of it, as long as no other runs.
@@ -131,14 +140,17 @@ impl Actor for ProcessSupervisor {
     ) -> Result<SupervisorState, ActorProcessingErr> {
         scarcity::keep_back();
         myself.cast(Message::Start)?;
-        myself.send_interval(setup.watchdog / 4, || Message::Watch);
-        let policy = RestartPolicy::new(setup.restart);
+        let watchdog = Watchdog::new(setup.watchdog.max(LEAST_SILENCE));
+        myself.send_interval(watchdog.period(), || Message::Watch);
+        let (policy, inside) = (RestartPolicy::new(setup.restart), Limit::new(setup.watchdog));
         let down = (Generation(0), None);
         let born = Instant::now();
         Ok(SupervisorState {
             setup,
             handle,
             policy,
+            watchdog,
+            inside,
             born,
             failed_at: None,
             down,
@@ -184,12 +196,8 @@ impl Actor for ProcessSupervisor {
             }
             Message::Heard(..) | Message::Gone(..) | Message::Deaf(..) => {}
             Message::Watch => {
-                let limit = state.setup.watchdog.max(LEAST_SILENCE);
-                let silence = state.current.as_ref().map_or(Duration::ZERO, |now| now.remote.last_heard().elapsed());
-                if silence > limit {
-                    let reason = format!("its process has said nothing for {:.1} s", silence.as_secs_f32());
-                    let in_hands = state.in_hands();
-                    state.replace(&myself, StageFailure::silent_for(silence, reason, in_hands)).await;
+                if let Some(failure) = state.silence() {
+                    state.replace(&myself, failure).await;
                 }
             }
         }
@@ -215,6 +223,22 @@ impl SupervisorState {
     /// What the child has, or had, in hand: which of its actors failed is not known.
     fn in_hands(&self) -> InHands {
         self.current.as_ref().map_or_else(InHands::nothing, |running| running.in_hand.of_role(None))
+    }
+
+    /// Looks whether the child lives. What its machine keeps from it, and from this process, is no silence of its own.
+    fn silence(&mut self) -> Option<StageFailure> {
+        let running = self.current.as_mut()?;
+        let (heard, now) = (running.remote.last_heard(), Instant::now());
+        // It has time for its first word.
+        let since = (heard <= now).then(|| heard.saturating_duration_since(running.begun));
+        let waited = running.waits.since_last();
+        let (_, strike) = self.watchdog.look(now.saturating_duration_since(running.begun), waited, &[since])?;
+        self.watchdog.limit.struck(running.remote.has_made());
+        let in_hands = running.in_hand.of_role(None);
+        let mut failure = StageFailure::silent("its process has said nothing", strike, in_hands);
+        // No request stops a process.
+        failure.slow |= running.waits.is_stopped();
+        Some(failure)
     }
 
     fn is_current(&self, number: u64) -> bool {
@@ -270,7 +294,8 @@ impl SupervisorState {
         // First the changes are watched, then the plan is looked at: none is missed.
         let changes = self.setup.faults.changes();
         let faults = self.setup.faults.state();
-        let setup = Setup { generation: before, faults, parent: std::process::id(), ..self.setup.setup.clone() };
+        let mut setup = Setup { generation: before, faults, parent: std::process::id(), ..self.setup.setup.clone() };
+        setup.config.supervision.watchdog = self.inside.now();
         let speaking = {
             let (parent, name) = (Arc::clone(&self.setup), self.handle.name());
             tokio::spawn(async move {
@@ -298,13 +323,30 @@ impl SupervisorState {
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
         tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
-        self.current = Some(Running { number, in_hand, remote, process, listening, speaking, tracing, drilling });
+        self.watchdog.begin();
+        let (begun, waits) = (Instant::now(), Waits::of(process.pid));
+        self.current = Some(Running {
+            number,
+            begun,
+            in_hand,
+            remote,
+            process,
+            waits,
+            listening,
+            speaking,
+            tracing,
+            drilling,
+        });
         Ok(())
     }
 
     async fn heard(&mut self, myself: &ActorRef<Message>, word: FromStage) {
         match word {
             FromStage::StageDown(generation, failure, _) => {
+                // Its own watchdog grows with it, but ends with it too.
+                if let Some(running) = self.current.as_ref().filter(|_| failure.hung) {
+                    self.inside.struck(running.remote.has_made());
+                }
                 let verdict = self.failed(generation, failure);
                 if verdict == Verdict::GiveUp {
                     self.take_down().await;
@@ -346,6 +388,7 @@ impl SupervisorState {
         // The child may report a state more than once.
         if self.up < generation {
             self.up = generation;
+            running.remote.made_nothing_yet();
             self.setup.reports.stage_up(self.handle.name());
         }
     }
@@ -451,6 +494,7 @@ async fn listen_to(
                 in_hand.parent_takes(payload.header.request, payload.header.seq.0);
                 deliver(payload, parent, name);
                 in_hand.parent_rests();
+                remote.made();
             }
             // The parent has no input to give again: a child whose output cannot be read is replaced.
             Received::Delivery(Delivery::Broken(error)) => return Err(error.into()),

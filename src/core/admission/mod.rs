@@ -11,9 +11,11 @@
 //! for more than the server promises.
 //!
 //! A place belongs to a client that uses it ([`Patience`]): a request that has waited for its client for too long ends,
-//! and one that waits at all gives its place to the next request while all places are taken.
+//! and one that waits at all gives its place to the next request while all places are taken: it pauses until its client
+//! is back and there is a place (`pauses`).
 
 mod capacity;
+mod pauses;
 mod shares;
 #[cfg(test)]
 mod tests;
@@ -37,8 +39,6 @@ pub const BUFFERED: Duration = Duration::from_millis(200);
 const WELL_AHEAD: Duration = Duration::from_secs(1);
 /// For so long after the advised time the server expects a refused client to come again.
 const PUNCTUAL: Duration = Duration::from_secs(2);
-/// A request that has waited so long for its client gives its place up while all are taken.
-const YIELDS: Duration = Duration::from_secs(2);
 /// After so long without a stream, what is known of first sounds is of another day.
 const FORGETS_IDLE: Duration = Duration::from_secs(5);
 /// The longest wait that a refusal advises: what happens after it is not known.
@@ -128,7 +128,7 @@ pub struct Refusal {
 pub struct Accepted {
     /// Its name.
     pub ticket: Ticket,
-    /// The request whose place it has, which is to be ended: its client kept it waiting.
+    /// A request that is to be ended, because its client has kept it waiting for longest and too many are paused.
     pub instead_of: Option<Ticket>,
 }
 
@@ -192,6 +192,8 @@ struct Stream {
     /// All its sound has come.
     complete: bool,
     late: bool,
+    /// Since when it has no place, because it waited for its client.
+    paused: Option<Duration>,
     /// How its client reads, and how it writes.
     reads: Patience,
     writes: Patience,
@@ -200,7 +202,7 @@ struct Stream {
 impl Stream {
     /// Whether its lateness would be the server's doing.
     fn counts(&self) -> bool {
-        self.steady && self.slo != Slo::BestEffort
+        self.steady && self.slo != Slo::BestEffort && self.paused.is_none()
     }
 
     /// How much longer it has waited for its client than it may.
@@ -246,6 +248,8 @@ pub struct AdmissionCore {
     held: Duration,
     /// Until when the server expects clients with a deadline that it refused for want of capacity.
     wanted: Duration,
+    /// Requests that were paused, or go on, in this order, and have not been asked for.
+    changes: Vec<(Ticket, bool)>,
 }
 
 impl AdmissionCore {
@@ -261,6 +265,7 @@ impl AdmissionCore {
             next: 0,
             held: Duration::from_secs(1),
             wanted: Duration::ZERO,
+            changes: Vec::new(),
         }
     }
 
@@ -278,25 +283,29 @@ impl AdmissionCore {
         // A refusal costs as much as an answer, so that a tenant cannot ask without end.
         let refused = |(reason, wait): (Reason, Duration)| Refusal { reason, retry_after: wait.min(LONGEST_ADVICE) };
         self.shares.charge(&asked.tenant, now).map_err(refused)?;
+        self.resume(now);
         let places = self.places(asked.slo);
-        let held = self.streams.len();
+        let held = self.running();
         let advice = self.advice(held.max(1));
-        let mut answer = self.shares.ask(&asked.tenant, places, now);
-        let mut instead_of = None;
+        // What is paused is still the tenant's.
+        let paused = self.paused_of(asked.tenant.id);
+        let most = asked.tenant.max_requests;
+        let tenant = Tenant { max_requests: most.map(|most| most.saturating_sub(paused)), ..asked.tenant };
+        let mut answer = self.shares.ask(&tenant, places, now);
+        let (mut instead_of, mut yielded) = (None, false);
         if matches!(answer, Err((Reason::Places, _)))
             && self.in_use(now) < places
-            && let Some(slow) = self.slowest(now)
+            && let Some((idle, its_tenant)) = self.idlest(now)
         {
             // Its place is the next request's, unless that is one too many all the same. More places may be held than
             // streams are carried by now: what waits for its client needs no capacity.
-            let places = places.max(held);
-            let tenant = self.streams.get(&slow).map(|stream| stream.tenant);
-            tenant.iter().for_each(|tenant| self.shares.leaves(*tenant));
-            answer = self.shares.ask(&asked.tenant, places, now);
-            match (&answer, tenant) {
-                (Ok(()), _) => instead_of = self.streams.remove(&slow).map(|_| slow),
-                (Err(_), Some(tenant)) => self.shares.stays(tenant),
-                (Err(_), None) => {}
+            self.shares.leaves(its_tenant);
+            answer = self.shares.ask(&tenant, places.max(held), now);
+            yielded = answer.is_ok();
+            if yielded {
+                instead_of = self.pause(idle, now);
+            } else {
+                self.shares.stays(its_tenant);
             }
         }
         if let Err((reason, wait)) = answer {
@@ -307,13 +316,17 @@ impl AdmissionCore {
                     self.wanted = now + wait + PUNCTUAL;
                 }
             }
+            let reason = match (reason, most) {
+                (Reason::OwnPlaces(_), Some(most)) => Reason::OwnPlaces(most),
+                (reason, _) => reason,
+            };
             let reason = match reason {
                 Reason::Places if places < self.limits.places => Reason::Streams { capacity: places },
                 other => other,
             };
             return Err(Refusal { reason, retry_after: wait });
         }
-        if instead_of.is_none()
+        if !yielded
             && self.limits.by_deadlines
             && let Some(mut refusal) = self.deadline(asked, now, advice)
         {
@@ -344,24 +357,14 @@ impl AdmissionCore {
                 waits: None,
                 complete: false,
                 late: false,
+                paused: None,
                 reads: Patience::default(),
                 writes: Patience::default(),
             },
         );
         self.idle = None;
-        self.capacity.saw(self.streams.len());
+        self.capacity.saw(self.running());
         Ok(Accepted { ticket, instead_of })
-    }
-
-    /// The stream that has waited longest for its client, if it may lose its place.
-    fn slowest(&self, now: Duration) -> Option<Ticket> {
-        let owes = self.streams.iter().map(|(ticket, stream)| (stream.owed(now), *ticket));
-        owes.filter(|(owed, _)| *owed >= YIELDS).max().map(|(_, ticket)| ticket)
-    }
-
-    /// Streams that have not waited so long for their clients that they may lose their places.
-    fn in_use(&self, now: Duration) -> usize {
-        self.streams.values().filter(|stream| stream.owed(now) < YIELDS).count()
     }
 
     /// Ends what waited for its client for too long, or lived for too long; to be called now and then.
@@ -383,6 +386,7 @@ impl AdmissionCore {
         for (ticket, _) in &ended {
             self.left(*ticket, now);
         }
+        self.resume(now);
         ended
     }
 
@@ -409,6 +413,7 @@ impl AdmissionCore {
         if let Some(stream) = self.streams.get_mut(&ticket) {
             stream.writes.goes_on(now);
             stream.writes.wrote(chars, self.limits.slow_client);
+            self.comes_back(ticket, now);
         }
     }
 
@@ -417,6 +422,7 @@ impl AdmissionCore {
         if let Some(stream) = self.streams.get_mut(&ticket) {
             stream.waits.get_or_insert(now);
             stream.reads.goes_on(now);
+            self.comes_back(ticket, now);
         }
     }
 
@@ -460,12 +466,15 @@ impl AdmissionCore {
     pub fn left(&mut self, ticket: Ticket, now: Duration) -> Option<Kept> {
         self.look(now);
         let stream = self.streams.remove(&ticket)?;
-        self.shares.leaves(stream.tenant);
+        if stream.paused.is_none() {
+            self.shares.leaves(stream.tenant);
+        }
         self.held = (self.held * 7 + now.saturating_sub(stream.accepted)) / 8;
         if self.streams.is_empty() {
             self.idle = Some(now);
             self.capacity.idles(now);
         }
+        self.resume(now);
         let Slo::Realtime(deadline) = stream.slo else { return None };
         let first = stream.playback.time_to_first();
         let in_time = first.map(|first| first.saturating_sub(stream.accepted) <= deadline);
@@ -504,7 +513,7 @@ impl AdmissionCore {
 
     fn first_sounds_to_come(&self, chat: bool) -> usize {
         let to_come =
-            |stream: &&Stream| stream.chat == chat && !stream.complete && stream.playback.time_to_first().is_none();
+            |stream: &&Stream| stream.chat == chat && stream.paused.is_none() && !stream.complete && stream.playback.time_to_first().is_none();
         self.streams.values().filter(to_come).count()
     }
 
@@ -567,6 +576,6 @@ impl AdmissionCore {
                 self.capacity.late();
             }
         }
-        self.capacity.look((self.streams.len(), realtime, ahead), now);
+        self.capacity.look((self.running(), realtime, ahead), now);
     }
 }

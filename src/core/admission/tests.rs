@@ -300,7 +300,7 @@ proptest! {
     #[test]
     fn places_are_never_lost(moves in proptest::collection::vec((0..8u8, 0..4u8, 0..5000u64), 1..300), places in 1..10usize) {
         let mut core = admission(places, true);
-        let (mut tickets, mut now) = (Vec::new(), Duration::ZERO);
+        let (mut tickets, mut pauses, mut now) = (Vec::new(), BTreeSet::new(), Duration::ZERO);
         for (kind, who, time) in moves {
             now += ms(time);
             let ticket = tickets.get(time as usize % tickets.len().max(1)).copied();
@@ -332,9 +332,16 @@ proptest! {
                 }
                 _ => core.disturbed(now),
             }
+            for (ticket, paused) in core.changes() {
+                let is_new = if paused { pauses.insert(ticket) } else { pauses.remove(&ticket) };
+                prop_assert!(is_new);
+            }
+            pauses.retain(|ticket| tickets.contains(ticket));
             let status = core.status();
             prop_assert_eq!(status.held, tickets.len());
-            prop_assert!(status.held <= places && (1..=places).contains(&status.capacity));
+            prop_assert_eq!((core.running(), pauses.len()), (tickets.len() - pauses.len(), status.held - core.running()));
+            prop_assert!(core.running() <= places && pauses.len() <= places);
+            prop_assert!((1..=places).contains(&status.capacity));
         }
     }
 }

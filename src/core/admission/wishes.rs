@@ -101,6 +101,97 @@ fn a_refusal_costs_a_token_of_the_rate() {
     assert_eq!(core.ask(&limited, ms(0)).unwrap_err().reason, Reason::OwnRate(3));
 }
 
+/// One of these was paused.
+fn is_one_of(slow: &[Ticket], changes: &[(Ticket, bool)]) -> bool {
+    matches!(changes, [(ticket, true)] if slow.contains(ticket))
+}
+
+#[test]
+fn a_paused_request_goes_on_when_its_client_is_back_and_there_is_a_place() {
+    let (mut core, mut now) = (admission(2, false), ms(1000));
+    let [reader, writer] = [(); 2].map(|()| core.ask(&asked(Slo::BestEffort), now).unwrap().ticket);
+    core.waits(reader, now);
+    core.heard(reader, ms(5000), now);
+    core.waits(writer, now);
+    core.waits_for_text(writer, now);
+    now += ms(1999);
+    assert_eq!(core.ask(&asked(LISTENED), now).unwrap_err().reason, Reason::Places);
+    now += ms(1);
+    // What it has saved up lets it live, but does not keep its place.
+    let [first, second] = [(); 2].map(|()| core.ask(&asked(LISTENED), now).unwrap());
+    assert_eq!((first.instead_of, second.instead_of), (None, None), "none is ended");
+    assert_eq!(core.ask(&asked(LISTENED), now).unwrap_err().reason, Reason::Places);
+    let mut paused = core.changes();
+    paused.sort_unstable();
+    assert_eq!(paused, [(reader, true), (writer, true)]);
+    // One is back: it is the next in place of one that is idle, and the first where a place is free.
+    core.waits(reader, now);
+    core.waits(first.ticket, now);
+    core.waits(second.ticket, now);
+    assert_eq!(core.changes(), []);
+    core.left(first.ticket, now);
+    assert_eq!(core.changes(), [(reader, false)]);
+    core.wrote(writer, 1, now);
+    assert_eq!(core.changes(), []);
+    core.heard(second.ticket, ms(80), now);
+    now += ms(2000);
+    core.tick(now);
+    assert_eq!(core.changes(), [(second.ticket, true), (writer, false)]);
+    assert_eq!((core.running(), core.status().held), (2, 3));
+    [reader, writer, second.ticket].into_iter().for_each(|ticket| _ = core.left(ticket, now));
+    assert_eq!(core.changes(), [], "what has ended does not go on");
+    (0..2).for_each(|_| _ = core.ask(&asked(LISTENED), now).unwrap());
+    assert_eq!(core.ask(&asked(LISTENED), now).unwrap_err().reason, Reason::Places);
+}
+
+#[test]
+fn as_many_are_paused_as_there_are_places_and_then_the_longest_ends() {
+    let (mut core, mut now) = (admission(2, false), ms(1000));
+    let mut tickets = Vec::new();
+    for round in 0..5 {
+        for _ in 0..2 {
+            let accepted = core.ask(&asked(LISTENED), now).unwrap();
+            let ended = tickets.len().checked_sub(4).map(|at| tickets[at]);
+            assert_eq!(accepted.instead_of, ended, "round {round}");
+            core.waits(accepted.ticket, now);
+            core.heard(accepted.ticket, ms(80), now);
+            tickets.push(accepted.ticket);
+            now += ms(1);
+        }
+        now += ms(2000);
+    }
+    assert_eq!((core.running(), core.status().held), (2, 4));
+}
+
+#[test]
+fn a_key_has_no_more_requests_by_pausing_them() {
+    let (mut core, now) = (admission(2, false), ms(1000));
+    let own = Asked { tenant: Tenant { max_requests: Some(2), ..tenant(1, 1) }, ..asked(Slo::BestEffort) };
+    for ticket in [(); 2].map(|()| core.ask(&own, now).unwrap().ticket) {
+        core.waits(ticket, now);
+        core.heard(ticket, ms(80), now);
+    }
+    let now = now + ms(3000);
+    core.ask(&asked(LISTENED), now).unwrap();
+    assert_eq!(core.changes().len(), 1);
+    assert_eq!(core.ask(&own, now).unwrap_err().reason, Reason::OwnPlaces(2));
+}
+
+#[test]
+fn clients_are_not_slow_while_the_server_stands_still() {
+    let (mut core, now) = (admission(1, false), ms(1000));
+    let reader = core.ask(&asked(LISTENED), now).unwrap().ticket;
+    core.waits(reader, now);
+    core.heard(reader, ms(80), now);
+    let later = now + ms(90_000);
+    core.excuse(ms(89_000), later);
+    assert_eq!(core.tick(later), []);
+    assert_eq!(core.ask(&asked(LISTENED), later).unwrap_err().reason, Reason::Places);
+    assert_eq!(core.changes(), []);
+    core.ask(&asked(LISTENED), later + ms(1000)).unwrap();
+    assert_eq!(core.changes(), [(reader, true)]);
+}
+
 #[test]
 fn places_of_slow_readers_are_the_next_requests() {
     let (mut core, mut now) = (admission(4, false), ms(1000));
@@ -112,18 +203,18 @@ fn places_of_slow_readers_are_the_next_requests() {
         slow[1..].iter().for_each(|ticket| core.heard(*ticket, ms(85), now));
         now += ms(1000);
     }
+    now += ms(1500);
+    core.heard(slow[0], ms(1000), now);
     for _ in 0..2 {
-        let accepted = core.ask(&Asked { tenant: tenant(1, 1), ..asked(LISTENED) }, now).unwrap();
-        assert!(slow[1..].contains(&accepted.instead_of.unwrap()));
+        core.ask(&Asked { tenant: tenant(1, 1), ..asked(LISTENED) }, now).unwrap();
+        assert!(is_one_of(&slow[1..], &core.changes()));
     }
     let third = core.ask(&Asked { tenant: tenant(1, 1), ..asked(LISTENED) }, now).unwrap_err();
     assert_eq!(third.reason, Reason::Share, "it has its share");
-    assert!(
-        slow[1..].contains(&core.ask(&asked(LISTENED), now).unwrap().instead_of.unwrap()),
-        "also of its own tenant"
-    );
+    core.ask(&asked(LISTENED), now).unwrap();
+    assert!(is_one_of(&slow[1..], &core.changes()), "also of its own tenant");
     assert_eq!(core.ask(&asked(LISTENED), now).unwrap_err().reason, Reason::Places, "no other is slow");
-    assert_eq!(core.status().held, 4);
+    assert_eq!((core.running(), core.status().held), (4, 7), "three are paused");
 }
 
 #[test]
@@ -140,8 +231,8 @@ fn places_of_slow_readers_are_the_next_requests_where_the_server_carries_fewer_t
     assert!(capacity < 8, "{capacity}");
     // As many as the server carries get a place, and no more.
     for _ in 0..capacity {
-        let accepted = core.ask(&asked(LISTENED), now).unwrap();
-        assert!(slow.contains(&accepted.instead_of.unwrap()));
+        core.ask(&asked(LISTENED), now).unwrap();
+        assert!(is_one_of(&slow, &core.changes()));
     }
     let refusal = core.ask(&asked(LISTENED), now).unwrap_err();
     assert_eq!(refusal.reason, Reason::Streams { capacity });

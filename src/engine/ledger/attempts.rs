@@ -1,6 +1,6 @@
 //! How stages are given the sequences of requests, and again when one was lost.
 
-use super::{Ledger, State};
+use super::{Ledger, Open, State};
 use crate::caught::caught;
 use crate::journal::{Readmission, TRIES};
 use omni_core::ids::{Attempt, RequestId, Seq, StageName};
@@ -12,7 +12,8 @@ use omni_transfer::transport::TransportError;
 impl Ledger {
     /// Admits the sequence of a request to a stage that is up, with its input so far.
     pub(super) fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
-        if !state.up[stage as usize] {
+        // One that is paused is admitted when it goes on.
+        if !state.up[stage as usize] || state.open.get(&request).is_some_and(Open::is_paused) {
             return;
         }
         if !state.suspects[stage as usize].may_enter(request) {

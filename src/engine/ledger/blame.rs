@@ -13,7 +13,7 @@ impl Ledger {
     /// Finds out what a failure of a stage, which is down now, means for its requests; ends the one that is guilty.
     /// Returns how the failure counts against the stage.
     pub(super) fn blame(&self, state: &mut State, stage: StageName, failure: &StageFailure) -> Attribution {
-        let StageFailure { reason, in_hands, slow } = failure;
+        let StageFailure { reason, in_hands, slow, .. } = failure;
         let gone = |request: &RequestId| !state.open.contains_key(request);
         let had_it = |request: RequestId, unit: Option<u32>| {
             let Some(Open { journal, .. }) = state.open.get(&request) else {
@@ -25,7 +25,10 @@ impl Ledger {
         };
         let concerned: Vec<Concerned> = match in_hands {
             InHands::These(these) => these.iter().filter_map(|(request, unit)| had_it(*request, *unit)).collect(),
-            InHands::All => state.open.keys().filter_map(|request| had_it(*request, None)).collect(),
+            InHands::All => {
+                let holds = state.open.iter().filter(|(_, open)| !open.is_paused());
+                holds.filter_map(|(request, _)| had_it(*request, None)).collect()
+            }
         };
         let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
         let suspects = &mut state.suspects[stage as usize];

@@ -28,7 +28,7 @@ fn answered() -> (Arc<Ledger>, ResponseStream) {
         codes: None,
         guard: None,
     };
-    let stream = ledger.open_request(plan, RequestKind::Chat, None, Expired::default());
+    let stream = ledger.open_request(plan, RequestKind::Chat, Right::default(), Expired::default());
     (ledger, stream)
 }
 

@@ -227,6 +227,7 @@ impl<'a> World<'a> {
                 }
             }
             Event::Tick => {
+                self.admissions.tick();
                 self.ledger.tick();
                 let open = self.clients.iter().any(Client::holds);
                 if self.waiting > 0 || open {

@@ -42,6 +42,7 @@ fn record_one_of_each() {
     admission.refused("places");
     admission.deadline("playback", true);
     admission.ended("yielded");
+    admission.paused(1);
     for name in StageName::ALL {
         let stage = StageMetrics::new(name, Recorder::default());
         stage.steps.increment(1);

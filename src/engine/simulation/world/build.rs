@@ -119,6 +119,8 @@ impl<'a> World<'a> {
             admission: if shape.by_deadlines { AdmissionMode::Deadlines } else { AdmissionMode::Places },
             ..Config::default().limits
         };
+        let admissions = Admissions::on(clock.clone(), &limits, SAMPLE_RATE);
+        admissions.settled_by(&ledger);
         let mut world = World {
             scenario,
             random: Random::new(mix(0x3D, scenario.seed)),
@@ -126,7 +128,7 @@ impl<'a> World<'a> {
             events: BinaryHeap::new(),
             what: Vec::new(),
             free: Vec::new(),
-            admissions: Admissions::on(clock.clone(), &limits, SAMPLE_RATE),
+            admissions,
             stages: stages.collect(),
             ledger,
             leases,

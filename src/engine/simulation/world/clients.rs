@@ -49,7 +49,7 @@ impl World<'_> {
         let Planned { plan, expected, later, prompts } = plan(script, &scenario.shape);
         let kind = if chat { omni_telemetry::RequestKind::Chat } else { omni_telemetry::RequestKind::Speech };
         let (watch, expired) = (permit.watch(), Expired::default());
-        let stream = self.ledger.open_request(plan, kind, Some(permit), Arc::clone(&expired)).watched(watch);
+        let stream = self.ledger.open_request(plan, kind, permit, Arc::clone(&expired)).watched(watch);
         let place = self.clients.len();
         let (now, manner) = (self.now(), script.client);
         let mut client = Client::new(place, at, manner, again, (expected, later), stream, &self.woken);
