@@ -36,6 +36,7 @@ pub(super) async fn speech(
     let ends = ends(&request);
     let resume_headers = request.headers().clone();
     let (body, held) = read_object(&app, request).await?;
+    let app = app.chosen(Fields::top(&body)).await?;
     let mut references = References::new(&app.references, &app.budget);
     let mut call = parse(&app, Fields::top(&body), &mut references).await?;
     let recording_held = references.held();
