@@ -3,12 +3,12 @@
 use super::EmbeddedFiles;
 use anyhow::Context;
 use clap::Args;
-use omni_config::{CheckpointSource, Config, ConfigError, Override, Placement, Problem, WeightsKind, format_duration};
+use omni_config::{CheckpointSource, Config, ConfigError, LoadTime, Override, Placement, Problem, WeightsKind, format_duration};
 use omni_engine::device::DeviceChoice;
 use omni_engine::placement;
 use omni_model::Checkpoint;
 use omni_model::hf::{Family, Variant};
-use omni_server::Aliases;
+use omni_server::{Aliases, check_aliases};
 use omni_tools::model::{device, open, read};
 use std::path::PathBuf;
 
@@ -32,17 +32,14 @@ pub struct CheckArgs {
 pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
     let place = args.config.display().to_string();
     let checked = read(Some(&args.config), &args.set).and_then(|config| {
-        let checkpoint = open(&config, embedded)?;
-        let device = device(&config)?;
-        let open = placed(&config, &checkpoint, &device);
-        let config = placement::settle(&config, checkpoint.family().stages(), device.kind);
-        device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
-        omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
-        Ok((config, checkpoint, device, open))
+        if config.models.is_empty() {
+            return one(&config, embedded);
+        }
+        several(&config, embedded)
     });
     match checked {
-        Ok((config, checkpoint, device, open)) => {
-            println!("{place}: ok\n{}", summary(&config, &checkpoint, &device, open));
+        Ok(summary) => {
+            println!("{place}: ok\n{summary}");
             Ok(())
         }
         Err(error) => {
@@ -58,6 +55,53 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
                 }
             }
         }
+    }
+}
+
+/// What one model means.
+fn one(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, ConfigError> {
+    let checkpoint = open(config, embedded)?;
+    let device = device(config)?;
+    let open = placed(config, &checkpoint, &device);
+    let config = placement::settle(config, checkpoint.family().stages(), device.kind);
+    device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
+    omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
+    Ok(summary(&config, &checkpoint, &device, open))
+}
+
+/// What each of several models means. A checkpoint that is wanted later may come later.
+fn several(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, ConfigError> {
+    let (mut told, mut problems, mut infos) = (Vec::new(), Vec::new(), Vec::new());
+    for (i, entry) in config.models.iter().enumerate() {
+        let mut own = entry.config.clone();
+        own.server.aliases.voices.clear();
+        let info = open(&own, embedded).map(|checkpoint| omni_engine::model_info(&checkpoint, &own));
+        infos.extend(info.into_iter().flatten());
+        let mut lines = vec![format!("[[models]] {}", own.model.name)];
+        match (one(&own, embedded), entry.load) {
+            (Ok(summary), _) => lines.push(summary),
+            (Err(error), LoadTime::FirstUse) => {
+                lines.extend(error.problems().iter().map(|problem| format!("  warning: {problem}")));
+            }
+            (Err(error), LoadTime::Start) => problems.extend(error.problems().iter().map(|problem| {
+                let key = format!("models[{i}].{}", problem.key.strip_prefix("model.").unwrap_or(&problem.key));
+                Problem { key, ..problem.clone() }
+            })),
+        }
+        let load = match entry.load {
+            LoadTime::Start => "at the start",
+            LoadTime::FirstUse => "by its first request",
+        };
+        let unload = entry.unload_after.map(|after| format!(", unloaded after {} without one", format_duration(after)));
+        lines.push(format!("  loaded    {load}{}", unload.unwrap_or_default()));
+        told.push(lines.join("\n"));
+    }
+    if let Err(error) = check_aliases(&config.server.aliases, infos.iter()) {
+        problems.push(Problem { line: None, key: error.key, value: None, message: error.message });
+    }
+    match problems.is_empty() {
+        true => Ok(told.join("\n")),
+        false => Err(ConfigError::Problems(problems)),
     }
 }
 

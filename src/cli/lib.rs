@@ -13,6 +13,7 @@ mod manager;
 mod reload;
 mod run;
 mod say;
+mod served;
 mod signals;
 mod sink;
 mod sockets;

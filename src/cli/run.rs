@@ -3,12 +3,12 @@
 use super::give_up::asked_to_end;
 use super::manager::Manager;
 use super::reload::{Hangups, Watch};
+use super::served::{Opened, Served};
 use super::signals::{Upgrades, outlive_others};
 use super::upgrade::{self, Named, Predecessor, Program};
 use super::{limits, sockets};
 use clap::Args;
 use omni_config::{self as config, Config, Override, ServerConfig};
-use omni_engine::{Engine, Service};
 use omni_model::hf::{Family, Variant};
 use omni_model::weights::EmbeddedFiles;
 use omni_ops::give_large_blocks_back;
@@ -19,7 +19,7 @@ use omni_tools::signals::Signals;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Serve a model over HTTP and WebSocket
@@ -87,12 +87,12 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     give_large_blocks_back();
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
     telemetry::process_started();
-    let checkpoint = model::open(&config, embedded)?;
+    let opened = Opened::new(&config, embedded)?;
     let server = sockets::open(&config, predecessor.as_ref())?;
     let server = server.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
     let address = server.local_addr();
     if predecessor.is_none() {
-        greet(greeting(&config, checkpoint.family(), &server));
+        greet(greeting(&config, opened.family(), &server));
     }
     if let Some(address) = server.admin_addr() {
         tracing::info!(%address, "health and metrics");
@@ -103,7 +103,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     let mut sockets = vec![(server.socket()?, upgrade::http(config.server.listen))];
     sockets.extend(server.wyoming_socket()?.zip(config.wyoming.listen.map(upgrade::wyoming)));
     let watching = tokio::spawn(Watch::new(args, &config).run(hangups, server.reloader()));
-    let engine = Engine::launch(&checkpoint, &config).await?;
+    let engine = Served::launch(opened, &config, embedded).await?;
     let manager = Manager::from_environment();
     let patience = config.supervision.watchdog / 2 + SUPERVISORS_WAIT;
     let telling = manager.keep(|| engine.unsupervised() < patience);
@@ -131,10 +131,9 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
             asked_to_end(signals, &engine, &lost).await;
             manager.stopping(config.server.drain_grace);
         };
-        let service: Arc<dyn Service> = Arc::new(engine.clone());
         tokio::select! {
             error = came_up => Err(anyhow::Error::from(error)),
-            () = server.serve_until(service, &config.limits, Box::pin(succeeded), Box::pin(stopped)) => Ok(()),
+            () = server.serve_until(engine.models(), &config.limits, Box::pin(succeeded), Box::pin(stopped)) => Ok(()),
         }
     };
     let outcome = tokio::select! {
@@ -174,7 +173,7 @@ fn greet(text: String) {
     let _ = std::thread::Builder::new().name("greeting".to_owned()).spawn(say);
 }
 
-fn greeting(config: &Config, family: &Family, server: &Server) -> String {
+fn greeting(config: &Config, family: Option<&Family>, server: &Server) -> String {
     // A wildcard address is no address that one can open.
     let shown = |address: SocketAddr| match address.ip().is_unspecified() {
         true => SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), address.port()),
@@ -185,18 +184,19 @@ fn greeting(config: &Config, family: &Family, server: &Server) -> String {
     let shown = shown(server.local_addr());
     // The field that a request needs besides the text.
     let voice = match family {
-        Family::Tts(tts) if tts.variant == Variant::VoiceDesign => ", \"instructions\": \"a calm, warm voice\"",
-        Family::Tts(tts) if tts.variant == Variant::Base && config.model.default_voice.is_none() => {
+        Some(Family::Tts(tts)) if tts.variant == Variant::VoiceDesign => ", \"instructions\": \"a calm, warm voice\"",
+        Some(Family::Tts(tts)) if tts.variant == Variant::Base && config.model.default_voice.is_none() => {
             ", \"voice\": \"one that you uploaded to /v1/audio/voices\""
         }
         _ => "",
     };
+    let names: Vec<&str> = config.models.iter().map(|entry| entry.config.model.name.as_str()).collect();
+    let names = if names.is_empty() { config.model.name.clone() } else { names.join(", ") };
     format!(
-        "listening on {scheme}://{shown}, serving {}
+        "listening on {scheme}://{shown}, serving {names}
   try it in a browser:  {scheme}://{shown}/
   or in a shell:        curl {scheme}://{shown}/v1/audio/speech -H 'content-type: application/json' \\
                           -d '{{\"input\": \"The weather is lovely today.\"{voice}}}' -o hello.wav{wyoming}
-  stop it:              Ctrl-C",
-        config.model.name
+  stop it:              Ctrl-C"
     )
 }

@@ -35,7 +35,7 @@ pub(super) fn aliases(r: &mut Reader) -> AliasesConfig {
     AliasesConfig { openai, models, voices }
 }
 
-fn name(text: &str) -> Option<String> {
+pub(super) fn name(text: &str) -> Option<String> {
     let text = text.trim();
     ((1..=LONGEST).contains(&text.len()) && !text.chars().any(char::is_control)).then(|| text.to_owned())
 }

@@ -15,6 +15,7 @@ mod document;
 mod error;
 mod faults;
 mod keys;
+mod models;
 mod placement;
 mod reader;
 mod resolve;
@@ -28,6 +29,7 @@ pub use device::{DeviceConfig, DeviceKind, Precision};
 pub use error::{ConfigError, Problem};
 pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_faults};
 pub use keys::{KeyConfig, Scope, hash_key};
+pub use models::{LoadTime, ModelEntry};
 pub use placement::{Found, Placed, placed};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
@@ -72,6 +74,8 @@ pub struct Config {
     pub drill: DrillConfig,
     /// What breaks on purpose; empty in production.
     pub faults: Vec<omni_fault::FaultRule>,
+    /// Each of `[[models]]`, or none. Where there are some, everything above is what the first of them means.
+    pub models: Vec<ModelEntry>,
 }
 
 impl Default for Config {
@@ -200,6 +204,10 @@ pub struct ServerConfig {
     pub upgrade_grace: Duration,
     /// How long the new process of an upgrade may take to become ready.
     pub upgrade_patience: Duration,
+    /// Bytes of all loaded models together; `None`: no limit.
+    pub model_memory: Option<u64>,
+    /// How long a request waits for its model to be loaded.
+    pub load_patience: Duration,
 }
 
 /// `[limits]`

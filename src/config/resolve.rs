@@ -6,6 +6,7 @@ use super::document::Document;
 use super::error::{ConfigError, Problem};
 use super::faults::{fault, faults};
 use super::keys::{key, keys};
+use super::models;
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::units::parse_bytes;
@@ -81,15 +82,19 @@ pub fn parse(text: &str, base: &Path, overrides: &[Override]) -> Result<Config, 
     for Override { key, value } in overrides {
         document.set(key, value.clone());
     }
+    if models::in_document(&document) {
+        return models::parse(document, base);
+    }
     let mut reader = Reader::new(document);
-    let config = config(&mut reader, base);
+    let config = config(&mut reader, "model", base);
     or_problems(config, reader.finish().1)
 }
 
 /// Every key with its default and what is allowed, in the order of `configs/example.toml`.
 pub fn declared() -> Vec<Declared> {
     let mut reader = Reader::new(Document::default());
-    let _ = config(&mut reader, Path::new(""));
+    let _ = config(&mut reader, "model", Path::new(""));
+    models::entry(&mut reader, "models[0]", Path::new(""));
     key(&mut reader, "keys[0]", Path::new(""));
     fault(&mut reader, "faults[0]");
     reader.finish().0
@@ -97,14 +102,14 @@ pub fn declared() -> Vec<Declared> {
 
 /// What an empty file means.
 pub(super) fn defaults() -> Config {
-    config(&mut Reader::new(Document::default()), Path::new(""))
+    config(&mut Reader::new(Document::default()), "model", Path::new(""))
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {
     std::fs::read_to_string(path).map_err(|source| ConfigError::Io { path: path.to_owned(), source })
 }
 
-fn or_problems<T>(value: T, problems: Vec<Problem>) -> Result<T, ConfigError> {
+pub(super) fn or_problems<T>(value: T, problems: Vec<Problem>) -> Result<T, ConfigError> {
     if problems.is_empty() { Ok(value) } else { Err(ConfigError::Problems(problems)) }
 }
 
@@ -118,8 +123,10 @@ const fn secs(n: u64) -> Duration {
 
 const DAY: Duration = secs(24 * 3600);
 
-fn config(r: &mut Reader, base: &Path) -> Config {
-    let model = model(r, base);
+/// One config. `section` has the keys of its model: `model`, or an entry of `[[models]]`.
+pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
+    r.refuse("models", "must be written [[models]], once per model");
+    let model = model(r, section, base);
     let device = device(r);
     let speech = SpeechConfig {
         prompt: prompt(r),
@@ -166,6 +173,9 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         upgrade_grace: r.duration("server.upgrade_grace", secs(3600), secs(0)..=DAY),
         // Tens of GB from a slow disk.
         upgrade_patience: r.duration("server.upgrade_patience", secs(600), secs(1)..=DAY),
+        model_memory: size(r, "server.model_memory", 1 << 20, "1MiB"),
+        // A few GB from a disk.
+        load_patience: r.duration("server.load_patience", secs(60), secs(1)..=secs(3600)),
         keys: keys(r, base),
     };
     if let Some(why) = server.too_open() {
@@ -261,28 +271,30 @@ fn config(r: &mut Reader, base: &Path) -> Config {
         telemetry,
         drill,
         faults,
+        models: Vec::new(),
     }
 }
 
-fn model(r: &mut Reader, base: &Path) -> ModelConfig {
+pub(super) fn model(r: &mut Reader, section: &str, base: &Path) -> ModelConfig {
+    let key = |field: &str| format!("{section}.{field}");
     let not_empty = |text: &str| Some(text.to_owned()).filter(|text| !text.trim().is_empty());
     let checkpoint = match r
-        .text("model.checkpoint", "embedded", "\"embedded\" or the path of a checkpoint folder", not_empty)
+        .text(&key("checkpoint"), "embedded", "\"embedded\" or the path of a checkpoint folder", not_empty)
         .as_deref()
     {
         None | Some("embedded") => CheckpointSource::Embedded,
         Some(path) => CheckpointSource::Folder(base.join(path)),
     };
-    let random = r.choice("model.load_format", "auto", &[("auto", false), ("random", true)]).unwrap_or(false);
-    let seed = r.int("model.seed", 0, 0..=i64::MAX) as u64;
+    let random = r.choice(&key("load_format"), "auto", &[("auto", false), ("random", true)]).unwrap_or(false);
+    let seed = r.int(&key("seed"), 0, 0..=i64::MAX) as u64;
     if random && checkpoint == CheckpointSource::Embedded {
-        r.complain("model.load_format", "\"random\" needs model.checkpoint: a folder with the configs of a model");
+        r.complain(&key("load_format"), "\"random\" needs a checkpoint: a folder with the configs of a model");
     }
     // The empty text stands for the default of a text key that may be left out.
     let optional = |text: &str| Some(text.trim().to_owned());
-    let folder = r.text("model.tokenizer", "", "a folder, or empty for the checkpoint's", optional);
-    let name = r.text("model.name", "", "the name that clients see; empty for the folder's name", optional);
-    let voice = r.text("model.default_voice", "", "a speaker of the checkpoint; empty for its first", optional);
+    let folder = r.text(&key("tokenizer"), "", "a folder, or empty for the checkpoint's", optional);
+    let name = r.text(&key("name"), "", "the name that clients see; empty for the folder's name", optional);
+    let voice = r.text(&key("default_voice"), "", "a speaker of the checkpoint; empty for its first", optional);
     let folder_name = match &checkpoint {
         CheckpointSource::Embedded => "omni-actors-voice".to_owned(),
         CheckpointSource::Folder(path) => {
@@ -307,12 +319,18 @@ fn device(r: &mut Reader) -> DeviceConfig {
     if kind == Some(DeviceKind::Cpu) && dtype == Some(Precision::Bf16) {
         r.complain("device.dtype", "must be \"auto\" or \"f32\" on a CPU");
     }
-    let allowed = "\"auto\" or a size in quotes of at least 16MiB, such as \"8GiB\"".to_owned();
-    let kv_memory = r.value("device.kv_memory", "\"auto\"", allowed, |value| match value.as_str()? {
+    let kv_memory = size(r, "device.kv_memory", 16 << 20, "16MiB");
+    DeviceConfig { kind, index, dtype, kv_memory }
+}
+
+/// A number of bytes of at least `least`, which `shown` writes; `None` is `"auto"`.
+pub(super) fn size(r: &mut Reader, key: &str, least: u64, shown: &str) -> Option<u64> {
+    let allowed = format!("\"auto\" or a size in quotes of at least {shown}, such as \"8GiB\"");
+    let size = r.value(key, "\"auto\"", allowed, |value| match value.as_str()? {
         "auto" => Some(None),
-        size => Some(Some(parse_bytes(size).filter(|bytes| *bytes >= 16 << 20)?)),
+        size => Some(Some(parse_bytes(size).filter(|bytes| *bytes >= least)?)),
     });
-    DeviceConfig { kind, index, dtype, kv_memory: kv_memory.flatten() }
+    size.flatten()
 }
 
 fn endpoint(text: &str) -> Option<Option<String>> {
@@ -417,12 +435,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
     let device_index = r.auto_int(&key("device_index"), 0..=63);
-    let allowed = "\"auto\" or a size in quotes of at least 64MiB, such as \"8GiB\"".to_owned();
-    let device_memory = r.value(&key("device_memory"), "\"auto\"", allowed, |value| match value.as_str()? {
-        "auto" => Some(None),
-        size => Some(Some(parse_bytes(size).filter(|bytes| *bytes >= 64 << 20)?)),
-    });
-    let device_memory = device_memory.flatten();
+    let device_memory = size(r, &key("device_memory"), 64 << 20, "64MiB");
     let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
     let (window, most) = match name {

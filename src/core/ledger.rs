@@ -79,10 +79,21 @@ pub struct LedgerCore {
     next: u64,
 }
 
+impl From<LedgerLimits> for LedgerCore {
+    fn from(limits: LedgerLimits) -> LedgerCore {
+        LedgerCore::new(limits)
+    }
+}
+
 impl LedgerCore {
     /// No request.
     pub fn new(limits: LedgerLimits) -> LedgerCore {
         LedgerCore { limits, open: BTreeMap::new(), next: 1 }
+    }
+
+    /// The same with other numbers: its first request has this one.
+    pub fn beginning_at(self, first: u64) -> LedgerCore {
+        LedgerCore { next: first, ..self }
     }
 
     /// Opens a request that `stages` will have a part in.

@@ -14,6 +14,7 @@ pub mod ledger;
 pub mod patience;
 pub mod playback;
 pub mod quota;
+pub mod residence;
 pub mod restart;
 pub mod runaway;
 pub mod scheduler;

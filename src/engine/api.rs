@@ -384,7 +384,7 @@ impl From<VoiceError> for SubmitError {
             VoiceError::Invalid { param, message } => SubmitError::Invalid { param, message },
             VoiceError::Busy => SubmitError::Busy(error.to_string()),
             VoiceError::Internal(message) => SubmitError::Internal(message),
-            VoiceError::Storage(_) => SubmitError::NotReady(error.to_string()),
+            VoiceError::Storage(_) | VoiceError::NotReady(_) => SubmitError::NotReady(error.to_string()),
             other => SubmitError::Invalid { param: "voice", message: other.to_string() },
         }
     }
@@ -429,6 +429,21 @@ pub struct StageHealth {
     pub pid: Option<u32>,
 }
 
+/// Where one of several models is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelState {
+    /// Its first request loads it.
+    Unloaded,
+    /// It is being loaded, or waits for memory.
+    Loading,
+    /// It serves.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+    /// It did not load, or gave up, for this reason. It is tried again after a pause.
+    Failed(String),
+}
+
 /// The engine as server and commands see it. Implemented by [`Engine`](crate); a trait so that the HTTP surface
 /// can be tested with scripted answers where a real model cannot be made to misbehave.
 pub trait Service: Send + Sync {
@@ -466,6 +481,16 @@ pub trait Service: Send + Sync {
     /// The faults that can be planned while it runs; `None` where that was not asked for.
     fn faults(&self) -> Option<&FaultPlan> {
         None
+    }
+
+    /// Where the model is; `None` for one that is always there.
+    fn state(&self) -> Option<ModelState> {
+        None
+    }
+
+    /// Resolves when [`Service::info`] tells what the checkpoint can do; the model need not be loaded for that.
+    fn prepare(&self) -> BoxFuture<'_, Result<(), SubmitError>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     /// Takes over those limits of another config that may change while it runs ([`LimitsConfig::taking_over`]), for the

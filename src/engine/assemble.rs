@@ -12,11 +12,11 @@ use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
 use super::stages::Stages;
 use super::status_history::Follower;
 use super::voices::{self, Voices};
-use super::{ModelInfo, Ordinary, Shared, StartError, TtsInfo};
+use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
 use omni_core::align::Aligner;
 use omni_core::ids::StageName;
-use omni_core::ledger::LedgerLimits;
+use omni_core::ledger::{LedgerCore, LedgerLimits};
 use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::aligner;
@@ -37,14 +37,15 @@ type Sender = Arc<dyn PayloadSender>;
 type Receiver = Arc<dyn PayloadReceiver>;
 
 /// Starts the supervisors. Each stage loads its weights and comes up by itself.
-pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result<Shared, StartError> {
+pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kept) -> Result<Shared, StartError> {
     let family = checkpoint.family();
+    let first_request = kept.first_request;
     // A device that cannot be used is an error of the maker.
     let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
     let config = &placement::settle(config, family.stages(), kind);
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
-    let maker = StageMaker::new(checkpoint, config, &here)?;
+    let maker = StageMaker::new(checkpoint, config, &here, kept)?;
     let settled = maker.faults.settle(capabilities(family, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
     if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
@@ -69,9 +70,10 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config) -> Result
         request_timeout: config.limits.request_timeout,
         stalled_client_timeout: config.limits.stalled_client_timeout,
     };
+    let core = LedgerCore::new(limits).beginning_at(first_request);
     let groups = family.talker().num_code_groups;
     let faults = maker.faults.clone();
-    let ledger = Arc::new(Ledger::new(limits, stages.clone(), groups, maker.unit, metrics.clone(), faults));
+    let ledger = Arc::new(Ledger::new(core, stages.clone(), groups, maker.unit, metrics.clone(), faults));
     ledger.leads_into(into);
     let _ = told.set(Arc::downgrade(&ledger));
     for (handle, inbound) in stages.iter().zip(inbound) {

@@ -33,7 +33,7 @@ use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
 use omni_core::ids::{Content, FinishReason, RequestId, StageName};
-use omni_core::ledger::{Failure, LedgerCore, LedgerLimits};
+use omni_core::ledger::{Failure, LedgerCore};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::Suspects;
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
@@ -116,14 +116,14 @@ impl From<Arc<Place>> for Right {
 
 impl Ledger {
     pub fn new(
-        limits: LedgerLimits,
+        core: impl Into<LedgerCore>,
         stages: Stages,
         groups: usize,
         unit: Duration,
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let (core, open, up) = (LedgerCore::new(limits), BTreeMap::new(), [false; 3]);
+        let (core, open, up) = (core.into(), BTreeMap::new(), [false; 3]);
         let state = PostedLock::new(State { core, open, up, suspects: Default::default(), ended: VecDeque::new() });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (clock, into) = (Clock::system(), OnceLock::new());

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `api` | requests, events, errors: all that server and commands know of the engine |
 //! | `assemble`, `stages`, `load`, `device` | from a checkpoint and a config to supervised stages with edges between them |
+//! | `models` | several models in one process, loaded and unloaded |
 //! | `setup` | what a stage is made of, in a thread or in a process |
 //! | `process` | stages in processes of their own: the child's side |
 //! | `decode` | files that clients send, decoded in processes with limits |
@@ -40,6 +41,7 @@ mod incremental;
 mod journal;
 mod ledger;
 mod load;
+pub mod models;
 pub mod placement;
 mod plan;
 pub mod process;
@@ -57,7 +59,7 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
+    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo, ModelState,
     NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams,
     SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
@@ -106,6 +108,24 @@ const METRICS_PATIENCE: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub struct Engine {
     shared: Arc<Shared>,
+}
+
+/// What an engine may share with the one that is loaded after it.
+#[derive(Clone)]
+struct Kept {
+    /// What traces listen to.
+    recorder: Recorder,
+    faults: FaultPlan,
+    /// The number of its first request: no two requests of a process have the same.
+    first_request: u64,
+}
+
+impl Kept {
+    /// For an engine of this config alone.
+    fn new(config: &Config) -> Kept {
+        let faults = FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults);
+        Kept { recorder: Recorder::default(), faults, first_request: 1 }
+    }
 }
 
 struct Shared {
@@ -230,7 +250,10 @@ impl Engine {
     /// # Errors
     /// [`StartError`] for what can be seen without reading the weights.
     pub fn launch<'a>(checkpoint: &'a Checkpoint, config: &'a Config) -> BoxFuture<'a, Result<Engine, StartError>> {
-        Box::pin(async move { Ok(Engine { shared: Arc::new(assemble::assemble(checkpoint, config).await?) }) })
+        Box::pin(async move { 
+            let kept = Kept::new(config);
+            Ok(Engine { shared: Arc::new(assemble::assemble(checkpoint, config, kept).await?) })
+         })
     }
 
     /// Resolves when every stage can serve.
@@ -287,6 +310,41 @@ impl Engine {
             engine.settled().await?;
             Ok(engine)
         })
+    }
+
+    /// [`Engine::start`], with what an earlier engine of the same config had.
+    fn start_keeping<'a>(
+        checkpoint: &'a Checkpoint,
+        config: &'a Config,
+        kept: Kept,
+    ) -> BoxFuture<'a, Result<Engine, StartError>> {
+        Box::pin(async move {
+            let engine = Engine { shared: Arc::new(assemble::assemble(checkpoint, config, kept).await?) };
+            engine.settled().await?;
+            Ok(engine)
+        })
+    }
+
+    /// Refuses new requests, lets running ones finish for at most `grace`, and stops every stage.
+    async fn stop(&self, grace: Duration) {
+        self.shared.draining.store(true, Ordering::Relaxed);
+        if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
+            self.shared.ledger.shut_down();
+        }
+        // Downstream first: a stage whose source is gone would take that for a broken edge.
+        for stage in self.shared.stages.iter().rev() {
+            stage.stop().await;
+        }
+        self.shared.ticker.abort();
+    }
+
+    /// What stages in processes of their own expose.
+    async fn stage_metrics(&self) -> Vec<(StageName, String)> {
+        let asked = self.shared.stages.iter().map(|stage| async {
+            let told = tokio::time::timeout(METRICS_PATIENCE, stage.process_metrics()).await;
+            Some((stage.name(), told.ok()??))
+        });
+        futures::future::join_all(asked).await.into_iter().flatten().collect()
     }
 
     /// The faults to inject. The plan takes new rules only if the config says `drill.enabled`.
@@ -409,11 +467,7 @@ impl Service for Engine {
 
     fn metrics(&self) -> BoxFuture<'_, String> {
         Box::pin(async move {
-            let asked = self.shared.stages.iter().map(|stage| async {
-                let told = tokio::time::timeout(METRICS_PATIENCE, stage.process_metrics()).await;
-                Some((stage.name(), told.ok()??))
-            });
-            let told: Vec<_> = futures::future::join_all(asked).await.into_iter().flatten().collect();
+            let told = self.stage_metrics().await;
             telemetry::merged(&telemetry::render(), &told)
         })
     }
@@ -436,14 +490,7 @@ impl Service for Engine {
             self.shared.draining.store(true, Ordering::Relaxed);
             self.shared.faults.drains();
             telemetry::set_ready(false);
-            if tokio::time::timeout(grace, self.shared.admissions.all_left()).await.is_err() {
-                self.shared.ledger.shut_down();
-            }
-            // Downstream first: a stage whose source is gone would take that for a broken edge.
-            for stage in self.shared.stages.iter().rev() {
-                stage.stop().await;
-            }
-            self.shared.ticker.abort();
+            self.stop(grace).await;
         })
     }
 }

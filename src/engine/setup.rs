@@ -1,6 +1,6 @@
 //! What a stage is made of, wherever it runs: one function for threads of this process and for a process of its own.
 
-use super::StartError;
+use super::{Kept, StartError};
 use super::load::Loading;
 use crate::device::DeviceChoice;
 use omni_config::{Config, DeviceKind};
@@ -53,20 +53,25 @@ pub(super) struct Wiring {
 
 impl<'a> StageMaker<'a> {
     /// For the stages that run in this process. Chooses the device; reads no weights yet.
-    pub fn new(checkpoint: &Checkpoint, config: &'a Config, here: &[StageName]) -> Result<StageMaker<'a>, StartError> {
+    pub fn new(
+        checkpoint: &Checkpoint,
+        config: &'a Config,
+        here: &[StageName],
+        kept: Kept,
+    ) -> Result<StageMaker<'a>, StartError> {
+        let Kept { recorder, faults, .. } = kept;
         let device = DeviceChoice::resolve(&config.device)
             .map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
         tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
         let family = checkpoint.family().stages();
         device.fit(config, family).map_err(StartError::Config)?;
         let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
-        let recorder = Recorder::default();
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
         Ok(StageMaker {
             config,
             loading: Loading::new(checkpoint, config, device.clone(), here, recorder.clone()),
             unit: Duration::from_secs_f64(samples / f64::from(SAMPLE_RATE)),
-            faults: FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults),
+            faults,
             recorder,
             leases: LeaseBook::default(),
             arbiters: if device.kind == DeviceKind::Cuda { of_gpus().collect() } else { BTreeMap::new() },

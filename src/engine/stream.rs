@@ -17,6 +17,8 @@ pub struct ResponseStream {
     watch: Option<Watch>,
     life: Option<Life>,
     expired: Expired,
+    /// What the stream keeps alive.
+    _kept: Option<Box<dyn Send + Sync>>,
 }
 
 /// How long a stream lasts.
@@ -57,7 +59,12 @@ impl ResponseStream {
     /// A stream of `events` whose producer follows the reading of it.
     pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
         let expired = Expired::default();
-        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None, expired }
+        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None, expired, _kept: None }
+    }
+
+    /// Keeps something as long as the stream is there.
+    pub(super) fn keeping(self, kept: impl Send + Sync + 'static) -> ResponseStream {
+        ResponseStream { _kept: Some(Box::new(kept)), ..self }
     }
 
     /// Tells admission what is heard.

@@ -194,6 +194,9 @@ pub enum VoiceError {
     /// The machine has no room for what decodes the recording. HTTP 503.
     #[error("{0}")]
     Unavailable(String),
+    /// The model that keeps it is not there. HTTP 503.
+    #[error("{0}")]
+    NotReady(String),
     /// The encoders failed where they should not. HTTP 500.
     #[error("{0}")]
     Internal(String),

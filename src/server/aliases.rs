@@ -115,6 +115,25 @@ impl<'a> Aliases<'a> {
     }
 }
 
+/// Whether each entry of the config leads somewhere, with one of these models.
+///
+/// # Errors
+/// What is wrong with the entries for the first model, where they fit none.
+pub fn check_aliases<'a>(
+    config: &AliasesConfig,
+    models: impl Iterator<Item = &'a ModelInfo>,
+) -> Result<(), AliasError> {
+    let mut first = Ok(());
+    for (i, model) in models.enumerate() {
+        match Aliases::of(config, model).check() {
+            Ok(()) => return Ok(()),
+            wrong if i == 0 => first = wrong,
+            _ => {}
+        }
+    }
+    first
+}
+
 /// A model's name without its owner: clients say `Qwen/Qwen3-TTS-12Hz-1.7B-Base` for a folder of the last name.
 pub(super) fn own_name(model: &str) -> &str {
     model.rsplit('/').next().unwrap_or(model)

@@ -140,7 +140,7 @@ struct Spoken {
 
 /// What the items of a batch share.
 struct Batch<'a> {
-    app: &'a App,
+    app: &'a Arc<App>,
     /// Fields of the batch, for items that have none of their own.
     defaults: Object,
     references: Mutex<References<'a>>,
@@ -152,24 +152,25 @@ struct Batch<'a> {
 impl Batch<'_> {
     /// Plans an item when its turn has come, and speaks it.
     async fn speak(&self, item: Object) -> Result<Spoken, ApiError> {
-        let (call, recording) = self.plan(&item).await?;
+        let app = &self.app.chosen(Fields::item(&item, &self.defaults)).await?;
+        let (call, recording) = self.plan(app, &item).await?;
         drop(item);
         let SpeechCall { request, sound, .. } = call;
-        let (caller, sample_rate) = (self.caller.clone(), self.app.service.info().sample_rate);
-        let writer = self.app.writer(sound)?;
-        let answer = Answer::begin(admitted(self.app, request, self.deadline).await?, caller, sample_rate).await?;
+        let (caller, sample_rate) = (self.caller.clone(), app.service.info().sample_rate);
+        let writer = app.writer(sound)?;
+        let answer = Answer::begin(admitted(app, request, self.deadline).await?, caller, sample_rate).await?;
         drop(recording);
         let seed = answer.seed;
-        let Whole { file, held, usage, .. } = whole(self.app, answer, writer).await?;
+        let Whole { file, held, usage, .. } = whole(app, answer, writer).await?;
         Ok(Spoken { file, held, media_type: sound.content_type(sample_rate), usage, seed })
     }
 
     /// Reads an item, and its recording when there is room for it.
-    async fn plan(&self, item: &Object) -> Result<(SpeechCall, Option<Arc<Held>>), ApiError> {
+    async fn plan(&self, app: &App, item: &Object) -> Result<(SpeechCall, Option<Arc<Held>>), ApiError> {
         loop {
             // One at a time, so that a recording of the batch is not in memory once for each item.
             let mut references = self.references.lock().await;
-            let call = parse(self.app, Fields::item(item, &self.defaults), &mut references).await;
+            let call = parse(app, Fields::item(item, &self.defaults), &mut references).await;
             let recording = references.held();
             drop(references);
             match call {

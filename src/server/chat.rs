@@ -3,6 +3,7 @@
 use super::api::chat::{
     self as wire, AnswerAudio, ChatEvent, Choice, Chunk, ChunkChoice, Completion, Delta, DeltaAudio,
 };
+use super::api::Fields;
 use super::api::speech::Finish;
 use super::auth::Caller;
 use super::body::read_object;
@@ -32,6 +33,7 @@ pub(super) async fn completions(
 ) -> Result<Response, ApiError> {
     let ends = ends(&request);
     let (body, held) = read_object(&app, request).await?;
+    let app = app.chosen(Fields::top(&body)).await?;
     let mut call = parse(&app, &body)?;
     call.request.options.tenant = caller.tenant;
     let recording = app.record(call.trace)?;

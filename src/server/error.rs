@@ -35,8 +35,10 @@ impl ApiError {
     }
 
     /// 404 for a model that is not served.
-    pub fn unknown_model(asked: &str, served: &str) -> ApiError {
-        let message = format!("the model {:?} does not exist; this server has {served:?}", super::api::short(asked));
+    pub fn unknown_model(asked: &str, served: &[&str]) -> ApiError {
+        let served: Vec<String> = served.iter().map(|name| format!("{name:?}")).collect();
+        let (asked, served) = (super::api::short(asked), served.join(", "));
+        let message = format!("the model {asked:?} does not exist; this server has {served}");
         ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
@@ -198,6 +200,8 @@ impl From<VoiceError> for ApiError {
             VoiceError::Busy => ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                 .with_retry_after(Duration::from_secs(1)),
             VoiceError::Unavailable(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "no_decoder", message)
+                .with_retry_after(Duration::from_secs(1)),
+            VoiceError::NotReady(_) => ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message)
                 .with_retry_after(Duration::from_secs(1)),
             VoiceError::Internal(_) => ApiError::internal(message),
             VoiceError::Storage(_) => ApiError::new(StatusCode::INSUFFICIENT_STORAGE, "storage_failed", message),

@@ -2,11 +2,12 @@
 //! `drill.enabled = true`.
 
 use super::api::service::Faults;
+use super::api::voices::ModelQuery;
 use super::auth::Caller;
 use super::body::read_object;
 use super::error::ApiError;
 use super::state::App;
-use axum::extract::{Request, State};
+use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
 use omni_config::{ConfigError, FaultFile, fault_fields, faults_of_json};
@@ -15,7 +16,11 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// `GET /debug/faults`
-pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Faults>, ApiError> {
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Query(of): Query<ModelQuery>,
+) -> Result<Json<Faults>, ApiError> {
+    let app = app.choose(of.model.as_deref()).await?;
     plan(&app).map(listed)
 }
 
@@ -23,8 +28,10 @@ pub(super) async fn list(State(app): State<Arc<App>>) -> Result<Json<Faults>, Ap
 pub(super) async fn add(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Query(of): Query<ModelQuery>,
     request: Request,
 ) -> Result<Json<Faults>, ApiError> {
+    let app = app.choose(of.model.as_deref()).await?;
     let (object, _held) = read_object(&app, request).await?;
     let plan = plan(&app)?;
     let FaultFile { seed, rules } = faults_of_json(&Value::Object(object)).map_err(|error| refused(&error))?;
@@ -43,7 +50,9 @@ pub(super) async fn add(
 pub(super) async fn clear(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Query(of): Query<ModelQuery>,
 ) -> Result<Json<Faults>, ApiError> {
+    let app = app.choose(of.model.as_deref()).await?;
     let plan = plan(&app)?;
     plan.clear();
     caller.visit.audit("faults_cleared", "all rules");

@@ -17,6 +17,7 @@
 //! | `resume` | from which byte an answer that was cut goes on |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `voices` | `/v1/audio/voices` |
+//! | `described` | voices that are described and not recorded |
 //! | `reference`, `fetch` | recordings of voices: from the request, an address, a file |
 //! | `chat`, `chat_request` | `POST /v1/chat/completions` |
 //! | `ws`, `ws_frames`, `ws_socket` | WebSockets: the handshake, frames, messages |
@@ -50,6 +51,7 @@ mod chat;
 mod chat_request;
 mod connection;
 mod debug;
+mod described;
 mod error;
 mod export;
 mod faults;
@@ -93,9 +95,10 @@ mod ws_socket;
 mod ws_utterance;
 mod wyoming;
 
-pub use aliases::{AliasError, Aliases};
+pub use aliases::{AliasError, Aliases, check_aliases};
 pub use listen::{ServeError, Server};
 pub use reload::{RELOADED, ReloadError, Reloader};
+pub use state::Model;
 pub use tls::{TlsError, check_tls};
 
 #[cfg(test)]

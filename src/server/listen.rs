@@ -7,10 +7,10 @@ use super::export;
 use super::reload::Reloader;
 use super::routes::{admin_router, router};
 use super::rules::Current;
-use super::state::App;
+use super::state::{App, Model};
 use super::tls::{Tls, TlsError};
 use super::wyoming;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig};
 use omni_engine::Service;
 use std::future::Future;
@@ -117,6 +117,11 @@ fn adopt(socket: std::net::TcpListener) -> std::io::Result<(TcpListener, SocketA
     rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER as usize)?;
     socket.set_nonblocking(true)?;
     Ok((TcpListener::from_std(socket)?, address))
+}
+
+/// Drains all models at once.
+async fn drain(models: &[Model], grace: Duration) {
+    join_all(models.iter().map(|model| model.service.drain(grace))).await;
 }
 
 impl Server {
@@ -230,40 +235,41 @@ impl Server {
         limits: &'a LimitsConfig,
         shutdown: impl Future<Output = ()> + Send + 'a,
     ) -> BoxFuture<'a, ()> {
-        self.serve_until(service, limits, Box::pin(std::future::pending()), Box::pin(shutdown))
+        let models = vec![Model { service, aliases: Vec::new() }];
+        self.serve_until(models, limits, Box::pin(std::future::pending()), Box::pin(shutdown))
     }
 
-    /// The same until another process accepts in this one's place, too: once `succeeded` resolves, this server accepts
+    /// The same with several models, of which there is at least one, until another process accepts in this one's place, too: once `succeeded` resolves, this server accepts
     /// no connection, serves those that it has until they end, for at most `server.upgrade_grace`, and answers each
     /// request on them with `Connection: close`; then it drains.
     ///
     /// Not generic, and boxed: it is compiled here, not in every crate that serves.
     pub fn serve_until<'a>(
         self,
-        service: Arc<dyn Service>,
+        models: Vec<Model>,
         limits: &'a LimitsConfig,
         succeeded: BoxFuture<'a, ()>,
         shutdown: BoxFuture<'a, ()>,
     ) -> BoxFuture<'a, ()> {
-        Box::pin(self.run(service, limits, succeeded, shutdown))
+        Box::pin(self.run(models, limits, succeeded, shutdown))
     }
 
     async fn run(
         self,
-        service: Arc<dyn Service>,
+        models: Vec<Model>,
         limits: &LimitsConfig,
         succeeded: BoxFuture<'_, ()>,
         mut shutdown: BoxFuture<'_, ()>,
     ) {
         let app =
-            Arc::new(App::new(service.clone(), &self.config, limits, self.references, &self.telemetry, self.rules));
+            Arc::new(App::new(models.clone(), &self.config, limits, self.references, &self.telemetry, self.rules));
         let admin = self.admin.and_then(|admin| {
             let (address, open) = (admin.address, admin.address.ip().is_loopback());
             let answering = admin.serve(admin_router(app.clone(), open));
             answering.inspect_err(|error| warn!(%error, %address, "the admin listener does not answer")).ok()
         });
         let exporting = app.links.clone().zip(self.telemetry.otlp_endpoint.as_ref());
-        let exporting = exporting.map(|(links, endpoint)| export::start(&service.recorder(), links, endpoint));
+        let exporting = exporting.map(|(links, endpoint)| export::start(&app.service.recorder(), links, endpoint));
         let connections = Connections {
             router: router(app.clone()),
             tls: self.tls,
@@ -304,12 +310,12 @@ impl Server {
                 () = shutdown => {}
             }
             connections.begin_drain(self.config.drain_grace);
-            service.drain(self.config.drain_grace).await;
+            drain(&models, self.config.drain_grace).await;
         } else {
             connections.begin_drain(self.config.drain_grace);
             tokio::select! {
                 never = connections.accept(&self.listener, &Door::Http) => match never {},
-                () = service.drain(self.config.drain_grace) => {}
+                () = drain(&models, self.config.drain_grace) => {}
             }
             drop((self.listener, admin));
         }

@@ -2,11 +2,13 @@
 
 use super::aliases::{Aliases, own_name};
 use super::api::service::{
-    Admission, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, Named, Ready, Stage,
+    Admission, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, ModelStatus, Named, Ready,
+    Stage,
 };
 use super::auth::Caller;
 use super::error::ApiError;
-use super::state::App;
+use super::rules::Rules;
+use super::state::{App, Model};
 use axum::extract::{Path, Query, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -49,8 +51,9 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
             realtime: health.admission.realtime,
         },
         stages: health.stages.iter().map(Stage::from).collect(),
+        models: statuses(&app),
     };
-    let (ready, draining) = (health.ready, health.draining);
+    let (ready, draining) = (any_ready(&app), health.draining);
     Json(Health { status: "alive", ready, draining, details: caller.trusted.then(details) }).into_response()
 }
 
@@ -58,13 +61,24 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
 pub(super) async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
     let health = app.service.health();
     let draining = health.draining || app.stopping.is_cancelled();
-    let ready = health.ready && !draining;
+    let ready = any_ready(&app) && !draining;
     let stages = caller.trusted.then(|| health.stages.iter().map(Stage::from).collect());
-    let body = Json(Ready { ready, draining, gone_by: app.retiring.gone_by(), stages });
+    let models = if caller.trusted { statuses(&app) } else { None };
+    let body = Json(Ready { ready, draining, gone_by: app.retiring.gone_by(), stages, models });
     if ready {
         return body.into_response();
     }
     (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, HeaderValue::from_static("1"))], body).into_response()
+}
+
+/// Whether a request for one of the models would be taken.
+fn any_ready(app: &App) -> bool {
+    app.models.iter().any(|model| model.service.health().ready)
+}
+
+/// Where each of several models is.
+fn statuses(app: &App) -> Option<Vec<ModelStatus<'_>>> {
+    app.has_several().then(|| app.models.iter().filter_map(|model| ModelStatus::of(&*model.service)).collect())
 }
 
 /// `GET /metrics`
@@ -76,36 +90,48 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
 /// `GET /v1/models`
 pub(super) async fn models(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Response {
     let rules = app.rules.get();
-    let aliases = Aliases::of(&rules.aliases, app.service.info()).models(query.aliases());
-    let others = aliases.map(|alias| ModelObject { id: alias, ..other_name(&app) });
-    Json(ModelList { object: "list", data: std::iter::once(model_object(&app)).chain(others).collect() })
-        .into_response()
+    let data = listed(&app, &rules, query.aliases()).into_iter();
+    Json(ModelList { object: "list", data: data.map(|(id, model)| object(&app, id, model)).collect() }).into_response()
 }
 
 /// `GET /v1/audio/models`
 pub(super) async fn audio_models(State(app): State<Arc<App>>, Query(query): Query<ListQuery>) -> Response {
     let rules = app.rules.get();
-    let served = &app.service.info().id;
-    let aliases = Aliases::of(&rules.aliases, app.service.info()).models(query.aliases());
-    let others = aliases.map(|alias| Named::alias(alias, served));
-    Json(AudioModelList { models: std::iter::once(Named::plain(served)).chain(others).collect() }).into_response()
+    let models = listed(&app, &rules, query.aliases()).into_iter().map(|(id, model)| {
+        let served = &model.service.info().id;
+        if id == served { Named::plain(id) } else { Named::alias(id, served) }
+    });
+    Json(AudioModelList { models: models.collect() }).into_response()
 }
 
 /// `GET /v1/models/{id}`; ids may contain slashes.
 pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Response, ApiError> {
-    app.check_model(Some(&id))?;
-    if own_name(&id) == own_name(&app.service.info().id) {
-        return Ok(Json(model_object(&app)).into_response());
+    let model = app.model(Some(&id))?;
+    let served = &model.service.info().id;
+    let shown = if own_name(&id) == own_name(served) { served } else { &id };
+    Ok(Json(object(&app, shown, model)).into_response())
+}
+
+/// The names of all models, then their other names; with `all` OpenAI's too.
+fn listed<'a>(app: &'a App, rules: &'a Rules, all: bool) -> Vec<(&'a str, &'a Model)> {
+    let names = app.models.iter().map(|model| (model.service.info().id.as_str(), model));
+    let own = app.models.iter().flat_map(|model| model.aliases.iter().map(move |alias| (alias.as_str(), model)));
+    let first = &app.models[0];
+    let rest = Aliases::of(&rules.aliases, first.service.info()).models(all).map(|alias| (alias, first));
+    let mut listed: Vec<(&str, &Model)> = names.chain(own).collect();
+    for (alias, model) in rest {
+        // Where several models share the names, one may be taken.
+        if app.models.len() == 1 || listed.iter().all(|(known, _)| *known != alias) {
+            listed.push((alias, model));
+        }
     }
-    Ok(Json(ModelObject { id: &id, ..other_name(&app) }).into_response())
+    listed
 }
 
-fn model_object(app: &App) -> ModelObject<'_> {
-    let id = &app.service.info().id;
-    ModelObject { id, object: "model", created: app.started, owned_by: "omni-actors", root: None }
-}
-
-/// The served model, still under its own name.
-fn other_name(app: &App) -> ModelObject<'_> {
-    ModelObject { root: Some(&app.service.info().id), ..model_object(app) }
+/// A model under one of its names.
+fn object<'a>(app: &App, id: &'a str, model: &'a Model) -> ModelObject<'a> {
+    let served = &model.service.info().id;
+    let state = ModelStatus::of(&*model.service).map(|status| status.state);
+    let root = (id != served).then_some(served.as_str());
+    ModelObject { id, object: "model", created: app.started, owned_by: "omni-actors", root, state }
 }

@@ -64,6 +64,7 @@ fn routes(app: &App) -> Vec<Route> {
     const NAMES: Access = Access::List(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
     const LIST: Access = Access::List(&[]);
     const ALL: (&str, &str, &str) = ("aliases", "boolean", "lists OpenAI's names too; false by default");
+    const MODEL: (&str, &str, &str) = ("model", "string", "of which model, where there are several; the first by default");
     const METRICS: Access = Access::Scope(&[Scope::Metrics]);
     const DRILL: Access = Access::Scope(&[Scope::Drill]);
     let route = |path, access, handler, operations| {
@@ -153,6 +154,7 @@ fn routes(app: &App) -> Vec<Route> {
                         .asks("legacy", "boolean", "names instead of objects in `voices`; false by default")
                         .asks("limit", "integer", "most voices, 1 to 1000; 1000 by default")
                         .asks("after", "string", "the voice behind which the list begins: `last_id` of the page before")
+                        .asks(MODEL.0, MODEL.1, MODEL.2)
                         .asks(ALL.0, ALL.1, ALL.2)
                         .answers::<VoiceList<'_>>(JSON),
                     Operation::new("post", "uploads a voice").takes::<VoiceForm>(FORM).answers::<VoiceAdded<'_>>(JSON),

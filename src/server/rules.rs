@@ -1,11 +1,11 @@
 //! What may change while the server runs: keys with their limits, names, origins and aliases, and the limits that are
 //! looked at when a request comes. A request sees one state of it; the next one may see another.
 
-use super::aliases::{AliasError, Aliases};
+use super::aliases::{AliasError, check_aliases};
 use super::keys::{Keys, Registry};
 use super::origin::Sites;
 use omni_config::{AliasesConfig, Config, LimitsConfig, ServerConfig, TelemetryConfig};
-use omni_engine::{ModelInfo, Service};
+use omni_engine::Service;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 /// The rules of one config.
@@ -26,8 +26,8 @@ pub(super) struct Rules {
 pub(super) struct Current {
     registry: Mutex<Registry>,
     rules: RwLock<Arc<Rules>>,
-    /// What is served, once it is known: aliases have to fit it.
-    model: OnceLock<ModelInfo>,
+    /// What is served, once it is known: aliases have to fit one of it.
+    models: OnceLock<Vec<Weak<dyn Service>>>,
     limits: RwLock<Limits>,
 }
 
@@ -39,7 +39,7 @@ struct Limits {
     /// Those of the last config that was read while the server ran.
     asked: Option<LimitsConfig>,
     /// What is served. It may end before this does.
-    service: Option<Weak<dyn Service>>,
+    services: Vec<Weak<dyn Service>>,
 }
 
 impl std::fmt::Debug for Limits {
@@ -53,7 +53,7 @@ impl Limits {
     fn settle(&mut self) {
         if let (Some(now), Some(asked)) = (&self.now, &self.asked) {
             let settled = Arc::new(now.taking_over(asked));
-            if let Some(service) = self.service.as_ref().and_then(Weak::upgrade) {
+            for service in self.services.iter().filter_map(Weak::upgrade) {
                 service.set_limits(&settled);
             }
             self.now = Some(settled);
@@ -65,7 +65,7 @@ impl Current {
     pub fn new(config: &ServerConfig, telemetry: &TelemetryConfig) -> Current {
         let mut registry = Registry::default();
         let rules = RwLock::new(Arc::new(Rules::new(&mut registry, config, telemetry)));
-        Current { registry: Mutex::new(registry), rules, model: OnceLock::new(), limits: RwLock::default() }
+        Current { registry: Mutex::new(registry), rules, models: OnceLock::new(), limits: RwLock::default() }
     }
 
     pub fn get(&self) -> Arc<Rules> {
@@ -73,10 +73,11 @@ impl Current {
     }
 
     /// Says what is served, and with which limits it was started.
-    pub fn serve(&self, service: &Arc<dyn Service>, limits: &LimitsConfig) {
-        let _ = self.model.set(service.info().clone());
+    pub fn serve(&self, services: &[Arc<dyn Service>], limits: &LimitsConfig) {
+        let services: Vec<_> = services.iter().map(Arc::downgrade).collect();
+        let _ = self.models.set(services.clone());
         let mut held = self.limits.write().unwrap_or_else(PoisonError::into_inner);
-        (held.now, held.service) = (Some(Arc::new(limits.clone())), Some(Arc::downgrade(service)));
+        (held.now, held.services) = (Some(Arc::new(limits.clone())), services);
         // A config may have been read again before the service was there.
         held.settle();
     }
@@ -94,9 +95,10 @@ impl Current {
         held.settle();
     }
 
-    /// Whether the aliases of another config fit what is served.
+    /// Whether the aliases of another config fit a model that is served.
     pub fn check(&self, config: &ServerConfig) -> Result<(), AliasError> {
-        self.model.get().map_or(Ok(()), |model| Aliases::of(&config.aliases, model).check())
+        let services: Vec<_> = self.models.get().into_iter().flatten().filter_map(Weak::upgrade).collect();
+        check_aliases(&config.aliases, services.iter().map(|service| service.info()))
     }
 
     /// Takes another config for all requests that are still to come.

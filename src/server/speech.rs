@@ -88,6 +88,7 @@ async fn answer(
     kept: Option<Running>,
 ) -> Result<Response, ApiError> {
     let ends = asked.ends;
+    let app = app.chosen(Fields::top(&body)).await?;
     let mut references = References::new(&app.references, &app.budget);
     let mut call = parse(&app, Fields::top(&body), &mut references).await?;
     let recording_held = references.held();

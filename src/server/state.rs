@@ -1,7 +1,8 @@
 //! What all handlers share, and what they ask of it: whether a model, a voice or a length is allowed.
 
 use super::aliases::{Aliases, own_name};
-use super::api::FieldError;
+use super::api::speech::Model as Named;
+use super::api::{FieldError, Fields};
 use super::api::measure::JsonLimits;
 use super::budget::{Budget, What};
 use super::error::ApiError;
@@ -14,14 +15,46 @@ use omni_audio::{AudioError, AudioWriter, Sound};
 use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio_util::sync::CancellationToken;
 
-/// The state of a server.
-pub(super) struct App {
+/// One of the models of a server.
+#[derive(Clone)]
+pub struct Model {
+    /// What makes its answers.
     pub service: Arc<dyn Service>,
+    /// More names of this model alone.
+    pub aliases: Vec<String>,
+}
+
+impl Model {
+    fn has_name(&self, own: &str) -> bool {
+        own_name(&self.service.info().id) == own
+    }
+}
+
+/// The state of a server as a request sees it: with the model that it is for.
+pub(super) struct App {
+    /// The first model, until a request has chosen one ([`App::choose`]).
+    pub service: Arc<dyn Service>,
+    shared: Arc<Shared>,
+}
+
+impl Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// What all requests share.
+pub(super) struct Shared {
+    /// At least one; requests that name none have the first.
+    pub models: Vec<Model>,
     pub max_body_bytes: usize,
     pub read_timeout: Duration,
     pub idle_timeout: Duration,
@@ -80,8 +113,9 @@ impl App {
         self.rules.limits()
     }
 
+    /// With these models, of which there is at least one.
     pub fn new(
-        service: Arc<dyn Service>,
+        models: Vec<Model>,
         config: &ServerConfig,
         limits: &LimitsConfig,
         references: ReferenceAudioConfig,
@@ -89,9 +123,10 @@ impl App {
         rules: Arc<Current>,
     ) -> App {
         let metrics = HttpMetrics::new();
-        rules.serve(&service, limits);
-        App {
-            service,
+        let services: Vec<_> = models.iter().map(|model| Arc::clone(&model.service)).collect();
+        rules.serve(&services, limits);
+        let shared = Shared {
+            models,
             max_body_bytes: config.max_body_bytes,
             read_timeout: config.read_timeout,
             idle_timeout: config.idle_timeout,
@@ -109,21 +144,58 @@ impl App {
             started: unix_seconds(),
             stopping: CancellationToken::new(),
             retiring: Retiring::default(),
-        }
+        };
+        App { service: Arc::clone(&services[0]), shared: Arc::new(shared) }
     }
 
-    /// A request may name the model; then it must be the one that is served, or an alias of it.
+    /// A request may name the model; then it must be one that is served, or an alias of it.
     pub fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
-        let served = &self.service.info().id;
-        let known = |asked| own_name(asked) == own_name(served) || self.has_alias(asked);
-        match asked {
-            Some(asked) if !known(asked) => Err(ApiError::unknown_model(asked, served)),
-            _ => Ok(()),
-        }
+        self.model(asked).map(|_| ())
     }
 
-    fn has_alias(&self, model: &str) -> bool {
-        Aliases::of(&self.rules.get().aliases, self.service.info()).has_model(model)
+    /// The model of a name: its own, one of its aliases, or an alias of the server, which means the first.
+    pub fn model(&self, asked: Option<&str>) -> Result<&Model, ApiError> {
+        let first = &self.models[0];
+        let Some(asked) = asked else { return Ok(first) };
+        let own = own_name(asked);
+        let named = self.models.iter().find(|model| model.has_name(own));
+        let by_alias = || self.models.iter().find(|model| model.aliases.iter().any(|alias| own_name(alias) == own));
+        let by_rule = || Aliases::of(&self.rules.get().aliases, first.service.info()).has_model(asked).then_some(first);
+        named.or_else(by_alias).or_else(by_rule).ok_or_else(|| {
+            let served: Vec<_> = self.models.iter().map(|model| model.service.info().id.as_str()).collect();
+            ApiError::unknown_model(asked, &served)
+        })
+    }
+
+    /// The state for a request of this model: `None` is the first one. What the model can do is known then.
+    pub async fn choose(self: &Arc<App>, asked: Option<&str>) -> Result<Arc<App>, ApiError> {
+        if self.models.len() == 1 {
+            return Ok(Arc::clone(self));
+        }
+        let service = Arc::clone(&self.model(asked)?.service);
+        service.prepare().await?;
+        Ok(Arc::new(App { service, shared: Arc::clone(&self.shared) }))
+    }
+
+    /// The same by the field `model` of a request.
+    pub async fn chosen(self: &Arc<App>, fields: Fields<'_>) -> Result<Arc<App>, ApiError> {
+        if self.models.len() == 1 {
+            return Ok(Arc::clone(self));
+        }
+        let asked = fields.read::<Named>()?.model;
+        self.choose(asked.as_deref()).await
+    }
+
+    /// The state for uploads, which may name a model: otherwise for the first one that clones voices.
+    pub async fn choose_for_voices(self: &Arc<App>, asked: Option<&str>) -> Result<Arc<App>, ApiError> {
+        let clones = self.models.iter().find(|model| clones(&*model.service));
+        let first = clones.map(|model| model.service.info().id.clone());
+        self.choose(asked.or(first.as_deref())).await
+    }
+
+    /// Whether there are several models, so that lists tell the state of each.
+    pub fn has_several(&self) -> bool {
+        self.models.iter().any(|model| model.service.state().is_some())
     }
 
     /// A voice of the checkpoint or an uploaded one, in any case, or what an alias stands for, or an error that lists the
@@ -146,7 +218,7 @@ impl App {
 
     /// Whether the model speaks in the voice of a recording.
     pub fn clones(&self) -> bool {
-        self.service.info().tts.as_ref().is_some_and(|tts| tts.task == TaskType::Base)
+        clones(&*self.service)
     }
 
     /// Begins a trace if a request asks for one with its field `trace`.
@@ -170,6 +242,10 @@ impl App {
     pub fn check_length(&self, param: &str, chars: usize) -> Result<(), ApiError> {
         Ok(FieldError::at_most(param, (chars, "characters"), self.limits().max_input_chars, None)?)
     }
+}
+
+fn clones(service: &dyn Service) -> bool {
+    service.info().tts.as_ref().is_some_and(|tts| tts.task == TaskType::Base)
 }
 
 /// Most names of voices that a session is told.

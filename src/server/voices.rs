@@ -3,10 +3,11 @@
 use super::aliases::Aliases;
 use super::api::service::{ListQuery, Named};
 use super::api::values::Embedding;
-use super::api::voices::{Choices, PageQuery, Voice, VoiceAdded, VoiceList, VoiceRemoved};
+use super::api::voices::{Choices, ModelQuery, PageQuery, Voice, VoiceAdded, VoiceList, VoiceRemoved};
 use super::api::{FieldError, short};
 use super::auth::Caller;
 use super::body::read_all;
+use super::described;
 use super::error::ApiError;
 use super::state::App;
 use axum::body::{Body, Bytes};
@@ -37,6 +38,7 @@ pub(super) async fn list(
     Query(query): Query<ListQuery>,
     Query(asked): Query<PageQuery>,
 ) -> Result<Response, ApiError> {
+    let app = app.choose(asked.model.as_deref()).await?;
     let info = app.service.info();
     let voices = app.service.voices();
     let rules = app.rules.get();
@@ -96,12 +98,14 @@ fn page(mut voices: Vec<Arc<VoiceInfo>>, after: Option<&str>, limit: usize) -> (
 pub(super) async fn add(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Query(of): Query<ModelQuery>,
     request: Request,
 ) -> Result<Response, ApiError> {
+    let app = app.choose_for_voices(of.model.as_deref()).await?;
     let boundary = boundary(request.headers())?;
     let (body, _held) = read_all(&app, request).await?;
     let upload = Upload::read(body, boundary).await?;
-    let voice = upload.voice(&app, &caller)?;
+    let voice = upload.voice(&app, &caller).await?;
     let added = app.service.add_voice(voice).await.map_err(|error| {
         let error = ApiError::from(error);
         // The engine names the field of speech requests.
@@ -118,8 +122,10 @@ pub(super) async fn add(
 pub(super) async fn remove(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    Query(of): Query<ModelQuery>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<VoiceRemoved>, ApiError> {
+    let app = app.choose_for_voices(of.model.as_deref()).await?;
     // Bytes that are no text name no voice.
     let name = name.map_or_else(|_| String::from(char::REPLACEMENT_CHARACTER), |Path(name)| name);
     let lower = name.to_lowercase();
@@ -164,7 +170,10 @@ struct Upload {
     texts: BTreeMap<&'static str, String>,
 }
 
-const TEXTS: [&str; 5] = ["name", "consent", "ref_text", "speaker_description", "speaker_embedding"];
+const TEXTS: [&str; 6] =
+    ["name", "consent", "ref_text", "speaker_description", "speaker_embedding", "instructions"];
+/// The note of consent of a voice that no speaker has.
+const NO_SPEAKER: &str = "described, not recorded: there is no speaker";
 
 impl Upload {
     async fn read(body: Vec<u8>, boundary: String) -> Result<Upload, ApiError> {
@@ -205,15 +214,27 @@ impl Upload {
         Ok(upload)
     }
 
-    fn voice(mut self, app: &App, caller: &Caller) -> Result<NewVoice, ApiError> {
+    async fn voice(mut self, app: &Arc<App>, caller: &Caller) -> Result<NewVoice, ApiError> {
         let mut text =
             |name| self.texts.remove(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let name = text("name").ok_or_else(|| FieldError::missing("name", "what requests will call the voice"))?;
+        let instructions = text("instructions");
+        let no_speaker = || instructions.as_ref().map(|_| NO_SPEAKER.to_owned());
         let consent =
-            text("consent").ok_or_else(|| FieldError::missing("consent", "a note on how the speaker agreed"))?;
+            text("consent").or_else(no_speaker).ok_or_else(|| FieldError::missing("consent", "a note on how the speaker agreed"))?;
         let (ref_text, description, embedding) =
             (text("ref_text"), text("speaker_description"), text("speaker_embedding"));
+        if instructions.is_some() && (self.audio.is_some() || embedding.is_some() || ref_text.is_some()) {
+            let message = "describes a voice without a recording; leave out audio_sample, ref_text and \
+                speaker_embedding, or instructions";
+            return Err(FieldError::invalid("instructions", message).into());
+        }
+        let description = description.or_else(|| instructions.clone());
         let source = match (self.audio, embedding) {
+            (None, None) if instructions.is_some() => {
+                let recording = described::recording(app, caller, instructions.as_deref().unwrap_or_default()).await?;
+                VoiceSource::Recording { recording, mime_type: Some("audio/wav".to_owned()) }
+            }
             (Some(_), Some(_)) => {
                 let message = "cannot be given together with audio_sample; leave one of them out";
                 return Err(FieldError::invalid("speaker_embedding", message).into());

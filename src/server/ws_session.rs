@@ -1,6 +1,7 @@
 //! A WebSocket session: reads the client's messages, speaks one utterance at a time, writes the server's messages. It
 //! owns the state of the connection; it must never wait for the client while a cancel could come.
 
+use super::api::Fields;
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::SpokenWord;
 use super::auth::Caller;
@@ -323,9 +324,13 @@ impl Session {
     }
 
     async fn configure(&mut self, map: &Map<String, Value>) -> Result<(), Over> {
-        match SessionConfig::parse(&self.app, map).await {
-            Ok(config) => {
-                self.config = config;
+        let read = async {
+            let app = self.app.chosen(Fields::top(map)).await?;
+            Ok::<_, ApiError>((SessionConfig::parse(&app, map).await?, app))
+        };
+        match read.await {
+            Ok((config, app)) => {
+                (self.config, self.app) = (config, app);
                 let updated = text(&ServerMessage::Updated { session: self.config.state(&self.app) });
                 self.say(updated).await
             }

@@ -441,6 +441,32 @@ impl DecodeMetrics {
     }
 }
 
+/// One of several models.
+#[derive(Debug)]
+pub struct ModelMetrics {
+    model: String,
+}
+
+impl ModelMetrics {
+    /// Of the model of this name, which is not loaded yet.
+    pub fn new(model: &str) -> ModelMetrics {
+        install();
+        let metrics = ModelMetrics { model: model.to_owned() };
+        metrics.loaded(false);
+        metrics
+    }
+
+    /// It is in memory, or not.
+    pub fn loaded(&self, loaded: bool) {
+        gauge!(c::MODEL_LOADED.name, "model" => self.model.clone()).set(f64::from(u8::from(loaded)));
+    }
+
+    /// A load ended: it was `loaded`, or it `failed`.
+    pub fn load_ended(&self, outcome: &'static str) {
+        counter!(c::MODEL_LOADS.name, "model" => self.model.clone(), "outcome" => outcome).increment(1);
+    }
+}
+
 /// A launch thread called something that may wait for its device. It has no handle, because it must not happen.
 pub fn launch_waited() {
     install();

@@ -4,7 +4,7 @@
 //! when the parent is killed. It leaves signals that ask a program to end to the parent, which may have streams to
 //! finish.
 
-use super::super::StartError;
+use super::super::{Kept, StartError};
 use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use futures::future::BoxFuture;
@@ -133,7 +133,7 @@ async fn run(
     let name = setup.stage;
     let failed = |error: StartError| ChildError::Failed(name, error.to_string());
     let checkpoint = Checkpoint::reopen(&setup.checkpoint, embedded).map_err(|error| failed(error.into()))?;
-    let maker = StageMaker::new(&checkpoint, &setup.config, &[name]).map_err(failed)?;
+    let maker = StageMaker::new(&checkpoint, &setup.config, &[name], Kept::new(&setup.config)).map_err(failed)?;
     maker.faults.follow(setup.faults.clone());
     let told = out.clone();
     maker.faults.doomed_by(move |counts| _ = told.tell(FromStage::Doomed(counts)));

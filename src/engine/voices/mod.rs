@@ -475,6 +475,18 @@ pub(super) fn folder(directory: &VoicesDirectory, model: &str) -> Option<PathBuf
     }
 }
 
+/// The voices that lie in a folder, by name, read without an encoder. Slow: not for an async thread.
+pub(super) fn kept(folder: &Path) -> Vec<Arc<VoiceInfo>> {
+    if !folder.exists() {
+        return Vec::new();
+    }
+    // One that cannot be read is told of when the voices are opened.
+    let read = file::list(folder).unwrap_or_default().into_iter().filter_map(|path| file::read(&path).ok());
+    let voices: BTreeMap<String, Arc<VoiceInfo>> =
+        read.map(|kept| (kept.name.to_lowercase(), Voice::of(&kept, &[0; 32]).info)).collect();
+    voices.into_values().collect()
+}
+
 /// The hash of the parts one after the other, each preceded by its length.
 fn sha256(parts: &[&[u8]]) -> [u8; 32] {
     let mut hash = Sha256::new();

@@ -1,6 +1,6 @@
 //! What is served and how it is: models, health, readiness, faults.
 
-use omni_engine::{StageHealth, StageState};
+use omni_engine::{ModelState, Service, StageHealth, StageState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -26,6 +26,51 @@ pub(crate) struct ModelObject<'a> {
     /// The model that is served, where `id` is another name of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<&'a str>,
+    /// With `[[models]]`: where it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state: Option<Residence>,
+}
+
+/// Where one of several models is.
+#[derive(Clone, Copy, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Residence {
+    /// Its first request loads it.
+    Unloaded,
+    /// It is being loaded, or waits for memory.
+    Loading,
+    /// It serves.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+    /// It did not load, or gave up; it is tried again after a pause.
+    Failed,
+}
+
+/// One of several models.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct ModelStatus<'a> {
+    pub name: &'a str,
+    pub state: Residence,
+    /// Why it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Requests in flight.
+    pub requests: usize,
+}
+
+impl<'a> ModelStatus<'a> {
+    /// `None` for a model that is always there.
+    pub fn of(service: &'a dyn Service) -> Option<ModelStatus<'a>> {
+        let (state, reason) = match service.state()? {
+            ModelState::Unloaded => (Residence::Unloaded, None),
+            ModelState::Loading => (Residence::Loading, None),
+            ModelState::Loaded => (Residence::Loaded, None),
+            ModelState::Unloading => (Residence::Unloading, None),
+            ModelState::Failed(reason) => (Residence::Failed, Some(reason)),
+        };
+        Some(ModelStatus { name: &service.info().id, state, reason, requests: service.health().requests })
+    }
 }
 
 /// `GET /v1/audio/models`: the same as Open WebUI reads it.
@@ -97,6 +142,9 @@ pub(crate) struct Ready<'a> {
     /// Upstream first. Only for callers with a key, where the server has keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<Stage<'a>>>,
+    /// With `[[models]]`: each of them. Only for callers with a key, where the server has keys.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<ModelStatus<'a>>>,
 }
 
 /// `GET /health`.
@@ -125,8 +173,11 @@ pub(crate) struct HealthDetails<'a> {
     /// How many there may be: `limits.max_requests`.
     pub max_requests: usize,
     pub admission: Admission,
-    /// Upstream first.
+    /// Upstream first; with `[[models]]` those of the first one.
     pub stages: Vec<Stage<'a>>,
+    /// With `[[models]]`: each of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub models: Option<Vec<ModelStatus<'a>>>,
 }
 
 /// How many streams are carried.

@@ -23,6 +23,9 @@ pub(crate) struct VoiceForm {
     speaker_description: Option<String>,
     /// The x-vector as a JSON list, instead of a recording.
     speaker_embedding: Option<String>,
+    /// A description of the voice, instead of a recording: a VoiceDesign model among `[[models]]` speaks it. Then
+    /// `consent` may be left out.
+    instructions: Option<String>,
 }
 
 /// Which part of the voices an address asks for, behind its `?`.
@@ -31,6 +34,14 @@ pub(crate) struct PageQuery {
     limit: Option<String>,
     /// The voice behind which the page begins.
     pub after: Option<String>,
+    /// Whose voices; `None` is the first model.
+    pub model: Option<String>,
+}
+
+/// Which model an address means, behind its `?`.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct ModelQuery {
+    pub model: Option<String>,
 }
 
 impl PageQuery {

@@ -17,6 +17,7 @@ fn record_one_of_each() {
     telemetry::process_started();
     telemetry::set_ready(true);
     telemetry::launch_waited();
+    telemetry::ModelMetrics::new("a").load_ended("loaded");
     let device = DeviceMetrics::new(0);
     device.blocking.increment(1);
     device.memory(MemoryUse::Used, 1 << 30);

@@ -1,0 +1,493 @@
+//! Which of several models are in memory: loaded at the start or when a request wants them, unloaded when they are idle
+//! or another one needs their place. A model that is in use is never unloaded, and one that fails concerns no other.
+//!
+//! The owner carries out the [`Effect`]s and reports how they ended. Times are since any fixed moment.
+
+use std::time::Duration;
+
+/// What the config says of one model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resident {
+    /// Whether it is loaded before a request wants it, and loaded again by itself where that failed.
+    pub at_start: bool,
+    /// Unloaded after so long without use; `None`: only where another model needs its place.
+    pub unload_after: Option<Duration>,
+    /// What it takes of the memory for all models.
+    pub bytes: u64,
+}
+
+/// What the config says of all of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResidenceLimits {
+    /// Bytes of all loaded models together; `None`: no limit.
+    pub memory: Option<u64>,
+    /// Pause before a load that failed is tried again; doubles with each failure in a row.
+    pub pause: Duration,
+    /// Longest pause.
+    pub longest_pause: Duration,
+}
+
+/// Where a model is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The next request loads it.
+    Unloaded,
+    /// It is being loaded, or waits for memory.
+    Loading,
+    /// It serves.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+    /// It did not load, or gave up. Tried again not before `again`.
+    Failed {
+        /// Why, for people.
+        reason: String,
+        /// When it may be loaded again.
+        again: Duration,
+    },
+}
+
+/// What the owner has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Load this model; report [`Residence::loaded`] or [`Residence::failed`].
+    Load(usize),
+    /// Unload it; report [`Residence::unloaded`].
+    Unload(usize),
+}
+
+/// The answer to who wants to use a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// It is in use until [`Residence::left`].
+    Entered,
+    /// It is not there yet: enter again when something has changed, until then [`Residence::waits`] is counted.
+    Wait,
+    /// It failed and is not tried again before this pause is over.
+    Failed {
+        /// Why.
+        reason: String,
+        /// When to come again.
+        pause: Duration,
+    },
+}
+
+#[derive(Debug)]
+struct Model {
+    resident: Resident,
+    place: Place,
+    /// Requests that use it.
+    uses: usize,
+    /// Requests that wait for it. It is not unloaded before they have had it.
+    waits: usize,
+    /// Whether it is to be loaded although no request waits.
+    wanted: bool,
+    /// The order in which models were asked for.
+    asked: Option<u64>,
+    /// When it was last used, or loaded.
+    used: Duration,
+    /// When it was loaded last.
+    loaded: Duration,
+    /// Failures in a row.
+    failures: u32,
+}
+
+impl Model {
+    fn takes_memory(&self) -> bool {
+        match self.place {
+            Place::Loading => self.asked.is_none(),
+            Place::Loaded | Place::Unloading => true,
+            Place::Unloaded | Place::Failed { .. } => false,
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.place == Place::Loaded && self.uses == 0 && self.waits == 0
+    }
+
+    fn idle_until(&self) -> Option<Duration> {
+        self.resident.unload_after.filter(|_| self.is_idle()).map(|after| self.used.saturating_add(after))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Residence {
+    models: Vec<Model>,
+    limits: ResidenceLimits,
+    next_asked: u64,
+    closed: bool,
+}
+
+impl Residence {
+    /// None is loaded yet; [`Residence::effects`] begins with those of the start.
+    pub fn new(residents: impl IntoIterator<Item = Resident>, limits: ResidenceLimits) -> Residence {
+        let model = |resident: Resident| Model {
+            resident,
+            place: Place::Unloaded,
+            uses: 0,
+            waits: 0,
+            wanted: resident.at_start,
+            asked: None,
+            used: Duration::ZERO,
+            loaded: Duration::ZERO,
+            failures: 0,
+        };
+        Residence { models: residents.into_iter().map(model).collect(), limits, next_asked: 0, closed: false }
+    }
+
+    /// Where a model is.
+    pub fn place(&self, index: usize) -> &Place {
+        &self.models[index].place
+    }
+
+    /// Requests that use a model.
+    pub fn uses(&self, index: usize) -> usize {
+        self.models[index].uses
+    }
+
+    /// Whether each model of the start has been loaded or has failed.
+    pub fn is_settled(&self) -> bool {
+        let settled = |model: &Model| matches!(model.place, Place::Loaded | Place::Failed { .. });
+        self.models.iter().all(|model| !model.wanted || settled(model))
+    }
+
+    /// A request wants to use a model. One that waits already says so.
+    pub fn enter(&mut self, index: usize, now: Duration, waits: bool) -> Entry {
+        let model = &mut self.models[index];
+        let entry = match &model.place {
+            Place::Loaded => {
+                (model.uses, model.used, model.wanted) = (model.uses + 1, now, false);
+                Entry::Entered
+            }
+            Place::Failed { reason, again } if *again > now || self.closed => {
+                Entry::Failed { reason: reason.clone(), pause: again.saturating_sub(now) }
+            }
+            _ => Entry::Wait,
+        };
+        match (waits, entry == Entry::Wait) {
+            (false, true) => model.waits += 1,
+            (true, false) => model.waits = model.waits.saturating_sub(1),
+            _ => {}
+        }
+        entry
+    }
+
+    /// A request that waited has left. A load that has begun goes on.
+    pub fn stopped_waiting(&mut self, index: usize) {
+        let model = &mut self.models[index];
+        model.waits = model.waits.saturating_sub(1);
+    }
+
+    /// A request that used a model has ended.
+    pub fn left(&mut self, index: usize, now: Duration) {
+        let model = &mut self.models[index];
+        (model.uses, model.used) = (model.uses.saturating_sub(1), now);
+    }
+
+    /// From now on nothing is loaded or unloaded.
+    pub fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// What has to be done now.
+    pub fn effects(&mut self, now: Duration) -> Vec<Effect> {
+        if self.closed {
+            return Vec::new();
+        }
+        let mut effects = Vec::new();
+        for (index, model) in self.models.iter_mut().enumerate() {
+            if model.idle_until().is_some_and(|until| until <= now) {
+                model.place = Place::Unloading;
+                effects.push(Effect::Unload(index));
+            }
+            let asked_for = model.wanted || model.waits > 0;
+            match &model.place {
+                Place::Unloaded if asked_for => model.place = Place::Loading,
+                Place::Failed { again, .. } if asked_for && *again <= now => model.place = Place::Loading,
+                // It waited for memory, and so did requests that have left meanwhile.
+                Place::Loading if model.asked.is_some() && !asked_for => {
+                    (model.place, model.asked) = (Place::Unloaded, None);
+                    continue;
+                }
+                _ => continue,
+            }
+            model.asked = Some(self.next_asked);
+            self.next_asked += 1;
+        }
+        // In the order in which they were asked for: a small model must not keep a large one out for ever.
+        while let Some(index) = self.first_asked() {
+            if !self.make_room(index, &mut effects) {
+                break;
+            }
+            self.models[index].asked = None;
+            effects.push(Effect::Load(index));
+        }
+        effects
+    }
+
+    fn first_asked(&self) -> Option<usize> {
+        let asked = self.models.iter().enumerate().filter_map(|(index, model)| Some((model.asked?, index)));
+        asked.min().map(|(_, index)| index)
+    }
+
+    /// Whether a model fits now; if not, unloads idle ones, those first whose last use is the longest ago.
+    fn make_room(&mut self, index: usize, effects: &mut Vec<Effect>) -> bool {
+        let Some(memory) = self.limits.memory else { return true };
+        let bytes = self.models[index].resident.bytes;
+        let sum = |models: &[Model], counts: fn(&Model) -> bool| -> u64 {
+            models.iter().filter(|model| counts(model)).map(|model| model.resident.bytes).sum()
+        };
+        if sum(&self.models, Model::takes_memory).saturating_add(bytes) <= memory {
+            return true;
+        }
+        // What is being unloaded is free soon.
+        let mut left = sum(&self.models, |model| model.takes_memory() && model.place != Place::Unloading);
+        while left.saturating_add(bytes) > memory {
+            let idle = self.models.iter().enumerate().filter(|(_, model)| model.is_idle());
+            let Some((oldest, _)) = idle.min_by_key(|(_, model)| model.used) else { break };
+            self.models[oldest].place = Place::Unloading;
+            left -= self.models[oldest].resident.bytes;
+            effects.push(Effect::Unload(oldest));
+        }
+        false
+    }
+
+    /// A model serves.
+    pub fn loaded(&mut self, index: usize, now: Duration) {
+        let model = &mut self.models[index];
+        (model.place, model.used, model.loaded, model.wanted) = (Place::Loaded, now, now, false);
+    }
+
+    /// A model that was served has given up and takes no more requests; [`Residence::failed`] follows when its memory is
+    /// free.
+    pub fn given_up(&mut self, index: usize) {
+        self.models[index].place = Place::Unloading;
+    }
+
+    /// A model did not load, or has given up.
+    pub fn failed(&mut self, index: usize, reason: impl Into<String>, now: Duration) {
+        let ResidenceLimits { pause, longest_pause, .. } = self.limits;
+        let model = &mut self.models[index];
+        // One that served for long has failed for the first time again.
+        if model.loaded > Duration::ZERO && now.saturating_sub(model.loaded) > longest_pause {
+            model.failures = 0;
+        }
+        let doublings = model.failures.min(16);
+        model.failures += 1;
+        model.wanted = model.resident.at_start;
+        let pause = (pause * 2u32.pow(doublings)).min(longest_pause);
+        model.place = Place::Failed { reason: reason.into(), again: now.saturating_add(pause) };
+    }
+
+    /// A model is out of memory.
+    pub fn unloaded(&mut self, index: usize) {
+        self.models[index].place = Place::Unloaded;
+    }
+
+    /// When [`Residence::effects`] has something to do although nothing is reported.
+    pub fn next(&self) -> Option<Duration> {
+        let again = |model: &Model| match &model.place {
+            Place::Failed { again, .. } if model.wanted || model.waits > 0 => Some(*again),
+            _ => None,
+        };
+        self.models.iter().filter_map(|model| model.idle_until().or_else(|| again(model))).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn limits(memory: Option<u64>) -> ResidenceLimits {
+        ResidenceLimits { memory, pause: s(1), longest_pause: s(60) }
+    }
+
+    fn on_demand(bytes: u64) -> Resident {
+        Resident { at_start: false, unload_after: None, bytes }
+    }
+
+    fn failed(entry: &Entry) -> Option<Duration> {
+        match entry {
+            Entry::Failed { pause, .. } => Some(*pause),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_models_of_the_start_are_loaded_at_once_and_the_others_by_their_first_request() {
+        let first = Resident { at_start: true, ..on_demand(1) };
+        let mut models = Residence::new([first, on_demand(1)], limits(None));
+        assert_eq!(models.effects(s(0)), [Effect::Load(0)]);
+        assert!(!models.is_settled());
+        models.loaded(0, s(1));
+        assert!(models.is_settled());
+        assert_eq!(models.enter(1, s(2), false), Entry::Wait);
+        assert_eq!(models.enter(1, s(2), false), Entry::Wait);
+        assert_eq!(models.effects(s(2)), [Effect::Load(1)], "one load for both requests");
+        assert_eq!(models.effects(s(2)), []);
+        models.loaded(1, s(3));
+        assert_eq!(models.enter(1, s(3), true), Entry::Entered);
+        assert_eq!(models.enter(1, s(3), true), Entry::Entered);
+        assert_eq!(models.uses(1), 2);
+    }
+
+    #[test]
+    fn an_idle_model_is_unloaded_after_its_time_and_not_while_it_is_used() {
+        let resident = Resident { at_start: true, unload_after: Some(s(10)), bytes: 1 };
+        let mut models = Residence::new([resident], limits(None));
+        models.effects(s(0));
+        models.loaded(0, s(5));
+        assert_eq!(models.next(), Some(s(15)));
+        assert_eq!(models.enter(0, s(6), false), Entry::Entered);
+        assert_eq!((models.next(), models.effects(s(100))), (None, vec![]));
+        models.left(0, s(100));
+        assert_eq!(models.effects(s(109)), []);
+        assert_eq!(models.effects(s(110)), [Effect::Unload(0)]);
+        assert_eq!(models.enter(0, s(110), false), Entry::Wait);
+        assert_eq!(models.effects(s(110)), [], "it is unloaded first");
+        models.unloaded(0);
+        assert_eq!(models.effects(s(111)), [Effect::Load(0)]);
+    }
+
+    #[test]
+    fn the_model_whose_last_use_is_the_longest_ago_makes_room() {
+        let mut models = Residence::new([on_demand(4), on_demand(4), on_demand(6)], limits(Some(10)));
+        for (index, at) in [(0, s(1)), (1, s(2))] {
+            models.enter(index, at, false);
+            assert_eq!(models.effects(at), [Effect::Load(index)]);
+            models.loaded(index, at);
+            models.enter(index, at, true);
+        }
+        models.left(0, s(4));
+        models.left(1, s(3));
+        models.enter(2, s(5), false);
+        assert_eq!(models.effects(s(5)), [Effect::Unload(1)], "one is enough");
+        assert_eq!(models.effects(s(5)), []);
+        models.unloaded(1);
+        assert_eq!(models.effects(s(6)), [Effect::Load(2)]);
+    }
+
+    #[test]
+    fn a_model_that_needs_room_waits_for_requests_and_is_forgotten_with_its_own() {
+        let mut models = Residence::new([on_demand(8), on_demand(8)], limits(Some(10)));
+        models.enter(0, s(0), false);
+        models.effects(s(0));
+        models.loaded(0, s(0));
+        models.enter(0, s(0), true);
+        models.enter(1, s(1), false);
+        assert_eq!(models.effects(s(1)), [], "a request runs");
+        assert_eq!(models.place(1), &Place::Loading);
+        models.stopped_waiting(1);
+        models.left(0, s(2));
+        assert_eq!(models.effects(s(2)), [], "none wants it any more");
+        assert_eq!(models.place(1), &Place::Unloaded);
+        models.enter(1, s(3), false);
+        assert_eq!(models.effects(s(3)), [Effect::Unload(0)]);
+    }
+
+    #[test]
+    fn a_failed_load_is_tried_again_after_a_growing_pause() {
+        let mut models = Residence::new([on_demand(1)], limits(None));
+        let mut now = s(0);
+        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
+            assert_eq!(models.enter(0, now, false), Entry::Wait);
+            assert_eq!(models.effects(now), [Effect::Load(0)]);
+            models.failed(0, "no weights", now);
+            assert_eq!(failed(&models.enter(0, now, true)), Some(s(pause)));
+            assert_eq!(models.effects(now + s(pause)), [], "no request wants it");
+            now += s(pause);
+        }
+        models.enter(0, now, false);
+        models.effects(now);
+        models.loaded(0, now);
+        models.given_up(0);
+        assert_eq!(models.enter(0, now, true), Entry::Wait);
+        models.failed(0, "gave up", now);
+        assert_eq!(failed(&models.enter(0, now, true)), Some(s(60)), "it failed again at once");
+        now += s(60);
+        models.enter(0, now, false);
+        models.effects(now);
+        models.loaded(0, now);
+        now += s(61);
+        models.failed(0, "gave up", now);
+        assert_eq!(failed(&models.enter(0, now, true)), Some(s(1)), "it served for long");
+    }
+
+    #[test]
+    fn a_model_of_the_start_is_tried_again_without_a_request() {
+        let mut models = Residence::new([Resident { at_start: true, ..on_demand(1) }], limits(None));
+        models.effects(s(0));
+        models.failed(0, "no weights", s(0));
+        assert!(models.is_settled());
+        assert_eq!(models.next(), Some(s(1)));
+        assert_eq!(models.effects(s(1)), [Effect::Load(0)]);
+    }
+
+    proptest! {
+        /// Requests come and go, loads end well or badly, in any order: what is used is never unloaded, what is loaded
+        /// fits, and a model is loaded and unloaded in turns.
+        #[test]
+        fn no_history_breaks_the_rules(steps in proptest::collection::vec((0..3usize, 0..7u8, 0..20u64), 0..200)) {
+            let residents = [3u64, 5, 7].map(|bytes| Resident { unload_after: Some(s(30)), ..on_demand(bytes) });
+            let mut models = Residence::new(residents, limits(Some(10)));
+            let mut now = s(0);
+            let (mut waits, mut inside, mut in_memory) = ([0usize; 3], [0usize; 3], [false; 3]);
+            let mut running: [Option<Effect>; 3] = [None; 3];
+            for (index, action, passed) in steps {
+                now += s(passed);
+                match (action, running[index]) {
+                    (0, _) => match models.enter(index, now, false) {
+                        Entry::Wait => waits[index] += 1,
+                        Entry::Entered => inside[index] += 1,
+                        Entry::Failed { .. } => {}
+                    },
+                    (1, _) if waits[index] > 0 => match models.enter(index, now, true) {
+                        Entry::Wait => {}
+                        Entry::Entered => (waits[index], inside[index]) = (waits[index] - 1, inside[index] + 1),
+                        Entry::Failed { .. } => waits[index] -= 1,
+                    },
+                    (2, _) if inside[index] > 0 => {
+                        inside[index] -= 1;
+                        models.left(index, now);
+                    }
+                    (3, _) if waits[index] > 0 => {
+                        waits[index] -= 1;
+                        models.stopped_waiting(index);
+                    }
+                    (4, Some(Effect::Load(_))) => {
+                        running[index] = None;
+                        models.loaded(index, now);
+                    }
+                    (5, Some(Effect::Load(_))) => {
+                        (running[index], in_memory[index]) = (None, false);
+                        models.failed(index, "no", now);
+                    }
+                    (6, Some(Effect::Unload(_))) => {
+                        (running[index], in_memory[index]) = (None, false);
+                        models.unloaded(index);
+                    }
+                    _ => {}
+                }
+                for effect in models.effects(now) {
+                    let (Effect::Load(at) | Effect::Unload(at)) = effect;
+                    prop_assert!(running[at].is_none());
+                    let loads = matches!(effect, Effect::Load(_));
+                    prop_assert_eq!(in_memory[at], !loads);
+                    prop_assert!(loads || (inside[at] == 0 && waits[at] == 0));
+                    (running[at], in_memory[at]) = (Some(effect), true);
+                }
+                let held: u64 = residents.iter().zip(in_memory).map(|(one, here)| one.bytes * u64::from(here)).sum();
+                prop_assert!(held <= 10);
+                for at in 0..3 {
+                    prop_assert_eq!(models.uses(at), inside[at]);
+                }
+            }
+        }
+    }
+}
