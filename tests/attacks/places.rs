@@ -68,7 +68,7 @@ fn a_reader_that_comes_back_hears_every_sample() {
             // Its place is taken twice: by the first client, and when it has read on for a while by the second.
             let mut bytes = Vec::new();
             for read_on in [0, 6 << 20] {
-                slow.by_ref().take(read_on).read_to_end(&mut bytes).unwrap();
+                Read::by_ref(&mut slow).take(read_on).read_to_end(&mut bytes).unwrap();
                 attacked.neighbour_is_served();
             }
             slow.read_to_end(&mut bytes).unwrap();
