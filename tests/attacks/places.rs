@@ -45,7 +45,7 @@ fn all_places_are_taken(attacked: &Attacked) {
     attacked.waits_for("omni_requests_in_flight", |requests| requests >= 4.0);
 }
 
-/// Speech of `input` that no connection has room for: 77 KB for a frame.
+/// Speech of `input` that no connection has room for: 77 KB for two frames.
 fn immense(input: &str, frames: u32, alone: bool) -> Ask {
     let body = json!({
         "input": input, "seed": 7, "max_new_tokens": frames, "ignore_eos": alone, "speaker_embedding": vec![0.5; 64],
@@ -58,7 +58,7 @@ fn immense(input: &str, frames: u32, alone: bool) -> Ask {
 fn a_reader_that_comes_back_hears_every_sample() {
     let attacked = Attacked::base("[limits]\nmax_requests = 1\n");
     // One request of the stages, and a text in pieces, each of which is one.
-    for ask in [immense("Hello there.", 300, true), immense(&"It is raining. ".repeat(400), 300, false)] {
+    for ask in [immense("Hello there.", 600, true), immense(&"It is raining. ".repeat(400), 600, false)] {
         let whole = attacked.patiently(&ask).body;
         assert!(whole.len() > 16 << 20, "{} bytes", whole.len());
         let paused = attacked.metric("omni_requests_paused_total");
@@ -68,7 +68,7 @@ fn a_reader_that_comes_back_hears_every_sample() {
             // Its place is taken twice: by the first client, and when it has read on for a while by the second.
             let mut bytes = Vec::new();
             for read_on in [0, 6 << 20] {
-                slow.by_ref().take(read_on).read_to_end(&mut bytes).unwrap();
+                (&slow).take(read_on).read_to_end(&mut bytes).unwrap();
                 attacked.neighbour_is_served();
             }
             slow.read_to_end(&mut bytes).unwrap();
