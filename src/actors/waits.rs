@@ -36,9 +36,8 @@ impl Waits {
             }
         }
         let first = std::mem::take(&mut self.first);
-        let more = |(thread, all): (&OsString, &Duration)| {
-            all.saturating_sub(before.get(thread).copied().unwrap_or_default())
-        };
+        let more =
+            |(thread, all): (&OsString, &Duration)| all.saturating_sub(before.get(thread).copied().unwrap_or_default());
         self.threads.iter().map(more).max().filter(|_| !first).unwrap_or_default()
     }
 
@@ -77,7 +76,10 @@ mod tests {
     #[test]
     fn nothing_is_told_of_a_process_that_is_gone() {
         let mut waits = Waits::of(u32::MAX);
-        assert_eq!((waits.since_last(), waits.since_last(), waits.is_stopped()), (Duration::ZERO, Duration::ZERO, false));
+        assert_eq!(
+            (waits.since_last(), waits.since_last(), waits.is_stopped()),
+            (Duration::ZERO, Duration::ZERO, false)
+        );
     }
 
     #[test]

@@ -96,7 +96,12 @@ struct Watched {
 impl Watchdog {
     /// For actors that may be silent for so long.
     pub fn new(configured: Duration) -> Watchdog {
-        Watchdog { limit: Limit::new(configured), period: configured / LOOKS, looked: Duration::ZERO, watched: Vec::new() }
+        Watchdog {
+            limit: Limit::new(configured),
+            period: configured / LOOKS,
+            looked: Duration::ZERO,
+            watched: Vec::new(),
+        }
     }
 
     /// How often to look.

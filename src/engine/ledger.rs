@@ -214,7 +214,8 @@ impl Ledger {
         let Some(paused) = place.settle() else { return };
         let is_its = |open: &Open| open.place.as_ref().is_some_and(|of| Arc::ptr_eq(of, place));
         let requests = state.open.iter().filter(|(_, open)| is_its(open));
-        let requests: Vec<_> = requests.map(|(request, open)| (*request, open.journal.unfinished().collect())).collect();
+        let requests: Vec<_> =
+            requests.map(|(request, open)| (*request, open.journal.unfinished().collect())).collect();
         for (request, unfinished) in requests {
             let unfinished: Vec<StageName> = unfinished;
             for stage in unfinished {

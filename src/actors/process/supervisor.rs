@@ -325,18 +325,8 @@ impl SupervisorState {
         tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
         self.watchdog.begin();
         let (begun, waits) = (Instant::now(), Waits::of(process.pid));
-        self.current = Some(Running {
-            number,
-            begun,
-            in_hand,
-            remote,
-            process,
-            waits,
-            listening,
-            speaking,
-            tracing,
-            drilling,
-        });
+        self.current =
+            Some(Running { number, begun, in_hand, remote, process, waits, listening, speaking, tracing, drilling });
         Ok(())
     }
 

@@ -512,8 +512,12 @@ impl AdmissionCore {
     }
 
     fn first_sounds_to_come(&self, chat: bool) -> usize {
-        let to_come =
-            |stream: &&Stream| stream.chat == chat && stream.paused.is_none() && !stream.complete && stream.playback.time_to_first().is_none();
+        let to_come = |stream: &&Stream| {
+            stream.chat == chat
+                && stream.paused.is_none()
+                && !stream.complete
+                && stream.playback.time_to_first().is_none()
+        };
         self.streams.values().filter(to_come).count()
     }
 

@@ -15,9 +15,10 @@ impl Stream {
         self.reads.waited(now).max(self.writes.waited(now))
     }
 
-    /// It is paused, and its client has read everything and waits for more.
+    /// It is paused, and its client has read everything and waits for more. One that waits for its client does not.
     fn wants_to_go_on(&self) -> bool {
-        self.paused.is_some() && self.waits.is_some() && !self.complete && !self.writes.is_waiting()
+        let waits_for_client = self.reads.is_waiting() || self.writes.is_waiting();
+        self.paused.is_some() && self.waits.is_some() && !self.complete && !waits_for_client
     }
 }
 

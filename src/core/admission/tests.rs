@@ -317,6 +317,7 @@ proptest! {
                 }
                 (3, Some(ticket)) => core.waits(ticket, now),
                 (4, Some(ticket)) => core.heard(ticket, ms(80), now),
+                (5, Some(ticket)) if who == 0 => core.read(ticket, 3, now),
                 (5, Some(ticket)) => core.complete(ticket),
                 (6, Some(ticket)) => {
                     core.left(ticket, now);
