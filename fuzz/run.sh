@@ -17,6 +17,7 @@ seeds=()
 case $target in
     config) seeds=(configs) ;;
     fault_plan) seeds=(configs/faults) ;;
+    picture) seeds=(tests/fixtures/qwen3_omni/frontend/media) ;;
     recording) seeds=(tests/fixtures/audio) ;;
 esac
 # New inputs are written into the first folder; seeds are only read.

@@ -17,6 +17,7 @@
 //! | `cuda` | the CUDA engine and its kernels, with the feature `cuda` |
 //! | [`model`] | nets, weights, tokenizer, prompts, sampling |
 //! | [`ops`] | the CPU kernels |
+//! | [`media`] | what a model hears and sees: files of sound, pictures and videos to numbers |
 //! | [`audio`] | formats of sound: wav, flac, mp3, opus; speed |
 //! | [`config`] | what the user wrote, and what it means |
 //! | [`fault`] | faults on purpose |
@@ -58,6 +59,7 @@ pub use omni_core as core;
 pub use omni_cuda as cuda;
 pub use omni_engine as engine;
 pub use omni_fault as fault;
+pub use omni_media as media;
 pub use omni_model as model;
 pub use omni_ops as ops;
 pub use omni_server as server;

@@ -16,6 +16,10 @@ use omni_actors::config;
 use omni_actors::core::ids::{Attempt, Generation, RequestId, Seq};
 use omni_actors::core::text::Pronunciations;
 use omni_actors::core::text::markup::{Markup, MarkupReader, marks};
+use omni_actors::media::MediaLimits;
+use omni_actors::media::hearing::samples;
+use omni_actors::media::mel::{LogMel, MelConfig};
+use omni_actors::media::picture::{Grey16, decode_animation, decode_picture};
 use omni_actors::model::Checkpoint;
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::wire;
@@ -166,6 +170,31 @@ fn texts_with_markup_are_read_or_refused_with_words() {
         }
         if let Some(said) = list.apply(&text, 300) {
             assert!(said.len() <= 300.max(text.len()));
+        }
+    });
+    assert!(memory("self") < before + GROWTH, "it grows");
+}
+
+#[test]
+fn sound_and_pictures_are_taken_or_refused_with_words() {
+    let media = |name: &str| std::fs::read(root("tests/fixtures/qwen3_omni/frontend/media").join(name)).unwrap();
+    let good =
+        ["i_palette_trns_w96_h64.png", "i_rgba_w100_h70.png", "i_exif6_w120_h80.jpg", "a8k_pcm16_0p3s.wav"].map(media);
+    let limits = MediaLimits { max_pixels: 100_000, max_seconds: 2.0, max_frames: 8, ..MediaLimits::default() };
+    let mel = LogMel::new(MelConfig { rate: 16_000, window: 400, hop: 160, bands: 128 }).unwrap();
+    let before = memory("self");
+    fuzz("sound and pictures", 0.15, |dice| {
+        let bytes = dice.damaged(&good[dice.0 as usize % good.len()]);
+        match decode_picture(&bytes, &limits, Grey16::HighByte) {
+            Ok(picture) => assert!(picture.size().height * picture.size().width <= 100_000),
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+        if let Err(error) = decode_animation(&bytes, 2.0, &limits) {
+            assert!(!error.to_string().is_empty());
+        }
+        match samples(&bytes, &limits, &mel) {
+            Ok(pcm) => assert!(pcm.len() <= 32_001 && pcm.iter().all(|sample| sample.is_finite())),
+            Err(error) => assert!(!error.to_string().is_empty()),
         }
     });
     assert!(memory("self") < before + GROWTH, "it grows");

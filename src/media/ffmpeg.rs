@@ -1,6 +1,6 @@
 //! Videos through the `ffmpeg` program: frames and sound of a file.
 //!
-//! What a stranger sends is given to a large program, so it works in a process with limits, which a shell sets before it
+//! What a stranger sends is given to a large program, so that works in a process with limits, which a shell sets before it
 //! becomes `ffmpeg`: memory, processor time, no files written, no core, few descriptors. The file is its standard input
 //! and nothing else: the only protocol is `fd`, so a playlist or a reference inside the file opens no other file and no
 //! address, and only formats of films are read, none that are lists of other files. Its environment is empty. It is
@@ -23,8 +23,11 @@ use std::time::Duration;
 
 /// Formats that are read: films, none that name other files.
 const FORMATS: &str = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,flv,ogg,asf,gif";
-/// Bytes that a description of a file may have.
-const DESCRIPTION: u64 = 64 << 10;
+/// Bytes of the description of a frame, and of what comes before them.
+const LINE: f64 = 200.0;
+const DESCRIPTION: f64 = 65_536.0;
+/// Frames of a second of film, at most.
+const MOST_RATE: f64 = 240.0;
 /// Bytes of the header of a frame.
 const HEADER: u64 = 64;
 /// Bytes of a second of sound: 8 channels of floats at 192 kHz.
@@ -46,20 +49,18 @@ impl Default for ProcessLimits {
     }
 }
 
-/// The programs, and what they may have.
+/// The program, and what it may have.
 #[derive(Clone, Debug)]
 pub struct Ffmpeg {
     /// `ffmpeg`, by name or path.
-    pub ffmpeg: PathBuf,
-    /// `ffprobe`.
-    pub ffprobe: PathBuf,
+    pub program: PathBuf,
     /// Of each call.
     pub limits: ProcessLimits,
 }
 
 impl Default for Ffmpeg {
     fn default() -> Ffmpeg {
-        Ffmpeg { ffmpeg: "ffmpeg".into(), ffprobe: "ffprobe".into(), limits: ProcessLimits::default() }
+        Ffmpeg { program: "ffmpeg".into(), limits: ProcessLimits::default() }
     }
 }
 
@@ -87,8 +88,8 @@ impl Ffmpeg {
     /// Decodes a film and picks frames, `rate` for a second, as [`sample`] does.
     ///
     /// # Errors
-    /// [`MediaError::NoFfmpeg`] without the programs; [`MediaError::TooMuch`] for more bytes, pixels or seconds than the
-    /// limits, before a frame is decoded; [`MediaError::Video`] for what they cannot decode within their own limits.
+    /// [`MediaError::NoFfmpeg`] without the program; [`MediaError::TooMuch`] for more bytes, pixels or seconds than the
+    /// limits, before a frame is decoded; [`MediaError::Video`] for what it cannot decode within its own limits.
     pub fn film(
         &self,
         bytes: &[u8],
@@ -98,7 +99,7 @@ impl Ffmpeg {
     ) -> Result<Film, MediaError> {
         limits.check_bytes("video", bytes)?;
         let input = Input::new(bytes)?;
-        let description = self.describe(&input)?;
+        let description = self.describe(&input, limits)?;
         let Size { height, width } = description.size;
         let side = |side: usize| u32::try_from(side).unwrap_or(u32::MAX);
         limits.check_pixels("video", side(width), side(height))?;
@@ -118,22 +119,25 @@ impl Ffmpeg {
     pub fn sound(&self, bytes: &[u8], limits: &MediaLimits) -> Result<Option<Vec<u8>>, MediaError> {
         limits.check_bytes("video", bytes)?;
         let input = Input::new(bytes)?;
-        let found = self.run(&self.ffprobe, &input, &probe("a:0", "stream=codec_type"), DESCRIPTION)?;
-        if String::from_utf8_lossy(&found).trim().is_empty() {
+        // Packets are copied, none is decoded: the first ones say which streams there are.
+        let streams = ["-map", "0:a:0?", "-map", "0:v:0", "-c", "copy", "-t", "0.001", "-f", "framecrc", "-"];
+        let found = self.run(&input, &streams, DESCRIPTION as u64)?;
+        let audible = |line: &str| line.starts_with("#media_type") && line.ends_with(": audio");
+        if !String::from_utf8_lossy(&found).lines().any(audible) {
             return Ok(None);
         }
         let most = (limits.max_seconds * SOUND_PER_SECOND) as u64;
         let output = ["-map", "0:a:0", "-vn", "-sn", "-dn", "-c:a", "pcm_f32le", "-f", "wav", "-"];
-        let arguments = [&decode()[..], &output.map(str::to_owned)].concat();
-        self.run(&self.ffmpeg, &input, &arguments, most.saturating_add(HEADER)).map(Some)
+        self.run(&input, &output, most.saturating_add(HEADER)).map(Some)
     }
 
-    fn describe(&self, input: &Input) -> Result<Description, MediaError> {
-        let mut arguments = probe("v:0", "stream=width,height,avg_frame_rate,nb_read_packets");
-        arguments.insert(0, "-count_packets".into());
-        let text = self.run(&self.ffprobe, input, &arguments, DESCRIPTION)?;
+    fn describe(&self, input: &Input, limits: &MediaLimits) -> Result<Description, MediaError> {
+        // Packets are copied, none is decoded: a line for each, with its time.
+        let packets = ["-map", "0:v:0", "-c", "copy", "-f", "framecrc", "-"];
+        let most = DESCRIPTION + limits.max_seconds * MOST_RATE * LINE;
+        let text = self.run(input, &packets, most as u64)?;
         description(&String::from_utf8_lossy(&text))
-            .ok_or_else(|| MediaError::Video("it has no film, or does not say its size and rate".into()))
+            .ok_or_else(|| MediaError::Video("it has no film, or does not say its size and times".into()))
     }
 
     fn frames(&self, input: &Input, indices: &[usize], size: Size) -> Result<Vec<Picture>, MediaError> {
@@ -158,9 +162,8 @@ impl Ffmpeg {
             "image2pipe",
             "-",
         ];
-        let arguments = [&decode()[..], &output.map(str::to_owned)].concat();
         let frame = size.height as u64 * size.width as u64 * 3 + HEADER;
-        let bytes = self.run(&self.ffmpeg, input, &arguments, frame.saturating_mul(indices.len() as u64))?;
+        let bytes = self.run(input, &output, frame.saturating_mul(indices.len() as u64))?;
         let frames = pictures(&bytes).ok_or_else(|| MediaError::Video("its frames are not whole".into()))?;
         match frames.len() {
             0 => Err(MediaError::Video("none of its frames can be decoded".into())),
@@ -169,36 +172,39 @@ impl Ffmpeg {
     }
 }
 
-/// What comes before the output of `ffmpeg`.
-fn decode() -> Vec<String> {
-    ["-nostdin", "-hide_banner", "-loglevel", "error", "-threads", "1"]
-        .map(str::to_owned)
-        .into_iter()
-        .chain(source())
-        .collect()
-}
+/// What every call begins with: one thread, the file, and what the file may lead to, which is nothing.
+const SOURCE: [&str; 13] = [
+    "-nostdin",
+    "-loglevel",
+    "error",
+    "-threads",
+    "1",
+    "-protocol_whitelist",
+    "fd",
+    "-format_whitelist",
+    FORMATS,
+    "-fd",
+    "0",
+    "-i",
+    "fd:",
+];
 
-/// What `ffprobe` is asked.
-fn probe(stream: &str, entries: &str) -> Vec<String> {
-    let head = ["-hide_banner", "-loglevel", "error", "-select_streams", stream, "-show_entries", entries];
-    let form = ["-of", "default=noprint_wrappers=1"];
-    head.into_iter().chain(form).map(str::to_owned).chain(source()).collect()
-}
-
-/// The file, and what it may lead to: nothing.
-fn source() -> Vec<String> {
-    ["-protocol_whitelist", "fd", "-format_whitelist", FORMATS, "-fd", "0", "-i", "fd:"].map(str::to_owned).to_vec()
-}
-
-/// Lines `key=value` of `ffprobe`.
+/// Reads the form `framecrc`: lines `#name stream: value`, then for each packet `stream, dts, pts, duration, ..`, the
+/// times in the unit of `#tb`.
 fn description(text: &str) -> Option<Description> {
-    let value = |key: &str| text.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix('='));
-    let (numerator, denominator) = value("avg_frame_rate")?.split_once('/')?;
-    let rate = numerator.parse::<f64>().ok()? / denominator.parse::<f64>().ok()?;
-    let count = |key: &str| value(key)?.parse::<usize>().ok().filter(|count| *count > 0);
-    let size = Size { height: count("height")?, width: count("width")? };
-    let found = Description { size, frames: count("nb_read_packets")?, rate };
-    (rate.is_finite() && rate > 0.0).then_some(found)
+    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" 0: "));
+    let (width, height) = value("#dimensions")?.split_once('x')?;
+    let (numerator, denominator) = value("#tb")?.split_once('/')?;
+    let unit = (numerator.parse::<f64>().ok()?, denominator.parse::<f64>().ok()?);
+    let side = |text: &str| text.parse::<usize>().ok().filter(|side| *side > 0);
+    let size = Size { height: side(height)?, width: side(width)? };
+    let packets = text.lines().filter(|line| line.starts_with("0,"));
+    let times: Vec<i64> = packets.map(|line| line.split(',').nth(2)?.trim().parse().ok()).collect::<Option<_>>()?;
+    let (first, last) = (times.iter().min()?, times.iter().max()?);
+    let span = last.checked_sub(*first)? as f64 * unit.0;
+    // One frame has no rate; `sample` refuses it.
+    let rate = if times.len() < 2 { 1.0 } else { (times.len() - 1) as f64 * unit.1 / span };
+    (rate.is_finite() && rate > 0.0).then_some(Description { size, frames: times.len(), rate })
 }
 
 /// Pictures in the form `P6 WIDTH HEIGHT 255`, one behind the other.

@@ -1,12 +1,12 @@
 //! Sound and pictures against the reference's goldens, where the whole program is not needed to compare
 //! (`omni-actors verify` runs all of them).
 
+use crate::MediaLimits;
 use crate::hearing::{audio_tokens, samples, spectra};
 use crate::mel::{LogMel, MelConfig};
 use crate::patches::{PatchConfig, Patches};
 use crate::picture::{Grey16, decode_picture};
 use crate::size::SizeRule;
-use crate::MediaLimits;
 use safetensors::SafeTensors;
 use serde_json::Value;
 use sha2::{Digest, Sha256};

@@ -28,8 +28,7 @@ pub fn audio_tokens(frames: usize, n_window: usize) -> usize {
 /// short.
 pub fn samples(bytes: &[u8], limits: &MediaLimits, mel: &LogMel) -> Result<Vec<f32>, MediaError> {
     limits.check_bytes("audio", bytes)?;
-    let audio =
-        AudioLimits { max_bytes: limits.max_bytes, min_seconds: 0.0, max_seconds: limits.max_seconds };
+    let audio = AudioLimits { max_bytes: limits.max_bytes, min_seconds: 0.0, max_seconds: limits.max_seconds };
     let clip = decode_sound(bytes, &audio)?;
     let pcm = at_rate(clip, mel.config().rate)?;
     let (have, least) = (pcm.len() as u64, mel.least_samples() as u64);

@@ -87,11 +87,11 @@ pub enum MediaError {
     },
     /// There is no program that decodes videos.
     #[error(
-        "videos need the programs ffmpeg and ffprobe, version 6 or newer, and {program} cannot be started ({reason}): \
+        "videos need the program ffmpeg, version 6 or newer, and {program} cannot be started ({reason}): \
          install the package ffmpeg, or send the frames of the video as images"
     )]
     NoFfmpeg {
-        /// Which one.
+        /// Its name or path.
         program: String,
         /// What the system says.
         reason: String,

@@ -62,7 +62,8 @@ impl LogMel {
     /// # Errors
     /// [`MediaError::Number`] for a config that describes no spectrum.
     pub fn new(config: MelConfig) -> Result<LogMel, MediaError> {
-        let number = |field, value: usize, expected| Err(MediaError::Number { field, value: value.to_string(), expected });
+        let number =
+            |field, value: usize, expected| Err(MediaError::Number { field, value: value.to_string(), expected });
         if config.window < 2 || config.window % 2 == 1 || config.window > MOST {
             return number("n_fft", config.window, "an even number from 2 to 65536");
         }
@@ -136,7 +137,13 @@ impl LogMel {
         self.check_length(padded)?;
         let at = |i: isize| {
             let last = padded as isize - 1;
-            let mirrored = if i < 0 { -i } else if i > last { 2 * last - i } else { i };
+            let mirrored = if i < 0 {
+                -i
+            } else if i > last {
+                2 * last - i
+            } else {
+                i
+            };
             pcm.get(mirrored as usize).copied().unwrap_or(0.0)
         };
         // Frames behind those have zeros only.

@@ -27,12 +27,7 @@ pub struct Sampling {
 ///
 /// # Errors
 /// [`MediaError::TooLittle`] for a video of one frame, [`MediaError::Number`] for rates that are not above 0.
-pub fn sample(
-    total: usize,
-    source: f64,
-    rate: f64,
-    frames: RangeInclusive<usize>,
-) -> Result<Sampling, MediaError> {
+pub fn sample(total: usize, source: f64, rate: f64, frames: RangeInclusive<usize>) -> Result<Sampling, MediaError> {
     for (field, value) in [("the video's frame rate", source), ("fps", rate)] {
         if !(value > 0.0 && value.is_finite()) {
             return Err(MediaError::Number { field, value: value.to_string(), expected: "a number above 0" });

@@ -1,10 +1,10 @@
 //! One process with limits, and what it writes.
 
-use super::Ffmpeg;
+use super::{Ffmpeg, SOURCE};
 use crate::limits::MediaError;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -19,15 +19,17 @@ const NO_PROGRAM: [i32; 2] = [127, 126];
 /// Bytes of what a program says as it fails that are told.
 const LAST_WORDS: u64 = 300;
 
-/// A file without a name that a program reads and seeks in.
+/// A file in memory, without a name, that a program reads and seeks in.
 pub(super) struct Input(File);
 
 impl Input {
     pub fn new(bytes: &[u8]) -> Result<Input, MediaError> {
-        let failed = |error: std::io::Error| MediaError::Video(format!("no room for the file ({error})"));
-        let mut file = tempfile::tempfile().map_err(failed)?;
-        file.write_all(bytes).map_err(failed)?;
-        Ok(Input(file))
+        let written = || -> std::io::Result<File> {
+            let mut file = File::from(memfd_create("film", MemfdFlags::CLOEXEC)?);
+            file.write_all(bytes)?;
+            Ok(file)
+        };
+        written().map(Input).map_err(|error| MediaError::Video(format!("no room for the file ({error})")))
     }
 
     fn open(&self) -> std::io::Result<File> {
@@ -38,19 +40,13 @@ impl Input {
 }
 
 impl Ffmpeg {
-    /// Has a program work on a file; what it writes, at most `most` bytes.
-    pub(super) fn run(
-        &self,
-        program: &Path,
-        input: &Input,
-        arguments: &[String],
-        most: u64,
-    ) -> Result<Vec<u8>, MediaError> {
-        let absent = |reason: String| MediaError::NoFfmpeg { program: program.display().to_string(), reason };
+    /// Has the program work on a file; what it writes to these outputs, at most `most` bytes.
+    pub(super) fn run(&self, input: &Input, outputs: &[&str], most: u64) -> Result<Vec<u8>, MediaError> {
+        let absent = |reason: String| MediaError::NoFfmpeg { program: self.program.display().to_string(), reason };
         let mut command = Command::new("/bin/sh");
         let seconds = self.limits.time.as_secs().max(1);
         command.args(["-c", LIMITED, "limited"]).arg((self.limits.memory >> 10).to_string()).arg(seconds.to_string());
-        command.arg(program).args(arguments);
+        command.arg(&self.program).args(SOURCE).args(outputs);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.stdin(input.open().map_err(|e| MediaError::Video(e.to_string()))?);
         let mut child =

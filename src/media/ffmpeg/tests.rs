@@ -13,21 +13,23 @@ fn script(text: &str) -> (tempfile::TempPath, Ffmpeg) {
     let path = file.into_temp_path();
     let program = path.to_path_buf();
     let limits = ProcessLimits { memory: 256 << 20, time: Duration::from_secs(60) };
-    (path, Ffmpeg { ffmpeg: program.clone(), ffprobe: program, limits })
+    (path, Ffmpeg { program, limits })
 }
 
 fn film(ffmpeg: &Ffmpeg) -> Result<Film, MediaError> {
     ffmpeg.film(b"film", 2.0, 4..=768, &MediaLimits::default())
 }
 
-const DESCRIBED: &str = r#"case "$*" in *nb_read_packets*)
-echo width=2; echo height=1; echo avg_frame_rate=10/5; echo nb_read_packets=4; exit;; esac"#;
+/// What `ffmpeg` says of a film of four frames, half a second apart.
+const DESCRIBED: &str = r##"case "$*" in *framecrc*)
+echo "#tb 0: 1/10"; echo "#media_type 0: video"; echo "#dimensions 0: 2x1"
+for t in 0 15 5 10; do echo "0, -9, $t, 5, 99, 0x0"; done; exit;; esac"##;
 
 #[test]
 fn without_the_program_the_error_says_what_to_install() {
-    let ffmpeg = Ffmpeg { ffprobe: "/nonexistent/ffprobe".into(), ..Ffmpeg::default() };
+    let ffmpeg = Ffmpeg { program: "/nonexistent/ffmpeg".into(), ..Ffmpeg::default() };
     let error = film(&ffmpeg).unwrap_err().to_string();
-    assert!(error.contains("/nonexistent/ffprobe cannot be started"), "{error}");
+    assert!(error.contains("/nonexistent/ffmpeg cannot be started"), "{error}");
     assert!(error.contains("install the package ffmpeg, or send the frames of the video as images"), "{error}");
 }
 
@@ -47,7 +49,8 @@ fn the_file_is_its_input_and_nothing_of_the_environment_is_given() {
 
 #[test]
 fn limits_hold_memory_files_and_output() {
-    let (_path, ffmpeg) = script(r#"ulimit -v >&2; ulimit -f >&2; ulimit -c >&2; ulimit -n >&2; ulimit -t >&2; exit 1"#);
+    let (_path, ffmpeg) =
+        script(r#"ulimit -v >&2; ulimit -f >&2; ulimit -c >&2; ulimit -n >&2; ulimit -t >&2; exit 1"#);
     assert_eq!(film(&ffmpeg).unwrap_err().to_string(), "the video cannot be decoded: 262144; 0; 0; 64; 60");
     // 4 frames of 6 bytes are promised.
     let (_path, ffmpeg) = script(&format!("{DESCRIBED}\nwhile :; do echo much; done"));
@@ -71,33 +74,56 @@ fn a_film_beyond_the_limits_is_refused_before_a_frame_is_decoded() {
     assert_eq!(seconds, "the video has 2 seconds, at most 1 are taken (max_seconds)");
     let pixels = refused(MediaLimits { max_pixels: 1, ..usual });
     assert_eq!(pixels, "the video has 2 pixels, at most 1 are taken (max_pixels)");
-    assert_eq!(refused(MediaLimits { max_bytes: 1, ..usual }), "the video has 4 bytes, at most 1 are taken (max_bytes)");
+    assert_eq!(
+        refused(MediaLimits { max_bytes: 1, ..usual }),
+        "the video has 4 bytes, at most 1 are taken (max_bytes)"
+    );
     assert_eq!(refused(usual), "the video cannot be decoded: decoded");
 }
 
 #[test]
 fn what_is_no_description_and_no_picture_is_refused() {
-    for text in ["", "width=2", "width=2\nheight=0\navg_frame_rate=1/1\nnb_read_packets=3",
-        "width=2\nheight=2\navg_frame_rate=0/0\nnb_read_packets=3", "width=2\nheight=2\navg_frame_rate=1\nnb_read_packets=N/A"] {
-        assert_eq!(description(text), None, "{text}");
+    let lines = ["#tb 0: 1/10\n", "#dimensions 0: 2x1\n", "0, 0, 0, 1, 9, 0x0\n0, 1, 1, 1, 9, 0x0\n"];
+    let found = description(&lines.concat()).unwrap();
+    assert_eq!(found, Description { size: Size { height: 1, width: 2 }, frames: 2, rate: 10.0 });
+    for missing in 0..3 {
+        let text: String = lines.iter().enumerate().filter(|(i, _)| *i != missing).map(|(_, line)| *line).collect();
+        assert_eq!(description(&text), None, "{text}");
     }
-    for bytes in [&b"P5\n1 1\n255\nabc"[..], b"P6\n1 1\n255\nab", b"P6\n99999999999999999999 1\n255\n", b"P6", b"x",
-        b"P6\n4294967296 4294967296\n255\nabc"] {
+    for wrong in ["#tb 0: 1/0\n", "#tb 0: x\n"] {
+        assert_eq!(description(&[wrong, lines[1], lines[2]].concat()), None, "{wrong}");
+    }
+    for wrong in
+        ["0, 0, 7, 1\n0, 1, 7, 1\n", "0, 0\n", "0, 0, NOPTS, 1\n", "0, 0, 9223372036854775807, 1\n0, 0, -2, 1\n"]
+    {
+        assert_eq!(description(&[lines[0], lines[1], wrong].concat()), None, "{wrong}");
+    }
+    for bytes in [
+        &b"P5\n1 1\n255\nabc"[..],
+        b"P6\n1 1\n255\nab",
+        b"P6\n99999999999999999999 1\n255\n",
+        b"P6",
+        b"x",
+        b"P6\n4294967296 4294967296\n255\nabc",
+    ] {
         assert_eq!(pictures(bytes), None);
     }
     assert_eq!(pictures(b"").unwrap(), []);
 }
 
 #[test]
-#[ignore = "needs ffmpeg 6 or newer: cargo test -p omni-media a_real_film -- --ignored"]
+#[ignore = "needs ffmpeg 6 or newer, or its path in OMNI_FFMPEG: cargo test -p omni-media a_real_film -- --ignored"]
 fn a_real_film_is_decoded() {
     let file = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
     let source = ["-v", "error", "-y", "-f", "lavfi", "-i", "testsrc=size=64x48:rate=10:duration=3"];
     let sound = ["-f", "lavfi", "-i", "sine=frequency=440:duration=3", "-c:v", "mpeg4", "-c:a", "aac"];
-    let made = std::process::Command::new("ffmpeg").args(source).args(sound).arg(file.path()).status().unwrap();
+    let ffmpeg = match std::env::var_os("OMNI_FFMPEG") {
+        Some(program) => Ffmpeg { program: program.into(), ..Ffmpeg::default() },
+        None => Ffmpeg::default(),
+    };
+    let made = std::process::Command::new(&ffmpeg.program).args(source).args(sound).arg(file.path()).status().unwrap();
     assert!(made.success());
     let bytes = std::fs::read(file.path()).unwrap();
-    let ffmpeg = Ffmpeg::default();
     let film = ffmpeg.film(&bytes, 2.0, 4..=768, &MediaLimits::default()).unwrap();
     assert_eq!((film.frames.len(), film.frames_per_second), (6, 2.0));
     assert_eq!(film.frames[0].size(), Size { height: 48, width: 64 });

@@ -27,9 +27,7 @@ pub struct Animation {
 /// Whether a file has several frames. No pixel is decoded.
 pub fn is_animated(bytes: &[u8]) -> bool {
     match format(bytes) {
-        Ok((ImageFormat::WebP, _)) => {
-            WebPDecoder::new(Cursor::new(bytes)).is_ok_and(|decoder| decoder.has_animation())
-        }
+        Ok((ImageFormat::WebP, _)) => WebPDecoder::new(Cursor::new(bytes)).is_ok_and(|decoder| decoder.has_animation()),
         // Animated GIFs say how often they repeat.
         Ok((ImageFormat::Gif, _)) => bytes.windows(11).take(4_096).any(|name| name == b"NETSCAPE2.0"),
         _ => false,

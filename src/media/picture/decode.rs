@@ -69,10 +69,7 @@ fn upright(mut picture: DynamicImage, orientation: Orientation, grey: Grey16) ->
 }
 
 /// Has a decoder work: a panic in it fails the request, not the thread that serves it.
-pub(super) fn guarded<T>(
-    name: &'static str,
-    work: impl FnOnce() -> Result<T, MediaError>,
-) -> Result<T, MediaError> {
+pub(super) fn guarded<T>(name: &'static str, work: impl FnOnce() -> Result<T, MediaError>) -> Result<T, MediaError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(damaged(name, "its structure makes no sense")))
 }
 

@@ -56,8 +56,7 @@ impl MediaConfig {
         let missing = |file| files.invalid(file, "does not exist, but a checkpoint that hears and sees has it");
         let config = files.read_json(CONFIG)?.ok_or_else(|| missing(CONFIG))?;
         let preprocessor = files.read_json(PREPROCESSOR)?.ok_or_else(|| missing(PREPROCESSOR))?;
-        MediaConfig::parse(&config, &preprocessor)
-            .map_err(|(file, list)| files.invalid(file, list.join("\n  ")))
+        MediaConfig::parse(&config, &preprocessor).map_err(|(file, list)| files.invalid(file, list.join("\n  ")))
     }
 
     /// Reads `config.json` and `preprocessor_config.json`.

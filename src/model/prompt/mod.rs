@@ -9,7 +9,7 @@ mod tts;
 
 pub use chat::{ChatPrompt, Message, PromptError, Prompter, Role, SpeechPrompt};
 pub use media::{
-    Content, Expanded, MediaItem, MediaKind, MediaMessage, MediaPrompt, MediaRows, Part, Positions, Side, audio_in_video,
-    expand, positions,
+    Content, Expanded, MediaItem, MediaKind, MediaMessage, MediaPrompt, MediaRows, Part, Positions, Side,
+    audio_in_video, expand, positions,
 };
 pub use tts::{Reference, Speaker, TtsPrepared, TtsPrompt, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};

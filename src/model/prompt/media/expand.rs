@@ -46,12 +46,7 @@ impl MediaRows {
 /// # Errors
 /// [`PromptError::MediaCount`] when there are more or fewer items of a kind than placeholders;
 /// [`PromptError::TooLong`] when the result has more ids than `most`, before it is made.
-pub fn expand(
-    ids: &[u32],
-    media: &[MediaItem],
-    config: &MediaConfig,
-    most: usize,
-) -> Result<Expanded, PromptError> {
+pub fn expand(ids: &[u32], media: &[MediaItem], config: &MediaConfig, most: usize) -> Result<Expanded, PromptError> {
     let (tokens, merge) = (&config.tokens, config.patches.merge_size);
     for kind in [MediaKind::Audio, MediaKind::Image, MediaKind::Video] {
         let places = ids.iter().filter(|id| **id == tokens.of(kind)).count();

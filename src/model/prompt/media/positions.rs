@@ -57,12 +57,7 @@ impl Positions {
 ///
 /// # Errors
 /// [`PromptError::Structure`] when the ids are not those of these items.
-pub fn positions(
-    ids: &[u32],
-    media: &[MediaItem],
-    config: &MediaConfig,
-    side: Side,
-) -> Result<Positions, PromptError> {
+pub fn positions(ids: &[u32], media: &[MediaItem], config: &MediaConfig, side: Side) -> Result<Positions, PromptError> {
     if !media.iter().any(|item| matches!(item, MediaItem::Image(_) | MediaItem::Video { .. })) {
         return Ok(Positions::text(ids.len()));
     }
@@ -99,7 +94,8 @@ pub fn positions(
                 }
             }
             (item, _) => {
-                let what = item.map_or("no medium is left".into(), |item| format!("the next medium is {}", item.kind()));
+                let what =
+                    item.map_or("no medium is left".into(), |item| format!("the next medium is {}", item.kind()));
                 return Err(PromptError::Structure(format!("{what} at token {at}")));
             }
         }

@@ -9,7 +9,7 @@ use omni_media::mel::{LogMel, Spectrum};
 /// Largest error of a spectrum of samples that are equal.
 const EQUAL_SAMPLES: f32 = 1e-4;
 /// Allowed of a spectrum after another resampler than the reference's, below the filter's skirt: mean, 99th percentile,
-/// largest; and the root mean square of the samples' difference (`../shared/spec/multimodal.md`, section 2).
+/// largest; and the root mean square of the samples' difference (docs/spec.md, section 14).
 const RESAMPLED: [f32; 4] = [5e-4, 0.01, 0.25, 1.5e-3];
 /// Where the skirt begins, as a share of the lower Nyquist frequency.
 const SKIRT: f64 = 0.9;
@@ -32,7 +32,8 @@ fn one(case: &Case<'_>, mel: &LogMel, notes: &mut Vec<String>) -> Result<Checks,
     let mut checks = Checks::default();
     checks.counts("samples_16k", &[case.whole("samples_16k")?], &[pcm.len()]);
     counts(&mut checks, case, "mel_frames", "audio_tokens", std::slice::from_ref(spectrum))?;
-    let rate = case.meta("native")?.get("rate").and_then(serde_json::Value::as_f64).ok_or("meta.native.rate is missing")?;
+    let rate =
+        case.meta("native")?.get("rate").and_then(serde_json::Value::as_f64).ok_or("meta.native.rate is missing")?;
     if rate == f64::from(case.config.mel.rate) {
         checks.floats(case.reference, "pcm16k", &pcm, 0.0)?;
         checks.floats(case.reference, "input_features", &spectrum.features(), EQUAL_SAMPLES)?;

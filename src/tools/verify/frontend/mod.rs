@@ -14,7 +14,6 @@ mod table;
 use super::manifest::{FrontendKind, Manifest};
 use super::report::Verdict;
 use super::value::Values;
-use checks::Checks;
 use omni_media::MediaLimits;
 use omni_media::picture::{Grey16, Picture, decode_picture};
 use omni_model::hf::MediaConfig;

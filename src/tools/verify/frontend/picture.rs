@@ -107,8 +107,7 @@ fn rows(
         return Err(format!("{index} has {row}, but there are {} rows", patches.grid().patches()));
     }
     checks.tensor(case.reference, &index, wanted.iter().map(|row| i64::from(*row)))?;
-    let values: Vec<f32> =
-        wanted.iter().flat_map(|row| patches.rows(*row as usize..*row as usize + 1)).collect();
+    let values: Vec<f32> = wanted.iter().flat_map(|row| patches.rows(*row as usize..*row as usize + 1)).collect();
     let allowed = if exact { EXACT } else { JPEG[0] * LEVEL + EXACT };
     checks.floats(case.reference, &format!("{name}.rows"), &values, allowed)?;
     // All rows, also those that the case does not hold.
