@@ -8,6 +8,7 @@ mod e2e_http;
 mod hostile;
 mod keys;
 mod markup;
+mod models;
 mod otlp;
 mod overload;
 mod resume;

@@ -1,12 +1,12 @@
 //! One of several models, as the server sees it: a [`Service`] that is there also while its engine is not.
 
 use super::{Group, Use, lock};
+use crate::Engine;
 use crate::api::{
     AdmissionStatus, EngineHealth, GenerateRequest, ModelInfo, ModelState, ResponseStream, Service, SpeechRequest,
     SubmitError,
 };
 use crate::voice::{NewVoice, VoiceError, VoiceInfo};
-use crate::Engine;
 use futures::future::BoxFuture;
 use omni_config::{LimitsConfig, VoicesDirectory};
 use omni_core::residence::Place;
@@ -87,7 +87,8 @@ impl Service for ServedModel {
         }
         let ready = matches!(self.group.place(self.index), Place::Unloaded | Place::Unloading);
         let admission = AdmissionStatus::default();
-        EngineHealth { ready, draining: false, requests: 0, admission, stages: Vec::new() }
+        let draining = self.group.lock().is_closed();
+        EngineHealth { ready: ready && !draining, draining, requests: 0, admission, stages: Vec::new() }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {
