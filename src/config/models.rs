@@ -23,7 +23,7 @@ const TABLES: [&str; 7] = ["device", "speech", "voices", "stages", "transfer", "
 pub struct ModelEntry {
     /// When it is loaded.
     pub load: LoadTime,
-    /// After how long without a request it is unloaded; `None`: only where another model needs its place.
+    /// After how long without a request it is unloaded; `None`: only where another model needs its memory.
     pub unload_after: Option<Duration>,
     /// What it takes of `server.model_memory`; `None`: the size of its files of weights.
     pub memory: Option<u64>,

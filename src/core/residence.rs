@@ -1,5 +1,5 @@
 //! Which of several models are in memory: loaded at the start or when a request wants them, unloaded when they are idle
-//! or another one needs their place. A model that is in use is never unloaded, and one that fails concerns no other.
+//! or another one needs their memory. A model that is in use is never unloaded, and one that fails concerns no other.
 //!
 //! The owner carries out the [`Effect`]s and reports how they ended. Times are since any fixed moment.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Resident {
     /// Whether it is loaded before a request wants it, and loaded again by itself where that failed.
     pub at_start: bool,
-    /// Unloaded after so long without use; `None`: only where another model needs its place.
+    /// Unloaded after so long without use; `None`: only where another model needs its memory.
     pub unload_after: Option<Duration>,
     /// What it takes of the memory for all models.
     pub bytes: u64,
@@ -29,7 +29,7 @@ pub struct ResidenceLimits {
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum LoadState {
     /// The next request loads it.
     Unloaded,
     /// It is being loaded, or waits for memory.
@@ -75,7 +75,7 @@ pub enum Entry {
 #[derive(Debug)]
 struct Model {
     resident: Resident,
-    place: Place,
+    state: LoadState,
     /// Requests that use it.
     uses: usize,
     /// Requests that wait for it. It is not unloaded before they have had it.
@@ -94,15 +94,15 @@ struct Model {
 
 impl Model {
     fn takes_memory(&self) -> bool {
-        match self.place {
-            Place::Loading => self.asked.is_none(),
-            Place::Loaded | Place::Unloading => true,
-            Place::Unloaded | Place::Failed { .. } => false,
+        match self.state {
+            LoadState::Loading => self.asked.is_none(),
+            LoadState::Loaded | LoadState::Unloading => true,
+            LoadState::Unloaded | LoadState::Failed { .. } => false,
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.place == Place::Loaded && self.uses == 0 && self.waits == 0
+        self.state == LoadState::Loaded && self.uses == 0 && self.waits == 0
     }
 
     fn idle_until(&self) -> Option<Duration> {
@@ -124,7 +124,7 @@ impl Residence {
     pub fn new(residents: impl IntoIterator<Item = Resident>, limits: ResidenceLimits) -> Residence {
         let model = |resident: Resident| Model {
             resident,
-            place: Place::Unloaded,
+            state: LoadState::Unloaded,
             uses: 0,
             waits: 0,
             wanted: resident.at_start,
@@ -137,8 +137,8 @@ impl Residence {
     }
 
     /// Where a model is.
-    pub fn place(&self, index: usize) -> &Place {
-        &self.models[index].place
+    pub fn state(&self, index: usize) -> &LoadState {
+        &self.models[index].state
     }
 
     /// Requests that use a model.
@@ -148,19 +148,19 @@ impl Residence {
 
     /// Whether each model of the start has been loaded or has failed.
     pub fn is_settled(&self) -> bool {
-        let settled = |model: &Model| matches!(model.place, Place::Loaded | Place::Failed { .. });
+        let settled = |model: &Model| matches!(model.state, LoadState::Loaded | LoadState::Failed { .. });
         self.models.iter().all(|model| !model.wanted || settled(model))
     }
 
     /// A request wants to use a model. One that waits already says so.
     pub fn enter(&mut self, index: usize, now: Duration, waits: bool) -> Entry {
         let model = &mut self.models[index];
-        let entry = match &model.place {
-            Place::Loaded => {
+        let entry = match &model.state {
+            LoadState::Loaded => {
                 (model.uses, model.used, model.wanted) = (model.uses + 1, now, false);
                 Entry::Entered
             }
-            Place::Failed { reason, again } if *again > now => {
+            LoadState::Failed { reason, again } if *again > now => {
                 Entry::Failed { reason: reason.clone(), pause: again.saturating_sub(now) }
             }
             _ => Entry::Wait,
@@ -203,16 +203,16 @@ impl Residence {
         let mut effects = Vec::new();
         for (index, model) in self.models.iter_mut().enumerate() {
             if model.idle_until().is_some_and(|until| until <= now) {
-                model.place = Place::Unloading;
+                model.state = LoadState::Unloading;
                 effects.push(Effect::Unload(index));
             }
             let asked_for = model.wanted || model.waits > 0;
-            match &model.place {
-                Place::Unloaded if asked_for => model.place = Place::Loading,
-                Place::Failed { again, .. } if asked_for && *again <= now => model.place = Place::Loading,
+            match &model.state {
+                LoadState::Unloaded if asked_for => model.state = LoadState::Loading,
+                LoadState::Failed { again, .. } if asked_for && *again <= now => model.state = LoadState::Loading,
                 // It waited for memory, and so did requests that have left meanwhile.
-                Place::Loading if model.asked.is_some() && !asked_for => {
-                    (model.place, model.asked) = (Place::Unloaded, None);
+                LoadState::Loading if model.asked.is_some() && !asked_for => {
+                    (model.state, model.asked) = (LoadState::Unloaded, None);
                     continue;
                 }
                 _ => continue,
@@ -247,11 +247,11 @@ impl Residence {
             return true;
         }
         // What is being unloaded is free soon.
-        let mut left = sum(&self.models, |model| model.takes_memory() && model.place != Place::Unloading);
+        let mut left = sum(&self.models, |model| model.takes_memory() && model.state != LoadState::Unloading);
         while left.saturating_add(bytes) > memory {
             let idle = self.models.iter().enumerate().filter(|(_, model)| model.is_idle());
             let Some((oldest, _)) = idle.min_by_key(|(_, model)| model.used) else { break };
-            self.models[oldest].place = Place::Unloading;
+            self.models[oldest].state = LoadState::Unloading;
             left -= self.models[oldest].resident.bytes;
             effects.push(Effect::Unload(oldest));
         }
@@ -261,13 +261,13 @@ impl Residence {
     /// A model serves.
     pub fn loaded(&mut self, index: usize, now: Duration) {
         let model = &mut self.models[index];
-        (model.place, model.used, model.loaded, model.wanted) = (Place::Loaded, now, now, false);
+        (model.state, model.used, model.loaded, model.wanted) = (LoadState::Loaded, now, now, false);
     }
 
     /// A model that was served has given up and takes no more requests; [`Residence::failed`] follows when its memory is
     /// free.
     pub fn given_up(&mut self, index: usize) {
-        self.models[index].place = Place::Unloading;
+        self.models[index].state = LoadState::Unloading;
     }
 
     /// A model did not load, or has given up.
@@ -282,21 +282,22 @@ impl Residence {
         model.failures += 1;
         model.wanted = model.resident.at_start;
         let pause = (pause * 2u32.pow(doublings)).min(longest_pause);
-        model.place = Place::Failed { reason: reason.into(), again: now.saturating_add(pause) };
+        model.state = LoadState::Failed { reason: reason.into(), again: now.saturating_add(pause) };
     }
 
     /// A model is out of memory.
     pub fn unloaded(&mut self, index: usize) {
-        self.models[index].place = Place::Unloaded;
+        self.models[index].state = LoadState::Unloaded;
     }
 
     /// When [`Residence::effects`] has something to do although nothing is reported.
     pub fn next(&self) -> Option<Duration> {
-        let again = |model: &Model| match &model.place {
-            Place::Failed { again, .. } if model.wanted || model.waits > 0 => Some(*again),
+        let again = |model: &Model| match &model.state {
+            LoadState::Failed { again, .. } if model.wanted || model.waits > 0 => Some(*again),
             _ => None,
         };
-        self.models.iter().filter_map(|model| model.idle_until().or_else(|| again(model))).min()
+        let open = self.models.iter().filter(|_| !self.closed);
+        open.filter_map(|model| model.idle_until().or_else(|| again(model))).min()
     }
 }
 

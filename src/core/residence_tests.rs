@@ -1,4 +1,4 @@
-//! What requests, loads and time do to the place of each model.
+//! What requests, loads and time do to the state of each model.
 
 use super::*;
 use proptest::prelude::*;
@@ -85,11 +85,11 @@ fn a_model_that_needs_room_waits_for_requests_and_is_forgotten_with_its_own() {
     models.enter(0, s(0), true);
     models.enter(1, s(1), false);
     assert_eq!(models.effects(s(1)), [], "a request runs");
-    assert_eq!(models.place(1), &Place::Loading);
+    assert_eq!(models.state(1), &LoadState::Loading);
     models.stopped_waiting(1);
     models.left(0, s(2));
     assert_eq!(models.effects(s(2)), [], "none wants it any more");
-    assert_eq!(models.place(1), &Place::Unloaded);
+    assert_eq!(models.state(1), &LoadState::Unloaded);
     models.enter(1, s(3), false);
     assert_eq!(models.effects(s(3)), [Effect::Unload(0)]);
 }
@@ -130,6 +130,9 @@ fn a_model_of_the_start_is_tried_again_without_a_request() {
     assert!(models.is_settled());
     assert_eq!(models.next(), Some(s(1)));
     assert_eq!(models.effects(s(1)), [Effect::Load(0)]);
+    models.failed(0, "no weights", s(2));
+    models.close();
+    assert_eq!((models.next(), models.effects(s(100))), (None, vec![]), "nothing is loaded at the end");
 }
 
 proptest! {

@@ -15,7 +15,7 @@ use super::{Engine, Kept, Service, StartError};
 use memory::{check_memory, resident};
 use omni_config::{Config, LimitsConfig, ModelEntry};
 use omni_core::ids::StageName;
-use omni_core::residence::{Effect, Entry, Place, Residence, ResidenceLimits, Resident};
+use omni_core::residence::{Effect, Entry, LoadState, Residence, ResidenceLimits, Resident};
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::SAMPLE_RATE;
@@ -365,8 +365,8 @@ impl Group {
         next
     }
 
-    fn place(&self, index: usize) -> Place {
-        self.lock().place(index).clone()
+    fn state(&self, index: usize) -> LoadState {
+        self.lock().state(index).clone()
     }
 }
 

@@ -9,7 +9,7 @@ use crate::api::{
 use crate::voice::{NewVoice, VoiceError, VoiceInfo};
 use futures::future::BoxFuture;
 use omni_config::{LimitsConfig, VoicesDirectory};
-use omni_core::residence::Place;
+use omni_core::residence::LoadState;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry};
@@ -85,7 +85,7 @@ impl Service for ServedModel {
         if let Some(engine) = self.slot().engine() {
             return engine.health();
         }
-        let ready = matches!(self.group.place(self.index), Place::Unloaded | Place::Unloading);
+        let ready = matches!(self.group.state(self.index), LoadState::Unloaded | LoadState::Unloading);
         let admission = AdmissionStatus::default();
         let draining = self.group.lock().is_closed();
         EngineHealth { ready: ready && !draining, draining, requests: 0, admission, stages: Vec::new() }
@@ -110,12 +110,12 @@ impl Service for ServedModel {
     }
 
     fn state(&self) -> Option<ModelState> {
-        Some(match self.group.place(self.index) {
-            Place::Unloaded => ModelState::Unloaded,
-            Place::Loading => ModelState::Loading,
-            Place::Loaded => ModelState::Loaded,
-            Place::Unloading => ModelState::Unloading,
-            Place::Failed { reason, .. } => ModelState::Failed(reason),
+        Some(match self.group.state(self.index) {
+            LoadState::Unloaded => ModelState::Unloaded,
+            LoadState::Loading => ModelState::Loading,
+            LoadState::Loaded => ModelState::Loaded,
+            LoadState::Unloading => ModelState::Unloading,
+            LoadState::Failed { reason, .. } => ModelState::Failed(reason),
         })
     }
 
