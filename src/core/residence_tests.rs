@@ -190,8 +190,8 @@ proptest! {
             }
             let held: u64 = residents.iter().zip(in_memory).map(|(one, here)| one.bytes * u64::from(here)).sum();
             prop_assert!(held <= 10);
-            for at in 0..3 {
-                prop_assert_eq!(models.uses(at), inside[at]);
+            for (at, users) in inside.iter().enumerate() {
+                prop_assert_eq!(models.uses(at), *users);
             }
         }
     }

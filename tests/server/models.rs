@@ -1,7 +1,7 @@
 //! Several models behind one server: each request gets the one that it names, and none is harmed by another.
 
 use crate::support::http::{Ask, PATIENCE};
-use crate::support::omni::{Omni, Serving};
+use crate::support::omni::{Omni, Serving, omni};
 use crate::support::tts::{SPEECH, VOICES, fixture, speaks};
 use serde_json::{Value, json};
 use std::fs;
@@ -194,4 +194,18 @@ fn a_described_voice_is_kept_for_the_model_that_clones() {
     let parts: [(&str, &str, &[u8]); 2] = [("name", "", b"calm"), ("instructions", "", b"A calm warm voice.")];
     let refused = Ask::form(VOICES, &parts).send(&alone.url);
     assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!("instructions")));
+}
+
+#[test]
+fn entries_that_cannot_be_served_are_told_before_the_server_runs() {
+    omni(["check", "configs/two-models.toml"]).run().succeeds().shows("[[models]] cloner").shows("unloaded after 30m");
+    let own = Omni::new();
+    let (gone, later) = (Path::new("/nowhere/at/all"), Path::new("/not/yet"));
+    let missing = own.file("missing.toml", &(entry("a", gone, "") + &entry("b", later, "load = \"first_use\"")));
+    own.args(["check", &missing]).run().exits(2).shows("models[0].checkpoint = \"/nowhere/at/all\"");
+    let own = Omni::new();
+    let large = entry("large", &fixture("base"), "memory = \"4MiB\"") + &entry("other", &fixture("base"), "");
+    let small = own.file("small.toml", &format!("[server]\nmodel_memory = \"3MiB\"\n{large}"));
+    let told = "models[0]: takes 4.0 MiB, and server.model_memory is 3.0 MiB";
+    own.args(["run", &small, "--listen", "127.0.0.1:0"]).run().exits(2).tells(told);
 }

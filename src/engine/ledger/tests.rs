@@ -1,7 +1,7 @@
 use super::*;
 use crate::journal::tests::{GROUPS, UNIT, codes, talker, thinker, vocoder};
 use omni_core::ids::{Attempt, Seq};
-use omni_core::ledger::Owed;
+use omni_core::ledger::{LedgerLimits, Owed};
 use omni_stage::{Outputs, RELEASED, StageReports};
 use omni_telemetry::trace::Recorder;
 

@@ -35,7 +35,8 @@ fn weights_in(folder: &Path) -> u64 {
 pub(super) fn check_memory(config: &Config, residents: &[Resident]) -> Result<(), StartError> {
     let Some(memory) = config.server.model_memory else { return Ok(()) };
     let shown = omni_config::format_bytes;
-    for (index, resident) in residents.iter().enumerate().filter(|(_, resident)| resident.bytes > memory) {
+    let too_large = residents.iter().enumerate().find(|(_, resident)| resident.bytes > memory);
+    if let Some((index, resident)) = too_large {
         let (bytes, memory) = (shown(resident.bytes), shown(memory));
         let message = format!("models[{index}]: takes {bytes}, and server.model_memory is {memory}");
         return Err(StartError::Config(message));
