@@ -3,7 +3,9 @@
 use super::EmbeddedFiles;
 use anyhow::Context;
 use clap::Args;
-use omni_config::{CheckpointSource, Config, ConfigError, LoadTime, Override, Placement, Problem, WeightsKind, format_duration};
+use omni_config::{
+    CheckpointSource, Config, ConfigError, LoadTime, Override, Placement, Problem, WeightsKind, format_duration,
+};
 use omni_engine::device::DeviceChoice;
 use omni_engine::placement;
 use omni_model::Checkpoint;

@@ -71,19 +71,17 @@ impl Served {
     ///
     /// # Errors
     /// What can be seen without reading weights.
-    pub async fn launch(
-        opened: Opened,
-        config: &Config,
-        embedded: Option<EmbeddedFiles>,
-    ) -> anyhow::Result<Served> {
+    pub async fn launch(opened: Opened, config: &Config, embedded: Option<EmbeddedFiles>) -> anyhow::Result<Served> {
         let mut aliases = config.models.iter().map(|entry| entry.aliases.clone());
         if let Opened::One(checkpoint) = opened {
             return Ok(Served::One(Engine::launch(&checkpoint, config).await?, aliases.next().unwrap_or_default()));
         }
         let models = Models::launch(config, opener(embedded)).await?;
         let services = models.services();
-        let infos: Vec<&ModelInfo> = services.iter().map(|service| service.info()).collect();
-        check_aliases(&config.server.aliases, infos.into_iter()).map_err(|error| {
+        // Nothing is known of a model whose checkpoint cannot be opened yet.
+        let known = |info: &&ModelInfo| !info.voices.is_empty() || info.tts.is_some();
+        let infos = services.iter().map(|service| service.info()).filter(known);
+        check_aliases(&config.server.aliases, infos).map_err(|error| {
             let problem = Problem { line: None, key: error.key, value: None, message: error.message };
             ConfigError::Problems(vec![problem])
         })?;

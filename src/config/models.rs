@@ -23,7 +23,7 @@ const TABLES: [&str; 7] = ["device", "speech", "voices", "stages", "transfer", "
 pub struct ModelEntry {
     /// When it is loaded.
     pub load: LoadTime,
-    /// After how long without a request it is unloaded; `None`: only where another model needs its place.
+    /// After how long without a request it is unloaded; `None`: only where another model needs its memory.
     pub unload_after: Option<Duration>,
     /// What it takes of `server.model_memory`; `None`: the size of its files of weights.
     pub memory: Option<u64>,
@@ -166,7 +166,8 @@ fn over(document: &Document, section: &str) -> (Document, BTreeMap<String, Strin
     let mut renamed = BTreeMap::new();
     let inside = format!("{section}.");
     let has_faults = document.sections.contains_key(&format!("{section}.faults[0]"));
-    let top = |path: &str| !path.starts_with("models[") && !(has_faults && path.starts_with("faults["));
+    let own = |path: &str| path.starts_with("models[") || (has_faults && path.starts_with("faults["));
+    let top = |path: &str| !own(path);
     // What a path of the entry is in its document: the keys of the model keep theirs.
     let path_of = |path: &str| {
         let rest = path.strip_prefix(&inside)?;

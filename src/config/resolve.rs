@@ -288,7 +288,8 @@ pub(super) fn model(r: &mut Reader, section: &str, base: &Path) -> ModelConfig {
     let random = r.choice(&key("load_format"), "auto", &[("auto", false), ("random", true)]).unwrap_or(false);
     let seed = r.int(&key("seed"), 0, 0..=i64::MAX) as u64;
     if random && checkpoint == CheckpointSource::Embedded {
-        r.complain(&key("load_format"), "\"random\" needs a checkpoint: a folder with the configs of a model");
+        let needs = format!("\"random\" needs {}: a folder with the configs of a model", key("checkpoint"));
+        r.complain(&key("load_format"), needs);
     }
     // The empty text stands for the default of a text key that may be left out.
     let optional = |text: &str| Some(text.trim().to_owned());

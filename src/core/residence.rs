@@ -1,5 +1,5 @@
 //! Which of several models are in memory: loaded at the start or when a request wants them, unloaded when they are idle
-//! or another one needs their place. A model that is in use is never unloaded, and one that fails concerns no other.
+//! or another one needs their memory. A model that is in use is never unloaded, and one that fails concerns no other.
 //!
 //! The owner carries out the [`Effect`]s and reports how they ended. Times are since any fixed moment.
 
@@ -10,7 +10,7 @@ use std::time::Duration;
 pub struct Resident {
     /// Whether it is loaded before a request wants it, and loaded again by itself where that failed.
     pub at_start: bool,
-    /// Unloaded after so long without use; `None`: only where another model needs its place.
+    /// Unloaded after so long without use; `None`: only where another model needs its memory.
     pub unload_after: Option<Duration>,
     /// What it takes of the memory for all models.
     pub bytes: u64,
@@ -29,7 +29,7 @@ pub struct ResidenceLimits {
 
 /// Where a model is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum LoadState {
     /// The next request loads it.
     Unloaded,
     /// It is being loaded, or waits for memory.
@@ -75,7 +75,7 @@ pub enum Entry {
 #[derive(Debug)]
 struct Model {
     resident: Resident,
-    place: Place,
+    state: LoadState,
     /// Requests that use it.
     uses: usize,
     /// Requests that wait for it. It is not unloaded before they have had it.
@@ -94,15 +94,15 @@ struct Model {
 
 impl Model {
     fn takes_memory(&self) -> bool {
-        match self.place {
-            Place::Loading => self.asked.is_none(),
-            Place::Loaded | Place::Unloading => true,
-            Place::Unloaded | Place::Failed { .. } => false,
+        match self.state {
+            LoadState::Loading => self.asked.is_none(),
+            LoadState::Loaded | LoadState::Unloading => true,
+            LoadState::Unloaded | LoadState::Failed { .. } => false,
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.place == Place::Loaded && self.uses == 0 && self.waits == 0
+        self.state == LoadState::Loaded && self.uses == 0 && self.waits == 0
     }
 
     fn idle_until(&self) -> Option<Duration> {
@@ -124,7 +124,7 @@ impl Residence {
     pub fn new(residents: impl IntoIterator<Item = Resident>, limits: ResidenceLimits) -> Residence {
         let model = |resident: Resident| Model {
             resident,
-            place: Place::Unloaded,
+            state: LoadState::Unloaded,
             uses: 0,
             waits: 0,
             wanted: resident.at_start,
@@ -137,8 +137,8 @@ impl Residence {
     }
 
     /// Where a model is.
-    pub fn place(&self, index: usize) -> &Place {
-        &self.models[index].place
+    pub fn state(&self, index: usize) -> &LoadState {
+        &self.models[index].state
     }
 
     /// Requests that use a model.
@@ -148,19 +148,19 @@ impl Residence {
 
     /// Whether each model of the start has been loaded or has failed.
     pub fn is_settled(&self) -> bool {
-        let settled = |model: &Model| matches!(model.place, Place::Loaded | Place::Failed { .. });
+        let settled = |model: &Model| matches!(model.state, LoadState::Loaded | LoadState::Failed { .. });
         self.models.iter().all(|model| !model.wanted || settled(model))
     }
 
     /// A request wants to use a model. One that waits already says so.
     pub fn enter(&mut self, index: usize, now: Duration, waits: bool) -> Entry {
         let model = &mut self.models[index];
-        let entry = match &model.place {
-            Place::Loaded => {
+        let entry = match &model.state {
+            LoadState::Loaded => {
                 (model.uses, model.used, model.wanted) = (model.uses + 1, now, false);
                 Entry::Entered
             }
-            Place::Failed { reason, again } if *again > now || self.closed => {
+            LoadState::Failed { reason, again } if *again > now => {
                 Entry::Failed { reason: reason.clone(), pause: again.saturating_sub(now) }
             }
             _ => Entry::Wait,
@@ -190,6 +190,11 @@ impl Residence {
         self.closed = true;
     }
 
+    /// Whether [`Residence::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// What has to be done now.
     pub fn effects(&mut self, now: Duration) -> Vec<Effect> {
         if self.closed {
@@ -198,16 +203,16 @@ impl Residence {
         let mut effects = Vec::new();
         for (index, model) in self.models.iter_mut().enumerate() {
             if model.idle_until().is_some_and(|until| until <= now) {
-                model.place = Place::Unloading;
+                model.state = LoadState::Unloading;
                 effects.push(Effect::Unload(index));
             }
             let asked_for = model.wanted || model.waits > 0;
-            match &model.place {
-                Place::Unloaded if asked_for => model.place = Place::Loading,
-                Place::Failed { again, .. } if asked_for && *again <= now => model.place = Place::Loading,
+            match &model.state {
+                LoadState::Unloaded if asked_for => model.state = LoadState::Loading,
+                LoadState::Failed { again, .. } if asked_for && *again <= now => model.state = LoadState::Loading,
                 // It waited for memory, and so did requests that have left meanwhile.
-                Place::Loading if model.asked.is_some() && !asked_for => {
-                    (model.place, model.asked) = (Place::Unloaded, None);
+                LoadState::Loading if model.asked.is_some() && !asked_for => {
+                    (model.state, model.asked) = (LoadState::Unloaded, None);
                     continue;
                 }
                 _ => continue,
@@ -242,11 +247,11 @@ impl Residence {
             return true;
         }
         // What is being unloaded is free soon.
-        let mut left = sum(&self.models, |model| model.takes_memory() && model.place != Place::Unloading);
+        let mut left = sum(&self.models, |model| model.takes_memory() && model.state != LoadState::Unloading);
         while left.saturating_add(bytes) > memory {
             let idle = self.models.iter().enumerate().filter(|(_, model)| model.is_idle());
             let Some((oldest, _)) = idle.min_by_key(|(_, model)| model.used) else { break };
-            self.models[oldest].place = Place::Unloading;
+            self.models[oldest].state = LoadState::Unloading;
             left -= self.models[oldest].resident.bytes;
             effects.push(Effect::Unload(oldest));
         }
@@ -256,13 +261,13 @@ impl Residence {
     /// A model serves.
     pub fn loaded(&mut self, index: usize, now: Duration) {
         let model = &mut self.models[index];
-        (model.place, model.used, model.loaded, model.wanted) = (Place::Loaded, now, now, false);
+        (model.state, model.used, model.loaded, model.wanted) = (LoadState::Loaded, now, now, false);
     }
 
     /// A model that was served has given up and takes no more requests; [`Residence::failed`] follows when its memory is
     /// free.
     pub fn given_up(&mut self, index: usize) {
-        self.models[index].place = Place::Unloading;
+        self.models[index].state = LoadState::Unloading;
     }
 
     /// A model did not load, or has given up.
@@ -277,217 +282,25 @@ impl Residence {
         model.failures += 1;
         model.wanted = model.resident.at_start;
         let pause = (pause * 2u32.pow(doublings)).min(longest_pause);
-        model.place = Place::Failed { reason: reason.into(), again: now.saturating_add(pause) };
+        model.state = LoadState::Failed { reason: reason.into(), again: now.saturating_add(pause) };
     }
 
     /// A model is out of memory.
     pub fn unloaded(&mut self, index: usize) {
-        self.models[index].place = Place::Unloaded;
+        self.models[index].state = LoadState::Unloaded;
     }
 
     /// When [`Residence::effects`] has something to do although nothing is reported.
     pub fn next(&self) -> Option<Duration> {
-        let again = |model: &Model| match &model.place {
-            Place::Failed { again, .. } if model.wanted || model.waits > 0 => Some(*again),
+        let again = |model: &Model| match &model.state {
+            LoadState::Failed { again, .. } if model.wanted || model.waits > 0 => Some(*again),
             _ => None,
         };
-        self.models.iter().filter_map(|model| model.idle_until().or_else(|| again(model))).min()
+        let open = self.models.iter().filter(|_| !self.closed);
+        open.filter_map(|model| model.idle_until().or_else(|| again(model))).min()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const fn s(seconds: u64) -> Duration {
-        Duration::from_secs(seconds)
-    }
-
-    fn limits(memory: Option<u64>) -> ResidenceLimits {
-        ResidenceLimits { memory, pause: s(1), longest_pause: s(60) }
-    }
-
-    fn on_demand(bytes: u64) -> Resident {
-        Resident { at_start: false, unload_after: None, bytes }
-    }
-
-    fn failed(entry: &Entry) -> Option<Duration> {
-        match entry {
-            Entry::Failed { pause, .. } => Some(*pause),
-            _ => None,
-        }
-    }
-
-    #[test]
-    fn the_models_of_the_start_are_loaded_at_once_and_the_others_by_their_first_request() {
-        let first = Resident { at_start: true, ..on_demand(1) };
-        let mut models = Residence::new([first, on_demand(1)], limits(None));
-        assert_eq!(models.effects(s(0)), [Effect::Load(0)]);
-        assert!(!models.is_settled());
-        models.loaded(0, s(1));
-        assert!(models.is_settled());
-        assert_eq!(models.enter(1, s(2), false), Entry::Wait);
-        assert_eq!(models.enter(1, s(2), false), Entry::Wait);
-        assert_eq!(models.effects(s(2)), [Effect::Load(1)], "one load for both requests");
-        assert_eq!(models.effects(s(2)), []);
-        models.loaded(1, s(3));
-        assert_eq!(models.enter(1, s(3), true), Entry::Entered);
-        assert_eq!(models.enter(1, s(3), true), Entry::Entered);
-        assert_eq!(models.uses(1), 2);
-    }
-
-    #[test]
-    fn an_idle_model_is_unloaded_after_its_time_and_not_while_it_is_used() {
-        let resident = Resident { at_start: true, unload_after: Some(s(10)), bytes: 1 };
-        let mut models = Residence::new([resident], limits(None));
-        models.effects(s(0));
-        models.loaded(0, s(5));
-        assert_eq!(models.next(), Some(s(15)));
-        assert_eq!(models.enter(0, s(6), false), Entry::Entered);
-        assert_eq!((models.next(), models.effects(s(100))), (None, vec![]));
-        models.left(0, s(100));
-        assert_eq!(models.effects(s(109)), []);
-        assert_eq!(models.effects(s(110)), [Effect::Unload(0)]);
-        assert_eq!(models.enter(0, s(110), false), Entry::Wait);
-        assert_eq!(models.effects(s(110)), [], "it is unloaded first");
-        models.unloaded(0);
-        assert_eq!(models.effects(s(111)), [Effect::Load(0)]);
-    }
-
-    #[test]
-    fn the_model_whose_last_use_is_the_longest_ago_makes_room() {
-        let mut models = Residence::new([on_demand(4), on_demand(4), on_demand(6)], limits(Some(10)));
-        for (index, at) in [(0, s(1)), (1, s(2))] {
-            models.enter(index, at, false);
-            assert_eq!(models.effects(at), [Effect::Load(index)]);
-            models.loaded(index, at);
-            models.enter(index, at, true);
-        }
-        models.left(0, s(4));
-        models.left(1, s(3));
-        models.enter(2, s(5), false);
-        assert_eq!(models.effects(s(5)), [Effect::Unload(1)], "one is enough");
-        assert_eq!(models.effects(s(5)), []);
-        models.unloaded(1);
-        assert_eq!(models.effects(s(6)), [Effect::Load(2)]);
-    }
-
-    #[test]
-    fn a_model_that_needs_room_waits_for_requests_and_is_forgotten_with_its_own() {
-        let mut models = Residence::new([on_demand(8), on_demand(8)], limits(Some(10)));
-        models.enter(0, s(0), false);
-        models.effects(s(0));
-        models.loaded(0, s(0));
-        models.enter(0, s(0), true);
-        models.enter(1, s(1), false);
-        assert_eq!(models.effects(s(1)), [], "a request runs");
-        assert_eq!(models.place(1), &Place::Loading);
-        models.stopped_waiting(1);
-        models.left(0, s(2));
-        assert_eq!(models.effects(s(2)), [], "none wants it any more");
-        assert_eq!(models.place(1), &Place::Unloaded);
-        models.enter(1, s(3), false);
-        assert_eq!(models.effects(s(3)), [Effect::Unload(0)]);
-    }
-
-    #[test]
-    fn a_failed_load_is_tried_again_after_a_growing_pause() {
-        let mut models = Residence::new([on_demand(1)], limits(None));
-        let mut now = s(0);
-        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
-            assert_eq!(models.enter(0, now, false), Entry::Wait);
-            assert_eq!(models.effects(now), [Effect::Load(0)]);
-            models.failed(0, "no weights", now);
-            assert_eq!(failed(&models.enter(0, now, true)), Some(s(pause)));
-            assert_eq!(models.effects(now + s(pause)), [], "no request wants it");
-            now += s(pause);
-        }
-        models.enter(0, now, false);
-        models.effects(now);
-        models.loaded(0, now);
-        models.given_up(0);
-        assert_eq!(models.enter(0, now, true), Entry::Wait);
-        models.failed(0, "gave up", now);
-        assert_eq!(failed(&models.enter(0, now, true)), Some(s(60)), "it failed again at once");
-        now += s(60);
-        models.enter(0, now, false);
-        models.effects(now);
-        models.loaded(0, now);
-        now += s(61);
-        models.failed(0, "gave up", now);
-        assert_eq!(failed(&models.enter(0, now, true)), Some(s(1)), "it served for long");
-    }
-
-    #[test]
-    fn a_model_of_the_start_is_tried_again_without_a_request() {
-        let mut models = Residence::new([Resident { at_start: true, ..on_demand(1) }], limits(None));
-        models.effects(s(0));
-        models.failed(0, "no weights", s(0));
-        assert!(models.is_settled());
-        assert_eq!(models.next(), Some(s(1)));
-        assert_eq!(models.effects(s(1)), [Effect::Load(0)]);
-    }
-
-    proptest! {
-        /// Requests come and go, loads end well or badly, in any order: what is used is never unloaded, what is loaded
-        /// fits, and a model is loaded and unloaded in turns.
-        #[test]
-        fn no_history_breaks_the_rules(steps in proptest::collection::vec((0..3usize, 0..7u8, 0..20u64), 0..200)) {
-            let residents = [3u64, 5, 7].map(|bytes| Resident { unload_after: Some(s(30)), ..on_demand(bytes) });
-            let mut models = Residence::new(residents, limits(Some(10)));
-            let mut now = s(0);
-            let (mut waits, mut inside, mut in_memory) = ([0usize; 3], [0usize; 3], [false; 3]);
-            let mut running: [Option<Effect>; 3] = [None; 3];
-            for (index, action, passed) in steps {
-                now += s(passed);
-                match (action, running[index]) {
-                    (0, _) => match models.enter(index, now, false) {
-                        Entry::Wait => waits[index] += 1,
-                        Entry::Entered => inside[index] += 1,
-                        Entry::Failed { .. } => {}
-                    },
-                    (1, _) if waits[index] > 0 => match models.enter(index, now, true) {
-                        Entry::Wait => {}
-                        Entry::Entered => (waits[index], inside[index]) = (waits[index] - 1, inside[index] + 1),
-                        Entry::Failed { .. } => waits[index] -= 1,
-                    },
-                    (2, _) if inside[index] > 0 => {
-                        inside[index] -= 1;
-                        models.left(index, now);
-                    }
-                    (3, _) if waits[index] > 0 => {
-                        waits[index] -= 1;
-                        models.stopped_waiting(index);
-                    }
-                    (4, Some(Effect::Load(_))) => {
-                        running[index] = None;
-                        models.loaded(index, now);
-                    }
-                    (5, Some(Effect::Load(_))) => {
-                        (running[index], in_memory[index]) = (None, false);
-                        models.failed(index, "no", now);
-                    }
-                    (6, Some(Effect::Unload(_))) => {
-                        (running[index], in_memory[index]) = (None, false);
-                        models.unloaded(index);
-                    }
-                    _ => {}
-                }
-                for effect in models.effects(now) {
-                    let (Effect::Load(at) | Effect::Unload(at)) = effect;
-                    prop_assert!(running[at].is_none());
-                    let loads = matches!(effect, Effect::Load(_));
-                    prop_assert_eq!(in_memory[at], !loads);
-                    prop_assert!(loads || (inside[at] == 0 && waits[at] == 0));
-                    (running[at], in_memory[at]) = (Some(effect), true);
-                }
-                let held: u64 = residents.iter().zip(in_memory).map(|(one, here)| one.bytes * u64::from(here)).sum();
-                prop_assert!(held <= 10);
-                for at in 0..3 {
-                    prop_assert_eq!(models.uses(at), inside[at]);
-                }
-            }
-        }
-    }
-}
+#[path = "residence_tests.rs"]
+mod tests;

@@ -59,9 +59,10 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo, ModelState,
-    NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams,
-    SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
+    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
+    ModelState, NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo,
+    SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
+    WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
@@ -250,10 +251,10 @@ impl Engine {
     /// # Errors
     /// [`StartError`] for what can be seen without reading the weights.
     pub fn launch<'a>(checkpoint: &'a Checkpoint, config: &'a Config) -> BoxFuture<'a, Result<Engine, StartError>> {
-        Box::pin(async move { 
+        Box::pin(async move {
             let kept = Kept::new(config);
             Ok(Engine { shared: Arc::new(assemble::assemble(checkpoint, config, kept).await?) })
-         })
+        })
     }
 
     /// Resolves when every stage can serve.

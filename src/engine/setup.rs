@@ -1,7 +1,7 @@
 //! What a stage is made of, wherever it runs: one function for threads of this process and for a process of its own.
 
-use super::{Kept, StartError};
 use super::load::Loading;
+use super::{Kept, StartError};
 use crate::device::DeviceChoice;
 use omni_config::{Config, DeviceKind};
 use omni_core::deadline::PlaybackPolicy;

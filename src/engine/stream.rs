@@ -59,7 +59,15 @@ impl ResponseStream {
     /// A stream of `events` whose producer follows the reading of it.
     pub fn heard_by(events: flume::Receiver<Event>, listener: impl Listener + 'static) -> ResponseStream {
         let expired = Expired::default();
-        ResponseStream { events, listener: Box::new(listener), hesitating: None, watch: None, life: None, expired, _kept: None }
+        ResponseStream {
+            events,
+            listener: Box::new(listener),
+            hesitating: None,
+            watch: None,
+            life: None,
+            expired,
+            _kept: None,
+        }
     }
 
     /// Keeps something as long as the stream is there.

@@ -1,9 +1,9 @@
 //! `POST /v1/chat/completions`: answers a conversation in text, or in text and speech.
 
+use super::api::Fields;
 use super::api::chat::{
     self as wire, AnswerAudio, ChatEvent, Choice, Chunk, ChunkChoice, Completion, Delta, DeltaAudio,
 };
-use super::api::Fields;
 use super::api::speech::Finish;
 use super::auth::Caller;
 use super::body::read_object;

@@ -10,9 +10,7 @@ use axum::http::StatusCode;
 use omni_audio::{AudioFormat, Sound};
 use omni_config::Scope;
 use omni_core::ids::Frames;
-use omni_engine::{
-    Event, Recording, RequestOptions, Service, Slo, SpeechParams, SpeechRequest, TaskType, TextSource,
-};
+use omni_engine::{Event, Recording, RequestOptions, Service, Slo, SpeechParams, SpeechRequest, TaskType, TextSource};
 use std::sync::Arc;
 
 /// What is said in the recording. Some seconds with most of the sounds of English, a statement and a question.
@@ -41,6 +39,8 @@ pub(super) async fn recording(app: &Arc<App>, caller: &Caller, description: &str
         let message = "a described voice is spoken first; this key needs the scope \"speak\" too";
         return Err(ApiError::new(StatusCode::FORBIDDEN, "insufficient_scope", message));
     }
+    caller.visit.key().map_or(Ok(()), |key| key.may_speak())?;
+    model.service.prepare().await?;
     let info = model.service.info();
     let longest = app.references.max_length.as_secs_f64() * f64::from(info.sample_rate);
     let frames = ((longest / f64::from(info.samples_per_frame)) as u32).min(MOST_FRAMES);

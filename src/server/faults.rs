@@ -16,10 +16,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// `GET /debug/faults`
-pub(super) async fn list(
-    State(app): State<Arc<App>>,
-    Query(of): Query<ModelQuery>,
-) -> Result<Json<Faults>, ApiError> {
+pub(super) async fn list(State(app): State<Arc<App>>, Query(of): Query<ModelQuery>) -> Result<Json<Faults>, ApiError> {
     let app = app.choose(of.model.as_deref()).await?;
     plan(&app).map(listed)
 }

@@ -2,8 +2,8 @@
 
 use super::aliases::{Aliases, own_name};
 use super::api::service::{
-    Admission, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, ModelStatus, Named, Ready,
-    Stage,
+    Admission, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, ModelStatus, Named,
+    Ready, Stage,
 };
 use super::auth::Caller;
 use super::error::ApiError;

@@ -64,7 +64,8 @@ fn routes(app: &App) -> Vec<Route> {
     const NAMES: Access = Access::List(&[Scope::Speak, Scope::Chat, Scope::Voices, Scope::AllVoices]);
     const LIST: Access = Access::List(&[]);
     const ALL: (&str, &str, &str) = ("aliases", "boolean", "lists OpenAI's names too; false by default");
-    const MODEL: (&str, &str, &str) = ("model", "string", "of which model, where there are several; the first by default");
+    const MODEL: (&str, &str, &str) =
+        ("model", "string", "of which model, where there are several; the first by default");
     const METRICS: Access = Access::Scope(&[Scope::Metrics]);
     const DRILL: Access = Access::Scope(&[Scope::Drill]);
     let route = |path, access, handler, operations| {

@@ -1,9 +1,9 @@
 //! What all handlers share, and what they ask of it: whether a model, a voice or a length is allowed.
 
 use super::aliases::{Aliases, own_name};
+use super::api::measure::JsonLimits;
 use super::api::speech::Model as Named;
 use super::api::{FieldError, Fields};
-use super::api::measure::JsonLimits;
 use super::budget::{Budget, What};
 use super::error::ApiError;
 use super::export::Links;

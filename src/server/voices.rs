@@ -170,8 +170,7 @@ struct Upload {
     texts: BTreeMap<&'static str, String>,
 }
 
-const TEXTS: [&str; 6] =
-    ["name", "consent", "ref_text", "speaker_description", "speaker_embedding", "instructions"];
+const TEXTS: [&str; 6] = ["name", "consent", "ref_text", "speaker_description", "speaker_embedding", "instructions"];
 /// The note of consent of a voice that no speaker has.
 const NO_SPEAKER: &str = "described, not recorded: there is no speaker";
 
@@ -220,8 +219,9 @@ impl Upload {
         let name = text("name").ok_or_else(|| FieldError::missing("name", "what requests will call the voice"))?;
         let instructions = text("instructions");
         let no_speaker = || instructions.as_ref().map(|_| NO_SPEAKER.to_owned());
-        let consent =
-            text("consent").or_else(no_speaker).ok_or_else(|| FieldError::missing("consent", "a note on how the speaker agreed"))?;
+        let consent = text("consent")
+            .or_else(no_speaker)
+            .ok_or_else(|| FieldError::missing("consent", "a note on how the speaker agreed"))?;
         let (ref_text, description, embedding) =
             (text("ref_text"), text("speaker_description"), text("speaker_embedding"));
         if instructions.is_some() && (self.audio.is_some() || embedding.is_some() || ref_text.is_some()) {

@@ -9,6 +9,7 @@ mod hostile;
 mod kept;
 mod keys;
 mod markup;
+mod models;
 mod otlp;
 mod overload;
 mod resume;

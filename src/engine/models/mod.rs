@@ -3,6 +3,7 @@
 //!
 //! One that fails concerns no other: its requests get the reason, and it is tried again after a growing pause.
 
+mod memory;
 mod served;
 
 pub use served::ServedModel;
@@ -11,15 +12,15 @@ use super::api::{ModelInfo, SubmitError};
 use super::voice::VoiceInfo;
 use super::voices;
 use super::{Engine, Kept, Service, StartError};
-use omni_config::{CheckpointSource, Config, LimitsConfig, LoadTime, ModelEntry};
+use memory::{check_memory, resident};
+use omni_config::{Config, LimitsConfig, ModelEntry};
 use omni_core::ids::StageName;
-use omni_core::residence::{Effect, Entry, Place, Residence, ResidenceLimits, Resident};
+use omni_core::residence::{Effect, Entry, LoadState, Residence, ResidenceLimits, Resident};
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::SAMPLE_RATE;
 use omni_telemetry::ModelMetrics;
 use omni_telemetry::trace::Recorder;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
@@ -106,8 +107,7 @@ impl Models {
         let slots: Vec<Slot> = config.models.iter().map(|entry| Slot::new(entry, recorder.clone())).collect();
         let residents: Vec<Resident> = config.models.iter().map(resident).collect();
         check_memory(config, &residents)?;
-        let limits =
-            ResidenceLimits { memory: config.server.model_memory, pause: PAUSE, longest_pause: LONGEST_PAUSE };
+        let limits = ResidenceLimits { memory: config.server.model_memory, pause: PAUSE, longest_pause: LONGEST_PAUSE };
         let group = Arc::new(Group {
             slots,
             residence: Mutex::new(Residence::new(residents, limits)),
@@ -152,48 +152,6 @@ impl Models {
     pub fn engine(&self, index: usize) -> Option<Engine> {
         self.group.slots.get(index)?.engine()
     }
-}
-
-fn resident(entry: &ModelEntry) -> Resident {
-    Resident {
-        at_start: entry.load == LoadTime::Start,
-        unload_after: entry.unload_after,
-        bytes: entry.memory.unwrap_or_else(|| match &entry.config.model.checkpoint {
-            CheckpointSource::Folder(folder) => weights_in(folder),
-            CheckpointSource::Embedded => 0,
-        }),
-    }
-}
-
-/// Bytes of the files of weights of a checkpoint.
-fn weights_in(folder: &Path) -> u64 {
-    let list = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let weights = |path: &Path| match path.extension().is_some_and(|ending| ending == "safetensors") {
-        true => std::fs::metadata(path).map_or(0, |file| file.len()),
-        false => 0,
-    };
-    let inside = |path: &Path| if path.is_dir() { list(path).map(|path| weights(&path)).sum() } else { weights(path) };
-    list(folder).map(|path| inside(&path)).sum()
-}
-
-fn check_memory(config: &Config, residents: &[Resident]) -> Result<(), StartError> {
-    let Some(memory) = config.server.model_memory else { return Ok(()) };
-    let shown = omni_config::format_bytes;
-    for (index, resident) in residents.iter().enumerate().filter(|(_, resident)| resident.bytes > memory) {
-        let (bytes, memory) = (shown(resident.bytes), shown(memory));
-        let message = format!("models[{index}]: takes {bytes}, and server.model_memory is {memory}");
-        return Err(StartError::Config(message));
-    }
-    let start: u64 = residents.iter().filter(|resident| resident.at_start).map(|resident| resident.bytes).sum();
-    if start > memory {
-        let (start, memory) = (shown(start), shown(memory));
-        let message = format!(
-            "server.model_memory: is {memory}, and the models with load = \"start\" take {start}; give some of them \
-             load = \"first_use\""
-        );
-        return Err(StartError::Config(message));
-    }
-    Ok(())
 }
 
 impl Slot {
@@ -292,7 +250,10 @@ impl Group {
         let (mut changed, until) = (self.changed.subscribe(), Instant::now() + self.patience);
         let mut waiting: Option<Waiting<'_>> = None;
         loop {
-            let entry = self.lock().enter(index, self.now(), waiting.is_some());
+            let (entry, closed) = {
+                let mut residence = self.lock();
+                (residence.enter(index, self.now(), waiting.is_some()), residence.is_closed())
+            };
             if entry != Entry::Wait
                 && let Some(waiting) = waiting.take()
             {
@@ -311,6 +272,11 @@ impl Group {
                         slot.unknown.id,
                         pause.as_secs_f32().ceil()
                     )));
+                }
+                Entry::Wait if closed => {
+                    // One that did not wait before has been counted as waiting now.
+                    drop(waiting.unwrap_or(Waiting(self, index)));
+                    return Err(SubmitError::ShuttingDown);
                 }
                 Entry::Wait if waiting.is_none() => {
                     waiting = Some(Waiting(self, index));
@@ -399,8 +365,8 @@ impl Group {
         next
     }
 
-    fn place(&self, index: usize) -> Place {
-        self.lock().place(index).clone()
+    fn state(&self, index: usize) -> LoadState {
+        self.lock().state(index).clone()
     }
 }
 

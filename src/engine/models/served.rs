@@ -1,15 +1,15 @@
 //! One of several models, as the server sees it: a [`Service`] that is there also while its engine is not.
 
 use super::{Group, Use, lock};
+use crate::Engine;
 use crate::api::{
     AdmissionStatus, EngineHealth, GenerateRequest, ModelInfo, ModelState, ResponseStream, Service, SpeechRequest,
     SubmitError,
 };
 use crate::voice::{NewVoice, VoiceError, VoiceInfo};
-use crate::Engine;
 use futures::future::BoxFuture;
 use omni_config::{LimitsConfig, VoicesDirectory};
-use omni_core::residence::Place;
+use omni_core::residence::LoadState;
 use omni_fault::FaultPlan;
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{self as telemetry};
@@ -85,9 +85,10 @@ impl Service for ServedModel {
         if let Some(engine) = self.slot().engine() {
             return engine.health();
         }
-        let ready = matches!(self.group.place(self.index), Place::Unloaded | Place::Unloading);
+        let ready = matches!(self.group.state(self.index), LoadState::Unloaded | LoadState::Unloading);
         let admission = AdmissionStatus::default();
-        EngineHealth { ready, draining: false, requests: 0, admission, stages: Vec::new() }
+        let draining = self.group.lock().is_closed();
+        EngineHealth { ready: ready && !draining, draining, requests: 0, admission, stages: Vec::new() }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {
@@ -109,12 +110,12 @@ impl Service for ServedModel {
     }
 
     fn state(&self) -> Option<ModelState> {
-        Some(match self.group.place(self.index) {
-            Place::Unloaded => ModelState::Unloaded,
-            Place::Loading => ModelState::Loading,
-            Place::Loaded => ModelState::Loaded,
-            Place::Unloading => ModelState::Unloading,
-            Place::Failed { reason, .. } => ModelState::Failed(reason),
+        Some(match self.group.state(self.index) {
+            LoadState::Unloaded => ModelState::Unloaded,
+            LoadState::Loading => ModelState::Loading,
+            LoadState::Loaded => ModelState::Loaded,
+            LoadState::Unloading => ModelState::Unloading,
+            LoadState::Failed { reason, .. } => ModelState::Failed(reason),
         })
     }
 

@@ -4,9 +4,9 @@
 //! when the parent is killed. It leaves signals that ask a program to end to the parent, which may have streams to
 //! finish.
 
-use super::super::{Kept, StartError};
 use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
+use super::super::{Kept, StartError};
 use futures::future::BoxFuture;
 use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
