@@ -10,6 +10,7 @@ mod json;
 mod omni;
 mod speaker_encoder;
 mod talker;
+mod towers;
 mod tts;
 mod vocoder;
 
@@ -18,8 +19,11 @@ pub use cost::FrameCost;
 pub use decoder::{DecoderConfig, MoeConfig};
 pub use family::Family;
 pub use generation::GenerationDefaults;
-pub use omni::{ChatTokens, OmniConfig, SAMPLE_RATE, ThinkerConfig};
+pub use omni::{ChatTokens, MediaTokens, OmniConfig, SAMPLE_RATE, ThinkerConfig};
 pub use speaker_encoder::SpeakerEncoderConfig;
 pub use talker::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig, UnknownSpeaker};
+pub use towers::{
+    AUDIO_NORM_EPS, AudioTowerConfig, VISION_NORM_EPS, VISION_ROPE_THETA, VisionTowerConfig, downsampled,
+};
 pub use tts::{CodecConfig, TtsConfig, TtsTokens, Variant};
 pub use vocoder::{VocoderConfig, VocoderInput, WindowedTransformerConfig};

@@ -33,11 +33,11 @@ pub enum Kind {
     Vocoder,
     /// The front ends of a cloned voice.
     TtsFrontend,
-    /// Known, but this program does not run it yet.
-    NotBuilt(&'static str),
+    /// The audio tower of Qwen3-Omni.
+    AudioTower,
+    /// The vision tower of Qwen3-Omni.
+    VisionTower,
 }
-
-const NOT_BUILT: [&str; 2] = ["audio_tower", "vision_tower"];
 
 #[derive(Deserialize)]
 struct RawManifest {
@@ -72,16 +72,14 @@ impl Manifest {
             "tts_generate" => Kind::TtsGenerate,
             "code2wav" | "decoder12hz" => Kind::Vocoder,
             "tts_frontend" => Kind::TtsFrontend,
-            other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
-                Some(kind) => Kind::NotBuilt(kind),
-                None => {
-                    let known = NOT_BUILT.join(", ");
-                    return Err(format!(
-                        "unknown kind {other:?}: expected omni_generate, tts_generate, code2wav, decoder12hz, \
-                         tts_frontend, {known}"
-                    ));
-                }
-            },
+            "audio_tower" => Kind::AudioTower,
+            "vision_tower" => Kind::VisionTower,
+            other => {
+                return Err(format!(
+                    "unknown kind {other:?}: expected omni_generate, tts_generate, code2wav, decoder12hz, \
+                     tts_frontend, audio_tower, vision_tower"
+                ));
+            }
         };
         Ok(Manifest {
             name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
