@@ -5,7 +5,7 @@ use crate::error::refused;
 use candle_core::{Result, Tensor};
 use std::ops::{Range, RangeInclusive};
 
-/// Positions on the axes time, height and width (spec/multimodal, section 7).
+/// Positions on the axes time, height and width (spec section 4).
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct Positions {
     /// For each axis one position per token of the prompt.

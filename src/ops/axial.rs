@@ -78,7 +78,7 @@ mod tests {
         let axial = AxialRope::interleaved(32, 1e6, [6, 5, 5], &Device::Cpu).unwrap();
         let plain = Rope::new(32, 1e6, &Device::Cpu).unwrap();
         let axis = [0.0, 7.0, 60_000.0];
-        assert_eq!(cos(&axial.at(&[&axis; 3]).unwrap()), cos(&plain.at(&[0, 7, 60_000]).unwrap()));
+        assert_eq!(cos(&axial.at(&[&axis[..]; 3]).unwrap()), cos(&plain.at(&[0, 7, 60_000]).unwrap()));
     }
 
     #[test]
