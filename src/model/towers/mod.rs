@@ -1,6 +1,6 @@
 //! The encoders of Qwen3-Omni: sound and pictures to embeddings of the thinker (spec section 4).
 //!
-//! Both work in pieces that do not see each other, so that whoever runs them can do something else in between: the
+//! Both work in pieces that do not see each other, so that their caller can do something else in between: the
 //! audio tower in windows of some seconds, the vision tower in temporal slices, and those layer by layer.
 //!
 //! Invariant: a piece gives the same bits whatever else is encoded and in which order.

@@ -20,7 +20,7 @@ pub(super) fn audio(reference: &mut Values, tower: &AudioTower) -> Result<Values
         let (first, (start, shorter)) = (clip.dims()[1], SECOND_CLIP);
         let len = first.checked_sub(shorter).ok_or("the clip is too short for batch2")?;
         let second = clip.narrow(1, start, len).map_err(|e| e.to_string())?;
-        let both = [clip, &second].map(|clip| Ok(tower.encode_beside(clip, first).map_err(|e| e.to_string())?));
+        let both = [clip, &second].map(|clip| tower.encode_beside(clip, first).map_err(|e| e.to_string()));
         let both = both.into_iter().collect::<Result<Vec<_>, String>>()?;
         values.insert("batch2.lens".into(), Value::ints([2], [first as u32, len as u32]));
         let rows = MediaRows::cat(&both).map_err(|e| e.to_string())?.rows;
