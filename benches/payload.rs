@@ -154,6 +154,7 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
             eos: Vec::new().into(),
             max_tokens: options.steps + 2,
             seed: 7,
+            media: None,
         };
         model.open(slot, SequenceSpec::Thinker(sequence)).unwrap();
         drop(model.step(&[SequenceWork { slot, advance: PROMPT }]).unwrap());

@@ -115,6 +115,7 @@ fn thinker_spec(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
         eos: [].into(),
         max_tokens: u32::MAX,
         seed: 0,
+        media: None,
     }
 }
 

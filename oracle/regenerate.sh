@@ -38,5 +38,6 @@ omni=$work/tiny/qwen3_omni tts=$work/tiny/qwen3_tts
 # The formulas of docs/spec.md, recomputed from the tensors alone.
 "$work/v4/bin/python" verify_claims.py "$work/tiny"
 sums=$PWD/../tests/fixtures/SHA256SUMS
-(cd "$work/tiny" && sha256sum --quiet -c "$sums")
-echo "all $(wc -l <"$sums") files are those of tests/fixtures"
+# The cases of mixed media (mm_*) need the environment v5mm: README.md.
+(cd "$work/tiny" && grep -v /mm_ "$sums" | sha256sum --quiet -c -)
+echo "all $(grep -vc /mm_ "$sums") files are those of tests/fixtures"

@@ -12,6 +12,7 @@ use super::error::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
 use crate::embeddings::Embeddings;
 use crate::hf::{TalkerConfig, VocoderConfig};
+use crate::media::MediaLayout;
 use crate::sampling::SamplingParams;
 use crate::talker::TalkerPrompt;
 use omni_core::ids::{FinishReason, Slot};
@@ -187,6 +188,8 @@ pub struct ThinkerSpec {
     pub max_tokens: u32,
     /// Key of the counter-based generator.
     pub seed: u64,
+    /// The media of the prompt, whose embeddings arrive as input; `None` for a prompt of text.
+    pub media: Option<Arc<MediaLayout>>,
 }
 
 impl ThinkerSpec {
@@ -331,7 +334,8 @@ impl VocoderSpec {
 #[derive(Clone, Debug)]
 pub enum StageData {
     /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of
-    /// the talker's text.
+    /// the talker's text. A thinker takes those of media, span by span; those of pictures are wider, with what each
+    /// deepstack level adds behind the embedding.
     Embeddings(Embeddings),
     /// Tokens, one unit each: the answer of a [`ThinkerMode::Follow`] sequence; text for a talker that reads text
     /// itself.

@@ -1,9 +1,11 @@
-//! The thinker: text in, text out (spec section 4).
+//! The thinker: text and embeddings of media in, text out (spec section 4).
 
-use crate::LoadError;
+use crate::error::refused;
 use crate::hf::ThinkerConfig;
-use crate::transformer::{DecoderStack, output_head};
+use crate::media::{MediaKind, MediaLayout};
+use crate::transformer::{DecoderStack, MediaInput, Segment, output_head};
 use crate::weights::Loader;
+use crate::{LoadError, ModelError};
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 
@@ -12,6 +14,7 @@ pub struct Thinker {
     embedding: Tensor,
     stack: DecoderStack,
     head: Linear,
+    config: ThinkerConfig,
 }
 
 impl Thinker {
@@ -24,12 +27,47 @@ impl Thinker {
         let shape = [text.vocab_size, text.hidden_size];
         let embedding = scope.at("model").at("embed_tokens").get("weight", &shape)?;
         let head = output_head(&scope.at("lm_head"), &embedding, text)?;
-        Ok(Thinker { embedding, stack: DecoderStack::load(text, &scope.at("model"))?, head })
+        Ok(Thinker { embedding, stack: DecoderStack::load(text, &scope.at("model"))?, head, config: config.clone() })
     }
 
     /// The layers.
     pub fn stack(&self) -> &DecoderStack {
         &self.stack
+    }
+
+    /// Sizes of the thinker and its towers.
+    pub fn config(&self) -> &ThinkerConfig {
+        &self.config
+    }
+
+    /// Numbers of an embedding of a kind of media: hidden, and what each deepstack level adds to a picture.
+    pub fn media_width(&self, kind: MediaKind) -> usize {
+        let vision = self.config.vision.as_ref().filter(|_| kind != MediaKind::Audio);
+        self.config.text.hidden_size * (1 + vision.map_or(0, |vision| vision.deepstack_visual_indexes.len()))
+    }
+
+    /// Checks that the model can take the media of a prompt of `len` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Sequence`] with what it cannot.
+    pub fn check_media(&self, layout: &MediaLayout, len: usize) -> std::result::Result<(), ModelError> {
+        layout.check(len)?;
+        let config = &self.config;
+        for span in &layout.spans {
+            match span.kind {
+                MediaKind::Audio if config.audio.is_none() => {
+                    return refused("this checkpoint cannot hear: it has no audio tower");
+                }
+                MediaKind::Image | MediaKind::Video if config.vision.is_none() => {
+                    return refused("this checkpoint cannot see: it has no vision tower");
+                }
+                _ => {}
+            }
+        }
+        if layout.positions.is_some() && config.text.mrope_section.is_none() {
+            return refused("this checkpoint has no mrope_section: its positions have one axis");
+        }
+        Ok(())
     }
 
     /// Tokens that have an embedding: `0..vocabulary()`.
@@ -43,6 +81,30 @@ impl Thinker {
     /// When a token is outside the vocabulary.
     pub fn embed(&self, tokens: &[u32]) -> Result<Tensor> {
         self.embedding.index_select(&Tensor::new(tokens, self.embedding.device())?, 0)
+    }
+
+    /// The residual stream `[n, hidden]` of a batch with media; `accepted` becomes the hidden states `[n, hidden]` that
+    /// the talker takes at media positions.
+    ///
+    /// # Errors
+    /// Those of [`DecoderStack::forward_media`].
+    pub fn forward_media(
+        &self,
+        x: &Tensor,
+        segments: &mut [Segment<'_>],
+        media: &MediaInput,
+        accepted: &mut Option<Tensor>,
+    ) -> Result<Tensor> {
+        let accept = self.config.accept_hidden_layer;
+        let residual = self.stack.forward_media(x, segments, media, |i, state| {
+            if i == accept {
+                *accepted = Some(state.clone());
+            }
+        })?;
+        if accept == self.config.text.num_hidden_layers {
+            *accepted = Some(self.stack.norm(&residual)?);
+        }
+        Ok(residual)
     }
 
     /// Logits `[n, vocabulary]` from the residual stream `[n, hidden]`.

@@ -12,6 +12,7 @@
 
 mod act;
 mod attention;
+mod axial;
 mod depthwise;
 mod gemm;
 mod heap;
@@ -23,6 +24,7 @@ mod simd;
 
 pub use act::{elu, silu_mul, snake};
 pub use attention::attention;
+pub use axial::AxialRope;
 pub use depthwise::depthwise_conv;
 pub use heap::give_large_blocks_back;
 pub use linear::Linear;

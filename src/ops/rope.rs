@@ -16,12 +16,7 @@ impl Rope {
     /// # Errors
     /// When `head_dim` is odd.
     pub fn new(head_dim: usize, theta: f64, device: &Device) -> Result<Rope> {
-        if !head_dim.is_multiple_of(2) {
-            candle_core::bail!("rotary embedding needs an even head_dim, got {head_dim}");
-        }
-        // As the reference: the exponent and the power in f32.
-        let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
-        Ok(Rope { frequencies: (0..head_dim / 2).map(frequency).collect(), device: device.clone() })
+        Ok(Rope { frequencies: frequencies(head_dim, theta)?, device: device.clone() })
     }
 
     /// The turns of some positions, to be applied in every layer of a step.
@@ -47,6 +42,16 @@ impl Rope {
     pub fn apply(&self, x: &Tensor, positions: &[u32]) -> Result<Tensor> {
         self.at(positions)?.apply(x)
     }
+}
+
+/// `theta^(-2j/d)` for each pair of a head.
+pub(super) fn frequencies(head_dim: usize, theta: f64) -> Result<Vec<f32>> {
+    if !head_dim.is_multiple_of(2) {
+        candle_core::bail!("rotary embedding needs an even head_dim, got {head_dim}");
+    }
+    // As the reference: the exponent and the power in f32.
+    let frequency = |j: usize| 1.0 / (theta as f32).powf((2 * j) as f32 / head_dim as f32);
+    Ok((0..head_dim / 2).map(frequency).collect())
 }
 
 /// Sines and cosines `[T, d/2]` of some positions.

@@ -4,7 +4,7 @@ use omni_actors::tools::verify::{Comparison, Verdict, verify};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-fn compared(golden: &str) -> BTreeMap<String, Comparison> {
+pub fn compared(golden: &str) -> BTreeMap<String, Comparison> {
     let mut found = BTreeMap::new();
     verify(&Path::new(env!("CARGO_MANIFEST_DIR")).join(golden), None, |report| {
         println!("{report}");
@@ -18,7 +18,8 @@ fn compared(golden: &str) -> BTreeMap<String, Comparison> {
 
 #[test]
 fn every_tensor_of_the_text_cases_equals_the_reference() {
-    let cases = compared("tests/fixtures/qwen3_omni/golden");
+    let mut cases = compared("tests/fixtures/qwen3_omni/golden");
+    cases.retain(|name, _| name.starts_with("text") || name == "code2wav");
     let names: Vec<&str> = cases.keys().map(String::as_str).collect();
     assert_eq!(names, ["code2wav", "text_ethan", "text_ethan_eos", "text_ethan_thinker_eos"]);
     for (name, found) in &cases {

@@ -83,6 +83,7 @@ impl Golden {
                 eos: vec![number("thinker_eos")].into(),
                 max_tokens: number("n_text"),
                 seed: 1,
+                media: None,
             },
             talker: TalkerSpec {
                 generated_len: 0,

@@ -241,6 +241,9 @@ impl StageModel for CudaTalker {
         }
         let config = &self.net.config;
         spec.check(config)?;
+        if !spec.prompt.media().is_empty() || spec.prompt.axes().is_some() {
+            return refused("audio, images and video are served on the CPU only: the GPU has no towers yet");
+        }
         let params = SlotParams {
             first: (&spec.sampling).into(),
             others: (&spec.predictor).into(),

@@ -384,6 +384,9 @@ impl StageModel for CudaThinker {
             return refused(format!("{slot} is open already"));
         }
         check(&spec, self.net.vocabulary(), self.net.config.max_position_embeddings)?;
+        if spec.media.is_some() {
+            return refused("audio, images and video are served on the CPU only: the GPU has no towers yet");
+        }
         let at = slot.0 as usize;
         if at >= self.steps.done.len() {
             return refused(format!("{slot}: there are {} slots", self.steps.done.len()));

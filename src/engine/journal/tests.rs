@@ -54,6 +54,7 @@ pub(crate) fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
         eos: vec![0].into(),
         max_tokens: 50,
         seed: 1,
+        media: None,
     };
     (StageName::Thinker, SequencePlan { params: params(3, Pace::Free), spec: SequenceSpec::Thinker(sequence), deliver })
 }

@@ -163,6 +163,7 @@ impl OmniPlanner {
                 eos: Arc::clone(&self.eos),
                 max_tokens,
                 seed,
+                media: None,
             }),
             deliver: Outputs { tokens: false, speech },
         }

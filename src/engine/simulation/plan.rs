@@ -78,6 +78,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
             eos: Arc::new([END]),
             max_tokens: if sample { of.pick(&[40, 40, 6, 1]) } else { text.len() as u32 + 1 },
             seed: script.seed,
+            media: None,
         };
         let params = SequenceParams {
             prompt: len,

@@ -11,6 +11,7 @@ mod media;
 mod omni;
 mod speaker_encoder;
 mod talker;
+mod towers;
 mod tts;
 mod vocoder;
 
@@ -20,8 +21,11 @@ pub use decoder::{DecoderConfig, MoeConfig};
 pub use family::Family;
 pub use generation::GenerationDefaults;
 pub use media::{MediaConfig, MediaTokens};
-pub use omni::{ChatTokens, OmniConfig, SAMPLE_RATE, ThinkerConfig};
+pub use omni::{ChatTokens, OmniConfig, Placeholders, SAMPLE_RATE, ThinkerConfig};
 pub use speaker_encoder::SpeakerEncoderConfig;
 pub use talker::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig, UnknownSpeaker};
+pub use towers::{
+    AUDIO_NORM_EPS, AudioTowerConfig, VISION_NORM_EPS, VISION_ROPE_THETA, VisionTowerConfig, downsampled,
+};
 pub use tts::{CodecConfig, TtsConfig, TtsTokens, Variant};
 pub use vocoder::{VocoderConfig, VocoderInput, WindowedTransformerConfig};

@@ -3,6 +3,7 @@
 use super::decoder::DecoderConfig;
 use super::json::{Node, Problems};
 use super::talker::{TalkerConfig, tied_outside};
+use super::towers::{AudioTowerConfig, VisionTowerConfig};
 use super::vocoder::VocoderConfig;
 use serde_json::Value;
 
@@ -18,19 +19,35 @@ pub struct OmniConfig {
     pub talker: TalkerConfig,
     /// Codes in, waveform out.
     pub code2wav: VocoderConfig,
-    /// Which hidden state of the thinker stands for audio, image and video positions.
-    pub accept_hidden_layer: usize,
     /// Ids of the chat format, in the thinker's vocabulary.
     pub tokens: ChatTokens,
 }
 
-/// The thinker. Its audio and vision towers are not described: they are not served yet.
+/// The thinker.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThinkerConfig {
     /// The language model.
     pub text: DecoderConfig,
-    /// Placeholders of audio, images and video; a prompt with one is refused.
+    /// Which hidden state stands for media in the talker's prompt: 0 is the embeddings, `i` the output of layer `i - 1`,
+    /// the last one is normed.
+    pub accept_hidden_layer: usize,
+    /// The audio tower; `None` for a model that cannot hear.
+    pub audio: Option<AudioTowerConfig>,
+    /// The vision tower; `None` for a model that cannot see.
+    pub vision: Option<VisionTowerConfig>,
+    /// Placeholders of audio, images and video; a prompt of text with one is refused.
     pub placeholders: Vec<u32>,
+    /// The same by kind.
+    pub media: Placeholders,
+}
+
+/// Ids that stand for embeddings of the towers, in the thinker's vocabulary.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each name says it all")]
+pub struct Placeholders {
+    pub audio: Option<u32>,
+    pub image: Option<u32>,
+    pub video: Option<u32>,
 }
 
 /// Ids with a meaning in the thinker's vocabulary.
@@ -63,10 +80,12 @@ impl OmniConfig {
             ]);
         }
         let config = OmniConfig {
-            thinker: ThinkerConfig::read(&root.object("thinker_config")),
+            thinker: ThinkerConfig {
+                accept_hidden_layer: root.object("talker_config").count("accept_hidden_layer"),
+                ..ThinkerConfig::read(&root.object("thinker_config"))
+            },
             talker: TalkerConfig::read_omni(&root.object("talker_config")),
             code2wav: VocoderConfig::read(&root.object("code2wav_config")),
-            accept_hidden_layer: root.object("talker_config").count("accept_hidden_layer"),
             tokens: ChatTokens::read(&root),
         };
         // Placeholders for missing numbers would cause misleading complaints.
@@ -91,26 +110,60 @@ impl OmniConfig {
                 talker.text_hidden_size, thinker.hidden_size
             )
         });
-        problems.require(self.accept_hidden_layer <= thinker.num_hidden_layers, || {
+        problems.require(self.thinker.accept_hidden_layer <= thinker.num_hidden_layers, || {
             format!(
                 "talker_config.accept_hidden_layer = {} is beyond the thinker's {} layers",
-                self.accept_hidden_layer, thinker.num_hidden_layers
+                self.thinker.accept_hidden_layer, thinker.num_hidden_layers
             )
         });
         talker.check_vocoder(vocoder, "code2wav_config", problems);
+        self.thinker.check_towers(problems);
     }
 }
 
 impl ThinkerConfig {
     fn read(node: &Node<'_>) -> ThinkerConfig {
-        let keys = ["audio_token_id", "image_token_id", "video_token_id"];
+        let media = Placeholders {
+            audio: node.optional_id("audio_token_id"),
+            image: node.optional_id("image_token_id"),
+            video: node.optional_id("video_token_id"),
+        };
         let mut text = DecoderConfig::read(&node.object("text_config"));
         text.tie_word_embeddings |= tied_outside(node);
         if let Some(moe) = &mut text.moe {
             // The thinker has none, whatever its config inherited (spec section 3).
             moe.shared_expert_intermediate_size = None;
         }
-        ThinkerConfig { text, placeholders: keys.iter().filter_map(|key| node.optional_id(key)).collect() }
+        ThinkerConfig {
+            text,
+            accept_hidden_layer: 0,
+            audio: node.optional_object("audio_config").map(|node| AudioTowerConfig::read(&node)),
+            vision: node.optional_object("vision_config").map(|node| VisionTowerConfig::read(&node)),
+            placeholders: [media.audio, media.image, media.video].into_iter().flatten().collect(),
+            media,
+        }
+    }
+
+    /// What has to agree between the towers and the language model.
+    fn check_towers(&self, problems: &Problems) {
+        let audio = self.audio.as_ref().map(|audio| ("audio_config.output_dim", audio.output_dim));
+        let vision = self.vision.as_ref().map(|vision| ("vision_config.out_hidden_size", vision.out_hidden_size));
+        let hidden = self.text.hidden_size;
+        for (name, width) in audio.into_iter().chain(vision) {
+            problems.require(width == hidden, || {
+                format!(
+                    "thinker_config.{name} = {width} differs from thinker_config.text_config.hidden_size = {hidden}"
+                )
+            });
+        }
+        let levels = self.vision.as_ref().map_or(0, |vision| vision.deepstack_visual_indexes.len());
+        let layers = self.text.num_hidden_layers;
+        problems.require(levels <= layers, || {
+            format!(
+                "thinker_config.vision_config.deepstack_visual_indexes has {levels} entries: expected at most \
+                 num_hidden_layers = {layers}"
+            )
+        });
     }
 }
 

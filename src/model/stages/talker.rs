@@ -16,7 +16,7 @@ use crate::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec,
 };
 use crate::talker::{PredictorCaches, Talker, TextSide};
-use crate::transformer::{KvCache, Segment};
+use crate::transformer::{KvCache, MediaInput, Segment};
 use crate::{LoadError, ModelError};
 use candle_core::Tensor;
 use omni_core::ids::{FinishReason, Slot};
@@ -79,6 +79,9 @@ impl StageModel for TalkerStage {
             return refused(format!("{slot} is open already"));
         }
         spec.check(self.net.config())?;
+        if !spec.prompt.media().is_empty() && !self.net.takes_media() {
+            return refused("this checkpoint's talker has no hidden_projection: it takes no hidden states of media");
+        }
         let mut history = History::default();
         spec.said_codes(self.net.config().num_code_groups).for_each(|code| history.push(code));
         let sequence = Sequence {
@@ -107,7 +110,10 @@ impl StageModel for TalkerStage {
         if !sequence.finished {
             let sequences = match &input {
                 Some(StageData::Tokens(tokens)) if !tokens.is_empty() => Some(self.net.read(tokens)?),
-                Some(StageData::Embeddings(sequences)) => Some(self.net.project(&sequences.tensor()?)?),
+                Some(StageData::Embeddings(sequences)) => {
+                    let (first, media) = (sequence.inputs.len() as u32, sequence.spec.prompt.media());
+                    Some(self.net.project_media(&sequences.tensor()?, first, media)?)
+                }
                 _ => None,
             };
             if let Some(sequences) = sequences {
@@ -180,10 +186,11 @@ impl LanguageModel for TalkerStage {
         let last = batch.last_positions();
         let x = if let [one] = batch.input.as_slice() { one.clone() } else { Tensor::cat(&batch.input, 0)? };
         let running = &mut batch.running;
+        let media = MediaInput { positions: positions(running), ..MediaInput::default() };
         let segments = running.iter_mut().map(|entry| Segment { cache: &mut entry.sequence.cache, len: entry.len });
         let mut segments: Vec<_> = segments.collect();
         clock.lap(Phase::Preprocess);
-        let residual = self.net.stack().forward(&x, &mut segments)?;
+        let residual = self.net.stack().forward_media(&x, &mut segments, &media, |_, _| {})?;
         for Running { sequence, len, .. } in running.iter_mut() {
             sequence.prefilled = (sequence.prefilled + *len as u32).min(sequence.spec.prefill_positions());
         }
@@ -354,6 +361,22 @@ impl Sequence {
             (self.count >= self.spec.max_tokens).then_some(FinishReason::Length)
         }
     }
+}
+
+/// Positions of a batch's new tokens on three axes, if a sequence has others than those of its cache.
+fn positions(running: &[Running<Sequence>]) -> Option<[Vec<f32>; 3]> {
+    if running.iter().all(|entry| entry.sequence.spec.prompt.axes().is_none()) {
+        return None;
+    }
+    let mut axes = [const { Vec::new() }; 3];
+    for Running { sequence, len, .. } in running {
+        let first = sequence.cache.len();
+        for at in first..first + len {
+            let position = sequence.spec.prompt.axes().map_or([at as f32; 3], |positions| positions.at(at));
+            axes.iter_mut().zip(position).for_each(|(axis, position)| axis.push(position));
+        }
+    }
+    Some(axes)
 }
 
 /// Whether a talker can take an input: tokens if it reads text itself, embeddings of its thinker's width otherwise.

@@ -8,7 +8,11 @@
 //! A [`ThinkerMode::Follow`] sequence takes the same steps through its prompt, without running the layers. Then each
 //! token of input is a unit, as many per step as have arrived; `sampled` is the last of them. It ends with the step
 //! that takes its last token, if the end of the input is known by then, and otherwise with a step of 0 units.
+//!
+//! The embeddings of media in a prompt arrive as input. A step may take prompt positions once their embeddings are
+//! there; at media positions it emits the hidden states that the talker takes for them.
 
+use super::media::{PromptMedia, scatter, spoken};
 use super::{Batch, LanguageModel};
 use crate::error::{in_vocabulary, not_open, refused};
 use crate::sampling::{Domain, History, Sampler, Suppress, uniform};
@@ -51,11 +55,13 @@ pub struct ThinkerStage {
 }
 
 pub(super) struct Sequence {
-    spec: ThinkerSpec,
+    pub(super) spec: ThinkerSpec,
     /// Prompt positions done.
-    prefilled: u32,
+    pub(super) prefilled: u32,
     finished: bool,
     answer: Answer,
+    /// `None` for a prompt of text.
+    pub(super) media: Option<PromptMedia>,
 }
 
 /// Where the answer comes from, with its state.
@@ -82,6 +88,13 @@ impl StageModel for ThinkerStage {
             return refused(format!("{slot} is open already"));
         }
         check(&spec, self.net.vocabulary(), self.net.stack().config().max_position_embeddings)?;
+        let media = match &spec.media {
+            Some(layout) => {
+                self.net.check_media(layout, spec.asked().len())?;
+                Some(PromptMedia::new(&self.net, layout))
+            }
+            None => None,
+        };
         let answer = match spec.mode {
             ThinkerMode::Sample => {
                 let mut history = History::default();
@@ -91,7 +104,7 @@ impl StageModel for ThinkerStage {
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
-        self.sequences.insert(slot, Sequence { spec, prefilled: 0, finished: false, answer });
+        self.sequences.insert(slot, Sequence { spec, prefilled: 0, finished: false, answer, media });
         Ok(())
     }
 
@@ -99,6 +112,13 @@ impl StageModel for ThinkerStage {
         let vocabulary = self.net.vocabulary();
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let Answer::Followed { waiting, ended } = &mut sequence.answer else {
+            if let Some(media) = &mut sequence.media {
+                return match input {
+                    Some(StageData::Embeddings(embeddings)) => media.push(Some(embeddings), end),
+                    None => media.push(None, end),
+                    Some(_) => refused(format!("{slot}: a prompt with media takes their embeddings only")),
+                };
+            }
             return refused(format!("{slot}: a thinker sequence that samples its answer takes no input"));
         };
         if *ended {
@@ -141,6 +161,9 @@ pub fn check(spec: &ThinkerSpec, vocabulary: u32, limit: usize) -> Result<(), Mo
         let (said, most) = (spec.generated_len, spec.max_tokens);
         return refused(format!("{said} tokens were said, of a prompt of {len} and max_tokens {most}: expected fewer"));
     }
+    if spec.media.is_some() && spec.mode == ThinkerMode::Follow {
+        return refused("a sequence that follows an answer runs no layers, so its prompt cannot have media");
+    }
     spec.sampling.check().map_err(ModelError::Sequence)?;
     let mut end = 0;
     for range in spec.emit.iter().flat_map(|ranges| ranges.iter()) {
@@ -154,9 +177,13 @@ pub fn check(spec: &ThinkerSpec, vocabulary: u32, limit: usize) -> Result<(), Mo
 
 /// Of the `count` prompt positions from `from` on those that the talker needs, as tokens.
 pub fn prompt_embeddings(spec: &ThinkerSpec, from: u32, count: u32) -> Vec<u32> {
+    prompt_positions(spec, from, count).map(|at| spec.prompt[at as usize]).collect()
+}
+
+/// Of the `count` prompt positions from `from` on those that the talker needs.
+fn prompt_positions(spec: &ThinkerSpec, from: u32, count: u32) -> impl Iterator<Item = u32> {
     let ranges = spec.emit.iter().flat_map(|ranges| ranges.iter());
-    let inside = ranges.flat_map(|range| range.start.max(from)..range.end.min(from + count));
-    inside.map(|at| spec.prompt[at as usize]).collect()
+    ranges.flat_map(move |range| range.start.max(from)..range.end.min(from + count))
 }
 
 impl LanguageModel for ThinkerStage {
@@ -209,6 +236,9 @@ impl LanguageModel for ThinkerStage {
                     return refused(format!("{slot}: asked for {} units, a decode step is 1", work.advance));
                 }
                 cache.check_room(work.advance as usize).map_err(|full| ModelError::Sequence(full.to_string()))?;
+                if let Some(media) = sequence.media.as_ref().filter(|_| left > 0) {
+                    media.check_arrived(sequence.prefilled, work.advance)?;
+                }
                 match left {
                     0 => batch.input.push(*last),
                     _ => batch
@@ -229,6 +259,7 @@ impl LanguageModel for ThinkerStage {
     ) -> Result<(), ModelError> {
         let x = self.net.embed(&batch.input)?;
         let last = batch.last_positions();
+        let media = scatter(&x, &mut batch.running)?;
         let mut segments = Vec::with_capacity(batch.running.len());
         for entry in &mut batch.running {
             if let Answer::Sampled { cache, .. } = &mut entry.sequence.answer {
@@ -236,7 +267,11 @@ impl LanguageModel for ThinkerStage {
             }
         }
         clock.lap(Phase::Preprocess);
-        let residual = self.net.stack().forward(&x, &mut segments)?;
+        let mut accepted = None;
+        let residual = match &media {
+            None => self.net.stack().forward(&x, &mut segments)?,
+            Some(media) => self.net.forward_media(&x, &mut segments, media, &mut accepted)?,
+        };
         let mut logits = if last.is_empty() {
             Vec::new()
         } else {
@@ -245,12 +280,22 @@ impl LanguageModel for ThinkerStage {
         }
         .into_iter();
         clock.lap(Phase::Backbone);
+        let mut end = 0;
         for entry in &mut batch.running {
             let sequence = &mut entry.sequence;
-            let mut sequences = Vec::new();
+            let (mut sequences, mut prompt) = (Vec::new(), None);
+            end += entry.len;
             if sequence.prefilled < sequence.spec.prompt.len() as u32 {
-                sequences = prompt_embeddings(&sequence.spec, sequence.prefilled, entry.len as u32);
-                sequence.prefilled += entry.len as u32;
+                let (from, len) = (sequence.prefilled, entry.len as u32);
+                match (&accepted, &sequence.media) {
+                    (Some(accepted), Some(_)) if prompt_positions(&sequence.spec, from, len).next().is_some() => {
+                        let positions: Vec<u32> = prompt_positions(&sequence.spec, from, len).collect();
+                        let own = accepted.narrow(0, end - entry.len, entry.len)?;
+                        prompt = Some(spoken(&self.net, sequence, from, &positions, &own)?);
+                    }
+                    _ => sequences = prompt_embeddings(&sequence.spec, from, len),
+                }
+                sequence.prefilled += len;
             }
             let mut output = SequenceOutput::default();
             if entry.samples {
@@ -274,7 +319,15 @@ impl LanguageModel for ThinkerStage {
                     }
                 }
             }
-            output.emit = embedded(&self.net, &sequences)?;
+            output.emit = match prompt {
+                None => embedded(&self.net, &sequences)?,
+                Some(prompt) if sequences.is_empty() => Some(StageData::Embeddings(prompt.into())),
+                // The step that completes a prompt also samples the first token.
+                Some(prompt) => {
+                    let all = Tensor::cat(&[prompt, self.net.embed(&sequences)?], 0)?;
+                    Some(StageData::Embeddings(all.into()))
+                }
+            };
             results[entry.place] = Ok(output);
         }
         Ok(())
@@ -282,6 +335,14 @@ impl LanguageModel for ThinkerStage {
 }
 
 impl Sequence {
+    /// Positions that earlier steps have computed.
+    pub(super) fn cached(&self) -> usize {
+        match &self.answer {
+            Answer::Sampled { cache, .. } => cache.len(),
+            Answer::Followed { .. } => 0,
+        }
+    }
+
     fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, ModelError> {
         let Answer::Sampled { history, count, last, .. } = &mut self.answer else {
             return refused("a sequence that follows text was asked to sample");

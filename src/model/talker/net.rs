@@ -10,6 +10,7 @@ use crate::transformer::{DecoderStack, output_head};
 use crate::weights::{Loader, Scope};
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
+use std::ops::Range;
 
 /// Backbone, head, projection of text and code predictor.
 pub struct Talker {
@@ -20,6 +21,8 @@ pub struct Talker {
     /// The table of text of a model that reads text itself; others take a thinker's embeddings.
     text: Option<Table>,
     text_projection: ResizeMlp,
+    /// Of the thinker's hidden states at media; `None` where there are none.
+    hidden_projection: Option<ResizeMlp>,
     predictor: CodePredictor,
     /// Projected embeddings of `<tts_pad>`, `<tts_text_bos>` and `<tts_text_eod>`, `[1, hidden]` each.
     pad: Tensor,
@@ -36,8 +39,6 @@ impl Talker {
     pub fn load(loader: &Loader, family: &Family) -> std::result::Result<Talker, LoadError> {
         match family {
             Family::Omni(config) => {
-                // For audio, image and video positions, which are not served yet.
-                loader.ignore("talker.hidden_projection");
                 let ChatTokens { tts_pad, tts_bos, tts_eos, .. } = config.tokens;
                 let thinker = [config.thinker.text.vocab_size, config.thinker.text.hidden_size];
                 let scope = loader.scope("thinker.model.embed_tokens");
@@ -66,6 +67,9 @@ impl Talker {
         let sizes = [config.text_hidden_size, config.text_projection_size, text.hidden_size];
         let text_projection = ResizeMlp::load(sizes, &scope.at("text_projection"))?;
         let special = text_projection.forward(special)?;
+        let hidden = scope.at("hidden_projection");
+        let hears = table.is_none() && hidden.at("linear_fc1").offers("weight");
+        let hidden_projection = hears.then(|| ResizeMlp::load(sizes, &hidden)).transpose()?;
         let embedding = model.at("codec_embedding").get("weight", &[text.vocab_size, text.hidden_size])?;
         Ok(Talker {
             stack: DecoderStack::load(text, &model)?,
@@ -77,6 +81,7 @@ impl Talker {
             eos: special.narrow(0, 2, 1)?,
             text: table,
             text_projection,
+            hidden_projection,
             config: config.clone(),
         })
     }
@@ -134,6 +139,37 @@ impl Talker {
         self.text_projection.forward(embeddings)
     }
 
+    /// [`Talker::project`] where `embeddings [n, text hidden]` are the input embeddings from `first` on, of which those
+    /// in `media` are hidden states.
+    ///
+    /// # Errors
+    /// When the width is another one, or this talker takes no hidden states.
+    pub fn project_media(&self, embeddings: &Tensor, first: u32, media: &[Range<u32>]) -> Result<Tensor> {
+        let end = first + embeddings.dim(0)? as u32;
+        let mut media = media.iter().map(|range| range.start.max(first)..range.end.min(end)).filter(|r| !r.is_empty());
+        let (mut parts, mut at) = (Vec::new(), first);
+        while at < end {
+            let range = media.next().unwrap_or(end..end);
+            let part = |range: &Range<u32>| embeddings.narrow(0, (range.start - first) as usize, range.len());
+            if at < range.start {
+                parts.push(self.project(&part(&(at..range.start))?)?);
+            }
+            if !range.is_empty() {
+                let Some(projection) = &self.hidden_projection else {
+                    candle_core::bail!("this talker has no hidden_projection: it takes no hidden states of media");
+                };
+                parts.push(projection.forward(&part(&range)?)?);
+            }
+            at = range.end;
+        }
+        if let [all] = parts.as_slice() { Ok(all.clone()) } else { Tensor::cat(&parts, 0) }
+    }
+
+    /// Whether it takes hidden states of media.
+    pub fn takes_media(&self) -> bool {
+        self.hidden_projection.is_some()
+    }
+
     /// Embeddings `[ids.len(), hidden]` of codec ids.
     ///
     /// # Errors
@@ -160,7 +196,7 @@ impl Talker {
     pub fn prompt_embeddings(
         &self,
         prompt: &TalkerPrompt,
-        range: std::ops::Range<u32>,
+        range: Range<u32>,
         input: impl Fn(u32) -> Option<Tensor>,
     ) -> Result<Option<Tensor>> {
         let (mut text, mut codec) = (Vec::new(), Vec::new());

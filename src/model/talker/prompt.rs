@@ -6,6 +6,8 @@
 //! embedding once, then padding for as long as the talker speaks.
 
 use crate::hf::{CodecTokens, SPECIAL_CODEC_IDS, TalkerConfig};
+use crate::media::Positions;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Input embeddings of the assistant header: `<|im_start|>`, `assistant`, newline.
@@ -64,6 +66,9 @@ pub struct TalkerPrompt {
     trailing: Trailing,
     x_vector: Option<Arc<[f32]>>,
     reference: Option<Arc<[u32]>>,
+    /// Input embeddings that are hidden states of media, in order.
+    media: Arc<[Range<u32>]>,
+    positions: Option<Arc<Positions>>,
 }
 
 impl TalkerPrompt {
@@ -73,7 +78,8 @@ impl TalkerPrompt {
             .iter()
             .filter_map(|(text, _)| if let TextSide::Input(embedding) = text { Some(embedding + 1) } else { None });
         let inputs = used.max().unwrap_or(0).max(plain);
-        TalkerPrompt { plain, coded, inputs, trailing, x_vector: None, reference: None }
+        let media = Arc::default();
+        TalkerPrompt { plain, coded, inputs, trailing, x_vector: None, reference: None, media, positions: None }
     }
 
     /// Sets the vector that [`CodecSide::XVector`] stands for.
@@ -86,6 +92,12 @@ impl TalkerPrompt {
     #[must_use]
     pub fn with_reference(self, codes: Arc<[u32]>) -> TalkerPrompt {
         TalkerPrompt { reference: Some(codes), ..self }
+    }
+
+    /// Says which input embeddings are hidden states of media, and which positions the prompt has if not 0, 1, 2, ...
+    #[must_use]
+    pub fn with_media(self, media: Arc<[Range<u32>]>, positions: Option<Positions>) -> TalkerPrompt {
+        TalkerPrompt { media, positions: positions.map(Arc::new), ..self }
     }
 
     /// The prompt of Qwen3-Omni (spec section 5). Input embeddings: `user_embeddings` of the user turns, the three of
@@ -123,7 +135,19 @@ impl TalkerPrompt {
         let mut prompt = TalkerPrompt::new(self.plain, coded, trailing);
         prompt.x_vector.clone_from(&self.x_vector);
         prompt.reference = Some([old, generated].concat().into());
+        prompt.media = Arc::clone(&self.media);
+        prompt.positions.clone_from(&self.positions);
         Some(prompt)
+    }
+
+    /// Input embeddings that are hidden states of media, in order.
+    pub fn media(&self) -> &[Range<u32>] {
+        &self.media
+    }
+
+    /// Positions on three axes; `None`: 0, 1, 2, ...
+    pub fn axes(&self) -> Option<&Positions> {
+        self.positions.as_deref()
     }
 
     /// Positions of the prompt.
@@ -173,6 +197,27 @@ impl TalkerPrompt {
         ended.then_some(if embedding == inputs { TextSide::Eos } else { TextSide::Pad })
     }
 
+    fn check_media(&self, config: &TalkerConfig) -> Result<(), String> {
+        let mut end = 0;
+        for range in self.media.iter() {
+            if range.start < end || range.end < range.start || range.end > self.plain {
+                return Err(format!("media has {range:?}: out of order or beyond {} input embeddings", self.plain));
+            }
+            end = range.end;
+        }
+        match &self.positions {
+            Some(_) if config.text.mrope_section.is_none() => {
+                Err("the talker has no mrope_section: its positions have one axis".into())
+            }
+            // A sequence that resumes has more positions than its prompt had.
+            Some(positions) => {
+                let lens = self.plain as usize..=self.positions() as usize;
+                positions.check(lens).map_err(|error| error.to_string())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Whether a talker of this size can compute the prompt.
     ///
     /// # Errors
@@ -188,6 +233,7 @@ impl TalkerPrompt {
                 return Err(format!("number {at} of the speaker embedding is {}: expected finite numbers", vector[at]));
             }
         }
+        self.check_media(config)?;
         let codes: &[u32] = self.reference.as_deref().unwrap_or_default();
         if !codes.len().is_multiple_of(groups) {
             return Err(format!("the reference has {} codes: expected frames of {groups}", codes.len()));

@@ -18,4 +18,4 @@ mod stack;
 
 pub use cache::{ContextFull, KvCache};
 pub use head::output_head;
-pub use stack::{DecoderStack, Segment};
+pub use stack::{DecoderStack, MediaInput, Segment};

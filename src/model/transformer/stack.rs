@@ -7,7 +7,7 @@ use crate::LoadError;
 use crate::hf::DecoderConfig;
 use crate::weights::Scope;
 use candle_core::{Device, Result, Tensor};
-use omni_ops::{Angles, Rope, rms_norm};
+use omni_ops::{Angles, AxialRope, Rope, rms_norm};
 
 /// One sequence's share of a flattened batch: its cache and how many of the new positions are its own.
 #[derive(Debug)]
@@ -18,12 +18,35 @@ pub struct Segment<'a> {
     pub len: usize,
 }
 
+/// What media in the prompts of a batch change in its forward, beside the embeddings; the default changes nothing.
+#[derive(Debug, Default)]
+pub struct MediaInput {
+    /// Positions of all new tokens of the batch on the axes time, height and width; `None`: those of the caches.
+    pub positions: Option<[Vec<f32>; 3]>,
+    /// Places in the batch of the tokens that stand for pictures.
+    pub visual: Vec<u32>,
+    /// `[visual.len(), hidden]` each: level `k` is added to their residual streams behind layer `k` (deepstack).
+    pub levels: Vec<Tensor>,
+}
+
+impl MediaInput {
+    /// Adds the level of layer `layer`.
+    fn deepen(&self, layer: usize, x: Tensor) -> Result<Tensor> {
+        match self.levels.get(layer) {
+            Some(level) => x.index_add(&Tensor::new(self.visual.as_slice(), x.device())?, level, 0),
+            None => Ok(x),
+        }
+    }
+}
+
 /// A decoder stack with its final norm.
 pub struct DecoderStack {
     config: DecoderConfig,
     layers: Vec<Layer>,
     norm: Tensor,
     rope: Rope,
+    /// Of positions on three axes, where the model has them.
+    axial: Option<AxialRope>,
     device: Device,
 }
 
@@ -54,6 +77,10 @@ impl DecoderStack {
             layers: (0..config.num_hidden_layers).map(layer).collect::<std::result::Result<_, LoadError>>()?,
             norm: weight(scope.at("norm"))?,
             rope: Rope::new(config.head_dim, config.rope_theta, scope.device())?,
+            axial: config
+                .mrope_section
+                .map(|section| AxialRope::interleaved(config.head_dim, config.rope_theta, section, scope.device()))
+                .transpose()?,
             device: scope.device().clone(),
             config: config.clone(),
         })
@@ -84,28 +111,34 @@ impl DecoderStack {
     /// # Errors
     /// What the device says; caches are then as before.
     pub fn forward(&self, x: &Tensor, segments: &mut [Segment<'_>]) -> Result<Tensor> {
-        self.forward_tapped(x, segments, |_, _| {})
+        self.forward_media(x, segments, &MediaInput::default(), |_, _| {})
     }
 
-    /// [`Self::forward`], showing the hidden states as the reference counts them: 0 is the input, `i` the output of
-    /// layer `i - 1`, the last one is normed.
+    /// [`Self::forward`] of a batch with media, showing the hidden states as the reference counts them: 0 is the input,
+    /// `i` the output of layer `i - 1` before its deepstack level is added; the last one, which is normed, is not shown.
     ///
     /// # Errors
-    /// As [`Self::forward`].
-    pub fn forward_tapped(
+    /// As [`Self::forward`]; also for positions on three axes if the model has one.
+    pub fn forward_media(
         &self,
         x: &Tensor,
         segments: &mut [Segment<'_>],
+        media: &MediaInput,
         mut tap: impl FnMut(usize, &Tensor),
     ) -> Result<Tensor> {
         for segment in &mut *segments {
             segment.cache.reserve(segment.len)?;
         }
-        let angles = self.angles(segments)?;
+        let angles = match (&media.positions, &self.axial) {
+            (None, _) => self.angles(segments)?,
+            (Some(axes), Some(rope)) => rope.at(&axes.each_ref().map(Vec::as_slice))?,
+            (Some(_), None) => candle_core::bail!("the model has no mrope_section: its positions have one axis"),
+        };
         let eps = self.config.rms_norm_eps;
         let mut x = x.clone();
         for (i, layer) in self.layers.iter().enumerate() {
             tap(i, &x);
+            x = if i > 0 { media.deepen(i - 1, x)? } else { x };
             let mixed = layer.attention.forward(i, &rms_norm(&x, &layer.attention_norm, eps)?, &angles, segments)?;
             x = (x + mixed)?;
             let fed = layer.ffn.forward(&rms_norm(&x, &layer.ffn_norm, eps)?)?;
@@ -114,7 +147,7 @@ impl DecoderStack {
         for segment in segments {
             segment.cache.commit(segment.len);
         }
-        Ok(x)
+        media.deepen(self.layers.len().saturating_sub(1), x)
     }
 
     /// The final norm, for the positions that need it.

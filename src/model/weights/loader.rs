@@ -12,6 +12,9 @@ use std::sync::Arc;
 /// Lines of a report: more do not help.
 const MAX_LISTED: usize = 60;
 
+/// Where the towers of a thinker are.
+pub(crate) const TOWERS: [&str; 2] = ["thinker.audio_tower", "thinker.visual"];
+
 /// Where tensors come from.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
@@ -43,6 +46,8 @@ pub struct Loader {
 
 impl Loader {
     pub(crate) fn new(source: Source, device: &Device, owned: &[&str]) -> Loader {
+        // The language model of a thinker is complete without its towers, which are loaded for themselves.
+        let towers = TOWERS.iter().filter(|tower| !owned.contains(tower));
         Loader {
             source,
             device: device.clone(),
@@ -50,7 +55,7 @@ impl Loader {
             owned: owned.iter().map(|s| (*s).to_owned()).collect(),
             problems: RefCell::default(),
             used: RefCell::default(),
-            ignored: RefCell::new(vec!["thinker.audio_tower".into(), "thinker.visual".into()]),
+            ignored: RefCell::new(towers.map(|tower| (*tower).to_owned()).collect()),
         }
     }
 
@@ -223,6 +228,11 @@ impl<'a> Scope<'a> {
             Source::Stored(weights) => weights.entry(&self.join(name)).is_some(),
             Source::Random { .. } => false,
         }
+    }
+
+    /// Whether this tensor is stored, or can be made from a seed.
+    pub fn offers(&self, name: &str) -> bool {
+        matches!(self.loader.source, Source::Random { .. }) || self.has(name)
     }
 
     /// Declares that what is under `name` is known and deliberately not used.

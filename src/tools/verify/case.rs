@@ -3,11 +3,12 @@
 use super::batch::{self, Part};
 use super::generate::{Request, Trace, generate};
 use super::manifest::{Kind, Manifest};
+use super::media::Media;
 use super::nets::Nets;
 use super::report::Verdict;
 use super::value::{Data, Value, Values};
 use super::vocode::Decoder;
-use super::{tts, vocode, voice};
+use super::{towers, tts, vocode, voice};
 use omni_model::prompt::ChatPrompt;
 use omni_model::vocoder::Vocoder;
 
@@ -37,7 +38,12 @@ pub(super) fn run(manifest: &Manifest, reference: Values, nets: &Nets) -> Result
             vec![voice::run(reference, net, &mut notes)?]
         }
         Kind::Frontend(_) => return Err("a front end has no net".into()),
-        Kind::NotBuilt(kind) => return Ok(Verdict::Skipped(format!("{kind} is not built yet"))),
+        Kind::AudioTower => {
+            vec![towers::audio(reference, nets.towers().map_err(text)?.audio().map_err(|e| e.to_string())?)?]
+        }
+        Kind::VisionTower => {
+            vec![towers::vision(reference, nets.towers().map_err(text)?.vision().map_err(|e| e.to_string())?)?]
+        }
     };
     let pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();
     let comparison = batch::compare_all(&pairs);
@@ -52,13 +58,17 @@ pub(super) fn batch_note(parts: &[Part]) -> Vec<String> {
     if parts.len() < 2 { Vec::new() } else { vec![format!("{} requests at once", parts.len())] }
 }
 
-/// Everything that a text case of Qwen3-Omni has and this program computes.
+/// Everything that a request of Qwen3-Omni has and this program computes.
 fn omni(manifest: &Manifest, reference: &mut Values, nets: &Nets, notes: &mut Vec<String>) -> Result<Values, String> {
     let text = |e: omni_model::LoadError| e.to_string();
     let (request, tokenized) = request(manifest, reference, nets)?;
     let (thinker, talker) = (nets.thinker().map_err(text)?, nets.talker().map_err(text)?);
-    let trace =
-        generate(nets.checkpoint.omni().map_err(text)?, thinker, talker, &request).map_err(|e| e.to_string())?;
+    let config = nets.checkpoint.omni().map_err(text)?;
+    let media = Media::read(reference, &request.prompt.ids, config.thinker.media, || nets.towers().map_err(text))?;
+    if media.as_ref().is_some_and(|media| media.layout.positions.is_some()) {
+        notes.push("the positions of the prompts are the reference's own".into());
+    }
+    let trace = generate(config, thinker, talker, &request, media.as_ref()).map_err(|e| e.to_string())?;
     let mut values = wave(trace, &[], reference, cpu(nets), notes)?;
     // What the tokenizer gave is compared; the run started from the reference's ids.
     if let Some(ids) = tokenized {

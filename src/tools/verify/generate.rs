@@ -1,12 +1,15 @@
-//! Runs a text case of Qwen3-Omni the way the reference does, one request, greedy, and records the same tensors.
+//! Runs a request of Qwen3-Omni the way the reference does, one request, greedy, and records the same tensors.
 
+use super::media::{Media, axes};
 use super::speak::{Run, Speech, positions, speak};
-use super::value::{Value, Values};
+use super::value::{Data, Value, Values};
 use candle_core::{D, Result, Tensor};
 use omni_model::hf::OmniConfig;
 use omni_model::prompt::ChatPrompt;
 use omni_model::talker::{Talker, TalkerPrompt};
 use omni_model::thinker::Thinker;
+use omni_model::transformer::MediaInput;
+use std::ops::Range;
 
 /// The request of a generation case.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,24 +43,44 @@ pub struct Trace {
 ///
 /// # Errors
 /// What the device says, and tokens outside a vocabulary.
-pub fn generate(config: &OmniConfig, thinker: &Thinker, talker: &Talker, request: &Request) -> Result<Trace> {
+pub fn generate(
+    config: &OmniConfig,
+    thinker: &Thinker,
+    talker: &Talker,
+    request: &Request,
+    media: Option<&Media>,
+) -> Result<Trace> {
     let mut trace = Trace::default();
-    let answer = think(config, thinker, request, &mut trace)?;
-    say(config, thinker, talker, request, &answer, &mut trace)?;
+    let thought = think(config, thinker, request, media, &mut trace)?;
+    say(config, talker, request, media, &thought, &mut trace)?;
     Ok(trace)
 }
 
-/// Samples the answer; returns it with its last token.
-fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut Trace) -> Result<Vec<u32>> {
+/// An answer with its last token, and the two hidden states of all positions but that token's.
+struct Thought {
+    answer: Vec<u32>,
+    embedded: Tensor,
+    accepted: Tensor,
+}
+
+/// Samples the answer.
+fn think(
+    config: &OmniConfig,
+    thinker: &Thinker,
+    request: &Request,
+    media: Option<&Media>,
+    trace: &mut Trace,
+) -> Result<Thought> {
     let (prompt, stack) = (request.prompt.ids.as_ref(), thinker.stack());
-    let accept = config.accept_hidden_layer;
+    let accept = config.thinker.accept_hidden_layer;
     let mut run = Run::new(stack)?;
     let mut step_logits = Vec::new();
     let mut accepted = Vec::new();
     let mut answer = Vec::new();
 
     let embedded = thinker.embed(prompt)?;
-    let hidden = run.forward(stack, &embedded)?;
+    let (embedded, input) = media.map_or(Ok((embedded.clone(), MediaInput::default())), |m| m.scatter(&embedded))?;
+    let hidden = run.forward(stack, &embedded, &input)?;
     let logits = thinker.logits(&run.residual)?;
     trace.floats("thinker.prefill.inputs_embeds", &embedded, 1)?;
     for (i, state) in hidden.iter().enumerate() {
@@ -73,7 +96,10 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
         if request.thinker_eos.contains(&token) || answer.len() >= request.text_tokens {
             break;
         }
-        let hidden = run.forward(stack, &thinker.embed(&[token])?)?;
+        let at = prompt.len() + answer.len() - 1;
+        let positions = media.and_then(|media| media.axes(at..at + 1));
+        let hidden =
+            run.forward(stack, &thinker.embed(&[token])?, &MediaInput { positions, ..MediaInput::default() })?;
         accepted.push(hidden[accept].clone());
         last = thinker.logits(&run.residual)?;
     }
@@ -81,31 +107,39 @@ fn think(config: &OmniConfig, thinker: &Thinker, request: &Request, trace: &mut 
     let (t, n) = (prompt.len(), answer.len());
     trace.ints("input_ids", [1, t], prompt.iter().copied());
     trace.ints("thinker.sequences", [1, t + n], sequence.iter().copied());
-    trace.ints("thinker.prefill.position_ids", [3, 1, t], positions(3, 0..t));
-    trace.ints("thinker.decode.position_ids", [3, n - 1], positions(3, t..t + n - 1));
-    trace.floats("thinker.hidden0.all", &thinker.embed(&sequence[..t + n - 1])?, 1)?;
-    trace.floats("thinker.accept_hidden.all", &Tensor::cat(&accepted, 0)?, 1)?;
+    match media.and_then(|media| media.layout.positions.as_ref()) {
+        None => {
+            trace.ints("thinker.prefill.position_ids", [3, 1, t], positions(3, 0..t));
+            trace.ints("thinker.decode.position_ids", [3, n - 1], positions(3, t..t + n - 1));
+        }
+        Some(positions) => trace.positions("thinker.decode.position_ids", axes(positions, t..t + n - 1)),
+    }
+    let embedded = Tensor::cat(&[embedded, thinker.embed(&answer[..n - 1])?], 0)?;
+    let accepted = Tensor::cat(&accepted, 0)?;
+    trace.floats("thinker.hidden0.all", &embedded, 1)?;
+    trace.floats("thinker.accept_hidden.all", &accepted, 1)?;
     trace.floats("thinker.step_logits", &Tensor::cat(&step_logits, 0)?, 1)?;
-    Ok(answer)
+    Ok(Thought { answer, embedded, accepted })
 }
 
 /// Speaks the answer.
 fn say(
     config: &OmniConfig,
-    thinker: &Thinker,
     talker: &Talker,
     request: &Request,
-    answer: &[u32],
+    media: Option<&Media>,
+    thought: &Thought,
     trace: &mut Trace,
 ) -> Result<()> {
-    let (prompt, inputs) = spoken(config, request, answer)?;
+    let (prompt, inputs) = spoken(config, request, &thought.answer)?;
+    let (prompt, embeddings) = heard(prompt, request, media, thought)?;
     let user_embeddings = request.prompt.user_embeddings;
     let ids = inputs[..user_embeddings as usize].iter().copied().chain([config.tokens.tts_pad; 9]);
     trace.ints("talker.prefill.input_ids", [1, prompt.positions() as usize], ids);
     let speech = Speech {
         talker,
         prompt: &prompt,
-        inputs: talker.project(&thinker.embed(&inputs)?)?,
+        inputs: talker.project_media(&embeddings, 0, prompt.media())?,
         limit: request.codec_tokens,
         eos: &request.talker_eos,
         min_tokens: 0,
@@ -135,7 +169,38 @@ pub(super) fn spoken(config: &OmniConfig, request: &Request, answer: &[u32]) -> 
     Ok((prompt, inputs))
 }
 
+/// The talker's prompt with its media, and its input embeddings: those of text, and hidden states at media.
+fn heard(
+    prompt: TalkerPrompt,
+    request: &Request,
+    media: Option<&Media>,
+    thought: &Thought,
+) -> Result<(TalkerPrompt, Tensor)> {
+    let (len, all) = (request.prompt.ids.len() as u32, thought.embedded.dim(0)? as u32);
+    let asked = request.prompt.emit.iter().flat_map(Clone::clone);
+    let positions: Vec<u32> = asked.chain(len..all).collect();
+    let embeddings =
+        thought.embedded.index_select(&Tensor::new(positions.as_slice(), thought.embedded.device())?, 0)?;
+    let Some(media) = media else { return Ok((prompt, embeddings)) };
+    let mut ranges: Vec<Range<u32>> = Vec::new();
+    for (input, at) in (0u32..).zip(&positions).filter(|(_, at)| media.has(**at as usize)) {
+        embeddings.slice_set(&thought.accepted.narrow(0, *at as usize, 1)?, 0, input as usize)?;
+        match ranges.last_mut() {
+            Some(last) if last.end == input => last.end += 1,
+            _ => ranges.push(input..input + 1),
+        }
+    }
+    Ok((prompt.with_media(ranges.into(), media.talker.clone()), embeddings))
+}
+
 impl Trace {
+    /// Positions `[3, n]`, as they are and without their fractions.
+    pub(super) fn positions(&mut self, name: &str, axes: [Vec<f32>; 3]) {
+        let (shape, all) = (vec![3, axes[0].len()], axes.concat());
+        self.ints(name, shape.clone(), all.iter().map(|position| *position as u32));
+        self.values.insert(format!("{name}_f32"), Value { shape, data: Data::Floats(all) });
+    }
+
     pub(super) fn floats(&mut self, name: impl Into<String>, tensor: &Tensor, leading: usize) -> Result<()> {
         self.values.insert(name.into(), Value::floats(tensor, leading)?);
         Ok(())

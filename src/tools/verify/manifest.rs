@@ -35,8 +35,10 @@ pub enum Kind {
     TtsFrontend,
     /// The front ends of what Qwen3-Omni hears and sees.
     Frontend(FrontendKind),
-    /// Known, but this program does not run it yet.
-    NotBuilt(&'static str),
+    /// The audio tower of Qwen3-Omni.
+    AudioTower,
+    /// The vision tower of Qwen3-Omni.
+    VisionTower,
 }
 
 /// What a front end makes of a file or conversation.
@@ -53,8 +55,6 @@ pub enum FrontendKind {
     /// Sizes, counts and indices of many inputs.
     Table,
 }
-
-const NOT_BUILT: [&str; 2] = ["audio_tower", "vision_tower"];
 
 #[derive(Deserialize)]
 struct RawManifest {
@@ -94,17 +94,15 @@ impl Manifest {
             "frontend_video" => Kind::Frontend(FrontendKind::Video),
             "frontend_chat" => Kind::Frontend(FrontendKind::Chat),
             "frontend_table" => Kind::Frontend(FrontendKind::Table),
-            other => match NOT_BUILT.into_iter().find(|kind| *kind == other) {
-                Some(kind) => Kind::NotBuilt(kind),
-                None => {
-                    let known = NOT_BUILT.join(", ");
-                    return Err(format!(
-                        "unknown kind {other:?}: expected omni_generate, tts_generate, code2wav, decoder12hz, \
-                         tts_frontend, frontend_audio, frontend_image, frontend_video, frontend_chat, \
-                         frontend_table, {known}"
-                    ));
-                }
-            },
+            "audio_tower" => Kind::AudioTower,
+            "vision_tower" => Kind::VisionTower,
+            other => {
+                return Err(format!(
+                    "unknown kind {other:?}: expected omni_generate, tts_generate, code2wav, decoder12hz, \
+                     tts_frontend, frontend_audio, frontend_image, frontend_video, frontend_chat, frontend_table, \
+                     audio_tower, vision_tower"
+                ));
+            }
         };
         Ok(Manifest {
             name: path.file_stem().unwrap_or_default().to_string_lossy().into_owned(),

@@ -6,6 +6,7 @@ use omni_model::frontend::VoiceEncoder;
 use omni_model::talker::Talker;
 use omni_model::thinker::Thinker;
 use omni_model::tokenizer::Tokenizer;
+use omni_model::towers::Towers;
 use omni_model::vocoder::Vocoder;
 use omni_model::{Checkpoint, LoadError};
 use serde_json::{Map, Value};
@@ -52,6 +53,15 @@ impl Nets {
         let net = Thinker::load(&loader, &config.thinker)?;
         loader.finish()?;
         Ok(self.thinker.get_or_init(|| net))
+    }
+
+    /// The towers that the checkpoint has. They are not kept: few cases need them.
+    pub fn towers(&self) -> Result<Towers, LoadError> {
+        let owned = ["thinker.audio_tower", "thinker.visual"];
+        let (config, loader) = (self.checkpoint.omni()?, self.checkpoint.loader(&owned, &Device::Cpu));
+        let towers = Towers::load(&loader, &config.thinker)?;
+        loader.finish()?;
+        Ok(towers)
     }
 
     pub fn talker(&self) -> Result<&Talker, LoadError> {

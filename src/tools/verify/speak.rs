@@ -2,10 +2,11 @@
 //! same tensors.
 
 use super::generate::Trace;
+use super::media::axes;
 use candle_core::{D, Result, Tensor};
 use omni_model::sampling::{History, Sampler, SamplingParams};
 use omni_model::talker::{PredictorCaches, Talker, TalkerPrompt, TextSide};
-use omni_model::transformer::{DecoderStack, KvCache, Segment};
+use omni_model::transformer::{DecoderStack, KvCache, MediaInput, Segment};
 
 /// A prompt to be spoken, with its whole text.
 pub(super) struct Speech<'a> {
@@ -35,7 +36,8 @@ pub(super) fn speak(speeches: &[Speech<'_>], traces: &mut [Trace]) -> Result<()>
     for (speech, trace) in speeches.iter().zip(traces) {
         sequences.push(Sequence { speech, trace, run: Run::new(stack)?, next: None, steps: Steps::default() });
     }
-    let hidden = Run::forward_all(stack, sequences.iter_mut().map(|s| &mut s.run), &prompts)?;
+    let media = media_input(sequences.iter().zip(&prompts));
+    let hidden = Run::forward_all(stack, sequences.iter_mut().map(|s| &mut s.run), &prompts, &media)?;
     for ((sequence, prompt), hidden) in sequences.iter_mut().zip(&prompts).zip(&hidden) {
         sequence.note_prefill(prompt, hidden)?;
     }
@@ -49,13 +51,32 @@ pub(super) fn speak(speeches: &[Speech<'_>], traces: &mut [Trace]) -> Result<()>
             break;
         }
         let inputs = frames(talker, &mut caches, &mut speaking)?;
-        Run::forward_all(stack, speaking.iter_mut().map(|s| &mut s.run), &inputs)?;
+        let media = media_input(speaking.iter().map(|s| &**s).zip(&inputs));
+        Run::forward_all(stack, speaking.iter_mut().map(|s| &mut s.run), &inputs, &media)?;
         for (sequence, input) in speaking.into_iter().zip(inputs) {
             sequence.steps.inputs.push(input);
             sequence.next = Some(talker.logits(&sequence.run.residual)?);
         }
     }
     sequences.into_iter().try_for_each(|sequence| sequence.steps.note(sequence.speech, sequence.trace))
+}
+
+/// Positions of the next inputs of a batch, if a prompt has others than 0, 1, 2, ...
+fn media_input<'a>(batch: impl Iterator<Item = (&'a Sequence<'a>, &'a Tensor)> + Clone) -> MediaInput {
+    if batch.clone().all(|(sequence, _)| sequence.speech.prompt.axes().is_none()) {
+        return MediaInput::default();
+    }
+    let mut all = [const { Vec::new() }; 3];
+    for (sequence, x) in batch {
+        let first = sequence.run.cache.len();
+        let range = first..first + x.dims()[0];
+        let own = match sequence.speech.prompt.axes() {
+            Some(positions) => axes(positions, range),
+            None => [0, 1, 2].map(|_| range.clone().map(|at| at as f32).collect()),
+        };
+        all.iter_mut().zip(own).for_each(|(all, own)| all.extend(own));
+    }
+    MediaInput { positions: Some(all), ..MediaInput::default() }
 }
 
 /// Completes the frames of the codes 0 that were picked last; returns the talker's next inputs.
@@ -100,7 +121,9 @@ impl Sequence<'_> {
         let (speech, trace, p) = (self.speech, &mut *self.trace, self.speech.prompt.positions() as usize);
         let (last_hidden, logits) = speech.talker.logits(&self.run.residual)?;
         speech.note_text(trace)?;
-        trace.ints("talker.prefill.position_ids", [3, 1, p], positions(3, 0..p));
+        if speech.prompt.axes().is_none() {
+            trace.ints("talker.prefill.position_ids", [3, 1, p], positions(3, 0..p));
+        }
         trace.floats("talker.prefill.inputs_embeds", prompt, 1)?;
         for (i, state) in hidden.iter().enumerate() {
             trace.floats(format!("talker.prefill.hidden.{i}"), state, 1)?;
@@ -183,8 +206,8 @@ impl Run {
 
     /// Appends positions; returns hidden states as the reference counts them: the input, the output of each layer but
     /// the last, and the last one after the final norm.
-    pub fn forward(&mut self, stack: &DecoderStack, x: &Tensor) -> Result<Vec<Tensor>> {
-        let mut hidden = Run::forward_all(stack, std::iter::once(self), std::slice::from_ref(x))?;
+    pub fn forward(&mut self, stack: &DecoderStack, x: &Tensor, media: &MediaInput) -> Result<Vec<Tensor>> {
+        let mut hidden = Run::forward_all(stack, std::iter::once(self), std::slice::from_ref(x), media)?;
         Ok(hidden.pop().unwrap_or_default())
     }
 
@@ -193,6 +216,7 @@ impl Run {
         stack: &DecoderStack,
         runs: impl Iterator<Item = &'a mut Run>,
         inputs: &[Tensor],
+        media: &MediaInput,
     ) -> Result<Vec<Vec<Tensor>>> {
         let (mut segments, mut residuals) = (Vec::new(), Vec::new());
         for (run, x) in runs.zip(inputs) {
@@ -200,8 +224,8 @@ impl Run {
             residuals.push(&mut run.residual);
         }
         let mut layers = Vec::new();
-        let residual =
-            stack.forward_tapped(&Tensor::cat(inputs, 0)?, &mut segments, |_, state| layers.push(state.clone()))?;
+        let residual = stack
+            .forward_media(&Tensor::cat(inputs, 0)?, &mut segments, media, |_, state| layers.push(state.clone()))?;
         layers.push(stack.norm(&residual)?);
         let mut from = 0;
         let mut hidden = Vec::new();
@@ -257,8 +281,15 @@ impl Steps {
         if frames == 0 {
             return Ok(());
         }
-        let positions = positions(speech.axes, prompt..prompt + frames);
-        trace.ints("talker.step_position_ids", [speech.axes, frames], positions);
+        match speech.prompt.axes() {
+            Some(positions) => {
+                trace.positions("talker.step_position_ids", axes(positions, prompt..prompt + frames));
+            }
+            None => {
+                let positions = positions(speech.axes, prompt..prompt + frames);
+                trace.ints("talker.step_position_ids", [speech.axes, frames], positions);
+            }
+        }
         trace.floats("talker.step_inputs_embeds", &Tensor::cat(&self.inputs, 0)?, 1)?;
         trace.floats("code_predictor.inputs", &Tensor::stack(&self.predictor_inputs, 0)?, batches)?;
         trace.floats("code_predictor.last_hidden", &Tensor::stack(&self.predictor_hidden, 0)?, batches)?;

@@ -260,6 +260,7 @@ pub fn thinker() -> Stage {
                 .collect(),
             max_tokens: dice.int(1, 24),
             seed: u64::from(dice.word()) << 32 | u64::from(dice.word()),
+            media: None,
         };
         let params =
             SequenceParams { prompt: len, prompt_input: 0, prompt_emits, pace: Pace::Free, lead: Duration::ZERO };

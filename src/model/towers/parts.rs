@@ -1,0 +1,57 @@
+//! What both towers are made of.
+
+use crate::LoadError;
+use crate::weights::Scope;
+use candle_core::{Device, Result, Tensor};
+use omni_ops::{Linear, attention, layer_norm};
+use rayon::prelude::{IntoParallelIterator, ParallelIterator};
+
+pub(super) type Loaded<T> = std::result::Result<T, LoadError>;
+
+/// Least multiply-adds of an attention that several threads share: waking them costs more than a smaller one.
+const SHARED_MACS: usize = 32 << 20;
+
+/// A layer norm.
+pub(super) struct Norm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f64,
+}
+
+impl Norm {
+    pub fn load(scope: &Scope<'_>, width: usize, eps: f64) -> Loaded<Norm> {
+        let get = |name| scope.get(name, &[width])?.force_contiguous().map_err(LoadError::from);
+        Ok(Norm { weight: get("weight")?, bias: get("bias")?, eps })
+    }
+
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        layer_norm(x, &self.weight, &self.bias, self.eps)
+    }
+}
+
+/// A linear layer with bias.
+pub(super) fn linear(scope: &Scope<'_>, inputs: usize, outputs: usize) -> Loaded<Linear> {
+    Ok(Linear::new(scope.get("weight", &[outputs, inputs])?, Some(scope.get("bias", &[outputs])?))?)
+}
+
+/// Attention of all positions to all: queries, keys and values `[n, heads, d]` to `[n, heads * d]`.
+pub(super) fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+    let (n, heads, d) = q.dims3()?;
+    let scale = (d as f32).sqrt().recip();
+    // The queries of a head stand at the last position, as if each were a head of its own that shares these keys: so
+    // each sees everything.
+    let q = q.transpose(0, 1)?.contiguous()?; // [heads, n, d]
+    let head = |head: usize, count: usize| {
+        let queries = q.narrow(0, head, count)?.reshape((1, count * n, d))?;
+        let seen = attention(&queries, &k.narrow(1, head, count)?, &v.narrow(1, head, count)?, n - 1, None, scale)?;
+        seen.reshape((count, n, d))
+    };
+    let shared = matches!(q.device(), Device::Cpu) && 2 * n * n * heads * d >= SHARED_MACS;
+    let seen = if shared {
+        let each = (0..heads).into_par_iter().map(|i| head(i, 1)).collect::<Result<Vec<_>>>()?;
+        Tensor::cat(&each, 0)?
+    } else {
+        head(0, heads)?
+    };
+    seen.transpose(0, 1)?.contiguous()?.reshape((n, heads * d))
+}
