@@ -36,12 +36,16 @@ fn placeholders_become_as_many_as_there_are_tokens_and_rows_know_their_places() 
     let pads = |id: u32, count: usize| vec![id; count];
     let heard = [vec![6, 3], pads(1, 13), vec![3], pads(1, 2), vec![7]].concat();
     assert_eq!(ids, [vec![9, 4, 2, 2, 2, 5, 6, 1, 1, 7, 4], heard, vec![5, 9]].concat());
-    let of = |kind, item, rows: &[std::ops::Range<u32>]| MediaRows { kind, item, rows: rows.to_vec() };
+    let of = |kind, item, rows: &[(u32, u32)]| MediaRows {
+        kind,
+        item,
+        rows: rows.iter().map(|(start, end)| *start..*end).collect(),
+    };
     let want = [
-        of(MediaKind::Image, 0, &[2..5]),
-        of(MediaKind::Audio, 1, &[7..9]),
-        of(MediaKind::Video, 2, &[12..13, 26..27]),
-        of(MediaKind::Audio, 2, &[13..26, 27..29]),
+        of(MediaKind::Image, 0, &[(2, 5)]),
+        of(MediaKind::Audio, 1, &[(7, 9)]),
+        of(MediaKind::Video, 2, &[(12, 13), (26, 27)]),
+        of(MediaKind::Audio, 2, &[(13, 26), (27, 29)]),
     ];
     assert_eq!(rows, want);
     assert_eq!(rows.iter().map(MediaRows::len).collect::<Vec<_>>(), [3, 2, 2, 15]);
