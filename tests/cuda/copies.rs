@@ -81,6 +81,7 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
             eos: Vec::new().into(),
             max_tokens: 1000,
             seed: 1,
+            media: None,
         };
         model.open(*slot, SequenceSpec::Thinker(row)).unwrap();
         let answer = (0..ANSWER).map(|i| 40 + i * 5 + slot.0).collect();
