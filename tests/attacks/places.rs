@@ -67,9 +67,9 @@ fn a_reader_that_comes_back_hears_every_sample() {
         // A buffer of a fixed size: one that grows with what is read may come to take all that is left.
         set_socket_recv_buffer_size(&slow, 64 << 10).unwrap();
         attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
-        // Its place is taken twice, the second time when it has read on for a while.
+        // Its place is taken twice, the second time when it has read more than had been made, and so goes on.
         let mut bytes = Vec::new();
-        for read_on in [0, 2 << 20] {
+        for read_on in [0, 5 << 20] {
             (&slow).take(read_on).read_to_end(&mut bytes).unwrap();
             attacked.neighbour_is_served();
         }
