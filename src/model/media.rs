@@ -3,6 +3,7 @@
 use crate::ModelError;
 use crate::error::refused;
 use candle_core::{Result, Tensor};
+use std::fmt;
 use std::ops::{Range, RangeInclusive};
 
 /// Positions on the axes time, height and width (spec section 4).
@@ -10,11 +11,17 @@ use std::ops::{Range, RangeInclusive};
 pub struct Positions {
     /// For each axis one position per token of the prompt.
     pub axes: [Vec<f32>; 3],
-    /// Behind the prompt, token `i` has position `i + delta` on all axes.
+    /// Behind the prompt, token `i` has position `i + delta` on all axes. May be fractional or negative.
     pub delta: f32,
 }
 
 impl Positions {
+    /// The positions of text: 0, 1, 2, ...
+    pub fn text(tokens: usize) -> Positions {
+        let axis: Vec<f32> = (0..tokens).map(|i| i as f32).collect();
+        Positions { axes: [axis.clone(), axis.clone(), axis], delta: 0.0 }
+    }
+
     /// The position of token `at` on each axis.
     pub fn at(&self, at: usize) -> [f32; 3] {
         [0, 1, 2].map(|axis| self.axes[axis].get(at).copied().unwrap_or(at as f32 + self.delta))
@@ -50,6 +57,16 @@ pub enum MediaKind {
     Video,
 }
 
+impl fmt::Display for MediaKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MediaKind::Audio => "audio",
+            MediaKind::Image => "image",
+            MediaKind::Video => "video",
+        })
+    }
+}
+
 /// One clip, picture or video in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 pub struct Span {
@@ -71,30 +88,12 @@ impl Span {
     }
 }
 
-/// A prompt with media.
-#[derive(Clone, Debug, PartialEq)]
-pub struct MediaPrompt {
-    /// All ids, with a placeholder for each embedding.
-    pub ids: Vec<u32>,
-    /// Positions on three axes; `None` where they are 0, 1, 2, ...
-    pub positions: Option<Positions>,
-    /// What the placeholders stand for, in the order of their first ones.
-    pub spans: Vec<Span>,
-}
-
-impl MediaPrompt {
-    /// Its ids, and where its media stand.
-    pub fn into_parts(self) -> (Vec<u32>, MediaLayout) {
-        (self.ids, MediaLayout { positions: self.positions, spans: self.spans })
-    }
-}
-
 /// Where media stand in a prompt.
 #[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
 pub struct MediaLayout {
-    /// As [`MediaPrompt::positions`].
+    /// Positions on three axes; `None` where they are 0, 1, 2, ...
     pub positions: Option<Positions>,
-    /// As [`MediaPrompt::spans`].
+    /// What the placeholders stand for, in the order of their first ones.
     pub spans: Vec<Span>,
 }
 

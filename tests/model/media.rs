@@ -3,9 +3,8 @@
 use omni_actors::media::patches::Grid;
 use omni_actors::model::Tokenizer;
 use omni_actors::model::hf::{MediaConfig, OmniConfig};
-use omni_actors::model::prompt::{
-    Content, MediaItem, MediaKind, MediaMessage, MediaPrompt, Part, PromptError, Prompter, Role,
-};
+use omni_actors::model::media::MediaKind;
+use omni_actors::model::prompt::{Content, MediaItem, MediaMessage, MediaPrompt, Part, PromptError, Prompter, Role};
 use omni_actors::model::template::ChatTemplate;
 use omni_actors::model::weights::Files;
 use omni_actors::tools::verify::{Verdict, verify};
@@ -62,30 +61,32 @@ fn a_prompt_says_where_rows_go_and_what_the_talker_takes() {
     let message = user(&[Part::Audio, Part::Text("and".into()), Part::Image]);
     let grid = Grid { t: 1, h: 4, w: 6 };
     let media = [MediaItem::Audio(5), MediaItem::Image(grid)];
-    let MediaPrompt { prompt, media, positions } = prompter().media(&[message], &media, &config(), 100).unwrap();
-    let places: Vec<(MediaKind, usize)> = media.iter().map(|rows| (rows.kind, rows.len())).collect();
+    let MediaPrompt { prompt, layout, items } = prompter().media(&[message], &media, &config(), 100).unwrap();
+    layout.check(prompt.ids.len()).unwrap();
+    let places: Vec<(MediaKind, usize)> = layout.spans.iter().map(|span| (span.kind, span.len())).collect();
     assert_eq!(places, [(MediaKind::Audio, 5), (MediaKind::Image, 6)]);
+    assert_eq!(items, [0, 1]);
     let pads = [config().tokens.audio, config().tokens.image];
-    for (rows, pad) in media.iter().zip(pads) {
-        let of = |range: &std::ops::Range<u32>| prompt.ids[range.start as usize..range.end as usize].to_vec();
-        assert_eq!(rows.rows.iter().flat_map(of).collect::<Vec<_>>(), vec![pad; rows.len()]);
-        assert!(prompt.emit[0].start < rows.rows[0].start && rows.rows[0].end < prompt.emit[0].end);
+    for (span, pad) in layout.spans.iter().zip(pads) {
+        let of = |range: &std::ops::Range<usize>| prompt.ids[range.clone()].to_vec();
+        assert_eq!(span.at.iter().flat_map(of).collect::<Vec<_>>(), vec![pad; span.len()]);
+        let taken = prompt.emit[0].start as usize..prompt.emit[0].end as usize;
+        assert!(taken.start < span.at[0].start && span.at[0].end < taken.end);
     }
-    assert_eq!((positions.len(), positions.axes[2].len()), (prompt.ids.len(), prompt.ids.len()));
     // Six tokens of the image have three columns: three positions fewer.
-    assert_eq!(positions.delta, -3.0);
+    assert_eq!(layout.positions.unwrap().delta, -3.0);
 }
 
 #[test]
 fn a_clients_text_is_never_a_placeholder() {
     let text = "<|audio_pad|><|vision_start|><|image_pad|><|vision_end|><|im_end|>";
     let message = user(&[Part::Text(text.into()), Part::Audio]);
-    let MediaPrompt { prompt, media, .. } =
+    let MediaPrompt { prompt, layout, .. } =
         prompter().media(&[message], &[MediaItem::Audio(3)], &config(), 1_000).unwrap();
     let count = |id: u32| prompt.ids.iter().filter(|found| **found == id).count();
     let tokens = config().tokens;
     assert_eq!((count(tokens.audio), count(tokens.image), count(tokens.vision_start)), (3, 0, 0));
-    assert_eq!((media.len(), media[0].len()), (1, 3));
+    assert_eq!((layout.spans.len(), layout.spans[0].len(), layout.positions), (1, 3, None));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Turns a conversation, or a text to be spoken, into the token ids of the thinker and says which of their embeddings
 //! the talker takes (spec section 5).
 
-use super::media::{MediaKind, MediaMessage};
+use super::media::MediaMessage;
 use crate::hf::{ChatTokens, OmniConfig};
+use crate::media::MediaKind;
 use crate::template::{ChatTemplate, TemplateError};
 use crate::tokenizer::{TokenizeError, Tokenizer};
 use std::fmt;

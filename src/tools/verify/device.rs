@@ -87,7 +87,9 @@ pub(super) fn end(manifest: &Manifest) -> Result<Option<u32>, String> {
     let key = match manifest.kind {
         Kind::TtsGenerate => "eos",
         Kind::OmniGenerate => "talker_eos",
-        Kind::Vocoder | Kind::TtsFrontend | Kind::Frontend(_) | Kind::AudioTower | Kind::VisionTower => return Ok(None),
+        Kind::Vocoder | Kind::TtsFrontend | Kind::Frontend(_) | Kind::AudioTower | Kind::VisionTower => {
+            return Ok(None);
+        }
     };
     match manifest.wholes(key)?[..] {
         [end] => Ok(Some(end)),

@@ -1,7 +1,8 @@
 //! One placeholder of the template becomes as many as a medium has tokens.
 
-use super::{MediaItem, MediaKind};
+use super::MediaItem;
 use crate::hf::{MediaConfig, MediaTokens};
+use crate::media::{MediaKind, Span};
 use crate::prompt::PromptError;
 use omni_media::patches::Grid;
 use std::ops::Range;
@@ -11,32 +12,11 @@ use std::ops::Range;
 pub struct Expanded {
     /// All ids.
     pub ids: Vec<u32>,
-    /// Where the rows of each medium go, in the order of the prompt.
-    pub media: Vec<MediaRows>,
-}
-
-/// Where the rows of one medium go.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MediaRows {
-    /// The tower that makes them.
-    pub kind: MediaKind,
-    /// Which of the prompt's items it is; the sound of a video has the video's number.
-    pub item: usize,
-    /// Positions of the prompt, ascending: the first row goes to the first of them. More than one range where frames
-    /// and sound of a video take turns.
-    pub rows: Vec<Range<u32>>,
-}
-
-impl MediaRows {
-    /// Rows in all.
-    pub fn len(&self) -> usize {
-        self.rows.iter().map(|range| (range.end - range.start) as usize).sum()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
+    /// What the placeholders stand for, in the order of the prompt; a video that is heard has two spans, first that of
+    /// its frames.
+    pub spans: Vec<Span>,
+    /// For each span which of the prompt's items it is; the sound of a video has the video's number.
+    pub items: Vec<usize>,
 }
 
 /// Expands the placeholders of `ids`: the i-th of a kind stands for the i-th item of that kind. The tokens around it
@@ -59,7 +39,7 @@ pub fn expand(ids: &[u32], media: &[MediaItem], config: &MediaConfig, most: usiz
     if tokens_in_all > most {
         return Err(PromptError::TooLong { tokens: tokens_in_all, most });
     }
-    let mut expanded = Expanded { ids: Vec::with_capacity(tokens_in_all), media: Vec::new() };
+    let mut expanded = Expanded { ids: Vec::with_capacity(tokens_in_all), spans: Vec::new(), items: Vec::new() };
     let of_kind = |kind: MediaKind| media.iter().enumerate().filter(move |(_, item)| item.kind() == kind);
     let mut left = [MediaKind::Audio, MediaKind::Image, MediaKind::Video].map(|kind| (kind, of_kind(kind)));
     for id in ids {
@@ -80,15 +60,16 @@ impl Expanded {
             MediaItem::Video { grid, second_per_grid, audio: Some(heard) } => {
                 self.ids.extend(audio_in_video(grid, second_per_grid, heard, config));
                 for kind in [MediaKind::Video, MediaKind::Audio] {
-                    let rows = ranges(&self.ids, from, tokens.of(kind));
-                    self.media.push(MediaRows { kind, item, rows });
+                    let at = ranges(&self.ids, from, tokens.of(kind));
+                    self.spans.push(Span { kind, at });
+                    self.items.push(item);
                 }
             }
             _ => {
                 let kind = medium.kind();
                 self.ids.extend(std::iter::repeat_n(tokens.of(kind), medium.tokens(merge)));
-                let rows = std::iter::once(from as u32..self.ids.len() as u32).collect();
-                self.media.push(MediaRows { kind, item, rows });
+                self.spans.push(Span { kind, at: std::iter::once(from..self.ids.len()).collect() });
+                self.items.push(item);
             }
         }
     }
@@ -128,9 +109,9 @@ pub fn audio_in_video(grid: Grid, second_per_grid: f64, heard: usize, config: &M
 }
 
 /// Where `id` stands, from `from` on.
-fn ranges(ids: &[u32], from: usize, id: u32) -> Vec<Range<u32>> {
-    let mut ranges: Vec<Range<u32>> = Vec::new();
-    for at in (from..ids.len()).filter(|at| ids[*at] == id).map(|at| at as u32) {
+fn ranges(ids: &[u32], from: usize, id: u32) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    for at in (from..ids.len()).filter(|at| ids[*at] == id) {
         match ranges.last_mut() {
             Some(last) if last.end == at => last.end += 1,
             _ => ranges.push(at..at + 1),

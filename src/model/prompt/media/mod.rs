@@ -15,33 +15,14 @@ mod positions;
 #[cfg(test)]
 mod tests;
 
-pub use expand::{Expanded, MediaRows, audio_in_video, expand};
+pub use expand::{Expanded, audio_in_video, expand};
 pub use message::{Content, MediaMessage, Part};
-pub use positions::{Positions, Side, positions};
+pub use positions::{Side, positions};
 
 use super::{ChatPrompt, PromptError, Prompter};
 use crate::hf::MediaConfig;
+use crate::media::{MediaKind, MediaLayout};
 use omni_media::patches::Grid;
-use std::fmt;
-
-/// What a placeholder stands for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each name says it all")]
-pub enum MediaKind {
-    Audio,
-    Image,
-    Video,
-}
-
-impl fmt::Display for MediaKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MediaKind::Audio => "audio",
-            MediaKind::Image => "image",
-            MediaKind::Video => "video",
-        })
-    }
-}
 
 /// A medium as the prompt sees it: how many tokens it has, and how they lie in space and time.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -71,6 +52,11 @@ impl MediaItem {
         }
     }
 
+    /// Whether it has rows and columns.
+    fn is_seen(&self) -> bool {
+        !matches!(self, MediaItem::Audio(_))
+    }
+
     /// Tokens that its placeholder becomes.
     fn tokens(&self, merge_size: usize) -> usize {
         match self {
@@ -87,11 +73,10 @@ impl MediaItem {
 pub struct MediaPrompt {
     /// All ids and what the talker takes of them. Placeholders stand where rows of the towers go.
     pub prompt: ChatPrompt,
-    /// Where the rows of each medium go, in the order of the prompt; a video that is heard has two entries, first that
-    /// of its frames.
-    pub media: Vec<MediaRows>,
-    /// Positions of the ids, and of what is generated behind them.
-    pub positions: Positions,
+    /// Where rows go, and the positions of the ids.
+    pub layout: MediaLayout,
+    /// For each span of the layout, whose rows it takes ([`Expanded::items`]).
+    pub items: Vec<usize>,
 }
 
 impl Prompter {
@@ -109,8 +94,12 @@ impl Prompter {
         most: usize,
     ) -> Result<MediaPrompt, PromptError> {
         let ids = self.encode(messages)?;
-        let Expanded { ids, media: rows } = expand(&ids, media, config, most)?;
-        let positions = positions(&ids, media, config, Side::Thinker)?;
-        Ok(MediaPrompt { prompt: ChatPrompt::from_ids(ids, self.tokens())?, media: rows, positions })
+        let Expanded { ids, spans, items } = expand(&ids, media, config, most)?;
+        let positions = match media.iter().any(MediaItem::is_seen) {
+            true => Some(positions(&ids, media, config, Side::Thinker)?),
+            false => None,
+        };
+        let layout = MediaLayout { positions, spans };
+        Ok(MediaPrompt { prompt: ChatPrompt::from_ids(ids, self.tokens())?, layout, items })
     }
 }

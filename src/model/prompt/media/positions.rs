@@ -12,6 +12,7 @@
 
 use super::MediaItem;
 use crate::hf::MediaConfig;
+use crate::media::Positions;
 use crate::prompt::PromptError;
 use omni_media::patches::Grid;
 
@@ -25,40 +26,12 @@ pub enum Side {
     Talker,
 }
 
-/// Positions of a prompt.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Positions {
-    /// Time, row and column of each token, `[3, T]`.
-    pub axes: [Vec<f32>; 3],
-    /// What is added to the number of a token behind the prompt: its position is the cache's length plus this, on all
-    /// axes. May be fractional or negative.
-    pub delta: f32,
-}
-
-impl Positions {
-    /// The positions of text.
-    pub fn text(tokens: usize) -> Positions {
-        let axis: Vec<f32> = (0..tokens).map(|i| i as f32).collect();
-        Positions { axes: [axis.clone(), axis.clone(), axis], delta: 0.0 }
-    }
-
-    /// Tokens.
-    pub fn len(&self) -> usize {
-        self.axes[0].len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-}
-
 /// The positions of expanded ids. `media` are the items whose tokens are in `ids`, in their order.
 ///
 /// # Errors
 /// [`PromptError::Structure`] when the ids are not those of these items.
 pub fn positions(ids: &[u32], media: &[MediaItem], config: &MediaConfig, side: Side) -> Result<Positions, PromptError> {
-    if !media.iter().any(|item| matches!(item, MediaItem::Image(_) | MediaItem::Video { .. })) {
+    if !media.iter().any(MediaItem::is_seen) {
         return Ok(Positions::text(ids.len()));
     }
     let tokens = &config.tokens;

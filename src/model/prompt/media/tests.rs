@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::hf::MediaTokens;
+use crate::media::{Positions, Span};
 use omni_media::mel::MelConfig;
 use omni_media::patches::PatchConfig;
 use omni_media::size::SizeRule;
@@ -32,23 +33,19 @@ fn video(t: usize, audio: Option<usize>) -> MediaItem {
 fn placeholders_become_as_many_as_there_are_tokens_and_rows_know_their_places() {
     let ids = [9, 4, 2, 5, 6, 1, 7, 4, 3, 5, 9];
     let media = [IMAGE, MediaItem::Audio(2), video(2, Some(15))];
-    let Expanded { ids, media: rows } = expand(&ids, &media, &config(), 100).unwrap();
+    let Expanded { ids, spans, items } = expand(&ids, &media, &config(), 100).unwrap();
     let pads = |id: u32, count: usize| vec![id; count];
     let heard = [vec![6, 3], pads(1, 13), vec![3], pads(1, 2), vec![7]].concat();
     assert_eq!(ids, [vec![9, 4, 2, 2, 2, 5, 6, 1, 1, 7, 4], heard, vec![5, 9]].concat());
-    let of = |kind, item, rows: &[(u32, u32)]| MediaRows {
-        kind,
-        item,
-        rows: rows.iter().map(|(start, end)| *start..*end).collect(),
-    };
+    let of = |kind, at: &[(usize, usize)]| Span { kind, at: at.iter().map(|(start, end)| *start..*end).collect() };
     let want = [
-        of(MediaKind::Image, 0, &[(2, 5)]),
-        of(MediaKind::Audio, 1, &[(7, 9)]),
-        of(MediaKind::Video, 2, &[(12, 13), (26, 27)]),
-        of(MediaKind::Audio, 2, &[(13, 26), (27, 29)]),
+        of(MediaKind::Image, &[(2, 5)]),
+        of(MediaKind::Audio, &[(7, 9)]),
+        of(MediaKind::Video, &[(12, 13), (26, 27)]),
+        of(MediaKind::Audio, &[(13, 26), (27, 29)]),
     ];
-    assert_eq!(rows, want);
-    assert_eq!(rows.iter().map(MediaRows::len).collect::<Vec<_>>(), [3, 2, 2, 15]);
+    assert_eq!((spans.as_slice(), items), (&want[..], vec![0, 1, 2, 2]));
+    assert_eq!(spans.iter().map(Span::len).collect::<Vec<_>>(), [3, 2, 2, 15]);
 }
 
 #[test]

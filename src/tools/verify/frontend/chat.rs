@@ -39,7 +39,7 @@ pub(super) fn run(case: &Case<'_>) -> Result<Option<Checks>, String> {
     let ids = tokenizer.encode_structure(&prompt).map_err(|e| error(&e))?;
     // A prompt without media is not expanded: what looks like a placeholder is text that the reference let through.
     let expanded = match items.is_empty() {
-        true => Expanded { ids, media: Vec::new() },
+        true => Expanded { ids, spans: Vec::new(), items: Vec::new() },
         false => expand(&ids, &items, &case.config, usize::MAX).map_err(|e| error(&e))?,
     };
     let as_ints = |ids: &[u32]| ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>();
