@@ -39,7 +39,9 @@ async fn the_rest_of_a_stream_comes_by_the_name_of_the_answer() {
     // No seed: the server draws one, and keeps it.
     let mut answer = site.post(SPEECH, &speech(&json!({"initial_codec_chunk_frames": 1}))).await;
     let path = path(&answer).unwrap();
+    // Half of what comes first: on a busy machine that may be all there is.
     let mut heard = answer.chunk().await.unwrap().unwrap().to_vec();
+    heard.truncate(heard.len() / 2);
     drop(answer);
     idle(&site.engine).await;
 

@@ -101,7 +101,9 @@ async fn a_client_that_lost_its_connection_hears_the_rest_from_any_server() {
     let body = speech(&json!({"initial_codec_chunk_frames": 1}));
     let mut answer = site.ask(&body, "accept", "*/*").await;
     let seed: u64 = answer.headers()["x-seed"].to_str().unwrap().parse().unwrap();
+    // Half of what comes first: on a busy machine that may be all there is.
     let mut heard = answer.chunk().await.unwrap().unwrap().to_vec();
+    heard.truncate(heard.len() / 2);
     // The connection breaks.
     drop(answer);
     idle(&site.engine).await;
