@@ -59,8 +59,18 @@ struct Entries {
     by_id: HashMap<AnswerId, Entry>,
     /// Those of answers that have ended, in the order in which they are dropped. An entry whose answer was asked for
     /// again meanwhile is here more than once, and only the last counts.
-    ended: VecDeque<(Instant, AnswerId)>,
+    ended: VecDeque<Ended>,
     bytes: usize,
+}
+
+/// A place among those that have ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    id: AnswerId,
+    /// How often its answers had ended by then.
+    ends: u64,
+    /// Until when it is kept.
+    until: Instant,
 }
 
 #[derive(Debug)]
@@ -71,8 +81,8 @@ struct Entry {
     request: Vec<u8>,
     /// How many answers to it are being made.
     running: usize,
-    /// Until when it is kept, if none is.
-    until: Instant,
+    /// How often the last of them has ended.
+    ends: u64,
 }
 
 impl Entry {
@@ -124,7 +134,7 @@ impl Kept {
         }
         // A map of strings is always JSON.
         let Ok(request) = serde_json::to_vec(request) else { return false };
-        let entry = Entry { owner, request, running: 1, until: now };
+        let entry = Entry { owner, request, running: 1, ends: 0 };
         if entry.cost() > self.most_bytes / SHARE {
             return false;
         }
@@ -152,20 +162,20 @@ impl Kept {
         let Some(entry) = entries.by_id.get_mut(&id) else { return };
         entry.running -= 1;
         if entry.running == 0 {
-            entry.until = now + self.lifetime;
-            let until = entry.until;
-            entries.ended.push_back((until, id));
+            entry.ends += 1;
+            let ended = Ended { id, ends: entry.ends, until: now + self.lifetime };
+            entries.ended.push_back(ended);
         }
         if entries.ended.len() > 2 * entries.by_id.len() + 64 {
             let Entries { by_id, ended, .. } = &mut *entries;
-            ended.retain(|(until, id)| by_id.get(id).is_some_and(|entry| entry.is_over(*until)));
+            ended.retain(|ended| by_id.get(&ended.id).is_some_and(|entry| entry.is_over(*ended)));
         }
     }
 
     /// What has not been dropped.
     fn entries(&self, now: Instant) -> MutexGuard<'_, Entries> {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        while entries.ended.front().is_some_and(|(until, _)| *until <= now) {
+        while entries.ended.front().is_some_and(|ended| ended.until <= now) {
             entries.drop_first();
         }
         entries
@@ -174,17 +184,17 @@ impl Kept {
 
 impl Entry {
     /// Whether a place among those that have ended is still this one's.
-    fn is_over(&self, until: Instant) -> bool {
-        self.running == 0 && self.until == until
+    fn is_over(&self, ended: Ended) -> bool {
+        self.running == 0 && self.ends == ended.ends
     }
 }
 
 impl Entries {
     /// Drops the request that ended first, or a place that is no longer one's. False: there is none.
     fn drop_first(&mut self) -> bool {
-        let Some((until, id)) = self.ended.pop_front() else { return false };
-        if self.by_id.get(&id).is_some_and(|entry| entry.is_over(until))
-            && let Some(entry) = self.by_id.remove(&id)
+        let Some(ended) = self.ended.pop_front() else { return false };
+        if self.by_id.get(&ended.id).is_some_and(|entry| entry.is_over(ended))
+            && let Some(entry) = self.by_id.remove(&ended.id)
         {
             self.bytes -= entry.cost();
         }
