@@ -61,7 +61,7 @@ pub enum Effect {
 pub enum Entry {
     /// It is in use until [`Residence::left`].
     Entered,
-    /// It is not there yet: enter again when something has changed, until then [`Residence::waits`] is counted.
+    /// It is not there yet: enter again when something has changed, until then the request counts as one that waits.
     Wait,
     /// It failed and is not tried again before this pause is over.
     Failed {

@@ -58,8 +58,8 @@ catalogue! {
     BUILD_INFO = Gauge, "omni_build_info", ["version"], "Always 1; the label tells which build runs.";
     READY = Gauge, "omni_ready", [], "1 while every stage can serve and no shutdown has begun.";
 
-    MODEL_LOADED = Gauge, "omni_model_loaded", ["model"], "1 while this one of [[models]] is in memory; without [[models]] there is no series.";
-    MODEL_LOADS = Counter, "omni_model_loads_total", ["model", "outcome"], "Loads of one of [[models]] that ended.";
+    MODEL_LOADED = Gauge, "omni_model_loaded", ["model"], "1 while this one of several models is in memory; a server of one model has no series.";
+    MODEL_LOADS = Counter, "omni_model_loads_total", ["model", "outcome"], "Loads of one of several models that ended.";
 
     REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by what they were and how they ended.";
     LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of what the ledger keeps of open requests, to give a stage its sequences again.";
