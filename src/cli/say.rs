@@ -185,9 +185,10 @@ impl SayArgs {
         let speech = SamplingOverrides { temperature: self.temperature, ..SamplingOverrides::default() };
         let (voice, seed) = (self.voice.clone(), self.seed);
         let accepted = if self.chat {
-            let messages = vec![ChatMessage { role: "user".to_owned(), content: text.to_owned() }];
+            let messages = vec![ChatMessage::text("user", text)];
             let request = GenerateRequest {
                 messages,
+                media: Vec::new(),
                 output: Output::TextAndAudio,
                 voice,
                 text: speech,

@@ -9,6 +9,8 @@ use omni_core::ids::{FinishReason, Frames, RequestId, StageName};
 use omni_core::text::Pronunciations;
 use omni_core::text::markup::Markup;
 use omni_fault::FaultPlan;
+pub use omni_model::media::MediaKind;
+pub use omni_model::prompt::{Content, Part};
 pub use omni_stage::StageState;
 use omni_telemetry::trace::Recorder;
 use serde::Serialize;
@@ -49,19 +51,73 @@ pub struct TtsInfo {
     pub instructions: bool,
 }
 
-/// One chat turn. Content is text; other parts are refused by the server.
+/// One chat turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatMessage {
     /// `system`, `user` or `assistant`.
     pub role: String,
-    /// The text.
-    pub content: String,
+    /// Text, or texts and the places of media.
+    pub content: Content,
 }
 
 impl ChatMessage {
+    /// A turn of text.
+    pub fn text(role: impl Into<String>, text: impl Into<String>) -> ChatMessage {
+        ChatMessage { role: role.into(), content: Content::Text(text.into()) }
+    }
+
     /// Characters of all that a client wrote in it.
     pub fn chars(&self) -> usize {
-        self.role.chars().count() + self.content.chars().count()
+        self.role.chars().count() + self.content.texts().map(|text| text.chars().count()).sum::<usize>()
+    }
+}
+
+/// A sound, picture or video of a chat turn, as it came.
+#[derive(Clone)]
+pub enum MediaSource {
+    /// A file of sound.
+    Audio(Arc<[u8]>),
+    /// A file of a picture; the first one of an animation.
+    Image(Arc<[u8]>),
+    /// A file of a video or an animation.
+    Video {
+        /// The file.
+        file: Arc<[u8]>,
+        /// Whether its sound is heard with its frames.
+        hear: bool,
+    },
+    /// A video as a list of pictures.
+    Frames {
+        /// A file each, in the order of time.
+        pictures: Vec<Arc<[u8]>>,
+        /// How many of them are a second.
+        frames_per_second: f64,
+    },
+}
+
+impl MediaSource {
+    /// What its place in a message is.
+    pub fn kind(&self) -> MediaKind {
+        match self {
+            MediaSource::Audio(_) => MediaKind::Audio,
+            MediaSource::Image(_) => MediaKind::Image,
+            MediaSource::Video { .. } | MediaSource::Frames { .. } => MediaKind::Video,
+        }
+    }
+
+    /// Bytes of its files.
+    pub fn bytes(&self) -> usize {
+        match self {
+            MediaSource::Audio(file) | MediaSource::Image(file) | MediaSource::Video { file, .. } => file.len(),
+            MediaSource::Frames { pictures, .. } => pictures.iter().map(|picture| picture.len()).sum(),
+        }
+    }
+}
+
+impl std::fmt::Debug for MediaSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Never the bytes: they are long, and private.
+        write!(f, "{} of {} bytes", self.kind(), self.bytes())
     }
 }
 
@@ -98,6 +154,8 @@ pub struct SamplingOverrides {
 pub struct GenerateRequest {
     /// The conversation so far, the last message being the user's.
     pub messages: Vec<ChatMessage>,
+    /// What the parts of the messages that are media stand for, in their order.
+    pub media: Vec<MediaSource>,
     /// What to produce.
     pub output: Output,
     /// Speaker, any case; `None` is the default.

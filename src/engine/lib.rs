@@ -59,10 +59,10 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, EngineHealth, Event, GenerateRequest, LaterReason, Listener, ModelInfo,
-    ModelState, NO_ALIGNER, Output, RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo,
-    SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage,
-    WordTime,
+    AdmissionStatus, AudioChunk, ChatMessage, Content, EngineHealth, Event, GenerateRequest, LaterReason, Listener,
+    MediaKind, MediaSource, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError, RequestOptions,
+    ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError,
+    Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
@@ -80,6 +80,7 @@ use omni_config::{Config, LimitsConfig, SpeechConfig};
 use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
+use omni_media::Medium;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::{StageHandle, StageStatus};
@@ -388,7 +389,8 @@ impl Engine {
         self.shared.planner.check_messages(request.messages.len(), chars)?;
         // Only accepted requests are planned: a template and a tokenizer go over all of the conversation.
         let place = self.shared.enter(&options, (chars <= ORDINARY_CHARS, true, sounds))?;
-        let plan = self.shared.plan(chars, move |planner| planner.chat(&request)).await?;
+        let media: Vec<Arc<Medium>> = Vec::new();
+        let plan = self.shared.plan(chars, move |planner| planner.chat(&request, &media)).await?;
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, place, Arc::clone(&expired));

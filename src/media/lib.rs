@@ -11,6 +11,8 @@
 //! | `size`, `bicubic` | which size a picture gets, and how |
 //! | `patches` | pictures and frames of a video to the rows that a vision tower reads |
 //! | `video` | which frames of a video are seen, and how far apart they are |
+//! | `slaney` | the mel scale of the spectra |
+//! | `medium` | what all of these make: one sound, picture or video, ready for the towers |
 //! | `ffmpeg` | videos through the `ffmpeg` program, in processes with limits |
 //! | `limits` | what a client may send, and the errors that say so |
 //!
@@ -24,12 +26,14 @@ pub mod bicubic;
 pub mod ffmpeg;
 pub mod hearing;
 pub mod limits;
+pub mod medium;
 pub mod mel;
 pub mod patches;
 pub mod picture;
 mod polyphase;
 pub mod resample;
 pub mod size;
+pub mod slaney;
 pub mod sound;
 pub mod video;
 
@@ -37,3 +41,4 @@ pub mod video;
 mod goldens;
 
 pub use limits::{MediaError, MediaLimits};
+pub use medium::Medium;

@@ -8,6 +8,7 @@
 //! 3. `x = log10(max(mel, 1e-10))`, `x = max(x, max of the clip - 8)`, `x = (x + 4) / 4`.
 
 use crate::limits::MediaError;
+use crate::slaney;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
 use std::f64::consts::PI;
@@ -93,7 +94,7 @@ impl LogMel {
 
     /// The frequency in the middle of each band, Hz, ascending.
     pub fn band_centres(&self) -> Vec<f64> {
-        centres(self.config.bands)[1..=self.config.bands].to_vec()
+        slaney::centres(self.config.bands, TOP_HERTZ)[1..=self.config.bands].to_vec()
     }
 
     /// Samples that are reflected at each end.
@@ -304,31 +305,7 @@ fn bands(config: &MelConfig) -> Vec<(usize, Vec<f64>)> {
         let end = ((high / bin_hertz).ceil() as usize + 1).min(bins);
         (first, (first..end).map(weight).collect())
     };
-    centres(config.bands).windows(3).map(band).collect()
-}
-
-/// The middle of each band, Hz, with the edges before the first and behind the last: equally far apart in mel.
-fn centres(bands: usize) -> Vec<f64> {
-    let top = mel(TOP_HERTZ);
-    (0..bands + 2).map(|i| hertz(top * i as f64 / (bands + 1) as f64)).collect()
-}
-
-/// Hertz of one mel, below 1 kHz.
-const LINEAR: f64 = 200.0 / 3.0;
-const KNEE_HERTZ: f64 = 1000.0;
-const KNEE_MEL: f64 = KNEE_HERTZ / LINEAR;
-
-/// Logarithm of the frequency ratio of one mel, above 1 kHz: 27 of them are a factor of 6.4.
-fn step() -> f64 {
-    6.4f64.ln() / 27.0
-}
-
-fn mel(hertz: f64) -> f64 {
-    if hertz < KNEE_HERTZ { hertz / LINEAR } else { KNEE_MEL + (hertz / KNEE_HERTZ).ln() / step() }
-}
-
-fn hertz(mel: f64) -> f64 {
-    if mel < KNEE_MEL { mel * LINEAR } else { KNEE_HERTZ * ((mel - KNEE_MEL) * step()).exp() }
+    slaney::centres(config.bands, TOP_HERTZ).windows(3).map(band).collect()
 }
 
 #[cfg(test)]
@@ -356,7 +333,7 @@ mod tests {
             let pcm: Vec<f32> = (0..8_000).map(|i| (TAU * tone * f64::from(i) / 16e3).sin() as f32).collect();
             let features = mel.spectrum(&pcm, 0).unwrap().features();
             let loudest = (0..128).max_by(|a, b| features[a * 50 + 20].total_cmp(&features[b * 50 + 20])).unwrap();
-            let centre = hertz(super::mel(8e3) * (loudest + 1) as f64 / 129.0);
+            let centre = slaney::hertz(slaney::mel(8e3) * (loudest + 1) as f64 / 129.0);
             assert!((centre / tone - 1.0).abs() < 0.1, "{tone} Hz is in the band of {centre} Hz");
         }
     }

@@ -60,6 +60,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
     }
     let request = GenerateRequest {
         messages,
+        media: Vec::new(),
         output,
         voice: app.check_voice("audio.voice", audio.voice.as_deref())?,
         text: wire.sampling.into(),
@@ -117,7 +118,7 @@ fn message(index: usize, wire: Message) -> Result<ChatMessage, FieldError> {
     if role == "user" && content.trim().is_empty() {
         return Err(at(".content", "is empty"));
     }
-    Ok(ChatMessage { role: role.to_owned(), content })
+    Ok(ChatMessage::text(role, content))
 }
 
 #[cfg(test)]
@@ -136,8 +137,8 @@ mod tests {
             {"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "Hello "}, {"type": "text", "text": "there"}]},
         ]}));
-        let expected = [("system", "be brief"), ("user", "Hello there")]
-            .map(|(role, content)| ChatMessage { role: role.to_owned(), content: content.to_owned() });
+        let expected =
+            [("system", "be brief"), ("user", "Hello there")].map(|(role, content)| ChatMessage::text(role, content));
         assert_eq!(read.unwrap(), expected);
     }
 

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, Write};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -89,6 +90,31 @@ impl Entry {
     fn cost(&self) -> usize {
         self.request.len() + OVERHEAD
     }
+
+    /// Whether a place among those that have ended is still this one's.
+    fn is_over(&self, ended: Ended) -> bool {
+        self.running == 0 && self.ends == ended.ends
+    }
+}
+
+/// JSON of at most so many bytes: what is longer is not written to its end.
+struct AtMost {
+    json: Vec<u8>,
+    most: usize,
+}
+
+impl Write for AtMost {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.most - self.json.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.json.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// An answer that is being made: its request is kept for the whole of its lifetime from when this is dropped.
@@ -132,12 +158,12 @@ impl Kept {
         if self.lifetime.is_zero() {
             return false;
         }
-        // A map of strings is always JSON.
-        let Ok(request) = serde_json::to_vec(request) else { return false };
-        let entry = Entry { owner, request, running: 1, ends: 0 };
-        if entry.cost() > self.most_bytes / SHARE {
+        let Some(most) = (self.most_bytes / SHARE).checked_sub(OVERHEAD) else { return false };
+        let mut written = AtMost { json: Vec::new(), most };
+        if serde_json::to_writer(&mut written, request).is_err() {
             return false;
         }
+        let entry = Entry { owner, request: written.json, running: 1, ends: 0 };
         let mut entries = self.entries(now);
         while entries.bytes + entry.cost() > self.most_bytes {
             // Those of answers that are being made stay.
@@ -179,13 +205,6 @@ impl Kept {
             entries.drop_first();
         }
         entries
-    }
-}
-
-impl Entry {
-    /// Whether a place among those that have ended is still this one's.
-    fn is_over(&self, ended: Ended) -> bool {
-        self.running == 0 && self.ends == ended.ends
     }
 }
 

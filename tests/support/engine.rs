@@ -65,7 +65,8 @@ pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -
 
 pub fn chat(text: &str, output: Output) -> GenerateRequest {
     GenerateRequest {
-        messages: vec![ChatMessage { role: "user".into(), content: text.into() }],
+        messages: vec![ChatMessage::text("user", text)],
+        media: Vec::new(),
         output,
         voice: None,
         text: GREEDY,

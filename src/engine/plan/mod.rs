@@ -17,6 +17,7 @@ use omni_core::runaway::Guard;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_core::text;
 use omni_fault::FaultSite;
+use omni_media::Medium;
 use omni_model::hf::{GenerationDefaults, SAMPLE_RATE};
 use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, VocoderSpec};
@@ -199,11 +200,11 @@ pub(super) enum SpeechVoice {
 }
 
 impl Planner {
-    /// A chat turn.
-    pub fn chat(&self, request: &GenerateRequest) -> Result<RequestPlan, SubmitError> {
+    /// A chat turn, with the media of the request in their order.
+    pub fn chat(&self, request: &GenerateRequest, media: &[Arc<Medium>]) -> Result<RequestPlan, SubmitError> {
         self.strike();
         match &self.family {
-            FamilyPlanner::Omni(planner) => planner.chat(&self.common, request),
+            FamilyPlanner::Omni(planner) => planner.chat(&self.common, request, media),
             FamilyPlanner::Tts(_) => {
                 let message = "this model speaks but does not answer: use POST /v1/audio/speech".into();
                 Err(SubmitError::Invalid { param: "model", message })

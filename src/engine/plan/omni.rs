@@ -9,6 +9,7 @@ use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_core::text::spell_out;
+use omni_media::Medium;
 use omni_model::hf::{OmniConfig, SAMPLE_RATE};
 use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
 use omni_model::sampling::SamplingParams;
@@ -35,7 +36,16 @@ pub(crate) struct OmniPlanner {
 
 impl OmniPlanner {
     /// A chat turn.
-    pub fn chat(&self, common: &Common, request: &GenerateRequest) -> Result<RequestPlan, SubmitError> {
+    pub fn chat(
+        &self,
+        common: &Common,
+        request: &GenerateRequest,
+        media: &[Arc<Medium>],
+    ) -> Result<RequestPlan, SubmitError> {
+        if !media.is_empty() || !request.media.is_empty() {
+            let message = "this server does not hear or see yet; send text".into();
+            return Err(SubmitError::Invalid { param: "messages", message });
+        }
         let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
         let prompt = self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?;
         let audio = request.output == Output::TextAndAudio;
@@ -172,7 +182,7 @@ impl OmniPlanner {
 
 fn message(message: &ChatMessage) -> Result<Message, SubmitError> {
     let role = message.role.parse().map_err(|error| refuse_prompt("messages", &error))?;
-    Ok(Message { role, content: message.content.clone() })
+    Ok(Message { role, content: message.content.texts().collect() })
 }
 
 fn refuse_prompt(param: &'static str, error: &PromptError) -> SubmitError {

@@ -1,6 +1,7 @@
 //! The log-mel spectrum that the speaker encoder reads (spec section 10).
 
 use candle_core::{Device, Result, Tensor};
+use omni_media::slaney;
 use omni_ops::Linear;
 use realfft::num_complex::Complex;
 use realfft::{RealFftPlanner, RealToComplex};
@@ -74,8 +75,8 @@ fn mirrored(pcm: &[f32]) -> Vec<f32> {
 /// Triangles of equal area, each from the centre of the band below to that of the band above. The centres are equally
 /// far apart on Slaney's mel scale, linear up to 1 kHz and logarithmic above.
 fn filters(bands: usize, rate: f64) -> Vec<f32> {
-    let (top, nyquist) = (mel(rate / 2.0), rate / 2.0);
-    let centres: Vec<f64> = (0..bands + 2).map(|i| hertz(top * i as f64 / (bands + 1) as f64)).collect();
+    let nyquist = rate / 2.0;
+    let centres = slaney::centres(bands, nyquist);
     let mut weights = Vec::with_capacity(bands * BINS);
     for band in centres.windows(3) {
         let [low, centre, high] = [band[0], band[1], band[2]];
@@ -88,27 +89,10 @@ fn filters(bands: usize, rate: f64) -> Vec<f32> {
     weights
 }
 
-/// Hertz of one mel, below 1 kHz.
-const LINEAR: f64 = 200.0 / 3.0;
-const KNEE_HERTZ: f64 = 1000.0;
-const KNEE_MEL: f64 = KNEE_HERTZ / LINEAR;
-
-/// Logarithm of the frequency ratio of one mel, above 1 kHz: 27 of them are a factor of 6.4.
-fn step() -> f64 {
-    6.4f64.ln() / 27.0
-}
-
-fn mel(hertz: f64) -> f64 {
-    if hertz < KNEE_HERTZ { hertz / LINEAR } else { KNEE_MEL + (hertz / KNEE_HERTZ).ln() / step() }
-}
-
-fn hertz(mel: f64) -> f64 {
-    if mel < KNEE_MEL { mel * LINEAR } else { KNEE_HERTZ * ((mel - KNEE_MEL) * step()).exp() }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use omni_media::slaney::{hertz, mel};
 
     #[test]
     fn a_tone_is_loudest_in_the_band_around_it() {

@@ -100,7 +100,8 @@ impl Load {
             });
         }
         Asked::Chat(GenerateRequest {
-            messages: vec![ChatMessage { role: "user".to_owned(), content: text.clone() }],
+            messages: vec![ChatMessage::text("user", text.clone())],
+            media: Vec::new(),
             output: if *kind == Kind::Text { Output::Text } else { Output::TextAndAudio },
             voice: self.voice.clone(),
             text: SamplingOverrides::default(),

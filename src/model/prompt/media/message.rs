@@ -34,10 +34,10 @@ pub struct MediaMessage {
     pub content: Content,
 }
 
-impl MediaMessage {
-    /// The texts of the message.
-    pub(in crate::prompt) fn texts(&self) -> impl Iterator<Item = &str> {
-        let (whole, parts): (Option<&str>, &[Part]) = match &self.content {
+impl Content {
+    /// The texts in it.
+    pub fn texts(&self) -> impl Iterator<Item = &str> {
+        let (whole, parts): (Option<&str>, &[Part]) = match self {
             Content::Text(text) => (Some(text), &[]),
             Content::Parts(parts) => (None, parts),
         };
@@ -45,6 +45,13 @@ impl MediaMessage {
             Part::Text(text) => Some(text.as_str()),
             _ => None,
         }))
+    }
+}
+
+impl MediaMessage {
+    /// The texts of the message.
+    pub(in crate::prompt) fn texts(&self) -> impl Iterator<Item = &str> {
+        self.content.texts()
     }
 
     /// The message with other texts.
