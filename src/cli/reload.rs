@@ -2,7 +2,7 @@
 //! changes nothing.
 
 use super::run::RunArgs;
-use omni_config::{Config, changed};
+use omni_config::{Config, ConfigError, changed};
 use omni_server::{RELOADED, Reloader};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -39,11 +39,19 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Watches the files of a config that was just read.
-    pub fn new(args: RunArgs, config: &Config) -> Watch {
-        let files = files(&args, config);
+    /// Reads the config, and watches its files from then on.
+    ///
+    /// # Errors
+    /// When the config is wrong.
+    pub fn begin(args: RunArgs) -> Result<(Config, Watch), ConfigError> {
+        // It takes a reading to know the files. They are looked at before the one that counts: of a change in between,
+        // as while a process takes over from another, the watch would never hear.
+        let files = files(&args, &args.resolve()?);
         let (text, read) = (text(args.config()), looks(&files));
-        Watch { args, text, files, seen: read.clone(), read }
+        let config = args.resolve()?;
+        let mut watch = Watch { args, text, files, seen: read.clone(), read };
+        watch.take(&config);
+        Ok((config, watch))
     }
 
     /// Never returns.
@@ -80,6 +88,7 @@ impl Watch {
     fn reload(&mut self, server: &Reloader) {
         // Looked at before they are read: what changes meanwhile is read again.
         self.read = looks(&self.files);
+        self.seen.clone_from(&self.read);
         let text = text(self.args.config());
         let config = match self.args.resolve() {
             Ok(config) => config,
@@ -98,9 +107,16 @@ impl Watch {
             warn!(changed = later.join(", "), "these keys of the config hold after a restart only");
         }
         self.text = text;
-        self.files = files(&self.args, &config);
-        self.read = looks(&self.files);
+        self.take(&config);
+    }
+
+    /// Watches the files of this config from now on. One that was not named before was read unseen: it is read again.
+    fn take(&mut self, config: &Config) {
+        let files = files(&self.args, config);
+        let look = |path| self.files.iter().position(|known| known == path).and_then(|at| self.read[at]);
+        self.read = files.iter().map(look).collect();
         self.seen.clone_from(&self.read);
+        self.files = files;
     }
 }
 

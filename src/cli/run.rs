@@ -82,7 +82,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     outlive_others()?;
     let program = Program::this()?;
     let predecessor = Predecessor::of_this_process()?;
-    let config = args.resolve()?;
+    let (config, watch) = Watch::begin(args)?;
     limits::open_files(&config)?;
     give_large_blocks_back();
     telemetry::init_logging(&config.telemetry.log, config.telemetry.log_format)?;
@@ -102,7 +102,7 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     }
     let mut sockets = vec![(server.socket()?, upgrade::http(config.server.listen))];
     sockets.extend(server.wyoming_socket()?.zip(config.wyoming.listen.map(upgrade::wyoming)));
-    let watching = tokio::spawn(Watch::new(args, &config).run(hangups, server.reloader()));
+    let watching = tokio::spawn(watch.run(hangups, server.reloader()));
     let engine = Served::launch(opened, &config, embedded).await?;
     let manager = Manager::from_environment();
     let patience = config.supervision.watchdog / 2 + SUPERVISORS_WAIT;

@@ -123,6 +123,8 @@ impl Sentence {
                 relay.watch.waits_for_text();
             }
             tokio::select! {
+                // In this order, so that a late look at the clock is no pause: what was written by now counts.
+                biased;
                 event = next_event(&mut self.sequence) => {
                     if !relay.pass_on(event).await? {
                         relay.keep_voice(&self.written);
