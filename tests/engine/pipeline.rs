@@ -25,14 +25,14 @@ async fn an_answer_through_all_actors_is_the_references_token_for_token_and_samp
         request.voice = Some(meta("speaker"));
         let answer = collect(engine.submit(request).await.unwrap()).await;
 
-        assert_eq!(answer.text + "<|im_end|>", meta("generated_text"), "{case}");
+        assert_eq!(format!("{}<|im_end|>", answer.text), meta("generated_text"), "{case}");
         assert_eq!(answer.samples.len(), wav.len(), "{case}");
         let worst = answer.samples.iter().zip(&wav).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
         assert!(worst < 2e-4, "{case}: differs by {worst}");
+        assert!(answer.came_in_chunks(), "{case}: {:?}", answer.chunks);
         let (reason, usage) = answer.end.unwrap().unwrap();
         assert_eq!(reason, FinishReason::Stop);
         assert_eq!(usage.frames.0 as usize, tensors["codes"].dims()[2], "{case}");
-        assert_eq!(answer.chunks[0], 1, "the first chunk is one frame");
     }
     idle(&engine).await;
 }
@@ -86,7 +86,7 @@ async fn run_ahead_and_transport_change_nothing_that_is_heard() {
     }
     for (n, answer) in answers.iter().enumerate() {
         assert_eq!((&answer.end, &answer.text), (&answers[0].end, &answers[0].text), "case {n}");
-        assert_eq!(answer.chunks, answers[0].chunks, "case {n}");
+        assert!(answer.came_in_chunks(), "case {n}: {:?}", answer.chunks);
         assert!(answer.samples == answers[0].samples, "case {n}: other samples");
     }
     assert!(answers[0].end.as_ref().is_some_and(Result::is_ok));
@@ -96,9 +96,9 @@ async fn run_ahead_and_transport_change_nothing_that_is_heard() {
 async fn a_number_of_frames_can_be_asked_for() {
     let engine = engine(&voice(), |_| {}).await;
     let answer = say(&engine, frames(30, 3)).await;
+    assert!(answer.chunks.len() > 1 && answer.came_in_chunks(), "{:?}", answer.chunks);
     let (reason, usage) = answer.end.unwrap().unwrap();
     assert_eq!((reason, usage.frames.0), (FinishReason::Length, 30));
-    assert_eq!(answer.chunks[..4], [1, 2, 4, 8]);
     assert_eq!(answer.samples.len(), 30 * 1920 - 555);
 }
 

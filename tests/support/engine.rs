@@ -104,6 +104,26 @@ pub struct Answer {
     pub end: Option<Result<(FinishReason, Usage), RequestError>>,
 }
 
+impl Answer {
+    /// Whether it came in chunks as the config's ramp has them; those that waited for one another come as one.
+    pub fn came_in_chunks(&self) -> bool {
+        let ramp = [1, 2, 4].into_iter().chain(std::iter::repeat(8));
+        let ends = |sizes: &mut dyn Iterator<Item = u32>| -> Vec<u32> {
+            let mut end = 0;
+            sizes
+                .map(|size| {
+                    end += size;
+                    end
+                })
+                .collect()
+        };
+        let (owed, came) = (ends(&mut ramp.take(1000)), ends(&mut self.chunks.iter().copied()));
+        // The end of the speech is no end of a chunk, and may be told without sound.
+        let last = came.last().copied();
+        came.iter().all(|end| Some(*end) == last || owed.contains(end))
+    }
+}
+
 pub async fn collect(mut stream: ResponseStream) -> Answer {
     let mut answer = Answer::default();
     while let Some(event) = stream.next().await {
