@@ -2,8 +2,8 @@
 
 use candle_core::{Device, Result, Tensor};
 use omni_ops::Linear;
-use realfft::num_complex::Complex;
 use realfft::RealToComplex;
+use realfft::num_complex::Complex;
 use std::f64::consts::PI;
 use std::sync::Arc;
 
