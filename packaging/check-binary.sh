@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Whether a binary that was installed somewhere does what a user tries first. It is run without the repository, without
-# a home folder and with an empty environment.
+# Whether a binary that was installed somewhere does what a user tries first, and has at most 80 MB ($OMNI_MOST_MB: for
+# one with CUDA). It is run without the repository, without a home folder and with an empty environment.
 #
 #   packaging/check-binary.sh BINARY
 set -euo pipefail
@@ -13,6 +13,12 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
 
+size=$(stat -c %s "$binary") most=${OMNI_MOST_MB:-80}
+if [ "$size" -gt "${most}000000" ]; then
+    echo "FAILED: the binary has $size bytes: expected at most $most MB; was it stripped (Cargo.toml, profile.release)?" >&2
+    exit 1
+fi
+echo "$size bytes"
 env -i "$binary" --version
 env -i "$binary" say 'The weather is lovely today.' -o hello.wav --seed 1
 python3 - <<'PYTHON'

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Unpacks an archive of scripts/tarball.sh and tries what it brings: the binary, its config, its systemd unit.
+# Unpacks an archive of scripts/tarball.sh and tries what it brings: the binary, its symbols, its config, its systemd
+# unit.
 #
 #   packaging/check-tarball.sh FILE.tar.gz
 set -euo pipefail
@@ -9,7 +10,12 @@ if [ $# != 1 ] || [ ! -f "$1" ]; then
 fi
 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+server=
+cleanup() {
+    [ -z "$server" ] || kill -KILL "$server" 2>/dev/null || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
 fail() {
     printf 'FAILED: %s\n' "$*" >&2
     exit 1
@@ -31,6 +37,21 @@ for file in LICENSE THIRD-PARTY-NOTICES README.md; do
     [ -s "$folder/$file" ] || fail "the archive has no $file"
 done
 
+# A panic on purpose: its backtrace names functions, which it finds in the file of symbols.
+printf '[[faults]]\nstage = "talker"\npoint = "build"\nkind = "panic"\n' >"$work/panic.toml"
+RUST_BACKTRACE=1 "$folder/bin/omni-actors" run --listen 127.0.0.1:0 --faults "$work/panic.toml" \
+    >/dev/null 2>"$work/panic.log" &
+server=$!
+for _ in $(seq 240); do # bounded: 60 s
+    ! grep -q 'stage running stage=talker generation=2' "$work/panic.log" || break
+    sleep 0.25
+done
+kill -TERM "$server"
+wait "$server" || fail "the server ended with $?: $(tail -n 20 "$work/panic.log")"
+server=
+grep -q ': omni_stage::model_runner::' "$work/panic.log" ||
+    fail "the backtrace of a panic has no names: $(tail -n 40 "$work/panic.log")"
+
 # The unit, with the binary where it would be: systemd looks whether that can be run.
 if command -v systemd-analyze >/dev/null; then
     unit=$work/verify/omni-actors.service
@@ -45,4 +66,4 @@ if command -v systemd-analyze >/dev/null; then
 else
     echo 'NOT CHECKED: the systemd unit, for there is no systemd-analyze here'
 fi
-echo "$(basename "$1") unpacks, speaks, and carries its config, unit and licences"
+echo "$(basename "$1") unpacks, speaks, and carries its symbols, config, unit and licences"

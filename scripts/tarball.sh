@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Packs the binary with its voice, a config that explains every key, a systemd unit and the licences. A release build
-# that is already there is taken as it is.
+# Packs the binary with its voice, its symbols in a file beside it, a config that explains every key, a systemd unit and
+# the licences. Of a release build that is already there only the last step is done again: linking, with symbols. Needs
+# objcopy (binutils).
 #
 #   scripts/tarball.sh OUT [--features cuda]
 #
@@ -24,13 +25,18 @@ cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-cargo build --locked --release --features "$features"
+cargo rustc --locked --release --features "$features" --bin omni-actors -- -C strip=none
 binary=${CARGO_TARGET_DIR:-target}/release/omni-actors
 version=$("$binary" --version | cut -d' ' -f2)
 host=$(rustc -vV | sed -n 's/^host: //p')
 name=omni-actors-$version-${host/-unknown/}${features:+-$features}
 folder=$work/$name
-install -D -m 0755 "$binary" "$folder/bin/omni-actors"
+mkdir -p "$folder/bin"
+# The binary names the other file, so that backtraces of panics find the symbols there.
+objcopy --only-keep-debug "$binary" "$folder/bin/omni-actors.debug"
+objcopy --strip-all --add-gnu-debuglink="$folder/bin/omni-actors.debug" "$binary" "$folder/bin/omni-actors"
+chmod 0755 "$folder/bin/omni-actors"
+chmod 0644 "$folder/bin/omni-actors.debug"
 install -m 0644 configs/example.toml "$folder/config.toml"
 install -m 0644 packaging/INSTALL.md "$folder/README.md"
 install -m 0644 LICENSE "$folder/"

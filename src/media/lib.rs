@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `sound` | files of sound to mono samples |
 //! | `resample`, `polyphase` | other sample rates: for voices, and for what is compared with a reference's spectrum |
+//! | `fft` | the transform of the speaker encoder's spectrum |
 //! | `mel` | 16 kHz samples to a log-mel spectrum, whole or as they arrive |
 //! | `hearing` | clips of one request to features and token counts |
 //! | `picture` | files of pictures to upright RGB; frames of animations |
@@ -24,6 +25,7 @@
 
 pub mod bicubic;
 pub mod ffmpeg;
+pub mod fft;
 pub mod hearing;
 pub mod limits;
 pub mod medium;

@@ -73,7 +73,7 @@ fn a_server_that_is_stopped_for_longer_than_its_watchdog_goes_on_as_if_nothing_h
         let asking = scope.spawn(|| attacked.patiently(&ask).body);
         attacked.waits_for("omni_requests_in_flight", |requests| requests > 0.0);
         attacked.signal("STOP");
-        // Nothing but time can tell the server that it was stopped.
+        // A stopped process raises no event to wait for: only the clock makes this stop six times the watchdog.
         #[expect(clippy::disallowed_methods, reason = "the length of the stop is the attack")]
         std::thread::sleep(Duration::from_secs(6));
         attacked.signal("CONT");

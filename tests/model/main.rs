@@ -18,6 +18,7 @@ mod parity_vocoder;
 mod prompts;
 mod prompts_tts;
 mod random_weights;
+mod requests;
 mod stages_lm;
 mod stages_media;
 mod stages_tts;

@@ -1,122 +1,15 @@
 //! Thinker and talker driven through the stage trait: golden tokens, whatever the batch and the split of the prompt.
 
+use crate::requests::{FIXTURE, Golden, Nets, TINY, VOICE, bits, embeddings};
 use crate::support::sequences::{self, step, step_sequence};
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::{FinishReason, Slot};
-use omni_actors::model::prompt::ChatPrompt;
-use omni_actors::model::sampling::SamplingParams;
+use omni_actors::model::ModelError;
 use omni_actors::model::stage::{
-    SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode,
-    ThinkerSpec, VocoderSpec,
+    SequenceSpec, SequenceWork, StageData, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec,
 };
-use omni_actors::model::stages::talker::TalkerFactory;
-use omni_actors::model::stages::thinker::ThinkerFactory;
-use omni_actors::model::talker::{Talker, TalkerPrompt};
-use omni_actors::model::thinker::Thinker;
-use omni_actors::model::{Checkpoint, ModelError};
-use omni_actors::tools::verify::{Values, read_values};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
-
-struct Nets {
-    checkpoint: Checkpoint,
-    thinker: Arc<Thinker>,
-    talker: Arc<Talker>,
-}
-
-static TINY: LazyLock<Nets> = LazyLock::new(|| Nets::load("tests/fixtures/qwen3_omni", &json!({})));
-static VOICE: LazyLock<Nets> = LazyLock::new(|| Nets::load("assets/voice/checkpoint", &json!({})));
-
-impl Nets {
-    fn load(folder: &str, overrides: &Value) -> Nets {
-        let checkpoint = Checkpoint::open_with(&path(folder), overrides.as_object().unwrap()).unwrap();
-        let loader = checkpoint.loader(&["thinker", "talker"], &Device::Cpu);
-        let config = checkpoint.omni().unwrap();
-        let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
-        let talker = Arc::new(Talker::load(&loader, checkpoint.family()).unwrap());
-        loader.finish().unwrap();
-        Nets { thinker, talker, checkpoint }
-    }
-
-    fn thinker(&self) -> Box<dyn StageModel> {
-        ThinkerFactory::new(self.thinker.clone()).build().unwrap()
-    }
-
-    fn talker(&self) -> Box<dyn StageModel> {
-        TalkerFactory::new(self.talker.clone()).build().unwrap()
-    }
-}
-
-fn path(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
-}
-
-/// A golden request with what came of it.
-struct Golden {
-    nets: &'static Nets,
-    thinker: ThinkerSpec,
-    talker: TalkerSpec,
-    tensors: Values,
-}
-
-impl Golden {
-    fn read(name: &str) -> Golden {
-        let (nets, folder) = if name.starts_with("voice") {
-            (&*VOICE, "assets/voice/golden")
-        } else {
-            (&*TINY, "tests/fixtures/qwen3_omni/golden")
-        };
-        let tensors = read_values(&std::fs::read(path(&format!("{folder}/{name}.safetensors"))).unwrap()).unwrap();
-        let manifest: Value =
-            serde_json::from_slice(&std::fs::read(path(&format!("{folder}/{name}.json"))).unwrap()).unwrap();
-        let number = |key: &str| manifest["meta"][key].as_u64().unwrap() as u32;
-        let config = nets.checkpoint.omni().unwrap();
-        let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
-        Golden {
-            thinker: ThinkerSpec {
-                generated_len: 0,
-                prompt: prompt.ids,
-                mode: ThinkerMode::Sample,
-                emit: Some(prompt.emit),
-                sampling: SamplingParams::GREEDY,
-                eos: vec![number("thinker_eos")].into(),
-                max_tokens: number("n_text"),
-                seed: 1,
-                media: None,
-            },
-            talker: TalkerSpec {
-                generated_len: 0,
-                prompt: TalkerPrompt::omni(
-                    prompt.user_embeddings,
-                    config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap(),
-                    &config.talker.tokens,
-                )
-                .into(),
-                sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
-                predictor: SamplingParams::GREEDY,
-                max_tokens: number("n_frames_limit"),
-                min_tokens: 0,
-                ignore_eos: false,
-                seed: 1,
-                forced: None,
-            },
-            tensors,
-            nets,
-        }
-    }
-
-    fn answer(&self) -> Vec<u32> {
-        self.tensors["thinker.sequences"].tokens().unwrap().split_off(self.thinker.prompt.len())
-    }
-
-    /// Frame after frame.
-    fn codes(&self) -> Vec<Vec<u32>> {
-        let codes = &self.tensors["codes"];
-        let (frames, all) = (codes.shape[2], codes.tokens().unwrap());
-        (0..frames).map(|f| all.iter().skip(f).step_by(frames).copied().collect()).collect()
-    }
-}
+use omni_actors::model::talker::TalkerPrompt;
+use serde_json::json;
 
 const VOICES: [&str; 8] = [
     "voice_heart_0",
@@ -129,33 +22,9 @@ const VOICES: [&str; 8] = [
     "voice_alto_3",
 ];
 
-fn embeddings(output: &SequenceOutput) -> Vec<Tensor> {
-    match &output.emit {
-        Some(StageData::Embeddings(emitted)) => vec![emitted.tensor().unwrap()],
-        None => vec![],
-        other => panic!("expected embeddings, got {other:?}"),
-    }
-}
-
-fn bits(t: &Tensor) -> Vec<u32> {
-    t.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
-}
-
 /// Answers and emitted embeddings, with the prompt in pieces of `chunk`.
 fn think(golden: &Golden, chunk: u32) -> (Vec<u32>, Vec<Tensor>, Option<FinishReason>) {
-    let mut stage = golden.nets.thinker();
-    stage.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
-    let (mut answer, mut emitted, mut left) = (vec![], vec![], golden.thinker.prompt.len() as u32);
-    loop {
-        let advance = if left > 0 { chunk.min(left) } else { 1 };
-        left -= advance.min(left);
-        let output = step(&mut *stage, 0, advance);
-        emitted.extend(embeddings(&output));
-        answer.extend(output.sampled);
-        if output.finish.is_some() {
-            return (answer, emitted, output.finish);
-        }
-    }
+    golden.think(&golden.thinker, chunk, 1)
 }
 
 /// A talker sequence that gets all its embeddings at once; its codes and why it ended.
@@ -177,7 +46,7 @@ fn every_golden_request_gives_its_tokens_and_codes_whatever_the_pieces_of_the_pr
         for chunk in [1000, 1, 3, 7] {
             let (answer, text, _) = think(&golden, chunk);
             assert_eq!(answer, golden.answer(), "{name}, prompt in pieces of {chunk}");
-            let text_bits = bits(&Tensor::cat(&text, 0).unwrap());
+            let text_bits = bits(&text);
             assert_eq!(*whole_embeddings.get_or_insert(text_bits.clone()), text_bits);
             let (codes, _) = speak(&mut *golden.nets.talker(), 0, &golden.talker, &text, chunk);
             assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
@@ -298,7 +167,7 @@ fn hidden_states_have_the_same_bits_alone_in_a_batch_and_in_pieces() {
                     got.push(out.narrow(0, from, len).unwrap());
                     at += len;
                 }
-                assert_eq!(bits(&Tensor::cat(&got, 0).unwrap()), bits(&alone));
+                assert_eq!(bits(&got), bits(std::slice::from_ref(&alone)));
             }
         }
     }
@@ -382,7 +251,7 @@ fn a_sequence_that_follows_text_emits_what_a_sampled_sequence_emits() {
     let output = step(&mut *stage, 0, words.len() as u32 - 3);
     assert_eq!((output.sampled, output.finish), (words.last().copied(), Some(FinishReason::Stop)));
     emitted.extend(embeddings(&output));
-    assert_eq!(bits(&Tensor::cat(&emitted, 0).unwrap()), bits(&Tensor::cat(&sampled, 0).unwrap()));
+    assert_eq!(bits(&emitted), bits(&sampled));
     assert!(step(&mut *stage, 0, 1).stale);
 }
 
@@ -491,7 +360,7 @@ fn a_full_context_fails_its_sequence_and_no_other() {
         "thinker_config.text_config.max_position_embeddings": 40,
         "talker_config.text_config.max_position_embeddings": 30,
     });
-    let nets = Nets::load("tests/fixtures/qwen3_omni", &short);
+    let nets = Nets::load(FIXTURE, &short);
     let golden = Golden::read("text_ethan");
     let mut thinker = nets.thinker();
     thinker.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();

@@ -1,191 +1,19 @@
 //! The thinker and talker stages with media in the prompt: golden tokens and codes, however the prompt is cut and its
 //! embeddings arrive; and what is refused.
 
-use crate::support::sequences::{self, step};
+use crate::requests::{FIXTURE, Golden, TINY, bits, path, tensor};
+use crate::support::sequences;
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::Checkpoint;
-use omni_actors::model::media::{MediaKind, MediaLayout, MediaRows, Positions, Span};
-use omni_actors::model::prompt::ChatPrompt;
-use omni_actors::model::sampling::SamplingParams;
-use omni_actors::model::stage::{
-    SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec, ThinkerMode, ThinkerSpec,
-};
-use omni_actors::model::stages::talker::TalkerFactory;
-use omni_actors::model::stages::thinker::ThinkerFactory;
-use omni_actors::model::talker::{Talker, TalkerPrompt};
+use omni_actors::model::media::{MediaKind, MediaLayout, Span};
+use omni_actors::model::stage::{SequenceSpec, SequenceWork, StageData, StageModel, ThinkerMode, ThinkerSpec};
 use omni_actors::model::thinker::Thinker;
 use omni_actors::model::towers::Towers;
-use omni_actors::tools::verify::{Data, Values, read_values};
-use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock};
-
-struct Nets {
-    checkpoint: Checkpoint,
-    thinker: Arc<Thinker>,
-    talker: Arc<Talker>,
-    towers: Towers,
-}
-
-static TINY: LazyLock<Nets> = LazyLock::new(|| {
-    let checkpoint = Checkpoint::open(&path("tests/fixtures/qwen3_omni")).unwrap();
-    let config = checkpoint.omni().unwrap();
-    let loader = checkpoint.loader(&["thinker", "talker", "thinker.audio_tower", "thinker.visual"], &Device::Cpu);
-    let thinker = Arc::new(Thinker::load(&loader, &config.thinker).unwrap());
-    let talker = Arc::new(Talker::load(&loader, checkpoint.family()).unwrap());
-    let towers = Towers::load(&loader, &config.thinker).unwrap();
-    loader.finish().unwrap();
-    Nets { thinker, talker, towers, checkpoint }
-});
-
-fn path(relative: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(relative)
-}
-
-/// A golden request with one clip and one picture at most, and what came of it.
-struct Golden {
-    thinker: ThinkerSpec,
-    talker: TalkerSpec,
-    rows: Vec<MediaRows>,
-    tensors: Values,
-}
-
-fn tensor(tensors: &Values, name: &str) -> Option<Tensor> {
-    let value = tensors.get(name)?;
-    let Data::Floats(data) = &value.data else { panic!("{name} has whole numbers") };
-    Some(Tensor::from_slice(data, value.shape.as_slice(), &Device::Cpu).unwrap())
-}
-
-fn positions(tensors: &Values, name: &str) -> Positions {
-    let all: Vec<f32> = tensors[name].tokens().unwrap().iter().map(|position| *position as f32).collect();
-    let len = all.len() / 3;
-    let delta = all.iter().fold(0f32, |max, position| max.max(*position)) + 1.0 - len as f32;
-    Positions { axes: [0, 1, 2].map(|axis| all[axis * len..(axis + 1) * len].to_vec()), delta }
-}
-
-impl Golden {
-    fn read(name: &str) -> Golden {
-        let file = |ending: &str| path(&format!("tests/fixtures/qwen3_omni/golden/{name}.{ending}"));
-        let tensors = read_values(&std::fs::read(file("safetensors")).unwrap()).unwrap();
-        let manifest: Value = serde_json::from_slice(&std::fs::read(file("json")).unwrap()).unwrap();
-        let number = |key: &str| manifest["meta"][key].as_u64().unwrap() as u32;
-        let config = TINY.checkpoint.omni().unwrap();
-        let prompt = ChatPrompt::from_ids(tensors["input_ids"].tokens().unwrap(), &config.tokens).unwrap();
-        let (mut spans, mut rows) = (Vec::new(), Vec::new());
-        let mut add = |kind, token: Option<u32>, encoded: MediaRows| {
-            let at: Vec<usize> = (0..prompt.ids.len()).filter(|at| Some(prompt.ids[*at]) == token).collect();
-            assert_eq!(at.len(), encoded.rows.dims()[0], "one span of one run");
-            spans.push(Span { kind, at: std::iter::once(at[0]..at[at.len() - 1] + 1).collect() });
-            rows.push(encoded);
-        };
-        if let Some(features) = tensor(&tensors, "in.input_features") {
-            let tower = TINY.towers.audio().unwrap();
-            add(MediaKind::Audio, config.thinker.media.audio, tower.encode(&features.get(0).unwrap()).unwrap());
-        }
-        let image = tensor(&tensors, "in.pixel_values");
-        if let Some(patches) = &image {
-            let grid = tensors["in.image_grid_thw"].tokens().unwrap();
-            let grid = [0, 1, 2].map(|i| grid[i] as usize);
-            add(
-                MediaKind::Image,
-                config.thinker.media.image,
-                TINY.towers.vision().unwrap().encode(patches, grid).unwrap(),
-            );
-        }
-        let own = |name: &str| image.as_ref().map(|_| positions(&tensors, name));
-        let speaker = config.talker.speaker(manifest["meta"]["speaker"].as_str().unwrap()).unwrap();
-        let emitted: Vec<u32> = prompt.emit.iter().cloned().flatten().collect();
-        let media = spans.iter().flat_map(|span: &Span| span.at.clone()).map(|range| {
-            let input = |at: usize| emitted.binary_search(&(at as u32)).unwrap() as u32;
-            input(range.start)..input(range.end - 1) + 1
-        });
-        let mut media: Vec<_> = media.collect();
-        media.sort_by_key(|range| range.start);
-        Golden {
-            talker: TalkerSpec {
-                generated_len: 0,
-                prompt: TalkerPrompt::omni(prompt.user_embeddings, speaker, &config.talker.tokens)
-                    .with_media(media.into(), own("talker.prefill.position_ids"))
-                    .into(),
-                sampling: SamplingParams { repetition_penalty: 1.05, ..SamplingParams::GREEDY },
-                predictor: SamplingParams::GREEDY,
-                max_tokens: number("n_frames_limit"),
-                min_tokens: 0,
-                ignore_eos: false,
-                seed: 1,
-                forced: None,
-            },
-            thinker: ThinkerSpec {
-                generated_len: 0,
-                mode: ThinkerMode::Sample,
-                emit: Some(prompt.emit),
-                sampling: SamplingParams::GREEDY,
-                eos: vec![number("thinker_eos")].into(),
-                max_tokens: number("n_text"),
-                seed: 1,
-                media: Some(MediaLayout { positions: own("thinker.prefill.position_ids"), spans }.into()),
-                prompt: prompt.ids,
-            },
-            rows,
-            tensors,
-        }
-    }
-
-    fn answer(&self) -> Vec<u32> {
-        self.tensors["thinker.sequences"].tokens().unwrap().split_off(self.thinker.prompt.len())
-    }
-
-    fn codes(&self) -> Vec<Vec<u32>> {
-        let codes = &self.tensors["codes"];
-        let (frames, all) = (codes.shape[2], codes.tokens().unwrap());
-        (0..frames).map(|f| all.iter().skip(f).step_by(frames).copied().collect()).collect()
-    }
-
-    /// The embeddings of media in pieces of `piece`.
-    fn pieces(&self, piece: usize) -> Vec<StageData> {
-        let all = self.rows.iter().map(|rows| rows.joined().unwrap());
-        let cut = |rows: Tensor| -> Vec<Tensor> {
-            let n = rows.dims()[0];
-            (0..n).step_by(piece).map(|at| rows.narrow(0, at, piece.min(n - at)).unwrap()).collect()
-        };
-        all.flat_map(cut).map(|rows| StageData::Embeddings(rows.into())).collect()
-    }
-}
+use omni_actors::tools::verify::read_values;
+use serde_json::json;
 
 const CASES: [&str; 4] = ["audio_ethan", "image_ethan", "mm_audio_image_ethan", "mm_long_audio_ethan"];
-
-fn bits(parts: &[Tensor]) -> Vec<u32> {
-    let all = Tensor::cat(parts, 0).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    all.into_iter().map(f32::to_bits).collect()
-}
-
-fn stage() -> Box<dyn StageModel> {
-    ThinkerFactory::new(TINY.thinker.clone()).build().unwrap()
-}
-
-/// The answer and what the talker gets, with the prompt in pieces of `chunk` and media in pieces of `piece`.
-fn think(golden: &Golden, spec: &ThinkerSpec, chunk: u32, piece: usize) -> (Vec<u32>, Vec<Tensor>) {
-    let mut stage = stage();
-    stage.open(Slot(0), SequenceSpec::Thinker(spec.clone())).unwrap();
-    for input in golden.pieces(piece) {
-        stage.push_input(Slot(0), Some(input), false).unwrap();
-    }
-    stage.push_input(Slot(0), None, true).unwrap();
-    let (mut answer, mut emitted, mut left) = (vec![], vec![], spec.prompt.len() as u32);
-    loop {
-        let advance = if left > 0 { chunk.min(left) } else { 1 };
-        left -= advance.min(left);
-        let output = step(&mut *stage, 0, advance);
-        if let Some(StageData::Embeddings(embeddings)) = &output.emit {
-            emitted.push(embeddings.tensor().unwrap());
-        }
-        answer.extend(output.sampled);
-        if output.finish.is_some() {
-            return (answer, emitted);
-        }
-    }
-}
 
 #[test]
 fn requests_with_media_give_their_tokens_and_codes_however_prompt_and_media_are_cut() {
@@ -193,11 +21,11 @@ fn requests_with_media_give_their_tokens_and_codes_however_prompt_and_media_are_
         let golden = Golden::read(name);
         let mut whole = None;
         for (chunk, piece) in [(1000, 1000), (1, 5), (7, 3), (64, 13)] {
-            let (answer, text) = think(&golden, &golden.thinker, chunk, piece);
+            let (answer, text, _) = golden.think(&golden.thinker, chunk, piece);
             assert_eq!(answer, golden.answer(), "{name}, prompt in pieces of {chunk}");
             let text_bits = bits(&text);
             assert_eq!(*whole.get_or_insert(text_bits.clone()), text_bits, "{name}, prompt in pieces of {chunk}");
-            let mut talker = TalkerFactory::new(TINY.talker.clone()).build().unwrap();
+            let mut talker = TINY.talker();
             let text = StageData::Embeddings(Tensor::cat(&text, 0).unwrap().into());
             let (codes, _) = sequences::speak(&mut *talker, 0, &golden.talker, Some(text), chunk);
             assert_eq!(codes, golden.codes(), "{name}, prompt in pieces of {chunk}");
@@ -209,7 +37,7 @@ fn requests_with_media_give_their_tokens_and_codes_however_prompt_and_media_are_
 fn an_answer_that_resumes_behind_media_goes_on_with_the_same_tokens() {
     for name in ["image_ethan", "mm_audio_image_ethan"] {
         let golden = Golden::read(name);
-        let (answer, text) = think(&golden, &golden.thinker, 1000, 1000);
+        let (answer, text, _) = golden.think(&golden.thinker, 1000, 1000);
         let asked = golden.thinker.prompt.len() as u32;
         for said in 1..answer.len() {
             let mut spec = golden.thinker.clone();
@@ -217,7 +45,7 @@ fn an_answer_that_resumes_behind_media_goes_on_with_the_same_tokens() {
             spec.generated_len = said as u32;
             let ranges = spec.emit.iter().flat_map(|ranges| ranges.iter().cloned());
             spec.emit = Some(ranges.chain(std::iter::once(asked..asked + said as u32)).collect());
-            let (rest, again) = think(&golden, &spec, 11, 4);
+            let (rest, again, _) = golden.think(&spec, 11, 4);
             assert_eq!(rest, answer[said..], "{name} after {said} tokens");
             assert_eq!(bits(&again), bits(&text), "{name} after {said} tokens");
         }
@@ -234,12 +62,12 @@ fn text_beside_media_in_a_batch_gives_what_it_gives_alone() {
         ..golden.thinker.clone()
     };
     let (alone, alone_text) = {
-        let mut stage = stage();
+        let mut stage = TINY.thinker();
         stage.open(Slot(0), SequenceSpec::Thinker(text.clone())).unwrap();
         assert!(stage.push_input(Slot(0), None, true).is_err(), "text takes no input");
         run(&mut *stage, &[(0, 12)])
     };
-    let mut both = stage();
+    let mut both = TINY.thinker();
     both.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     both.open(Slot(1), SequenceSpec::Thinker(text)).unwrap();
     for input in golden.pieces(1000) {
@@ -286,7 +114,7 @@ fn what_does_not_fit_is_refused_with_what_was_expected() {
         let mut layout = MediaLayout::clone(golden.thinker.media.as_ref().unwrap());
         change(&mut layout);
         let spec = ThinkerSpec { media: Some(layout.into()), ..golden.thinker.clone() };
-        stage().open(Slot(0), SequenceSpec::Thinker(spec)).unwrap_err().to_string()
+        TINY.thinker().open(Slot(0), SequenceSpec::Thinker(spec)).unwrap_err().to_string()
     };
     assert!(refused(&|layout| layout.spans[0].at[0].end = 999).contains("beyond 76 tokens"));
     assert!(refused(&|layout| layout.spans[1] = layout.spans[0].clone()).contains("another span has too"));
@@ -294,10 +122,10 @@ fn what_does_not_fit_is_refused_with_what_was_expected() {
     assert!(refused(&|layout| layout.positions.as_mut().unwrap().axes[1].truncate(3)).contains("on each axis"));
     assert!(refused(&|layout| layout.positions.as_mut().unwrap().delta = f32::NAN).contains("not finite"));
     let follow = ThinkerSpec { mode: ThinkerMode::Follow, ..golden.thinker.clone() };
-    let error = stage().open(Slot(0), SequenceSpec::Thinker(follow)).unwrap_err().to_string();
+    let error = TINY.thinker().open(Slot(0), SequenceSpec::Thinker(follow)).unwrap_err().to_string();
     assert!(error.contains("cannot have media"), "{error}");
 
-    let mut stage = stage();
+    let mut stage = TINY.thinker();
     stage.open(Slot(0), SequenceSpec::Thinker(golden.thinker.clone())).unwrap();
     let push = |stage: &mut dyn StageModel, input: Option<StageData>, end| {
         stage.push_input(Slot(0), input, end).err().map(|error| error.to_string()).unwrap_or_default()
@@ -368,7 +196,7 @@ fn windows_and_slices_are_encoded_one_at_a_time_with_the_same_bits() {
 #[test]
 fn a_checkpoint_without_towers_loads_and_says_that_it_cannot_hear_or_see() {
     let overrides = json!({ "thinker_config.audio_config": null, "thinker_config.vision_config": null });
-    let folder = path("tests/fixtures/qwen3_omni");
+    let folder = path(FIXTURE);
     let checkpoint = Checkpoint::open_with(&folder, overrides.as_object().unwrap()).unwrap();
     let config = checkpoint.omni().unwrap();
     let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
@@ -385,7 +213,7 @@ fn a_checkpoint_without_towers_loads_and_says_that_it_cannot_hear_or_see() {
 
 #[test]
 fn a_tower_that_cannot_be_served_is_told_with_its_field() {
-    let folder = path("tests/fixtures/qwen3_omni");
+    let folder = path(FIXTURE);
     for (field, value, said) in [
         ("audio_config.encoder_attention_heads", json!(5), "does not divide d_model = 48"),
         ("audio_config.n_window_infer", json!(99), "at least the 100 frames of a chunk"),

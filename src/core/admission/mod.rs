@@ -16,13 +16,16 @@
 
 mod capacity;
 mod pauses;
+mod request;
 mod shares;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod ttfa;
 #[cfg(test)]
 mod wishes;
 
+pub use request::{Accepted, AdmissionLimits, AdmissionStatus, Asked, Ended, Kept, Reason, Refusal, Slo, Ticket};
 pub use shares::{Tenant, TenantId};
 
 use crate::patience::{Patience, life, said};
@@ -31,6 +34,7 @@ use capacity::Capacity;
 use shares::Shares;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use stream::Stream;
 use ttfa::FirstSounds;
 
 /// Silence in a stream that a player's buffer hides; a stream with more of it has missed its SLO.
@@ -43,195 +47,6 @@ const PUNCTUAL: Duration = Duration::from_secs(2);
 const FORGETS_IDLE: Duration = Duration::from_secs(5);
 /// The longest wait that a refusal advises: what happens after it is not known.
 const LONGEST_ADVICE: Duration = Duration::from_secs(60);
-
-/// The service level of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Slo {
-    /// No deadline: it gets the time that other streams leave.
-    #[default]
-    BestEffort,
-    /// A person listens: the first sound within this time, and from then on sound in real time.
-    Realtime(Duration),
-}
-
-/// What admission knows of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The tenant that sends it.
-    pub tenant: Tenant,
-    /// Its service level.
-    pub slo: Slo,
-    /// Whether its times tell how fast this server is. They do not where the client is still writing the text, or wants
-    /// what takes longer than an ordinary request.
-    pub steady: bool,
-    /// Whether the thinker has to answer first: first sounds of chats are another population.
-    pub chat: bool,
-}
-
-/// One admitted request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
-
-/// Why a request was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// Every place is taken.
-    Places,
-    /// With one stream more, deadlines would be missed.
-    Streams {
-        /// How many the server carries.
-        capacity: usize,
-    },
-    /// The first sound would come after its deadline.
-    FirstSound {
-        /// When it would come.
-        expected: Duration,
-        /// When it has to.
-        deadline: Duration,
-    },
-    /// This tenant has its fair share of the places, and other tenants ask for theirs.
-    Share,
-    /// As many as this tenant may have at once.
-    OwnPlaces(usize),
-    /// As many as this tenant may have in a minute.
-    OwnRate(u32),
-    /// It has no deadline, and the server expects requests that have one.
-    Yields,
-}
-
-impl Reason {
-    /// As metrics name it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Reason::Places => "places",
-            Reason::Streams { .. } => "streams",
-            Reason::FirstSound { .. } => "first_sound",
-            Reason::Share => "share",
-            Reason::OwnPlaces(_) => "own_places",
-            Reason::OwnRate(_) => "own_rate",
-            Reason::Yields => "yields",
-        }
-    }
-}
-
-/// A refused request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// Why.
-    pub reason: Reason,
-    /// When a place is expected.
-    pub retry_after: Duration,
-}
-
-/// An accepted request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Accepted {
-    /// Its name.
-    pub ticket: Ticket,
-    /// A request that is to be ended, because its client has kept it waiting for longest and too many are paused.
-    pub instead_of: Option<Ticket>,
-}
-
-/// Why admission ends a request. Its place is free already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// It waited for its client for longer than it may.
-    Slow(Duration),
-    /// It lived for longer than it may, having given its client little to hear.
-    Old(Duration),
-}
-
-/// What the config says.
-#[derive(Clone, Copy, Debug)]
-pub struct AdmissionLimits {
-    /// Requests at once.
-    pub places: usize,
-    /// Whether deadlines decide, or places alone.
-    pub by_deadlines: bool,
-    /// The server's own deadline for a first sound.
-    pub first_audio: Duration,
-    /// How long a request may wait for its client.
-    pub slow_client: Duration,
-    /// How long a request may live, besides what its client hears.
-    pub life: Duration,
-}
-
-/// What admission tells of itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct AdmissionStatus {
-    /// Streams that the server carries in real time.
-    pub capacity: usize,
-    /// Requests that have a permit.
-    pub held: usize,
-    /// How many of those have a deadline.
-    pub realtime: usize,
-}
-
-/// Whether a stream met its SLO.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Kept {
-    /// The first sound came in time; `None` if there was none to come.
-    pub first_sound: Option<bool>,
-    /// The rest came in real time; `None` if there was none.
-    pub playback: Option<bool>,
-}
-
-#[derive(Debug)]
-struct Stream {
-    tenant: TenantId,
-    slo: Slo,
-    accepted: Duration,
-    /// First sounds that others were waiting for when it was accepted.
-    ahead: usize,
-    /// Whether its times tell how fast this server is.
-    steady: bool,
-    chat: bool,
-    playback: Playback,
-    /// Since when its reader waits for more.
-    waits: Option<Duration>,
-    /// All its sound has come.
-    complete: bool,
-    late: bool,
-    /// Since when it has no place, because it waited for its client.
-    paused: Option<Duration>,
-    /// How its client reads, and how it writes.
-    reads: Patience,
-    writes: Patience,
-}
-
-impl Stream {
-    /// Whether its lateness would be the server's doing.
-    fn counts(&self) -> bool {
-        self.steady && self.slo != Slo::BestEffort && self.paused.is_none()
-    }
-
-    /// How much longer it has waited for its client than it may.
-    fn owed(&self, now: Duration) -> Duration {
-        self.reads.owed(now).max(self.writes.owed(now))
-    }
-
-    /// Its reader took what takes so long to hear, and has to come back for more.
-    fn took(&mut self, length: Duration, most: Duration, now: Duration) {
-        self.reads.goes_on(now);
-        self.reads.heard(length, most);
-        self.reads.waits(now);
-    }
-
-    /// Whether it misses the server's `deadline` at `now`: its first sound is overdue, or its player has been silent for
-    /// too long.
-    fn is_late(&self, deadline: Duration, now: Duration) -> bool {
-        if self.slo == Slo::BestEffort {
-            return false;
-        }
-        if self.complete || self.waits.is_none() {
-            return self.playback.silence > BUFFERED;
-        }
-        match self.playback.time_to_first() {
-            None => now.saturating_sub(self.accepted) > deadline,
-            Some(_) => self.playback.silence + self.playback.dry_for(now) > BUFFERED,
-        }
-    }
-}
 
 /// The state machine.
 #[derive(Debug)]

@@ -3,6 +3,7 @@
 
 mod handed;
 mod net;
+mod pending;
 mod stage;
 mod steps;
 mod table;

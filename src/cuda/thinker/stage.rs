@@ -6,22 +6,21 @@
 
 use super::handed::Handed;
 use super::net::ThinkerNet;
+use super::pending::{Part, Pending};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
 use crate::decoder::PAGE;
 use crate::pages::Pages;
 use crate::talker::ring::{Lease, Ring};
-use crate::talker::table::{BROKEN, EXHAUSTED, LAST, NONE, Record, STALE, STOPPED};
+use crate::talker::table::{LAST, NONE, Record};
 use crate::{CudaError, Priority, Stream};
-use omni_config::Precision;
 use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::embeddings::element_bytes;
 use omni_model::error::{not_open, refused};
 use omni_model::sampling::History;
 use omni_model::stage::{
-    Launched, PendingStep, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel,
-    StepOutcome, ThinkerMode, ThinkerSpec,
+    Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
 };
 use omni_model::stages::thinker::{check, prompt_embeddings};
 use omni_model::{LoadError, ModelError};
@@ -126,15 +125,6 @@ enum Answer {
         waiting: VecDeque<u32>,
         ended: bool,
     },
-}
-
-/// One sequence's part in a step.
-enum Part {
-    /// The outcome is known without the device, except for the embeddings that it hands on.
-    Known(Result<SequenceOutput, ModelError>, Range<usize>),
-    /// A token, at this place of the step's output. The last embedding that it hands on, if any, is the token's own,
-    /// unless the token ends the sequence.
-    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool> },
 }
 
 /// The data that a step sends to the device.
@@ -467,69 +457,4 @@ impl Drop for CudaThinker {
         // Queued work uses the memory that is dropped here. A step reports any error.
         let _ = self.stream.synchronize();
     }
-}
-
-/// A step under way.
-struct Pending {
-    ring: Arc<Ring>,
-    lease: Option<Lease>,
-    parts: Vec<Part>,
-    handed: Handed,
-    /// Width and element type of embeddings.
-    shape: (usize, Precision),
-}
-
-impl PendingStep for Pending {
-    fn wait(mut self: Box<Self>) -> Result<StepOutcome, ModelError> {
-        let Some(lease) = &self.lease else { return Ok(StepOutcome::default()) };
-        lease.end.gpu().bind()?;
-        lease.end.wait()?;
-        let device_time = lease.end.since(&lease.begin).ok();
-        let handed = std::mem::replace(&mut self.handed, Handed::Nothing).arrived(self.shape);
-        let mut sequences = Vec::with_capacity(self.parts.len());
-        for part in std::mem::take(&mut self.parts) {
-            sequences.push(match part {
-                Part::Known(Ok(output), range) => Ok(SequenceOutput { emit: handed.sequences(range), ..output }),
-                Part::Known(error, _) => error,
-                Part::Token { at, sequences, finished } => {
-                    read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
-                        let own = usize::from(output.sampled.is_some() && output.finish.is_none());
-                        // A sequence without a token in this step still hands on embeddings of its prompt.
-                        let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
-                        let emit = if output.stale { None } else { handed.sequences(range) };
-                        SequenceOutput { emit, ..output }
-                    })
-                }
-            });
-        }
-        Ok(StepOutcome { sequences, times: device_time.into() })
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            self.ring.give_back(lease);
-        }
-    }
-}
-
-/// The output of one sequence: the token and its status.
-fn read(words: &[u32], finished: &AtomicBool) -> Result<SequenceOutput, ModelError> {
-    let [token, status] = *words else { return refused("the step has no output") };
-    if status & STALE != 0 {
-        return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
-    }
-    if status != 0 {
-        finished.store(true, Ordering::Release);
-    }
-    if status & BROKEN != 0 {
-        return refused("a logit is not a number or no token is possible, so no token can be sampled");
-    }
-    let finish = match status {
-        status if status & STOPPED != 0 => Some(FinishReason::Stop),
-        status if status & EXHAUSTED != 0 => Some(FinishReason::Length),
-        _ => None,
-    };
-    Ok(SequenceOutput { sampled: Some(token), finish, ..SequenceOutput::default() })
 }

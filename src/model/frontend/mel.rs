@@ -3,8 +3,8 @@
 use candle_core::{Device, Result, Tensor};
 use omni_media::slaney;
 use omni_ops::Linear;
+use realfft::RealToComplex;
 use realfft::num_complex::Complex;
-use realfft::{RealFftPlanner, RealToComplex};
 use std::f64::consts::PI;
 use std::sync::Arc;
 
@@ -35,7 +35,7 @@ impl MelSpectrum {
         let filters = Tensor::from_vec(filters(bands, f64::from(rate)), (bands, BINS), device)?;
         Ok(MelSpectrum {
             window,
-            fft: RealFftPlanner::new().plan_fft_forward(WINDOW),
+            fft: omni_media::fft::forward(WINDOW),
             filters: Linear::new(filters, None)?,
             device: device.clone(),
         })

@@ -1,7 +1,7 @@
 //! The audio tower (spec section 4): chunks of log-mel frames go through three convolutions, windows of chunks through
 //! a transformer that attends in both directions inside a window and not beyond it.
 
-use super::parts::{Loaded, Norm, attend_to_all, linear};
+use super::parts::{Layer, Loaded, Norm, linear};
 use crate::error::refused;
 use crate::hf::{AUDIO_NORM_EPS, AudioTowerConfig, downsampled};
 use crate::media::MediaRows;
@@ -38,7 +38,7 @@ impl AudioTower {
             flatten: Linear::new(scope.at("conv_out").get("weight", &[width, flat])?, None)?,
             positions: sinusoids(downsampled(config.chunk_frames()), width, scope.device())?,
             layers: (0..config.encoder_layers)
-                .map(|i| Layer::load(&scope.at("layers").at(i), config))
+                .map(|i| layer(&scope.at("layers").at(i), config))
                 .collect::<Loaded<_>>()?,
             norm: Norm::load(&scope.at("ln_post"), width, AUDIO_NORM_EPS)?,
             inner: linear(&scope.at("proj1"), width, width)?,
@@ -109,7 +109,7 @@ impl AudioTower {
             self.chunk(&features.narrow(1, start, len)?.pad_with_zeros(1, 0, chunk.saturating_sub(len))?, len)
         });
         let x = Tensor::cat(&chunks.collect::<Result<Vec<_>>>()?, 0)?;
-        let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x))?;
+        let x = self.layers.iter().try_fold(x, |x, layer| layer.forward(&x, None))?;
         let rows = self.output.forward(&self.inner.forward(&self.norm.forward(&x)?)?.gelu_erf()?)?;
         Ok(MediaRows { rows, deepstack: Vec::new() })
     }
@@ -158,46 +158,22 @@ impl Convolution {
     }
 }
 
-/// A layer of the transformer: norms before both halves.
-struct Layer {
-    attention_norm: Norm,
-    /// Queries, keys and values in one product.
-    qkv: Linear,
-    heads: usize,
-    project: Linear,
-    ffn_norm: Norm,
-    expand: Linear,
-    shrink: Linear,
-}
-
-impl Layer {
-    fn load(scope: &Scope<'_>, config: &AudioTowerConfig) -> Loaded<Layer> {
-        let (width, inner, attention) = (config.d_model, config.encoder_ffn_dim, scope.at("self_attn"));
-        let names = ["q_proj", "k_proj", "v_proj"];
-        let [wq, wk, wv] = names.map(|name| attention.at(name).get("weight", &[width, width]));
-        let [bq, bk, bv] = names.map(|name| attention.at(name).get("bias", &[width]));
-        let norm = |name: &str| Norm::load(&scope.at(name), width, AUDIO_NORM_EPS);
-        Ok(Layer {
-            attention_norm: norm("self_attn_layer_norm")?,
-            qkv: Linear::stacked(&[wq?, wk?, wv?], Some(&[bq?, bk?, bv?])).map_err(LoadError::from)?,
-            heads: config.encoder_attention_heads,
-            project: linear(&attention.at("out_proj"), width, width)?,
-            ffn_norm: norm("final_layer_norm")?,
-            expand: linear(&scope.at("fc1"), width, inner)?,
-            shrink: linear(&scope.at("fc2"), inner, width)?,
-        })
-    }
-
-    /// `[n, d_model]` of one window.
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (n, width) = x.dims2()?;
-        let qkv =
-            self.qkv.forward(&self.attention_norm.forward(x)?)?.reshape((n, 3, self.heads, width / self.heads))?;
-        let part = |i| qkv.narrow(1, i, 1)?.squeeze(1);
-        let x = self.project.forward_add(&attend_to_all(&part(0)?, &part(1)?, &part(2)?)?, x)?;
-        let inner = self.expand.forward(&self.ffn_norm.forward(&x)?)?.gelu_erf()?;
-        self.shrink.forward_add(&inner, &x)
-    }
+fn layer(scope: &Scope<'_>, config: &AudioTowerConfig) -> Loaded<Layer> {
+    let (width, inner, attention) = (config.d_model, config.encoder_ffn_dim, scope.at("self_attn"));
+    let names = ["q_proj", "k_proj", "v_proj"];
+    let [wq, wk, wv] = names.map(|name| attention.at(name).get("weight", &[width, width]));
+    let [bq, bk, bv] = names.map(|name| attention.at(name).get("bias", &[width]));
+    let norm = |name: &str| Norm::load(&scope.at(name), width, AUDIO_NORM_EPS);
+    Ok(Layer {
+        attention_norm: norm("self_attn_layer_norm")?,
+        qkv: Linear::stacked(&[wq?, wk?, wv?], Some(&[bq?, bk?, bv?])).map_err(LoadError::from)?,
+        heads: config.encoder_attention_heads,
+        project: linear(&attention.at("out_proj"), width, width)?,
+        ffn_norm: norm("final_layer_norm")?,
+        expand: linear(&scope.at("fc1"), width, inner)?,
+        activation: Tensor::gelu_erf,
+        shrink: linear(&scope.at("fc2"), inner, width)?,
+    })
 }
 
 /// Whisper's sinusoids `[len, width]`: sines of all frequencies, then their cosines.

@@ -3,7 +3,7 @@
 use crate::LoadError;
 use crate::weights::Scope;
 use candle_core::{Device, Result, Tensor};
-use omni_ops::{Linear, attention, layer_norm};
+use omni_ops::{Angles, Linear, attention, layer_norm};
 use rayon::prelude::{IntoParallelIterator, ParallelIterator};
 
 pub(super) type Loaded<T> = std::result::Result<T, LoadError>;
@@ -35,7 +35,7 @@ pub(super) fn linear(scope: &Scope<'_>, inputs: usize, outputs: usize) -> Loaded
 }
 
 /// Attention of all positions to all: queries, keys and values `[n, heads, d]` to `[n, heads * d]`.
-pub(super) fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (n, heads, d) = q.dims3()?;
     let scale = (d as f32).sqrt().recip();
     // The queries of a head stand at the last position, as if each were a head of its own that shares these keys: so
@@ -54,4 +54,34 @@ pub(super) fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor
         head(0, heads)?
     };
     seen.transpose(0, 1)?.contiguous()?.reshape((n, heads * d))
+}
+
+/// A layer of a tower's transformer: attention of all positions to all, then a feed-forward net, a norm before each.
+pub(super) struct Layer {
+    pub attention_norm: Norm,
+    /// Queries, keys and values in one product.
+    pub qkv: Linear,
+    pub heads: usize,
+    pub project: Linear,
+    pub ffn_norm: Norm,
+    pub expand: Linear,
+    /// Of the feed-forward net.
+    pub activation: fn(&Tensor) -> Result<Tensor>,
+    pub shrink: Linear,
+}
+
+impl Layer {
+    /// `[n, width]` of positions that see each other, whose queries and keys turn by `angles`.
+    pub fn forward(&self, x: &Tensor, angles: Option<&Angles>) -> Result<Tensor> {
+        let ((n, width), heads) = (x.dims2()?, self.heads);
+        let qkv = self.qkv.forward(&self.attention_norm.forward(x)?)?.reshape((n, 3 * heads, width / heads))?;
+        let mut qk = qkv.narrow(1, 0, 2 * heads)?;
+        if let Some(angles) = angles {
+            qk = angles.apply(&qk)?;
+        }
+        let (q, k, v) = (qk.narrow(1, 0, heads)?, qk.narrow(1, heads, heads)?, qkv.narrow(1, 2 * heads, heads)?);
+        let x = self.project.forward_add(&attend_to_all(&q, &k, &v)?, x)?;
+        let inner = (self.activation)(&self.expand.forward(&self.ffn_norm.forward(&x)?)?)?;
+        self.shrink.forward_add(&inner, &x)
+    }
 }

@@ -1,7 +1,7 @@
 //! The vision tower (spec section 4): patches of pictures through a transformer in which the patches of one temporal
 //! slice see each other; blocks of patches are then merged to embeddings of the thinker.
 
-use super::parts::{Loaded, Norm, attend_to_all, linear};
+use super::parts::{Layer, Loaded, Norm, linear};
 use crate::error::refused;
 use crate::hf::{VISION_NORM_EPS, VISION_ROPE_THETA, VisionTowerConfig};
 use crate::media::MediaRows;
@@ -52,7 +52,7 @@ impl VisionTower {
             patch: Linear::new(kernel, Some(patch.get("bias", &[hidden])?))?,
             positions: scope.at("pos_embed").get("weight", &[side * side, hidden])?,
             rope: AxialRope::grid(config.head_dim(), VISION_ROPE_THETA, scope.device())?,
-            layers: (0..config.depth).map(|i| Layer::load(&scope.at("blocks").at(i), config)).collect::<Loaded<_>>()?,
+            layers: (0..config.depth).map(|i| layer(&scope.at("blocks").at(i), config)).collect::<Loaded<_>>()?,
             merger: Merger::load(&scope.at("merger"), config, false)?,
             deepstack: (0..config.deepstack_visual_indexes.len())
                 .map(|i| Merger::load(&mergers.at(i), config, true))
@@ -160,7 +160,7 @@ impl VisionTower {
     /// What the device says.
     pub fn advance(&self, slice: &mut Slice<'_>) -> Result<bool> {
         let Some(layer) = self.layers.get(slice.layer) else { return Ok(false) };
-        slice.x = layer.forward(&slice.x, &slice.layout.angles)?;
+        slice.x = layer.forward(&slice.x, Some(&slice.layout.angles))?;
         if let Some(level) = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == slice.layer) {
             slice.deepstack.push(self.deepstack[level].forward(&slice.x)?);
         }
@@ -190,45 +190,19 @@ fn in_blocks(rows: usize, columns: usize, merge: usize) -> Vec<(usize, usize)> {
     places
 }
 
-/// A layer of the transformer: norms before both halves.
-struct Layer {
-    attention_norm: Norm,
-    qkv: Linear,
-    heads: usize,
-    project: Linear,
-    ffn_norm: Norm,
-    expand: Linear,
-    shrink: Linear,
-}
-
-impl Layer {
-    fn load(scope: &Scope<'_>, config: &VisionTowerConfig) -> Loaded<Layer> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let norm = |name: &str| Norm::load(&scope.at(name), hidden, VISION_NORM_EPS);
-        Ok(Layer {
-            attention_norm: norm("norm1")?,
-            qkv: linear(&scope.at("attn.qkv"), hidden, 3 * hidden)?,
-            heads: config.num_heads,
-            project: linear(&scope.at("attn.proj"), hidden, hidden)?,
-            ffn_norm: norm("norm2")?,
-            expand: linear(&scope.at("mlp.linear_fc1"), hidden, inner)?,
-            shrink: linear(&scope.at("mlp.linear_fc2"), inner, hidden)?,
-        })
-    }
-
-    /// `[n, hidden]` of one slice.
-    fn forward(&self, x: &Tensor, angles: &Angles) -> Result<Tensor> {
-        let (n, hidden) = x.dims2()?;
-        let qkv = self.qkv.forward(&self.attention_norm.forward(x)?)?;
-        let qkv = qkv.reshape((n, 3 * self.heads, hidden / self.heads))?;
-        // Queries and keys turn together.
-        let turned = angles.apply(&qkv.narrow(1, 0, 2 * self.heads)?)?;
-        let (q, k) = (turned.narrow(1, 0, self.heads)?, turned.narrow(1, self.heads, self.heads)?);
-        let seen = attend_to_all(&q, &k, &qkv.narrow(1, 2 * self.heads, self.heads)?)?;
-        let x = self.project.forward_add(&seen, x)?;
-        let inner = self.expand.forward(&self.ffn_norm.forward(&x)?)?.gelu()?;
-        self.shrink.forward_add(&inner, &x)
-    }
+fn layer(scope: &Scope<'_>, config: &VisionTowerConfig) -> Loaded<Layer> {
+    let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    let norm = |name: &str| Norm::load(&scope.at(name), hidden, VISION_NORM_EPS);
+    Ok(Layer {
+        attention_norm: norm("norm1")?,
+        qkv: linear(&scope.at("attn.qkv"), hidden, 3 * hidden)?,
+        heads: config.num_heads,
+        project: linear(&scope.at("attn.proj"), hidden, hidden)?,
+        ffn_norm: norm("norm2")?,
+        expand: linear(&scope.at("mlp.linear_fc1"), hidden, inner)?,
+        activation: Tensor::gelu,
+        shrink: linear(&scope.at("mlp.linear_fc2"), inner, hidden)?,
+    })
 }
 
 /// Makes one embedding of the patches of a merge block, `[n, hidden]` to `[n / unit, out]`.

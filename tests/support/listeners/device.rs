@@ -1,10 +1,7 @@
-//! A device and its listeners in simulated time: the real schedulers of a talker and a vocoder, a device that takes as
-//! long as a model of its costs says, clients that play what they get. Nothing here looks at a clock; a seed fixes it
-//! all.
-#![allow(dead_code, clippy::unwrap_used, reason = "every user needs a part of this")]
+//! The device and its clients: what happens when, step by step and message by message.
 
+use super::{Arrivals, Costs, Ms, Report, Scenario, UNIT};
 use omni_actors::core::arbiter::{ArbiterCore, Turn};
-use omni_actors::core::deadline::PlaybackPolicy;
 use omni_actors::core::ids::{RequestId, StageName};
 use omni_actors::core::scheduler::{
     Ack, Effect, Event, Pace, Plan, SchedulerConfig, SchedulerCore, SequenceDone, SequenceParams, Start, StepDone,
@@ -13,134 +10,9 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 use std::time::Duration;
 
-pub const UNIT: Duration = Duration::from_millis(80);
 /// A player forgives this much.
 const LATE: Duration = Duration::from_millis(20);
 const RAMP: [u32; 4] = [1, 2, 4, 8];
-
-/// Milliseconds, for the models of costs.
-type Ms = f64;
-
-/// What steps cost, in the order of an H200 and a model of 1.7B.
-#[derive(Clone, Copy, Debug)]
-pub struct Costs {
-    /// A frame step: `frame.0 + frame.1 * sequences`, the sequences rounded up to the next captured batch.
-    pub frame: (Ms, Ms),
-    /// A prefill: `prefill.0 + prefill.1 * positions`.
-    pub prefill: (Ms, Ms),
-    /// A launch of the vocoder, one for each length of chunk in a step: `vocoder.0 + vocoder.1 * frames`.
-    pub vocoder: (Ms, Ms),
-    /// How fast a talker step and a vocoder step run while both are on the device.
-    pub shared: (f64, f64),
-    /// From the end of a step to its outcome being with the scheduler, and from one stage to the next.
-    pub host: Ms,
-}
-
-pub const COSTS: Costs =
-    Costs { frame: (2.3, 0.05), prefill: (1.5, 0.02), vocoder: (0.6, 0.045), shared: (0.6, 0.6), host: 0.1 };
-
-/// Who comes when.
-#[derive(Clone, Copy, Debug)]
-pub enum Arrivals {
-    /// So many at a time, the next one when one has heard all.
-    Closed(u32),
-    /// So many a second, at random.
-    Poisson(f64),
-}
-
-#[derive(Clone, Debug)]
-pub struct FaultContext {
-    pub costs: Costs,
-    pub talker: SchedulerConfig,
-    pub vocoder: SchedulerConfig,
-    pub arrivals: Arrivals,
-    pub requests: u64,
-    /// Frames and prompt positions of a request.
-    pub frames: std::ops::RangeInclusive<u64>,
-    pub prompt: u32,
-    pub seed: u64,
-    /// Whether the stages ask an arbiter.
-    pub arbiter: bool,
-}
-
-impl FaultContext {
-    pub fn new(arrivals: Arrivals, requests: u64, frames: std::ops::RangeInclusive<u64>) -> FaultContext {
-        let policy = |gathers| PlaybackPolicy { unit: UNIT, gathers, lead_cap: Some(Duration::from_secs(2)) };
-        let talker = SchedulerConfig {
-            slots: 128,
-            max_batch: 128,
-            prefill_chunk: 256,
-            run_ahead: 2,
-            window: 1024,
-            max_step_units: None,
-            buckets: vec![1, 2, 4, 8, 16, 32, 64, 128],
-            playback: policy(8),
-        };
-        let vocoder = SchedulerConfig {
-            max_batch: 64,
-            prefill_chunk: 8,
-            window: 64,
-            run_ahead: 1,
-            buckets: Vec::new(),
-            max_step_units: Some(128),
-            playback: policy(0),
-            ..talker.clone()
-        };
-        FaultContext { costs: COSTS, talker, vocoder, arrivals, requests, frames, prompt: 24, seed: 1, arbiter: true }
-    }
-
-    pub fn lead_cap(mut self, cap: Option<Duration>) -> FaultContext {
-        self.talker.playback.lead_cap = cap;
-        self.vocoder.playback.lead_cap = cap;
-        self
-    }
-
-    pub fn run(self) -> Report {
-        Sim::new(self).run()
-    }
-}
-
-/// What the listeners say.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
-    /// Milliseconds to first audio, ascending.
-    pub ttfa: Vec<Ms>,
-    pub heard: u64,
-    /// Streams with at least one chunk too late.
-    pub underruns: u64,
-    /// Of sound, and of the clock.
-    pub audio: f64,
-    pub seconds: f64,
-    /// Longest time that a started stream went without a chunk although its listener had nothing left.
-    pub worst_silence: Ms,
-    /// Time the device did nothing although a step had been launched or a sequence could have run.
-    pub idle: Ms,
-    /// By how much the one who was overtaken most had come before the one who was heard first.
-    pub overtaken: Ms,
-}
-
-impl Report {
-    pub fn percentile(&self, p: f64) -> Ms {
-        self.ttfa[((self.ttfa.len() - 1) as f64 * p) as usize]
-    }
-    pub fn rate(&self) -> f64 {
-        self.audio / self.seconds
-    }
-}
-
-impl std::fmt::Display for Report {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let [p50, p95, p99] = [0.5, 0.95, 0.99].map(|p| self.percentile(p));
-        write!(
-            f,
-            "ttfa {p50:6.1} {p95:6.1} {p99:6.1} ms, {:6.1} audio-s/s, {:3} underruns of {}, worst silence {:.0} ms",
-            self.rate(),
-            self.underruns,
-            self.heard,
-            self.worst_silence
-        )
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Which {
@@ -188,8 +60,9 @@ struct Stage {
     running: Option<(Plan, Ms)>,
 }
 
-struct Sim {
-    context: FaultContext,
+/// The device, its schedulers and the clients.
+pub(super) struct Sim {
+    scenario: Scenario,
     now: Duration,
     stages: BTreeMap<Which, Stage>,
     arbiter: ArbiterCore,
@@ -212,16 +85,16 @@ fn in_ms(time: Duration) -> Ms {
 }
 
 impl Sim {
-    fn new(context: FaultContext) -> Sim {
+    pub fn new(scenario: Scenario) -> Sim {
         let stage = |config: &SchedulerConfig| Stage {
             core: SchedulerCore::new(config.clone()),
             queue: VecDeque::new(),
             running: None,
         };
-        let stages = [(Which::Talker, stage(&context.talker)), (Which::Vocoder, stage(&context.vocoder))].into();
-        let random = context.seed;
+        let stages = [(Which::Talker, stage(&scenario.talker)), (Which::Vocoder, stage(&scenario.vocoder))].into();
+        let random = scenario.seed;
         Sim {
-            context,
+            scenario,
             now: Duration::ZERO,
             stages,
             arbiter: ArbiterCore::default(),
@@ -235,12 +108,12 @@ impl Sim {
         }
     }
 
-    fn run(mut self) -> Report {
-        match self.context.arrivals {
+    pub fn run(mut self) -> Report {
+        match self.scenario.arrivals {
             Arrivals::Closed(count) => (0..count).for_each(|_| self.send(0.0, Message::Arrive)),
             Arrivals::Poisson(_) => self.send(0.0, Message::Arrive),
         }
-        while self.report.heard < self.context.requests {
+        while self.report.heard < self.scenario.requests {
             self.next();
         }
         self.report.seconds = self.now.as_secs_f64();
@@ -262,7 +135,7 @@ impl Sim {
                 let Reverse((_, _, message)) = self.messages.pop().unwrap();
                 self.receive(message);
             }
-            (_, None) => panic!("the context stands still with {} requests heard", self.report.heard),
+            (_, None) => panic!("nothing happens any more, with {} requests heard", self.report.heard),
         }
     }
 
@@ -282,7 +155,7 @@ impl Sim {
     }
 
     fn cost(&self, which: Which, plan: &Plan) -> Ms {
-        let Costs { frame, prefill, vocoder, .. } = self.context.costs;
+        let Costs { frame, prefill, vocoder, .. } = self.scenario.costs;
         match which {
             Which::Talker => {
                 let (mut positions, mut sequences) = (0, 0_u32);
@@ -310,8 +183,8 @@ impl Sim {
         let both = self.stages.values().all(|stage| stage.running.is_some());
         match which {
             _ if !both => 1.0,
-            Which::Talker => self.context.costs.shared.0,
-            Which::Vocoder => self.context.costs.shared.1,
+            Which::Talker => self.scenario.costs.shared.0,
+            Which::Vocoder => self.scenario.costs.shared.1,
         }
     }
 
@@ -345,7 +218,7 @@ impl Sim {
 
     fn end_step(&mut self, which: Which) {
         let (plan, _) = self.stages.get_mut(&which).unwrap().running.take().unwrap();
-        let host = self.context.costs.host;
+        let host = self.scenario.costs.host;
         let mut sequences = Vec::new();
         for sequence in &plan.sequences {
             let request = self.requests.get_mut(&sequence.request).unwrap();
@@ -391,12 +264,12 @@ impl Sim {
     fn arrive(&mut self) {
         let request = RequestId(self.came);
         self.came += 1;
-        let (least, most) = (*self.context.frames.start(), *self.context.frames.end());
+        let (least, most) = (*self.scenario.frames.start(), *self.scenario.frames.end());
         let frames = least + self.draw() % (most - least + 1);
         let state = Request {
             came: self.now,
             frames,
-            prefill: self.context.prompt,
+            prefill: self.scenario.prompt,
             made: 0,
             talked: false,
             waiting: 0,
@@ -414,13 +287,13 @@ impl Sim {
             lead: Duration::ZERO,
         };
         self.tell(Which::Vocoder, Event::Admit(request, chunks, Start::default()));
-        let prompt = self.context.prompt;
+        let prompt = self.scenario.prompt;
         let talk =
             SequenceParams { prompt, prompt_input: 1, prompt_emits: 0, pace: Pace::OnePerStep, lead: Duration::ZERO };
         self.tell(Which::Talker, Event::Admit(request, talk, Start::default()));
         self.tell(Which::Talker, Event::Input { request, units: 1, end: true });
-        if let Arrivals::Poisson(rate) = self.context.arrivals
-            && self.came < self.context.requests
+        if let Arrivals::Poisson(rate) = self.scenario.arrivals
+            && self.came < self.scenario.requests
         {
             let uniform = (self.draw() >> 11) as f64 / (1_u64 << 53) as f64;
             self.send(-(1.0 - uniform).ln() / rate * 1e3, Message::Arrive);
@@ -429,7 +302,7 @@ impl Sim {
 
     fn tell(&mut self, which: Which, event: Event) {
         let returned = matches!(event, Event::StepDone(_));
-        let hold = self.context.arbiter && self.arbiter.holds(which.stage());
+        let hold = self.scenario.arbiter && self.arbiter.holds(which.stage());
         let core = &mut self.stages.get_mut(&which).unwrap().core;
         let effects = core.handle_held(event, self.now, hold);
         let turn = Turn { returned, awaited: core.is_awaited(self.now), held: core.is_held() };
@@ -474,7 +347,7 @@ impl Sim {
             self.report.heard += 1;
             self.report.underruns += u64::from(state.late);
             self.report.audio += state.frames as f64 * UNIT.as_secs_f64();
-            if let Arrivals::Closed(_) = self.context.arrivals {
+            if let Arrivals::Closed(_) = self.scenario.arrivals {
                 self.send(0.0, Message::Arrive);
             }
         }

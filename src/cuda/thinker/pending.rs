@@ -1,0 +1,87 @@
+//! A step of the thinker under way: waits for it and reads what it sampled.
+
+use super::handed::Handed;
+use crate::talker::ring::{Lease, Ring};
+use crate::talker::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
+use omni_config::Precision;
+use omni_core::ids::FinishReason;
+use omni_model::ModelError;
+use omni_model::error::refused;
+use omni_model::stage::{PendingStep, SequenceOutput, StepOutcome};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// One sequence's part in a step.
+pub(super) enum Part {
+    /// The outcome is known without the device, except for the embeddings that it hands on.
+    Known(Result<SequenceOutput, ModelError>, Range<usize>),
+    /// A token, at this place of the step's output. The last embedding that it hands on, if any, is the token's own,
+    /// unless the token ends the sequence.
+    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool> },
+}
+
+/// A step under way.
+pub(super) struct Pending {
+    pub ring: Arc<Ring>,
+    pub lease: Option<Lease>,
+    pub parts: Vec<Part>,
+    pub handed: Handed,
+    /// Width and element type of embeddings.
+    pub shape: (usize, Precision),
+}
+
+impl PendingStep for Pending {
+    fn wait(mut self: Box<Self>) -> Result<StepOutcome, ModelError> {
+        let Some(lease) = &self.lease else { return Ok(StepOutcome::default()) };
+        lease.end.gpu().bind()?;
+        lease.end.wait()?;
+        let device_time = lease.end.since(&lease.begin).ok();
+        let handed = std::mem::replace(&mut self.handed, Handed::Nothing).arrived(self.shape);
+        let mut sequences = Vec::with_capacity(self.parts.len());
+        for part in std::mem::take(&mut self.parts) {
+            sequences.push(match part {
+                Part::Known(Ok(output), range) => Ok(SequenceOutput { emit: handed.sequences(range), ..output }),
+                Part::Known(error, _) => error,
+                Part::Token { at, sequences, finished } => {
+                    read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
+                        let own = usize::from(output.sampled.is_some() && output.finish.is_none());
+                        // A sequence without a token in this step still hands on embeddings of its prompt.
+                        let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
+                        let emit = if output.stale { None } else { handed.sequences(range) };
+                        SequenceOutput { emit, ..output }
+                    })
+                }
+            });
+        }
+        Ok(StepOutcome { sequences, times: device_time.into() })
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if let Some(lease) = self.lease.take() {
+            self.ring.give_back(lease);
+        }
+    }
+}
+
+/// The output of one sequence: the token and its status.
+fn read(words: &[u32], finished: &AtomicBool) -> Result<SequenceOutput, ModelError> {
+    let [token, status] = *words else { return refused("the step has no output") };
+    if status & STALE != 0 {
+        return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
+    }
+    if status != 0 {
+        finished.store(true, Ordering::Release);
+    }
+    if status & BROKEN != 0 {
+        return refused("a logit is not a number or no token is possible, so no token can be sampled");
+    }
+    let finish = match status {
+        status if status & STOPPED != 0 => Some(FinishReason::Stop),
+        status if status & EXHAUSTED != 0 => Some(FinishReason::Length),
+        _ => None,
+    };
+    Ok(SequenceOutput { sampled: Some(token), finish, ..SequenceOutput::default() })
+}
