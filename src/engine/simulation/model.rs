@@ -129,6 +129,7 @@ impl StageModel for Model {
             return refused(format!("{slot} is open already"));
         }
         let (kind, state, count) = match spec {
+            SequenceSpec::Encoder(_) => return refused("no scenario has media"),
             SequenceSpec::Thinker(spec) => {
                 let (state, count) = (spec.seed, spec.generated_len);
                 (Kind::Thinker { spec, waiting: VecDeque::new() }, state, count)
