@@ -51,7 +51,7 @@ pub(super) struct Sickness {
 pub(super) struct Book {
     prompts: Mutex<BTreeMap<u32, (Lengths, Option<Sickness>)>>,
     /// Of each stage: launches that fail one sequence.
-    pub failing: [AtomicU32; 3],
+    pub failing: [AtomicU32; StageName::ALL.len()],
     /// Requests whose sequence was made to fail, by their prompt.
     pub failed: Mutex<BTreeMap<u32, u32>>,
 }

@@ -21,7 +21,8 @@ pub struct Deck {
 
 /// Every kind that an engine allows, with all places where it can happen.
 pub fn decks(suits: impl Fn(&FaultRule) -> bool) -> Vec<Deck> {
-    let stages: Vec<Option<StageName>> = [None].into_iter().chain(StageName::ALL.map(Some)).collect();
+    // The requests of the load have no media.
+    let stages: Vec<Option<StageName>> = [None].into_iter().chain(StageName::OF_TEXT.map(Some)).collect();
     let kinds =
         FaultKind::all(DELAY).map(|kind| if kind == FaultKind::Slow(DELAY) { FaultKind::Slow(SLOW) } else { kind });
     // The engine does not drain while listeners listen, no listener uploads a voice, and a request that cannot be
