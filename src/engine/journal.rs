@@ -331,7 +331,9 @@ impl Journal {
             Edge::Tokens => self.is_done(StageName::Thinker),
             Edge::Audio => true,
             Edge::Codes => self.is_done(StageName::Vocoder),
-            Edge::Text | Edge::Features | Edge::Media | Edge::Embeddings => self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage)),
+            Edge::Text | Edge::Features | Edge::Media | Edge::Embeddings => {
+                self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage))
+            }
         }
     }
 

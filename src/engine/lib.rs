@@ -400,11 +400,7 @@ impl Engine {
         self.answer(request, Vec::new()).await
     }
 
-    async fn answer(
-        &self,
-        request: GenerateRequest,
-        media: Vec<Arc<Medium>>,
-    ) -> Result<ResponseStream, SubmitError> {
+    async fn answer(&self, request: GenerateRequest, media: Vec<Arc<Medium>>) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
         let chars = request.messages.iter().map(ChatMessage::chars).sum();

@@ -11,7 +11,9 @@ use omni_model::Budget;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::stage::{StageFactory, StageModel};
-use omni_model::stages::{encoder::EncoderFactory, talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
+use omni_model::stages::{
+    encoder::EncoderFactory, talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory,
+};
 use omni_model::talker::Talker;
 use omni_model::thinker::Thinker;
 use omni_model::towers::Towers;

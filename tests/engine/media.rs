@@ -150,16 +150,13 @@ async fn answers_to_text_go_on_while_an_encoder_stands_still() {
     let undisturbed = collect(engine(&tiny(), |_| {}).await.submit(text()).await.unwrap()).await;
     let engine = engine(&tiny(), |config| {
         config.supervision.watchdog = Duration::from_secs(600);
-        config.faults = vec![
-            FaultRule::new(Encoder, FaultPoint::Runner, FaultKind::Hang).nth(2),
-        ];
+        config.faults = vec![FaultRule::new(Encoder, FaultPoint::Runner, FaultKind::Hang).nth(2)];
     })
     .await;
     let golden = Golden::read("mm_audio_image_ethan");
     let waiting = engine.submit_decoded(golden.request(), golden.media.clone()).await.unwrap();
-    let answers = futures::future::join_all((0..3).map(|_| async {
-        collect(engine.submit(text()).await.unwrap()).await
-    }));
+    let answers =
+        futures::future::join_all((0..3).map(|_| async { collect(engine.submit(text()).await.unwrap()).await }));
     for answer in answers.await {
         assert!(answer.samples == undisturbed.samples && answer.end == undisturbed.end);
     }

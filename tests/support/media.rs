@@ -64,12 +64,8 @@ impl Golden {
         let hear = "What do you hear in this audio?";
         let (user, media) = match case {
             "audio_ethan" | "mm_long_audio_ethan" => (vec![Part::Audio, text(hear)], vec![audio()]),
-            "mm_audio_image_ethan" => {
-                (vec![Part::Audio, Part::Image, text(hear)], vec![audio(), images.remove(0)])
-            }
-            "mm_two_audios_two_turns_aiden" => {
-                (vec![text("What do you hear?"), Part::Audio], vec![audio(), audio()])
-            }
+            "mm_audio_image_ethan" => (vec![Part::Audio, Part::Image, text(hear)], vec![audio(), images.remove(0)]),
+            "mm_two_audios_two_turns_aiden" => (vec![text("What do you hear?"), Part::Audio], vec![audio(), audio()]),
             "mm_three_images_chelsie" => {
                 let asked = vec![Part::Image, text("One"), Part::Image, Part::Image, text("What is in the image?")];
                 (asked, images)
@@ -170,13 +166,8 @@ fn patches(rows: &Tensor, grids: &Tensor) -> Vec<Patches> {
             }
         }
         first += t * h * w;
-        let config = PatchConfig {
-            patch_size: PATCH,
-            merge_size: MERGE,
-            temporal_patch_size: 2,
-            mean: [0.5; 3],
-            std: [0.5; 3],
-        };
+        let config =
+            PatchConfig { patch_size: PATCH, merge_size: MERGE, temporal_patch_size: 2, mean: [0.5; 3], std: [0.5; 3] };
         let rule = SizeRule { factor: PATCH * MERGE, min_pixels: 1, max_pixels: 1 << 30 };
         let frames = frames.into_iter().map(|rgb| Picture::new(Size { height, width }, rgb)).collect();
         let cut = Patches::new(frames, &rule, &config).unwrap();

@@ -231,7 +231,8 @@ fn heard() -> (Journal, Schedule) {
 }
 
 fn rows(seq: u32, units: u32, end: bool) -> Payload {
-    let embeddings = candle_core::Tensor::zeros((units as usize, 2), candle_core::DType::F32, &candle_core::Device::Cpu);
+    let embeddings =
+        candle_core::Tensor::zeros((units as usize, 2), candle_core::DType::F32, &candle_core::Device::Cpu);
     let part = Part::Embeddings(embeddings.unwrap().into());
     Payload { parts: vec![part], ..payload(Edge::Media, seq, vec![0; units as usize], 1, end) }
 }

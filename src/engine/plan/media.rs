@@ -69,8 +69,7 @@ impl OmniPlanner {
         let items: Vec<MediaItem> = media.iter().map(|medium| item(medium, config)).collect();
         let most = self.config.thinker.text.max_position_embeddings;
         let prompted = self.prompter.media(&messages, &items, config, most);
-        let MediaPrompt { prompt, layout, items: of } =
-            prompted.map_err(|error| refuse_prompt("messages", &error))?;
+        let MediaPrompt { prompt, layout, items: of } = prompted.map_err(|error| refuse_prompt("messages", &error))?;
         let talker = talker_positions(&prompt, &layout, &items, &of, config)
             .map_err(|error| refuse_prompt("messages", &error))?;
         let spoken = spoken(&prompt, &layout);

@@ -10,8 +10,8 @@ pub(super) use media::MediaPlanner;
 pub(super) use omni::OmniPlanner;
 pub(super) use tts::{TtsPlanner, TtsVoice};
 
-use super::media::MediaPlan;
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
+use super::media::MediaPlan;
 use super::voices::Voiceprint;
 use omni_config::LimitsConfig;
 use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};

@@ -148,8 +148,7 @@ impl Schedule {
         let (piece, emits) = ((PIECE / row).max(1), (PIECE / out).max(1));
         for slice in 0..slices {
             let patches = slice * n..(slice + 1) * n;
-            let work =
-                Work::Slice { patches, sides: [height, width], piece, layers: tower.depth as u32, emits };
+            let work = Work::Slice { patches, sides: [height, width], piece, layers: tower.depth as u32, emits };
             self.push(medium, n / tower.merge_unit(), work)?;
         }
         Ok(())
@@ -292,8 +291,7 @@ mod tests {
     #[test]
     fn what_cannot_be_encoded_is_refused() {
         let config = config();
-        let refused =
-            |config: &ThinkerConfig, medium| Schedule::new(config, &[medium]).unwrap_err().to_string();
+        let refused = |config: &ThinkerConfig, medium| Schedule::new(config, &[medium]).unwrap_err().to_string();
         assert!(refused(&config, Encodable::Sound { frames: 0 }).contains("0 frames: expected 1 to"));
         assert!(refused(&config, Encodable::Pictures { grid: [1, 3, 4] }).contains("multiples of 2"));
         assert!(refused(&config, Encodable::Pictures { grid: [u32::MAX; 3] }).contains("expected 1 to"));
