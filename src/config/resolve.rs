@@ -440,8 +440,9 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
     if name == StageName::Encoder {
-        // The thinker waits for all embeddings, so no window holds the encoder back; its work comes unit by unit.
-        let (window, prefill_chunk) = (2, 1);
+        // The thinker waits for all embeddings, so no window holds the encoder back: this is room on its edge for the
+        // pieces in which they come. Its work comes unit by unit.
+        let (window, prefill_chunk) = (1024, 1);
         let (chunk_ramp, buckets, max_step_frames) = (Vec::new(), Vec::new(), None);
         return StageConfig {
             placement,
@@ -461,10 +462,9 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
     let (window, most) = match name {
-        StageName::Encoder => (2, 2),
         StageName::Thinker => (512, 65_536),
-        StageName::Talker => (1024, 65_536),
         StageName::Vocoder => (64, 4096),
+        _ => (1024, 65_536),
     };
     let window = r.int(&key("window"), window, 1..=most);
     if name == StageName::Vocoder {
