@@ -36,7 +36,7 @@ impl<S: Subscriber> Layer<S> for Looks {
         let mut message = Message::default();
         event.record(&mut message);
         if let (true, Some(engine)) = (message.0 == "stage failed", self.engine.get()) {
-            self.seen.lock().unwrap().push(engine.health().stages[StageName::Talker as usize].state);
+            self.seen.lock().unwrap().push(engine.health()[StageName::Talker].state);
         }
     }
 }

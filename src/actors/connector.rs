@@ -17,6 +17,7 @@ use omni_core::ids::{Attempt, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_core::sequence::{Arrival, SequenceCheck};
 use omni_fault::{FaultEvent, FaultKind, FaultPoint, FaultSite, InjectedFault};
+use omni_model::encoder::Features;
 use omni_model::stage::StageData;
 use omni_telemetry::trace::{self, Component, What};
 use omni_telemetry::{Queue, clock};
@@ -399,7 +400,8 @@ impl InboundState {
 /// Whose output comes over the edge into a stage; `None` where the input is a client's.
 fn stage_before(stage: StageName) -> Option<StageName> {
     match stage {
-        StageName::Thinker => None,
+        StageName::Encoder => None,
+        StageName::Thinker => Some(StageName::Encoder),
         StageName::Talker => Some(StageName::Thinker),
         StageName::Vocoder => Some(StageName::Talker),
     }
@@ -433,7 +435,9 @@ fn event(header: &Header) -> FaultEvent {
 /// A part of a payload as input of a stage.
 fn input(kind: Kind, part: Part) -> Option<StageData> {
     match (kind, part) {
-        (Kind::Embeddings, Part::Embeddings(sequences)) => Some(StageData::Embeddings(sequences)),
+        (Kind::Features, Part::Features(features)) => Some(StageData::Features(features)),
+        (Kind::Features, Part::F32(numbers)) => Some(StageData::Features(Features::Numbers(numbers))),
+        (Kind::Embeddings | Kind::Media, Part::Embeddings(sequences)) => Some(StageData::Embeddings(sequences)),
         (Kind::Codes, Part::U32(codes)) => Some(StageData::Codes(codes)),
         (Kind::Tokens, Part::U32(tokens)) => Some(StageData::Tokens(tokens)),
         _ => None,

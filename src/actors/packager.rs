@@ -105,7 +105,7 @@ impl PackagerState {
             in_hand.take_at(Role::Packager, request, outputs[0].seq.0);
             self.fault.inject_async(|| [event(&outputs)]).await?;
             let (began, step) = (trace::now(), outputs.last().map(|output| output.step));
-            match self.payloads(outputs).await {
+            match self.payloads_of(outputs).await {
                 Ok(payloads) => {
                     for payload in payloads {
                         let chunk = || What::Packed(payload.header.chunk(payload.bytes(), step));
@@ -122,6 +122,19 @@ impl PackagerState {
         Ok(())
     }
 
+    /// What one request's outputs become. An encoder's stay apart: their widths differ, and each is as large as a frame
+    /// should be.
+    async fn payloads_of(&self, outputs: Vec<Output>) -> Result<Vec<Payload>, ModelError> {
+        if self.ends.life.stage != StageName::Encoder {
+            return self.payloads(outputs).await;
+        }
+        let mut payloads = Vec::with_capacity(outputs.len());
+        for output in outputs {
+            payloads.extend(self.payloads(vec![output]).await?);
+        }
+        Ok(payloads)
+    }
+
     /// What one request's outputs become: at most one payload for the next stage and one for the client.
     async fn payloads(&self, outputs: Vec<Output>) -> Result<Vec<Payload>, ModelError> {
         let (stage, generation) = (self.ends.life.stage, self.ends.life.generation);
@@ -135,7 +148,7 @@ impl PackagerState {
         for output in outputs {
             tokens.extend(output.token.map(|(_, token)| token));
             match output.emit {
-                None => {}
+                None | Some(StageData::Features(_)) => {}
                 Some(StageData::Embeddings(some)) => embeddings.push(some),
                 Some(StageData::Tokens(more)) => tokens.extend(more),
                 Some(StageData::Codes(frame)) => codes.extend(frame),
@@ -153,6 +166,7 @@ impl PackagerState {
         }
         if deliver.speech && (units > 0 || end.is_some()) {
             let (kind, parts) = match stage {
+                StageName::Encoder => (Kind::Media, self.embeddings(embeddings).await?),
                 StageName::Thinker => (Kind::Embeddings, self.embeddings(embeddings).await?),
                 StageName::Talker => (Kind::Codes, vec![Part::U32(codes)]),
                 StageName::Vocoder => (Kind::Audio, vec![Part::F32(samples)]),

@@ -70,6 +70,8 @@ impl Config {
             // On a CPU the vocoder's sequences run one after the other and its steps are long: one sequence at a time,
             // chosen as late as possible, is what keeps the most listeners from running dry (docs/performance.md).
             (DeviceKind::Cpu, StageName::Vocoder) => 1,
+            // Likewise: a unit of one sequence after the other, of that which waits longest.
+            (_, StageName::Encoder) => 1,
             (DeviceKind::Cpu, _) => 8,
             (DeviceKind::Cuda, StageName::Talker) => buckets.last().map_or(1, |bucket| *bucket as usize),
             (DeviceKind::Cuda, _) => 32,
@@ -85,7 +87,7 @@ impl Config {
     pub fn run_ahead(&self, stage: StageName) -> usize {
         // Nothing the vocoder makes is its own next input, and a step planned ahead is a choice made too early: a first
         // chunk would wait for it.
-        let suits = if stage == StageName::Vocoder { 1 } else { 2 };
+        let suits = if matches!(stage, StageName::Encoder | StageName::Vocoder) { 1 } else { 2 };
         self.stage(stage).run_ahead.unwrap_or(suits)
     }
 }

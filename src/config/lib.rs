@@ -63,7 +63,7 @@ pub struct Config {
     /// Recordings of voices, in requests and uploads.
     pub reference_audio: ReferenceAudioConfig,
     /// One entry per stage of [`StageName::ALL`], in that order.
-    pub stages: [StageConfig; 3],
+    pub stages: [StageConfig; StageName::ALL.len()],
     /// How payloads travel between stages.
     pub transfer: TransferConfig,
     /// When a stage is given up.
@@ -229,6 +229,10 @@ pub struct LimitsConfig {
     pub max_instruction_chars: usize,
     /// Frames of the first chunk of sound that a request may ask for; see [`Config::max_first_chunk`].
     pub max_first_chunk_frames: u32,
+    /// Bytes that the media of all open requests may take, with their embeddings.
+    pub max_media_bytes: u64,
+    /// Bytes of embeddings that are kept for media that come again.
+    pub max_cached_media_bytes: u64,
     /// Most speech of one request.
     pub max_audio: Duration,
     /// Life of a request, and for each second of speech that its client has heard two seconds more.

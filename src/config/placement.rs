@@ -127,7 +127,7 @@ mod tests {
     fn stages_that_hand_embeddings_over_on_the_gpu_stay_together() {
         let mut config = with_memory();
         let places = |config: &Config| {
-            let placed = placed(config, &StageName::ALL, &found(DeviceKind::Cuda, true));
+            let placed = placed(config, &StageName::OF_TEXT, &found(DeviceKind::Cuda, true));
             placed.into_iter().map(|placed| placed.placement).collect::<Vec<_>>()
         };
         assert_eq!(places(&config), [Placement::Thread, Placement::Thread, Placement::Process]);

@@ -204,6 +204,10 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         max_instruction_chars: r.int("limits.max_instruction_chars", 4096, 1..=1_000_000),
         // 2.6 s of speech: more would come later than any deadline.
         max_first_chunk_frames: r.int("limits.max_first_chunk_frames", 32, 1..=4096),
+        // A few large pictures: one of 4 megapixels has embeddings of 134 MB.
+        max_media_bytes: r.int("limits.max_media_bytes", 1 << 30, 1 << 20..=1 << 40) as u64,
+        // Two large pictures, or half an hour of sound.
+        max_cached_media_bytes: r.int("limits.max_cached_media_bytes", 256 << 20, 0..=1 << 40) as u64,
         // More than limits.max_input_chars take, read aloud.
         max_audio: r.duration("limits.max_audio", secs(2 * 3600), secs(1)..=DAY),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
@@ -435,14 +439,32 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
     let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
+    if name == StageName::Encoder {
+        // The thinker waits for all embeddings, so no window holds the encoder back: this is room on its edge for the
+        // pieces in which they come. Its work comes unit by unit.
+        let (window, prefill_chunk) = (1024, 1);
+        let (chunk_ramp, buckets, max_step_frames) = (Vec::new(), Vec::new(), None);
+        return StageConfig {
+            placement,
+            device_index: None,
+            device_memory: None,
+            max_batch: r.auto_int(&key("max_batch"), 1..=256),
+            prefill_chunk,
+            run_ahead: None,
+            window,
+            chunk_ramp,
+            max_step_frames,
+            buckets,
+        };
+    }
     let device_index = r.auto_int(&key("device_index"), 0..=63);
     let device_memory = size(r, &key("device_memory"), 64 << 20, "64MiB");
     let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
     let (window, most) = match name {
         StageName::Thinker => (512, 65_536),
-        StageName::Talker => (1024, 65_536),
         StageName::Vocoder => (64, 4096),
+        _ => (1024, 65_536),
     };
     let window = r.int(&key("window"), window, 1..=most);
     if name == StageName::Vocoder {

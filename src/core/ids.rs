@@ -71,6 +71,8 @@ id!(
 )]
 #[serde(rename_all = "lowercase")]
 pub enum StageName {
+    /// Sound and pictures in, embeddings for the thinker out.
+    Encoder,
     /// Text in, text out: the language model.
     Thinker,
     /// Text in, as embeddings or tokens; codec frames out: talker backbone and code predictor.
@@ -81,11 +83,15 @@ pub enum StageName {
 
 impl StageName {
     /// Every stage, upstream first.
-    pub const ALL: [StageName; 3] = [StageName::Thinker, StageName::Talker, StageName::Vocoder];
+    pub const ALL: [StageName; 4] = [StageName::Encoder, StageName::Thinker, StageName::Talker, StageName::Vocoder];
+
+    /// Those that a request of text alone can need, upstream first.
+    pub const OF_TEXT: [StageName; 3] = [StageName::Thinker, StageName::Talker, StageName::Vocoder];
 
     /// The lower-case name used in configs, logs, metrics and `/health`.
     pub fn as_str(self) -> &'static str {
         match self {
+            StageName::Encoder => "encoder",
             StageName::Thinker => "thinker",
             StageName::Talker => "talker",
             StageName::Vocoder => "vocoder",
@@ -102,6 +108,10 @@ impl fmt::Display for StageName {
 /// What the parts of a payload are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub enum PayloadKind {
+    /// Spectra and pixels, for an encoder. A unit is a step of its work.
+    Features,
+    /// Embeddings of media, for a thinker.
+    Media,
     /// One tensor `[units, hidden]`: embeddings for a talker.
     Embeddings,
     /// Token ids of an answer, for the client.
@@ -116,6 +126,8 @@ impl PayloadKind {
     /// The name in metrics and traces.
     pub fn as_str(self) -> &'static str {
         match self {
+            PayloadKind::Features => "features",
+            PayloadKind::Media => "media",
             PayloadKind::Embeddings => "embeddings",
             PayloadKind::Tokens => "tokens",
             PayloadKind::Codes => "codes",

@@ -225,7 +225,7 @@ mod tests {
     }
 
     fn stages(owed: Owed) -> Vec<StageName> {
-        if owed.audio { StageName::ALL.to_vec() } else { vec![StageName::Thinker] }
+        if owed.audio { StageName::OF_TEXT.to_vec() } else { vec![StageName::Thinker] }
     }
 
     fn accept(ledger: &mut LedgerCore, owed: Owed) -> RequestId {
@@ -289,9 +289,9 @@ mod tests {
                     3 => ledger.audio_done(request).into_iter().collect(),
                     4 => ledger.client_gone(request).into_iter().collect(),
                     5 => ledger.sequence_failed(request, StageName::Talker, "nan".into()).into_iter().collect(),
-                    6 => ledger.stage_lost(StageName::ALL[who % 3], "panic"),
+                    6 => ledger.stage_lost(StageName::OF_TEXT[who % 3], "panic"),
                     7 => { ledger.handed_over(request, now); ledger.tick(now) }
-                    _ => { ledger.read(request, now); ledger.stage_done(request, StageName::ALL[who % 3]); vec![] }
+                    _ => { ledger.read(request, now); ledger.stage_done(request, StageName::OF_TEXT[who % 3]); vec![] }
                 };
                 for effect in effects {
                     let (Effect::Complete(id) | Effect::Fail(id, _) | Effect::Release(id)) = effect;

@@ -463,6 +463,19 @@ pub struct EngineHealth {
     pub stages: Vec<StageHealth>,
 }
 
+impl std::ops::Index<StageName> for EngineHealth {
+    type Output = StageHealth;
+
+    /// The state of a stage.
+    ///
+    /// # Panics
+    /// When the pipeline does not have it.
+    fn index(&self, name: StageName) -> &StageHealth {
+        let stage = self.stages.iter().find(|stage| stage.name == name);
+        stage.unwrap_or_else(|| panic!("this pipeline has no {name}"))
+    }
+}
+
 /// State of one stage.
 #[derive(Clone, Debug, Serialize)]
 pub struct StageHealth {

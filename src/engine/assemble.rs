@@ -5,11 +5,12 @@ use super::decode::Decoders;
 use super::device::DeviceChoice;
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink};
+use super::media::{MediaCache, MediaMemory};
 use super::placement;
-use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
+use super::plan::{Common, FamilyPlanner, MediaPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
-use super::stages::Stages;
+use super::stages::{self, Stages};
 use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
@@ -22,7 +23,7 @@ use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::aligner;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::AudioLimits;
-use omni_model::hf::{Family, SAMPLE_RATE, Variant};
+use omni_model::hf::{Family, MediaConfig, SAMPLE_RATE, Variant};
 use omni_stage::process::IntoStage;
 use omni_stage::{self as actors, AckSink, StageHandle, StageReports};
 use omni_telemetry::RequestMetrics;
@@ -42,20 +43,21 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let first_request = kept.first_request;
     // A device that cannot be used is an error of the maker.
     let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
-    let config = &placement::settle(config, family.stages(), kind);
+    let names = stages::of(checkpoint, kind);
+    let config = &placement::settle(config, names, kind);
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
-    let here: Vec<StageName> = family.stages().iter().filter(|stage| !apart(stage)).copied().collect();
+    let here: Vec<StageName> = names.iter().filter(|stage| !apart(stage)).copied().collect();
     let maker = StageMaker::new(checkpoint, config, &here, kept)?;
-    let settled = maker.faults.settle(capabilities(family, config, maker.device.kind));
+    let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
-    if maker.device.kind == DeviceKind::Cuda && here.len() < family.stages().len() {
+    if maker.device.kind == DeviceKind::Cuda && here.len() < names.len() {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
         );
     }
     let aligner = aligner::read(checkpoint)?;
     let info = model_info(checkpoint, config)?;
-    let stages = Stages::new(family.stages());
+    let stages = Stages::new(names);
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
     // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
@@ -78,8 +80,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let _ = told.set(Arc::downgrade(&ledger));
     for (handle, inbound) in stages.iter().zip(inbound) {
         let outbound = edges_from(handle.name(), &ledger);
-        let edge = Edge::into_stage(handle.name(), stages.before(handle.name()).is_none());
-        let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), edge });
+        let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), stage: handle.name() });
         let reports = Arc::clone(&ledger) as Arc<dyn StageReports>;
         let started = match inbound {
             Some(inbound) => {
@@ -96,7 +97,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     }
 
     let planner = Planner {
-        family: family_planner(checkpoint, &info, config)?,
+        family: family_planner(checkpoint, &info, config, maker.device.kind)?,
         common: Common {
             generation: Arc::clone(checkpoint.generation()),
             max_positions: family.talker().text.max_position_embeddings as u32,
@@ -161,7 +162,12 @@ fn segment_chars(checkpoint: &Checkpoint) -> usize {
     }
 }
 
-fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<FamilyPlanner, StartError> {
+fn family_planner(
+    checkpoint: &Checkpoint,
+    info: &ModelInfo,
+    config: &Config,
+    device: DeviceKind,
+) -> Result<FamilyPlanner, StartError> {
     let default_voice = info.default_voice.clone();
     Ok(match checkpoint.family() {
         Family::Omni(omni) => FamilyPlanner::Omni(OmniPlanner {
@@ -170,6 +176,7 @@ fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) ->
             default_voice: default_voice.unwrap_or_default(),
             speech_prompt: config.speech.prompt.clone(),
             eos: checkpoint.generation().thinker_eos.as_slice().into(),
+            media: media_planner(checkpoint, config, device),
             spell_out: config.speech.spell_out,
         }),
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
@@ -178,6 +185,17 @@ fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) ->
             default_voice,
         }),
     })
+}
+
+/// What plans need for sound and pictures.
+fn media_planner(checkpoint: &Checkpoint, config: &Config, device: DeviceKind) -> MediaPlanner {
+    let front_ends = match (device, checkpoint.stages().contains(&StageName::Encoder)) {
+        (_, false) => Err("this checkpoint does not hear or see: it has no towers; send text".to_owned()),
+        (DeviceKind::Cuda, true) => Err("this server does not hear or see on a GPU yet; send text".to_owned()),
+        (DeviceKind::Cpu, true) => MediaConfig::load(checkpoint.files()).map_err(|error| error.to_string()),
+    };
+    let cache = MediaCache::new(config.limits.max_cached_media_bytes as usize);
+    MediaPlanner::new(front_ends, cache, MediaMemory::new(config.limits.max_media_bytes))
 }
 
 /// Whether clients may bring voices.
@@ -251,7 +269,7 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
 /// The transport from a stage to the next.
 fn transport(transfer: &TransferConfig, from: StageName) -> TransportKind {
     let edge = match from {
-        StageName::Thinker => transfer.edges.embeddings,
+        StageName::Encoder | StageName::Thinker => transfer.edges.embeddings,
         StageName::Talker | StageName::Vocoder => transfer.edges.codes,
     };
     edge.unwrap_or(transfer.transport)
@@ -263,8 +281,7 @@ fn passes_frames(config: &Config, from: StageName, to: StageName) -> bool {
 }
 
 /// Which faults this engine can inject.
-fn capabilities(family: &Family, config: &Config, device: DeviceKind) -> FaultCapabilities {
-    let stages = family.stages();
+fn capabilities(family: &Family, stages: &[StageName], config: &Config, device: DeviceKind) -> FaultCapabilities {
     let framed = stages.windows(2).filter(|pair| passes_frames(config, pair[0], pair[1]));
     let apart = stages.iter().filter(|stage| config.stage(**stage).placement == Placement::Process);
     FaultCapabilities {

@@ -7,18 +7,21 @@
 //! units are new.
 
 mod edge;
+mod feed;
 mod resume;
 #[cfg(test)]
 pub(super) mod tests;
 mod watch;
 
 pub(crate) use edge::Edge;
+pub(crate) use feed::{Encoding, Feed};
 
 use super::plan::SequencePlan;
 use edge::EdgeLog;
 use omni_core::ids::{Attempt, Content, RequestId, Seq, StageName};
 use omni_core::runaway::Guard;
 use omni_model::ModelError;
+use omni_model::stage::SequenceSpec;
 use omni_stage::{Admission, RELEASED};
 use omni_telemetry::clock::Clock;
 use omni_transfer::payload::{Part, Payload};
@@ -47,7 +50,9 @@ pub(super) struct Journal {
     request: RequestId,
     sequences: Vec<SequenceEntry>,
     /// One per [`Edge`], in their order.
-    logs: [EdgeLog; 5],
+    logs: [EdgeLog; Edge::ALL.len()],
+    /// The encoder's input, until it has finished.
+    feed: Option<Feed>,
     attempts: u32,
     groups: usize,
     frame: usize,
@@ -85,6 +90,7 @@ impl Journal {
             request,
             sequences,
             logs: Default::default(),
+            feed: None,
             attempts: 0,
             groups,
             frame,
@@ -110,6 +116,12 @@ impl Journal {
     #[must_use]
     pub fn guarded_by(self, guard: Option<Guard>) -> Journal {
         Journal { guard, ..self }
+    }
+
+    /// The same with media for its encoder.
+    #[must_use]
+    pub fn fed_by(self, feed: Option<Feed>) -> Journal {
+        Journal { feed, ..self }
     }
 
     /// What the request asks for.
@@ -182,7 +194,7 @@ impl Journal {
                     Part::Embeddings(embeddings) => {
                         log.kept.push((embeddings.shape().0 as u32, Part::Embeddings(embeddings.clone()).detached()));
                     }
-                    Part::F32(_) => {}
+                    Part::F32(_) | Part::Features(_) => {}
                 }
             }
         }
@@ -208,9 +220,14 @@ impl Journal {
         &self.log(Edge::Codes).values
     }
 
+    /// Embeddings of media so far, in pieces that belong to one span each.
+    pub fn embeddings_of_media(&self) -> &[(u32, Part)] {
+        &self.log(Edge::Media).kept
+    }
+
     /// Bytes kept.
     pub fn bytes(&self) -> usize {
-        self.logs.iter().map(EdgeLog::bytes).sum()
+        self.logs.iter().map(EdgeLog::bytes).sum::<usize>() + self.feed.as_ref().map_or(0, Feed::bytes)
     }
 
     /// Whether a sequence that failed gets another attempt: not after it failed [`TRIES`] times at the same unit.
@@ -249,6 +266,7 @@ impl Journal {
         admission.from.start.alone = alone;
         admission.content = self.content;
         match stage {
+            StageName::Encoder => self.resume_encoder(&mut admission),
             StageName::Thinker => self.resume_thinker(&mut admission),
             StageName::Talker => {
                 let resumed = self.resume_talker(&mut admission);
@@ -264,7 +282,8 @@ impl Journal {
             if log.acked == u32::MAX {
                 start.acked = u32::MAX;
             }
-            start.ahead = log.ahead(unit, self.clock.now());
+            // No listener hears what an encoder makes: its sequences go in the order in which they came.
+            start.ahead = if stage == StageName::Encoder { None } else { log.ahead(unit, self.clock.now()) };
         }
         let input = self.input(stage, &mut admission, attempt);
         Some(Readmission { admission, input })
@@ -294,7 +313,10 @@ impl Journal {
 
     /// Drops the data that no consumer can need any more.
     fn forget(&mut self) {
-        for edge in [Edge::Text, Edge::Embeddings, Edge::Codes] {
+        if self.is_done(StageName::Encoder) {
+            self.feed = None;
+        }
+        for edge in [Edge::Text, Edge::Media, Edge::Embeddings, Edge::Codes] {
             if self.consumer_is_done(edge) {
                 let log = self.log_mut(edge);
                 (log.kept, log.values) = (Vec::new(), Vec::new());
@@ -309,13 +331,24 @@ impl Journal {
             Edge::Tokens => self.is_done(StageName::Thinker),
             Edge::Audio => true,
             Edge::Codes => self.is_done(StageName::Vocoder),
-            Edge::Text | Edge::Embeddings => self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage)),
+            Edge::Text | Edge::Features | Edge::Media | Edge::Embeddings => {
+                self.consumer(edge).is_none_or(|(stage, _)| self.is_done(stage))
+            }
         }
     }
 
     /// The edge over which a stage gets the input of this request.
     pub fn edge_into(&self, stage: StageName) -> Edge {
+        if stage == StageName::Thinker && self.has_media() {
+            return Edge::Media;
+        }
         Edge::into_stage(stage, self.sequences.first().is_some_and(|sequence| sequence.stage == stage))
+    }
+
+    /// Whether the thinker's prompt has media.
+    fn has_media(&self) -> bool {
+        let thinker = self.sequence(StageName::Thinker).map(|sequence| &sequence.plan.spec);
+        matches!(thinker, Some(SequenceSpec::Thinker(spec)) if spec.media.is_some())
     }
 
     fn outputs(&self, stage: StageName) -> impl Iterator<Item = Edge> {

@@ -29,6 +29,7 @@ use super::api::{Event, RequestError, ResponseStream};
 use super::caught::caught;
 use super::client::Client;
 use super::journal::{Edge, Journal};
+use super::media::{MediaPermit, MediaPlan, MediaStore};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
@@ -69,9 +70,9 @@ struct State {
     core: LedgerCore,
     open: BTreeMap<RequestId, Open>,
     /// Stages that take sequences, by their place in [`StageName::ALL`].
-    up: [bool; 3],
+    up: [bool; StageName::ALL.len()],
     /// The requests that may have brought each stage down.
-    suspects: [Suspects; 3],
+    suspects: [Suspects; StageName::ALL.len()],
     /// What the requests that ended last asked for, the latest last: a stage may still go down because of them.
     ended: VecDeque<(RequestId, Content)>,
 }
@@ -84,6 +85,10 @@ struct Open {
     place: Option<Arc<Place>>,
     /// Where the relay of a described voice reads its codes.
     codes: Option<CodeLog>,
+    /// Keeps the embeddings of its media.
+    store: Option<MediaStore>,
+    /// Memory of its media.
+    _media: Option<MediaPermit>,
 }
 
 impl Open {
@@ -123,7 +128,7 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let (core, open, up) = (core.into(), BTreeMap::new(), [false; 3]);
+        let (core, open, up) = (core.into(), BTreeMap::new(), [false; StageName::ALL.len()]);
         let state = PostedLock::new(State { core, open, up, suspects: Default::default(), ended: VecDeque::new() });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (clock, into) = (Clock::system(), OnceLock::new());
@@ -166,11 +171,16 @@ impl Ledger {
         let frame = (self.unit.as_secs_f64() * f64::from(plan.samples_per_second)).round() as usize;
         let journal =
             Journal::new(request, plan.sequences, (self.groups, frame)).asking_for(content).on(self.clock.clone());
-        let journal = journal.guarded_by(plan.guard);
+        let MediaPlan { feed, known, store, permit: media, .. } = plan.media;
+        let journal = journal.guarded_by(plan.guard).fed_by(feed);
         let waiting: Vec<_> = journal.unfinished().collect();
         waiting.iter().for_each(|stage| state.suspects[*stage as usize].came(request, content));
-        state.open.insert(request, Open { client, journal, place, codes: plan.codes });
+        state.open.insert(request, Open { client, journal, place, codes: plan.codes, store, _media: media });
         state.core.handed_over(request, self.now());
+        for payload in known.into_iter().map(|known| known.named(request)) {
+            // No stage has a sequence of it yet: each gets its input when it is admitted.
+            self.write_down(&mut state, Edge::Media, payload);
+        }
         let lost = waiting.iter().find(|stage| self.is_lost(**stage)).copied();
         for stage in waiting {
             self.admit(&mut state, request, stage);
@@ -361,6 +371,9 @@ impl Ledger {
         let open = state.open.get_mut(&request)?;
         if let (Edge::Codes, Some(log), Some(Part::U32(codes))) = (edge, &open.codes, new.parts.first()) {
             log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
+        }
+        if let (Edge::Media, Some(_), Some(store)) = (edge, new.header.end, &open.store) {
+            store.keep(open.journal.embeddings_of_media());
         }
         if let Some(reason) = new.header.end {
             if edge != Edge::Text {

@@ -15,6 +15,7 @@
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `placement` | what `placement = "auto"` means on this machine |
 //! | `plan` | from a request to the sequences that it needs in each stage |
+//! | `media` | embeddings of media that are known, and the memory that media take |
 //! | `admission` | which requests are accepted |
 //! | `stream` | the response to a request, as its client reads it |
 //! | `status_history` | since when each stage is in its state, and how long its last recovery took |
@@ -41,6 +42,7 @@ mod incremental;
 mod journal;
 mod ledger;
 mod load;
+mod media;
 pub mod models;
 pub mod placement;
 mod plan;
@@ -382,15 +384,32 @@ impl Engine {
         }
     }
 
+    /// [`Service::submit`] of a chat turn whose media the caller has decoded, in the order of their places.
+    ///
+    /// # Errors
+    /// Those of [`Service::submit`].
+    pub async fn submit_decoded(
+        &self,
+        request: GenerateRequest,
+        media: Vec<Arc<Medium>>,
+    ) -> Result<ResponseStream, SubmitError> {
+        planned(self.answer(request, media)).await
+    }
+
     async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
+        self.answer(request, Vec::new()).await
+    }
+
+    async fn answer(&self, request: GenerateRequest, media: Vec<Arc<Medium>>) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
         let chars = request.messages.iter().map(ChatMessage::chars).sum();
         self.shared.planner.check_messages(request.messages.len(), chars)?;
         // Only accepted requests are planned: a template and a tokenizer go over all of the conversation.
         let place = self.shared.enter(&options, (chars <= ORDINARY_CHARS, true, sounds))?;
-        let media: Vec<Arc<Medium>> = Vec::new();
-        let plan = self.shared.plan(chars, move |planner| planner.chat(&request, &media)).await?;
+        // Media are hashed.
+        let work = if media.is_empty() { chars } else { usize::MAX };
+        let plan = self.shared.plan(work, move |planner| planner.chat(&request, &media)).await?;
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, place, Arc::clone(&expired));

@@ -11,9 +11,12 @@ use omni_model::Budget;
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::stage::{StageFactory, StageModel};
-use omni_model::stages::{talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory};
+use omni_model::stages::{
+    encoder::EncoderFactory, talker::TalkerFactory, thinker::ThinkerFactory, vocoder::VocoderFactory,
+};
 use omni_model::talker::Talker;
 use omni_model::thinker::Thinker;
+use omni_model::towers::Towers;
 use omni_model::vocoder::Vocoder;
 use omni_telemetry::trace::Recorder;
 use std::sync::{Arc, OnceLock};
@@ -86,6 +89,10 @@ impl Loading {
         let caches = if self.checkpoint.omni().is_ok() { 2 } else { 1 };
         let kv_memory = self.device.kv_memory.map(|bytes| bytes / caches);
         match stage {
+            StageName::Encoder => {
+                let reason = "the encoder does not compute on GPUs yet".into();
+                Err(LoadError::Invalid { file: "device.kind".into(), reason })
+            }
             StageName::Thinker => {
                 let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);
                 let net = ThinkerNet::load(&gpu, self.device.dtype, &loader, &self.checkpoint.omni()?.thinker)?;
@@ -155,8 +162,17 @@ impl Loading {
 
 /// The net of one stage and what makes its device state.
 fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
-    let loader = checkpoint.loader(&[stage.as_str()], device);
+    let owned: &[&str] = match stage {
+        StageName::Encoder => &["thinker.audio_tower", "thinker.visual"],
+        stage => &[stage.as_str()],
+    };
+    let loader = checkpoint.loader(owned, device);
     let factory: Box<dyn StageFactory> = match stage {
+        StageName::Encoder => {
+            let config = &checkpoint.omni()?.thinker;
+            let towers = Towers::load(&loader, config)?;
+            Box::new(EncoderFactory::new(Arc::new(towers), config.clone()))
+        }
         StageName::Thinker => {
             let net = Thinker::load(&loader, &checkpoint.omni()?.thinker)?;
             Box::new(ThinkerFactory::new(Arc::new(net)))

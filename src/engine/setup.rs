@@ -63,7 +63,7 @@ impl<'a> StageMaker<'a> {
         let device = DeviceChoice::resolve(&config.device)
             .map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
         tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
-        let family = checkpoint.family().stages();
+        let family = super::stages::of(checkpoint, device.kind);
         device.fit(config, family).map_err(StartError::Config)?;
         let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
@@ -155,6 +155,8 @@ pub(super) fn window(config: &Config, stage: StageName) -> u32 {
 fn playback_policy(config: &Config, stage: StageName, unit: Duration) -> PlaybackPolicy {
     let gathers = if stage == StageName::Talker { chunk_ramp(config).into_iter().max().unwrap_or(1) } else { 0 };
     // A client reads text at any pace: no lead is too long for a thinker.
-    let lead_cap = (stage != StageName::Thinker).then_some(config.speech.lead_cap);
+    // An encoder has no listener: its sequences go in the order in which they came.
+    let lead_cap = (stage > StageName::Thinker).then_some(config.speech.lead_cap);
+    let unit = if stage == StageName::Encoder { Duration::ZERO } else { unit };
     PlaybackPolicy { unit, gathers, lead_cap }
 }

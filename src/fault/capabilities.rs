@@ -28,7 +28,8 @@ impl FaultRule {
         let at = format!("point = \"{}\"", point.as_str());
         match (stage, point.has_stage()) {
             (None, true) => {
-                return Err(("stage", format!("must be set with {at}: \"thinker\", \"talker\" or \"vocoder\"")));
+                let stages = one_of(StageName::ALL.iter().map(|stage| stage.as_str()));
+                return Err(("stage", format!("must be set with {at}: {stages}")));
             }
             (Some(_), false) => return Err(("stage", format!("must not be set with {at}, which is in no stage"))),
             _ => {}

@@ -155,7 +155,7 @@ impl LogMel {
             self.frame((start..).take(self.config.window).map(at), &mut scratch, &mut logs);
         }
         let valid = if pcm.len() == padded { padded / hop } else { pcm.len().div_ceil(hop).min(padded / hop) };
-        Ok(Spectrum { logs, bands: self.config.bands, frames: valid })
+        Ok(Spectrum::new(logs, self.config.bands, valid))
     }
 
     fn check_length(&self, samples: usize) -> Result<(), MediaError> {
@@ -179,9 +179,48 @@ pub struct Spectrum {
     logs: Vec<f64>,
     bands: usize,
     frames: usize,
+    /// What quieter bins are raised to, from the loudest one.
+    floor: f64,
 }
 
 impl Spectrum {
+    fn new(logs: Vec<f64>, bands: usize, frames: usize) -> Spectrum {
+        Spectrum { floor: floor(&logs), logs, bands, frames }
+    }
+
+    /// A spectrum whose [`Spectrum::features`] are these, `[bands, frames]`, as a front end made them. Numbers that are
+    /// more than two below the largest are raised, as a front end does.
+    ///
+    /// # Errors
+    /// [`MediaError::Number`] for features that are not whole bands of at least one frame.
+    pub fn from_features(features: &[f32], bands: usize) -> Result<Spectrum, MediaError> {
+        let frames = features.len().checked_div(bands).unwrap_or(0);
+        if frames == 0 || frames * bands != features.len() {
+            let value = format!("{} numbers of {bands} bands", features.len());
+            return Err(MediaError::Number { field: "features", value, expected: "as many numbers of each band" });
+        }
+        let log = |t: usize, band: usize| f64::from(features[band * frames + t]) * 4.0 - 4.0;
+        let logs = (0..frames).flat_map(|t| (0..bands).map(move |band| log(t, band))).collect();
+        Ok(Spectrum::new(logs, bands, frames))
+    }
+
+    /// Bands of each frame.
+    pub fn bands(&self) -> usize {
+        self.bands
+    }
+
+    /// Memory that it takes.
+    pub fn bytes(&self) -> usize {
+        self.logs.len() * size_of::<f64>()
+    }
+
+    /// Hands everything that its features follow from to `hash`, so that equal spectra, and they alone, hand over equal
+    /// bytes.
+    pub(crate) fn hash(&self, hash: &mut dyn FnMut(&[u8])) {
+        [self.bands, self.frames, self.logs.len()].iter().for_each(|n| hash(&(*n as u64).to_le_bytes()));
+        self.logs.iter().for_each(|log| hash(&log.to_le_bytes()));
+    }
+
     /// Frames of the clip, `L`.
     pub fn frames(&self) -> usize {
         self.frames
@@ -194,14 +233,18 @@ impl Spectrum {
 
     /// Columns of a batch, `[bands, range]`, also those behind [`Spectrum::frames`], which are padding.
     pub fn features_of(&self, range: Range<usize>) -> Vec<f32> {
-        normalised(&self.logs, self.bands, range)
+        normalised(&self.logs, self.bands, range, self.floor)
     }
 }
 
+/// What bins are raised to: eight powers of ten below the loudest one.
+fn floor(logs: &[f64]) -> f64 {
+    logs.iter().fold(LEAST_POWER.log10(), |max, x| max.max(*x)) - RANGE
+}
+
 /// Step 3 on frames `range` of `[frames, bands]`, transposed; frames behind the last one are silent.
-fn normalised(logs: &[f64], bands: usize, range: Range<usize>) -> Vec<f32> {
+fn normalised(logs: &[f64], bands: usize, range: Range<usize>, floor: f64) -> Vec<f32> {
     let silence = LEAST_POWER.log10();
-    let floor = logs.iter().fold(silence, |max, x| max.max(*x)) - RANGE;
     let one = |band: usize, t: usize| {
         let x = logs.get(t * bands + band).copied().unwrap_or(silence);
         ((x.max(floor) + 4.0) / 4.0) as f32
@@ -258,7 +301,7 @@ impl MelStream<'_> {
     /// When `range` ends behind [`MelStream::frames`].
     pub fn window(&self, range: Range<usize>) -> Vec<f32> {
         assert!(range.end <= self.frames(), "frames {range:?} of {}", self.frames());
-        normalised(&self.logs, self.mel.config.bands, range)
+        normalised(&self.logs, self.mel.config.bands, range, floor(&self.logs))
     }
 
     /// The whole clip, the same bits as [`LogMel::spectrum`] of all its samples.
@@ -273,7 +316,7 @@ impl MelStream<'_> {
             self.next_frame(samples);
         }
         self.logs.truncate(frames * self.mel.config.bands);
-        Ok(Spectrum { logs: self.logs, bands: self.mel.config.bands, frames })
+        Ok(Spectrum::new(self.logs, self.mel.config.bands, frames))
     }
 
     /// Computes one more frame of a clip of `samples` samples.

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     const GIB: u64 = 1 << 30;
-    const OMNI: [StageName; 3] = StageName::ALL;
+    const OMNI: [StageName; 3] = StageName::OF_TEXT;
 
     fn config(parts: [(Placement, Option<u64>); 3]) -> Config {
         let mut config = Config::default();

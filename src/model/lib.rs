@@ -7,6 +7,7 @@ pub mod aligner;
 pub mod budget;
 pub mod checkpoint;
 pub mod embeddings;
+pub mod encoder;
 pub mod error;
 pub mod frontend;
 pub mod hf;

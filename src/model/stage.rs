@@ -1,7 +1,7 @@
 //! The seam between a `ModelRunner` thread and the nets: one trait, whatever the stage and the device.
 //!
 //! A stage model holds sequences, one per request, in slots. Work is measured in *units*: positions for the language
-//! models (thinker, talker), codec frames for the vocoder. The scheduler says how many units each sequence advances in
+//! models (thinker, talker), codec frames for the vocoder, steps of a schedule for the encoder. The scheduler says how many units each sequence advances in
 //! a step; it never asks for more than the sequence's input allows, and it may ask for step N+1 before the outcome of
 //! step N is known (run-ahead). For a sequence that has finished on the device, later steps return `stale`.
 //!
@@ -11,6 +11,7 @@
 use super::error::{in_vocabulary, refused};
 use super::{LoadError, ModelError};
 use crate::embeddings::Embeddings;
+use crate::encoder::{EncoderSpec, Features};
 use crate::hf::{TalkerConfig, VocoderConfig};
 use crate::media::MediaLayout;
 use crate::sampling::SamplingParams;
@@ -158,6 +159,8 @@ pub struct SequenceWork {
 /// What a sequence is, fixed when it opens.
 #[derive(Clone, Debug, bincode::Encode, bincode::Decode)]
 pub enum SequenceSpec {
+    /// An encoder sequence.
+    Encoder(EncoderSpec),
     /// A thinker sequence.
     Thinker(ThinkerSpec),
     /// A talker sequence.
@@ -333,6 +336,8 @@ impl VocoderSpec {
 /// only.
 #[derive(Clone, Debug)]
 pub enum StageData {
+    /// Features for an encoder, a piece each.
+    Features(Features),
     /// Embeddings `[n, hidden]`, one unit each: a thinker emits those of positions that are now certain to be part of
     /// the talker's text. A thinker takes those of media, span by span; those of pictures are wider, with what each
     /// deepstack level adds behind the embedding.
@@ -350,6 +355,7 @@ impl StageData {
     /// Size of the data.
     pub fn bytes(&self) -> usize {
         match self {
+            StageData::Features(features) => features.bytes(),
             StageData::Embeddings(embeddings) => embeddings.bytes(),
             StageData::Tokens(numbers) | StageData::Codes(numbers) => numbers.len() * 4,
             StageData::Audio(samples) => samples.len() * 4,

@@ -128,6 +128,9 @@ catalogue! {
     HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
     DECODES = Counter, "omni_decodes_total", ["kind", "outcome"], "Files of clients that were given to a decoder: decoded, refused for what they are, their decoder was ended by its limits or by them, or there was no_worker to decode them.";
 
+    MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media whose embeddings were looked for among those that are kept: hit or miss.";
+    MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most limits.max_cached_media_bytes.";
+
     KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name in the config and the status of the answer.";
     KEY_REFUSALS = Counter, "omni_key_refusals_total", ["key", "reason"], "Requests and utterances that a limit or a scope of their key refused.";
     KEY_SPEECH_SECONDS = Counter, "omni_key_speech_seconds_total", ["key"], "Seconds of speech made for a key.";

@@ -441,6 +441,24 @@ impl DecodeMetrics {
     }
 }
 
+/// Embeddings of media that are kept.
+#[derive(Debug)]
+pub struct MediaMetrics;
+
+impl MediaMetrics {
+    /// They were looked for, and were there or not.
+    pub fn looked_up(there: bool) {
+        install();
+        counter!(c::MEDIA_CACHE.name, "outcome" => if there { "hit" } else { "miss" }).increment(1);
+    }
+
+    /// So many bytes are kept now.
+    pub fn cached(bytes: usize) {
+        install();
+        gauge!(c::MEDIA_CACHE_BYTES.name).set(bytes as f64);
+    }
+}
+
 /// One of several models.
 #[derive(Debug)]
 pub struct ModelMetrics {

@@ -6,6 +6,7 @@ use super::lease::Lease;
 use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq, StepId};
 use omni_model::ModelError;
 use omni_model::embeddings::Embeddings;
+use omni_model::encoder::Features;
 use omni_telemetry::trace::Chunk;
 
 /// A chunk of a request's stream on one edge.
@@ -54,6 +55,8 @@ impl Header {
 pub enum Part {
     /// Embeddings, wherever they are.
     Embeddings(Embeddings),
+    /// Features for an encoder.
+    Features(Features),
     /// Integers.
     U32(Vec<u32>),
     /// Samples.
@@ -65,6 +68,7 @@ impl Part {
     pub fn bytes(&self) -> usize {
         match self {
             Part::Embeddings(embeddings) => embeddings.bytes(),
+            Part::Features(features) => features.bytes(),
             Part::U32(values) => values.len() * 4,
             Part::F32(values) => values.len() * 4,
         }
@@ -121,6 +125,8 @@ impl Payload {
                     }
                     left = left.saturating_sub(count);
                 }
+                // Whoever sends these sends each once.
+                part @ Part::Features(_) => self.parts.push(part),
                 Part::U32(mut values) => {
                     values.drain(..values.len() / units as usize * known as usize);
                     self.parts.push(Part::U32(values));

@@ -9,6 +9,7 @@ mod clients_leave;
 mod deadlines;
 mod invariants;
 mod markup;
+mod media;
 mod pending_steps;
 mod pipeline;
 mod pipeline_tts;

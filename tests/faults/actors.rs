@@ -34,14 +34,14 @@ const MOMENTS: [u64; 5] = [1, 2, 5, 9, 14];
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stage_that_dies_goes_on_and_changes_no_sample() {
     let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         for point in POINTS {
             for (nth, kind) in MOMENTS.into_iter().zip([FaultKind::Panic, FaultKind::Error].into_iter().cycle()) {
                 let case = format!("{stage} {point:?} {kind:?} at occurrence {nth}");
                 let engine = broken(vec![rule(stage, point, kind, nth, 1)]).await;
                 // Some actors have little to do for one request.
                 for request in 0.. {
-                    if engine.health().stages[stage as usize].restarts > 0 && request >= 2 {
+                    if engine.health()[stage].restarts > 0 && request >= 2 {
                         break;
                     }
                     assert!(request < 20, "{case}: it is not struck");
@@ -52,7 +52,7 @@ async fn a_stage_that_dies_goes_on_and_changes_no_sample() {
                 }
                 idle(&engine).await;
                 let health = engine.health();
-                let stage = &health.stages[stage as usize];
+                let stage = &health[stage];
                 assert_eq!((stage.state, stage.restarts, stage.generation), (StageState::Running, 1, 2), "{case}");
                 let reason = stage.last_reason.as_deref().unwrap_or_default();
                 assert!(health.ready && reason.contains("injected fault"), "{case}: {health:?}");
@@ -68,7 +68,7 @@ async fn an_answer_goes_on_in_the_middle_of_its_text() {
         || omni_actors::engine::GenerateRequest { max_text_tokens: Some(24), max_frames: Some(Frames(30)), ..chat() };
     let undisturbed = collect(broken(Vec::new()).await.submit(asked()).await.unwrap()).await;
     assert!(undisturbed.end.as_ref().unwrap().is_ok());
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         for point in POINTS {
             for nth in [1, 4, 11, 23] {
                 let case = format!("{stage} {point:?} at occurrence {nth}");
@@ -88,7 +88,7 @@ async fn an_answer_goes_on_in_the_middle_of_its_text() {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_streams_outlive_many_deaths() {
     let alone = broken(Vec::new()).await;
-    let rules = StageName::ALL.into_iter().flat_map(|stage| {
+    let rules = StageName::OF_TEXT.into_iter().flat_map(|stage| {
         (1..8).map(move |i| rule(stage, POINTS[i % POINTS.len()], FaultKind::Panic, 5 * i as u64, 1))
     });
     let engine = engine(&tiny(), |config| {
@@ -137,8 +137,8 @@ async fn a_stage_that_fails_again_and_again_is_given_up_and_says_why() {
     assert!(refused.contains("talker") && refused.contains("injected fault"), "{refused}");
     let health = engine.health();
     assert!(!health.ready);
-    assert_eq!(health.stages[StageName::Talker as usize].state, StageState::Failed);
-    assert_eq!(health.stages[StageName::Thinker as usize].state, StageState::Running);
+    assert_eq!(health[StageName::Talker].state, StageState::Failed);
+    assert_eq!(health[StageName::Thinker].state, StageState::Running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -155,7 +155,7 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
         tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs with the runner");
     assert_eq!(hung.end, undisturbed.end);
     assert!(hung.samples == undisturbed.samples, "other samples");
-    let reason = engine.health().stages[StageName::Vocoder as usize].last_reason.clone().unwrap_or_default();
+    let reason = engine.health()[StageName::Vocoder].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
 }
 
@@ -163,7 +163,7 @@ async fn a_runner_that_hangs_is_noticed_and_replaced() {
 async fn an_actor_that_hangs_is_noticed_and_its_stage_goes_on() {
     let undisturbed = say(&broken(Vec::new()).await, frames(12, 5)).await;
     for (at, point) in POINTS.into_iter().chain([FaultPoint::Outbound, FaultPoint::Completion]).enumerate() {
-        let stage = StageName::ALL[at % 3];
+        let stage = StageName::OF_TEXT[at % 3];
         let engine = engine(&tiny(), |config| {
             config.faults = vec![rule(stage, point, FaultKind::Hang, 1, 1)];
             config.supervision.watchdog = Duration::from_millis(500);
@@ -175,7 +175,7 @@ async fn an_actor_that_hangs_is_noticed_and_its_stage_goes_on() {
         let hung = hung.unwrap_or_else(|_| panic!("{stage} {point:?}: the request hangs with it"));
         assert_eq!(hung.end, undisturbed.end, "{stage} {point:?}");
         assert!(hung.samples == undisturbed.samples, "{stage} {point:?}: other samples");
-        let reason = engine.health().stages[stage as usize].last_reason.clone().unwrap_or_default();
+        let reason = engine.health()[stage].last_reason.clone().unwrap_or_default();
         assert!(reason.contains("has not turned"), "{stage} {point:?}: {reason}");
     }
 }
@@ -312,7 +312,7 @@ async fn slow_actors_change_no_sample() {
     for point in
         [FaultPoint::Scheduler, FaultPoint::Runner, FaultPoint::Sampler, FaultPoint::Packager, FaultPoint::Connector]
     {
-        let rules = StageName::ALL.map(|stage| rule(stage, point, slow, 1, u64::MAX)).to_vec();
+        let rules = StageName::OF_TEXT.map(|stage| rule(stage, point, slow, 1, u64::MAX)).to_vec();
         let slowed = say(&broken(rules).await, frames(20, 5)).await;
         assert!(slowed.samples == undisturbed.samples, "a slow {point:?} changed the samples");
         assert_eq!(slowed.end, undisturbed.end);

@@ -75,8 +75,8 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
     assert_eq!(guilty(&first, stage, &case), 3, "{case}: the first failure, and two more");
     assert_eq!(second, Answer { chunks: second.chunks.clone(), ..truth[0].clone() }, "{case}: the other stream");
     // The stream ends before the stage's status says why.
-    until(&engine, &case, |health| health.ready && health.stages[stage as usize].restarts >= 3).await;
-    let health = &engine.health().stages[stage as usize];
+    until(&engine, &case, |health| health.ready && health[stage].restarts >= 3).await;
+    let health = &engine.health()[stage];
     // What was under way to it for the request that was ended may meet a connector once more.
     let more = u32::from(rule_is_of_connector);
     assert_eq!(health.state, StageState::Running, "{case}: {health:?}");
@@ -87,14 +87,14 @@ async fn one_is_ended_and_the_others_go_on(placement: Placement, rule: FaultRule
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_crashes_its_stage_in_a_thread_is_ended_and_the_others_are_heard_to_the_sample() {
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         one_is_ended_and_the_others_go_on(Placement::Thread, always(stage, FaultPoint::Runner, FaultKind::Panic)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_crashes_its_stage_in_a_process_is_ended_and_the_others_are_heard_to_the_sample() {
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         one_is_ended_and_the_others_go_on(Placement::Process, always(stage, FaultPoint::Runner, FaultKind::Panic))
             .await;
     }
@@ -102,7 +102,7 @@ async fn a_request_that_crashes_its_stage_in_a_process_is_ended_and_the_others_a
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_kills_the_process_of_its_stage_is_found_by_what_the_process_left_behind() {
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         one_is_ended_and_the_others_go_on(Placement::Process, always(stage, FaultPoint::Runner, FaultKind::Kill)).await;
     }
 }
@@ -121,7 +121,7 @@ async fn whichever_actor_a_request_crashes_it_is_the_one_that_is_ended() {
     .into_iter()
     .enumerate()
     {
-        let stage = StageName::ALL[at % 3];
+        let stage = StageName::OF_TEXT[at % 3];
         one_is_ended_and_the_others_go_on(Placement::Thread, always(stage, point, FaultKind::Panic)).await;
     }
 }
@@ -142,7 +142,7 @@ async fn the_same_request_sent_again_and_again_never_has_its_stage_given_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_request_in_so_many_brings_its_stage_down_and_all_others_are_heard() {
     // More of them than restarts are allowed.
-    let chosen = |engine: &Engine| engine.health().stages[StageName::Talker as usize].restarts;
+    let chosen = |engine: &Engine| engine.health()[StageName::Talker].restarts;
     let undisturbed = broken(Placement::Thread, Vec::new()).await;
     let rule = always(StageName::Talker, FaultPoint::Runner, FaultKind::Panic).one_in(4);
     let engine = broken(Placement::Thread, vec![rule]).await;
@@ -187,7 +187,7 @@ async fn clients_that_leave_after_each_crash_do_not_have_the_stage_given_up() {
     for round in 1..=8 {
         let stream = engine.speak(asked(1)).await.unwrap();
         let case = format!("round {round}");
-        until(&engine, &case, |health| health.stages[StageName::Talker as usize].restarts >= round).await;
+        until(&engine, &case, |health| health[StageName::Talker].restarts >= round).await;
         drop(stream);
     }
     until(&engine, "clients that leave", |health| health.ready).await;

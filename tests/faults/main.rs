@@ -7,4 +7,5 @@ mod support;
 mod actors;
 mod guilty;
 mod matrix;
+mod media;
 mod plan;

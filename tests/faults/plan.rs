@@ -66,7 +66,7 @@ const IN_A_STAGE: [FaultPoint; 8] = [
 async fn whatever_a_stage_meets_at_whatever_point_every_stream_is_as_it_would_have_been() {
     let engine = drill(|_| {}).await;
     let undisturbed = heard(&engine, "undisturbed").await;
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         for point in IN_A_STAGE {
             let kinds = [FaultKind::Panic, FaultKind::Error, FaultKind::Oom, FaultKind::Nan];
             for kind in kinds.into_iter().filter(|kind| kind.suits(point)) {
@@ -81,10 +81,10 @@ async fn whatever_a_stage_meets_at_whatever_point_every_stream_is_as_it_would_ha
 async fn an_actor_that_hangs_is_noticed_and_replaced() {
     let engine = drill(|config| config.supervision.watchdog = Duration::from_millis(300)).await;
     let undisturbed = heard(&engine, "undisturbed").await;
-    for (stage, point) in IN_A_STAGE.into_iter().enumerate().map(|(at, point)| (StageName::ALL[at % 3], point)) {
-        let before = engine.health().stages[stage as usize].restarts;
+    for (stage, point) in IN_A_STAGE.into_iter().enumerate().map(|(at, point)| (StageName::OF_TEXT[at % 3], point)) {
+        let before = engine.health()[stage].restarts;
         survives(&engine, FaultRule::new(stage, point, FaultKind::Hang), &undisturbed).await;
-        let health = &engine.health().stages[stage as usize];
+        let health = &engine.health()[stage];
         assert!(health.restarts > before, "{stage} {point:?}");
         let reason = health.last_reason.as_deref().unwrap();
         assert!(reason.contains("has not turned"), "{stage} {point:?}: {reason}");
@@ -178,7 +178,7 @@ async fn a_device_without_memory_for_a_new_generation_is_tried_again() {
     let rule = FaultRule::new(Talker, FaultPoint::Build, FaultKind::Oom).times(2);
     let engine = drill(|config| config.faults = vec![rule]).await;
     assert!(heard(&engine, "after two failed starts").await.end.unwrap().is_ok());
-    let talker = &engine.health().stages[Talker as usize];
+    let talker = &engine.health()[Talker];
     assert_eq!((talker.state, talker.generation, hits(&engine)), (StageState::Running, 3, 2));
     assert!(talker.last_reason.as_deref().unwrap().contains("out of memory"), "{talker:?}");
 }
@@ -188,9 +188,9 @@ async fn a_stage_process_can_be_killed_at_every_point() {
     let engine = drill(|config| config.stages[Talker as usize].placement = Placement::Process).await;
     let undisturbed = heard(&engine, "undisturbed").await;
     for point in [FaultPoint::Runner, FaultPoint::Completion, FaultPoint::Sampler, FaultPoint::Connector] {
-        let before = engine.health().stages[Talker as usize].pid;
+        let before = engine.health()[Talker].pid;
         survives(&engine, FaultRule::new(Talker, point, FaultKind::Kill), &undisturbed).await;
-        let talker = &engine.health().stages[Talker as usize];
+        let talker = &engine.health()[Talker];
         let reason = talker.last_reason.as_deref().unwrap();
         assert!(reason.contains("killed by signal 9") && talker.pid != before, "{point:?}: {talker:?}");
     }

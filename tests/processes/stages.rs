@@ -32,7 +32,7 @@ async fn apart(change: impl FnOnce(&mut Config)) -> Engine {
 }
 
 fn pid(engine: &Engine, stage: StageName) -> u32 {
-    engine.health().stages[stage as usize].pid.expect("a stage in a process has one")
+    engine.health()[stage].pid.expect("a stage in a process has one")
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,7 +66,7 @@ async fn an_answer_through_processes_is_the_references_sample_for_sample() {
     once.sort_unstable();
     once.dedup();
     assert_eq!(once.len(), families.len(), "a family comes twice:\n{text}");
-    for stage in StageName::ALL {
+    for stage in StageName::OF_TEXT {
         let series = format!("omni_stage_steps_total{{stage=\"{stage}\"}} ");
         let steps: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix(&series)).collect();
         assert!(steps.len() == 1 && steps[0] != "0", "{series}{steps:?}");
@@ -77,7 +77,7 @@ async fn an_answer_through_processes_is_the_references_sample_for_sample() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_has_what_the_processes_did_on_one_clock() {
     let engine = apart(|_| {}).await;
-    let processes = StageName::ALL.map(|stage| (stage, pid(&engine, stage)));
+    let processes = StageName::OF_TEXT.map(|stage| (stage, pid(&engine, stage)));
     // Until the trace is long enough for the processes to have sent what they recorded.
     for requests in 1.. {
         let session = Session::begin(&engine.recorder());
@@ -132,7 +132,7 @@ async fn a_killed_process_is_replaced_and_its_streams_go_on() {
             heard == undisturbed.samples.len() && undisturbed.samples.ends_with(&rest.samples),
             "{stage}: other samples"
         );
-        let health = &engine.health().stages[stage as usize];
+        let health = &engine.health()[stage];
         assert_eq!((health.state, health.restarts, health.generation), (StageState::Running, 1, 2), "round {round}");
         idle(&engine).await;
     }
@@ -160,7 +160,7 @@ async fn an_actor_that_dies_in_a_process_is_replaced_there() {
             assert_eq!(answer.end, undisturbed.end, "{case}");
             assert!(answer.samples == undisturbed.samples, "{case}: other samples");
         }
-        let health = engine.health().stages[stage as usize].clone();
+        let health = engine.health()[stage].clone();
         assert_eq!((health.state, health.restarts, health.generation), (StageState::Running, 1, 2), "{case}");
         assert_eq!(health.pid, Some(process), "{case}: the process goes on");
         idle(&engine).await;
@@ -180,7 +180,7 @@ async fn a_process_whose_runner_hangs_is_replaced_and_what_broke_is_not_broken_a
     let hung = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the request hangs");
     // It would hang again, had the new process begun to count from 1.
     assert!(hung.end.unwrap().is_ok());
-    let reason = engine.health().stages[StageName::Vocoder as usize].last_reason.clone().unwrap_or_default();
+    let reason = engine.health()[StageName::Vocoder].last_reason.clone().unwrap_or_default();
     assert!(reason.contains("has not turned"), "{reason}");
     process.ends_within(OUTLIVES);
 }
@@ -191,7 +191,7 @@ async fn a_process_whose_stage_does_not_come_up_is_replaced_and_what_broke_is_no
     let engine = apart(|config| config.faults = vec![oom]).await;
     let answer = tokio::time::timeout(PATIENCE, say(&engine, frames(12, 5))).await.expect("the fault came again");
     assert!(answer.end.unwrap().is_ok());
-    let health = engine.health().stages[StageName::Vocoder as usize].clone();
+    let health = engine.health()[StageName::Vocoder].clone();
     assert_eq!((health.state, health.restarts), (StageState::Running, 1), "{health:?}");
 }
 
@@ -216,8 +216,8 @@ async fn a_process_that_fails_again_and_again_is_given_up_and_says_why() {
     assert!(refused.contains("talker") && refused.contains("injected fault"), "{refused}");
     process.ends_within(OUTLIVES);
     let health = engine.health();
-    assert_eq!(health.stages[StageName::Talker as usize].state, StageState::Failed);
-    assert_eq!(health.stages[StageName::Thinker as usize].state, StageState::Running);
+    assert_eq!(health[StageName::Talker].state, StageState::Failed);
+    assert_eq!(health[StageName::Thinker].state, StageState::Running);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,7 +246,7 @@ async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
 fn server(checkpoint: &str) -> Serving {
     let mut args = vec!["run", "--listen", "127.0.0.1:0", "--set", "supervision.backoff=1ms"];
     args.extend(["--set", "supervision.max_restarts=1000", "--set", "server.drain_grace=10m"]);
-    let placements = StageName::ALL.map(|stage| format!("stages.{stage}.placement=process"));
+    let placements = StageName::OF_TEXT.map(|stage| format!("stages.{stage}.placement=process"));
     placements.iter().for_each(|placement| args.extend(["--set", placement]));
     let place = format!("model.checkpoint={checkpoint}");
     if !checkpoint.is_empty() {

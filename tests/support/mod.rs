@@ -6,6 +6,7 @@ pub mod figures;
 pub mod golden;
 pub mod http;
 pub mod listeners;
+pub mod media;
 pub mod omni;
 pub mod process;
 pub mod recording;

@@ -153,7 +153,7 @@ impl Reader {
             }
         };
         let made = match &output.emit {
-            None => 0,
+            None | Some(StageData::Features(_)) => 0,
             Some(StageData::Embeddings(embeddings)) => embeddings.shape().0 as u32,
             Some(StageData::Tokens(tokens)) => tokens.len() as u32,
             Some(StageData::Codes(_)) => 1,

@@ -10,6 +10,10 @@ use std::time::Duration;
 pub(crate) enum Edge {
     /// Text that the client gives to the first stage.
     Text,
+    /// Spectra and pixels of the client's media, for the encoder.
+    Features,
+    /// Embeddings of media from the encoder to the thinker.
+    Media,
     /// Embeddings from the thinker to the talker.
     Embeddings,
     /// Codes from the talker to the vocoder.
@@ -21,13 +25,17 @@ pub(crate) enum Edge {
 }
 
 impl Edge {
-    const ALL: [Edge; 5] = [Edge::Text, Edge::Embeddings, Edge::Codes, Edge::Tokens, Edge::Audio];
+    /// Every edge.
+    pub const ALL: [Edge; 7] =
+        [Edge::Text, Edge::Features, Edge::Media, Edge::Embeddings, Edge::Codes, Edge::Tokens, Edge::Audio];
 
     /// Its producer, its consumer, and what it carries. `None` is the client; text goes to the first stage of the
     /// family.
     pub(super) fn ends(self) -> (Option<StageName>, Option<StageName>, Kind) {
         match self {
             Edge::Text => (None, Some(StageName::Thinker), Kind::Tokens),
+            Edge::Features => (None, Some(StageName::Encoder), Kind::Features),
+            Edge::Media => (Some(StageName::Encoder), Some(StageName::Thinker), Kind::Media),
             Edge::Embeddings => (Some(StageName::Thinker), Some(StageName::Talker), Kind::Embeddings),
             Edge::Codes => (Some(StageName::Talker), Some(StageName::Vocoder), Kind::Codes),
             Edge::Tokens => (Some(StageName::Thinker), None, Kind::Tokens),
@@ -40,8 +48,11 @@ impl Edge {
         Edge::ALL.into_iter().filter(move |edge| edge.producer() == Some(stage))
     }
 
-    /// The edge that a stage gets its input from.
+    /// The edge that a stage gets its input from, where a request has no media. The encoder has no other requests.
     pub fn into_stage(stage: StageName, is_first: bool) -> Edge {
+        if stage == StageName::Encoder {
+            return Edge::Features;
+        }
         let fed = |edge: &Edge| !is_first && edge.ends().1 == Some(stage);
         Edge::ALL.into_iter().find(fed).unwrap_or(Edge::Text)
     }
@@ -49,6 +60,8 @@ impl Edge {
     /// The edge that carries payloads of this kind.
     pub fn of(kind: Kind) -> Edge {
         match kind {
+            Kind::Features => Edge::Features,
+            Kind::Media => Edge::Media,
             Kind::Embeddings => Edge::Embeddings,
             Kind::Codes => Edge::Codes,
             Kind::Tokens => Edge::Tokens,

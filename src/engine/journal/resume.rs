@@ -3,6 +3,7 @@
 use super::{Edge, Journal};
 use omni_core::ids::{Attempt, FinishReason, Generation, Seq, StageName};
 use omni_core::scheduler::Pace;
+use omni_model::encoder::Piece;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_stage::Admission;
 use omni_telemetry::clock;
@@ -22,13 +23,17 @@ impl Journal {
             return;
         }
         admission.from.tokens = tokens.units;
-        if tokens.ended.is_some() {
+        let ended = tokens.ended.is_some();
+        if ended && sequence.media.is_none() {
             *sequence = ThinkerSpec { mode: ThinkerMode::Follow, ..sequence.clone() };
             admission.params.pace = Pace::Follow;
             admission.deliver.tokens = false;
             return;
         }
-        let said = &tokens.values;
+        // What the talker takes at media are hidden states, so the layers run again: behind a whole answer up to its
+        // last token, which is sampled once more and ends it as it did.
+        admission.deliver.tokens &= !ended;
+        let said = &tokens.values[..tokens.values.len() - usize::from(ended && !tokens.values.is_empty())];
         if let Some(emit) = &sequence.emit
             && !said.is_empty()
         {
@@ -36,9 +41,37 @@ impl Journal {
             sequence.emit =
                 Some(emit.iter().cloned().chain(std::iter::once(asked..asked + said.len() as u32)).collect());
         }
-        sequence.prompt = [&sequence.prompt, said.as_slice()].concat().into();
+        sequence.prompt = [&sequence.prompt, said].concat().into();
         sequence.generated_len = said.len() as u32;
         admission.params.prompt += sequence.generated_len;
+    }
+
+    /// The encoder goes on at the first part whose embeddings are not all on the log.
+    pub(super) fn resume_encoder(&mut self, admission: &mut Admission) {
+        let SequenceSpec::Encoder(sequence) = &mut admission.spec else { return };
+        let delivered = self.log(Edge::Media).units;
+        let Some(feed) = &mut self.feed else { return };
+        sequence.done = feed.schedule.parts_within(delivered);
+        let Some(part) = feed.schedule.parts().get(sequence.done as usize) else { return };
+        (admission.from.first, admission.from.deliver_from) = (part.row, delivered);
+        admission.from.start.input = part.unit;
+        let unit = part.unit;
+        feed.rewind(unit);
+        // What an earlier attempt used of a part that begins again is not used yet.
+        self.log_mut(Edge::Features).acked = unit;
+    }
+
+    /// Input of the encoder that may be sent now.
+    pub fn feed(&mut self) -> Vec<Payload> {
+        let Some((_, attempt)) = self.consumer(Edge::Features) else { return Vec::new() };
+        let used = self.log(Edge::Features).acked;
+        let taken = self.feed.as_mut().map(|feed| feed.take(used)).unwrap_or_default();
+        let payload = |(piece, part, last): (Piece, Part, bool)| {
+            let end = last.then_some(FinishReason::Stop);
+            let header = self.header(Edge::Features, attempt, piece.unit, piece.units, end);
+            Payload { header, parts: vec![part], leases: Vec::new() }
+        };
+        taken.into_iter().map(payload).collect()
     }
 
     /// The talker goes on behind the frames on the log.
@@ -75,7 +108,11 @@ impl Journal {
     }
 
     /// The input of a sequence that was admitted just now, from the first unit that its prompt does not hold.
-    pub(super) fn input(&self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
+    pub(super) fn input(&mut self, stage: StageName, admission: &mut Admission, attempt: Attempt) -> Vec<Payload> {
+        if stage == StageName::Encoder {
+            admission.from.start.consumed = admission.from.start.input;
+            return self.feed();
+        }
         if let SequenceSpec::Thinker(ThinkerSpec { mode: ThinkerMode::Follow, .. }) = admission.spec
             && self.log(Edge::Text).units == 0
             && self.log(Edge::Tokens).ended.is_some()
@@ -86,7 +123,8 @@ impl Journal {
             let header = self.header(Edge::Text, attempt, 0, spoken.len() as u32, Some(FinishReason::Stop));
             return vec![Payload { header, parts: vec![Part::U32(spoken)], leases: Vec::new() }];
         }
-        if stage == StageName::Thinker && self.sequences.first().is_some_and(|sequence| sequence.plan.samples()) {
+        let samples = self.sequence(stage).is_some_and(|sequence| sequence.plan.samples());
+        if stage == StageName::Thinker && samples && !self.has_media() {
             return Vec::new();
         }
         let edge = self.edge_into(stage);

@@ -1,13 +1,20 @@
 use super::*;
 use omni_core::ids::{FinishReason, Generation};
 use omni_core::scheduler::{Pace, SequenceParams};
+use omni_media::Medium;
+use omni_media::mel::Spectrum;
+use omni_model::checkpoint::Checkpoint;
+use omni_model::encoder::{Encodable, EncoderSpec, Schedule};
 use omni_model::hf::CodecTokens;
+use omni_model::media::MediaLayout;
 use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
 use omni_model::talker::TalkerPrompt;
 use omni_stage::{Outputs, Resume};
 use omni_transfer::payload::{Header, Kind};
 use proptest::prelude::*;
+use std::path::Path;
+use std::sync::Arc;
 
 const REQUEST: RequestId = RequestId(7);
 pub(crate) const GROUPS: usize = 4;
@@ -200,6 +207,81 @@ fn a_thinker_goes_on_behind_its_tokens_and_follows_a_whole_answer() {
     let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
     assert_eq!((sequence.mode, sequence.prompt.len(), again.admission.deliver.tokens), (ThinkerMode::Follow, 3, false));
     assert_eq!((values(&again.input[0]), again.input[0].header.end), (&[20, 21, 22][..], Some(FinishReason::Stop)));
+}
+
+/// A request with a clip of three windows, whose thinker waits for its embeddings.
+fn heard() -> (Journal, Schedule) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_omni");
+    let config = Checkpoint::open(&folder).unwrap().omni().unwrap().thinker.clone();
+    let frames = 2 * config.audio.as_ref().unwrap().window_frames() + 9;
+    let medium = Arc::new(Medium::Audio(Spectrum::from_features(&vec![0.5; 128 * frames], 128).unwrap()));
+    let encodable = Encodable::of(&medium, true).unwrap();
+    let schedule = Schedule::new(&config, &[encodable]).unwrap();
+    let spec = EncoderSpec { media: [encodable].into(), longest: frames as u32, done: 0 };
+    let emits = SequenceParams { prompt_emits: schedule.rows(), ..params(0, Pace::Chunks(vec![1])) };
+    let encoder = SequencePlan { params: emits, spec: SequenceSpec::Encoder(spec), deliver: speech() };
+    let (stage, mut plan) = thinker(Outputs { tokens: true, speech: true });
+    plan.params.prompt_input = schedule.rows();
+    if let SequenceSpec::Thinker(sequence) = &mut plan.spec {
+        sequence.media = Some(MediaLayout { positions: None, spans: Vec::new() }.into());
+    }
+    let sequences = vec![(StageName::Encoder, encoder), (stage, plan), talker(), vocoder()];
+    let feed = Feed::new(schedule.clone(), vec![Encoding { medium, sound: true }]);
+    (Journal::new(REQUEST, sequences, (GROUPS, 10)).fed_by(Some(feed)), schedule)
+}
+
+fn rows(seq: u32, units: u32, end: bool) -> Payload {
+    let embeddings =
+        candle_core::Tensor::zeros((units as usize, 2), candle_core::DType::F32, &candle_core::Device::Cpu);
+    let part = Part::Embeddings(embeddings.unwrap().into());
+    Payload { parts: vec![part], ..payload(Edge::Media, seq, vec![0; units as usize], 1, end) }
+}
+
+#[test]
+fn an_encoder_goes_on_at_the_first_part_that_was_not_delivered() {
+    let (mut journal, schedule) = heard();
+    let first = schedule.parts()[0].rows;
+    let readmission = journal.admit(StageName::Encoder, UNIT, None).unwrap();
+    let seqs: Vec<_> = readmission.input.iter().map(|payload| (payload.header.seq.0, payload.header.end)).collect();
+    assert_eq!(seqs, [(0, None), (1, None), (2, Some(FinishReason::Stop))]);
+    assert!(journal.feed().is_empty(), "all of it was sent");
+    journal.record(Edge::Media, rows(0, first, false)).unwrap().unwrap();
+    let again = journal.admit(StageName::Encoder, UNIT, None).unwrap();
+    let SequenceSpec::Encoder(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!((sequence.done, again.input.len()), (1, 2));
+    assert_eq!((again.admission.from.first, again.admission.from.start.input), (first, 1));
+    assert!(journal.bytes() > first as usize * 8);
+    journal.record(Edge::Media, rows(first, schedule.rows() - first, true)).unwrap().unwrap();
+    assert!(journal.admit(StageName::Encoder, UNIT, None).is_none(), "it has given everything");
+}
+
+#[test]
+fn a_thinker_with_media_samples_its_last_token_again_and_gets_all_embeddings_each_time() {
+    let (mut journal, schedule) = heard();
+    journal.admit(StageName::Thinker, UNIT, None).unwrap();
+    journal.record(Edge::Media, rows(0, schedule.rows(), true)).unwrap().unwrap();
+    journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![20, 21, 0], 1, true)).unwrap();
+    let again = journal.admit(StageName::Thinker, UNIT, None).unwrap();
+    let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!((sequence.mode, again.admission.deliver.tokens), (ThinkerMode::Sample, false));
+    assert_eq!((sequence.prompt.as_ref(), sequence.generated_len), (&[10, 11, 12, 20, 21][..], 2));
+    assert_eq!((again.input.len(), again.input[0].header.kind), (1, Kind::Media));
+    assert_eq!((again.input[0].header.units, again.input[0].header.end), (schedule.rows(), Some(FinishReason::Stop)));
+    // All that its one token says is that it ends.
+    let (mut journal, _) = heard();
+    journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![0], 1, true)).unwrap();
+    let again = journal.admit(StageName::Thinker, UNIT, None).unwrap();
+    let SequenceSpec::Thinker(sequence) = &again.admission.spec else { panic!("{:?}", again.admission) };
+    assert_eq!((sequence.generated_len, sequence.prompt.len()), (0, 3));
+    // The embeddings go when the thinker has finished.
+    let (mut journal, schedule) = heard();
+    journal.record(Edge::Media, rows(0, schedule.rows(), true)).unwrap().unwrap();
+    assert!(!journal.embeddings_of_media().is_empty());
+    journal.record(Edge::Tokens, payload(Edge::Tokens, 0, vec![0], 1, true)).unwrap();
+    assert!(!journal.embeddings_of_media().is_empty(), "the talker lacks what it says");
+    let end = Payload { parts: Vec::new(), ..payload(Edge::Embeddings, 0, Vec::new(), 1, true) };
+    journal.record(Edge::Embeddings, end).unwrap();
+    assert!(journal.embeddings_of_media().is_empty());
 }
 
 #[test]

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A message of an actor to the ledger.
 pub(super) enum Post {
-    /// The consumer of an edge acknowledged units.
-    Acked(Edge, Vec<Ack>),
+    /// A stage acknowledged units of its input.
+    Acked(StageName, Vec<Ack>),
     /// A sequence cannot go on in this attempt.
     SequenceFailed(RequestId, StageName, String),
     /// Input of an attempt, from this unit on, did not get over its edge.
@@ -107,10 +107,44 @@ impl Ledger {
 
     fn carry_post(&self, state: &mut State, post: Post) {
         match post {
-            Post::Acked(edge, acks) => self.ack(state, edge, acks),
+            Post::Acked(stage, acks) => self.used(state, stage, acks),
             Post::SequenceFailed(request, stage, reason) => self.sequence_lost(state, request, stage, reason),
             Post::InputLost(request, stage, attempt, unit) => {
                 Ledger::input_lost(self, state, request, stage, attempt, unit);
+            }
+        }
+    }
+
+    /// A stage has used units of its input. Over which edge they came differs between requests.
+    fn used(&self, state: &mut State, stage: StageName, acks: Vec<Ack>) {
+        let mut by_edge: Vec<(Edge, Vec<Ack>)> = Vec::new();
+        for ack in acks {
+            let Some(open) = state.open.get(&ack.request) else { continue };
+            let edge = open.journal.edge_into(stage);
+            match by_edge.iter_mut().find(|(of, _)| *of == edge) {
+                Some((_, acks)) => acks.push(ack),
+                None => by_edge.push((edge, vec![ack])),
+            }
+        }
+        for (edge, acks) in by_edge {
+            let requests: Vec<_> = acks.iter().map(|ack| ack.request).collect();
+            self.ack(state, edge, acks);
+            if edge == Edge::Features {
+                requests.into_iter().for_each(|request| self.feed(state, request));
+            }
+        }
+    }
+
+    /// Gives the encoder more of a request's media, as far as it has come.
+    fn feed(&self, state: &mut State, request: RequestId) {
+        if !state.up[StageName::Encoder as usize] {
+            // It gets its input when it is admitted again.
+            return;
+        }
+        let Some(open) = state.open.get_mut(&request).filter(|open| !open.is_paused()) else { return };
+        for payload in open.journal.feed() {
+            if let Err(error) = self.put(StageName::Encoder, payload) {
+                return self.sequence_lost(state, request, StageName::Encoder, error.to_string());
             }
         }
     }
@@ -131,13 +165,12 @@ impl Ledger {
 /// The acknowledgements of a stage pass the journal on their way to the producer.
 pub(crate) struct Acks {
     pub ledger: Arc<Ledger>,
-    /// The edge into the stage.
-    pub edge: Edge,
+    pub stage: StageName,
 }
 
 impl AckSink for Acks {
     fn acked(&self, acks: &[Ack]) {
-        self.ledger.post(Post::Acked(self.edge, acks.to_vec()));
+        self.ledger.post(Post::Acked(self.stage, acks.to_vec()));
     }
 }
 

@@ -61,7 +61,7 @@ impl PayloadSender for LedgerSink {
     fn put(&self, payload: Payload) -> Result<(), TransportError> {
         match payload.header.kind {
             Kind::Tokens | Kind::Audio => self.0.deliver(payload),
-            kind @ (Kind::Embeddings | Kind::Codes) => {
+            kind @ (Kind::Features | Kind::Media | Kind::Embeddings | Kind::Codes) => {
                 let mut state = self.0.lock();
                 self.0.pass(&mut state, Edge::of(kind), payload);
             }

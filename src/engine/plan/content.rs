@@ -4,22 +4,24 @@
 use super::RequestPlan;
 use bincode::enc::write::Writer;
 use bincode::error::EncodeError;
-use omni_core::ids::Content;
+use omni_core::ids::{Content, StageName};
 use omni_model::stage::SequenceSpec;
 
 impl RequestPlan {
     /// What it asks for.
     pub fn content(&self) -> Content {
         let mut hash = Fnv(0xCBF2_9CE4_8422_2325);
-        for (_, sequence) in &self.sequences {
+        for (_, sequence) in self.sequences.iter().filter(|(stage, _)| *stage != StageName::Encoder) {
             let mut spec = sequence.spec.clone();
             match &mut spec {
                 SequenceSpec::Thinker(thinker) => thinker.seed = 0,
                 SequenceSpec::Talker(talker) => talker.seed = 0,
-                SequenceSpec::Vocoder(_) => {}
+                SequenceSpec::Encoder(_) | SequenceSpec::Vocoder(_) => {}
             }
             hash.take(&spec);
         }
+        // The cache decides whether there is an encoder's sequence, and the hashes say more than its sizes.
+        hash.take(&self.media.hashes);
         if let Some(text) = &self.follow {
             hash.take(&text.tokens);
         }

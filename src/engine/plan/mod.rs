@@ -2,13 +2,16 @@
 //! checkpoint, each value once, and refuses a request before any stage has started to work on it.
 
 mod content;
+mod media;
 mod omni;
 mod tts;
 
+pub(super) use media::MediaPlanner;
 pub(super) use omni::OmniPlanner;
 pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
+use super::media::MediaPlan;
 use super::voices::Voiceprint;
 use omni_config::LimitsConfig;
 use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};
@@ -108,6 +111,8 @@ pub(super) struct RequestPlan {
     pub codes: Option<CodeLog>,
     /// Ends speech that no longer says its text.
     pub guard: Option<Guard>,
+    /// Sound and pictures of a chat turn.
+    pub media: MediaPlan,
 }
 
 /// Codes that a talker has made, frame after frame.
@@ -411,6 +416,7 @@ impl Common {
             follow: Some(follow),
             codes: None,
             guard: None,
+            media: MediaPlan::default(),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Plans of Qwen3-Omni: a thinker that answers, or follows a given text, with a talker behind it.
 
+use super::media::{MediaPlanner, PromptedMedia};
 use super::{
     Common, FollowedText, RequestPlan, SequencePlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve,
 };
@@ -30,6 +31,7 @@ pub(crate) struct OmniPlanner {
     pub speech_prompt: String,
     /// Tokens that end an answer.
     pub eos: Arc<[u32]>,
+    pub media: MediaPlanner,
     /// Whether spoken text has its numbers and abbreviations written out.
     pub spell_out: bool,
 }
@@ -42,12 +44,17 @@ impl OmniPlanner {
         request: &GenerateRequest,
         media: &[Arc<Medium>],
     ) -> Result<RequestPlan, SubmitError> {
-        if !media.is_empty() || !request.media.is_empty() {
+        if media.is_empty() && !request.media.is_empty() {
             let message = "this server does not hear or see yet; send text".into();
             return Err(SubmitError::Invalid { param: "messages", message });
         }
-        let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
-        let prompt = self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?;
+        let (prompt, mut media) = if media.is_empty() {
+            let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
+            (self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?, None)
+        } else {
+            let (prompt, media) = self.prompted(request, media)?;
+            (prompt, Some(media))
+        };
         let audio = request.output == Output::TextAndAudio;
         let seed = request.seed.unwrap_or_else(random_seed);
 
@@ -65,13 +72,17 @@ impl OmniPlanner {
         }
         let max_tokens = max_tokens.min(room);
         let mut thinker = self.thinker_sequence(&prompt, ThinkerMode::Sample, sampling, max_tokens, seed, audio);
-        if let SequenceSpec::Thinker(spec) = &mut thinker.spec
-            && request.ignore_eos
-        {
-            spec.eos = [].into();
+        if let SequenceSpec::Thinker(spec) = &mut thinker.spec {
+            if request.ignore_eos {
+                spec.eos = [].into();
+            }
+            spec.media = media.as_ref().map(|media| Arc::clone(&media.layout));
         }
+        thinker.params.prompt_input = media.as_ref().map_or(0, |media| media.rows);
         let deliver = Outputs { tokens: true, speech: audio };
-        let mut sequences = vec![(StageName::Thinker, SequencePlan { deliver, ..thinker })];
+        let encoder = media.as_mut().and_then(PromptedMedia::sequence);
+        let mut sequences: Vec<_> =
+            encoder.into_iter().chain([(StageName::Thinker, SequencePlan { deliver, ..thinker })]).collect();
         if audio {
             let params = SpeechParams {
                 voice: VoiceChoice::named(request.voice.clone()),
@@ -84,7 +95,7 @@ impl OmniPlanner {
             let speaker = self.voice(&params)?;
             let options = common.options(SpeechVoice::Omni(speaker), &params)?;
             sequences.extend(common.speech_sequences(
-                self.talker_prompt(&prompt, speaker),
+                self.talker_prompt(&prompt, speaker, media.as_ref()),
                 options.frames_left,
                 &options,
             )?);
@@ -100,6 +111,7 @@ impl OmniPlanner {
             follow: None,
             codes: None,
             guard: None,
+            media: media.map(|media| media.plan).unwrap_or_default(),
         })
     }
 
@@ -118,7 +130,7 @@ impl OmniPlanner {
         let thinker = self.thinker_sequence(&prompt, mode, SamplingParams::GREEDY, tokens, options.seed, true);
         let mut sequences = vec![(StageName::Thinker, thinker)];
         let most = common.most_frames(&text, options);
-        sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker), most, options)?);
+        sequences.extend(common.speech_sequences(self.talker_prompt(&prompt, speaker, None), most, options)?);
         Ok(common.spoken(sequences, prompt.ids.len() as u32, FollowedText { tokens: answer, ended: true }, options))
     }
 
@@ -142,8 +154,12 @@ impl OmniPlanner {
         speaker.map_err(|error| SubmitError::Invalid { param: "voice", message: error.to_string() })
     }
 
-    fn talker_prompt(&self, prompt: &ChatPrompt, speaker: u32) -> Arc<TalkerPrompt> {
-        TalkerPrompt::omni(prompt.user_embeddings, speaker, &self.config.talker.tokens).into()
+    fn talker_prompt(&self, prompt: &ChatPrompt, speaker: u32, media: Option<&PromptedMedia>) -> Arc<TalkerPrompt> {
+        let prompt = TalkerPrompt::omni(prompt.user_embeddings, speaker, &self.config.talker.tokens);
+        match media {
+            None => prompt.into(),
+            Some(media) => prompt.with_media(Arc::clone(&media.spoken), media.talker.clone()).into(),
+        }
     }
 
     fn thinker_sequence(
@@ -185,6 +201,6 @@ fn message(message: &ChatMessage) -> Result<Message, SubmitError> {
     Ok(Message { role, content: message.content.texts().collect() })
 }
 
-fn refuse_prompt(param: &'static str, error: &PromptError) -> SubmitError {
+pub(super) fn refuse_prompt(param: &'static str, error: &PromptError) -> SubmitError {
     SubmitError::Invalid { param, message: error.to_string() }
 }

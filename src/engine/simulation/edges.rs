@@ -83,7 +83,7 @@ impl Windows {
         let before = match edge {
             Edge::Codes => Edge::Embeddings,
             Edge::Audio => Edge::Codes,
-            Edge::Text | Edge::Embeddings | Edge::Tokens => return,
+            Edge::Text | Edge::Features | Edge::Media | Edge::Embeddings | Edge::Tokens => return,
         };
         if self.prompts.contains_key(&request) {
             self.counts.entry((request, before as usize)).or_default().released = true;

@@ -51,7 +51,7 @@ pub(super) struct Sickness {
 pub(super) struct Book {
     prompts: Mutex<BTreeMap<u32, (Lengths, Option<Sickness>)>>,
     /// Of each stage: launches that fail one sequence.
-    pub failing: [AtomicU32; 3],
+    pub failing: [AtomicU32; StageName::ALL.len()],
     /// Requests whose sequence was made to fail, by their prompt.
     pub failed: Mutex<BTreeMap<u32, u32>>,
 }
@@ -129,6 +129,7 @@ impl StageModel for Model {
             return refused(format!("{slot} is open already"));
         }
         let (kind, state, count) = match spec {
+            SequenceSpec::Encoder(_) => return refused("no scenario has media"),
             SequenceSpec::Thinker(spec) => {
                 let (state, count) = (spec.seed, spec.generated_len);
                 (Kind::Thinker { spec, waiting: VecDeque::new() }, state, count)

@@ -4,6 +4,7 @@ use super::edges::Prompts;
 use super::model::{Asked, END, Expected, GROUPS, expect};
 use super::random::{Random, mix};
 use super::scenario::{RequestKind, Script, Shape};
+use crate::media::MediaPlan;
 use crate::plan::{FollowedText, RequestPlan, SequencePlan};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
@@ -131,6 +132,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
         follow,
         codes: None,
         guard: None,
+        media: MediaPlan::default(),
     };
     Planned { plan, expected, later: if answers { Vec::new() } else { pieces }, prompts }
 }

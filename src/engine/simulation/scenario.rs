@@ -237,7 +237,7 @@ impl Shape {
             process: random.once_in(3),
             pause: Duration::from_micros(random.pick(&[5, 50, 2000])),
         };
-        let stages = StageName::ALL.map(&mut stage);
+        let stages = StageName::OF_TEXT.map(&mut stage);
         let often = random.once_in(6);
         Shape {
             two_stages: random.once_in(3),
@@ -259,11 +259,12 @@ impl Shape {
 
     /// The stages of the family.
     pub fn names(&self) -> &'static [StageName] {
-        &StageName::ALL[usize::from(self.two_stages)..]
+        &StageName::OF_TEXT[usize::from(self.two_stages)..]
     }
 
     pub fn stage(&self, name: StageName) -> &StageShape {
-        &self.stages[name as usize]
+        // Of `StageName::OF_TEXT`.
+        &self.stages[name as usize - StageName::Thinker as usize]
     }
 }
 

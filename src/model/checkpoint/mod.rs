@@ -13,6 +13,7 @@ use crate::hf::{Family, GenerationDefaults, OmniConfig, TtsConfig};
 use crate::weights::{EmbeddedFiles, Files, Loader, Source, Weights};
 use candle_core::Device;
 use omni_config::WeightsKind;
+use omni_core::ids::StageName;
 use serde_json::{Map, Value};
 use std::path::Path;
 use std::sync::Arc;
@@ -132,6 +133,16 @@ impl Checkpoint {
     /// The parsed configs.
     pub fn family(&self) -> &Family {
         &self.family
+    }
+
+    /// Stages of the pipeline, upstream first: with an encoder where the config describes a tower and the weights have
+    /// it.
+    pub fn stages(&self) -> &'static [StageName] {
+        let Family::Omni(config) = &self.family else { return self.family.stages() };
+        let loader = self.loader(&[], &Device::Cpu);
+        let hears = config.thinker.audio.is_some() && loader.scope("thinker.audio_tower.conv_out").offers("weight");
+        let sees = config.thinker.vision.is_some() && loader.scope("thinker.visual.patch_embed.proj").offers("weight");
+        if hears || sees { &StageName::ALL } else { self.family.stages() }
     }
 
     /// The config of a Qwen3-Omni checkpoint.

@@ -33,10 +33,10 @@ impl Family {
         }
     }
 
-    /// Stages of the pipeline, upstream first.
+    /// Stages that a request of text can need, upstream first.
     pub fn stages(&self) -> &'static [StageName] {
         match self {
-            Family::Omni(_) => &StageName::ALL,
+            Family::Omni(_) => &StageName::OF_TEXT,
             Family::Tts(_) => &[StageName::Talker, StageName::Vocoder],
         }
     }

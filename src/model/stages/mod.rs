@@ -1,6 +1,7 @@
 //! The stages' implementations of [`StageModel`](super::stage::StageModel): sequences and their bookkeeping around the
 //! nets.
 
+pub mod encoder;
 mod media;
 pub mod talker;
 pub mod thinker;

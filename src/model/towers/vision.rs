@@ -9,6 +9,7 @@ use crate::weights::Scope;
 use crate::{LoadError, ModelError};
 use candle_core::{Result, Tensor};
 use omni_ops::{Angles, AxialRope, Linear};
+use std::ops::Deref;
 
 /// Patches to embeddings of the thinker.
 pub struct VisionTower {
@@ -31,10 +32,13 @@ pub struct SliceLayout {
     patches: usize,
 }
 
-/// A temporal slice on its way through the layers.
-pub struct Slice<'a> {
-    layout: &'a SliceLayout,
-    x: Tensor,
+/// A temporal slice on its way through the layers. It holds its layout, or refers to it.
+pub struct Slice<L> {
+    layout: L,
+    /// The residual stream, in pieces while patches still come.
+    x: Vec<Tensor>,
+    /// Patches that have come.
+    patches: usize,
     /// Layers done.
     layer: usize,
     deepstack: Vec<Tensor>,
@@ -145,25 +149,65 @@ impl VisionTower {
     ///
     /// # Errors
     /// [`ModelError::Sequence`] when the patches do not fit the layout.
-    pub fn begin<'a>(&self, patches: &Tensor, layout: &'a SliceLayout) -> std::result::Result<Slice<'a>, ModelError> {
+    pub fn begin<L>(&self, patches: &Tensor, layout: L) -> std::result::Result<Slice<L>, ModelError>
+    where
+        L: Deref<Target = SliceLayout>,
+    {
         let wanted = [layout.patches, self.config.patch_width()];
         if patches.dims() != wanted {
             return refused(format!("patches have shape {:?}: expected {wanted:?}", patches.dims()));
         }
-        let x = (self.patch.forward(patches)? + &layout.positions)?;
-        Ok(Slice { layout, x, layer: 0, deepstack: vec![] })
+        let mut slice = self.empty(layout);
+        self.feed(&mut slice, patches)?;
+        Ok(slice)
+    }
+
+    /// A slice whose patches come in [pieces](VisionTower::feed).
+    pub fn empty<L>(&self, layout: L) -> Slice<L> {
+        Slice { layout, x: Vec::new(), patches: 0, layer: 0, deepstack: vec![] }
+    }
+
+    /// Takes the next patches of a slice, `[n, patch_width]`: the same bits in pieces of any size.
+    ///
+    /// # Errors
+    /// [`ModelError::Sequence`] for patches of another width, none, or more than are missing.
+    pub fn feed<L>(&self, slice: &mut Slice<L>, patches: &Tensor) -> std::result::Result<(), ModelError>
+    where
+        L: Deref<Target = SliceLayout>,
+    {
+        let (left, width) = (slice.layout.patches - slice.patches, self.config.patch_width());
+        let &[n, found] = patches.dims() else {
+            return refused(format!("patches have shape {:?}: expected two dimensions", patches.dims()));
+        };
+        if n == 0 || n > left || found != width {
+            return refused(format!("patches have shape [{n}, {found}]: expected [1..={left}, {width}]"));
+        }
+        let positions = slice.layout.positions.narrow(0, slice.patches, n)?;
+        slice.x.push((self.patch.forward(patches)? + positions)?);
+        slice.patches += n;
+        Ok(())
     }
 
     /// Runs the next layer of a slice; `false` when there is none.
     ///
     /// # Errors
-    /// What the device says.
-    pub fn advance(&self, slice: &mut Slice<'_>) -> Result<bool> {
+    /// What the device says, and for a slice whose patches have not all come.
+    pub fn advance<L: Deref<Target = SliceLayout>>(&self, slice: &mut Slice<L>) -> Result<bool> {
         let Some(layer) = self.layers.get(slice.layer) else { return Ok(false) };
-        slice.x = layer.forward(&slice.x, Some(&slice.layout.angles))?;
-        if let Some(level) = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == slice.layer) {
-            slice.deepstack.push(self.deepstack[level].forward(&slice.x)?);
+        if slice.patches < slice.layout.patches {
+            candle_core::bail!("{} of {} patches of a slice have come", slice.patches, slice.layout.patches);
         }
+        let pieces = std::mem::take(&mut slice.x);
+        let x = match &pieces[..] {
+            [whole] => whole.clone(),
+            pieces => Tensor::cat(pieces, 0)?,
+        };
+        drop(pieces);
+        let x = layer.forward(&x, Some(&slice.layout.angles))?;
+        if let Some(level) = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == slice.layer) {
+            slice.deepstack.push(self.deepstack[level].forward(&x)?);
+        }
+        slice.x.push(x);
         slice.layer += 1;
         Ok(true)
     }
@@ -172,11 +216,12 @@ impl VisionTower {
     ///
     /// # Errors
     /// [`ModelError::Sequence`] while layers are left.
-    pub fn finish(&self, slice: Slice<'_>) -> std::result::Result<MediaRows, ModelError> {
+    pub fn finish<L>(&self, slice: Slice<L>) -> std::result::Result<MediaRows, ModelError> {
+        let [x] = &slice.x[..] else { return refused("a slice was finished before its layers began") };
         if slice.layer < self.layers.len() {
             return refused(format!("a slice was finished after {} of {} layers", slice.layer, self.layers.len()));
         }
-        Ok(MediaRows { rows: self.merger.forward(&slice.x)?, deepstack: slice.deepstack })
+        Ok(MediaRows { rows: self.merger.forward(x)?, deepstack: slice.deepstack })
     }
 }
 

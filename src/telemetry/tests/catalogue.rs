@@ -5,7 +5,7 @@ use omni_core::ids::{PayloadKind, RequestId, StageName};
 use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
-    self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics,
+    self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, MediaMetrics,
     HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind,
     RequestMetrics, SpanMetrics, StageMetrics,
 };
@@ -29,6 +29,8 @@ fn record_one_of_each() {
     http.output_bytes.set(1.0);
     HttpMetrics::evicted("idle");
     DecodeMetrics::ended("recording", "decoded");
+    MediaMetrics::looked_up(true);
+    MediaMetrics::cached(1);
     HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");

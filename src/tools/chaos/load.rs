@@ -136,7 +136,7 @@ mod tests {
         let load = load("qwen3_omni");
         assert_eq!((count(&load, Kind::Speech), count(&load, Kind::Chat), count(&load, Kind::Text)), (16, 6, 2));
         assert_eq!(load.stages_of(Kind::Text), [StageName::Thinker]);
-        assert_eq!(load.stages_of(Kind::Chat), StageName::ALL);
+        assert_eq!(load.stages_of(Kind::Chat), StageName::OF_TEXT);
     }
 
     #[test]

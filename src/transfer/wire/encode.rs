@@ -68,6 +68,7 @@ impl<'a> Frame<'a> {
             let (data, rest) = body.split_at_mut(*len);
             match part {
                 Part::Embeddings(embeddings) => write_embeddings(embeddings, data)?,
+                Part::Features(features) => copy(data, &features.clone().numbers(), |value| value.to_le_bytes()),
                 Part::U32(values) => copy(data, values, |value| value.to_le_bytes()),
                 Part::F32(values) => copy(data, values, |value| value.to_le_bytes()),
             }
@@ -100,6 +101,7 @@ fn part_header(part: &Part) -> Result<PartHeader, WireError> {
     match part {
         Part::U32(values) => list(Dtype::U32, values.len()),
         Part::F32(values) => list(Dtype::F32, values.len()),
+        Part::Features(features) => list(Dtype::F32, features.len()),
         Part::Embeddings(embeddings) => {
             let dtype = match embeddings {
                 Embeddings::Host(tensor) if tensor.rank() != 2 => {

@@ -12,7 +12,7 @@
 //!            b  body: the parts one after the other, each followed by zeros up to a multiple of 16
 //! ```
 //!
-//! A part is a list of `u32` or `f32`, or embeddings of `f32` or `bf16`. A frame that begins at a multiple of 16 has
+//! A part is a list of `u32` or `f32` (features too, once they are computed), or embeddings of `f32` or `bf16`. A frame that begins at a multiple of 16 has
 //! all its parts at multiples of 16: a reader can use them where they lie.
 //!
 //! [`Frame`] writes into memory that the transport provides, [`decode()`] leaves embeddings in the frame they came in:

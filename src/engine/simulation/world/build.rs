@@ -57,6 +57,8 @@ impl<'a> World<'a> {
         let stages = handles.iter().map(|handle| {
             let (name, of) = (handle.name(), shape.stage(handle.name()));
             let most = match name {
+                // No scenario has media.
+                StageName::Encoder => 0,
                 // A text is followed in pieces; a sampled token comes with the end of its prompt.
                 StageName::Thinker => of.window - 1 + of.prefill_chunk.max(2),
                 StageName::Talker => of.window,
@@ -68,7 +70,7 @@ impl<'a> World<'a> {
                 OutEdge { kind: edge.kind(), sender, handles: false, metrics: EdgeMetrics::new(name, edge.kind()) }
             };
             let edge = Edge::into_stage(name, handles.before(name).is_none());
-            let acks = Arc::new(Acks { ledger: Arc::clone(&ledger), edge }) as Arc<dyn AckSink>;
+            let acks = Arc::new(Acks { ledger: Arc::clone(&ledger), stage: name }) as Arc<dyn AckSink>;
             let setup = StageSetup {
                 notes: None,
                 name,
