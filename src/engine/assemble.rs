@@ -4,6 +4,7 @@ use super::admission::{Admissions, TICK};
 use super::decode::Decoders;
 use super::device::DeviceChoice;
 use super::journal::Edge;
+use super::media::{self, Preparer};
 use super::ledger::{Acks, Ledger, LedgerSink};
 use super::placement;
 use super::plan::{Common, FamilyPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
@@ -110,6 +111,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         },
         fault: maker.faults.site(None, FaultPoint::Plan),
     };
+    let preparer = Preparer::new(checkpoint, config)?;
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
     let admissions = Admissions::new(&config.limits, SAMPLE_RATE);
     admissions.settled_by(&ledger);
@@ -132,6 +134,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         speech: config.speech.clone(),
         pronunciations: pronunciations(config)?.into(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or_else(|| segment_chars(checkpoint)),
+        preparer,
         voices,
         aligner: aligner.map(|aligner| Arc::new(aligner) as Arc<dyn Aligner>),
     })
@@ -236,6 +239,8 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
             instructions: tts.follows_instructions,
         }),
     };
+    // A checkpoint has both towers or none.
+    let senses = media::is_served(checkpoint, config);
     Ok(ModelInfo {
         id: config.model.name.clone(),
         voices: talker.speaker_names().into_iter().filter(|_| named).map(str::to_owned).collect(),
@@ -244,6 +249,8 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,
         fade_in: config.speech.fade_in,
         word_times: aligner::exists(checkpoint),
+        hears: senses,
+        sees: senses,
         tts,
     })
 }

@@ -11,6 +11,7 @@
 //! | `decode` | files that clients send, decoded in processes with limits |
 //! | `ledger` | every accepted request, its client and its journal |
 //! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
+//! | `media` | what chat turns carry besides text: from files to what a stage encodes, within limits |
 //! | `caught` | panics in what is done for one request |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `placement` | what `placement = "auto"` means on this machine |
@@ -41,6 +42,7 @@ mod incremental;
 mod journal;
 mod ledger;
 mod load;
+mod media;
 pub mod models;
 pub mod placement;
 mod plan;
@@ -59,8 +61,8 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, Content, EngineHealth, Event, GenerateRequest, LaterReason, Listener,
-    MediaKind, MediaSource, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError, RequestOptions,
+    AdmissionStatus, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest, LaterReason, Listener,
+    MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError, RequestOptions,
     ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError,
     Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
@@ -80,7 +82,7 @@ use omni_config::{Config, LimitsConfig, SpeechConfig};
 use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
-use omni_media::Medium;
+use media::{Prepared, Preparer};
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::{StageHandle, StageStatus};
@@ -149,6 +151,8 @@ struct Shared {
     /// Turns of large requests to be planned.
     planning: Semaphore,
     ordinary: Ordinary,
+    /// Of a checkpoint that hears and sees.
+    preparer: Option<Preparer>,
     /// Of a checkpoint that clones voices.
     voices: Option<Arc<Voices>>,
     /// Of a checkpoint that has one.
@@ -382,19 +386,26 @@ impl Engine {
         }
     }
 
-    async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
+    async fn generate(&self, mut request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
         let chars = request.messages.iter().map(ChatMessage::chars).sum();
         self.shared.planner.check_messages(request.messages.len(), chars)?;
         // Only accepted requests are planned: a template and a tokenizer go over all of the conversation.
-        let place = self.shared.enter(&options, (chars <= ORDINARY_CHARS, true, sounds))?;
-        let media: Vec<Arc<Medium>> = Vec::new();
+        let sources = std::mem::take(&mut request.media);
+        // What is decoded and encoded first takes longer.
+        let ordinary = chars <= ORDINARY_CHARS && sources.is_empty();
+        let place = self.shared.enter(&options, (ordinary, true, sounds))?;
+        let Prepared { media, tokens, memory } = match (sources.is_empty(), &self.shared.preparer) {
+            (true, _) => Prepared::default(),
+            (false, Some(preparer)) => preparer.prepare(sources).await?,
+            (false, None) => return Err(media::cannot(&sources)),
+        };
         let plan = self.shared.plan(chars, move |planner| planner.chat(&request, &media)).await?;
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, place, Arc::clone(&expired));
-        Ok(stream.watched(watch).lasting(options.life, expired))
+        Ok(stream.watched(watch).lasting(options.life, expired).counting(tokens).keeping(memory))
     }
 }
 

@@ -187,6 +187,11 @@ impl Spectrum {
         self.frames
     }
 
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> usize {
+        size_of_val(self.logs.as_slice())
+    }
+
     /// What the thinker hears, `[bands, L]`.
     pub fn features(&self) -> Vec<f32> {
         self.features_of(0..self.frames)

@@ -441,6 +441,30 @@ impl DecodeMetrics {
     }
 }
 
+/// Sounds, pictures and videos of chat turns.
+#[derive(Debug)]
+pub struct MediaMetrics;
+
+impl MediaMetrics {
+    /// What became of one: it was `prepared`, `refused`, there was no room (`busy`), or it was `dropped` with its request.
+    pub fn ended(kind: &'static str, outcome: &'static str) {
+        install();
+        counter!(c::MEDIA.name, "kind" => kind, "outcome" => outcome).increment(1);
+    }
+
+    /// How long one took.
+    pub fn took(kind: &'static str, time: Duration) {
+        install();
+        histogram!(c::MEDIA_SECONDS.name, "kind" => kind).record(time);
+    }
+
+    /// So many bytes more, or fewer, are held for them.
+    pub fn holds(more: f64) {
+        install();
+        gauge!(c::MEDIA_BYTES.name).increment(more);
+    }
+}
+
 /// One of several models.
 #[derive(Debug)]
 pub struct ModelMetrics {

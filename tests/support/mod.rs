@@ -7,6 +7,7 @@ pub mod golden;
 pub mod http;
 pub mod listeners;
 pub mod omni;
+pub mod pictures;
 pub mod process;
 pub mod recording;
 pub mod sequences;

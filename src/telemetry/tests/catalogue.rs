@@ -6,7 +6,7 @@ use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics,
-    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind,
+    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind,
     RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
@@ -29,6 +29,9 @@ fn record_one_of_each() {
     http.output_bytes.set(1.0);
     HttpMetrics::evicted("idle");
     DecodeMetrics::ended("recording", "decoded");
+    MediaMetrics::ended("image", "prepared");
+    MediaMetrics::took("image", Duration::from_millis(20));
+    MediaMetrics::holds(1.0);
     HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");
