@@ -13,9 +13,9 @@ use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
     AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig,
-    LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig,
-    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
-    WeightsKind,
+    LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig,
+    SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig,
+    VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};

@@ -61,10 +61,10 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest, LaterReason, Listener,
-    MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError, RequestOptions,
-    ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError,
-    Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
+    AdmissionStatus, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest, LaterReason,
+    Listener, MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError,
+    RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth,
+    StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
@@ -78,11 +78,11 @@ use admission::{Admissions, Entrant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
+use media::{Prepared, Preparer};
 use omni_config::{Config, LimitsConfig, SpeechConfig};
 use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
-use media::{Prepared, Preparer};
 use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::{StageHandle, StageStatus};

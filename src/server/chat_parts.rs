@@ -117,7 +117,10 @@ pub(super) fn message<'a>(
     if role != "user"
         && let Some(source) = sources.get(before)
     {
-        return Err(FieldError::invalid(&source.param, "only messages of the user may carry sound, pictures and videos"));
+        return Err(FieldError::invalid(
+            &source.param,
+            "only messages of the user may carry sound, pictures and videos",
+        ));
     }
     if role == "user" && sources.len() == before && content.texts().all(|text| text.trim().is_empty()) {
         return Err(at(".content", "is empty"));

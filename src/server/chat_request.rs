@@ -101,10 +101,7 @@ fn sound(app: &App, audio: &AudioFields, stream: bool) -> Result<Sound, FieldErr
 
 type Conversation<'a> = (Vec<ChatMessage>, Vec<SourceRef<'a>>);
 
-fn messages<'a>(
-    wire: Option<Vec<Message<'a>>>,
-    processor: Option<&Processor>,
-) -> Result<Conversation<'a>, FieldError> {
+fn messages<'a>(wire: Option<Vec<Message<'a>>>, processor: Option<&Processor>) -> Result<Conversation<'a>, FieldError> {
     let wire = wire.ok_or_else(|| FieldError::missing("messages", "an array of messages"))?;
     let mut media = Vec::new();
     let read = |(index, wire)| chat_parts::message(index, wire, processor, &mut media);

@@ -11,7 +11,9 @@ use super::state::{App, Model};
 use super::tls::{Tls, TlsError};
 use super::wyoming;
 use futures::future::{BoxFuture, join_all};
-use omni_config::{Config, LimitsConfig, MediaInputConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig};
+use omni_config::{
+    Config, LimitsConfig, MediaInputConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig,
+};
 use omni_engine::Service;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -267,8 +269,14 @@ impl Server {
         succeeded: BoxFuture<'_, ()>,
         mut shutdown: BoxFuture<'_, ()>,
     ) {
-        let app =
-            Arc::new(App::new(models.clone(), &self.config, limits, (self.references, self.media), &self.telemetry, self.rules));
+        let app = Arc::new(App::new(
+            models.clone(),
+            &self.config,
+            limits,
+            (self.references, self.media),
+            &self.telemetry,
+            self.rules,
+        ));
         let admin = self.admin.and_then(|admin| {
             let (address, open) = (admin.address, admin.address.ip().is_loopback());
             let answering = admin.serve(admin_router(app.clone(), open));

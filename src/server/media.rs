@@ -55,10 +55,9 @@ pub(super) async fn load(app: &App, refs: &[SourceRef<'_>]) -> Result<Loaded, Ap
             What::Video { hear, frames_per_second, .. } => {
                 MediaSource::Video { file, hear: *hear, frames_per_second: *frames_per_second }
             }
-            What::Frames { frames_per_second, .. } => MediaSource::Frames {
-                pictures: std::mem::take(&mut pictures),
-                frames_per_second: *frames_per_second,
-            },
+            What::Frames { frames_per_second, .. } => {
+                MediaSource::Frames { pictures: std::mem::take(&mut pictures), frames_per_second: *frames_per_second }
+            }
         });
     }
     drop(files);

@@ -23,6 +23,17 @@ pub fn bmp(width: u32, height: u32) -> Vec<u8> {
     file
 }
 
+/// A picture of two colours, of an eighth of a byte a pixel, as a bmp. The width is a multiple of 32.
+pub fn two_colours(width: u32, height: u32) -> Vec<u8> {
+    let size = width / 8 * height;
+    let mut file = b"BM".to_vec();
+    for field in [62 + size, 0, 62, 40, width, height, 1 | 1 << 16, 0, size, 0, 0, 2, 2, 0x0010_80f0, 0x00ff_4020] {
+        file.extend(field.to_le_bytes());
+    }
+    file.extend((0..size).map(|i| (i * 11) as u8));
+    file
+}
+
 /// A gif of so many frames of one pixel, each shown for so many hundredths of a second.
 pub fn gif(frames: usize, hundredths: u16) -> Vec<u8> {
     // One pixel, a palette of two colours, repeated for ever.

@@ -233,10 +233,9 @@ mod tests {
     #[test]
     fn pictures_arrive_as_they_were_sent_and_only_whole_ones() {
         let rule = SizeRule { factor: 32, min_pixels: 3_136, max_pixels: 65_536 };
-        for job in [
-            Job::picture(&MediaLimits::default(), &rule),
-            Job::animation(&MediaLimits::default(), &rule, 2.0 / 3.0),
-        ] {
+        for job in
+            [Job::picture(&MediaLimits::default(), &rule), Job::animation(&MediaLimits::default(), &rule, 2.0 / 3.0)]
+        {
             let mut bytes = Vec::new();
             send_job(&mut bytes, &job, b"GIF89a").unwrap();
             assert_eq!(receive_job(&mut bytes.as_slice(), 6).unwrap(), (job, b"GIF89a".to_vec()));

@@ -126,13 +126,13 @@ pub(super) fn execute(job: &Job, body: &[u8]) -> Result<Answer, String> {
     let told = |error: MediaError| error.to_string();
     match job {
         Job::Recording(RecordingHead { max_bytes, min_seconds, max_seconds }) => {
-            let limits =
-                AudioLimits { max_bytes: *max_bytes, min_seconds: *min_seconds, max_seconds: *max_seconds };
+            let limits = AudioLimits { max_bytes: *max_bytes, min_seconds: *min_seconds, max_seconds: *max_seconds };
             let clip = decode_audio(body, &limits).map_err(|error| error.to_string())?;
             Ok(Answer::Samples(Samples { rate: clip.rate, samples: clip.pcm }))
         }
         Job::Sound(SoundHead { limits, rate, window, hop, bands }) => {
-            let mel = LogMel::new(MelConfig { rate: *rate, window: *window, hop: *hop, bands: *bands }).map_err(told)?;
+            let mel =
+                LogMel::new(MelConfig { rate: *rate, window: *window, hop: *hop, bands: *bands }).map_err(told)?;
             let samples = hearing::samples(body, &limits.into(), &mel).map_err(told)?;
             Ok(Answer::Samples(Samples { rate: *rate, samples }))
         }

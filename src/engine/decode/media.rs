@@ -1,7 +1,9 @@
 //! What a model hears and sees, decoded where recordings are: sound, pictures, animations.
 
 use super::job::{Answer, Job, Pictures, Samples, execute, resized};
-use super::{BYTES_PER_SAMPLE, DecodeError, Decoders, Place, StartError, WORKING_BYTES, WorkerLimits, counted, refused};
+use super::{
+    BYTES_PER_SAMPLE, DecodeError, Decoders, Place, StartError, WORKING_BYTES, WorkerLimits, counted, refused,
+};
 use omni_config::MediaInputConfig;
 use omni_media::MediaLimits;
 use omni_media::mel::MelConfig;
@@ -45,10 +47,13 @@ impl Decoders {
         // The last sample may round up.
         let most = (limits.max_seconds * f64::from(mel.rate)) as u64 + 2;
         let found = self.run(&Job::sound(limits, mel), bytes, most * size_of::<f32>() as u64);
-        counted("sound", found.and_then(|answer| match answer {
-            Answer::Samples(Samples { rate, samples }) if rate == mel.rate && !samples.is_empty() => Ok(samples),
-            _ => Err(nonsense()),
-        }))
+        counted(
+            "sound",
+            found.and_then(|answer| match answer {
+                Answer::Samples(Samples { rate, samples }) if rate == mel.rate && !samples.is_empty() => Ok(samples),
+                _ => Err(nonsense()),
+            }),
+        )
     }
 
     /// Decodes a picture, of an animation the first, and resizes it by this rule. Blocks.

@@ -160,7 +160,8 @@ impl Preparer {
         self.0.check(&sources)?;
         let need = self.0.need(&sources);
         let waiting = Waiting::new(&self.0)?;
-        let busy = |_| SubmitError::Busy("too many sounds and pictures are being decoded; try again in a second".into());
+        let busy =
+            |_| SubmitError::Busy("too many sounds and pictures are being decoded; try again in a second".into());
         let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.0.turns).acquire_owned()).await.map_err(busy)?;
         let memory = self.0.memory.take(need, PATIENCE).await?;
         drop(waiting);
@@ -172,9 +173,9 @@ impl Preparer {
             drop(turn);
             (made, memory)
         });
-        let (made, mut memory) = working.await.map_err(|error| {
-            SubmitError::Internal(format!("the sounds and pictures were not prepared: {error}"))
-        })?;
+        let (made, mut memory) = working
+            .await
+            .map_err(|error| SubmitError::Internal(format!("the sounds and pictures were not prepared: {error}")))?;
         let media = made.map_err(|trouble| match trouble {
             Trouble::Medium(index, message) => SubmitError::Medium { index, message },
             Trouble::Busy(message) => SubmitError::Busy(message),

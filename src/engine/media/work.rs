@@ -196,7 +196,8 @@ impl Inner {
     }
 }
 
-const NO_VIDEOS: &str = "this server decodes no videos but animated GIF and WebP (media.ffmpeg): send the frames as a list";
+const NO_VIDEOS: &str =
+    "this server decodes no videos but animated GIF and WebP (media.ffmpeg): send the frames as a list";
 
 /// Whether a worker decodes it, by its first bytes: GIF or WebP.
 fn is_animation(file: &[u8]) -> bool {

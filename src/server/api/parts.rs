@@ -50,7 +50,6 @@ pub(crate) struct InputAudio<'a> {
     #[schemars(required)]
     pub data: Option<&'a str>,
     /// Without effect: the file says what it is.
-    #[expect(dead_code, reason = "reading it checks it")]
     pub format: Option<&'a str>,
 }
 

@@ -6,8 +6,8 @@ use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics,
-    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind,
-    RequestMetrics, SpanMetrics, StageMetrics,
+    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases, Queue,
+    RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
