@@ -160,9 +160,11 @@ impl Preparer {
         self.0.check(&sources)?;
         let need = self.0.need(&sources);
         let waiting = Waiting::new(&self.0)?;
-        let busy =
-            |_| SubmitError::Busy("too many sounds and pictures are being decoded; try again in a second".into());
-        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.0.turns).acquire_owned()).await.map_err(busy)?;
+        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.0.turns).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            let told = "too many sounds and pictures are being decoded; try again in a second";
+            return Err(SubmitError::Busy(told.into()));
+        };
         let memory = self.0.memory.take(need, PATIENCE).await?;
         drop(waiting);
         let (inner, left) = (Arc::clone(&self.0), Left::default());
