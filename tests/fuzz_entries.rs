@@ -287,6 +287,11 @@ fn clients_are_answered_whatever_they_send() {
     let marked = json!({"input": "Hello [pause: 0.5s] [rate: 80%]there.", "markup": "brackets", "max_new_tokens": 2,
         "speaker_embedding": vector, "pronunciations": {"there": "hair"}, "response_format": "pcm"});
     let chat = json!({"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 2, "stream": false});
+    let parts = json!([{"type": "text", "text": "Hello."}, {"type": "image_url", "image_url": {"url": "data:,"}},
+        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+        {"type": "video", "video": ["UklGRg=="], "fps": 2.0}]);
+    let seen = json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 2,
+        "mm_processor_kwargs": {"use_audio_in_video": true, "fps": 1.0}});
     let start =
         json!({"type": "session.config", "speaker_embedding": vector, "max_new_tokens": 2, "language": "English"});
     let text = json!({"type": "input.text", "text": "Hello there. "});
@@ -307,9 +312,10 @@ fn clients_are_answered_whatever_they_send() {
         }
     });
     fuzz("HTTP bodies", 0.2, |dice| {
+        let chats = "/v1/chat/completions";
         let (path, good) =
-            [(tts::SPEECH, &speech), (tts::SPEECH, &marked), ("/v1/chat/completions", &chat), (BATCH, &speech)]
-                [dice.roll(4)];
+            [(tts::SPEECH, &speech), (tts::SPEECH, &marked), (chats, &chat), (chats, &seen), (BATCH, &speech)]
+                [dice.roll(5)];
         let reply = Ask::text(path, dice.damaged(good.to_string().as_bytes())).send(&server.url);
         assert!(reply.status != 500, "{}", String::from_utf8_lossy(&reply.body));
         if reply.status >= 400 {

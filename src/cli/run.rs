@@ -89,7 +89,8 @@ pub async fn execute(args: RunArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
     telemetry::process_started();
     let opened = Opened::new(&config, embedded)?;
     let server = sockets::open(&config, predecessor.as_ref())?;
-    let server = server.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
+    let server =
+        server.with_references(&config.reference_audio).with_media(&config.media).with_telemetry(&config.telemetry);
     let address = server.local_addr();
     if predecessor.is_none() {
         greet(greeting(&config, opened.family(), &server));

@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use omni_audio::{AudioFormat, MAX_LOUDNESS, MAX_SPEED, MIN_LOUDNESS, MIN_SPEED, SAMPLE_RATES, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
-    ChatMessage, Event, GenerateRequest, Markup, Output, Recording, RequestOptions, ResponseStream, SamplingOverrides,
-    Service, SpeechParams, SpeechRequest, TextSource, VoiceChoice,
+    ChatMessage, Content, Detail, Event, GenerateRequest, Markup, MediaSource, Output, Part, Recording, RequestOptions,
+    ResponseStream, SamplingOverrides, Service, SpeechParams, SpeechRequest, SubmitError, TextSource, VoiceChoice,
 };
 use omni_model::weights::EmbeddedFiles;
 use omni_tools::exit::{Interrupted, Usage};
@@ -17,6 +17,7 @@ use omni_tools::model::ModelArgs;
 use omni_tools::signals::Signals;
 use std::io::Read;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Speak a text, or answer it, into a file
@@ -29,13 +30,15 @@ use std::time::{Duration, Instant};
   omni-actors say \"A little faster, please.\" --speed 1.25 -o faster.mp3
   omni-actors say \"Press one.\" -o menu.ulaw                       raw G.711 for a telephone
   omni-actors say --chat \"What is the capital of France?\" -o answer.wav
+  omni-actors say --audio question.wav --image photo.jpg -o answer.wav
   echo \"Read me.\" | omni-actors say - -o - | aplay            played while it is made
   omni-actors say \"Hello.\" --voice alto --seed 7 --temperature 0
   omni-actors say --markup brackets \"Ready? [pause: 1s] [voice: alto] Go!\"
   omni-actors say \"Hello.\" --checkpoint Qwen3-TTS-12Hz-0.6B-Base --ref-audio me.wav --ref-text \"What I say in it.\"")]
 pub struct SayArgs {
     /// What to say; - reads it from stdin
-    text: String,
+    #[arg(required_unless_present_any = ["audio", "image", "video"])]
+    text: Option<String>,
     /// File to write, its ending being its format: wav, flac, mp3, opus (or ogg), pcm, mulaw, alaw; - writes a wav to
     /// stdout while the speech is made
     #[arg(short, long, value_name = "FILE", default_value = "speech.wav")]
@@ -43,6 +46,15 @@ pub struct SayArgs {
     /// Answer the text instead of repeating it; the answer is also printed on stderr
     #[arg(long)]
     chat: bool,
+    /// Answer this sound, in front of the text if there is one; may be given several times, as the next two
+    #[arg(long, value_name = "FILE", conflicts_with = "ref_audio")]
+    audio: Vec<PathBuf>,
+    /// Answer what is in this picture
+    #[arg(long, value_name = "FILE", conflicts_with = "ref_audio")]
+    image: Vec<PathBuf>,
+    /// Answer what is in this video or animation, with its sound
+    #[arg(long, value_name = "FILE", conflicts_with = "ref_audio")]
+    video: Vec<PathBuf>,
     /// Format, whatever the name of the file: wav, flac, mp3, opus, pcm, mulaw, alaw
     #[arg(long, value_parser = AudioFormat::parse)]
     format: Option<AudioFormat>,
@@ -119,7 +131,7 @@ pub async fn execute(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::
 }
 
 async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
-    let text = match args.text.as_str() {
+    let text = match args.text.as_deref().unwrap_or_default() {
         "-" => {
             let mut text = String::new();
             std::io::stdin().read_to_string(&mut text).context("cannot read stdin")?;
@@ -128,7 +140,7 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
         text => text.to_owned(),
     };
     let text = text.trim();
-    if text.is_empty() {
+    if text.is_empty() && !args.has_media() {
         return Err(Usage("there is nothing to say: give a text".to_owned()).into());
     }
     let sound = args.sound()?;
@@ -138,7 +150,7 @@ async fn speak(args: SayArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     let mut sink = SpeechSink::open(&args.output, writer)?;
     let began = Instant::now();
     let stream = args.submit(&*service, text).await?;
-    let told = receive(stream, &mut sink, began, service.info().sample_rate, args.chat).await?;
+    let told = receive(stream, &mut sink, began, service.info().sample_rate, args.answers()).await?;
     sink.finish()?;
     service.drain(Duration::ZERO).await;
     let voice = match (&args.ref_audio, args.voice.as_deref().or(service.info().default_voice.as_deref())) {
@@ -174,6 +186,49 @@ impl SayArgs {
         Ok(Sound { speed: self.speed, sample_rate: self.sample_rate, loudness: self.loudness, ..format.into() })
     }
 
+    fn has_media(&self) -> bool {
+        [&self.audio, &self.image, &self.video].iter().any(|files| !files.is_empty())
+    }
+
+    /// Whether the text is answered, not repeated.
+    fn answers(&self) -> bool {
+        self.chat || self.has_media()
+    }
+
+    /// What is to be answered: sounds, pictures and videos, then the text.
+    fn turn(&self, text: &str) -> anyhow::Result<(ChatMessage, Vec<MediaSource>)> {
+        if !self.has_media() {
+            return Ok((ChatMessage::text("user", text), Vec::new()));
+        }
+        let read = |path: &PathBuf| {
+            let file = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            Ok::<_, anyhow::Error>(Arc::from(file))
+        };
+        let mut parts = Vec::new();
+        let mut media = Vec::new();
+        for path in &self.audio {
+            parts.push(Part::Audio);
+            media.push(MediaSource::Audio(read(path)?));
+        }
+        for path in &self.image {
+            parts.push(Part::Image);
+            media.push(MediaSource::Image { file: read(path)?, detail: Detail::Auto });
+        }
+        for path in &self.video {
+            parts.push(Part::Video);
+            media.push(MediaSource::Video { file: read(path)?, hear: true, frames_per_second: None });
+        }
+        if !text.is_empty() {
+            parts.push(Part::Text(text.to_owned()));
+        }
+        Ok((ChatMessage { role: "user".to_owned(), content: Content::Parts(parts) }, media))
+    }
+
+    /// The file that an error of the engine is about.
+    fn file(&self, index: usize) -> Option<&PathBuf> {
+        self.audio.iter().chain(&self.image).chain(&self.video).nth(index)
+    }
+
     /// The voice that the options name.
     fn speaker(&self) -> anyhow::Result<VoiceChoice> {
         let Some(path) = &self.ref_audio else { return Ok(VoiceChoice::named(self.voice.clone())) };
@@ -184,11 +239,11 @@ impl SayArgs {
     async fn submit(&self, service: &dyn Service, text: &str) -> anyhow::Result<ResponseStream> {
         let speech = SamplingOverrides { temperature: self.temperature, ..SamplingOverrides::default() };
         let (voice, seed) = (self.voice.clone(), self.seed);
-        let accepted = if self.chat {
-            let messages = vec![ChatMessage::text("user", text)];
+        let accepted = if self.answers() {
+            let (message, media) = self.turn(text)?;
             let request = GenerateRequest {
-                messages,
-                media: Vec::new(),
+                messages: vec![message],
+                media,
                 output: Output::TextAndAudio,
                 voice,
                 text: speech,
@@ -215,7 +270,11 @@ impl SayArgs {
             service.speak(request).await
         };
         // A refusal is about what the user typed.
-        accepted.map_err(|error| Usage(error.to_string()).into())
+        accepted.map_err(|error| {
+            let file = if let SubmitError::Medium { index, .. } = &error { self.file(*index) } else { None };
+            let told = file.map_or_else(|| error.to_string(), |file| format!("{}: {error}", file.display()));
+            Usage(told).into()
+        })
     }
 }
 

@@ -62,6 +62,8 @@ pub struct Config {
     pub voices: VoicesConfig,
     /// Recordings of voices, in requests and uploads.
     pub reference_audio: ReferenceAudioConfig,
+    /// What chat turns may carry besides text.
+    pub media: MediaInputConfig,
     /// One entry per stage of [`StageName::ALL`], in that order.
     pub stages: [StageConfig; StageName::ALL.len()],
     /// How payloads travel between stages.
@@ -229,10 +231,6 @@ pub struct LimitsConfig {
     pub max_instruction_chars: usize,
     /// Frames of the first chunk of sound that a request may ask for; see [`Config::max_first_chunk`].
     pub max_first_chunk_frames: u32,
-    /// Bytes that the media of all open requests may take, with their embeddings.
-    pub max_media_bytes: u64,
-    /// Bytes of embeddings that are kept for media that come again.
-    pub max_cached_media_bytes: u64,
     /// Most speech of one request.
     pub max_audio: Duration,
     /// Life of a request, and for each second of speech that its client has heard two seconds more.
@@ -319,6 +317,34 @@ pub struct ReferenceAudioConfig {
     pub allowed_folders: Vec<PathBuf>,
     /// How long fetching may take.
     pub fetch_timeout: Duration,
+    /// Where files are decoded.
+    pub decode: DecodePlace,
+    /// How long decoding one may take in a process, on the clock and of the processor.
+    pub decode_timeout: Duration,
+}
+
+/// `[media]`: what chat turns may carry. Sizes of one file unless said otherwise.
+#[derive(Clone, Debug, PartialEq, bincode::Encode, bincode::Decode)]
+pub struct MediaInputConfig {
+    /// Files of one request; the frames of a video that is sent as a list count as one.
+    pub max_files: usize,
+    /// Largest file, in bytes, before it is decoded.
+    pub max_bytes: usize,
+    /// Width times height of a picture or frame as it is encoded.
+    pub max_pixels: u64,
+    /// Seconds of all sound of a request together, and of each video.
+    pub max_seconds: u32,
+    /// Frames of all videos of a request that are seen.
+    pub max_frames: usize,
+    /// Bytes of decoded sound and pictures of all requests together, from before they are decoded until their answers
+    /// have ended.
+    pub max_memory: usize,
+    /// Bytes of embeddings of all open requests.
+    pub max_embeddings: usize,
+    /// Bytes of embeddings that are kept for media that come again.
+    pub max_cached_embeddings: usize,
+    /// The program that decodes videos, by name or path; `None`: videos have to come as lists of frames.
+    pub ffmpeg: Option<PathBuf>,
     /// Where files are decoded.
     pub decode: DecodePlace,
     /// How long decoding one may take in a process, on the clock and of the processor.

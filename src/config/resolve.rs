@@ -13,15 +13,15 @@ use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
     AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig,
-    LimitsConfig, LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig,
-    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
-    WeightsKind,
+    LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig,
+    SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig,
+    VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Value;
 
@@ -204,10 +204,6 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         max_instruction_chars: r.int("limits.max_instruction_chars", 4096, 1..=1_000_000),
         // 2.6 s of speech: more would come later than any deadline.
         max_first_chunk_frames: r.int("limits.max_first_chunk_frames", 32, 1..=4096),
-        // A few large pictures: one of 4 megapixels has embeddings of 134 MB.
-        max_media_bytes: r.int("limits.max_media_bytes", 1 << 30, 1 << 20..=1 << 40) as u64,
-        // Two large pictures, or half an hour of sound.
-        max_cached_media_bytes: r.int("limits.max_cached_media_bytes", 256 << 20, 0..=1 << 40) as u64,
         // More than limits.max_input_chars take, read aloud.
         max_audio: r.duration("limits.max_audio", secs(2 * 3600), secs(1)..=DAY),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
@@ -215,6 +211,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
     };
     let voices = voices(r, base);
     let reference_audio = reference_audio(r, base);
+    let media = media(r);
     let stages = StageName::ALL.map(|name| stage(r, name));
     let talker = &stages[StageName::Talker as usize];
     if let (Some(sequences), Some(largest)) = (talker.max_batch, talker.buckets.last())
@@ -269,6 +266,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         limits,
         voices,
         reference_audio,
+        media,
         stages,
         transfer,
         supervision,
@@ -389,6 +387,32 @@ fn voices(r: &mut Reader, base: &Path) -> VoicesConfig {
         max_count: r.int("voices.max_count", 1000, 0..=1_000_000),
         // A thousand recordings of a minute, or a hundred of the largest.
         max_bytes: r.int("voices.max_bytes", 1_u64 << 30, 0..=1 << 40),
+    }
+}
+
+fn media(r: &mut Reader) -> MediaInputConfig {
+    let decode = [("auto", DecodePlace::Auto), ("process", DecodePlace::Process), ("thread", DecodePlace::Thread)];
+    let program = |text: &str| Some(Some(PathBuf::from(text)).filter(|_| !text.trim().is_empty()));
+    MediaInputConfig {
+        max_files: r.int("media.max_files", 16, 1..=256),
+        // A photo of a phone is 2 to 8 MB.
+        max_bytes: r.int("media.max_bytes", 16 << 20, 1024..=1 << 30),
+        // 8K.
+        max_pixels: r.int("media.max_pixels", 7680 * 4320, 1024..=1 << 28) as u64,
+        max_seconds: r.int("media.max_seconds", 300, 1..=3600) as u32,
+        // Half a minute at the two frames a second that are seen.
+        max_frames: r.int("media.max_frames", 64, 2..=768),
+        // 64 frames of 1080p take 400 MB of it until they have their size.
+        max_memory: r.int("media.max_memory", 1 << 30, 16 << 20..=1 << 40),
+        // A few large pictures: one of 4 megapixels has embeddings of 134 MB.
+        max_embeddings: r.int("media.max_embeddings", 1 << 30, 1 << 20..=1 << 40),
+        // Two large pictures, or half an hour of sound.
+        max_cached_embeddings: r.int("media.max_cached_embeddings", 256 << 20, 0..=1 << 40),
+        ffmpeg: r
+            .text("media.ffmpeg", "ffmpeg", "a program by name or path, or empty for none", program)
+            .unwrap_or_else(|| Some("ffmpeg".into())),
+        decode: r.choice("media.decode", "auto", &decode).unwrap_or(DecodePlace::Auto),
+        decode_timeout: r.duration("media.decode_timeout", secs(20), secs(1)..=secs(600)),
     }
 }
 

@@ -36,6 +36,10 @@ pub struct ModelInfo {
     pub fade_in: Duration,
     /// Whether the checkpoint has an aligner, so that a request may ask for the times of words.
     pub word_times: bool,
+    /// Whether it hears sound in a chat turn.
+    pub hears: bool,
+    /// Whether it sees pictures and videos in a chat turn.
+    pub sees: bool,
     /// Present for Qwen3-TTS.
     pub tts: Option<TtsInfo>,
 }
@@ -78,13 +82,20 @@ pub enum MediaSource {
     /// A file of sound.
     Audio(Arc<[u8]>),
     /// A file of a picture; the first one of an animation.
-    Image(Arc<[u8]>),
+    Image {
+        /// The file.
+        file: Arc<[u8]>,
+        /// How many of its pixels are seen.
+        detail: Detail,
+    },
     /// A file of a video or an animation.
     Video {
         /// The file.
         file: Arc<[u8]>,
         /// Whether its sound is heard with its frames.
         hear: bool,
+        /// Frames of a second that are seen; `None`: 2.
+        frames_per_second: Option<f64>,
     },
     /// A video as a list of pictures.
     Frames {
@@ -95,12 +106,24 @@ pub enum MediaSource {
     },
 }
 
+/// How many pixels of a picture are seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// As many as the checkpoint takes.
+    #[default]
+    Auto,
+    /// At most 512 x 512.
+    Low,
+    /// As many as the checkpoint takes.
+    High,
+}
+
 impl MediaSource {
     /// What its place in a message is.
     pub fn kind(&self) -> MediaKind {
         match self {
             MediaSource::Audio(_) => MediaKind::Audio,
-            MediaSource::Image(_) => MediaKind::Image,
+            MediaSource::Image { .. } => MediaKind::Image,
             MediaSource::Video { .. } | MediaSource::Frames { .. } => MediaKind::Video,
         }
     }
@@ -108,7 +131,7 @@ impl MediaSource {
     /// Bytes of its files.
     pub fn bytes(&self) -> usize {
         match self {
-            MediaSource::Audio(file) | MediaSource::Image(file) | MediaSource::Video { file, .. } => file.len(),
+            MediaSource::Audio(file) | MediaSource::Image { file, .. } | MediaSource::Video { file, .. } => file.len(),
             MediaSource::Frames { pictures, .. } => pictures.iter().map(|picture| picture.len()).sum(),
         }
     }
@@ -299,11 +322,24 @@ pub struct WordTime {
     pub end: u64,
 }
 
+/// Tokens of a prompt that stand for media.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MediaTokens {
+    /// Sound, that of videos included.
+    pub audio: u32,
+    /// Pictures.
+    pub image: u32,
+    /// Frames of videos.
+    pub video: u32,
+}
+
 /// What a request used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Those of them that stand for sound, pictures and videos.
+    pub media: MediaTokens,
     /// Tokens of the answer, sampled or forced.
     pub text_tokens: u32,
     /// Codec frames made.
@@ -375,6 +411,14 @@ pub enum SubmitError {
     Invalid {
         /// The field at fault, as the HTTP API names it.
         param: &'static str,
+        /// What is wrong and what is allowed.
+        message: String,
+    },
+    /// One of [`GenerateRequest::media`] cannot be heard or seen; the text says what to change. HTTP 400.
+    #[error("{message}")]
+    Medium {
+        /// Which.
+        index: usize,
         /// What is wrong and what is allowed.
         message: String,
     },

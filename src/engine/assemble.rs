@@ -3,9 +3,10 @@
 use super::admission::{Admissions, TICK};
 use super::decode::Decoders;
 use super::device::DeviceChoice;
+use super::encoded::{MediaCache, MediaMemory};
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink};
-use super::media::{MediaCache, MediaMemory};
+use super::media::{self, Preparer};
 use super::placement;
 use super::plan::{Common, FamilyPlanner, MediaPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
 use super::process;
@@ -111,6 +112,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         },
         fault: maker.faults.site(None, FaultPoint::Plan),
     };
+    let preparer = Preparer::new(checkpoint, config)?;
     let voices = voices(checkpoint, &info, config, &maker.faults).await?;
     let admissions = Admissions::new(&config.limits, SAMPLE_RATE);
     admissions.settled_by(&ledger);
@@ -133,6 +135,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         speech: config.speech.clone(),
         pronunciations: pronunciations(config)?.into(),
         max_segment_chars: config.speech.max_segment_chars.unwrap_or_else(|| segment_chars(checkpoint)),
+        preparer,
         voices,
         aligner: aligner.map(|aligner| Arc::new(aligner) as Arc<dyn Aligner>),
     })
@@ -194,8 +197,8 @@ fn media_planner(checkpoint: &Checkpoint, config: &Config, device: DeviceKind) -
         (DeviceKind::Cuda, true) => Err("this server does not hear or see on a GPU yet; send text".to_owned()),
         (DeviceKind::Cpu, true) => MediaConfig::load(checkpoint.files()).map_err(|error| error.to_string()),
     };
-    let cache = MediaCache::new(config.limits.max_cached_media_bytes as usize);
-    MediaPlanner::new(front_ends, cache, MediaMemory::new(config.limits.max_media_bytes))
+    let cache = MediaCache::new(config.media.max_cached_embeddings);
+    MediaPlanner::new(front_ends, cache, MediaMemory::new(config.media.max_embeddings as u64))
 }
 
 /// Whether clients may bring voices.
@@ -254,6 +257,8 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
             instructions: tts.follows_instructions,
         }),
     };
+    // A checkpoint has both towers or none.
+    let senses = media::is_served(checkpoint, config);
     Ok(ModelInfo {
         id: config.model.name.clone(),
         voices: talker.speaker_names().into_iter().filter(|_| named).map(str::to_owned).collect(),
@@ -262,6 +267,8 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,
         fade_in: config.speech.fade_in,
         word_times: aligner::exists(checkpoint),
+        hears: senses,
+        sees: senses,
         tts,
     })
 }

@@ -11,11 +11,12 @@
 //! | `decode` | files that clients send, decoded in processes with limits |
 //! | `ledger` | every accepted request, its client and its journal |
 //! | `journal` | what the stages of a request have sent each other, to readmit the sequence of any of them |
+//! | `media` | what chat turns carry besides text: from files to what a stage encodes, within limits |
 //! | `caught` | panics in what is done for one request |
 //! | `client` | the client's end of the last edges: text and samples as events |
 //! | `placement` | what `placement = "auto"` means on this machine |
 //! | `plan` | from a request to the sequences that it needs in each stage |
-//! | `media` | embeddings of media that are known, and the memory that media take |
+//! | `encoded` | embeddings of media that are known, and the memory that they take |
 //! | `admission` | which requests are accepted |
 //! | `stream` | the response to a request, as its client reads it |
 //! | `status_history` | since when each stage is in its state, and how long its last recovery took |
@@ -38,6 +39,7 @@ mod caught;
 mod client;
 pub mod decode;
 pub mod device;
+mod encoded;
 mod incremental;
 mod journal;
 mod ledger;
@@ -61,10 +63,10 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, Content, EngineHealth, Event, GenerateRequest, LaterReason, Listener,
-    MediaKind, MediaSource, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError, RequestOptions,
-    ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth, StageState, SubmitError,
-    Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
+    AdmissionStatus, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest, LaterReason,
+    Listener, MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError,
+    RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth,
+    StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
@@ -78,6 +80,7 @@ use admission::{Admissions, Entrant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ledger::Ledger;
+use media::{Prepared, Preparer};
 use omni_config::{Config, LimitsConfig, SpeechConfig};
 use omni_core::align::Aligner;
 use omni_core::ids::StageName;
@@ -151,6 +154,8 @@ struct Shared {
     /// Turns of large requests to be planned.
     planning: Semaphore,
     ordinary: Ordinary,
+    /// Of a checkpoint that hears and sees.
+    preparer: Option<Preparer>,
     /// Of a checkpoint that clones voices.
     voices: Option<Arc<Voices>>,
     /// Of a checkpoint that has one.
@@ -393,28 +398,44 @@ impl Engine {
         request: GenerateRequest,
         media: Vec<Arc<Medium>>,
     ) -> Result<ResponseStream, SubmitError> {
-        planned(self.answer(request, media)).await
+        planned(self.answer(request, Given::Decoded(media))).await
     }
 
-    async fn generate(&self, request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
-        self.answer(request, Vec::new()).await
+    async fn generate(&self, mut request: GenerateRequest) -> Result<ResponseStream, SubmitError> {
+        let files = std::mem::take(&mut request.media);
+        self.answer(request, if files.is_empty() { Given::Text } else { Given::Files(files) }).await
     }
 
-    async fn answer(&self, request: GenerateRequest, media: Vec<Arc<Medium>>) -> Result<ResponseStream, SubmitError> {
+    async fn answer(&self, request: GenerateRequest, given: Given) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
         let chars = request.messages.iter().map(ChatMessage::chars).sum();
         self.shared.planner.check_messages(request.messages.len(), chars)?;
-        // Only accepted requests are planned: a template and a tokenizer go over all of the conversation.
-        let place = self.shared.enter(&options, (chars <= ORDINARY_CHARS, true, sounds))?;
+        // Only accepted requests are planned: a template and a tokenizer go over all of the conversation. What is
+        // decoded and encoded first takes longer.
+        let text_alone = matches!(given, Given::Text);
+        let place = self.shared.enter(&options, (chars <= ORDINARY_CHARS && text_alone, true, sounds))?;
+        let Prepared { media, tokens, memory } = match (given, &self.shared.preparer) {
+            (Given::Text, _) => Prepared::default(),
+            (Given::Decoded(media), _) => Prepared { media, ..Prepared::default() },
+            (Given::Files(files), Some(preparer)) => preparer.prepare(files).await?,
+            (Given::Files(files), None) => return Err(media::cannot(&files)),
+        };
         // Media are hashed.
-        let work = if media.is_empty() { chars } else { usize::MAX };
+        let work = if text_alone { chars } else { usize::MAX };
         let plan = self.shared.plan(work, move |planner| planner.chat(&request, &media)).await?;
         let watch = place.watch();
         let expired = Expired::default();
         let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, place, Arc::clone(&expired));
-        Ok(stream.watched(watch).lasting(options.life, expired))
+        Ok(stream.watched(watch).lasting(options.life, expired).counting(tokens).keeping(memory))
     }
+}
+
+/// What a chat turn carries.
+enum Given {
+    Text,
+    Files(Vec<MediaSource>),
+    Decoded(Vec<Arc<Medium>>),
 }
 
 /// See [`Engine::load`].

@@ -1,7 +1,7 @@
 //! The answer to a request, as its client reads it.
 
 use super::admission::Watch;
-use super::api::{Event, RequestError};
+use super::api::{Event, MediaTokens, RequestError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -18,7 +18,9 @@ pub struct ResponseStream {
     life: Option<Life>,
     expired: Expired,
     /// What the stream keeps alive.
-    _kept: Option<Box<dyn Send + Sync>>,
+    _kept: Vec<Box<dyn Send + Sync>>,
+    /// What of its prompt is media.
+    media: MediaTokens,
 }
 
 /// How long a stream lasts.
@@ -66,13 +68,20 @@ impl ResponseStream {
             watch: None,
             life: None,
             expired,
-            _kept: None,
+            _kept: Vec::new(),
+            media: MediaTokens::default(),
         }
     }
 
     /// Keeps something as long as the stream is there.
-    pub(super) fn keeping(self, kept: impl Send + Sync + 'static) -> ResponseStream {
-        ResponseStream { _kept: Some(Box::new(kept)), ..self }
+    pub(super) fn keeping(mut self, kept: impl Send + Sync + 'static) -> ResponseStream {
+        self._kept.push(Box::new(kept));
+        self
+    }
+
+    /// Tells in the usage what of the prompt is media.
+    pub(super) fn counting(self, media: MediaTokens) -> ResponseStream {
+        ResponseStream { media, ..self }
     }
 
     /// Tells admission what is heard.
@@ -136,7 +145,10 @@ impl ResponseStream {
         none && !(self.events.is_empty() && self.events.is_disconnected())
     }
 
-    fn read(&self, event: Event) -> Event {
+    fn read(&self, mut event: Event) -> Event {
+        if let Event::Finished { usage, .. } = &mut event {
+            usage.media = self.media;
+        }
         self.listener.read(&event);
         if let Some(watch) = &self.watch {
             watch.heard(&event);

@@ -159,6 +159,8 @@ mod tests {
             samples_per_frame: 1920,
             fade_in: std::time::Duration::ZERO,
             word_times: true,
+            hears: false,
+            sees: false,
             tts: task.map(|task| TtsInfo { task, languages: Vec::new(), instructions: true }),
         }
     }

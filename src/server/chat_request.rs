@@ -1,7 +1,9 @@
 //! What the fields of a chat request mean together, and against the model.
 
 use super::api::chat::{AudioFields, AudioObject, ChatRequest, Message};
+use super::api::parts::Processor;
 use super::api::{FieldError, Fields};
+use super::chat_parts::{self, Counts, SourceRef};
 use super::error::ApiError;
 use super::options;
 use super::speech_request::carried;
@@ -13,8 +15,11 @@ use serde_json::{Map, Value};
 
 /// A request, understood.
 #[derive(Debug)]
-pub(super) struct ChatCall {
+pub(super) struct ChatCall<'a> {
+    /// Without its media.
     pub request: GenerateRequest,
+    /// Where its media are.
+    pub media: Vec<SourceRef<'a>>,
     pub sound: Sound,
     pub stream: bool,
     /// Whether a stream has text and audio in the same field, told apart by `modality`: clients of vllm-omni send no
@@ -29,12 +34,14 @@ pub(super) struct ChatCall {
 }
 
 /// Reads a request, or says what is wrong with it.
-pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, ApiError> {
+pub(super) fn parse<'a>(app: &App, body: &'a Map<String, Value>) -> Result<ChatCall<'a>, ApiError> {
     // Before each of them is looked at.
     check_count(body.get("messages"), app.limits().max_messages)?;
     let (wire, ignored) = ChatRequest::read(&Fields::top(body))?;
     app.check_model(wire.model.model.as_deref())?;
-    let messages = messages(wire.messages.messages)?;
+    let (messages, media) = messages(wire.messages.messages, wire.processing.mm_processor_kwargs.as_ref())?;
+    let most = Counts { files: app.media.max_files, frames: app.media.max_frames };
+    chat_parts::check(&media, app.service.info(), &most)?;
     app.check_length("messages", messages.iter().map(ChatMessage::chars).sum())?;
     let answer = wire.answer;
     let stream = answer.stream.unwrap_or(false);
@@ -71,7 +78,7 @@ pub(super) fn parse(app: &App, body: &Map<String, Value>) -> Result<ChatCall, Ap
         seed: answer.seed.map(|seed| seed.0),
         options: options::read(app, &wire.deadlines, stream && output == Output::TextAndAudio)?,
     };
-    Ok(ChatCall { request, sound, stream, by_modality, include_usage, trace: wire.tracing.trace, ignored })
+    Ok(ChatCall { request, media, sound, stream, by_modality, include_usage, trace: wire.tracing.trace, ignored })
 }
 
 /// The limit on messages.
@@ -92,43 +99,36 @@ fn sound(app: &App, audio: &AudioFields, stream: bool) -> Result<Sound, FieldErr
     Ok(sound)
 }
 
-fn messages(wire: Option<Vec<Message>>) -> Result<Vec<ChatMessage>, FieldError> {
+type Conversation<'a> = (Vec<ChatMessage>, Vec<SourceRef<'a>>);
+
+fn messages<'a>(wire: Option<Vec<Message<'a>>>, processor: Option<&Processor>) -> Result<Conversation<'a>, FieldError> {
     let wire = wire.ok_or_else(|| FieldError::missing("messages", "an array of messages"))?;
-    let messages: Vec<ChatMessage> =
-        wire.into_iter().enumerate().map(|(index, wire)| message(index, wire)).collect::<Result<_, _>>()?;
+    let mut media = Vec::new();
+    let read = |(index, wire)| chat_parts::message(index, wire, processor, &mut media);
+    let messages: Vec<ChatMessage> = wire.into_iter().enumerate().map(read).collect::<Result<_, _>>()?;
     match messages.last() {
         None => Err(FieldError::invalid("messages", "there must be at least one message")),
         Some(last) if last.role != "user" => {
             Err(FieldError::invalid("messages", "the last message must be the user's"))
         }
-        Some(_) => Ok(messages),
+        Some(_) => Ok((messages, media)),
     }
-}
-
-fn message(index: usize, wire: Message) -> Result<ChatMessage, FieldError> {
-    let at = |field: &str, message: &str| FieldError::invalid(format!("messages[{index}]{field}"), message);
-    let role = wire.role.ok_or_else(|| at(".role", "expected a string, found nothing"))?.0;
-    let content = match wire.content {
-        Some(content) => content.text(),
-        None if wire.audio.is_some() => {
-            return Err(at(".audio", "earlier audio is not kept; send its transcript as content"));
-        }
-        None => return Err(at(".content", "expected a string or an array of text parts, found nothing")),
-    };
-    if role == "user" && content.trim().is_empty() {
-        return Err(at(".content", "is empty"));
-    }
-    Ok(ChatMessage::text(role, content))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::chat_parts::What;
     use super::*;
     use crate::api::chat::Messages;
+    use omni_engine::{Content, Detail, ModelInfo, Part};
     use serde_json::json;
 
+    fn read_all(body: &Value) -> Result<Conversation<'_>, FieldError> {
+        messages(Fields::top(body.as_object().unwrap()).read::<Messages<'_>>()?.messages, None)
+    }
+
     fn read(body: &Value) -> Result<Vec<ChatMessage>, FieldError> {
-        messages(Fields::top(body.as_object().unwrap()).read::<Messages>()?.messages)
+        read_all(body).map(|(messages, _)| messages)
     }
 
     #[test]
@@ -143,11 +143,104 @@ mod tests {
     }
 
     #[test]
-    fn other_parts_are_refused_by_name_and_place() {
-        let error = read(&json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}));
-        let error = error.unwrap_err();
-        assert_eq!(error.param, "messages[0].content[0]");
-        assert!(error.message.contains("\"image_url\" parts are not supported"));
+    fn every_form_of_media_is_read_in_its_place_and_nothing_is_copied() {
+        let body = json!({"messages": [
+            {"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,aaaa", "detail": "low"}},
+                {"type": "text", "text": "and"},
+                {"type": "input_audio", "input_audio": {"data": "bbbb", "format": "wav"}},
+            ]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Hm."}]},
+            {"role": "user", "content": [
+                {"type": "audio_url", "audio_url": {"url": "https://a.example/b.wav"}},
+                {"type": "audio", "audio": "cccc"},
+                {"type": "image", "image": "dddd"},
+                {"type": "video_url", "video_url": {"url": "eeee"}, "fps": 4.0},
+                {"type": "video", "video": ["ffff", {"url": "gggg"}], "fps": 1.5},
+                {"type": "video", "video": "hhhh"},
+            ]},
+        ]});
+        let (messages, media) = read_all(&body).unwrap();
+        let parts = vec![Part::Image, Part::Text("and".into()), Part::Audio];
+        assert_eq!(messages[0].content, Content::Parts(parts));
+        assert_eq!(messages[1], ChatMessage::text("assistant", "Hm."));
+        let parts = vec![Part::Audio, Part::Audio, Part::Image, Part::Video, Part::Video, Part::Video];
+        assert_eq!(messages[2].content, Content::Parts(parts));
+        let film = |url, frames_per_second| What::Video { url, hear: false, frames_per_second };
+        let expected = [
+            ("messages[0].content[0]", What::Image("data:image/png;base64,aaaa", Detail::Low)),
+            ("messages[0].content[2]", What::Audio("bbbb")),
+            ("messages[2].content[0]", What::Audio("https://a.example/b.wav")),
+            ("messages[2].content[1]", What::Audio("cccc")),
+            ("messages[2].content[2]", What::Image("dddd", Detail::Auto)),
+            ("messages[2].content[3]", film("eeee", Some(4.0))),
+            ("messages[2].content[4]", What::Frames { urls: vec!["ffff", "gggg"], frames_per_second: 1.5 }),
+            ("messages[2].content[5]", film("hhhh", None)),
+        ];
+        assert_eq!(media, expected.map(|(param, what)| SourceRef { param: param.to_owned(), what }));
+    }
+
+    #[test]
+    fn parts_that_make_no_sense_are_refused_by_name_and_place() {
+        for (part, param, says) in [
+            (json!({"type": "image_url", "image_url": {}}), "messages[0].content[0].image_url", "is missing"),
+            (json!({"type": "image_url", "image_url": {"url": 1}}), "messages[0].content[0].image_url.url", "a string"),
+            (
+                json!({"type": "image_url", "image_url": {"url": "a", "detail": "most"}}),
+                "messages[0].content[0].image_url.detail",
+                "unknown variant",
+            ),
+            (json!({"type": "file", "file": {}}), "messages[0].content[0]", "\"file\" parts are not supported"),
+            (json!({"text": "a"}), "messages[0].content[0]", "has no type"),
+            (json!({"type": "text"}), "messages[0].content[0].text", "must be a string"),
+            (
+                json!({"type": "input_audio", "input_audio": {"data": "https://a.example"}}),
+                "messages[0].content[0].input_audio.data",
+                "must be base64",
+            ),
+            (json!({"type": "video", "video": []}), "messages[0].content[0].video", "is missing"),
+            (json!({"type": "video", "video": ["a"], "fps": 0}), "messages[0].content[0].fps", "0.05 to 240"),
+            (json!("a"), "messages[0].content[0]", "expected an object"),
+        ] {
+            let body = json!({"messages": [{"role": "user", "content": [part]}]});
+            let error = read_all(&body).unwrap_err();
+            assert_eq!(error.param, param, "{}", error.message);
+            assert!(error.message.contains(says), "{}", error.message);
+        }
+        let body = json!({"messages": [{"role": "system", "content": [{"type": "image", "image": "aaaa"}]}]});
+        assert!(read(&body).unwrap_err().message.contains("only messages of the user"));
+    }
+
+    #[test]
+    fn a_model_says_what_it_cannot_take_and_how_many_of_the_rest() {
+        let body = json!({"messages": [{"role": "user", "content": [
+            {"type": "image", "image": "aaaa"}, {"type": "audio", "audio": "aaaa"}, {"type": "image", "image": "aaaa"},
+        ]}]});
+        let (_, media) = read_all(&body).unwrap();
+        let refused = |hears, sees, files| {
+            let most = Counts { files, frames: 4 };
+            chat_parts::check(&media, &ModelInfo { hears, sees, ..model() }, &most).map_err(|error| error.message)
+        };
+        let said = refused(true, false, 3).unwrap_err();
+        assert_eq!(said, "messages[0].content[0]: the model \"m\" cannot see; send text");
+        assert!(refused(false, true, 3).unwrap_err().contains("content[1]: the model \"m\" cannot hear"));
+        assert!(refused(true, true, 2).unwrap_err().contains("content[2]: 3 sounds, pictures and videos are more"));
+        assert_eq!(refused(true, true, 3), Ok(()));
+    }
+
+    fn model() -> ModelInfo {
+        ModelInfo {
+            id: "m".to_owned(),
+            voices: Vec::new(),
+            default_voice: None,
+            sample_rate: 24_000,
+            samples_per_frame: 1920,
+            fade_in: std::time::Duration::ZERO,
+            word_times: false,
+            hears: false,
+            sees: false,
+            tts: None,
+        }
     }
 
     #[test]

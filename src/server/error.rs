@@ -163,6 +163,7 @@ impl From<SubmitError> for ApiError {
         let message = error.to_string();
         match error {
             SubmitError::Invalid { param, .. } => ApiError::invalid(param, message),
+            SubmitError::Medium { .. } => ApiError::invalid("messages", message),
             SubmitError::Full { retry_after, .. } => {
                 ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
                     .with_retry_after(retry_after)

@@ -36,16 +36,16 @@ pub(super) enum FetchError {
     Private(String),
     #[error("the address leads on to another host, which is not followed; give the final address")]
     Redirect,
-    #[error("the host answered {0} instead of a recording")]
+    #[error("the host answered {0} instead of a file")]
     Status(u16),
-    #[error("the recording is larger than {0} bytes")]
+    #[error("the file is larger than {0} bytes")]
     TooLarge(usize),
-    #[error("the recording did not arrive within {0:.1} s")]
+    #[error("the file did not arrive within {0:.1} s")]
     TooSlow(f32),
-    #[error("the recording broke off")]
+    #[error("the file broke off")]
     BrokenOff,
     /// The budget has no room for it.
-    #[error("there is no room for the recording")]
+    #[error("there is no room for the file")]
     NoRoom,
 }
 

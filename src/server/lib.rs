@@ -19,7 +19,8 @@
 //! | `voices` | `/v1/audio/voices` |
 //! | `described` | voices that are described and not recorded |
 //! | `reference`, `fetch` | recordings of voices: from the request, an address, a file |
-//! | `chat`, `chat_request` | `POST /v1/chat/completions` |
+//! | `chat`, `chat_request`, `chat_parts` | `POST /v1/chat/completions` |
+//! | `media` | the sounds, pictures and videos of a chat request: from where it names them to bytes |
 //! | `ws`, `ws_frames`, `ws_socket` | WebSockets: the handshake, frames, messages |
 //! | `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
 //! | `reader` | messages of a client within limits on size and time, whatever they are |
@@ -48,6 +49,7 @@ mod batch;
 mod body;
 mod budget;
 mod chat;
+mod chat_parts;
 mod chat_request;
 mod connection;
 mod debug;
@@ -61,6 +63,7 @@ mod io;
 mod kept;
 mod keys;
 mod listen;
+mod media;
 mod meta;
 mod openapi;
 mod options;

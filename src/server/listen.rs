@@ -11,7 +11,9 @@ use super::state::{App, Model};
 use super::tls::{Tls, TlsError};
 use super::wyoming;
 use futures::future::{BoxFuture, join_all};
-use omni_config::{Config, LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig};
+use omni_config::{
+    Config, LimitsConfig, MediaInputConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig,
+};
 use omni_engine::Service;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -79,6 +81,7 @@ pub struct Server {
     address: SocketAddr,
     config: ServerConfig,
     references: ReferenceAudioConfig,
+    media: MediaInputConfig,
     telemetry: TelemetryConfig,
     rules: Arc<Current>,
     tls: Option<Arc<Tls>>,
@@ -138,12 +141,12 @@ impl Server {
     }
 
     fn with(listener: TcpListener, address: SocketAddr, config: ServerConfig) -> Result<Server, ServeError> {
-        let Config { reference_audio: references, telemetry, .. } = Config::default();
+        let Config { reference_audio: references, media, telemetry, .. } = Config::default();
         let rules = Arc::new(Current::new(&config, &telemetry));
         let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
         let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
         let admin = config.access.admin_listen.map(admin).transpose()?;
-        Ok(Server { listener, address, config, references, telemetry, rules, tls, admin, wyoming: None })
+        Ok(Server { listener, address, config, references, media, telemetry, rules, tls, admin, wyoming: None })
     }
 
     /// Takes over a socket that listens already, whatever address the config names.
@@ -195,6 +198,11 @@ impl Server {
     /// Lets the server read recordings from the hosts and folders of this config; without it, only those in requests.
     pub fn with_references(self, references: &ReferenceAudioConfig) -> Server {
         Server { references: references.clone(), ..self }
+    }
+
+    /// Bounds what chat turns carry besides text by this config; without it, by what an empty file means.
+    pub fn with_media(self, media: &MediaInputConfig) -> Server {
+        Server { media: media.clone(), ..self }
     }
 
     /// Lets clients trace the server, and writes a line of each request, if the config says so.
@@ -261,8 +269,14 @@ impl Server {
         succeeded: BoxFuture<'_, ()>,
         mut shutdown: BoxFuture<'_, ()>,
     ) {
-        let app =
-            Arc::new(App::new(models.clone(), &self.config, limits, self.references, &self.telemetry, self.rules));
+        let app = Arc::new(App::new(
+            models.clone(),
+            &self.config,
+            limits,
+            (self.references, self.media),
+            &self.telemetry,
+            self.rules,
+        ));
         let admin = self.admin.and_then(|admin| {
             let (address, open) = (admin.address, admin.address.ip().is_loopback());
             let answering = admin.serve(admin_router(app.clone(), open));

@@ -133,5 +133,9 @@ fn object<'a>(app: &App, id: &'a str, model: &'a Model) -> ModelObject<'a> {
     let served = &model.service.info().id;
     let state = ModelStatus::of(&*model.service).map(|status| status.state);
     let root = (id != served).then_some(served.as_str());
-    ModelObject { id, object: "model", created: app.started, owned_by: "omni-actors", root, state }
+    let info = model.service.info();
+    let known = [("text", true), ("audio", info.hears), ("image", info.sees), ("video", info.sees)];
+    let input_modalities = known.into_iter().filter_map(|(name, can)| can.then_some(name)).collect();
+    let (object, owned_by) = ("model", "omni-actors");
+    ModelObject { id, object, created: app.started, owned_by, root, input_modalities, state }
 }

@@ -15,6 +15,9 @@ use std::sync::Arc;
 use tokio::io::AsyncReadExt;
 use url::Url;
 
+/// The field of a recording.
+const REF_AUDIO: &str = "ref_audio";
+
 /// Padding may be missing: some clients leave it out.
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
@@ -27,6 +30,8 @@ pub(super) struct References<'a> {
     last: Option<Loaded>,
     /// The part of the budget for the recording that was asked for last.
     held: Option<Arc<Held>>,
+    /// The field that errors name.
+    param: &'a str,
 }
 
 /// A recording and its part of the budget.
@@ -41,7 +46,12 @@ type Named = (usize, u64);
 
 impl<'a> References<'a> {
     pub fn new(config: &'a ReferenceAudioConfig, budget: &'a Arc<Budget>) -> References<'a> {
-        References { config, budget, hashes: RandomState::new(), last: None, held: None }
+        References { config, budget, hashes: RandomState::new(), last: None, held: None, param: REF_AUDIO }
+    }
+
+    /// Names another field in errors: of a file that is no recording of a voice.
+    pub fn named(self, param: &'a str) -> References<'a> {
+        References { param, ..self }
     }
 
     /// The part of the budget for the recording that was asked for since the last call, to be held as long as it is.
@@ -51,6 +61,18 @@ impl<'a> References<'a> {
 
     /// The bytes of the recording that `ref_audio` names.
     pub async fn load(&mut self, ref_audio: &str) -> Result<Arc<[u8]>, ApiError> {
+        let loaded = self.find(ref_audio).await;
+        loaded.map_err(|mut error| {
+            if error.param.as_deref() == Some(REF_AUDIO) && self.param != REF_AUDIO {
+                let said = error.message.strip_prefix("ref_audio: ").unwrap_or(&error.message);
+                error.message = format!("{}: {said}", self.param);
+                error.param = Some(self.param.to_owned());
+            }
+            error
+        })
+    }
+
+    async fn find(&mut self, ref_audio: &str) -> Result<Arc<[u8]>, ApiError> {
         let named = (ref_audio.len(), self.hashes.hash_one(ref_audio));
         if let Some(last) = &self.last
             && last.named == named
@@ -134,7 +156,7 @@ impl Place<'_> {
 }
 
 fn invalid(message: impl std::fmt::Display) -> ApiError {
-    ApiError::invalid("ref_audio", format!("ref_audio: {message}"))
+    ApiError::invalid(REF_AUDIO, format!("{REF_AUDIO}: {message}"))
 }
 
 /// Base64, of either alphabet, with or without line breaks and padding.
@@ -144,9 +166,9 @@ fn decode(text: &str, max_bytes: usize) -> Result<Vec<u8>, ApiError> {
         false => text.as_bytes().into(),
     };
     if clean.is_empty() {
-        return Err(invalid("there is no audio in it"));
+        return Err(invalid("there is no data in it"));
     }
-    let too_large = || invalid(format!("is larger than {max_bytes} bytes; send a shorter or compressed recording"));
+    let too_large = || invalid(format!("is larger than {max_bytes} bytes; send a smaller file"));
     // Four letters are three bytes, so the size is known before anything is decoded.
     if clean.len() / 4 * 3 > max_bytes.saturating_add(3) {
         return Err(too_large());
@@ -261,7 +283,7 @@ mod tests {
     async fn what_is_neither_is_refused_with_the_reason() {
         for (text, told) in [
             ("", "is empty"),
-            ("data:audio/wav;base64,", "there is no audio in it"),
+            ("data:audio/wav;base64,", "there is no data in it"),
             ("data:audio/wav,RIFF", "must be base64"),
             ("data:audio/wav;base64", "no comma"),
             ("UklGR", "is not base64, or was cut off"),

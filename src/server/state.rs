@@ -12,7 +12,7 @@ use super::rules::Current;
 use super::traces::{Recording, Traces};
 use super::voice_finder::VoiceFinder;
 use omni_audio::{AudioError, AudioWriter, Sound};
-use omni_config::{LimitsConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
+use omni_config::{LimitsConfig, MediaInputConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
 use std::ops::Deref;
@@ -70,6 +70,10 @@ pub(super) struct Shared {
     pub rules: Arc<Current>,
     /// From where the server reads recordings, and how large they may be.
     pub references: ReferenceAudioConfig,
+    /// What chat turns may carry.
+    pub media: MediaInputConfig,
+    /// From where they may be read: as recordings, with a size of their own.
+    pub media_files: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
     /// Present where the config lets clients trace the server.
     pub traces: Option<Traces>,
@@ -118,7 +122,7 @@ impl App {
         models: Vec<Model>,
         config: &ServerConfig,
         limits: &LimitsConfig,
-        references: ReferenceAudioConfig,
+        (references, media): (ReferenceAudioConfig, MediaInputConfig),
         telemetry: &TelemetryConfig,
         rules: Arc<Current>,
     ) -> App {
@@ -135,6 +139,8 @@ impl App {
             answers: Budget::new(What::Output, config.max_output_bytes, metrics.output_bytes.clone()),
             kept: Kept::new(config.answers_kept, config.max_kept_bytes),
             rules,
+            media_files: ReferenceAudioConfig { max_bytes: media.max_bytes, ..references.clone() },
+            media,
             references,
             metrics,
             traces: telemetry.trace.then(Traces::new),

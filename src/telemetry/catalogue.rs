@@ -127,9 +127,12 @@ catalogue! {
     HTTP_EVICTED = Counter, "omni_http_evicted_total", ["what"], "Connections closed because their place (idle) or their memory (unread) was needed, or because they read too slowly (slow).";
     HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
     DECODES = Counter, "omni_decodes_total", ["kind", "outcome"], "Files of clients that were given to a decoder: decoded, refused for what they are, their decoder was ended by its limits or by them, or there was no_worker to decode them.";
+    MEDIA = Counter, "omni_media_total", ["kind", "outcome"], "Sounds, pictures and videos of chat turns: prepared, refused for what they are, not prepared because there was no room in time (busy), or because another of their request was not (dropped).";
+    MEDIA_SECONDS = Histogram(WAIT_SECONDS), "omni_media_seconds", ["kind"], "Time to decode one of them and to bring it to the form that the model takes.";
+    MEDIA_BYTES = Gauge, "omni_media_bytes", [], "Decoded sound and pictures of requests, counted before they are decoded, at most media.max_memory.";
 
     MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media whose embeddings were looked for among those that are kept: hit or miss.";
-    MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most limits.max_cached_media_bytes.";
+    MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most media.max_cached_embeddings.";
 
     KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name in the config and the status of the answer.";
     KEY_REFUSALS = Counter, "omni_key_refusals_total", ["key", "reason"], "Requests and utterances that a limit or a scope of their key refused.";

@@ -441,7 +441,7 @@ impl DecodeMetrics {
     }
 }
 
-/// Embeddings of media that are kept.
+/// Sounds, pictures and videos of chat turns, and embeddings of them that are kept.
 #[derive(Debug)]
 pub struct MediaMetrics;
 
@@ -456,6 +456,24 @@ impl MediaMetrics {
     pub fn cached(bytes: usize) {
         install();
         gauge!(c::MEDIA_CACHE_BYTES.name).set(bytes as f64);
+    }
+
+    /// What became of one: it was `prepared`, `refused`, there was no room (`busy`), or it was `dropped` with its request.
+    pub fn ended(kind: &'static str, outcome: &'static str) {
+        install();
+        counter!(c::MEDIA.name, "kind" => kind, "outcome" => outcome).increment(1);
+    }
+
+    /// How long one took.
+    pub fn took(kind: &'static str, time: Duration) {
+        install();
+        histogram!(c::MEDIA_SECONDS.name, "kind" => kind).record(time);
+    }
+
+    /// So many bytes more, or fewer, are held for them.
+    pub fn holds(more: f64) {
+        install();
+        gauge!(c::MEDIA_BYTES.name).increment(more);
     }
 }
 

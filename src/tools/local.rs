@@ -49,8 +49,10 @@ impl LocalServer {
             config.limits.max_requests = config.limits.max_requests.max(at_once.unwrap_or(0));
             config.server.max_connections = config.server.max_connections.max(at_once.unwrap_or(0) + 8);
         }
-        let server =
-            Server::bind(&config.server)?.with_references(&config.reference_audio).with_telemetry(&config.telemetry);
+        let server = Server::bind(&config.server)?
+            .with_references(&config.reference_audio)
+            .with_media(&config.media)
+            .with_telemetry(&config.telemetry);
         let (address, limits, model) = (server.local_addr(), config.limits.clone(), config.model.name.clone());
         let service = start_ready(config, embedded).await?;
         let (stop, stopped) = oneshot::channel();

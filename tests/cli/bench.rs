@@ -88,6 +88,8 @@ fn bench(args: &[&str]) -> (Done, serde_json::Value) {
         samples_per_frame: 1_920,
         fade_in: Duration::ZERO,
         word_times: false,
+        hears: false,
+        sees: false,
         tts: None,
     };
     let service = Arc::new(HalfSecond { info, asked: AtomicUsize::new(0) });

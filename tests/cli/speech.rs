@@ -45,6 +45,20 @@ fn a_checkpoint_folder_speaks_like_the_embedded_copy_of_it() {
 }
 
 #[test]
+fn what_cannot_be_heard_or_seen_is_told_with_its_file() {
+    let omni = Omni::new();
+    let picture = omni.file("a.png", "no picture");
+    let blind = omni.arguments(&["say", "--image", &picture, "What is it?"]);
+    blind.run().exits(2).tells("a.png: this model cannot see");
+    let omni = Omni::new();
+    let (picture, fixture) = (omni.file("a.png", "no picture"), "tests/fixtures/qwen3_omni");
+    let seeing = omni.arguments(&["say", "--image", &picture, "--checkpoint", fixture]);
+    seeing.run().exits(2).tells("a.png: this is not an image file");
+    self::omni(["say", "--audio", "/no/such.wav"]).run().exits(1).tells("cannot read /no/such.wav");
+    self::omni(["say"]).run().exits(2).tells("<TEXT>");
+}
+
+#[test]
 fn markup_is_read_where_it_is_asked_for() {
     let one = wav(&say(&["Good morning.", "--seed", "7"])).0.len();
     let text = "Good morning. [pause: 0.5s] [voice: alto] [rate: 200%] Good morning.";

@@ -105,7 +105,7 @@ async fn only_what_stands_behind_known_media_is_encoded() {
 async fn without_a_cache_media_are_encoded_each_time() {
     let golden = Golden::read("mm_audio_image_ethan");
     let engine = engine(&tiny(), |config| {
-        config.limits.max_cached_media_bytes = 0;
+        config.media.max_cached_embeddings = 0;
         config.faults = vec![FaultRule::new(Encoder, FaultPoint::Runner, FaultKind::Panic).nth(STEPS + 1)];
         config.supervision.backoff = Duration::from_millis(1);
     })
@@ -166,10 +166,10 @@ async fn answers_to_text_go_on_while_an_encoder_stands_still() {
 #[tokio::test(flavor = "multi_thread")]
 async fn media_beyond_the_memory_are_refused_with_the_limit() {
     let golden = Golden::read("mm_three_images_chelsie");
-    let engine = engine(&tiny(), |config| config.limits.max_media_bytes = 10_000).await;
+    let engine = engine(&tiny(), |config| config.media.max_embeddings = 10_000).await;
     match engine.submit_decoded(golden.request(), golden.media.clone()).await {
         Err(SubmitError::Invalid { param: "messages", message }) => {
-            assert!(message.contains("limits.max_media_bytes"), "{message}");
+            assert!(message.contains("media.max_embeddings"), "{message}");
         }
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("accepted"),

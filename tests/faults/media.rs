@@ -17,7 +17,7 @@ async fn broken(rules: Vec<FaultRule>, change: impl FnOnce(&mut omni_actors::con
         config.faults = rules;
         config.supervision.backoff = Duration::from_millis(1);
         // Each request has to be encoded.
-        config.limits.max_cached_media_bytes = 0;
+        config.media.max_cached_embeddings = 0;
         change(config);
     })
     .await

@@ -9,6 +9,7 @@ mod hostile;
 mod kept;
 mod keys;
 mod markup;
+mod media;
 mod models;
 mod otlp;
 mod overload;

@@ -8,6 +8,7 @@ pub mod http;
 pub mod listeners;
 pub mod media;
 pub mod omni;
+pub mod pictures;
 pub mod process;
 pub mod recording;
 pub mod sequences;

@@ -4,8 +4,8 @@
 //! has), start no process, write no file, and gains no rights from a program that it might run. Memory and processor
 //! time have hard limits, and the kernel ends it with the server, and before the server when memory runs out.
 
-use super::frame::{self, Answer, Job};
-use omni_model::frontend::decode_audio;
+use super::frame;
+use super::job::execute;
 use omni_transfer::shm::inherited;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getppid, set_parent_process_death_signal, setrlimit};
 use rustix::thread::set_no_new_privs;
@@ -52,16 +52,7 @@ pub fn serve(args: DecoderArgs) -> Result<(), DecoderError> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         received => received?,
     };
-    Ok(frame::send_answer(&mut io::stdout().lock(), &execute(job, &body))?)
-}
-
-fn execute(job: Job, body: &[u8]) -> Result<Answer, String> {
-    match job {
-        Job::Recording(limits) => match decode_audio(body, &limits.into()) {
-            Ok(clip) => Ok(Answer { rate: clip.rate, samples: clip.pcm }),
-            Err(error) => Err(error.to_string()),
-        },
-    }
+    Ok(frame::send_answer(&mut io::stdout().lock(), &execute(&job, &body))?)
 }
 
 /// The descriptors of a worker: its input, its output, and where it says why it crashed.

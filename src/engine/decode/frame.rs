@@ -5,10 +5,11 @@
 //! ```
 //!
 //! Numbers are little-endian. The tag says what kind of bytes the body has; a reader refuses one that it does not
-//! know, a head of more than [`MAX_HEAD`] bytes, and a body of more bytes than it was told to take. So there is room
-//! for other kinds (pictures, video), which bring a tag and a head of their own.
+//! know, a head of more than [`MAX_HEAD`] bytes, and a body of more bytes than it was told to take.
 
-use omni_model::frontend::AudioLimits;
+use super::job::{Answer, FilmHead, Job, Pictures, RecordingHead, Samples, SightHead, SoundHead};
+use omni_media::picture::Picture;
+use omni_media::size::Size;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Error, ErrorKind, Read, Write};
 
@@ -23,33 +24,14 @@ const PRELUDE: usize = 1 + 4 + 8;
 
 /// The body of a job is an audio file, that of its answer mono samples: f32.
 const RECORDING: u8 = 1;
+/// The body of a job is an audio file, that of its answer mono samples as [`RECORDING`].
+const SOUND: u8 = 2;
+/// The body of a job is a picture, that of its answer pictures: 8-bit RGB, one behind the other.
+const PICTURE: u8 = 3;
+/// The body of a job is an animation, that of its answer pictures as [`PICTURE`].
+const ANIMATION: u8 = 4;
 /// The answer has no body; its head says why.
 const REFUSED: u8 = 255;
-
-/// What is to be done with the body that follows.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Job {
-    /// Decode an audio file.
-    Recording(RecordingHead),
-}
-
-/// The limits of a recording; see [`AudioLimits`].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct RecordingHead {
-    max_bytes: usize,
-    min_seconds: f64,
-    max_seconds: f64,
-}
-
-/// What a worker found.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Answer {
-    /// Hz.
-    pub rate: u32,
-    /// Mono samples.
-    pub samples: Vec<f32>,
-}
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -63,25 +45,24 @@ struct RefusedHead {
     reason: String,
 }
 
-impl Job {
-    /// Decodes a recording within these limits.
-    pub fn recording(limits: &AudioLimits) -> Job {
-        let AudioLimits { max_bytes, min_seconds, max_seconds } = *limits;
-        Job::Recording(RecordingHead { max_bytes, min_seconds, max_seconds })
-    }
-}
-
-impl From<RecordingHead> for AudioLimits {
-    fn from(head: RecordingHead) -> AudioLimits {
-        let RecordingHead { max_bytes, min_seconds, max_seconds } = head;
-        AudioLimits { max_bytes, min_seconds, max_seconds }
-    }
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PicturesHead {
+    height: usize,
+    width: usize,
+    /// Bits of an f64: decimal digits would not come back the same.
+    frames_per_second: u64,
 }
 
 /// The server's side: sends a job and its bytes.
 pub(super) fn send_job(to: &mut impl Write, job: &Job, body: &[u8]) -> io::Result<()> {
-    let Job::Recording(head) = job;
-    begin(to, RECORDING, head, body.len() as u64)?;
+    let length = body.len() as u64;
+    match job {
+        Job::Recording(head) => begin(to, RECORDING, head, length)?,
+        Job::Sound(head) => begin(to, SOUND, head, length)?,
+        Job::Picture(head) => begin(to, PICTURE, head, length)?,
+        Job::Animation(head) => begin(to, ANIMATION, head, length)?,
+    }
     to.write_all(body)?;
     to.flush()
 }
@@ -89,22 +70,25 @@ pub(super) fn send_job(to: &mut impl Write, job: &Job, body: &[u8]) -> io::Resul
 /// The worker's side: the job and its bytes, of which there may be so many.
 pub(super) fn receive_job(from: &mut impl Read, most: u64) -> io::Result<(Job, Vec<u8>)> {
     let (tag, head, length) = receive_head(from)?;
-    if tag != RECORDING {
-        return Err(malformed(format!("no job has the tag {tag}")));
-    }
+    let job = match tag {
+        RECORDING => Job::Recording(parse::<RecordingHead>(&head)?),
+        SOUND => Job::Sound(parse::<SoundHead>(&head)?),
+        PICTURE => Job::Picture(parse::<SightHead>(&head)?),
+        ANIMATION => Job::Animation(parse::<FilmHead>(&head)?),
+        _ => return Err(malformed(format!("no job has the tag {tag}"))),
+    };
     if length > most {
         return Err(malformed(format!("a body of {length} bytes, where {most} are taken")));
     }
-    let job = Job::Recording(parse(&head)?);
     let mut body = vec![0; length as usize];
     from.read_exact(&mut body)?;
     Ok((job, body))
 }
 
-/// The worker's side: samples, or why there are none.
+/// The worker's side: samples or pictures, which have one size, or why there are none.
 pub(super) fn send_answer(to: &mut impl Write, answer: &Result<Answer, String>) -> io::Result<()> {
     match answer {
-        Ok(Answer { rate, samples }) => {
+        Ok(Answer::Samples(Samples { rate, samples })) => {
             let bytes = size_of_val(samples.as_slice()) as u64;
             begin(to, RECORDING, &SamplesHead { rate: *rate }, bytes)?;
             let mut piece = Vec::with_capacity(PIECE * size_of::<f32>());
@@ -114,12 +98,20 @@ pub(super) fn send_answer(to: &mut impl Write, answer: &Result<Answer, String>) 
                 to.write_all(&piece)?;
             }
         }
+        Ok(Answer::Pictures(Pictures { frames, frames_per_second })) => {
+            let Size { height, width } = frames.first().map_or(Size { height: 0, width: 0 }, Picture::size);
+            let head = PicturesHead { height, width, frames_per_second: frames_per_second.to_bits() };
+            begin(to, PICTURE, &head, frames.iter().map(|frame| frame.rgb().len() as u64).sum())?;
+            for frame in frames {
+                to.write_all(frame.rgb())?;
+            }
+        }
         Err(reason) => begin(to, REFUSED, &RefusedHead { reason: readable(reason) }, 0)?,
     }
     to.flush()
 }
 
-/// The server's side: the answer, with at most so many bytes of samples. The outer error is one of the protocol.
+/// The server's side: the answer, with at most so many bytes of samples or pictures. The outer error is one of the protocol.
 pub(super) fn receive_answer(from: &mut impl Read, most: u64) -> io::Result<Result<Answer, String>> {
     let (tag, head, length) = receive_head(from)?;
     match tag {
@@ -141,7 +133,27 @@ pub(super) fn receive_answer(from: &mut impl Read, most: u64) -> io::Result<Resu
             if !samples.iter().all(|sample| sample.is_finite()) {
                 return Err(malformed("samples that are not finite".to_owned()));
             }
-            Ok(Ok(Answer { rate, samples }))
+            Ok(Ok(Answer::Samples(Samples { rate, samples })))
+        }
+        PICTURE => {
+            let PicturesHead { height, width, frames_per_second } = parse(&head)?;
+            let frames_per_second = f64::from_bits(frames_per_second);
+            let one = (height as u64).checked_mul(width as u64).and_then(|pixels| pixels.checked_mul(3)).unwrap_or(0);
+            if one == 0 || length == 0 || length > most || !length.is_multiple_of(one) {
+                return Err(malformed(format!(
+                    "{length} bytes of pictures of {width} x {height} pixels, where {most} are taken"
+                )));
+            }
+            if !(frames_per_second > 0.0 && frames_per_second.is_finite()) {
+                return Err(malformed(format!("{frames_per_second} pictures a second")));
+            }
+            let mut frames = Vec::new();
+            for _ in 0..length / one {
+                let mut rgb = vec![0; one as usize];
+                from.read_exact(&mut rgb)?;
+                frames.push(Picture::new(Size { height, width }, rgb));
+            }
+            Ok(Ok(Answer::Pictures(Pictures { frames, frames_per_second })))
         }
         REFUSED if length == 0 => Ok(Err(readable(&parse::<RefusedHead>(&head)?.reason))),
         _ => Err(malformed(format!("no answer has the tag {tag} and {length} bytes"))),
@@ -190,10 +202,13 @@ fn readable(reason: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use omni_media::MediaLimits;
+    use omni_media::size::SizeRule;
+    use omni_model::frontend::AudioLimits;
     use proptest::prelude::*;
 
     fn answer(samples: Vec<f32>) -> Result<Answer, String> {
-        Ok(Answer { rate: 24_000, samples })
+        Ok(Answer::Samples(Samples { rate: 24_000, samples }))
     }
 
     fn sent(answer: &Result<Answer, String>) -> Vec<u8> {
@@ -212,6 +227,29 @@ mod tests {
         let bytes = (samples.len() * 4) as u64;
         for answer in [answer(samples), answer(Vec::new()), Err("it is a picture".to_owned())] {
             assert_eq!(receive_answer(&mut sent(&answer).as_slice(), bytes).unwrap(), answer);
+        }
+    }
+
+    #[test]
+    fn pictures_arrive_as_they_were_sent_and_only_whole_ones() {
+        let rule = SizeRule { factor: 32, min_pixels: 3_136, max_pixels: 65_536 };
+        for job in
+            [Job::picture(&MediaLimits::default(), &rule), Job::animation(&MediaLimits::default(), &rule, 2.0 / 3.0)]
+        {
+            let mut bytes = Vec::new();
+            send_job(&mut bytes, &job, b"GIF89a").unwrap();
+            assert_eq!(receive_job(&mut bytes.as_slice(), 6).unwrap(), (job, b"GIF89a".to_vec()));
+        }
+        let picture = |value| Picture::new(Size { height: 2, width: 3 }, vec![value; 18]);
+        let pictures = Pictures { frames: vec![picture(1), picture(2)], frames_per_second: 29.97 };
+        let answer = Ok(Answer::Pictures(pictures));
+        let good = sent(&answer);
+        assert_eq!(receive_answer(&mut good.as_slice(), 36).unwrap(), answer);
+        assert!(receive_answer(&mut good.as_slice(), 35).unwrap_err().to_string().contains("36 bytes of pictures"));
+        for (from, to) in [("\"height\":2", "\"height\":5"), ("\"width\":3", "\"width\":0")] {
+            let head = String::from_utf8_lossy(&good).replace(from, to).into_bytes();
+            // Nothing in this frame is longer than ASCII but the bits of the rate, which are digits.
+            assert!(receive_answer(&mut head.as_slice(), 36).is_err(), "{to}");
         }
     }
 

@@ -13,6 +13,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `job.rs` | the jobs, and how each is done |
+//! | `media.rs` | jobs of what a model hears and sees |
 //! | `frame.rs` | the protocol: jobs, answers, their lengths |
 //! | `worker.rs` | one worker, seen from the server |
 //! | `pool.rs` | the worker that is kept ready, and how many may work at once |
@@ -20,21 +22,26 @@
 
 mod child;
 mod frame;
+mod job;
+mod media;
 mod pool;
 mod worker;
 
 pub use child::{DecoderArgs, DecoderError, serve};
+pub(super) use job::Pictures;
+pub(super) use media::{most_pixels, resize_film};
 pub use worker::WorkerLimits;
 
 use super::StartError;
 use super::process;
-use frame::Job;
+use job::{Answer, Job};
 use omni_config::{DecodePlace, ReferenceAudioConfig};
 use omni_model::frontend::{AudioLimits, Clip, MAX_RATE, check_clip, decode_audio};
 use omni_telemetry::DecodeMetrics;
 use pool::Pool;
 use std::io;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 /// Memory of a worker beside the file and its samples: what a decoder keeps of a stream, buffers, the stack.
 const WORKING_BYTES: u64 = 64 << 20;
@@ -58,14 +65,33 @@ pub enum DecodeError {
     Unavailable(String),
 }
 
-/// Where recordings are decoded.
+/// Where files are decoded.
 pub struct Decoders(Place);
 
 enum Place {
     /// On the thread that asks.
     Thread,
     /// In a worker.
-    Process(Pool),
+    Process(Started),
+}
+
+/// A pool that is started when it is wanted first.
+struct Started {
+    binary: PathBuf,
+    limits: WorkerLimits,
+    section: &'static str,
+    pool: OnceLock<Pool>,
+}
+
+impl Started {
+    fn get(&self) -> Result<&Pool, DecodeError> {
+        if self.pool.get().is_none() {
+            let pool = Pool::start(self.binary.clone(), self.limits, self.section);
+            // Of two that are started at once one is dropped, and its thread ends.
+            let _ = self.pool.set(pool.map_err(|error| DecodeError::Unavailable(error.to_string()))?);
+        }
+        self.pool.get().ok_or(DecodeError::Busy)
+    }
 }
 
 impl Decoders {
@@ -74,22 +100,30 @@ impl Decoders {
     /// # Errors
     /// [`StartError::Config`] where processes are asked for and there is no program to start, or no first worker.
     pub(super) fn new(config: &ReferenceAudioConfig) -> Result<Decoders, StartError> {
-        let key = "reference_audio.decode";
-        let binary = match (config.decode, process::binary()) {
-            (DecodePlace::Thread, _) | (DecodePlace::Auto, None) => {
-                return Ok(Decoders::in_thread());
-            }
-            (DecodePlace::Process, None) => {
-                let reason = "\"process\" needs the omni-actors program; a program that links the library tells where \
-                              it is with engine::process::set_binary";
-                return Err(StartError::Config(format!("{key}: {reason}")));
-            }
-            (DecodePlace::Auto | DecodePlace::Process, Some(binary)) => binary,
-        };
         let samples = config.max_length.as_secs_f64() * f64::from(MAX_RATE);
         let memory = WORKING_BYTES + config.max_bytes as u64 + BYTES_PER_SAMPLE * samples as u64;
         let limits = WorkerLimits { memory, time: config.decode_timeout };
-        Decoders::in_processes(binary, limits).map_err(|error| StartError::Config(format!("{key}: {error}")))
+        let decoders = Decoders::placed(config.decode, limits, "reference_audio")?;
+        if let Place::Process(started) = &decoders.0 {
+            // The first worker is ready before the first recording comes.
+            started.get().map_err(|error| StartError::Config(format!("reference_audio.decode: {error}")))?;
+        }
+        Ok(decoders)
+    }
+
+    /// In the place that a section of the config asks for.
+    fn placed(place: DecodePlace, limits: WorkerLimits, section: &'static str) -> Result<Decoders, StartError> {
+        match (place, process::binary()) {
+            (DecodePlace::Thread, _) | (DecodePlace::Auto, None) => Ok(Decoders::in_thread()),
+            (DecodePlace::Process, None) => {
+                let reason = "\"process\" needs the omni-actors program; a program that links the library tells where \
+                              it is with engine::process::set_binary";
+                Err(StartError::Config(format!("{section}.decode: {reason}")))
+            }
+            (DecodePlace::Auto | DecodePlace::Process, Some(binary)) => {
+                Ok(Decoders(Place::Process(Started { binary, limits, section, pool: OnceLock::new() })))
+            }
+        }
     }
 
     /// On the thread that asks.
@@ -102,7 +136,9 @@ impl Decoders {
     /// # Errors
     /// When the thread that starts them cannot be started.
     pub fn in_processes(binary: PathBuf, limits: WorkerLimits) -> io::Result<Decoders> {
-        Ok(Decoders(Place::Process(Pool::start(binary, limits)?)))
+        let section = "reference_audio";
+        let pool = Pool::start(binary.clone(), limits, section)?;
+        Ok(Decoders(Place::Process(Started { binary, limits, section, pool: pool.into() })))
     }
 
     /// Decodes a recording: mono samples within `limits`. Blocks; not for an async thread.
@@ -112,26 +148,34 @@ impl Decoders {
     pub fn recording(&self, bytes: &[u8], limits: &AudioLimits) -> Result<Clip, DecodeError> {
         let decoded = match &self.0 {
             // Too large a file is refused before a byte of it is read.
-            Place::Process(pool) if bytes.len() <= limits.max_bytes => apart(pool, bytes, limits),
+            Place::Process(pool) if bytes.len() <= limits.max_bytes => {
+                pool.get().and_then(|pool| apart(pool, bytes, limits))
+            }
             Place::Process(_) | Place::Thread => decode_audio(bytes, limits).map_err(refused),
         };
-        DecodeMetrics::ended(
-            "recording",
-            match &decoded {
-                Ok(_) => "decoded",
-                Err(DecodeError::Refused(_)) => "refused",
-                Err(DecodeError::Ended(_)) => "ended",
-                Err(DecodeError::Busy | DecodeError::Unavailable(_)) => "no_worker",
-            },
-        );
-        decoded
+        counted("recording", decoded)
     }
+}
+
+/// Counts what became of a file.
+fn counted<T>(kind: &'static str, decoded: Result<T, DecodeError>) -> Result<T, DecodeError> {
+    let outcome = match &decoded {
+        Ok(_) => "decoded",
+        Err(DecodeError::Refused(_)) => "refused",
+        Err(DecodeError::Ended(_)) => "ended",
+        Err(DecodeError::Busy | DecodeError::Unavailable(_)) => "no_worker",
+    };
+    DecodeMetrics::ended(kind, outcome);
+    decoded
 }
 
 fn apart(pool: &Pool, bytes: &[u8], limits: &AudioLimits) -> Result<Clip, DecodeError> {
     let frames = (limits.max_seconds * f64::from(MAX_RATE)) as u64;
     let answer = pool.run(&Job::recording(limits), bytes, frames * size_of::<f32>() as u64)?;
-    let clip = Clip { pcm: answer.samples, rate: answer.rate };
+    let Answer::Samples(found) = answer else {
+        return Err(DecodeError::Ended("its decoder answered what was not asked for".to_owned()));
+    };
+    let clip = Clip { pcm: found.samples, rate: found.rate };
     // A worker that was taken over may answer anything; what an honest one answers has passed this check.
     check_clip(clip, limits).map_err(refused)
 }

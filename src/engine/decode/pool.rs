@@ -2,7 +2,7 @@
 //! So many work at once, so many callers wait, and further ones are refused.
 
 use super::DecodeError;
-use super::frame::{Answer, Job};
+use super::job::{Answer, Job};
 use super::worker::{Worker, WorkerLimits};
 use std::io;
 use std::path::PathBuf;
@@ -24,6 +24,8 @@ pub(super) struct Pool {
     places: (flume::Sender<()>, flume::Receiver<()>),
     waiting: AtomicUsize,
     limits: WorkerLimits,
+    /// The section of the config that has the limits.
+    section: &'static str,
 }
 
 impl Pool {
@@ -31,7 +33,7 @@ impl Pool {
     ///
     /// # Errors
     /// When there can be no such thread.
-    pub fn start(binary: PathBuf, limits: WorkerLimits) -> io::Result<Pool> {
+    pub fn start(binary: PathBuf, limits: WorkerLimits, section: &'static str) -> io::Result<Pool> {
         let (give, ready) = flume::bounded(0);
         // It lives as long as the pool: the kernel ends children with the thread that started them.
         std::thread::Builder::new()
@@ -39,13 +41,13 @@ impl Pool {
             .spawn(move || while give.send(Worker::start(&binary, limits)).is_ok() {})?;
         let places = flume::bounded(AT_ONCE);
         (0..AT_ONCE).for_each(|_| _ = places.0.try_send(()));
-        Ok(Pool { ready, places, waiting: AtomicUsize::new(0), limits })
+        Ok(Pool { ready, places, waiting: AtomicUsize::new(0), limits, section })
     }
 
-    /// Has a worker do this; its answer may have `most` bytes of samples. Blocks.
+    /// Has a worker do this; its answer may have `most` bytes of samples or pictures. Blocks.
     pub fn run(&self, job: &Job, body: &[u8], most: u64) -> Result<Answer, DecodeError> {
         let _place = self.place()?;
-        self.worker()?.run(job, body, most)
+        self.worker()?.run(job, body, most, self.section)
     }
 
     fn place(&self) -> Result<Place<'_>, DecodeError> {

@@ -1,7 +1,8 @@
 //! One worker, seen from the server: started, given its one job, and ended whatever it did.
 
 use super::DecodeError;
-use super::frame::{self, Answer, Job};
+use super::frame;
+use super::job::{Answer, Job};
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -44,11 +45,12 @@ impl Worker {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Gives it its job and takes the answer, which may have `most` bytes of samples.
+    /// Gives it its job and takes the answer, which may have `most` bytes of samples or pictures. `section` of the config
+    /// has the limit on time.
     ///
     /// # Errors
     /// [`DecodeError::Refused`] with its reason; [`DecodeError::Ended`] where it gave none, or not in time.
-    pub fn run(mut self, job: &Job, body: &[u8], most: u64) -> Result<Answer, DecodeError> {
+    pub fn run(mut self, job: &Job, body: &[u8], most: u64, section: &str) -> Result<Answer, DecodeError> {
         let (Some(stdin), Some(stdout)) = (self.child.stdin.take(), self.child.stdout.take()) else {
             return Err(DecodeError::Unavailable("it has no pipes".into()));
         };
@@ -65,7 +67,7 @@ impl Worker {
                 Ok(Ok(answer)) => Ok(answer),
                 Ok(Err(error)) => Err(self.why(ended, &error)),
                 Err(_) => Err(DecodeError::Ended(format!(
-                    "decoding it took longer than {} s (reference_audio.decode_timeout)",
+                    "decoding it took longer than {} s ({section}.decode_timeout)",
                     time.as_secs_f64()
                 ))),
             }

@@ -1,4 +1,5 @@
 use super::*;
+use crate::encoded::MediaPlan;
 use crate::journal::tests::{GROUPS, UNIT, codes, talker, thinker, vocoder};
 use omni_core::ids::{Attempt, Seq};
 use omni_core::ledger::{LedgerLimits, Owed};
@@ -27,6 +28,7 @@ fn answered() -> (Arc<Ledger>, ResponseStream) {
         follow: None,
         codes: None,
         guard: None,
+        media: MediaPlan::default(),
     };
     let stream = ledger.open_request(plan, RequestKind::Chat, Right::default(), Expired::default());
     (ledger, stream)

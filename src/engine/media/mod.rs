@@ -1,96 +1,263 @@
-//! The media of a request between the planner and the ledger: what of them is known already, what the encoder is given,
-//! and the memory that all of it takes.
+//! What chat turns carry besides text: files of strangers become what the encoder stage reads.
+//!
+//! ```text
+//! sources -> checked -> turn -> memory for the worst case -> decoded, file by file -> media, memory for what is there
+//!            (no work)  (queue)                             (workers, ffmpeg)
+//! ```
+//!
+//! Nothing of it is done on a thread of the runtime. Only so many requests decode at a time, so many wait, and further
+//! ones are refused; memory is counted before anything is decoded and held as long as the request lasts. A client that
+//! leaves frees its place in the queue at once, and its turn when the file in hand is done. Requests of text alone never
+//! come here.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `cache` | embeddings of media that were encoded before, for all conversations |
-//! | `memory` | how much the media of all open requests may take |
+//! | `memory.rs` | how many bytes a request may need, and the part of all that it holds |
+//! | `work.rs` | one request: its files, decoded one after the other |
 
-mod cache;
 mod memory;
+#[cfg(test)]
+mod tests;
+mod work;
 
-pub(super) use cache::{Cached, MediaCache};
-pub(super) use memory::{MediaMemory, MediaPermit};
-
-use super::journal::Feed;
-use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
-use omni_media::medium::MediaHash;
-use omni_telemetry::clock;
-use omni_transfer::payload::{Header, Kind, Part, Payload};
-use std::ops::Range;
+use crate::StartError;
+use crate::api::{MediaKind, MediaSource, MediaTokens, SubmitError};
+use crate::decode::Decoders;
+use crate::device::DeviceChoice;
+use memory::{Held, Memory};
+use omni_config::{Config, DeviceKind, MediaInputConfig};
+use omni_media::ffmpeg::{Ffmpeg, ProcessLimits};
+use omni_media::mel::LogMel;
+use omni_media::{MediaLimits, Medium};
+use omni_model::checkpoint::Checkpoint;
+use omni_model::hf::{Family, MediaConfig};
+use omni_telemetry::MediaMetrics;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+use work::Trouble;
 
-/// What the ledger must know of a request's media. Empty for a request of text.
+/// Requests that may wait for a turn: more than there are places by default.
+const WAITING: usize = 64;
+/// How long one may wait for its turn, and then for memory.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Requests that decode at the same time, as many as workers may.
+const AT_ONCE: usize = 2;
+
+/// Prepares the media of requests. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Preparer(Arc<Inner>);
+
+struct Inner {
+    front: MediaConfig,
+    mel: LogMel,
+    limits: MediaLimits,
+    max_files: usize,
+    /// Tokens that a prompt may have.
+    max_tokens: usize,
+    decoders: Decoders,
+    ffmpeg: Option<Ffmpeg>,
+    memory: Memory,
+    turns: Arc<Semaphore>,
+    waiting: AtomicUsize,
+}
+
+/// The media of one request.
 #[derive(Default)]
-pub(crate) struct MediaPlan {
-    /// What the encoder is given; `None` where it has nothing to do.
-    pub feed: Option<Feed>,
-    /// Embeddings of the first spans, which were encoded before.
-    pub known: Vec<Known>,
-    /// What is encoded, span by span: as a part of what the request asks for.
-    pub hashes: Vec<MediaHash>,
-    /// Takes what the encoder makes.
-    pub store: Option<MediaStore>,
-    /// Memory of the request's media, until it ends.
-    pub permit: Option<MediaPermit>,
+pub(crate) struct Prepared {
+    /// In the order of the sources.
+    pub media: Vec<Arc<Medium>>,
+    /// Tokens that stand for them.
+    pub tokens: MediaTokens,
+    /// To be held as long as the request lasts.
+    pub memory: Option<Held>,
 }
 
-/// Embeddings that a thinker is given without an encoder.
-pub(crate) struct Known {
-    part: Part,
-    seq: u32,
-    units: u32,
-    end: bool,
+/// Whether chat turns of this checkpoint may carry media under this config.
+pub(crate) fn is_served(checkpoint: &Checkpoint, config: &Config) -> bool {
+    let Family::Omni(omni) = checkpoint.family() else { return false };
+    let towers = omni.thinker.audio.is_some() && omni.thinker.vision.is_some();
+    // The towers have no kernels of their own on a GPU yet.
+    let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
+    towers && kind == DeviceKind::Cpu && checkpoint.files().exists("preprocessor_config.json")
 }
 
-impl Known {
-    /// As payloads behind `seq` embeddings, in their order; `end` says that nothing follows.
-    pub fn all(cached: &Cached, seq: u32, end: bool) -> Vec<Known> {
-        let mut at = seq;
-        let last = cached.len();
-        let known = cached.iter().enumerate().map(|(i, (units, part))| {
-            let known = Known { part: part.clone(), seq: at, units: *units, end: end && i + 1 == last };
-            at += units;
-            known
-        });
-        known.collect()
-    }
-
-    /// Of a request.
-    pub fn named(self, request: RequestId) -> Payload {
-        let Known { part, seq, units, end } = self;
-        let header = Header {
-            request,
-            generation: Generation(0),
-            attempt: Attempt(0),
-            seq: Seq(seq),
-            kind: Kind::Media,
-            units,
-            end: end.then_some(FinishReason::Stop),
-            sent: clock::now(),
-        };
-        Payload { header, parts: vec![part], leases: Vec::new() }
-    }
+/// The error of a request with media for a model that takes none.
+pub(crate) fn cannot(sources: &[MediaSource]) -> SubmitError {
+    let senses = match sources.first().map(MediaSource::kind) {
+        Some(MediaKind::Audio) => "hear",
+        _ => "see",
+    };
+    SubmitError::Medium { index: 0, message: format!("this model cannot {senses}; send text") }
 }
 
-/// Where the embeddings of a request's media are kept for requests to come.
-pub(crate) struct MediaStore {
-    pub cache: Arc<MediaCache>,
-    /// Of each span: what it is known by, and which of all embeddings are its.
-    pub spans: Vec<(MediaHash, Range<u32>)>,
-}
-
-impl MediaStore {
-    /// All embeddings are there, in pieces that belong to one span each.
-    pub fn keep(&self, pieces: &[(u32, Part)]) {
-        for (key, rows) in &self.spans {
-            let mut at = 0;
-            let of_span = pieces.iter().filter(|(units, _)| {
-                let first = at;
-                at += units;
-                rows.contains(&first)
-            });
-            self.cache.insert(*key, of_span.cloned().collect());
+impl Preparer {
+    /// For a checkpoint that hears and sees.
+    ///
+    /// # Errors
+    /// [`StartError`] for a `preprocessor_config.json` that describes no front end, and for `media.decode`.
+    pub fn new(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Preparer>, StartError> {
+        if !is_served(checkpoint, config) {
+            return Ok(None);
         }
+        let front = MediaConfig::load(checkpoint.files())?;
+        let Family::Omni(omni) = checkpoint.family() else { return Ok(None) };
+        let max_tokens = omni.thinker.text.max_position_embeddings;
+        let decoders = Decoders::for_media(&config.media)?;
+        Preparer::with(front, max_tokens, &config.media, decoders).map(Some)
+    }
+
+    fn with(
+        front: MediaConfig,
+        max_tokens: usize,
+        config: &MediaInputConfig,
+        decoders: Decoders,
+    ) -> Result<Preparer, StartError> {
+        let mel = LogMel::new(front.mel).map_err(|error| StartError::Config(error.to_string()))?;
+        let limits = MediaLimits {
+            max_bytes: config.max_bytes,
+            max_pixels: config.max_pixels,
+            max_seconds: f64::from(config.max_seconds),
+            max_frames: config.max_frames,
+        };
+        let process = ProcessLimits { time: config.decode_timeout, ..ProcessLimits::default() };
+        Ok(Preparer(Arc::new(Inner {
+            front,
+            mel,
+            limits,
+            max_files: config.max_files,
+            max_tokens,
+            decoders,
+            ffmpeg: config.ffmpeg.clone().map(|program| Ffmpeg { program, limits: process }),
+            memory: Memory::new(config.max_memory),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+            waiting: AtomicUsize::new(0),
+        })))
+    }
+
+    /// Prepares the media of a request. Dropping the future gives all up that it has not begun to decode.
+    ///
+    /// # Errors
+    /// [`SubmitError::Medium`] for one that cannot be heard or seen, [`SubmitError::Invalid`] for too many,
+    /// [`SubmitError::Busy`] where too many wait or there is no room in time.
+    pub async fn prepare(&self, sources: Vec<MediaSource>) -> Result<Prepared, SubmitError> {
+        let kinds: Vec<&'static str> = sources.iter().map(|source| name(source.kind())).collect();
+        let prepared = self.take_turn(sources).await;
+        for (index, kind) in kinds.into_iter().enumerate() {
+            let outcome = match &prepared {
+                Ok(_) => "prepared",
+                Err(SubmitError::Medium { index: at, .. }) if *at == index => "refused",
+                Err(SubmitError::Busy(_)) => "busy",
+                Err(_) => "dropped",
+            };
+            MediaMetrics::ended(kind, outcome);
+        }
+        prepared
+    }
+
+    async fn take_turn(&self, sources: Vec<MediaSource>) -> Result<Prepared, SubmitError> {
+        self.0.check(&sources)?;
+        let need = self.0.need(&sources);
+        let waiting = Waiting::new(&self.0)?;
+        let turn = tokio::time::timeout(PATIENCE, Arc::clone(&self.0.turns).acquire_owned()).await;
+        let Ok(Ok(turn)) = turn else {
+            let told = "too many sounds and pictures are being decoded; try again in a second";
+            return Err(SubmitError::Busy(told.into()));
+        };
+        let memory = self.0.memory.take(need, PATIENCE).await?;
+        drop(waiting);
+        let (inner, left) = (Arc::clone(&self.0), Left::default());
+        let gone = Arc::clone(&left.0);
+        // Memory and turn are the work's, which goes on for a while when its client has left.
+        let working = tokio::task::spawn_blocking(move || {
+            let made = inner.work(&sources, &gone);
+            drop(turn);
+            (made, memory)
+        });
+        let (made, mut memory) = working
+            .await
+            .map_err(|error| SubmitError::Internal(format!("the sounds and pictures were not prepared: {error}")))?;
+        let media = made.map_err(|trouble| match trouble {
+            Trouble::Medium(index, message) => SubmitError::Medium { index, message },
+            Trouble::Busy(message) => SubmitError::Busy(message),
+            Trouble::Gone => SubmitError::ShuttingDown,
+        })?;
+        let tokens = self.0.tokens(&media);
+        memory.shrink(media.iter().map(Medium::bytes).sum());
+        Ok(Prepared { media: media.into_iter().map(Arc::new).collect(), tokens, memory: Some(memory) })
+    }
+}
+
+impl Inner {
+    /// What can be seen without work.
+    fn check(&self, sources: &[MediaSource]) -> Result<(), SubmitError> {
+        if sources.len() > self.max_files {
+            let message = format!(
+                "{} sounds, pictures and videos are more than the limit of {} (media.max_files)",
+                sources.len(),
+                self.max_files
+            );
+            return Err(SubmitError::Invalid { param: "messages", message });
+        }
+        for (index, source) in sources.iter().enumerate() {
+            let kind = name(source.kind());
+            let refused = |error: omni_media::MediaError| SubmitError::Medium { index, message: error.to_string() };
+            match source {
+                MediaSource::Audio(file) | MediaSource::Image { file, .. } | MediaSource::Video { file, .. } => {
+                    self.limits.check_bytes(kind, file).map_err(refused)?;
+                }
+                MediaSource::Frames { pictures, .. } => {
+                    if pictures.is_empty() || pictures.len() > self.limits.max_frames {
+                        let (have, most) = (pictures.len(), self.limits.max_frames);
+                        let message = format!("the video has {have} frames, 1 to {most} are taken (media.max_frames)");
+                        return Err(SubmitError::Medium { index, message });
+                    }
+                    pictures.iter().try_for_each(|file| self.limits.check_bytes(kind, file)).map_err(refused)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The kind of a medium in metrics and errors.
+fn name(kind: MediaKind) -> &'static str {
+    match kind {
+        MediaKind::Audio => "audio",
+        MediaKind::Image => "image",
+        MediaKind::Video => "video",
+    }
+}
+
+/// A place in the queue.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    fn new(inner: &'a Inner) -> Result<Waiting<'a>, SubmitError> {
+        let place = Waiting(&inner.waiting);
+        // Counted first: the place is given back however this ends.
+        if inner.waiting.fetch_add(1, Ordering::Relaxed) >= WAITING {
+            return Err(SubmitError::Busy(format!(
+                "{WAITING} requests with sounds and pictures wait already; try again in a second"
+            )));
+        }
+        Ok(place)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Tells the work that its client has left, when it is dropped.
+#[derive(Default)]
+struct Left(Arc<AtomicBool>);
+
+impl Drop for Left {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }

@@ -166,6 +166,8 @@ impl Slot {
             samples_per_frame: SAMPLE_RATE * 2 / 25,
             fade_in: config.speech.fade_in,
             word_times: false,
+            hears: false,
+            sees: false,
             tts: None,
         };
         let faults = FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults);

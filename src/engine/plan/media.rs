@@ -4,8 +4,8 @@
 use super::omni::{OmniPlanner, refuse_prompt};
 use super::{SequencePlan, SubmitError};
 use crate::api::GenerateRequest;
+use crate::encoded::{Known, MediaCache, MediaMemory, MediaPlan, MediaStore};
 use crate::journal::{Encoding, Feed};
-use crate::media::{Known, MediaCache, MediaMemory, MediaPlan, MediaStore};
 use omni_core::ids::StageName;
 use omni_core::scheduler::{Pace, SequenceParams};
 use omni_media::Medium;
@@ -123,7 +123,7 @@ impl MediaPlanner {
             schedule.clone(),
             media.iter().map(|(medium, sound)| Encoding { medium: Arc::clone(medium), sound: *sound }).collect(),
         );
-        let permit = self.memory.take((rows + feed.bytes()) as u64).map_err(Unplanned::Memory)?;
+        let permit = self.memory.take(rows as u64).map_err(Unplanned::Memory)?;
 
         let chunk = thinker.audio.as_ref().map_or(0, |tower| tower.chunk_frames().min(longest as usize));
         let hashes: Vec<MediaHash> = media.iter().map(|(medium, sound)| key(medium, *sound, chunk)).collect();

@@ -11,7 +11,7 @@ pub(super) use omni::OmniPlanner;
 pub(super) use tts::{TtsPlanner, TtsVoice};
 
 use super::api::{GenerateRequest, SamplingOverrides, SpeechParams, SubmitError};
-use super::media::MediaPlan;
+use super::encoded::MediaPlan;
 use super::voices::Voiceprint;
 use omni_config::LimitsConfig;
 use omni_core::ids::{Attempt, Content, FinishReason, Frames, Generation, RequestId, Seq, StageName};

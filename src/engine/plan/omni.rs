@@ -44,10 +44,6 @@ impl OmniPlanner {
         request: &GenerateRequest,
         media: &[Arc<Medium>],
     ) -> Result<RequestPlan, SubmitError> {
-        if media.is_empty() && !request.media.is_empty() {
-            let message = "this server does not hear or see yet; send text".into();
-            return Err(SubmitError::Invalid { param: "messages", message });
-        }
         let (prompt, mut media) = if media.is_empty() {
             let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
             (self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?, None)

@@ -4,7 +4,7 @@ use super::edges::Prompts;
 use super::model::{Asked, END, Expected, GROUPS, expect};
 use super::random::{Random, mix};
 use super::scenario::{RequestKind, Script, Shape};
-use crate::media::MediaPlan;
+use crate::encoded::MediaPlan;
 use crate::plan::{FollowedText, RequestPlan, SequencePlan};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;

@@ -2,6 +2,7 @@
 
 use super::error::ErrorObject;
 use super::fields::{FieldError, Fields, wrong_type};
+use super::parts::{Content, Processing};
 use super::speech::{Deadlines, Finish, Model, Sampling, Tracing};
 use super::values::{Count, FormatName, OneAnswer, Seed, TextOnly, short};
 use omni_engine::{Output, Usage};
@@ -13,11 +14,13 @@ use std::borrow::Cow;
 
 /// A conversation to answer. Read group by group: an error is that of the first group that has one.
 #[derive(Debug, JsonSchema)]
-pub(crate) struct ChatRequest {
+pub(crate) struct ChatRequest<'a> {
     #[schemars(flatten)]
     pub model: Model,
     #[schemars(flatten)]
-    pub messages: Messages,
+    pub messages: Messages<'a>,
+    #[schemars(flatten)]
+    pub processing: Processing,
     #[schemars(flatten)]
     pub answer: AnswerFields,
     /// The spoken answer. A mistake in it is a mistake even where only text is wanted.
@@ -59,21 +62,23 @@ pub(crate) const HARMLESS: &[&str] = &[
 
 /// The conversation so far.
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(crate) struct Messages {
+#[serde(bound(deserialize = "'de: 'a"))]
+pub(crate) struct Messages<'a> {
     /// At least one; the last one is the user's. All together at most `limits.max_input_chars` characters.
     #[schemars(required)]
-    pub messages: Option<Vec<Message>>,
+    pub messages: Option<Vec<Message<'a>>>,
 }
 
 /// One turn of the conversation.
 #[derive(Debug, Deserialize, JsonSchema)]
-pub(crate) struct Message {
+#[serde(bound(deserialize = "'de: 'a"))]
+pub(crate) struct Message<'a> {
     /// Who speaks.
     #[schemars(required)]
     pub role: Option<Role>,
-    /// The text, whole or in parts; a user's is not blank.
+    /// The text, whole or in parts, which may be sounds, pictures and videos in a user's message. That is not blank.
     #[schemars(required)]
-    pub content: Option<Content>,
+    pub content: Option<Content<'a>>,
     /// Earlier audio, which is not kept: send its transcript as `content`.
     pub audio: Option<Value>,
 }
@@ -103,77 +108,6 @@ impl JsonSchema for Role {
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         json_schema!({ "type": "string", "enum": ["system", "developer", "user", "assistant"] })
-    }
-}
-
-/// A text, whole or in parts that are joined.
-#[derive(Debug, PartialEq, JsonSchema)]
-#[schemars(untagged)]
-pub(crate) enum Content {
-    Text(String),
-    Parts(Vec<TextPart>),
-}
-
-/// A part of a text.
-#[derive(Debug, PartialEq, JsonSchema)]
-pub(crate) struct TextPart {
-    /// `text`; other parts are refused.
-    #[serde(rename = "type")]
-    pub kind: String,
-    pub text: String,
-}
-
-impl<'de> Deserialize<'de> for TextPart {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<TextPart, D::Error> {
-        let part = Value::deserialize(deserializer)?;
-        let text = |field: &str| part.get(field).and_then(Value::as_str);
-        let wrong = match (text("type"), text("text")) {
-            (Some("text"), Some(text)) => return Ok(TextPart { kind: "text".to_owned(), text: text.to_owned() }),
-            (Some("text"), None) => "a text part needs a string \"text\"".to_owned(),
-            (Some(other), _) => {
-                format!("{:?} parts are not supported; this server takes text parts only", short(other))
-            }
-            (None, _) => "expected {\"type\": \"text\", \"text\": ...}".to_owned(),
-        };
-        Err(D::Error::custom(wrong))
-    }
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
-        struct Visitor;
-
-        impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Content;
-
-            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str("a string or an array of text parts")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Content, E> {
-                Ok(Content::Text(text.to_owned()))
-            }
-
-            fn visit_seq<A: serde::de::SeqAccess<'de>>(self, mut parts: A) -> Result<Content, A::Error> {
-                let mut found = Vec::new();
-                while let Some(part) = parts.next_element()? {
-                    found.push(part);
-                }
-                Ok(Content::Parts(found))
-            }
-        }
-
-        deserializer.deserialize_any(Visitor)
-    }
-}
-
-impl Content {
-    /// The whole text.
-    pub fn text(self) -> String {
-        match self {
-            Content::Text(text) => text,
-            Content::Parts(parts) => parts.into_iter().map(|part| part.text).collect(),
-        }
     }
 }
 
@@ -280,10 +214,10 @@ pub(crate) struct AudioFields {
     pub max_new_tokens: Option<Count>,
 }
 
-impl ChatRequest {
+impl<'a> ChatRequest<'a> {
     /// Reads the object of a request; and the names of fields that it does not know.
-    pub fn read(fields: &Fields<'_>) -> Result<(ChatRequest, Vec<String>), FieldError> {
-        let (model, messages) = (fields.read()?, fields.read()?);
+    pub fn read(fields: &Fields<'a>) -> Result<(ChatRequest<'a>, Vec<String>), FieldError> {
+        let (model, messages, processing) = (fields.read()?, fields.read()?, fields.read()?);
         fields.refuse(REFUSED)?;
         let answer = fields.read()?;
         let (mut audio, mut ignored) = (None, Vec::new());
@@ -293,7 +227,7 @@ impl ChatRequest {
         }
         let (sampling, deadlines, tracing) = (fields.read()?, fields.read()?, fields.read()?);
         ignored.splice(0..0, fields.unknown(HARMLESS));
-        Ok((ChatRequest { model, messages, answer, audio, sampling, deadlines, tracing }, ignored))
+        Ok((ChatRequest { model, messages, processing, answer, audio, sampling, deadlines, tracing }, ignored))
     }
 }
 
@@ -432,8 +366,12 @@ pub(crate) struct ChatUsage {
 #[derive(Clone, Copy, Debug, Serialize, JsonSchema)]
 pub(crate) struct PromptTokens {
     pub text_tokens: u32,
-    /// 0.
+    /// Those that stand for sound.
     pub audio_tokens: u32,
+    /// Those that stand for pictures.
+    pub image_tokens: u32,
+    /// Those that stand for frames of videos.
+    pub video_tokens: u32,
     /// 0.
     pub cached_tokens: u32,
 }
@@ -451,12 +389,18 @@ pub(crate) struct CompletionTokens {
 impl From<Usage> for ChatUsage {
     fn from(usage: Usage) -> ChatUsage {
         let (prompt, text, audio) = (usage.prompt_tokens, usage.text_tokens, usage.frames.0);
-        let completion = text.saturating_add(audio);
+        let (completion, seen) = (text.saturating_add(audio), usage.media);
         ChatUsage {
             prompt_tokens: prompt,
             completion_tokens: completion,
             total_tokens: prompt.saturating_add(completion),
-            prompt_tokens_details: PromptTokens { text_tokens: prompt, audio_tokens: 0, cached_tokens: 0 },
+            prompt_tokens_details: PromptTokens {
+                text_tokens: prompt.saturating_sub(seen.audio + seen.image + seen.video),
+                audio_tokens: seen.audio,
+                image_tokens: seen.image,
+                video_tokens: seen.video,
+                cached_tokens: 0,
+            },
             completion_tokens_details: CompletionTokens { text_tokens: text, audio_tokens: audio, reasoning_tokens: 0 },
         }
     }

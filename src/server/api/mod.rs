@@ -7,6 +7,7 @@
 //! | `wording` | its markup and its pronunciations |
 //! | `batch` | `POST /v1/audio/speech/batch` |
 //! | `chat` | `POST /v1/chat/completions` |
+//! | `parts` | the content of its messages: text, sound, pictures, videos |
 //! | `voices` | `/v1/audio/voices` |
 //! | `service` | models, health, readiness, faults |
 //! | `session` | messages of `WS /v1/audio/speech/stream` |
@@ -26,6 +27,7 @@ pub(crate) mod error;
 pub(crate) mod fields;
 mod json;
 pub(crate) mod measure;
+pub(crate) mod parts;
 pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod speech;

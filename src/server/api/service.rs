@@ -26,6 +26,8 @@ pub(crate) struct ModelObject<'a> {
     /// The model that is served, where `id` is another name of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub root: Option<&'a str>,
+    /// What its chat turns may carry: `text`, and `audio`, `image` and `video` where it hears and sees.
+    pub input_modalities: Vec<&'static str>,
     /// With `[[models]]`: where it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<Residence>,

@@ -5,9 +5,9 @@ use omni_core::ids::{PayloadKind, RequestId, StageName};
 use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
-    self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, MediaMetrics,
-    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MemoryUse, Outcome, Phase, Phases, Queue, RequestKind,
-    RequestMetrics, SpanMetrics, StageMetrics,
+    self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics,
+    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases, Queue,
+    RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,9 @@ fn record_one_of_each() {
     DecodeMetrics::ended("recording", "decoded");
     MediaMetrics::looked_up(true);
     MediaMetrics::cached(1);
+    MediaMetrics::ended("image", "prepared");
+    MediaMetrics::took("image", Duration::from_millis(20));
+    MediaMetrics::holds(1.0);
     HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");

@@ -133,7 +133,7 @@ async fn chat_fields() {
         (said(json!({"role": "assistant", "content": "Hi"})), (400, Some("messages"), "must be the user's")),
         (
             said(json!({"role": "user", "content": [{"type": "image_url"}]})),
-            (400, Some("messages[0].content[0]"), "text parts only"),
+            (400, Some("messages[0].content[0].image_url"), "base64, a data URL or an address"),
         ),
         (
             said(json!({"role": "user", "content": [{"type": "text"}]})),

@@ -71,7 +71,7 @@ impl Call {
     }
 
     pub async fn finish(&self) {
-        let usage = Usage { prompt_tokens: 5, text_tokens: 3, frames: Frames(2) };
+        let usage = Usage { prompt_tokens: 5, text_tokens: 3, frames: Frames(2), ..Usage::default() };
         self.send(Event::Finished { reason: FinishReason::Stop, usage }).await;
     }
 
@@ -117,6 +117,8 @@ impl Scripted {
             samples_per_frame: 1920,
             fade_in: Duration::ZERO,
             word_times: false,
+            hears: true,
+            sees: true,
             tts: None,
         };
         Scripted {
