@@ -205,9 +205,9 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         // 2.6 s of speech: more would come later than any deadline.
         max_first_chunk_frames: r.int("limits.max_first_chunk_frames", 32, 1..=4096),
         // A few large pictures: one of 4 megapixels has embeddings of 134 MB.
-        max_media_bytes: r.int("limits.max_media_bytes", 1 << 30, 1 << 20..=1 << 40) as u64,
+        max_media_bytes: r.int("limits.max_media_bytes", 1 << 30, 1 << 20..=1_i64 << 40) as u64,
         // Two large pictures, or half an hour of sound.
-        max_cached_media_bytes: r.int("limits.max_cached_media_bytes", 256 << 20, 0..=1 << 40) as u64,
+        max_cached_media_bytes: r.int("limits.max_cached_media_bytes", 256 << 20, 0..=1_i64 << 40) as u64,
         // More than limits.max_input_chars take, read aloud.
         max_audio: r.duration("limits.max_audio", secs(2 * 3600), secs(1)..=DAY),
         request_timeout: r.duration("limits.request_timeout", secs(120), secs(1)..=DAY),
