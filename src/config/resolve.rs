@@ -403,11 +403,11 @@ fn media(r: &mut Reader) -> MediaInputConfig {
         // Half a minute at the two frames a second that are seen.
         max_frames: r.int("media.max_frames", 64, 2..=768),
         // 64 frames of 1080p take 400 MB of it until they have their size.
-        max_memory: r.int("media.max_memory", 1 << 30, 16 << 20..=1 << 40),
+        max_memory: r.int("media.max_memory", 1 << 30, 16 << 20..=1usize << 40),
         // A few large pictures: one of 4 megapixels has embeddings of 134 MB.
-        max_embeddings: r.int("media.max_embeddings", 1 << 30, 1 << 20..=1 << 40),
+        max_embeddings: r.int("media.max_embeddings", 1 << 30, 1 << 20..=1usize << 40),
         // Two large pictures, or half an hour of sound.
-        max_cached_embeddings: r.int("media.max_cached_embeddings", 256 << 20, 0..=1 << 40),
+        max_cached_embeddings: r.int("media.max_cached_embeddings", 256 << 20, 0..=1usize << 40),
         ffmpeg: r
             .text("media.ffmpeg", "ffmpeg", "a program by name or path, or empty for none", program)
             .unwrap_or_else(|| Some("ffmpeg".into())),

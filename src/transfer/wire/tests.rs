@@ -44,7 +44,7 @@ fn bits(part: &Part) -> Vec<u32> {
             let tensor = embeddings.tensor().unwrap().flatten_all().unwrap();
             tensor.to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
         }
-        Part::Features(features) => features.numbers().iter().map(|value| value.to_bits()).collect(),
+        Part::Features(features) => features.clone().numbers().iter().map(|value| value.to_bits()).collect(),
         Part::U32(values) => values.clone(),
         Part::F32(values) => values.iter().map(|value| value.to_bits()).collect(),
     }
