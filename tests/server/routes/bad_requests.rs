@@ -137,7 +137,7 @@ async fn chat_fields() {
         ),
         (
             said(json!({"role": "user", "content": [{"type": "text"}]})),
-            (400, Some("messages[0].content[0]"), "needs a string"),
+            (400, Some("messages[0].content[0].text"), "must be a string"),
         ),
         (
             said(json!({"role": "assistant", "audio": {"id": "audio-1"}})),
