@@ -12,10 +12,10 @@ use super::reader::Reader;
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
-    AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig,
-    LimitsConfig, LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig, SpeechConfig,
-    StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig, VoicesDirectory,
-    WeightsKind,
+    AdmissionMode, AlignerConfig, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig,
+    EdgesConfig, LimitsConfig, LogFormat, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig,
+    SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig,
+    VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
@@ -210,6 +210,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         stalled_client_timeout: r.duration("limits.stalled_client_timeout", secs(30), secs(1)..=DAY),
     };
     let voices = voices(r, base);
+    let aligner = aligner(r, base);
     let reference_audio = reference_audio(r, base);
     let stages = StageName::ALL.map(|name| stage(r, name));
     let talker = &stages[StageName::Talker as usize];
@@ -264,6 +265,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         wyoming,
         limits,
         voices,
+        aligner,
         reference_audio,
         stages,
         transfer,
@@ -385,6 +387,16 @@ fn voices(r: &mut Reader, base: &Path) -> VoicesConfig {
         max_count: r.int("voices.max_count", 1000, 0..=1_000_000),
         // A thousand recordings of a minute, or a hundred of the largest.
         max_bytes: r.int("voices.max_bytes", 1_u64 << 30, 0..=1 << 40),
+    }
+}
+
+fn aligner(r: &mut Reader, base: &Path) -> AlignerConfig {
+    let folder = |text: &str| Some(base.join(text)).filter(|_| !text.trim().is_empty());
+    let allowed = "a folder with a Qwen3-ForcedAligner checkpoint, or empty for none";
+    AlignerConfig {
+        checkpoint: r.text("aligner.checkpoint", "", allowed, |text| Some(folder(text))).flatten(),
+        // Five minutes of speech, the longest piece, on a few cores.
+        timeout: r.duration("aligner.timeout", secs(120), ms(100)..=secs(3600)),
     }
 }
 

@@ -8,6 +8,7 @@ pub mod budget;
 pub mod checkpoint;
 pub mod embeddings;
 pub mod error;
+pub mod forced_aligner;
 pub mod frontend;
 pub mod hf;
 pub mod media;
