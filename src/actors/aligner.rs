@@ -24,6 +24,9 @@ const TRIES: u32 = 2;
 /// How often the actor looks how long a job takes, at least.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Calls its argument once, on the threads that compute.
+pub type Run = dyn Fn(&mut (dyn FnMut() + Send)) + Send + Sync;
+
 /// Everything about an aligner that outlives its threads.
 pub struct AlignerSetup {
     /// The net.
@@ -32,8 +35,8 @@ pub struct AlignerSetup {
     pub restart: RestartLimits,
     /// A job that takes longer is given up, and its thread is left behind.
     pub timeout: Duration,
-    /// Runs the thread's work: where its threads of computation come from.
-    pub run: Box<dyn Fn(&mut (dyn FnMut() + Send)) + Send + Sync>,
+    /// How a job is computed.
+    pub run: Box<Run>,
     /// Where a fault plan can strike.
     pub fault: FaultSite,
 }

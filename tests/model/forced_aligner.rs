@@ -81,6 +81,8 @@ fn units_are_the_text_without_white_space() {
     }
 }
 
+type Change = fn(&mut Value);
+
 /// A folder with one of the fixture's files changed.
 fn changed(file: &str, change: impl Fn(&mut Value)) -> tempfile::TempDir {
     let copy = tempfile::tempdir().unwrap();
@@ -100,7 +102,7 @@ fn what_is_no_aligner_is_refused_with_the_file_and_the_field() {
     let fixtures = folder().parent().unwrap().join("qwen3_tts/custom_voice");
     assert!(refused(&fixtures).contains("is no aligner: model_type is \"qwen3_tts\""), "{}", refused(&fixtures));
     assert!(refused(Path::new("/nonexistent")).contains("cannot read"));
-    let cases: [(&str, fn(&mut Value), &str); 6] = [
+    let cases: [(&str, Change, &str); 6] = [
         ("config.json", |c| c["thinker_config"]["model_type"] = json!("qwen3_asr_thinker"), "is no aligner"),
         ("config.json", |c| c["thinker_config"]["classify_num"] = json!(0), "thinker_config.classify_num"),
         ("config.json", |c| c["thinker_config"]["classify_num"] = json!(65), "thinker.lm_head.weight"),
