@@ -68,7 +68,7 @@ fn one(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, Confi
     let open = placed(config, &checkpoint, &device);
     let config = placement::settle(config, checkpoint.family().stages(), device.kind);
     device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
-    check_aligner(&config)?;
+    check_aligner(&config, &checkpoint)?;
     omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
     Ok(summary(&config, &checkpoint, &device, open))
 }
@@ -110,8 +110,9 @@ fn several(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, C
 }
 
 /// Whether the aligner of the config can be used, as far as that is seen without its weights.
-fn check_aligner(config: &Config) -> Result<(), ConfigError> {
-    let Some(folder) = &config.aligner.checkpoint else { return Ok(()) };
+fn check_aligner(config: &Config, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
+    let wanted = config.aligner.checkpoint.as_ref().filter(|_| !aligner::exists(checkpoint));
+    let Some(folder) = wanted else { return Ok(()) };
     let problem = |error: LoadError| {
         let key = "aligner.checkpoint".to_owned();
         ConfigError::Problems(vec![Problem { line: None, key, value: None, message: error.to_string() }])
