@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes tests/fixtures/qwen3_omni and tests/fixtures/qwen3_tts again, from nothing, and compares every file with what
-# is in the repository. Some 3 GB of Python packages and a few minutes on two cores; needs python3.11 with venv, gcc and
+# Makes tests/fixtures/qwen3_omni, qwen3_tts and qwen3_forced_aligner again, from nothing, and compares every file with
+# what is in the repository. Some 3 GB of Python packages and a few minutes on two cores; needs python3.11 with venv, gcc and
 # binutils.
 #
 #   oracle/regenerate.sh WORKDIR      leaves the files in WORKDIR/tiny; nothing in the repository is changed
@@ -34,6 +34,7 @@ omni=$work/tiny/qwen3_omni tts=$work/tiny/qwen3_tts
 "$work/v5/bin/python" dump_qwen3_omni.py "$omni" "$omni/golden"
 "$work/v4/bin/python" make_tiny_qwen3_tts.py "$tts"
 "$work/v4/bin/python" dump_qwen3_tts.py "$tts"
+"$work/v4/bin/python" make_tiny_forced_aligner.py "$work/tiny/qwen3_forced_aligner"
 "$work/v4/bin/python" label_cases.py "$omni/golden" "$tts/golden"
 # The formulas of docs/spec.md, recomputed from the tensors alone.
 "$work/v4/bin/python" verify_claims.py "$work/tiny"

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod aligner;
 mod arbiter;
 mod connector;
 mod failure;

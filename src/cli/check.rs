@@ -8,8 +8,9 @@ use omni_config::{
 };
 use omni_engine::device::DeviceChoice;
 use omni_engine::placement;
-use omni_model::Checkpoint;
+use omni_model::forced_aligner::ForcedAligner;
 use omni_model::hf::{Family, Variant};
+use omni_model::{Checkpoint, LoadError, aligner};
 use omni_server::{Aliases, check_aliases};
 use omni_tools::model::{device, open, read};
 use std::path::PathBuf;
@@ -67,6 +68,7 @@ fn one(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, Confi
     let open = placed(config, &checkpoint, &device);
     let config = placement::settle(config, checkpoint.family().stages(), device.kind);
     device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
+    check_aligner(&config, &checkpoint)?;
     omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
     Ok(summary(&config, &checkpoint, &device, open))
 }
@@ -107,6 +109,26 @@ fn several(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, C
     }
 }
 
+/// Whether the aligner of the config can be used, as far as that is seen without its weights.
+fn check_aligner(config: &Config, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
+    let wanted = config.aligner.checkpoint.as_ref().filter(|_| !aligner::exists(checkpoint));
+    let Some(folder) = wanted else { return Ok(()) };
+    let problem = |error: LoadError| {
+        let key = "aligner.checkpoint".to_owned();
+        ConfigError::Problems(vec![Problem { line: None, key, value: None, message: error.to_string() }])
+    };
+    ForcedAligner::check(folder).map(|_| ()).map_err(problem)
+}
+
+/// Where the times of words come from.
+fn words(config: &Config, checkpoint: &Checkpoint) -> String {
+    match &config.aligner.checkpoint {
+        _ if aligner::exists(checkpoint) => "timed by the aligner beside the weights".to_owned(),
+        Some(folder) => format!("timed by {}, on the CPU", folder.display()),
+        None => "not timed: no aligner (aligner.checkpoint)".to_owned(),
+    }
+}
+
 /// What is wrong with several keys together.
 fn misfit(message: String) -> ConfigError {
     ConfigError::Problems(vec![Problem { line: None, key: String::new(), value: None, message }])
@@ -138,6 +160,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
         format!("device    {} {}, {} ({})", device.kind.as_str(), device.index, device.dtype.as_str(), device.why),
         format!("voices    {}", voices(config, family)),
         format!("aliases   {}", aliases(config, checkpoint)),
+        format!("words     {}", words(config, checkpoint)),
         format!(
             "limits    {} requests of at most {} characters and {}",
             config.limits.max_requests,

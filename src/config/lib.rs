@@ -60,6 +60,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     /// Voices that clients upload.
     pub voices: VoicesConfig,
+    /// What finds the times of words.
+    pub aligner: AlignerConfig,
     /// Recordings of voices, in requests and uploads.
     pub reference_audio: ReferenceAudioConfig,
     /// What chat turns may carry besides text.
@@ -278,6 +280,15 @@ impl ServerConfig {
              every client in with server.allow_anonymous = true",
         )
     }
+}
+
+/// `[aligner]`
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct AlignerConfig {
+    /// A folder in the layout of Qwen3-ForcedAligner-0.6B; `None`: only what lies beside a checkpoint's weights.
+    pub checkpoint: Option<PathBuf>,
+    /// How long it may take for one piece of speech.
+    pub timeout: Duration,
 }
 
 /// `[voices]`

@@ -12,10 +12,10 @@ use super::reader::Reader;
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
-    AdmissionMode, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig, EdgesConfig,
-    LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Placement, Precision, ReferenceAudioConfig, ServerConfig,
-    SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind, VoicesConfig,
-    VoicesDirectory, WeightsKind,
+    AdmissionMode, AlignerConfig, CheckpointSource, Config, DecodePlace, DeviceConfig, DeviceKind, DrillConfig,
+    EdgesConfig, LimitsConfig, LogFormat, MediaInputConfig, ModelConfig, Placement, Precision, ReferenceAudioConfig,
+    ServerConfig, SpeechConfig, StageConfig, SupervisionConfig, TelemetryConfig, TransferConfig, TransportKind,
+    VoicesConfig, VoicesDirectory, WeightsKind,
 };
 use omni_core::ids::{Frames, StageName};
 use omni_core::text::{MAX_SPOKEN, MAX_WORD, Pronunciations};
@@ -210,6 +210,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         stalled_client_timeout: r.duration("limits.stalled_client_timeout", secs(30), secs(1)..=DAY),
     };
     let voices = voices(r, base);
+    let aligner = aligner(r, base);
     let reference_audio = reference_audio(r, base);
     let media = media(r);
     let stages = StageName::ALL.map(|name| stage(r, name));
@@ -265,6 +266,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         wyoming,
         limits,
         voices,
+        aligner,
         reference_audio,
         media,
         stages,
@@ -413,6 +415,16 @@ fn media(r: &mut Reader) -> MediaInputConfig {
             .unwrap_or_else(|| Some("ffmpeg".into())),
         decode: r.choice("media.decode", "auto", &decode).unwrap_or(DecodePlace::Auto),
         decode_timeout: r.duration("media.decode_timeout", secs(20), secs(1)..=secs(600)),
+    }
+}
+
+fn aligner(r: &mut Reader, base: &Path) -> AlignerConfig {
+    let folder = |text: &str| Some(base.join(text)).filter(|_| !text.trim().is_empty());
+    let allowed = "a folder with a Qwen3-ForcedAligner checkpoint, or empty for none";
+    AlignerConfig {
+        checkpoint: r.text("aligner.checkpoint", "", allowed, |text| Some(folder(text))).flatten(),
+        // Five minutes of speech, the longest piece, on a few cores.
+        timeout: r.duration("aligner.timeout", secs(120), ms(100)..=secs(3600)),
     }
 }
 

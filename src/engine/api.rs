@@ -34,7 +34,7 @@ pub struct ModelInfo {
     pub samples_per_frame: u32,
     /// Over which the beginning of an answer fades in, on its way to a listener: the samples of [`AudioChunk`] do not.
     pub fade_in: Duration,
-    /// Whether the checkpoint has an aligner, so that a request may ask for the times of words.
+    /// Whether there is an aligner, beside the weights or in the config, so that a request may ask for the times of words.
     pub word_times: bool,
     /// Whether it hears sound in a chat turn.
     pub hears: bool,
@@ -305,9 +305,8 @@ pub struct AudioChunk {
 }
 
 /// Why a request for the times of words is refused.
-pub const NO_ALIGNER: &str = "this checkpoint has no aligner, so the times of its words are not known: an \
-    aligner.safetensors made for its codes would have to lie beside its weights, and Qwen3-ForcedAligner is not supported \
-    yet; leave the field out";
+pub const NO_ALIGNER: &str = "this checkpoint has no aligner, so the times of its words are not known: the config's \
+    aligner.checkpoint can name a folder with Qwen3-ForcedAligner-0.6B for it; or leave the field out";
 
 /// When a word of the client's text sounds.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! Builds an engine: from a checkpoint and a config to supervised stages with edges between them.
 
 use super::admission::{Admissions, TICK};
+use super::aligning;
 use super::decode::Decoders;
 use super::device::DeviceChoice;
 use super::encoded::{MediaCache, MediaMemory};
@@ -16,7 +17,6 @@ use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
-use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_core::ledger::{LedgerCore, LedgerLimits};
 use omni_core::text::Pronunciations;
@@ -56,7 +56,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
         );
     }
-    let aligner = aligner::read(checkpoint)?;
+    let aligner = aligning::finder(checkpoint, config, &maker.faults).await?;
     let info = model_info(checkpoint, config)?;
     let stages = Stages::new(names);
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
@@ -137,7 +137,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         max_segment_chars: config.speech.max_segment_chars.unwrap_or_else(|| segment_chars(checkpoint)),
         preparer,
         voices,
-        aligner: aligner.map(|aligner| Arc::new(aligner) as Arc<dyn Aligner>),
+        aligner,
     })
 }
 
@@ -266,7 +266,7 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         sample_rate: SAMPLE_RATE,
         samples_per_frame: family.vocoder().samples_per_frame() as u32,
         fade_in: config.speech.fade_in,
-        word_times: aligner::exists(checkpoint),
+        word_times: aligner::exists(checkpoint) || config.aligner.checkpoint.is_some(),
         hears: senses,
         sees: senses,
         tts,

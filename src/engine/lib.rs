@@ -18,6 +18,7 @@
 //! | `plan` | from a request to the sequences that it needs in each stage |
 //! | `encoded` | embeddings of media that are known, and the memory that they take |
 //! | `admission` | which requests are accepted |
+//! | `threads` | pools of threads for work that no listener waits for |
 //! | `stream` | the response to a request, as its client reads it |
 //! | `status_history` | since when each stage is in its state, and how long its last recovery took |
 //! | [`simulation`] | all of it on one thread with a simulated clock, and everything that can break |
@@ -25,7 +26,7 @@
 //! | `script`, `speakers` | a text with markup and pronunciations: pieces and pauses, and who speaks each |
 //! | `incremental` | the same word by word, for a text that is still being written |
 //! | `relay` | the requests of one text as one stream |
-//! | `words` | when each word sounds, for requests that ask |
+//! | `words`, `aligning` | when each word sounds, for requests that ask; the aligner of the config |
 //! | `voice` | voices as clients name, give and see them |
 //! | `voices` | voices that clients uploaded: encoded once, kept on disk |
 
@@ -33,6 +34,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod admission;
+mod aligning;
 pub mod api;
 mod assemble;
 mod caught;
@@ -58,6 +60,7 @@ mod speakers;
 mod stages;
 mod status_history;
 mod stream;
+mod threads;
 pub mod voice;
 mod voices;
 mod words;
@@ -82,7 +85,6 @@ use futures::future::BoxFuture;
 use ledger::Ledger;
 use media::{Prepared, Preparer};
 use omni_config::{Config, LimitsConfig, SpeechConfig};
-use omni_core::align::Aligner;
 use omni_core::ids::StageName;
 use omni_fault::FaultPlan;
 use omni_media::Medium;
@@ -103,6 +105,7 @@ use std::time::Duration;
 use stream::Expired;
 use tokio::sync::Semaphore;
 use voices::Voices;
+use words::WordFinder;
 
 /// How long a request waits for a stage that starts for the first time before it is refused.
 const READY_PATIENCE: Duration = Duration::from_secs(2);
@@ -159,7 +162,8 @@ struct Shared {
     /// Of a checkpoint that clones voices.
     voices: Option<Arc<Voices>>,
     /// Of a checkpoint that has one.
-    aligner: Option<Arc<dyn Aligner>>,
+    /// For requests that ask for the times of words.
+    aligner: Option<WordFinder>,
     ticker: tokio::task::JoinHandle<()>,
 }
 

@@ -131,7 +131,11 @@ impl Relay {
                 if self.audio(end, Frames(0)).await.is_err() {
                     return;
                 }
-                Event::Finished { reason: self.reason, usage: self.usage }
+                match self.settle_words().await {
+                    Ok(()) => Event::Finished { reason: self.reason, usage: self.usage },
+                    Err(Stop::Failed(error)) => Event::Failed(error),
+                    Err(Stop::Gone) => return,
+                }
             }
             Err(Stop::Gone) => return,
             Err(Stop::Failed(error)) => Event::Failed(error),
@@ -297,6 +301,14 @@ impl Relay {
         self.tell(Event::Audio(AudioChunk { samples: samples.into(), frames })).await
     }
 
+    /// Behind the last sound: the words that are still looked for.
+    async fn settle_words(&mut self) -> Result<(), Stop> {
+        let Some(words) = &mut self.words else { return Ok(()) };
+        let (words, failure) = words.settle().await;
+        self.tell_words(Some(words)).await?;
+        failure.map_or(Ok(()), |reason| Err(RequestError::Internal(words_missing(&reason)).into()))
+    }
+
     async fn tell_words(&self, words: Option<Vec<WordTime>>) -> Result<(), Stop> {
         for word in words.into_iter().flatten() {
             self.tell(Event::Word(word)).await?;
@@ -307,6 +319,10 @@ impl Relay {
     async fn tell(&self, event: Event) -> Result<(), Stop> {
         self.send.send_async(event).await.map_err(|_| Stop::Gone)
     }
+}
+
+fn words_missing(reason: &str) -> String {
+    format!("the speech is complete, but the times of some of its words are not known: {reason}")
 }
 
 /// Text that cannot be spoken, in a request that was accepted before the text came.

@@ -10,10 +10,9 @@ use super::relay::{Relay, Stop, refused};
 use super::script::{Item, Piece, Script, Words};
 use super::speakers::{Speakers, voiceprint};
 use super::stream::Expired;
-use super::words::WordTimes;
+use super::words::{WordFinder, WordTimes};
 use super::{Engine, Shared, caught};
 use futures::FutureExt;
-use omni_core::align::Aligner;
 use omni_core::text;
 use omni_telemetry::RequestKind;
 use std::collections::VecDeque;
@@ -68,7 +67,8 @@ pub(super) async fn speak(engine: &Engine, request: SpeechRequest) -> Result<Res
     let mut speakers = Speakers::of(template, options.voice.clone());
     let expired = Expired::default();
     let max_chars = if options.ignore_eos { usize::MAX } else { shared.max_segment_chars };
-    let mut words = aligner.map(|aligner| WordTimes::new(aligner, shared.info.samples_per_frame));
+    let mut words =
+        aligner.map(|finder| WordTimes::new(finder, shared.info.sample_rate, shared.info.samples_per_frame));
     let source = match request.text {
         TextSource::Whole(text) => {
             words.iter_mut().for_each(|words| words.wrote(&text));
@@ -187,7 +187,7 @@ fn check_wording(params: &SpeechParams) -> Result<(), SubmitError> {
 }
 
 /// What finds the words of a request that asks for them.
-fn aligner(shared: &Shared, params: &SpeechParams) -> Result<Option<Arc<dyn Aligner>>, SubmitError> {
+fn aligner(shared: &Shared, params: &SpeechParams) -> Result<Option<WordFinder>, SubmitError> {
     if !params.words {
         return Ok(None);
     }

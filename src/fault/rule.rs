@@ -146,6 +146,8 @@ pub enum FaultPoint {
     Plan,
     /// No stage: a recording of a voice is encoded.
     Encoder,
+    /// No stage: the aligner, before it looks for the words of a piece.
+    Aligner,
     /// No stage: where an uploaded voice is written to the disk.
     Voices,
     /// No stage: a client, before it takes an event.
@@ -167,6 +169,7 @@ names! { FaultPoint:
     Handover = "handover";
     Plan = "plan";
     Encoder = "encoder";
+    Aligner = "aligner";
     Voices = "voices";
     Client = "client";
 }
@@ -174,13 +177,14 @@ names! { FaultPoint:
 impl FaultPoint {
     /// Whether there is one per stage.
     pub fn has_stage(self) -> bool {
-        use FaultPoint::{Client, Encoder, Handover, Ledger, Plan, Voices};
-        !matches!(self, Ledger | Handover | Plan | Encoder | Voices | Client)
+        use FaultPoint::{Aligner, Client, Encoder, Handover, Ledger, Plan, Voices};
+        !matches!(self, Ledger | Handover | Plan | Encoder | Aligner | Voices | Client)
     }
 
     /// Whether requests that were accepted are worked on there.
     pub fn has_request(self) -> bool {
-        !matches!(self, FaultPoint::Build | FaultPoint::Plan | FaultPoint::Encoder | FaultPoint::Voices)
+        use FaultPoint::{Aligner, Build, Encoder, Plan, Voices};
+        !matches!(self, Build | Plan | Encoder | Aligner | Voices)
     }
 
     /// Whether it is known there what a request is at; the last unit of one only where it has been computed.
@@ -272,10 +276,12 @@ impl FaultKind {
 
     /// Whether this can happen at that place.
     pub fn suits(self, point: FaultPoint) -> bool {
-        use FaultPoint::{Build, Client, Completion, Edge, Encoder, Handover, Ledger, Open, Plan, Runner, Voices};
+        use FaultPoint::{
+            Aligner, Build, Client, Completion, Edge, Encoder, Handover, Ledger, Open, Plan, Runner, Voices,
+        };
         let in_stage = point.has_stage() && point != Edge;
         match self {
-            FaultKind::Panic => in_stage || matches!(point, Ledger | Handover | Plan | Encoder),
+            FaultKind::Panic => in_stage || matches!(point, Ledger | Handover | Plan | Encoder | Aligner),
             FaultKind::Error => in_stage,
             FaultKind::Delay(_) => point.has_stage(),
             // While a stage comes up its supervisor cannot tell a hang from a slow disk.

@@ -39,7 +39,10 @@ pub fn samples(bytes: &[u8], limits: &MediaLimits, mel: &LogMel) -> Result<Vec<f
 }
 
 /// A clip at another rate, as many samples as the reference makes.
-fn at_rate(clip: Clip, rate: u32) -> Result<Vec<f32>, MediaError> {
+///
+/// # Errors
+/// [`MediaError::Audio`] for a rate that no sound has.
+pub fn at_rate(clip: Clip, rate: u32) -> Result<Vec<f32>, MediaError> {
     if clip.rate == rate {
         return Ok(clip.pcm);
     }

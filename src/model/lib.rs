@@ -9,6 +9,7 @@ pub mod checkpoint;
 pub mod embeddings;
 pub mod encoder;
 pub mod error;
+pub mod forced_aligner;
 pub mod frontend;
 pub mod hf;
 pub mod media;

@@ -60,6 +60,21 @@ fn check_tells_what_each_alias_stands_for_and_refuses_one_that_leads_nowhere() {
 }
 
 #[test]
+fn check_tells_what_times_words_and_refuses_what_is_no_aligner() {
+    let run = |aligner: &str| {
+        let omni = Omni::new();
+        let folder = |name: &str| format!("{}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+        let (model, aligner) = (folder("qwen3_tts/custom_voice"), folder(aligner));
+        let text = format!("[model]\ncheckpoint = {model:?}\n[aligner]\ncheckpoint = {aligner:?}\n");
+        let config = omni.file("aligner.toml", &text);
+        omni.args(["check", &config]).run()
+    };
+    run("qwen3_forced_aligner").succeeds().shows("words     timed by").shows("qwen3_forced_aligner, on the CPU");
+    run("qwen3_tts/base").exits(2).shows("aligner.checkpoint").shows("is no aligner");
+    omni(["check", "configs/example.toml"]).run().succeeds().shows("words     timed by the aligner beside the weights");
+}
+
+#[test]
 fn check_opens_the_checkpoint() {
     let omni = Omni::new();
     let nowhere = omni.file("nowhere.toml", "[model]\ncheckpoint = \"gone\"\n");

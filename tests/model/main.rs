@@ -9,6 +9,7 @@ mod checkpoint;
 mod checkpoint_tts;
 mod decoder_options;
 mod encoder_codes;
+mod forced_aligner;
 mod frontend;
 mod media;
 mod parity_lm;

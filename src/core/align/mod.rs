@@ -17,8 +17,8 @@ pub use source::SourceText;
 /// Parts of a frame that the times of an [`Alignment`] count.
 pub const QUARTERS: u64 = 4;
 
-/// Makes an [`Alignment`] for each piece of speech. An aligner that hears the sound itself (Qwen3-ForcedAligner) has the
-/// same shape: it takes the samples and leaves the codes.
+/// Makes an [`Alignment`] for each piece of speech, while that is spoken. Qwen3-ForcedAligner is of another kind: it hears
+/// whole pieces (`forced_aligner` in omni-model).
 pub trait Aligner: Send + Sync {
     /// Begins with a piece that says these words, each as it is spoken ("twelve", not "12").
     fn begin(&self, words: &[String]) -> Box<dyn Alignment>;

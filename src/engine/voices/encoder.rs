@@ -1,6 +1,7 @@
 //! Encodes a recording: into the x-vector that the talker needs, and the codes that talker and vocoder need.
 
 use crate::decode::{DecodeError, Decoders};
+use crate::threads::background;
 use crate::voice::{Recording, VoiceError};
 use candle_core::Device;
 use omni_fault::FaultSite;
@@ -8,11 +9,8 @@ use omni_model::LoadError;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::frontend::{AudioLimits, VoiceEncoder};
 use omni_model::hf::SAMPLE_RATE;
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 use std::sync::Arc;
-
-/// How much the encoder's threads step back behind others, as `nice` counts.
-const NICENESS: i32 = 10;
 
 /// A voice, encoded.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,7 +61,7 @@ impl Encoder {
         match VoiceEncoder::load(checkpoint, &Device::Cpu)? {
             Some(nets) => {
                 let width = checkpoint.family().talker().text.hidden_size;
-                Ok(Encoder { nets, width, limits, decoders, threads: threads()?, fault })
+                Ok(Encoder { nets, width, limits, decoders, threads: background("encoder")?, fault })
             }
             None => {
                 let reason = "has no speaker_encoder_config: voices are cloned by Base checkpoints".into();
@@ -118,20 +116,6 @@ impl Encoder {
         let codes: Vec<u8> = codes.iter().flat_map(|code| code.to_le_bytes()).collect();
         Ok(super::sha256(&[&x_vector, &codes]))
     }
-}
-
-/// Half of the cores, and after those who want them more.
-fn threads() -> Result<ThreadPool, LoadError> {
-    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
-    let built = ThreadPoolBuilder::new()
-        .num_threads((cores / 2).max(1))
-        .thread_name(|number| format!("encoder-{number}"))
-        .start_handler(|_| {
-            // A system that allows no priorities encodes with that of all threads.
-            let _ = rustix::process::nice(NICENESS);
-        })
-        .build();
-    built.map_err(|error| LoadError::Invalid { file: "speaker_encoder".into(), reason: error.to_string() })
 }
 
 fn not_decoded(error: DecodeError) -> VoiceError {

@@ -25,7 +25,7 @@ pub struct AudioTower {
 }
 
 impl AudioTower {
-    pub(super) fn load(scope: &Scope<'_>, config: &AudioTowerConfig) -> Loaded<AudioTower> {
+    pub(crate) fn load(scope: &Scope<'_>, config: &AudioTowerConfig) -> Loaded<AudioTower> {
         let (width, channels) = (config.d_model, config.downsample_hidden_size);
         let flat = channels * downsampled(config.num_mel_bins);
         let convolution = |name: &str, inputs| Convolution::load(&scope.at(name), inputs, channels);

@@ -6,6 +6,7 @@ mod bad_requests;
 mod batch;
 mod chat;
 mod guard;
+mod heard_words;
 mod limits;
 mod meta;
 mod openapi;
