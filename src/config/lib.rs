@@ -343,6 +343,8 @@ pub struct MediaInputConfig {
     pub max_bytes: usize,
     /// Width times height of a picture or frame as it is encoded.
     pub max_pixels: u64,
+    /// Width times height that a picture or frame is brought down to before it is encoded.
+    pub max_seen_pixels: usize,
     /// Seconds of all sound of a request together, and of each video.
     pub max_seconds: u32,
     /// Frames of all videos of a request that are seen.

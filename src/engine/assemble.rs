@@ -173,7 +173,7 @@ fn family_planner(
 ) -> Result<FamilyPlanner, StartError> {
     let default_voice = info.default_voice.clone();
     Ok(match checkpoint.family() {
-        Family::Omni(omni) => FamilyPlanner::Omni(OmniPlanner {
+        Family::Omni(omni) => FamilyPlanner::Omni(Box::new(OmniPlanner {
             prompter: checkpoint.prompter()?,
             config: Arc::clone(omni),
             default_voice: default_voice.unwrap_or_default(),
@@ -181,7 +181,7 @@ fn family_planner(
             eos: checkpoint.generation().thinker_eos.as_slice().into(),
             media: media_planner(checkpoint, config, device),
             spell_out: config.speech.spell_out,
-        }),
+        })),
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
             prompter: checkpoint.tts_prompter()?,
             config: Arc::clone(tts),

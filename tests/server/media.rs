@@ -62,7 +62,6 @@ fn counted(serving: &Serving, name: &str) -> f64 {
 }
 
 #[test]
-#[ignore = "waits for the encoder stage"]
 fn sound_pictures_and_videos_are_answered_in_any_order_and_turn_and_a_seed_repeats_it() {
     let serving = server("");
     let frames: Vec<String> = (0..3).map(|n| data("image/bmp", &bmp(64 + 32 * (n % 1), 64))).collect();
@@ -97,7 +96,6 @@ fn sound_pictures_and_videos_are_answered_in_any_order_and_turn_and_a_seed_repea
 }
 
 #[test]
-#[ignore = "waits for the encoder stage"]
 fn usage_counts_tokens_by_kind() {
     let serving = server("");
     let content = json!([image(&bmp(128, 64)), sound(&good(1)), text("Both?")]);
@@ -201,7 +199,6 @@ fn a_hundred_large_pictures_at_once_end_in_answers_or_clear_errors_within_the_me
         (0..100).map(next).collect()
     });
     for reply in &answers {
-        // Until the encoder stage is there the planner refuses what has been prepared.
         let known = [200, 400, 429, 503].contains(&reply.status);
         assert!(known, "{}: {}", reply.status, reply.json());
     }

@@ -109,11 +109,14 @@ impl Preparer {
     }
 
     fn with(
-        front: MediaConfig,
+        mut front: MediaConfig,
         max_tokens: usize,
         config: &MediaInputConfig,
         decoders: Decoders,
     ) -> Result<Preparer, StartError> {
+        for rule in [&mut front.image, &mut front.video] {
+            rule.max_pixels = rule.max_pixels.min(config.max_seen_pixels).max(rule.min_pixels);
+        }
         let mel = LogMel::new(front.mel).map_err(|error| StartError::Config(error.to_string()))?;
         let limits = MediaLimits {
             max_bytes: config.max_bytes,

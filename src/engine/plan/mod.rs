@@ -43,7 +43,7 @@ pub(super) struct Planner {
 
 /// What only one family does.
 pub(super) enum FamilyPlanner {
-    Omni(OmniPlanner),
+    Omni(Box<OmniPlanner>),
     Tts(TtsPlanner),
 }
 
