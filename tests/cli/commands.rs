@@ -106,7 +106,7 @@ fn a_broken_fault_plan_starts_nothing() {
     let omni = Omni::new();
     let plan = omni.file("plan.toml", "[[faults]]\nstage = \"mouth\"\n");
     let told = omni.args(["run", "--faults", &plan]).run();
-    told.exits(2).tells("faults[0].stage = \"mouth\": must be \"thinker\" or \"talker\" or \"vocoder\"");
+    told.exits(2).tells("faults[0].stage = \"mouth\": must be \"encoder\" or \"thinker\" or \"talker\" or \"vocoder\"");
 }
 
 #[test]

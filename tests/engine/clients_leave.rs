@@ -41,8 +41,8 @@ async fn after_200_requests_aborted_at_random_moments_nothing_is_left() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_stops_reading_pauses_its_own_request_only() {
     let engine = engine(&tiny(), |config| {
-        config.stages[2].window = 8;
-        config.stages[1].window = 16;
+        config.stages[StageName::Vocoder as usize].window = 8;
+        config.stages[StageName::Talker as usize].window = 16;
         config.limits.max_requests = 8;
     })
     .await;
@@ -75,8 +75,8 @@ async fn a_client_that_stops_reading_pauses_its_own_request_only() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_waits_for_a_client_is_bounded_by_the_window() {
     let engine = engine(&tiny(), |config| {
-        config.stages[2].window = 8;
-        config.stages[1].window = 16;
+        config.stages[StageName::Vocoder as usize].window = 8;
+        config.stages[StageName::Talker as usize].window = 16;
     })
     .await;
     let sleeper = engine.speak(frames(2000, 5)).await.unwrap();
@@ -102,7 +102,7 @@ async fn what_waits_for_a_client_is_bounded_by_the_window() {
 async fn a_client_that_sleeps_too_long_is_let_go() {
     let engine = engine(&tiny(), |config| {
         config.limits.stalled_client_timeout = Duration::from_millis(300);
-        config.stages[2].window = 8;
+        config.stages[StageName::Vocoder as usize].window = 8;
     })
     .await;
     let sleeper = engine.speak(frames(500, 5)).await.unwrap();

@@ -195,9 +195,9 @@ async fn run_ahead_transport_and_chunks_change_nothing_that_is_heard() {
     for (run_ahead, transport) in [(1, TransportKind::Inproc), (4, TransportKind::Wire)] {
         let engine = tts("base", |config| {
             config.stages.iter_mut().for_each(|stage| stage.run_ahead = Some(run_ahead));
-            config.stages[2].chunk_ramp = vec![Frames(run_ahead as u32)];
-            config.stages[2].prefill_chunk = run_ahead as u32;
-            config.stages[1].prefill_chunk = if run_ahead == 1 { 3 } else { 256 };
+            config.stages[StageName::Vocoder as usize].chunk_ramp = vec![Frames(run_ahead as u32)];
+            config.stages[StageName::Vocoder as usize].prefill_chunk = run_ahead as u32;
+            config.stages[StageName::Talker as usize].prefill_chunk = if run_ahead == 1 { 3 } else { 256 };
             config.transfer.transport = transport;
         })
         .await;

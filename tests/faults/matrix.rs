@@ -216,7 +216,9 @@ async fn started(placement: Placement, rules: Vec<FaultRule>) -> Engine {
     engine(&tiny(), |config: &mut Config| {
         config.stages.iter_mut().for_each(|stage| stage.placement = placement);
         // Prompts take several steps.
-        config.stages.iter_mut().take(2).for_each(|stage| stage.prefill_chunk = 4);
+        for stage in [StageName::Thinker, StageName::Talker] {
+            config.stages[stage as usize].prefill_chunk = 4;
+        }
         if placement == Placement::Thread {
             config.transfer.transport = TransportKind::Wire;
         }

@@ -167,7 +167,8 @@ async fn an_edge_that_is_cut_is_made_anew() {
             let rule = FaultRule::new(stage, FaultPoint::Edge, FaultKind::Cut).phase(phase);
             survives(&engine, rule, &undisturbed).await;
         }
-        let restarts: Vec<_> = engine.health().stages.iter().map(|stage| stage.restarts).collect();
+        let health = engine.health();
+        let restarts = StageName::OF_TEXT.map(|stage| health[stage].restarts);
         assert_eq!(restarts, [0, 1, 3], "the stage that reads it goes down, and no other");
         idle(&engine).await;
     }

@@ -3,7 +3,7 @@
 
 use crate::kept::Kept;
 use crate::signals::{speech, until};
-use crate::support::http::{Ask, PATIENCE};
+use crate::support::http::{Ask, PATIENCE, stage_of};
 use crate::support::omni::{Omni, Serving};
 use crate::support::process::Watched;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
@@ -40,30 +40,30 @@ fn a_stage_waits_for_descriptors_and_is_not_given_up() {
     listening.send("POST", "/v1/audio/speech", &body).unwrap();
     assert!(listening.has_begun());
     let before = limit(&serving, Some(3));
-    Watched::new(health["stages"][1]["pid"].as_u64().unwrap() as u32).kill();
+    Watched::new(stage_of(&health, "talker")["pid"].as_u64().unwrap() as u32).kill();
     // A client that comes now waits at the door.
     let late = Kept::new(&serving.url);
 
     let begun = Instant::now();
     loop {
         let health = asking.json("/health");
-        let reason = health["stages"][1]["last_reason"].as_str().unwrap_or_default();
+        let reason = stage_of(&health, "talker")["last_reason"].as_str().unwrap_or_default();
         if reason.contains("no room for its process") {
             break;
         }
-        assert_ne!(health["stages"][1]["state"], "failed", "{health}");
+        assert_ne!(stage_of(&health, "talker")["state"], "failed", "{health}");
         assert!(begun.elapsed() < PATIENCE, "{health}");
     }
     // Many more tries than failures are forgiven.
     let tries = |log: &str| std::fs::read_to_string(log).unwrap().matches("stage process not started").count();
     while tries(&log) < 4 {
         assert!(begun.elapsed() < PATIENCE, "it is not tried again");
-        assert_eq!(asking.json("/health")["stages"][1]["state"], "restarting");
+        assert_eq!(stage_of(&asking.json("/health"), "talker")["state"], "restarting");
     }
     limit(&serving, before);
     assert!(listening.reply().expect("the stream goes on").body == whole.body, "other samples");
     let health = until(&serving, |health| health["ready"] == true);
-    assert_eq!(health["stages"][1]["restarts"], 1, "{health}");
+    assert_eq!(stage_of(&health, "talker")["restarts"], 1, "{health}");
     assert_eq!({ late }.json("/live")["live"], true);
     serving.signal("TERM");
     let (code, log) = serving.log();

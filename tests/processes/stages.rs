@@ -2,7 +2,7 @@
 //! `OMNI_TEST_PLACEMENT=process` runs every other test of the whole pipeline so.
 
 use crate::support::engine::{PATIENCE, chat, collect, engine, frames, idle, root, say, speech, tiny, voice};
-use crate::support::http::Ask;
+use crate::support::http::{Ask, stage_of};
 use crate::support::omni::{Serving, omni};
 use crate::support::process::Watched;
 use candle_core::Device;
@@ -58,7 +58,7 @@ async fn an_answer_through_processes_is_the_references_sample_for_sample() {
     let mut pids: Vec<u32> = health.stages.iter().filter_map(|stage| stage.pid).chain([std::process::id()]).collect();
     pids.sort_unstable();
     pids.dedup();
-    assert_eq!(pids.len(), 4, "each stage has a process of its own: {health:?}");
+    assert_eq!(pids.len(), 1 + StageName::ALL.len(), "each stage has a process of its own: {health:?}");
 
     let text = engine.metrics().await;
     let families: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
@@ -114,7 +114,7 @@ async fn twenty_requests_at_once_are_each_as_if_alone_in_one_process() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_process_is_replaced_and_its_streams_go_on() {
     let undisturbed = say(&engine(&tiny(), |_| {}).await, frames(40, 5)).await;
-    let engine = apart(|config| config.stages[2].window = 1).await;
+    let engine = apart(|config| config.stages[StageName::Vocoder as usize].window = 1).await;
     for (round, stage) in [StageName::Talker, StageName::Vocoder].into_iter().enumerate() {
         let mut stream = engine.speak(frames(40, 5)).await.unwrap();
         // Until the first sound: whoever makes it waits for it to be read, so both stages are in the middle of it.
@@ -246,7 +246,7 @@ async fn a_request_that_fits_no_ring_fails_alone_and_says_what_to_turn() {
 fn server(checkpoint: &str) -> Serving {
     let mut args = vec!["run", "--listen", "127.0.0.1:0", "--set", "supervision.backoff=1ms"];
     args.extend(["--set", "supervision.max_restarts=1000", "--set", "server.drain_grace=10m"]);
-    let placements = StageName::OF_TEXT.map(|stage| format!("stages.{stage}.placement=process"));
+    let placements = StageName::ALL.map(|stage| format!("stages.{stage}.placement=process"));
     placements.iter().for_each(|placement| args.extend(["--set", placement]));
     let place = format!("model.checkpoint={checkpoint}");
     if !checkpoint.is_empty() {
@@ -277,7 +277,7 @@ fn until(serving: &Serving, is_so: impl Fn(&Value) -> bool) -> Value {
 fn processes(health: &Value) -> Vec<Watched> {
     let pids: Vec<u32> =
         health["stages"].as_array().unwrap().iter().map(|stage| stage["pid"].as_u64().unwrap() as u32).collect();
-    assert_eq!(pids.len(), 3);
+    assert_eq!(pids.len(), StageName::ALL.len());
     pids.into_iter().map(Watched::new).collect()
 }
 
@@ -323,11 +323,11 @@ fn processes_ignore_signals_that_are_for_the_server_and_text_alone_wakes_no_voic
     // its answer came: the most of a few looks is what was sent.
     let mut asked = 0;
     let mut sent = || {
-        let mut most = [i64::MIN; 3];
+        let mut most = [i64::MIN; 4];
         for _ in 0..5 {
             asked += 1;
             let text = String::from_utf8(Ask::new("GET", "/metrics", &[], "").send(&serving.url).body).unwrap();
-            for (most, stage) in most.iter_mut().zip(["thinker", "talker", "vocoder"]) {
+            for (most, stage) in most.iter_mut().zip(["thinker", "encoder", "talker", "vocoder"]) {
                 let series = format!("omni_link_frames_total{{stage=\"{stage}\",direction=\"down\"}} ");
                 let count: i64 = text.lines().find_map(|line| line.strip_prefix(&series)).unwrap().parse().unwrap();
                 *most = (count - asked).max(*most);
@@ -358,7 +358,7 @@ fn thirty_restarts_leave_no_process_and_no_descriptor_behind() {
     let mut after_three = 0;
     for round in 1..=30 {
         let now = health(&serving);
-        let stage = round % 3;
+        let stage = round % StageName::ALL.len();
         Watched::new(now["stages"][stage]["pid"].as_u64().unwrap() as u32).kill();
         until(&serving, |health| {
             health["ready"] == true && health["stages"][stage]["pid"] != now["stages"][stage]["pid"]
@@ -369,7 +369,7 @@ fn thirty_restarts_leave_no_process_and_no_descriptor_behind() {
     }
     // Connections of this test may still be closing.
     assert!(fds() <= after_three + 4, "{} descriptors where there were {after_three}", fds());
-    assert_eq!(children(), 3, "a stage process was left behind");
+    assert_eq!(children(), StageName::ALL.len(), "a stage process was left behind");
 }
 
 #[test]
@@ -384,8 +384,8 @@ async fn some_stages_in_processes_and_some_in_threads_speak_alike() {
     let reference = say(&engine(&voice(), |_| {}).await, request()).await;
     for apart in [[true, false, false], [false, true, false], [false, false, true], [true, false, true]] {
         let engine = engine(&voice(), |config| {
-            for (stage, apart) in config.stages.iter_mut().zip(apart) {
-                stage.placement = if apart { Placement::Process } else { Placement::Thread };
+            for (stage, apart) in StageName::OF_TEXT.into_iter().zip(apart) {
+                config.stages[stage as usize].placement = if apart { Placement::Process } else { Placement::Thread };
             }
         })
         .await;
@@ -405,7 +405,7 @@ fn the_kernel_ends_a_stage_process_before_its_server() {
     let adjusted = |pid: u64| -> i64 {
         std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim().parse().unwrap()
     };
-    let stage = adjusted(health["stages"][2]["pid"].as_u64().unwrap());
+    let stage = adjusted(stage_of(&health, "vocoder")["pid"].as_u64().unwrap());
     let server = adjusted(serving.pid().into());
     assert_eq!(stage, (server + 500).min(1000));
 }

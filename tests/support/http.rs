@@ -83,6 +83,12 @@ impl Ask {
     }
 }
 
+/// What `/health` tells of a stage.
+pub fn stage_of<'a>(health: &'a Value, name: &str) -> &'a Value {
+    let stages = health["stages"].as_array().unwrap();
+    stages.iter().find(|stage| stage["name"] == name).unwrap_or_else(|| panic!("no {name}: {health}"))
+}
+
 /// A response.
 pub struct Reply {
     pub status: u16,
