@@ -1,6 +1,7 @@
 //! The content of a chat message: a text, or parts that are texts, sounds, pictures and videos. OpenAI's parts, vLLM's
 //! and those of Qwen's own examples. Base64 and addresses stay where they are in the request; nothing is copied.
 
+use super::values::{Text, short};
 use schemars::JsonSchema;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
@@ -71,12 +72,23 @@ pub(crate) struct LinkObject<'a> {
 }
 
 /// How many pixels of a picture are seen.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DetailName {
     Auto,
     Low,
     High,
+}
+
+impl<'de> Deserialize<'de> for DetailName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<DetailName, D::Error> {
+        deserializer.deserialize_str(Text(|name: &str| match name {
+            "auto" => Ok(DetailName::Auto),
+            "low" => Ok(DetailName::Low),
+            "high" => Ok(DetailName::High),
+            other => Err(format!("{:?} is unknown; ask for \"auto\", \"low\" or \"high\"", short(other))),
+        }))
+    }
 }
 
 /// Where a video is, or where its frames are, in the order of time.
