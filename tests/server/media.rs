@@ -64,7 +64,7 @@ fn counted(serving: &Serving, name: &str) -> f64 {
 #[test]
 fn sound_pictures_and_videos_are_answered_in_any_order_and_turn_and_a_seed_repeats_it() {
     let serving = server("");
-    let frames: Vec<String> = (0..3).map(|n| data("image/bmp", &bmp(64 + 32 * (n % 1), 64))).collect();
+    let frames = vec![data("image/bmp", &bmp(64, 64)); 3];
     let video = json!({"type": "video", "video": frames, "fps": 1.0});
     let animation = json!({"type": "video_url", "video_url": {"url": data("image/gif", &gif(6, 50))}});
     let speech = json!({"modalities": ["text", "audio"]});
