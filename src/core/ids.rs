@@ -108,10 +108,6 @@ impl fmt::Display for StageName {
 /// What the parts of a payload are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub enum PayloadKind {
-    /// Spectra and pixels, for an encoder. A unit is a step of its work.
-    Features,
-    /// Embeddings of media, for a thinker.
-    Media,
     /// One tensor `[units, hidden]`: embeddings for a talker.
     Embeddings,
     /// Token ids of an answer, for the client.
@@ -120,6 +116,10 @@ pub enum PayloadKind {
     Codes,
     /// Samples, for the client.
     Audio,
+    /// Spectra and pixels, for an encoder. A unit is a step of its work.
+    Features,
+    /// Embeddings of media, for a thinker.
+    Media,
 }
 
 impl PayloadKind {

@@ -114,7 +114,8 @@ mod tests {
 
     fn config(parts: [(Placement, Option<u64>); 3]) -> Config {
         let mut config = Config::default();
-        for (stage, (placement, memory)) in config.stages.iter_mut().zip(parts) {
+        for (name, (placement, memory)) in StageName::OF_TEXT.into_iter().zip(parts) {
+            let stage = &mut config.stages[name as usize];
             (stage.placement, stage.device_memory) = (placement, memory.map(|gib| gib * GIB));
         }
         config

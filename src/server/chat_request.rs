@@ -188,7 +188,7 @@ mod tests {
             (
                 json!({"type": "image_url", "image_url": {"url": "a", "detail": "most"}}),
                 "messages[0].content[0].image_url.detail",
-                "unknown variant",
+                "\"most\" is unknown",
             ),
             (json!({"type": "file", "file": {}}), "messages[0].content[0]", "\"file\" parts are not supported"),
             (json!({"text": "a"}), "messages[0].content[0]", "has no type"),

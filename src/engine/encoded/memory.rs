@@ -59,7 +59,7 @@ mod tests {
     fn requests_share_the_memory_and_give_it_back() {
         let memory = MediaMemory::new(1 << 20);
         let told = |bytes| memory.take(bytes).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(told((1 << 20) + 1).contains("more than the 1MiB of media.max_embeddings"), "{}", told(1 << 21));
+        assert!(told((1 << 20) + 1).contains("more than the 1.0 MiB of media.max_embeddings"), "{}", told(1 << 21));
         let first = memory.take(1 << 19).unwrap();
         let second = memory.take(1 << 19).unwrap();
         assert!(matches!(memory.take(1), Err(SubmitError::Busy(_))));

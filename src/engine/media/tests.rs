@@ -116,7 +116,7 @@ async fn a_medium_that_cannot_be_is_refused_with_its_number_and_the_limit() {
 
 #[tokio::test]
 async fn pictures_take_no_more_tokens_than_the_model_has() {
-    let preparer = preparer(|config| config.max_memory = 512 * MIB);
+    let preparer = preparer(|config| (config.max_memory, config.max_seen_pixels) = (512 * MIB, 1 << 28));
     // 4,096 tokens each.
     let sources = vec![image(bmp(2_048, 2_048)); 3];
     medium(1, "detail", preparer.prepare(sources.clone()).await.map(|_| ()).unwrap_err());
@@ -130,7 +130,7 @@ async fn pictures_take_no_more_tokens_than_the_model_has() {
 
 #[tokio::test]
 async fn a_request_that_could_need_more_than_there_is_is_refused_before_anything_is_decoded() {
-    let small = preparer(|config| config.max_memory = 16 * MIB);
+    let small = preparer(|config| (config.max_memory, config.max_seen_pixels) = (16 * MIB, 1 << 28));
     let error = small.prepare(vec![image(bmp(8, 8))]).await.map(|_| ()).unwrap_err();
     assert!(error.to_string().contains("media.max_memory"), "{error}");
     let low = MediaSource::Image { file: bmp(8, 8), detail: Detail::Low };
