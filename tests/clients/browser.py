@@ -150,7 +150,7 @@ def it_speaks_what_is_typed():
         note = heard(tab)
         tab.picture("page-done")
         stages = tab.value("[...document.querySelectorAll('#stages li b')].map((b) => b.textContent.trim())")
-        assert stages == ["thinker", "talker", "vocoder"], stages
+        assert stages == ["encoder", "thinker", "talker", "vocoder"], stages
         return note
 
 
