@@ -164,7 +164,7 @@ async fn run(
         session: Mutex::default(),
         beat: setup.config.supervision.watchdog / 4,
     };
-    let started = actors::start(maker.stage(name, wiring), Arc::clone(&child.handle)).await;
+    let started = actors::start(maker.stage(name, None, wiring), Arc::clone(&child.handle)).await;
     started.map_err(|error| failed(StartError::Stage(name, error.to_string())))?;
     tokio::select! {
         ended = child.listen(from) => ended?,
