@@ -4,7 +4,7 @@ use crate::generation::StageGeneration;
 use crate::messages::{Admission, InboundMessage, SchedulerMessage};
 use crate::process::RemoteStage;
 use crate::setup::AckSink;
-use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::ids::{Generation, Replica, RequestId, StageName};
 use omni_core::scheduler::Ack;
 use ractor::ActorCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -116,6 +116,11 @@ impl StageHandle {
     /// Which replica of the stage, where it has several.
     pub fn replica(&self) -> Option<usize> {
         self.replica
+    }
+
+    /// The replica of the stage; the first where there is one.
+    pub fn place(&self) -> Replica {
+        Replica { stage: self.name, number: self.replica.unwrap_or(0) as u8 }
     }
 
     /// Gives the stage a sequence. False if it is down.

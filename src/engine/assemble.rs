@@ -6,7 +6,7 @@ use super::decode::Decoders;
 use super::device::DeviceChoice;
 use super::encoded::{MediaCache, MediaMemory};
 use super::journal::Edge;
-use super::ledger::{Acks, Ledger, LedgerSink, Replica, Reports};
+use super::ledger::{Acks, Ledger, LedgerSink, Reports};
 use super::media::{self, Preparer};
 use super::placement;
 use super::plan::{Common, FamilyPlanner, MediaPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
@@ -17,7 +17,7 @@ use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
-use omni_core::ids::StageName;
+use omni_core::ids::{Replica, StageName};
 use omni_core::ledger::{LedgerCore, LedgerLimits};
 use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
@@ -83,13 +83,13 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     for (handle, inbound) in stages.iter().zip(inbound) {
         let outbound = edges_from(handle.name(), &ledger);
         let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), stage: handle.name() });
-        let replica = Replica::of(handle);
+        let replica = handle.place();
         let reports: Arc<dyn StageReports> = Arc::new(Reports { ledger: Arc::clone(&ledger), replica });
         let started = match inbound {
             Some(inbound) => {
                 let handles = handles(handle.name(), config, maker.device.kind);
                 let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false, notes: None };
-                actors::start(maker.stage(handle.name(), handle.replica(), wiring), Arc::clone(handle)).await
+                actors::start(maker.stage(handle.place(), handle.replica().is_some(), wiring), Arc::clone(handle)).await
             }
             None => {
                 let setup = process::setup(handle, checkpoint, config, &maker, outbound, acks, reports)?;
@@ -329,7 +329,7 @@ impl Edges<'_> {
             return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
         }
         let (sender, receiver) = match before {
-            Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, Replica::of(stage))?,
+            Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, stage.place())?,
             // In front of the first stage, as many sequences of text as that may be ahead.
             from => erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name())))),
         };

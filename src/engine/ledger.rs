@@ -22,7 +22,7 @@ mod reports;
 mod tests;
 
 pub(super) use posts::Acks;
-pub(super) use reports::{LedgerSink, Replica, Reports};
+pub(super) use reports::{LedgerSink, Reports};
 
 use super::admission::{Permit, Place};
 use super::api::{Event, RequestError, ResponseStream};
@@ -33,7 +33,7 @@ use super::journal::{Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{Content, FinishReason, RequestId, StageName};
+use omni_core::ids::{Content, FinishReason, Replica, RequestId, StageName};
 use omni_core::ledger::{Failure, LedgerCore};
 use omni_core::scheduler::Ack;
 use omni_core::seats::Seats;
@@ -83,7 +83,7 @@ struct State {
 impl State {
     /// Whether a replica may still speak for the sequence of a request: no other has it.
     fn has(&self, replica: Replica, request: RequestId) -> bool {
-        self.seats[replica.stage as usize].of(request).is_none_or(|seat| seat == replica.number)
+        self.seats[replica.stage as usize].of(request).is_none_or(|seat| seat == usize::from(replica.number))
     }
 }
 

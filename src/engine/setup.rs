@@ -5,7 +5,7 @@ use super::{Kept, StartError};
 use crate::device::DeviceChoice;
 use omni_config::{Config, DeviceKind};
 use omni_core::deadline::PlaybackPolicy;
-use omni_core::ids::StageName;
+use omni_core::ids::{Replica, StageName};
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::SchedulerConfig;
 use omni_fault::FaultPlan;
@@ -88,13 +88,16 @@ impl<'a> StageMaker<'a> {
         Arc::clone(made.entry(stage).or_insert_with(|| self.loading.factory(stage)))
     }
 
-    /// Everything about one stage, or about one of its replicas where it has several, that outlives its actors.
-    pub fn stage(&self, name: StageName, replica: Option<usize>, wiring: Wiring) -> StageSetup {
+    /// Everything about one replica of a stage that outlives its actors. Its series get its number where there are
+    /// several in this process.
+    pub fn stage(&self, place: Replica, several: bool, wiring: Wiring) -> StageSetup {
+        let Replica { stage: name, number } = place;
         let (config, stage) = (self.config, self.config.stage(name));
         let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
         let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
         StageSetup {
             name,
+            replica: number,
             scheduler: SchedulerConfig {
                 slots: config.limits.max_requests as u32,
                 max_batch: config.max_batch(name, self.device.kind),
@@ -110,7 +113,7 @@ impl<'a> StageMaker<'a> {
             restart: restart_limits(config),
             watchdog: config.supervision.watchdog,
             faults: self.faults.clone(),
-            metrics: StageMetrics::new(name, replica, self.recorder.clone()),
+            metrics: StageMetrics::new(name, several.then_some(number.into()), self.recorder.clone()),
             recorder: self.recorder.clone(),
             outbound: outbound
                 .into_iter()

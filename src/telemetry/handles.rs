@@ -5,7 +5,7 @@ use super::exposition::install;
 use super::phase::{Phase, Phases};
 use super::trace::Recorder;
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
-use omni_core::ids::{FinishReason, PayloadKind, StageName};
+use omni_core::ids::{FinishReason, PayloadKind, Replica, StageName};
 use std::time::Duration;
 
 /// A bounded queue inside a stage.
@@ -41,7 +41,7 @@ impl Queue {
 /// What one stage records. A clone is cheap; a restarted stage goes on with the same series.
 #[derive(Clone)]
 pub struct StageMetrics {
-    stage: StageName,
+    place: Replica,
     recorder: Recorder,
     /// Steps launched.
     pub steps: Counter,
@@ -94,7 +94,7 @@ impl StageMetrics {
         let gauge = |metric: Metric| gauge!(metric.name, of_stage.iter());
         let histogram = |metric: Metric| histogram!(metric.name, of_stage.iter());
         StageMetrics {
-            stage,
+            place: Replica { stage, number: replica.unwrap_or(0) as u8 },
             recorder,
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
@@ -126,7 +126,7 @@ impl StageMetrics {
     /// Tells how many messages wait in a queue.
     pub fn queue_depth(&self, queue: Queue, depth: usize) {
         self.queues[queue as usize].set(depth as f64);
-        self.recorder.queued(self.stage, queue, depth);
+        self.recorder.queued(self.place, queue, depth);
     }
 }
 

@@ -195,6 +195,7 @@ async fn started(
     };
     let setup = StageSetup {
         name,
+        replica: 0,
         scheduler,
         arbiter,
         factory: Arc::new(factory),

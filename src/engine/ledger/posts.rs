@@ -2,9 +2,9 @@
 //! next launch; any actor posts the failure of a sequence. Where the lock of the ledger is free, the actor's thread
 //! carries the post out itself; otherwise the thread that holds the lock carries it out when it releases the lock.
 
-use super::{Ledger, Replica, State};
+use super::{Ledger, State};
 use crate::journal::Edge;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_stage::AckSink;
 use std::ops::{Deref, DerefMut};

@@ -3,28 +3,13 @@
 use super::posts::Post;
 use super::{Ledger, State};
 use crate::journal::Edge;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::Attribution;
-use omni_stage::{RELEASED, StageFailure, StageHandle, StageReports};
+use omni_stage::{RELEASED, StageFailure, StageReports};
 use omni_transfer::payload::{Kind, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use std::sync::Arc;
-
-/// A replica of a stage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Replica {
-    pub stage: StageName,
-    /// Counted from 0.
-    pub number: usize,
-}
-
-impl Replica {
-    /// That of a handle.
-    pub fn of(handle: &StageHandle) -> Replica {
-        Replica { stage: handle.name(), number: handle.replica().unwrap_or(0) }
-    }
-}
 
 impl Ledger {
     /// The sequence of a request cannot go on in a replica. Never waits.
@@ -35,7 +20,7 @@ impl Ledger {
     fn stage_up(&self, replica: Replica) {
         let Replica { stage, number } = replica;
         let mut state = self.lock();
-        state.seats[stage as usize].up(number);
+        state.seats[stage as usize].up(number.into());
         let unfinished = state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request);
         let waiting = unfinished.filter(|request| state.seats[stage as usize].of(*request).is_none()).collect();
         self.go_on(&mut state, stage, waiting);
@@ -44,11 +29,11 @@ impl Ledger {
     fn stage_down(&self, replica: Replica, failure: &StageFailure) -> Attribution {
         let Replica { stage, number } = replica;
         let mut state = self.lock();
-        let lost = state.seats[stage as usize].down(number);
+        let lost = state.seats[stage as usize].down(number.into());
         let Attribution { number: failed, counts, excused } = self.blame(&mut state, stage, failure, &lost);
         let excuses = &mut state.excuses[stage as usize];
         excuses.iter_mut().for_each(|excuses| excuses.extend(&excused));
-        let excused = std::mem::take(&mut excuses[number]);
+        let excused = std::mem::take(&mut excuses[usize::from(number)]);
         if state.seats[stage as usize].is_up() {
             // Other replicas have them at once.
             self.go_on(&mut state, stage, lost);

@@ -11,7 +11,7 @@ const REQUEST: RequestId = RequestId(1);
 
 /// What the only replica of a stage reports to.
 fn reports(ledger: &Arc<Ledger>, stage: StageName) -> Reports {
-    Reports { ledger: Arc::clone(ledger), replica: Replica { stage, number: 0 } }
+    Reports { ledger: Arc::clone(ledger), replica: stage.into() }
 }
 
 /// A ledger of three stages that take sequences, and a spoken answer that it has accepted.

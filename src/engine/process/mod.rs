@@ -53,6 +53,7 @@ pub(super) fn setup(
         binary: binary.clone(),
         setup: Setup {
             stage: handle.name(),
+            replica: handle.place().number,
             config: config.clone(),
             checkpoint: checkpoint.origin().clone(),
             generation: Generation(0),

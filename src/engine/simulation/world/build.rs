@@ -9,7 +9,7 @@ use super::super::{Report, model};
 use super::{Event, LIFE, STALL, Stage, TICK, World};
 use crate::admission::Admissions;
 use crate::journal::Edge;
-use crate::ledger::{Acks, Ledger, LedgerSink, Replica, Reports};
+use crate::ledger::{Acks, Ledger, LedgerSink, Reports};
 use crate::simulation::listener::Woken;
 use crate::stages::Stages;
 use omni_config::{AdmissionMode, Config, LimitsConfig};
@@ -74,6 +74,7 @@ impl<'a> World<'a> {
             let setup = StageSetup {
                 notes: None,
                 name,
+                replica: 0,
                 scheduler: SchedulerConfig {
                     slots: shape.places as u32,
                     max_batch: of.max_batch,
@@ -102,7 +103,7 @@ impl<'a> World<'a> {
                 acks: Arc::new(CountedAcks { to: acks, windows: Arc::clone(&windows), edge }),
                 reports: Arc::new(Reports {
                     ledger: Arc::clone(&ledger),
-                    replica: Replica { stage: name, number: 0 },
+                    replica: handle.place(),
                 }) as Arc<dyn StageReports>,
                 leases: leases.clone(),
                 own_process: false,
