@@ -82,11 +82,7 @@ pub(super) struct Life {
 impl Life {
     /// Where a part of this generation records what it does.
     pub fn track(&self, component: Component) -> TrackWriter<'_> {
-        self.recorder.writer(Track::of(
-            Replica { stage: self.stage, number: self.replica },
-            self.generation,
-            component,
-        ))
+        self.recorder.writer(Track::of(Replica { stage: self.stage, number: self.replica }, self.generation, component))
     }
 
     /// Where a fault plan can strike the edge behind another stage, which leads here.

@@ -508,13 +508,7 @@ impl Service for Engine {
         let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
         let admission = self.shared.admissions.status();
         let draining = self.shared.draining.load(Ordering::Relaxed);
-        EngineHealth {
-            ready: !draining && is_running(&stages),
-            draining,
-            requests: admission.held,
-            admission,
-            stages,
-        }
+        EngineHealth { ready: !draining && is_running(&stages), draining, requests: admission.held, admission, stages }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {

@@ -98,8 +98,7 @@ impl StageMetrics {
             recorder,
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
-            phases: Phase::ALL
-                .map(|phase| histogram!(c::PHASE_SECONDS.name, and("phase", phase.as_str()))),
+            phases: Phase::ALL.map(|phase| histogram!(c::PHASE_SECONDS.name, and("phase", phase.as_str()))),
             batch_sequences: histogram(c::BATCH_SEQUENCES),
             bubble_seconds: histogram(c::BUBBLE_SECONDS),
             run_ahead: histogram(c::RUN_AHEAD_STEPS),

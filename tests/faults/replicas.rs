@@ -95,8 +95,7 @@ async fn sequences_are_spread_evenly_over_the_replicas() {
             && replicas(health, StageName::Talker).iter().all(|replica| replica.sequences == 2)
     })
     .await;
-    let numbers: Vec<_> =
-        replicas(&engine.health(), StageName::Talker).iter().map(|replica| replica.replica).collect();
+    let numbers: Vec<_> = replicas(&engine.health(), StageName::Talker).iter().map(|replica| replica.replica).collect();
     assert_eq!(numbers, [Some(0), Some(1)]);
     drop(streams);
     idle(&engine).await;
@@ -197,7 +196,9 @@ async fn a_request_that_brings_each_replica_down_is_ended_and_no_replica_is_give
     same(&others, &truth, "beside a guilty one");
     let Some(Err(RequestError::BroughtDown { stage, times, .. })) = guilty.end else { panic!("{:?}", guilty.end) };
     assert_eq!((stage, times), (StageName::Talker, 3));
-    until(&engine, "guilty", |health| replicas(health, StageName::Talker).iter().all(|one| one.state == StageState::Running))
-        .await;
+    until(&engine, "guilty", |health| {
+        replicas(health, StageName::Talker).iter().all(|one| one.state == StageState::Running)
+    })
+    .await;
     idle(&engine).await;
 }

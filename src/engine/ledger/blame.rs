@@ -31,9 +31,7 @@ impl Ledger {
         };
         let concerned: Vec<Concerned> = match in_hands {
             InHands::These(these) => these.iter().filter_map(|(request, unit)| had_it(*request, *unit)).collect(),
-            InHands::All => {
-                lost.iter().filter_map(|request| had_it(*request, None)).collect()
-            }
+            InHands::All => lost.iter().filter_map(|request| had_it(*request, None)).collect(),
         };
         let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
         let suspects = &mut state.suspects[stage as usize];

@@ -21,7 +21,8 @@ impl Ledger {
         let Replica { stage, number } = replica;
         let mut state = self.lock();
         state.seats[stage as usize].up(number.into());
-        let unfinished = state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request);
+        let unfinished =
+            state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request);
         let waiting = unfinished.filter(|request| state.seats[stage as usize].of(*request).is_none()).collect();
         self.go_on(&mut state, stage, waiting);
     }

@@ -164,7 +164,11 @@ async fn run(
         session: Mutex::default(),
         beat: setup.config.supervision.watchdog / 4,
     };
-    let started = actors::start(maker.stage(Replica { stage: name, number: setup.replica }, false, wiring), Arc::clone(&child.handle)).await;
+    let started = actors::start(
+        maker.stage(Replica { stage: name, number: setup.replica }, false, wiring),
+        Arc::clone(&child.handle),
+    )
+    .await;
     started.map_err(|error| failed(StartError::Stage(name, error.to_string())))?;
     tokio::select! {
         ended = child.listen(from) => ended?,

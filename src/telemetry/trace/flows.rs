@@ -6,7 +6,7 @@
 //! | `payload` | the step that made it | packager, both connectors | the next stage's launch thread, or the client's edge |
 
 use super::layout::{About, Slice, to_client};
-use omni_core::ids::{Generation, PayloadKind, RequestId, Seq, Replica, StepId};
+use omni_core::ids::{Generation, PayloadKind, Replica, RequestId, Seq, StepId};
 use std::collections::HashMap;
 
 /// An arrow over two slices or more, in the order of time.

@@ -101,10 +101,8 @@ impl<'a> World<'a> {
                 inbound: Arc::new(inproc(1).1),
                 early_handoff: shape.early_handoff,
                 acks: Arc::new(CountedAcks { to: acks, windows: Arc::clone(&windows), edge }),
-                reports: Arc::new(Reports {
-                    ledger: Arc::clone(&ledger),
-                    replica: handle.place(),
-                }) as Arc<dyn StageReports>,
+                reports: Arc::new(Reports { ledger: Arc::clone(&ledger), replica: handle.place() })
+                    as Arc<dyn StageReports>,
                 leases: leases.clone(),
                 own_process: false,
             };
