@@ -125,7 +125,7 @@ impl Bench<'_> {
     /// What the steps say in which all sequences decoded, the first third left out.
     fn decode(&self, trace: &Trace, faults: &[u64], condition: &Condition, hash: String) -> anyhow::Result<Turn> {
         let steps = trace.steps();
-        let talker: Vec<_> = steps.iter().filter(|((stage, ..), _)| *stage == StageName::Talker).collect();
+        let talker: Vec<_> = steps.iter().filter(|((place, ..), _)| place.stage == StageName::Talker).collect();
         let decodes = |step: &StepTimes| step.sequences == self.sequences && step.prompt == 0 && step.ran.is_some();
         let mut pairs = Vec::new();
         for pair in talker.windows(2) {

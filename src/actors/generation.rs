@@ -12,7 +12,7 @@ use crate::queue::{QueueSender, queue};
 use crate::sampler::SamplerEnds;
 use crate::scheduler::SchedulerEnds;
 use crate::setup::StageSetup;
-use omni_core::ids::{Generation, StageName};
+use omni_core::ids::{Generation, Replica, StageName};
 use omni_core::scheduler::SchedulerConfig;
 use omni_fault::{FaultPlan, FaultPoint, FaultSite};
 use omni_telemetry::StageMetrics;
@@ -69,6 +69,7 @@ impl<M: Message> Clone for Peer<M> {
 /// What every actor of a generation has: a name and a clock, and where it records what it does.
 pub(super) struct Life {
     pub stage: StageName,
+    pub replica: u8,
     pub generation: Generation,
     pub pulse: Arc<Pulse>,
     pub in_hand: InHand,
@@ -81,7 +82,7 @@ pub(super) struct Life {
 impl Life {
     /// Where a part of this generation records what it does.
     pub fn track(&self, component: Component) -> TrackWriter<'_> {
-        self.recorder.writer(Track::of(self.stage, self.generation, component))
+        self.recorder.writer(Track::of(Replica { stage: self.stage, number: self.replica }, self.generation, component))
     }
 
     /// Where a fault plan can strike the edge behind another stage, which leads here.
@@ -158,6 +159,7 @@ impl StageGeneration {
         let capacity = slots as usize * (window as usize + 64) * 4 + 1024;
         let life = Arc::new(Life {
             stage: setup.name,
+            replica: setup.replica,
             generation,
             pulse: Pulse::new(clock),
             // The steps that are out, and the one whose outcome the scheduler works on.

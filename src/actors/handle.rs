@@ -4,7 +4,7 @@ use crate::generation::StageGeneration;
 use crate::messages::{Admission, InboundMessage, SchedulerMessage};
 use crate::process::RemoteStage;
 use crate::setup::AckSink;
-use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::ids::{Generation, Replica, RequestId, StageName};
 use omni_core::scheduler::Ack;
 use ractor::ActorCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -57,6 +57,8 @@ pub struct StageLoad {
 /// with all that they need, when the stage [is up](crate::StageReports::stage_up).
 pub struct StageHandle {
     name: StageName,
+    /// Which replica, where the stage has several.
+    replica: Option<usize>,
     current: Mutex<Current>,
     status: tokio::sync::watch::Sender<StageStatus>,
     supervisor: OnceLock<ActorCell>,
@@ -82,12 +84,22 @@ impl StageHandle {
         StageHandle::after(name, Generation(0))
     }
 
+    /// A replica of a stage, counted from 0, that has not started.
+    pub fn replica_of(name: StageName, replica: usize) -> Arc<StageHandle> {
+        StageHandle::made(name, Some(replica), Generation(0))
+    }
+
     /// A stage that has not started here, and whose earlier generations ran in other processes.
     pub fn after(name: StageName, generation: Generation) -> Arc<StageHandle> {
+        StageHandle::made(name, None, generation)
+    }
+
+    fn made(name: StageName, replica: Option<usize>, generation: Generation) -> Arc<StageHandle> {
         let status = StageStatus { state: StageState::Starting, generation, restarts: 0, last_reason: None };
         let (status, _) = tokio::sync::watch::channel(status);
         Arc::new(StageHandle {
             name,
+            replica,
             current: Mutex::new(Current::Down),
             status,
             supervisor: OnceLock::new(),
@@ -99,6 +111,16 @@ impl StageHandle {
     /// Which stage.
     pub fn name(&self) -> StageName {
         self.name
+    }
+
+    /// Which replica of the stage, where it has several.
+    pub fn replica(&self) -> Option<usize> {
+        self.replica
+    }
+
+    /// The replica of the stage; the first where there is one.
+    pub fn place(&self) -> Replica {
+        Replica { stage: self.name, number: self.replica.unwrap_or(0) as u8 }
     }
 
     /// Gives the stage a sequence. False if it is down.

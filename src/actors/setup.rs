@@ -26,6 +26,8 @@ pub const RELEASED: u32 = u32::MAX;
 pub struct StageSetup {
     /// Which stage.
     pub name: StageName,
+    /// Which replica of it; 0 where there is one.
+    pub replica: u8,
     /// Its batching and windows.
     pub scheduler: SchedulerConfig,
     /// The arbiter of the device, where other stages compute on it at the same time.

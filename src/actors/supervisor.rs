@@ -188,7 +188,7 @@ impl SupervisorState {
             status.state = StageState::Running;
         });
         self.setup.reports.stage_up(self.setup.name);
-        tracing::info!(stage = %self.setup.name, generation = generation.0, "stage running");
+        tracing::info!(stage = %self.setup.name, replica = self.handle.replica(), generation = generation.0, "stage running");
     }
 
     async fn failed(&mut self, myself: &ActorRef<SupervisorMessage>, failure: StageFailure, hangs: bool) {
@@ -211,7 +211,7 @@ impl SupervisorState {
             self.setup.reports.stage_given_up(self.setup.name, &reason);
         }
         // What is lost is told to those who act on it before it is told to people.
-        tracing::error!(stage = %self.setup.name, reason, ?verdict, "stage failed");
+        tracing::error!(stage = %self.setup.name, replica = self.handle.replica(), reason, ?verdict, "stage failed");
         self.take_down(if hangs { HUNG_GRACE } else { RUNNER_GRACE }).await;
         if let Verdict::Restart(pause) = verdict {
             myself.send_after(pause, || SupervisorMessage::Start);
@@ -235,7 +235,7 @@ impl SupervisorState {
         let Some(stage) = self.current.take() else { return };
         stage.stop();
         if tokio::time::timeout(grace, stage.life.pulse.gone()).await.is_err() {
-            tracing::error!(stage = %self.setup.name, "the launch thread hangs and is left behind");
+            tracing::error!(stage = %self.setup.name, replica = self.handle.replica(), "the launch thread hangs and is left behind");
         }
     }
 }

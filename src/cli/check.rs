@@ -177,8 +177,9 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             Placement::Auto | Placement::Thread => "",
             Placement::Process => "a process of its own, ",
         };
+        let replicas = if stage.replicas > 1 { format!("{} replicas, ", stage.replicas) } else { String::new() };
         lines.push(format!(
-            "{:<9} {placement}batch {}, run-ahead {}, window {}{ramp}",
+            "{:<9} {placement}{replicas}batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
             config.max_batch(*name, device.kind),
             config.run_ahead(*name),

@@ -380,6 +380,8 @@ pub enum DecodePlace {
 pub struct StageConfig {
     /// Where it runs.
     pub placement: Placement,
+    /// How many of it there are. Each takes any sequence, and those of one that goes down go on in the others.
+    pub replicas: usize,
     /// On which GPU; `None`: that of `[device]`.
     pub device_index: Option<usize>,
     /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.

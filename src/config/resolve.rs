@@ -478,6 +478,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
     let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
+    let replicas = r.int(&key("replicas"), 1, 1..=16);
     if name == StageName::Encoder {
         // The thinker waits for all embeddings, so no window holds the encoder back: this is room on its edge for the
         // pieces in which they come. Its work comes unit by unit.
@@ -485,6 +486,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         let (chunk_ramp, buckets, max_step_frames) = (Vec::new(), Vec::new(), None);
         return StageConfig {
             placement,
+            replicas,
             device_index: None,
             device_memory: None,
             max_batch: r.auto_int(&key("max_batch"), 1..=256),
@@ -513,6 +515,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         let buckets = Vec::new();
         return StageConfig {
             placement,
+            replicas,
             device_index,
             device_memory,
             max_batch,
@@ -528,6 +531,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
     StageConfig {
         placement,
+        replicas,
         device_index,
         device_memory,
         max_batch,

@@ -105,6 +105,22 @@ impl fmt::Display for StageName {
     }
 }
 
+/// A replica of a stage: it has actors, slots and edges of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, bincode::Encode, bincode::Decode)]
+pub struct Replica {
+    /// Of which stage.
+    pub stage: StageName,
+    /// Counted from 0.
+    pub number: u8,
+}
+
+impl From<StageName> for Replica {
+    /// The first one, or the only one.
+    fn from(stage: StageName) -> Replica {
+        Replica { stage, number: 0 }
+    }
+}
+
 /// What the parts of a payload are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, bincode::Encode, bincode::Decode)]
 pub enum PayloadKind {

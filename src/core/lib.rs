@@ -18,6 +18,7 @@ pub mod residence;
 pub mod restart;
 pub mod runaway;
 pub mod scheduler;
+pub mod seats;
 pub mod sequence;
 pub mod shrink;
 pub mod suspects;

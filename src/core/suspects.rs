@@ -185,6 +185,16 @@ impl Suspects {
     /// The stage has failed, and these sequences were in the hands of the actor that failed. `cause` is a number for what
     /// was seen; `None`: the actor may only have been slow, so the failure is no reason to end any of them.
     pub fn failed(&mut self, concerned: &[Concerned], cause: Option<u64>) -> Judgement {
+        self.failed_beside(concerned, cause, |_| false)
+    }
+
+    /// The same where the stage has other replicas, with which these sequences stay.
+    pub fn failed_beside(
+        &mut self,
+        concerned: &[Concerned],
+        cause: Option<u64>,
+        stays: impl Fn(RequestId) -> bool,
+    ) -> Judgement {
         let number = self.failures;
         self.failures += 1;
         let again = |one: &&Concerned| {
@@ -206,7 +216,7 @@ impl Suspects {
         if there.len() > 1 {
             self.one_by_one = Some(0);
         }
-        self.suspects.values_mut().for_each(|suspect| suspect.entered = false);
+        self.suspects.iter_mut().for_each(|(request, suspect)| suspect.entered &= stays(*request));
         for one in concerned {
             let Concerned { request, content, unit } = *one;
             let counted = counts.then_some(number);

@@ -524,6 +524,9 @@ impl std::ops::Index<StageName> for EngineHealth {
 pub struct StageHealth {
     /// Which.
     pub name: StageName,
+    /// Which replica of it, counted from 0, where it has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica: Option<usize>,
     /// What it does.
     pub state: StageState,
     /// Since when, in Unix seconds.

@@ -6,7 +6,7 @@ use super::decode::Decoders;
 use super::device::DeviceChoice;
 use super::encoded::{MediaCache, MediaMemory};
 use super::journal::Edge;
-use super::ledger::{Acks, Ledger, LedgerSink};
+use super::ledger::{Acks, Ledger, LedgerSink, Reports};
 use super::media::{self, Preparer};
 use super::placement;
 use super::plan::{Common, FamilyPlanner, MediaPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
@@ -17,7 +17,7 @@ use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
 use omni_config::{Config, DeviceKind, Placement, TransferConfig, TransportKind};
-use omni_core::ids::StageName;
+use omni_core::ids::{Replica, StageName};
 use omni_core::ledger::{LedgerCore, LedgerLimits};
 use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
@@ -51,6 +51,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let maker = StageMaker::new(checkpoint, config, &here, kept)?;
     let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
+    replicas_fit(config, names, maker.device.kind)?;
     if maker.device.kind == DeviceKind::Cuda && here.len() < names.len() {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
@@ -58,13 +59,13 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     }
     let aligner = aligning::finder(checkpoint, config, &maker.faults).await?;
     let info = model_info(checkpoint, config)?;
-    let stages = Stages::new(names);
+    let stages = Stages::new(names, |stage| config.stage(stage).replicas);
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
     // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
     let edges = Edges { config, told: Arc::clone(&told) };
     for stage in stages.iter() {
-        let (sender, receiver) = edges.towards(stage, stages.before(stage.name()).map(|stage| stage.name()))?;
+        let (sender, receiver) = edges.towards(stage, stages.before(stage.name()))?;
         into.push(sender);
         inbound.push(receiver);
     }
@@ -82,15 +83,16 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     for (handle, inbound) in stages.iter().zip(inbound) {
         let outbound = edges_from(handle.name(), &ledger);
         let acks: Arc<dyn AckSink> = Arc::new(Acks { ledger: Arc::clone(&ledger), stage: handle.name() });
-        let reports = Arc::clone(&ledger) as Arc<dyn StageReports>;
+        let replica = handle.place();
+        let reports: Arc<dyn StageReports> = Arc::new(Reports { ledger: Arc::clone(&ledger), replica });
         let started = match inbound {
             Some(inbound) => {
                 let handles = handles(handle.name(), config, maker.device.kind);
                 let wiring = Wiring { inbound, outbound, handles, acks, reports, own_process: false, notes: None };
-                actors::start(maker.stage(handle.name(), wiring), Arc::clone(handle)).await
+                actors::start(maker.stage(handle.place(), handle.replica().is_some(), wiring), Arc::clone(handle)).await
             }
             None => {
-                let setup = process::setup(handle.name(), checkpoint, config, &maker, outbound, acks, reports)?;
+                let setup = process::setup(handle, checkpoint, config, &maker, outbound, acks, reports)?;
                 actors::process::start(setup, Arc::clone(handle)).await
             }
         };
@@ -138,6 +140,15 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         preparer,
         voices,
         aligner,
+    })
+}
+
+/// Replicas compute on a CPU only.
+fn replicas_fit(config: &Config, stages: &[StageName], device: DeviceKind) -> Result<(), StartError> {
+    let several = stages.iter().find(|stage| device == DeviceKind::Cuda && config.stage(**stage).replicas > 1);
+    several.map_or(Ok(()), |stage| {
+        let reason = "replicas do not run on a GPU yet; use 1, or device.kind = \"cpu\"";
+        Err(StartError::Config(format!("stages.{stage}.replicas: {reason}")))
     })
 }
 
@@ -318,7 +329,7 @@ impl Edges<'_> {
             return Ok((Arc::new(IntoStage(Arc::clone(stage))), None));
         }
         let (sender, receiver) = match before {
-            Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, stage.name())?,
+            Some(from) if passes_frames(self.config, from, stage.name()) => self.frames(from, stage.place())?,
             // In front of the first stage, as many sequences of text as that may be ahead.
             from => erase(inproc(edge_capacity(self.config, from.unwrap_or(stage.name())))),
         };
@@ -327,11 +338,11 @@ impl Edges<'_> {
 
     /// An edge between two stages of this process that passes frames. A payload that fits no frame fails the receiver's
     /// sequence.
-    fn frames(&self, from: StageName, to: StageName) -> Result<(Sender, Receiver), StartError> {
+    fn frames(&self, from: StageName, to: Replica) -> Result<(Sender, Receiver), StartError> {
         let told = Arc::clone(&self.told);
         let lost: LostSink = Arc::new(move |request, reason| {
             if let Some(ledger) = told.get().and_then(Weak::upgrade) {
-                ledger.sequence_failed(request, to, reason);
+                ledger.sequence_failed(to, request, reason);
             }
         });
         let options =

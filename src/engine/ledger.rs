@@ -22,7 +22,7 @@ mod reports;
 mod tests;
 
 pub(super) use posts::Acks;
-pub(super) use reports::LedgerSink;
+pub(super) use reports::{LedgerSink, Reports};
 
 use super::admission::{Permit, Place};
 use super::api::{Event, RequestError, ResponseStream};
@@ -33,9 +33,10 @@ use super::journal::{Edge, Journal};
 use super::plan::{CodeLog, FollowedText, RequestPlan};
 use super::stages::Stages;
 use super::stream::Expired;
-use omni_core::ids::{Content, FinishReason, RequestId, StageName};
+use omni_core::ids::{Content, FinishReason, Replica, RequestId, StageName};
 use omni_core::ledger::{Failure, LedgerCore};
 use omni_core::scheduler::Ack;
+use omni_core::seats::Seats;
 use omni_core::suspects::Suspects;
 use omni_fault::{FaultEvent, FaultPlan, FaultPoint, FaultSite};
 use omni_telemetry::clock::Clock;
@@ -69,12 +70,21 @@ pub(super) struct Ledger {
 struct State {
     core: LedgerCore,
     open: BTreeMap<RequestId, Open>,
-    /// Stages that take sequences, by their place in [`StageName::ALL`].
-    up: [bool; StageName::ALL.len()],
+    /// Which replica of each stage has which sequences, by the stage's place in [`StageName::ALL`].
+    seats: [Seats; StageName::ALL.len()],
     /// The requests that may have brought each stage down.
     suspects: [Suspects; StageName::ALL.len()],
+    /// Failures that count no more and of which the replicas of each stage have not heard yet.
+    excuses: [Vec<Vec<u64>>; StageName::ALL.len()],
     /// What the requests that ended last asked for, the latest last: a stage may still go down because of them.
     ended: VecDeque<(RequestId, Content)>,
+}
+
+impl State {
+    /// Whether a replica may still speak for the sequence of a request: no other has it.
+    fn has(&self, replica: Replica, request: RequestId) -> bool {
+        self.seats[replica.stage as usize].of(request).is_none_or(|seat| seat == usize::from(replica.number))
+    }
 }
 
 /// An open request.
@@ -128,8 +138,15 @@ impl Ledger {
         metrics: RequestMetrics,
         faults: FaultPlan,
     ) -> Ledger {
-        let (core, open, up) = (core.into(), BTreeMap::new(), [false; StageName::ALL.len()]);
-        let state = PostedLock::new(State { core, open, up, suspects: Default::default(), ended: VecDeque::new() });
+        let seats = StageName::ALL.map(|stage| Seats::new(stages.replicas(stage).len()));
+        let state = PostedLock::new(State {
+            core: core.into(),
+            open: BTreeMap::new(),
+            seats,
+            suspects: Default::default(),
+            excuses: StageName::ALL.map(|stage| vec![Vec::new(); stages.replicas(stage).len()]),
+            ended: VecDeque::new(),
+        });
         let (fault, handover) = (faults.site(None, FaultPoint::Ledger), faults.site(None, FaultPoint::Handover));
         let (clock, into) = (Clock::system(), OnceLock::new());
         Ledger { clock, stages, groups, unit, into, metrics, faults, fault, handover, state }
@@ -140,7 +157,7 @@ impl Ledger {
         Ledger { clock, ..self }
     }
 
-    /// Says how payloads get into each stage, upstream first. Once, before the first request.
+    /// Says how payloads get into each stage, upstream first, replica by replica. Once, before the first request.
     pub fn leads_into(&self, edges: Vec<Arc<dyn PayloadSender>>) {
         let _ = self.into.set(edges);
     }
@@ -229,10 +246,10 @@ impl Ledger {
         for (request, unfinished) in requests {
             let unfinished: Vec<StageName> = unfinished;
             for stage in unfinished {
-                match (paused, self.stages.get(stage)) {
-                    (true, Some(handle)) => handle.abort(request),
-                    (true, None) => {}
-                    (false, _) => self.admit(&mut state, request, stage),
+                if paused {
+                    self.abort(&mut state, request, stage);
+                } else {
+                    self.admit(&mut state, request, stage);
                 }
             }
         }
@@ -337,13 +354,15 @@ impl Ledger {
         let request = payload.header.request;
         let Some(new) = self.write_down(state, edge, payload) else { return };
         let consumer = state.open.get(&request).and_then(|open| open.journal.consumer(edge));
-        let Some((stage, _)) = consumer.filter(|(stage, _)| state.up[*stage as usize]) else { return };
+        let Some((stage, _)) = consumer.filter(|(stage, _)| state.seats[*stage as usize].is_up()) else { return };
         if state.open.get(&request).is_some_and(Open::is_paused) {
             return;
         }
         if state.open.get(&request).is_some_and(|open| open.journal.starved(stage).is_some()) {
             self.admit(state, request, stage);
-        } else if let Err(error) = self.put(stage, new) {
+        } else if let Some(seat) = state.seats[stage as usize].of(request)
+            && let Err(error) = self.put(stage, seat, new)
+        {
             self.sequence_lost(state, request, stage, error.to_string());
         }
     }
@@ -388,6 +407,7 @@ impl Ledger {
             for stage in StageName::ALL {
                 if state.open.get(&request).is_some_and(|open| open.journal.is_done(stage)) {
                     state.core.stage_done(request, stage);
+                    state.seats[stage as usize].leave(request);
                 }
             }
         }
@@ -395,7 +415,7 @@ impl Ledger {
     }
 
     fn is_lost(&self, stage: StageName) -> bool {
-        self.stages.get(stage).is_none_or(|stage| stage.is_given_up())
+        self.stages.is_given_up(stage)
     }
 
     fn now(&self) -> Duration {

@@ -283,32 +283,37 @@ impl Engine {
 
     /// Waits until every stage is as wanted; an error if one has failed for good.
     async fn all_stages(&self, wanted: impl Fn(&StageStatus) -> bool) -> Result<(), StartError> {
-        for stage in self.shared.stages.iter() {
-            let mut status = stage.status();
+        for replica in self.shared.stages.iter() {
+            let mut status = replica.status();
             let settled = status.wait_for(&wanted).await;
             if let Ok(status) = settled
                 && status.state == StageState::Failed
+                && self.shared.stages.is_given_up(replica.name())
             {
                 let reason = status.last_reason.clone().unwrap_or_default();
-                return Err(StartError::Stage(stage.name(), reason));
+                return Err(StartError::Stage(replica.name(), reason));
             }
         }
         Ok(())
     }
 
-    /// Resolves when a stage is given up: which, and why.
+    /// Resolves when a stage is given up, all replicas of it: which, and why.
     pub async fn given_up(&self) -> (StageName, String) {
-        let each = self.shared.stages.iter().map(|stage| {
-            let (name, mut status) = (stage.name(), stage.status());
-            Box::pin(async move {
-                let failed = status.wait_for(|status| status.state == StageState::Failed).await;
-                let reason = failed.ok().map(|status| status.last_reason.clone().unwrap_or_default());
-                match reason {
-                    Some(reason) => (name, reason),
-                    // It was stopped.
-                    None => std::future::pending().await,
+        let each = self.shared.stages.each().map(|replicas| {
+            let name = replicas[0].name();
+            let failures = replicas.iter().map(|replica| {
+                let mut status = replica.status();
+                async move {
+                    let failed = status.wait_for(|status| status.state == StageState::Failed).await;
+                    match failed.ok().map(|status| status.last_reason.clone().unwrap_or_default()) {
+                        Some(reason) => reason,
+                        // It was stopped.
+                        None => std::future::pending().await,
+                    }
                 }
-            })
+            });
+            let all = futures::future::join_all(failures);
+            Box::pin(async move { (name, all.await.pop().unwrap_or_default()) })
         });
         futures::future::select_all(each).await.0
     }
@@ -352,10 +357,10 @@ impl Engine {
     }
 
     /// What stages in processes of their own expose.
-    async fn stage_metrics(&self) -> Vec<(StageName, String)> {
+    async fn stage_metrics(&self) -> Vec<(telemetry::Process, String)> {
         let asked = self.shared.stages.iter().map(|stage| async {
             let told = tokio::time::timeout(METRICS_PATIENCE, stage.process_metrics()).await;
-            Some((stage.name(), told.ok()??))
+            Some(((stage.name(), stage.replica()), told.ok()??))
         });
         futures::future::join_all(asked).await.into_iter().flatten().collect()
     }
@@ -503,13 +508,7 @@ impl Service for Engine {
         let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
         let admission = self.shared.admissions.status();
         let draining = self.shared.draining.load(Ordering::Relaxed);
-        EngineHealth {
-            ready: !draining && stages.iter().all(|stage| stage.state == StageState::Running),
-            draining,
-            requests: admission.held,
-            admission,
-            stages,
-        }
+        EngineHealth { ready: !draining && is_running(&stages), draining, requests: admission.held, admission, stages }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {
@@ -555,10 +554,17 @@ fn no_cloning() -> VoiceError {
     VoiceError::Invalid { param: "audio_sample", message }
 }
 
+/// Whether each stage has a replica that serves.
+fn is_running(stages: &[StageHealth]) -> bool {
+    let mut each = stages.chunk_by(|one, next| one.name == next.name);
+    each.all(|replicas| replicas.iter().any(|replica| replica.state == StageState::Running))
+}
+
 fn stage_health(stage: &StageHandle, since: StatusHistory) -> StageHealth {
     let status = stage.status().borrow().clone();
     StageHealth {
         name: stage.name(),
+        replica: stage.replica(),
         state: status.state,
         since: since.began,
         generation: status.generation.0,

@@ -19,7 +19,7 @@ use omni_model::thinker::Thinker;
 use omni_model::towers::Towers;
 use omni_model::vocoder::Vocoder;
 use omni_telemetry::trace::Recorder;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// The checkpoint, config and devices that the stages of one process load from and run on.
 pub(super) struct Loading {
@@ -65,7 +65,7 @@ impl Loading {
             DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu),
             DeviceKind::Cuda => loading.on_gpu(stage),
         };
-        Arc::new(LoadedOnce { load: Box::new(load), loaded: OnceLock::new() })
+        Arc::new(LoadedOnce { load: Box::new(load), loading: Mutex::new(()), loaded: OnceLock::new() })
     }
 
     /// The same on a GPU.
@@ -190,14 +190,18 @@ type Load = dyn Fn() -> Result<Box<dyn StageFactory>, LoadError> + Send + Sync;
 /// can say that it is not ready yet. The weights outlive a runner that dies.
 struct LoadedOnce {
     load: Box<Load>,
+    /// Held by the replica that loads, while the others wait for the weights.
+    loading: Mutex<()>,
     loaded: OnceLock<Box<dyn StageFactory>>,
 }
 
 impl StageFactory for LoadedOnce {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        // One runner per stage: no other thread loads at the same time.
         if self.loaded.get().is_none() {
-            let _ = self.loaded.set((self.load)()?);
+            let _loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.loaded.get().is_none() {
+                let _ = self.loaded.set((self.load)()?);
+            }
         }
         match self.loaded.get() {
             Some(factory) => factory.build(),

@@ -5,12 +5,13 @@ use super::{Kept, StartError};
 use crate::device::DeviceChoice;
 use omni_config::{Config, DeviceKind};
 use omni_core::deadline::PlaybackPolicy;
-use omni_core::ids::StageName;
+use omni_core::ids::{Replica, StageName};
 use omni_core::restart::RestartLimits;
 use omni_core::scheduler::SchedulerConfig;
 use omni_fault::FaultPlan;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::hf::SAMPLE_RATE;
+use omni_model::stage::StageFactory;
 use omni_stage::{AckSink, Arbiter, OutEdge, StageReports, StageSetup};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{EdgeMetrics, StageMetrics};
@@ -19,7 +20,7 @@ use omni_transfer::payload::Kind;
 use omni_transfer::shm::Notes;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// What the stages of one process have in common.
@@ -27,6 +28,8 @@ pub(super) struct StageMaker<'a> {
     config: &'a Config,
     pub device: DeviceChoice,
     loading: Arc<Loading>,
+    /// Of each stage: its replicas share the weights.
+    factories: Mutex<BTreeMap<StageName, Arc<dyn StageFactory>>>,
     /// Time that a listener needs for one frame.
     pub unit: Duration,
     pub faults: FaultPlan,
@@ -69,6 +72,7 @@ impl<'a> StageMaker<'a> {
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
         Ok(StageMaker {
             config,
+            factories: Mutex::default(),
             loading: Loading::new(checkpoint, config, device.clone(), here, recorder.clone()),
             unit: Duration::from_secs_f64(samples / f64::from(SAMPLE_RATE)),
             faults,
@@ -79,13 +83,21 @@ impl<'a> StageMaker<'a> {
         })
     }
 
-    /// Everything about one stage that outlives its actors.
-    pub fn stage(&self, name: StageName, wiring: Wiring) -> StageSetup {
+    fn factory(&self, stage: StageName) -> Arc<dyn StageFactory> {
+        let mut made = self.factories.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(made.entry(stage).or_insert_with(|| self.loading.factory(stage)))
+    }
+
+    /// Everything about one replica of a stage that outlives its actors. Its series get its number where there are
+    /// several in this process.
+    pub fn stage(&self, place: Replica, several: bool, wiring: Wiring) -> StageSetup {
+        let Replica { stage: name, number } = place;
         let (config, stage) = (self.config, self.config.stage(name));
         let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
         let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
         StageSetup {
             name,
+            replica: number,
             scheduler: SchedulerConfig {
                 slots: config.limits.max_requests as u32,
                 max_batch: config.max_batch(name, self.device.kind),
@@ -97,11 +109,11 @@ impl<'a> StageMaker<'a> {
                 playback: playback_policy(config, name, self.unit),
             },
             arbiter,
-            factory: self.loading.factory(name),
+            factory: self.factory(name),
             restart: restart_limits(config),
             watchdog: config.supervision.watchdog,
             faults: self.faults.clone(),
-            metrics: StageMetrics::new(name, self.recorder.clone()),
+            metrics: StageMetrics::new(name, several.then_some(number.into()), self.recorder.clone()),
             recorder: self.recorder.clone(),
             outbound: outbound
                 .into_iter()

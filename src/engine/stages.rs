@@ -1,4 +1,4 @@
-//! The stages of one pipeline.
+//! The stages of one pipeline, and the replicas of each.
 
 use omni_config::DeviceKind;
 use omni_core::ids::StageName;
@@ -14,27 +14,45 @@ pub(super) fn of(checkpoint: &Checkpoint, device: DeviceKind) -> &'static [Stage
     }
 }
 
-/// Handles of the stages that a checkpoint has, upstream first.
+/// Handles of the stages that a checkpoint has, upstream first, the replicas of a stage side by side.
 #[derive(Clone)]
 pub(super) struct Stages(Arc<[Arc<StageHandle>]>);
 
 impl Stages {
-    pub fn new(names: &[StageName]) -> Stages {
-        Stages(names.iter().map(|name| StageHandle::new(*name)).collect())
+    /// So many replicas of each.
+    pub fn new(names: &[StageName], replicas: impl Fn(StageName) -> usize) -> Stages {
+        let handles = names.iter().flat_map(|name| {
+            let several = replicas(*name).max(1);
+            (0..several).map(move |number| match several {
+                1 => StageHandle::new(*name),
+                _ => StageHandle::replica_of(*name, number),
+            })
+        });
+        Stages(handles.collect())
     }
 
-    /// The stage of a name, if this pipeline has it.
-    pub fn get(&self, name: StageName) -> Option<&Arc<StageHandle>> {
-        self.iter().find(|stage| stage.name() == name)
-    }
-
-    /// Upstream first.
+    /// Upstream first, replica by replica.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Arc<StageHandle>> {
         self.0.iter()
     }
 
-    /// The one that hands to `name`.
-    pub fn before(&self, name: StageName) -> Option<&Arc<StageHandle>> {
-        self.iter().rfind(|stage| stage.name() < name)
+    /// Each stage with all of its replicas, upstream first.
+    pub fn each(&self) -> impl Iterator<Item = &[Arc<StageHandle>]> {
+        self.0.chunk_by(|one, next| one.name() == next.name())
+    }
+
+    /// The replicas of a stage; none if this pipeline does not have it.
+    pub fn replicas(&self, name: StageName) -> &[Arc<StageHandle>] {
+        self.each().find(|replicas| replicas[0].name() == name).unwrap_or_default()
+    }
+
+    /// The stage that hands to `name`.
+    pub fn before(&self, name: StageName) -> Option<StageName> {
+        self.iter().map(|stage| stage.name()).rfind(|stage| *stage < name)
+    }
+
+    /// Whether no replica of a stage will come up again, or there is none.
+    pub fn is_given_up(&self, name: StageName) -> bool {
+        self.replicas(name).iter().all(|replica| replica.is_given_up())
     }
 }

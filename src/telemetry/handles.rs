@@ -4,8 +4,8 @@ use super::catalogue::{self as c, Metric};
 use super::exposition::install;
 use super::phase::{Phase, Phases};
 use super::trace::Recorder;
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
-use omni_core::ids::{FinishReason, PayloadKind, StageName};
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
+use omni_core::ids::{FinishReason, PayloadKind, Replica, StageName};
 use std::time::Duration;
 
 /// A bounded queue inside a stage.
@@ -41,7 +41,7 @@ impl Queue {
 /// What one stage records. A clone is cheap; a restarted stage goes on with the same series.
 #[derive(Clone)]
 pub struct StageMetrics {
-    stage: StageName,
+    place: Replica,
     recorder: Recorder,
     /// Steps launched.
     pub steps: Counter,
@@ -75,21 +75,30 @@ pub struct StageMetrics {
     queues: [Gauge; 5],
 }
 
+/// The labels of a stage; one that has several replicas gets their number as well.
+fn labels(stage: StageName, replica: Option<usize>) -> Vec<Label> {
+    let replica = replica.map(|replica| Label::new("replica", replica.to_string()));
+    [Label::from_static_parts("stage", stage.as_str())].into_iter().chain(replica).collect()
+}
+
 impl StageMetrics {
-    /// Handles of one stage, whose queues a trace shows too.
-    pub fn new(stage: StageName, recorder: Recorder) -> StageMetrics {
+    /// Handles of one stage, or of one of its replicas where it has several. A trace shows its queues too.
+    pub fn new(stage: StageName, replica: Option<usize>, recorder: Recorder) -> StageMetrics {
         install();
-        let label = stage.as_str();
-        let count = |metric: Metric| counter!(metric.name, "stage" => label);
-        let gauge = |metric: Metric| gauge!(metric.name, "stage" => label);
-        let histogram = |metric: Metric| histogram!(metric.name, "stage" => label);
+        let of_stage = labels(stage, replica);
+        let and = |key: &'static str, value: &'static str| {
+            let more = Label::from_static_parts(key, value);
+            of_stage.iter().cloned().chain([more]).collect::<Vec<_>>()
+        };
+        let count = |metric: Metric| counter!(metric.name, of_stage.iter());
+        let gauge = |metric: Metric| gauge!(metric.name, of_stage.iter());
+        let histogram = |metric: Metric| histogram!(metric.name, of_stage.iter());
         StageMetrics {
-            stage,
+            place: Replica { stage, number: replica.unwrap_or(0) as u8 },
             recorder,
             steps: count(c::STEPS),
             step_seconds: histogram(c::STEP_SECONDS_M),
-            phases: Phase::ALL
-                .map(|phase| histogram!(c::PHASE_SECONDS.name, "stage" => label, "phase" => phase.as_str())),
+            phases: Phase::ALL.map(|phase| histogram!(c::PHASE_SECONDS.name, and("phase", phase.as_str()))),
             batch_sequences: histogram(c::BATCH_SEQUENCES),
             bubble_seconds: histogram(c::BUBBLE_SECONDS),
             run_ahead: histogram(c::RUN_AHEAD_STEPS),
@@ -102,7 +111,7 @@ impl StageMetrics {
             generation: gauge(c::GENERATION),
             restarts: count(c::RESTARTS),
             recovery_seconds: histogram(c::RECOVERY_SECONDS),
-            queues: Queue::ALL.map(|queue| gauge!(c::QUEUE_DEPTH.name, "stage" => label, "queue" => queue.as_str())),
+            queues: Queue::ALL.map(|queue| gauge!(c::QUEUE_DEPTH.name, and("queue", queue.as_str()))),
         }
     }
 
@@ -116,7 +125,7 @@ impl StageMetrics {
     /// Tells how many messages wait in a queue.
     pub fn queue_depth(&self, queue: Queue, depth: usize) {
         self.queues[queue as usize].set(depth as f64);
-        self.recorder.queued(self.stage, queue, depth);
+        self.recorder.queued(self.place, queue, depth);
     }
 }
 
@@ -138,14 +147,14 @@ pub struct SupervisionMetrics {
 }
 
 impl SupervisionMetrics {
-    /// Handles of one stage.
-    pub fn new(stage: StageName) -> SupervisionMetrics {
+    /// Handles of one stage, or of one of its replicas where it has several.
+    pub fn new(stage: StageName, replica: Option<usize>) -> SupervisionMetrics {
         install();
-        let label = stage.as_str();
+        let labels = labels(stage, replica);
         SupervisionMetrics {
-            generation: gauge!(c::GENERATION.name, "stage" => label),
-            restarts: counter!(c::RESTARTS.name, "stage" => label),
-            recovery_seconds: histogram!(c::RECOVERY_SECONDS.name, "stage" => label),
+            generation: gauge!(c::GENERATION.name, labels.iter()),
+            restarts: counter!(c::RESTARTS.name, labels.iter()),
+            recovery_seconds: histogram!(c::RECOVERY_SECONDS.name, labels.iter()),
         }
     }
 }

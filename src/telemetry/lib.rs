@@ -29,6 +29,6 @@ pub use handles::{
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
 pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};
-pub use merge::merged;
+pub use merge::{Process, merged};
 pub use phase::{Phase, PhaseClock, Phases};
 pub use request::{Outcome, RequestKind, RequestMeter, RequestMetrics};

@@ -18,9 +18,13 @@ struct Family<'a> {
     series: HashSet<String>,
 }
 
+/// The stage of a process, and which replica of it where it has several.
+pub type Process = (StageName, Option<usize>);
+
 /// Adds what stage processes expose to what this process exposes. Where both have a series, that of this process
-/// counts. A series without the label `stage` gets the label `process`, which keeps those of several processes apart.
-pub fn merged(own: &str, stages: &[(StageName, String)]) -> String {
+/// counts. A series without the label `stage` gets the label `process`, and those of one of several replicas the label
+/// `replica`, which keeps those of several processes apart.
+pub fn merged(own: &str, stages: &[(Process, String)]) -> String {
     let mut all = Families::default();
     all.add(own, None);
     for (stage, text) in stages {
@@ -38,7 +42,7 @@ pub fn merged(own: &str, stages: &[(StageName, String)]) -> String {
 }
 
 impl<'a> Families<'a> {
-    fn add(&mut self, text: &'a str, process: Option<StageName>) {
+    fn add(&mut self, text: &'a str, process: Option<Process>) {
         let mut current = "";
         for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
             let Some(comment) = line.strip_prefix("# ") else {
@@ -60,12 +64,17 @@ impl<'a> Families<'a> {
 }
 
 impl Family<'_> {
-    fn sample(&mut self, line: &str, process: Option<StageName>) {
+    fn sample(&mut self, line: &str, process: Option<Process>) {
         let Some((series, value)) = line.rsplit_once(' ') else { return };
-        let series = match process {
-            Some(process) if !series.contains("stage=\"") => labelled(series, process),
-            _ => series.to_owned(),
-        };
+        let mut series = series.to_owned();
+        if let Some((stage, replica)) = process {
+            if let Some(replica) = replica {
+                series = labelled(&series, "replica", &replica.to_string());
+            }
+            if !series.contains("stage=\"") {
+                series = labelled(&series, "process", stage.as_str());
+            }
+        }
         let sample = format!("{series} {value}");
         if self.series.insert(series) {
             self.samples.push(sample);
@@ -73,10 +82,10 @@ impl Family<'_> {
     }
 }
 
-fn labelled(series: &str, process: StageName) -> String {
+fn labelled(series: &str, key: &str, value: &str) -> String {
     match series.split_once('{') {
-        Some((name, labels)) => format!("{name}{{process=\"{process}\",{labels}"),
-        None => format!("{series}{{process=\"{process}\"}}"),
+        Some((name, labels)) => format!("{name}{{{key}=\"{value}\",{labels}"),
+        None => format!("{series}{{{key}=\"{value}\"}}"),
     }
 }
 
@@ -96,10 +105,20 @@ mod tests {
     fn each_family_and_each_series_comes_once() {
         let talker = "# HELP steps Steps.\n# TYPE steps counter\nsteps{stage=\"talker\"} 7\nsteps{stage=\"talker\",a=\"b\"} 3\n\n\
             # HELP memory Memory.\n# TYPE memory gauge\nmemory{use=\"used\"} 5\nmemory 6\n";
-        let text = merged(OWN, &[(StageName::Talker, talker.to_owned())]);
+        let text = merged(OWN, &[((StageName::Talker, None), talker.to_owned())]);
         let expected = "# HELP steps Steps.\n# TYPE steps counter\nsteps{stage=\"thinker\"} 1\nsteps{stage=\"talker\"} 2\n\
             steps{stage=\"talker\",a=\"b\"} 3\n\n# HELP ready Ready.\n# TYPE ready gauge\nready 1\n\n\
             # HELP memory Memory.\n# TYPE memory gauge\nmemory{process=\"talker\",use=\"used\"} 5\nmemory{process=\"talker\"} 6\n\n";
         assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn replicas_keep_their_series_apart() {
+        let text = "# HELP steps Steps.\n# TYPE steps counter\nsteps{stage=\"talker\"} 7\nmemory 6\n";
+        let told = [0, 1].map(|replica| ((StageName::Talker, Some(replica)), text.to_owned()));
+        let expected = "# HELP steps Steps.\n# TYPE steps counter\n\
+            steps{replica=\"0\",stage=\"talker\"} 7\nmemory{process=\"talker\",replica=\"0\"} 6\n\
+            steps{replica=\"1\",stage=\"talker\"} 7\nmemory{process=\"talker\",replica=\"1\"} 6\n\n";
+        assert_eq!(merged("", &told), expected);
     }
 }

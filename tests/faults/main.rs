@@ -9,3 +9,4 @@ mod guilty;
 mod matrix;
 mod media;
 mod plan;
+mod replicas;

@@ -59,6 +59,9 @@ pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -
     if std::env::var("OMNI_TEST_PLACEMENT").as_deref() == Ok("process") {
         config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
     }
+    if let Some(replicas) = std::env::var("OMNI_TEST_REPLICAS").ok().and_then(|number| number.parse().ok()) {
+        config.stages.iter_mut().for_each(|stage| stage.replicas = replicas);
+    }
     change(&mut config);
     Engine::start(checkpoint, &config).await.unwrap()
 }

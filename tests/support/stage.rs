@@ -195,6 +195,7 @@ async fn started(
     };
     let setup = StageSetup {
         name,
+        replica: 0,
         scheduler,
         arbiter,
         factory: Arc::new(factory),
@@ -206,7 +207,7 @@ async fn started(
         },
         watchdog,
         faults: FaultPlan::new(faults),
-        metrics: StageMetrics::new(name, Recorder::default()),
+        metrics: StageMetrics::new(name, None, Recorder::default()),
         recorder: Recorder::default(),
         outbound: kinds.map(edge).into(),
         inbound: Arc::new(inbound),

@@ -14,6 +14,8 @@ use omni_transfer::link::Control;
 pub struct Setup {
     /// Which stage.
     pub stage: StageName,
+    /// Which replica of it; 0 where there is one.
+    pub replica: u8,
     /// As the parent resolved it, overrides included.
     pub config: Config,
     /// What it serves.

@@ -263,7 +263,7 @@ impl SupervisorState {
         myself.send_after(pause, || Message::Start);
         let reason = format!("there is no room for its process now: {error}; it is tried again");
         if self.waits.is_power_of_two() {
-            tracing::error!(stage = %self.handle.name(), tries = self.waits, reason, "stage process not started");
+            tracing::error!(stage = %self.handle.name(), replica = self.handle.replica(), tries = self.waits, reason, "stage process not started");
         }
         self.handle.update(|status| status.last_reason = Some(reason));
     }
@@ -322,7 +322,7 @@ impl SupervisorState {
         self.handle.update(|status| status.generation = Generation(before.0 + 1));
         self.setup.metrics.generation.set(f64::from(before.0 + 1));
         self.handle.set_remote(Some(Arc::clone(&remote)));
-        tracing::info!(stage = %self.handle.name(), pid = process.pid, "stage process started");
+        tracing::info!(stage = %self.handle.name(), replica = self.handle.replica(), pid = process.pid, "stage process started");
         self.watchdog.begin();
         let (begun, waits) = (Instant::now(), Waits::of(process.pid));
         self.current =
@@ -402,7 +402,7 @@ impl SupervisorState {
             self.setup.reports.stage_given_up(self.handle.name(), &reason);
         }
         // What is lost is told to those who act on it before it is told to people.
-        tracing::error!(stage = %self.handle.name(), reason, ?verdict, "stage failed");
+        tracing::error!(stage = %self.handle.name(), replica = self.handle.replica(), reason, ?verdict, "stage failed");
         verdict
     }
 
@@ -435,7 +435,7 @@ impl SupervisorState {
         running.tracing.abort();
         running.drilling.abort();
         let how = running.process.kill().await;
-        tracing::info!(stage = %self.handle.name(), pid = running.process.pid, how, "stage process gone");
+        tracing::info!(stage = %self.handle.name(), replica = self.handle.replica(), pid = running.process.pid, how, "stage process gone");
     }
 }
 

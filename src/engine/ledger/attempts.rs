@@ -13,7 +13,7 @@ impl Ledger {
     /// Admits the sequence of a request to a stage that is up, with its input so far.
     pub(super) fn admit(&self, state: &mut State, request: RequestId, stage: StageName) {
         // One that is paused is admitted when it goes on.
-        if !state.up[stage as usize] || state.open.get(&request).is_some_and(Open::is_paused) {
+        if !state.seats[stage as usize].is_up() || state.open.get(&request).is_some_and(Open::is_paused) {
             return;
         }
         if !state.suspects[stage as usize].may_enter(request) {
@@ -37,20 +37,27 @@ impl Ledger {
             }
         };
         let Readmission { admission, input } = readmission;
-        let Some(handle) = self.stages.get(stage) else { return };
+        let Some(seat) = state.seats[stage as usize].take(request) else { return };
         // A stage that has just gone down drops this; it is admitted again when the stage is up.
-        handle.admit(admission);
+        self.stages.replicas(stage)[seat].admit(admission);
         for payload in input {
-            if let Err(error) = self.put(stage, payload) {
+            if let Err(error) = self.put(stage, seat, payload) {
                 self.sequence_lost(state, request, stage, error.to_string());
                 return;
             }
         }
     }
 
-    pub(super) fn put(&self, stage: StageName, payload: Payload) -> Result<(), TransportError> {
+    /// Frees the sequence of a request in a stage, if there is one.
+    pub(super) fn abort(&self, state: &mut State, request: RequestId, stage: StageName) {
+        state.seats[stage as usize].leave(request);
+        self.stages.replicas(stage).iter().for_each(|replica| replica.abort(request));
+    }
+
+    /// Puts a payload on the edge into a replica.
+    pub(super) fn put(&self, stage: StageName, replica: usize, payload: Payload) -> Result<(), TransportError> {
         let place = self.stages.iter().position(|handle| handle.name() == stage);
-        let edge = place.and_then(|at| self.into.get()?.get(at));
+        let edge = place.and_then(|first| self.into.get()?.get(first + replica));
         edge.map_or(Ok(()), |edge| edge.put(payload))
     }
 

@@ -10,9 +10,15 @@ use omni_telemetry::request_guilty;
 use std::hash::{DefaultHasher, Hasher};
 
 impl Ledger {
-    /// Finds out what a failure of a stage, which is down now, means for its requests; ends the one that is guilty.
-    /// Returns how the failure counts against the stage.
-    pub(super) fn blame(&self, state: &mut State, stage: StageName, failure: &StageFailure) -> Attribution {
+    /// Finds out what a failure of a replica of a stage, which is down now and had the sequences of these requests, means
+    /// for them; ends the one that is guilty. Returns how the failure counts against the stage.
+    pub(super) fn blame(
+        &self,
+        state: &mut State,
+        stage: StageName,
+        failure: &StageFailure,
+        lost: &[RequestId],
+    ) -> Attribution {
         let StageFailure { reason, in_hands, slow, .. } = failure;
         let gone = |request: &RequestId| !state.open.contains_key(request);
         let had_it = |request: RequestId, unit: Option<u32>| {
@@ -25,14 +31,13 @@ impl Ledger {
         };
         let concerned: Vec<Concerned> = match in_hands {
             InHands::These(these) => these.iter().filter_map(|(request, unit)| had_it(*request, *unit)).collect(),
-            InHands::All => {
-                let holds = state.open.iter().filter(|(_, open)| !open.is_paused());
-                holds.filter_map(|(request, _)| had_it(*request, None)).collect()
-            }
+            InHands::All => lost.iter().filter_map(|request| had_it(*request, None)).collect(),
         };
         let left: Vec<RequestId> = concerned.iter().map(|one| one.request).filter(gone).collect();
         let suspects = &mut state.suspects[stage as usize];
-        let Judgement { guilty, attribution } = suspects.failed(&concerned, (!slow).then(|| cause(reason)));
+        let seats = &state.seats[stage as usize];
+        let Judgement { guilty, attribution } =
+            suspects.failed_beside(&concerned, (!slow).then(|| cause(reason)), |request| seats.of(request).is_some());
         left.into_iter().for_each(|request| suspects.gone(request));
         if let Some((request, times)) = guilty {
             tracing::warn!(%request, %stage, times, reason, "the request brought the stage down each time and is ended");
@@ -45,7 +50,7 @@ impl Ledger {
 
     /// Admits suspects that had to wait for others.
     pub(super) fn let_in(&self, state: &mut State, stage: StageName) {
-        while state.up[stage as usize]
+        while state.seats[stage as usize].is_up()
             && let Some(request) = state.suspects[stage as usize].next_to_enter()
         {
             self.admit(state, request, stage);

@@ -14,9 +14,7 @@ const ENDED: usize = 64;
 impl Ledger {
     /// Frees the sequence of a stage that has not noticed that its output is over. Those before it need not wait for it.
     pub(super) fn cut_short(&self, state: &mut State, request: RequestId, stage: StageName) {
-        if let Some(handle) = self.stages.get(stage) {
-            handle.abort(request);
-        }
+        self.abort(state, request, stage);
         if let Some(edge) = state.open.get(&request).and_then(|open| open.journal.released_by(stage)) {
             self.ack(state, edge, vec![Ack { request, upto: RELEASED }]);
         }
@@ -37,6 +35,7 @@ impl Ledger {
                 self.stages.iter().for_each(|stage| stage.abort(request));
             }
             state.suspects.iter_mut().for_each(|suspects| suspects.gone(request));
+            state.seats.iter_mut().for_each(|seats| seats.leave(request));
             if let Some(open) = state.open.remove(&request) {
                 if state.ended.len() >= ENDED {
                     state.ended.pop_front();
@@ -44,8 +43,8 @@ impl Ledger {
                 state.ended.push_back((request, open.journal.content()));
                 if outcome == Outcome::Finished {
                     // What a stage still makes is not needed, and no consumer is left that would take it over.
-                    let left = open.journal.unfinished().filter_map(|stage| self.stages.get(stage));
-                    left.for_each(|stage| stage.abort(request));
+                    let left = open.journal.unfinished().flat_map(|stage| self.stages.replicas(stage));
+                    left.for_each(|replica| replica.abort(request));
                 }
                 open.client.end(last, outcome);
             }

@@ -4,7 +4,7 @@
 
 use super::{Ledger, State};
 use crate::journal::Edge;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_stage::AckSink;
 use std::ops::{Deref, DerefMut};
@@ -15,9 +15,9 @@ pub(super) enum Post {
     /// A stage acknowledged units of its input.
     Acked(StageName, Vec<Ack>),
     /// A sequence cannot go on in this attempt.
-    SequenceFailed(RequestId, StageName, String),
+    SequenceFailed(Replica, RequestId, String),
     /// Input of an attempt, from this unit on, did not get over its edge.
-    InputLost(RequestId, StageName, Attempt, Seq),
+    InputLost(Replica, RequestId, Attempt, Seq),
 }
 
 /// A state behind a lock, and the posts to carry out as soon as the lock is free.
@@ -108,10 +108,14 @@ impl Ledger {
     fn carry_post(&self, state: &mut State, post: Post) {
         match post {
             Post::Acked(stage, acks) => self.used(state, stage, acks),
-            Post::SequenceFailed(request, stage, reason) => self.sequence_lost(state, request, stage, reason),
-            Post::InputLost(request, stage, attempt, unit) => {
-                Ledger::input_lost(self, state, request, stage, attempt, unit);
+            // What a replica says of a sequence that another one has by now concerns nobody.
+            Post::SequenceFailed(replica, request, reason) if state.has(replica, request) => {
+                self.sequence_lost(state, request, replica.stage, reason);
             }
+            Post::InputLost(replica, request, attempt, unit) if state.has(replica, request) => {
+                self.input_lost(state, request, replica.stage, attempt, unit);
+            }
+            Post::SequenceFailed(..) | Post::InputLost(..) => {}
         }
     }
 
@@ -137,13 +141,11 @@ impl Ledger {
 
     /// Gives the encoder more of a request's media, as far as it has come.
     fn feed(&self, state: &mut State, request: RequestId) {
-        if !state.up[StageName::Encoder as usize] {
-            // It gets its input when it is admitted again.
-            return;
-        }
+        // One without a seat gets its input when it is admitted again.
+        let Some(seat) = state.seats[StageName::Encoder as usize].of(request) else { return };
         let Some(open) = state.open.get_mut(&request).filter(|open| !open.is_paused()) else { return };
         for payload in open.journal.feed() {
-            if let Err(error) = self.put(StageName::Encoder, payload) {
+            if let Err(error) = self.put(StageName::Encoder, seat, payload) {
                 return self.sequence_lost(state, request, StageName::Encoder, error.to_string());
             }
         }
@@ -155,9 +157,19 @@ impl Ledger {
             let open = state.open.get_mut(&ack.request);
             open.map(|open| open.journal.acked(edge, ack.upto)).is_some()
         });
-        let producer = edge.producer().and_then(|producer| self.stages.get(producer));
-        if let Some(stage) = producer.filter(|_| !acks.is_empty()) {
-            stage.acked(&acks);
+        let Some(producer) = edge.producer().filter(|_| !acks.is_empty()) else { return };
+        match self.stages.replicas(producer) {
+            [only] => only.acked(&acks),
+            replicas => {
+                let seats = &state.seats[producer as usize];
+                for (number, replica) in replicas.iter().enumerate() {
+                    let its = |ack: &&Ack| seats.of(ack.request) == Some(number);
+                    let its: Vec<Ack> = acks.iter().filter(its).copied().collect();
+                    if !its.is_empty() {
+                        replica.acked(&its);
+                    }
+                }
+            }
         }
     }
 }

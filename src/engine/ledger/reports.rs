@@ -1,9 +1,9 @@
 //! What the stages report to the ledger, and what they send through it.
 
-use super::Ledger;
 use super::posts::Post;
+use super::{Ledger, State};
 use crate::journal::Edge;
-use omni_core::ids::{Attempt, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::Attribution;
 use omni_stage::{RELEASED, StageFailure, StageReports};
@@ -11,46 +11,93 @@ use omni_transfer::payload::{Kind, Payload};
 use omni_transfer::transport::{PayloadSender, TransportError};
 use std::sync::Arc;
 
-impl StageReports for Ledger {
-    fn sequence_failed(&self, request: RequestId, stage: StageName, reason: String) {
-        self.post(Post::SequenceFailed(request, stage, reason));
+impl Ledger {
+    /// The sequence of a request cannot go on in a replica. Never waits.
+    pub fn sequence_failed(&self, replica: Replica, request: RequestId, reason: String) {
+        self.post(Post::SequenceFailed(replica, request, reason));
     }
 
-    fn input_lost(&self, request: RequestId, stage: StageName, attempt: Attempt, unit: Seq) {
-        self.post(Post::InputLost(request, stage, attempt, unit));
-    }
-
-    fn stage_up(&self, stage: StageName) {
+    fn stage_up(&self, replica: Replica) {
+        let Replica { stage, number } = replica;
         let mut state = self.lock();
-        state.up[stage as usize] = true;
-        let mut waiting: Vec<_> =
-            state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request).collect();
+        state.seats[stage as usize].up(number.into());
+        let unfinished =
+            state.open.iter().filter(|(_, open)| !open.journal.is_done(stage)).map(|(request, _)| *request);
+        let waiting = unfinished.filter(|request| state.seats[stage as usize].of(*request).is_none()).collect();
+        self.go_on(&mut state, stage, waiting);
+    }
+
+    fn stage_down(&self, replica: Replica, failure: &StageFailure) -> Attribution {
+        let Replica { stage, number } = replica;
+        let mut state = self.lock();
+        let lost = state.seats[stage as usize].down(number.into());
+        let Attribution { number: failed, counts, excused } = self.blame(&mut state, stage, failure, &lost);
+        let excuses = &mut state.excuses[stage as usize];
+        excuses.iter_mut().for_each(|excuses| excuses.extend(&excused));
+        let excused = std::mem::take(&mut excuses[usize::from(number)]);
+        if state.seats[stage as usize].is_up() {
+            // Other replicas have them at once.
+            self.go_on(&mut state, stage, lost);
+            self.let_in(&mut state, stage);
+        }
+        Attribution { number: failed, counts, excused }
+    }
+
+    fn stage_given_up(&self, replica: Replica, reason: &str) {
+        let stage = replica.stage;
+        if !self.stages.is_given_up(stage) {
+            tracing::error!(%stage, replica = replica.number, reason, "given up; the stage's other replicas go on");
+            return;
+        }
+        let mut state = self.lock();
+        let effects = state.core.stage_lost(stage, reason);
+        self.carry_out(&mut state, effects);
+    }
+
+    /// Gives a stage the sequences that none of its replicas has.
+    fn go_on(&self, state: &mut State, stage: StageName, mut waiting: Vec<RequestId>) {
         // Those that are least likely to bring it down again get through first.
         waiting.sort_by_key(|request| state.suspects[stage as usize].failures_of(*request));
         // A stage may die between its last payload and the news that it needs no more input.
         let released =
             state.open.iter().filter_map(|(request, open)| Some((open.journal.released_by(stage)?, *request)));
         for (edge, request) in released.collect::<Vec<_>>() {
-            self.ack(&mut state, edge, vec![Ack { request, upto: RELEASED }]);
+            self.ack(state, edge, vec![Ack { request, upto: RELEASED }]);
         }
         if !waiting.is_empty() {
             tracing::info!(%stage, requests = waiting.len(), "the stage goes on with its requests");
         }
         for request in waiting {
-            self.admit(&mut state, request, stage);
+            self.admit(state, request, stage);
         }
     }
+}
 
-    fn stage_down(&self, stage: StageName, failure: &StageFailure) -> Attribution {
-        let mut state = self.lock();
-        state.up[stage as usize] = false;
-        self.blame(&mut state, stage, failure)
+/// What a replica reports to the ledger.
+pub(crate) struct Reports {
+    pub ledger: Arc<Ledger>,
+    pub replica: Replica,
+}
+
+impl StageReports for Reports {
+    fn sequence_failed(&self, request: RequestId, _: StageName, reason: String) {
+        self.ledger.sequence_failed(self.replica, request, reason);
     }
 
-    fn stage_given_up(&self, stage: StageName, reason: &str) {
-        let mut state = self.lock();
-        let effects = state.core.stage_lost(stage, reason);
-        self.carry_out(&mut state, effects);
+    fn input_lost(&self, request: RequestId, _: StageName, attempt: Attempt, unit: Seq) {
+        self.ledger.post(Post::InputLost(self.replica, request, attempt, unit));
+    }
+
+    fn stage_up(&self, _: StageName) {
+        self.ledger.stage_up(self.replica);
+    }
+
+    fn stage_down(&self, _: StageName, failure: &StageFailure) -> Attribution {
+        self.ledger.stage_down(self.replica, failure)
+    }
+
+    fn stage_given_up(&self, _: StageName, reason: &str) {
+        self.ledger.stage_given_up(self.replica, reason);
     }
 }
 

@@ -9,14 +9,20 @@ use omni_telemetry::trace::Recorder;
 /// The name of the first request of a ledger.
 const REQUEST: RequestId = RequestId(1);
 
+/// What the only replica of a stage reports to.
+fn reports(ledger: &Arc<Ledger>, stage: StageName) -> Reports {
+    Reports { ledger: Arc::clone(ledger), replica: stage.into() }
+}
+
 /// A ledger of three stages that take sequences, and a spoken answer that it has accepted.
 fn answered() -> (Arc<Ledger>, ResponseStream) {
     let limits =
         LedgerLimits { request_timeout: Duration::from_secs(60), stalled_client_timeout: Duration::from_secs(10) };
     let metrics = RequestMetrics::new(Recorder::default());
-    let ledger = Ledger::new(limits, Stages::new(&StageName::OF_TEXT), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
+    let ledger =
+        Ledger::new(limits, Stages::new(&StageName::OF_TEXT, |_| 1), GROUPS, UNIT, metrics, FaultPlan::new(&[]));
     let ledger = Arc::new(ledger);
-    StageName::OF_TEXT.into_iter().for_each(|stage| ledger.stage_up(stage));
+    StageName::OF_TEXT.into_iter().for_each(|stage| reports(&ledger, stage).stage_up(stage));
     let plan = RequestPlan {
         owed: Owed { text: true, audio: true },
         seed: 1,
@@ -43,9 +49,9 @@ fn talks(ledger: &Ledger) -> (u32, Attempt) {
 
 #[test]
 fn a_sequence_that_is_lost_after_its_stage_has_finished_releases_the_stage_before() {
-    type Loss = fn(&Ledger, Attempt);
-    let fails: Loss = |ledger, _| ledger.sequence_failed(REQUEST, StageName::Talker, "a number that is none".into());
-    let starves: Loss = |ledger, at| StageReports::input_lost(ledger, REQUEST, StageName::Talker, at, Seq(0));
+    type Loss = fn(&Reports, Attempt);
+    let fails: Loss = |talker, _| talker.sequence_failed(REQUEST, StageName::Talker, "a number that is none".into());
+    let starves: Loss = |talker, at| talker.input_lost(REQUEST, StageName::Talker, at, Seq(0));
     for loses in [fails, starves] {
         let (ledger, _stream) = answered();
         // An attempt that another one has taken the place of has sent the end.
@@ -54,7 +60,7 @@ fn a_sequence_that_is_lost_after_its_stage_has_finished_releases_the_stage_befor
         LedgerSink(Arc::clone(&ledger)).put(payload).unwrap();
         let (acked, attempt) = talks(&ledger);
         assert_eq!(acked, 0);
-        loses(&ledger, attempt);
+        loses(&reports(&ledger, StageName::Talker), attempt);
         assert_eq!(talks(&ledger).0, RELEASED, "the thinker must not wait for a talker that will take nothing over");
     }
 }

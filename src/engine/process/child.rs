@@ -8,7 +8,7 @@ use super::super::journal::Edge;
 use super::super::setup::{StageMaker, Wiring, edge_capacity};
 use super::super::{Kept, StartError};
 use futures::future::BoxFuture;
-use omni_core::ids::{Attempt, Generation, RequestId, Seq, StageName};
+use omni_core::ids::{Attempt, Generation, Replica, RequestId, Seq, StageName};
 use omni_core::scheduler::Ack;
 use omni_core::suspects::Attribution;
 use omni_fault::FaultPlan;
@@ -164,7 +164,11 @@ async fn run(
         session: Mutex::default(),
         beat: setup.config.supervision.watchdog / 4,
     };
-    let started = actors::start(maker.stage(name, wiring), Arc::clone(&child.handle)).await;
+    let started = actors::start(
+        maker.stage(Replica { stage: name, number: setup.replica }, false, wiring),
+        Arc::clone(&child.handle),
+    )
+    .await;
     started.map_err(|error| failed(StartError::Stage(name, error.to_string())))?;
     tokio::select! {
         ended = child.listen(from) => ended?,

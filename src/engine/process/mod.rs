@@ -13,7 +13,7 @@ use omni_fault::PlanState;
 use omni_model::checkpoint::Checkpoint;
 use omni_stage::process::ProcessSetup;
 use omni_stage::process::message::Setup;
-use omni_stage::{AckSink, StageReports};
+use omni_stage::{AckSink, StageHandle, StageReports};
 use omni_telemetry::SupervisionMetrics;
 use omni_transfer::payload::Kind;
 use omni_transfer::transport::PayloadSender;
@@ -36,7 +36,7 @@ pub(super) fn binary() -> Option<PathBuf> {
 
 /// Everything about a stage process that outlives its children.
 pub(super) fn setup(
-    name: StageName,
+    handle: &StageHandle,
     checkpoint: &Checkpoint,
     config: &Config,
     maker: &StageMaker,
@@ -47,12 +47,13 @@ pub(super) fn setup(
     let Some(binary) = BINARY.get() else {
         let reason = "\"process\" needs the omni-actors program; a program that links the library tells where it is with \
                       engine::process::set_binary";
-        return Err(StartError::Config(format!("stages.{name}.placement: {reason}")));
+        return Err(StartError::Config(format!("stages.{}.placement: {reason}", handle.name())));
     };
     Ok(ProcessSetup {
         binary: binary.clone(),
         setup: Setup {
-            stage: name,
+            stage: handle.name(),
+            replica: handle.place().number,
             config: config.clone(),
             checkpoint: checkpoint.origin().clone(),
             generation: Generation(0),
@@ -62,7 +63,7 @@ pub(super) fn setup(
         restart: restart_limits(config),
         watchdog: config.supervision.watchdog,
         faults: maker.faults.clone(),
-        metrics: SupervisionMetrics::new(name),
+        metrics: SupervisionMetrics::new(handle.name(), handle.replica()),
         recorder: maker.recorder.clone(),
         // The text of a client, the window of the stage before: whichever is more.
         capacity: StageName::ALL.map(|from| edge_capacity(config, from)).into_iter().max().unwrap_or_default(),

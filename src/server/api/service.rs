@@ -198,6 +198,9 @@ pub(crate) struct Admission {
 pub(crate) struct Stage<'a> {
     /// `thinker`, `talker` or `vocoder`.
     pub name: &'static str,
+    /// Which replica of it, where it has several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replica: Option<usize>,
     pub state: State,
     /// Unix seconds: since when it has been in this state.
     pub since: u64,
@@ -234,6 +237,7 @@ impl<'a> From<&'a StageHealth> for Stage<'a> {
     fn from(stage: &'a StageHealth) -> Stage<'a> {
         Stage {
             name: stage.name.as_str(),
+            replica: stage.replica,
             state: match stage.state {
                 StageState::Starting => State::Starting,
                 StageState::Running => State::Running,

@@ -50,7 +50,7 @@ fn record_one_of_each() {
     admission.ended("yielded");
     admission.paused(1);
     for name in StageName::ALL {
-        let stage = StageMetrics::new(name, Recorder::default());
+        let stage = StageMetrics::new(name, None, Recorder::default());
         stage.steps.increment(1);
         stage.units.increment(1);
         stage.stale_outcomes.increment(1);

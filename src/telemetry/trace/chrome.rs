@@ -5,11 +5,11 @@
 
 use super::flows::{Arrow, arrows};
 use super::layout::{Slice, slices};
-use super::record::{Component, Record, Track, What};
+use super::record::{Component, Record, What};
 use super::recorder::Trace;
 use super::requests::{Life, lives};
 use super::steps::Summary;
-use omni_core::ids::{RequestId, StageName};
+use omni_core::ids::{Replica, RequestId, StageName};
 use serde_json::{Map, Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write};
@@ -18,8 +18,15 @@ use std::time::Duration;
 /// The number of the requests' process; stages follow.
 const REQUESTS: u32 = 1;
 
-fn process(stage: StageName) -> u32 {
-    REQUESTS + 1 + stage as u32
+fn process(place: Replica) -> u32 {
+    REQUESTS + 1 + place.stage as u32 + u32::from(place.number) * StageName::ALL.len() as u32
+}
+
+fn name(place: Replica) -> String {
+    match place.number {
+        0 => place.stage.to_string(),
+        number => format!("{} {number}", place.stage),
+    }
 }
 
 fn thread(component: Component) -> u32 {
@@ -101,19 +108,19 @@ impl<W: Write> File<'_, W> {
     /// The names of processes and tracks, and their order from top to bottom.
     fn names(&mut self, slices: &[Slice]) -> io::Result<()> {
         self.process(REQUESTS, "requests", None)?;
-        let stages: BTreeSet<_> = slices.iter().map(|slice| slice.stage).collect();
-        let mut own: BTreeMap<StageName, BTreeSet<u32>> = BTreeMap::new();
+        let places: BTreeSet<_> = slices.iter().map(|slice| slice.place).collect();
+        let mut own: BTreeMap<Replica, BTreeSet<u32>> = BTreeMap::new();
         for record in &self.trace.records {
-            if let Track::Stage { stage, .. } = record.track {
-                own.entry(stage).or_default().insert(record.process);
+            if let Some(place) = record.track.place() {
+                own.entry(place).or_default().insert(record.process);
             }
         }
-        for stage in stages {
-            let numbers: Vec<_> = own.get(&stage).into_iter().flatten().map(|id| format!("process {id}")).collect();
-            self.process(process(stage), stage.as_str(), Some(numbers.join(", ")))?;
+        for place in places {
+            let numbers: Vec<_> = own.get(&place).into_iter().flatten().map(|id| format!("process {id}")).collect();
+            self.process(process(place), &name(place), Some(numbers.join(", ")))?;
             // All of them, empty or not, so that every trace has the same picture.
             for component in Component::ALL {
-                self.thread(process(stage), thread(component), component.as_str())?;
+                self.thread(process(place), thread(component), component.as_str())?;
             }
         }
         Ok(())
@@ -137,7 +144,7 @@ impl<W: Write> File<'_, W> {
     }
 
     fn slice(&mut self, slice: &Slice) -> io::Result<()> {
-        let (pid, tid) = (process(slice.stage), thread(slice.component));
+        let (pid, tid) = (process(slice.place), thread(slice.component));
         let event = self.complete(pid, tid, &slice.name, slice.category, (slice.began, slice.ended), &slice.args);
         self.event(&event)
     }
@@ -176,7 +183,7 @@ impl<W: Write> File<'_, W> {
             };
             let mut event = json!({
                 "ph": kind, "id": id, "name": arrow.name, "cat": "flow",
-                "pid": process(slice.stage), "tid": thread(slice.component), "ts": self.micros(at),
+                "pid": process(slice.place), "tid": thread(slice.component), "ts": self.micros(at),
             });
             if i == last {
                 event["bp"] = "e".into();
@@ -212,11 +219,11 @@ impl<W: Write> File<'_, W> {
     }
 
     fn counters(&mut self, record: &Record) -> io::Result<()> {
-        let Track::Stage { stage, .. } = record.track else { return Ok(()) };
+        let Some(place) = record.track.place() else { return Ok(()) };
         let mut count = |name: &str, value: u32| {
             let ts = self.micros(record.began);
             self.event(&json!({
-                "ph": "C", "name": name, "pid": process(stage), "ts": ts, "args": { "value": value },
+                "ph": "C", "name": name, "pid": process(place), "ts": ts, "args": { "value": value },
             }))
         };
         match &record.what {

@@ -6,7 +6,7 @@
 //! | `payload` | the step that made it | packager, both connectors | the next stage's launch thread, or the client's edge |
 
 use super::layout::{About, Slice, to_client};
-use omni_core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
+use omni_core::ids::{Generation, PayloadKind, Replica, RequestId, Seq, StepId};
 use std::collections::HashMap;
 
 /// An arrow over two slices or more, in the order of time.
@@ -17,7 +17,7 @@ pub(super) struct Arrow {
     pub over: Vec<usize>,
 }
 
-type Step = (StageName, Generation, StepId);
+type Step = (Replica, Generation, StepId);
 type Piece = (RequestId, PayloadKind, Seq);
 
 /// Where the parts of arrows are.
@@ -47,7 +47,7 @@ impl Places {
     fn of(slices: &[Slice]) -> Places {
         let mut places = Places::default();
         for (at, slice) in slices.iter().enumerate() {
-            let step = |step| (slice.stage, slice.generation, step);
+            let step = |step| (slice.place, slice.generation, step);
             match slice.about {
                 About::Ran(of) => places.ran.insert(step(of), at),
                 About::Sampled(of) => places.sampled.insert(step(of), at),
@@ -69,7 +69,7 @@ impl Places {
     /// The arrow to the launch of a step that was planned when another one returned.
     fn token(&self, slice: &Slice) -> Option<Arrow> {
         let About::Planned { step, after: Some(after) } = slice.about else { return None };
-        let (of, to) = ((slice.stage, slice.generation, after), (slice.stage, slice.generation, step));
+        let (of, to) = ((slice.place, slice.generation, after), (slice.place, slice.generation, step));
         let over = [&self.sampled, &self.returned].into_iter().filter_map(|place| place.get(&of));
         let over = self.ran.get(&of).into_iter().chain(over).copied();
         Arrow::over("token", over, *self.launched.get(&to)?)

@@ -3,13 +3,13 @@
 //! the earlier one ends, and keeps its measured length in its arguments.
 
 use super::record::{Chunk, Component, Ran, Record, Track, What};
-use omni_core::ids::{Generation, PayloadKind, StageName, StepId};
+use omni_core::ids::{Generation, PayloadKind, Replica, StepId};
 use serde_json::{Map, Value, json};
 
 /// A box in a track; times in nanoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Slice {
-    pub stage: StageName,
+    pub place: Replica,
     pub generation: Generation,
     pub component: Component,
     pub name: String,
@@ -39,13 +39,13 @@ pub(super) enum About {
 /// The slices of all stages, track by track, each track by time and the outer before the inner.
 pub(super) fn slices(records: &[Record]) -> Vec<Slice> {
     let mut slices: Vec<Slice> = records.iter().filter_map(slice).collect();
-    slices.sort_by_key(|slice| (slice.stage, slice.component, slice.began, std::cmp::Reverse(slice.ended)));
-    for track in slices.chunk_by_mut(|a, b| (a.stage, a.component) == (b.stage, b.component)) {
+    slices.sort_by_key(|slice| (slice.place, slice.component, slice.began, std::cmp::Reverse(slice.ended)));
+    for track in slices.chunk_by_mut(|a, b| (a.place, a.component) == (b.place, b.component)) {
         untangle(track);
     }
     let inner = slices.iter().flat_map(phases).collect::<Vec<_>>();
     slices.extend(inner);
-    slices.sort_by_key(|slice| (slice.stage, slice.component, slice.began, std::cmp::Reverse(slice.ended)));
+    slices.sort_by_key(|slice| (slice.place, slice.component, slice.began, std::cmp::Reverse(slice.ended)));
     slices
 }
 
@@ -98,7 +98,7 @@ fn phases(slice: &Slice) -> Vec<Slice> {
 }
 
 fn slice(record: &Record) -> Option<Slice> {
-    let Track::Stage { stage, generation, component } = record.track else { return None };
+    let Track::Stage { stage, replica, generation, component } = record.track else { return None };
     let (name, category, args, about) = match &record.what {
         What::Returned(step) => {
             (format!("seen {}", step.0), "scheduler", json!({ "step": step.0 }), About::Returned(*step))
@@ -136,7 +136,8 @@ fn slice(record: &Record) -> Option<Slice> {
     };
     let args = if let Value::Object(args) = args { args } else { Map::new() };
     let Record { began, ended, .. } = *record;
-    Some(Slice { stage, generation, component, name, category, began, ended, args, about })
+    let place = Replica { stage, number: replica };
+    Some(Slice { place, generation, component, name, category, began, ended, args, about })
 }
 
 fn chunk_name(verb: &str, chunk: &Chunk) -> String {
@@ -180,6 +181,7 @@ pub(super) fn to_client(kind: PayloadKind) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use omni_core::ids::StageName;
     use proptest::prelude::*;
 
     fn read(step: u64, began: u64, ended: u64) -> Record {

@@ -31,7 +31,7 @@ pub use recorder::{CAPACITY, Recorder, Session, Trace, TrackWriter};
 pub use steps::{StepTimes, Summary};
 
 use super::{Direction, Queue, clock};
-use omni_core::ids::{Generation, RequestId, StageName};
+use omni_core::ids::{Generation, Replica, RequestId, StageName};
 use std::time::{Duration, Instant};
 
 /// When something begins that may be recorded: `None` while no session listens to any engine of this process.
@@ -75,12 +75,12 @@ impl Recorder {
         }
     }
 
-    /// Records how many messages wait in a queue of a stage.
-    pub fn queued(&self, stage: StageName, queue: Queue, depth: usize) {
+    /// Records how many messages wait in a queue of a replica of a stage.
+    pub fn queued(&self, replica: Replica, queue: Queue, depth: usize) {
         if self.on() {
             let now = clock::now();
-            // Counters belong to the stage as a whole, whatever its generation.
-            let to = self.writer(Track::of(stage, Generation(0), Component::Scheduler));
+            // Counters belong to the replica as a whole, whatever its generation.
+            let to = self.writer(Track::of(replica, Generation(0), Component::Scheduler));
             to.push(now, now, What::Queued(queue, depth as u32));
         }
     }

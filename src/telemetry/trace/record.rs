@@ -2,7 +2,7 @@
 
 use crate::{Direction, Outcome, Phase, Phases, Queue, RequestKind};
 use bincode::{Decode, Encode};
-use omni_core::ids::{Generation, PayloadKind, RequestId, Seq, StageName, StepId};
+use omni_core::ids::{Generation, PayloadKind, Replica, RequestId, Seq, StageName, StepId};
 use std::time::Duration;
 
 /// Something that happened somewhere at some time.
@@ -27,7 +27,9 @@ pub enum Track {
     Stage {
         /// Which stage.
         stage: StageName,
-        /// Its generation: each counts its steps from 0.
+        /// Which replica of it.
+        replica: u8,
+        /// The replica's generation: each counts its steps from 0.
         generation: Generation,
         /// Which part.
         component: Component,
@@ -38,8 +40,17 @@ pub enum Track {
 
 impl Track {
     /// A part of a stage.
-    pub fn of(stage: StageName, generation: Generation, component: Component) -> Track {
-        Track::Stage { stage, generation, component }
+    pub fn of(replica: impl Into<Replica>, generation: Generation, component: Component) -> Track {
+        let Replica { stage, number } = replica.into();
+        Track::Stage { stage, replica: number, generation, component }
+    }
+
+    /// The replica in which it happened.
+    pub fn place(&self) -> Option<Replica> {
+        match *self {
+            Track::Stage { stage, replica, .. } => Some(Replica { stage, number: replica }),
+            Track::Request(_) => None,
+        }
     }
 }
 

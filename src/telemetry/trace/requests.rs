@@ -30,8 +30,8 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
     let mut launches = BTreeMap::new();
     for record in records {
         match (&record.what, record.track) {
-            (What::Launched { step, .. }, Track::Stage { stage, generation, .. }) => {
-                launches.insert((stage, generation, *step), record.began);
+            (What::Launched { step, .. }, Track::Stage { stage, replica, generation, .. }) => {
+                launches.insert((stage, replica, generation, *step), record.began);
             }
             (What::InputPushed(chunk), _) => {
                 life(&mut lives, chunk.request, record).input.get_or_insert(record.began);
@@ -41,8 +41,8 @@ pub(super) fn lives(records: &[Record]) -> Vec<(RequestId, Life)> {
     }
     for record in records {
         match (&record.what, record.track) {
-            (What::Ran(ran), Track::Stage { stage, generation, .. }) => {
-                let launched = launches.get(&(stage, generation, ran.step)).copied().unwrap_or(record.began);
+            (What::Ran(ran), Track::Stage { stage, replica, generation, .. }) => {
+                let launched = launches.get(&(stage, replica, generation, ran.step)).copied().unwrap_or(record.began);
                 for sequence in &ran.sequences {
                     let life = life(&mut lives, sequence.request, record);
                     life.launched = Some(life.launched.map_or(launched, |before| before.min(launched)));

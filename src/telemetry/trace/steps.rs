@@ -2,7 +2,7 @@
 
 use super::record::{Ran, Record, Track, What};
 use super::recorder::Trace;
-use omni_core::ids::{Generation, StageName, StepId};
+use omni_core::ids::{Generation, Replica, StageName, StepId};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
@@ -34,11 +34,11 @@ pub struct StepTimes {
     pub sent: Option<u64>,
 }
 
-/// Steps by stage, generation and number.
-pub type Steps = BTreeMap<(StageName, Generation, StepId), StepTimes>;
+/// Steps by replica, generation and number.
+pub type Steps = BTreeMap<(Replica, Generation, StepId), StepTimes>;
 
 impl Trace {
-    /// Every step of which something was recorded, by stage, generation and number.
+    /// Every step of which something was recorded, by replica, generation and number.
     pub fn steps(&self) -> Steps {
         steps(&self.records)
     }
@@ -48,22 +48,23 @@ pub(super) fn steps(records: &[Record]) -> Steps {
     let mut steps = Steps::new();
     // Which step is the last in a payload: the packager knows, the connector need not.
     let packed = records.iter().filter_map(|record| match (&record.what, record.track) {
-        (What::Packed(chunk), Track::Stage { stage, .. }) => Some(((stage, chunk.piece()), chunk.step?)),
+        (What::Packed(chunk), track) => Some(((track.place()?, chunk.piece()), chunk.step?)),
         _ => None,
     });
     let packed: HashMap<_, _> = packed.collect();
     for record in records {
-        let Track::Stage { stage, generation, .. } = record.track else { continue };
+        let Track::Stage { stage, replica, generation, .. } = record.track else { continue };
+        let place = Replica { stage, number: replica };
         let step = match &record.what {
             What::Planned { step, .. } | What::Launched { step, .. } | What::Returned(step) => *step,
             What::Ran(ran) => ran.step,
-            What::Put(chunk) => match packed.get(&(stage, chunk.piece())) {
+            What::Put(chunk) => match packed.get(&(place, chunk.piece())) {
                 Some(step) => *step,
                 None => continue,
             },
             _ => continue,
         };
-        let times = steps.entry((stage, generation, step)).or_default();
+        let times = steps.entry((place, generation, step)).or_default();
         match &record.what {
             What::Planned { sequences, after, .. } => {
                 (times.sequences, times.planned, times.after) = (*sequences, Some(record.ended), *after);
@@ -113,12 +114,12 @@ impl Summary {
     }
 
     fn stage(stage: StageName, steps: &Steps) -> Option<Summary> {
-        let own: Vec<_> = steps.iter().filter(|((of, ..), step)| *of == stage && step.ran.is_some()).collect();
+        let own: Vec<_> = steps.iter().filter(|((of, ..), step)| of.stage == stage && step.ran.is_some()).collect();
         let (mut cadence, mut bubbles, mut aheads, mut early) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for ((_, generation, number), step) in &own {
+        for ((place, generation, number), step) in &own {
             bubbles.extend(step.bubble);
             aheads.extend(step.ahead.map(f64::from));
-            let before = number.0.checked_sub(1).and_then(|before| steps.get(&(stage, *generation, StepId(before))));
+            let before = number.0.checked_sub(1).and_then(|before| steps.get(&(*place, *generation, StepId(before))));
             let Some((_, known)) = before.and_then(|before| before.ran) else { continue };
             early.extend(step.launched.map(|(_, returned)| f64::from(u8::from(returned <= known))));
             // A pause without any sequence is no cadence.
@@ -205,7 +206,7 @@ mod tests {
             put(7, 90),
         ];
         let steps = steps(&records);
-        let step = &steps[&(StageName::Talker, Generation(1), StepId(3))];
+        let step = &steps[&(StageName::Talker.into(), Generation(1), StepId(3))];
         assert_eq!((step.planned, step.after, step.launched), (Some(10), Some(StepId(1)), Some((11, 12))));
         assert_eq!((step.ran, step.bubble, step.seen, step.sent), (Some((20, 30)), Some(4), Some(33), Some(45)));
     }

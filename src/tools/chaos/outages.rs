@@ -93,6 +93,7 @@ mod tests {
     fn talker(state: StageState, restarts: u32) -> [StageHealth; 1] {
         [StageHealth {
             name: StageName::Talker,
+            replica: None,
             state,
             since: 0,
             generation: restarts,

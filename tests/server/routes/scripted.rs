@@ -241,6 +241,7 @@ impl Service for Scripted {
     fn health(&self) -> EngineHealth {
         let stages = StageName::OF_TEXT.map(|name| StageHealth {
             name,
+            replica: None,
             state: StageState::Running,
             since: 1_700_000_000,
             generation: 1,

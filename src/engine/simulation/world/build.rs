@@ -9,7 +9,7 @@ use super::super::{Report, model};
 use super::{Event, LIFE, STALL, Stage, TICK, World};
 use crate::admission::Admissions;
 use crate::journal::Edge;
-use crate::ledger::{Acks, Ledger, LedgerSink};
+use crate::ledger::{Acks, Ledger, LedgerSink, Reports};
 use crate::simulation::listener::Woken;
 use crate::stages::Stages;
 use omni_config::{AdmissionMode, Config, LimitsConfig};
@@ -39,7 +39,7 @@ impl<'a> World<'a> {
         for script in &scenario.requests {
             book.enter(script.seed, script.lengths, script.sick);
         }
-        let handles = Stages::new(shape.names());
+        let handles = Stages::new(shape.names(), |_| 1);
         let outbox = Outbox::default();
         let windows = Arc::new(std::sync::Mutex::new(Windows::default()));
         let (leases, recorder) = (LeaseBook::default(), Recorder::default());
@@ -74,6 +74,7 @@ impl<'a> World<'a> {
             let setup = StageSetup {
                 notes: None,
                 name,
+                replica: 0,
                 scheduler: SchedulerConfig {
                     slots: shape.places as u32,
                     max_batch: of.max_batch,
@@ -93,14 +94,15 @@ impl<'a> World<'a> {
                 restart: shape.restart,
                 watchdog: shape.watchdog,
                 faults: faults.clone(),
-                metrics: StageMetrics::new(name, recorder.clone()),
+                metrics: StageMetrics::new(name, None, recorder.clone()),
                 recorder: recorder.clone(),
                 outbound: Edge::from_stage(name).map(out).collect(),
                 // Never read: the world fills the inbox.
                 inbound: Arc::new(inproc(1).1),
                 early_handoff: shape.early_handoff,
                 acks: Arc::new(CountedAcks { to: acks, windows: Arc::clone(&windows), edge }),
-                reports: Arc::clone(&ledger) as Arc<dyn StageReports>,
+                reports: Arc::new(Reports { ledger: Arc::clone(&ledger), replica: handle.place() })
+                    as Arc<dyn StageReports>,
                 leases: leases.clone(),
                 own_process: false,
             };
