@@ -5,17 +5,20 @@
 //! A job is a function of its samples and words: one whose thread died is tried once more, and a client sees nothing of
 //! the death.
 
+use crate::handle::{StageState, StageStatus};
 use futures::future::BoxFuture;
+use omni_core::ids::Generation;
 use omni_core::restart::{RestartLimits, RestartPolicy, Verdict};
 use omni_core::suspects::Attribution;
 use omni_fault::FaultSite;
 use omni_model::forced_aligner::{ForcedAligner, UnitTime};
+use omni_telemetry::AlignerMetrics;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 /// Jobs that may wait: more than there are places by default.
 const WAITING: usize = 64;
@@ -39,6 +42,8 @@ pub struct AlignerSetup {
     pub run: Box<Run>,
     /// Where a fault plan can strike.
     pub fault: FaultSite,
+    /// The metrics of the aligner.
+    pub metrics: AlignerMetrics,
 }
 
 /// A piece of speech whose words are to be found.
@@ -57,7 +62,10 @@ pub type Aligned = Result<Vec<UnitTime>, String>;
 
 /// The queue of an aligner. When the last clone is dropped, the aligner ends.
 #[derive(Clone, Debug)]
-pub struct AlignerHandle(flume::Sender<Waiting>);
+pub struct AlignerHandle {
+    jobs: flume::Sender<Waiting>,
+    status: watch::Receiver<StageStatus>,
+}
 
 #[derive(Debug)]
 struct Waiting {
@@ -73,7 +81,7 @@ impl AlignerHandle {
     /// The receiver gets why there are no times. It gets nothing when the aligner ends.
     pub fn align(&self, job: AlignJob) -> oneshot::Receiver<Aligned> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.0.try_send(Waiting { job: Arc::new(job), reply, tries: 0 });
+        let asked = self.jobs.try_send(Waiting { job: Arc::new(job), reply, tries: 0 });
         if let Err(refused) = asked {
             let reason = match &refused {
                 flume::TrySendError::Full(_) => format!("{WAITING} pieces of speech wait for the aligner already"),
@@ -82,6 +90,11 @@ impl AlignerHandle {
             let _ = refused.into_inner().reply.send(Err(reason));
         }
         answer
+    }
+
+    /// What the aligner does now.
+    pub fn status(&self) -> StageStatus {
+        self.status.borrow().clone()
     }
 }
 
@@ -92,8 +105,11 @@ impl AlignerHandle {
 pub fn start(setup: AlignerSetup) -> BoxFuture<'static, Result<AlignerHandle, SpawnErr>> {
     Box::pin(async move {
         let (send, jobs) = flume::bounded(WAITING);
-        Actor::spawn(None, AlignerSupervisor, (Arc::new(setup), jobs)).await?;
-        Ok(AlignerHandle(send))
+        let status =
+            StageStatus { state: StageState::Starting, generation: Generation(0), restarts: 0, last_reason: None };
+        let (tell, status) = watch::channel(status);
+        Actor::spawn(None, AlignerSupervisor, (Arc::new(setup), jobs, tell)).await?;
+        Ok(AlignerHandle { jobs: send, status })
     })
 }
 
@@ -118,6 +134,7 @@ struct State {
     policy: RestartPolicy,
     born: Instant,
     generation: u64,
+    status: watch::Sender<StageStatus>,
     hand: Hand,
     /// A job to try again.
     again: Option<Waiting>,
@@ -126,18 +143,18 @@ struct State {
 impl Actor for AlignerSupervisor {
     type Msg = Message;
     type State = State;
-    type Arguments = (Arc<AlignerSetup>, flume::Receiver<Waiting>);
+    type Arguments = (Arc<AlignerSetup>, flume::Receiver<Waiting>, watch::Sender<StageStatus>);
 
     async fn pre_start(
         &self,
         myself: ActorRef<Message>,
-        (setup, jobs): Self::Arguments,
+        (setup, jobs, status): Self::Arguments,
     ) -> Result<State, ActorProcessingErr> {
         myself.cast(Message::Start)?;
         myself.send_interval(LOOK.min(setup.timeout / 2), || Message::Watch);
         let policy = RestartPolicy::new(setup.restart);
         let (born, hand) = (Instant::now(), Hand::default());
-        Ok(State { setup, jobs: Some(jobs), policy, born, generation: 0, hand, again: None })
+        Ok(State { setup, jobs: Some(jobs), policy, born, generation: 0, status, hand, again: None })
     }
 
     async fn handle(
@@ -183,6 +200,11 @@ impl State {
             // An actor that ended needs no news.
             let _ = myself.cast(told);
         })?;
+        self.status.send_modify(|status| {
+            let again = status.state == StageState::Restarting;
+            (status.state, status.restarts) = (StageState::Running, status.restarts + u32::from(again));
+            status.generation = Generation(status.generation.0 + 1);
+        });
         Ok(())
     }
 
@@ -194,10 +216,16 @@ impl State {
         if let Some((waiting, _)) = lost {
             match waiting.tries < TRIES {
                 true => self.again = Some(waiting),
-                false => drop(waiting.reply.send(Err(reason.clone()))),
+                false => answer(&self.setup, waiting.reply, Err(reason.clone())),
             }
         }
-        match self.policy.failed(self.born.elapsed(), &Attribution::default()) {
+        let verdict = self.policy.failed(self.born.elapsed(), &Attribution::default());
+        self.setup.metrics.failures.increment(1);
+        self.status.send_modify(|status| {
+            status.state = if verdict == Verdict::GiveUp { StageState::Failed } else { StageState::Restarting };
+            status.last_reason = Some(reason.clone());
+        });
+        match verdict {
             Verdict::Restart(pause) => {
                 tracing::warn!(reason, generation = self.generation, "the aligner failed and is started again");
                 myself.send_after(pause, || Message::Start);
@@ -206,7 +234,8 @@ impl State {
                 tracing::error!(reason, "the aligner failed too often and was given up");
                 let waiting = self.jobs.take().into_iter().flat_map(|jobs| jobs.drain().collect::<Vec<_>>());
                 for waiting in self.again.take().into_iter().chain(waiting) {
-                    let _ = waiting.reply.send(Err(format!("the aligner failed too often and was given up: {reason}")));
+                    let given_up = format!("the aligner failed too often and was given up: {reason}");
+                    answer(&self.setup, waiting.reply, Err(given_up));
                 }
             }
         }
@@ -232,10 +261,20 @@ fn work(setup: &AlignerSetup, jobs: &flume::Receiver<Waiting>, hand: &Hand, mut 
         );
         // A thread that was left behind finds the hand of its own generation empty.
         match lock(hand).take() {
-            Some((waiting, _)) => drop(waiting.reply.send(aligned)),
+            Some((waiting, begun)) => {
+                setup.metrics.seconds.record(begun.elapsed());
+                answer(setup, waiting.reply, aligned);
+            }
             None => return,
         }
     }
+}
+
+/// Answers a job, and counts it.
+fn answer(setup: &AlignerSetup, reply: oneshot::Sender<Aligned>, aligned: Aligned) {
+    setup.metrics.answered(aligned.is_ok());
+    // Its client may have left.
+    let _ = reply.send(aligned);
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -247,4 +286,80 @@ fn text(panic: &(dyn Any + Send)) -> String {
     let known = panic.downcast_ref::<&str>().copied();
     let known = known.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     known.unwrap_or("a panic without a message").to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    /// Far beyond what it takes on the slowest machine.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    async fn aligner(max_restarts: usize, timeout: Duration, run: Box<Run>) -> AlignerHandle {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_forced_aligner");
+        let (backoff, window) = (Duration::from_millis(1), Duration::from_secs(600));
+        let setup = AlignerSetup {
+            aligner: ForcedAligner::load(&folder).unwrap(),
+            restart: RestartLimits { backoff, max_backoff: backoff, max_restarts, window },
+            timeout,
+            run,
+            fault: FaultSite::default(),
+            metrics: AlignerMetrics::new(),
+        };
+        start(setup).await.unwrap()
+    }
+
+    fn job(words: &[&str]) -> AlignJob {
+        let pcm = (0..24_000).map(|i| 0.3 * (i as f32 * 0.03).sin()).collect();
+        AlignJob { units: words.iter().map(|word| (*word).to_owned()).collect(), pcm, rate: 24_000 }
+    }
+
+    async fn answer(asked: oneshot::Receiver<Aligned>) -> Aligned {
+        tokio::time::timeout(PATIENCE, asked).await.expect("the aligner hangs").expect("the aligner has ended")
+    }
+
+    /// Hangs in the calls with these numbers, counted from 1, until the test ends; computes in the others.
+    fn hanging(in_calls: &'static [usize]) -> (Box<Run>, flume::Sender<()>) {
+        let (hold, held) = flume::bounded::<()>(0);
+        let calls = AtomicUsize::new(0);
+        let run = move |work: &mut (dyn FnMut() + Send)| match in_calls
+            .contains(&(calls.fetch_add(1, Ordering::SeqCst) + 1))
+        {
+            true => drop(held.recv()),
+            false => work(),
+        };
+        (Box::new(run), hold)
+    }
+
+    #[tokio::test]
+    async fn a_piece_that_hangs_once_is_aligned_by_the_next_thread_and_one_that_hangs_twice_fails_alone() {
+        let truth = answer(aligner(5, PATIENCE, Box::new(|work| work())).await.align(job(&["one", "two"]))).await;
+        assert_eq!(truth.as_ref().map(Vec::len), Ok(2));
+        let (run, _hold) = hanging(&[1, 3, 4]);
+        let aligner = aligner(5, Duration::from_secs(2), run).await;
+        assert_eq!(answer(aligner.align(job(&["one", "two"]))).await, truth, "tried once more");
+        let status = aligner.status();
+        assert_eq!((status.state, status.restarts), (StageState::Running, 1), "{status:?}");
+        assert!(status.last_reason.unwrap().contains("aligner.timeout"));
+        let failed = answer(aligner.align(job(&["one", "two"]))).await.unwrap_err();
+        assert_eq!(failed, "aligning took longer than 2 s (aligner.timeout)");
+        assert_eq!(answer(aligner.align(job(&["one", "two"]))).await, truth, "the next one");
+    }
+
+    #[tokio::test]
+    async fn an_aligner_that_is_given_up_answers_all_who_wait_and_all_who_come() {
+        let aligner = aligner(0, PATIENCE, Box::new(|_| panic!("broken"))).await;
+        let waiting = [aligner.align(job(&["one"])), aligner.align(job(&["two"]))];
+        for asked in waiting {
+            let reason = answer(asked).await.unwrap_err();
+            assert!(reason.starts_with("the aligner failed too often and was given up"), "{reason}");
+        }
+        let mut status = aligner.status.clone();
+        let failed = status.wait_for(|status| status.state == StageState::Failed);
+        assert_eq!(failed.await.unwrap().last_reason.as_deref(), Some("broken"));
+        let reason = answer(aligner.align(job(&["three"]))).await.unwrap_err();
+        assert_eq!(reason, "the aligner failed too often and was given up");
+    }
 }

@@ -10,6 +10,7 @@ use omni_model::aligner;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::forced_aligner::ForcedAligner;
 use omni_stage::aligner::{self as actor, AlignerSetup};
+use omni_telemetry::AlignerMetrics;
 use std::sync::Arc;
 
 /// Loads what there is; `None` where there is neither.
@@ -35,6 +36,7 @@ pub(super) async fn finder(
         timeout: config.aligner.timeout,
         run: Box::new(move |work| threads.install(work)),
         fault: faults.site(None, FaultPoint::Aligner),
+        metrics: AlignerMetrics::new(),
     };
     let started = actor::start(setup).await.map_err(|error| wrong(error.to_string()))?;
     Ok(Some(WordFinder::Sound(started)))

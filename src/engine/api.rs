@@ -504,6 +504,9 @@ pub struct EngineHealth {
     pub admission: AdmissionStatus,
     /// Upstream first.
     pub stages: Vec<StageHealth>,
+    /// The aligner of the config, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aligner: Option<AlignerHealth>,
 }
 
 impl std::ops::Index<StageName> for EngineHealth {
@@ -517,6 +520,17 @@ impl std::ops::Index<StageName> for EngineHealth {
         let stage = self.stages.iter().find(|stage| stage.name == name);
         stage.unwrap_or_else(|| panic!("this pipeline has no {name}"))
     }
+}
+
+/// State of the aligner of the config.
+#[derive(Clone, Debug, Serialize)]
+pub struct AlignerHealth {
+    /// What it does.
+    pub state: StageState,
+    /// Restarts since the process began.
+    pub restarts: u32,
+    /// Why it failed last.
+    pub last_reason: Option<String>,
 }
 
 /// State of one stage.

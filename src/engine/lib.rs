@@ -66,10 +66,10 @@ mod voices;
 mod words;
 
 pub use api::{
-    AdmissionStatus, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest, LaterReason,
-    Listener, MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part, RequestError,
-    RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest, StageHealth,
-    StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
+    AdmissionStatus, AlignerHealth, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest,
+    LaterReason, Listener, MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part,
+    RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
+    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
@@ -508,7 +508,9 @@ impl Service for Engine {
         let stages: Vec<_> = known.map(|(stage, since)| stage_health(stage, since.known())).collect();
         let admission = self.shared.admissions.status();
         let draining = self.shared.draining.load(Ordering::Relaxed);
-        EngineHealth { ready: !draining && is_running(&stages), draining, requests: admission.held, admission, stages }
+        let aligner = self.shared.aligner.as_ref().and_then(WordFinder::health);
+        let ready = !draining && is_running(&stages);
+        EngineHealth { ready, draining, requests: admission.held, admission, stages, aligner }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {

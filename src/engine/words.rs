@@ -5,11 +5,12 @@
 //! words in the client's text. The same speech gives the same times: when a stage dies and its sequence goes on, the
 //! ledger has each code and each sample once.
 
-use super::api::WordTime;
+use super::api::{AlignerHealth, WordTime};
 use super::plan::CodeLog;
 use omni_core::align::{Aligner, Alignment, Heard, QUARTERS, SourceText};
 use omni_core::text::spoken_words;
 use omni_model::forced_aligner::{MAX_SECONDS, units};
+use omni_stage::StageStatus;
 use omni_stage::aligner::{AlignJob, Aligned, AlignerHandle};
 use std::collections::VecDeque;
 use std::sync::{Arc, PoisonError};
@@ -22,6 +23,15 @@ pub(super) enum WordFinder {
     Codes(Arc<dyn Aligner>),
     /// Hears a piece when it is complete.
     Sound(AlignerHandle),
+}
+
+impl WordFinder {
+    /// Of an aligner that can fail.
+    pub fn health(&self) -> Option<AlignerHealth> {
+        let WordFinder::Sound(aligner) = self else { return None };
+        let StageStatus { state, restarts, last_reason, .. } = aligner.status();
+        Some(AlignerHealth { state, restarts, last_reason })
+    }
 }
 
 /// See the module.
@@ -235,6 +245,7 @@ mod tests {
     use omni_fault::FaultSite;
     use omni_model::forced_aligner::ForcedAligner;
     use omni_stage::aligner::{AlignerSetup, start};
+    use omni_telemetry::AlignerMetrics;
     use std::path::Path;
     use std::time::Duration;
 
@@ -249,6 +260,7 @@ mod tests {
             timeout: Duration::from_secs(600),
             run: Box::new(|work| work()),
             fault: FaultSite::default(),
+            metrics: AlignerMetrics::new(),
         };
         WordTimes::new(WordFinder::Sound(start(setup).await.unwrap()), RATE, RATE * 2 / 25)
     }

@@ -2,8 +2,8 @@
 
 use super::aliases::{Aliases, own_name};
 use super::api::service::{
-    Admission, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, ModelStatus, Named,
-    Ready, Stage,
+    Admission, Aligner, AudioModelList, Health, HealthDetails, ListQuery, Live, ModelList, ModelObject, ModelStatus,
+    Named, Ready, Stage,
 };
 use super::auth::Caller;
 use super::error::ApiError;
@@ -51,6 +51,7 @@ pub(super) async fn health(State(app): State<Arc<App>>, Extension(caller): Exten
             realtime: health.admission.realtime,
         },
         stages: health.stages.iter().map(Stage::from).collect(),
+        aligner: health.aligner.as_ref().map(Aligner::from),
         models: statuses(&app),
     };
     let (ready, draining) = (any_ready(&app), health.draining);

@@ -127,6 +127,9 @@ catalogue! {
     HTTP_EVICTED = Counter, "omni_http_evicted_total", ["what"], "Connections closed because their place (idle) or their memory (unread) was needed, or because they read too slowly (slow).";
     HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
     DECODES = Counter, "omni_decodes_total", ["kind", "outcome"], "Files of clients that were given to a decoder: decoded, refused for what they are, their decoder was ended by its limits or by them, or there was no_worker to decode them.";
+    ALIGNER_PIECES = Counter, "omni_aligner_pieces_total", ["outcome"], "Pieces of speech that the aligner of the config was asked for the words of: aligned or failed.";
+    ALIGNER_SECONDS = Histogram(WAIT_SECONDS), "omni_aligner_seconds", [], "Time to find the words of one piece.";
+    ALIGNER_FAILURES = Counter, "omni_aligner_failures_total", [], "Times that the aligner's thread died or took too long.";
     MEDIA = Counter, "omni_media_total", ["kind", "outcome"], "Sounds, pictures and videos of chat turns: prepared, refused for what they are, not prepared because there was no room in time (busy), or because another of their request was not (dropped).";
     MEDIA_SECONDS = Histogram(WAIT_SECONDS), "omni_media_seconds", ["kind"], "Time to decode one of them and to bring it to the form that the model takes.";
     MEDIA_BYTES = Gauge, "omni_media_bytes", [], "Decoded sound and pictures of requests, counted before they are decoded, at most media.max_memory.";

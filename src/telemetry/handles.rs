@@ -239,6 +239,48 @@ impl std::fmt::Debug for EdgeMetrics {
     }
 }
 
+/// What an aligner of sound records.
+#[derive(Clone)]
+pub struct AlignerMetrics {
+    aligned: Counter,
+    failed: Counter,
+    /// Seconds to align one piece.
+    pub seconds: Histogram,
+    /// Times that its thread failed.
+    pub failures: Counter,
+}
+
+impl AlignerMetrics {
+    /// Handles of the only aligner.
+    pub fn new() -> AlignerMetrics {
+        install();
+        AlignerMetrics {
+            aligned: counter!(c::ALIGNER_PIECES.name, "outcome" => "aligned"),
+            failed: counter!(c::ALIGNER_PIECES.name, "outcome" => "failed"),
+            seconds: histogram!(c::ALIGNER_SECONDS.name),
+            failures: counter!(c::ALIGNER_FAILURES.name),
+        }
+    }
+
+    /// One piece is answered.
+    pub fn answered(&self, aligned: bool) {
+        let outcome = if aligned { &self.aligned } else { &self.failed };
+        outcome.increment(1);
+    }
+}
+
+impl Default for AlignerMetrics {
+    fn default() -> AlignerMetrics {
+        AlignerMetrics::new()
+    }
+}
+
+impl std::fmt::Debug for AlignerMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AlignerMetrics")
+    }
+}
+
 /// Input of a sequence got lost on the edge behind this stage; `None` for the edge from the client.
 pub fn edge_lost(stage: Option<StageName>) {
     install();

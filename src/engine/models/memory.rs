@@ -10,9 +10,12 @@ pub(super) fn resident(entry: &ModelEntry) -> Resident {
     Resident {
         at_start: entry.load == LoadTime::Start,
         unload_after: entry.unload_after,
-        bytes: entry.memory.unwrap_or_else(|| match &entry.config.model.checkpoint {
-            CheckpointSource::Folder(folder) => weights_in(folder),
-            CheckpointSource::Embedded => 0,
+        bytes: entry.memory.unwrap_or_else(|| {
+            let checkpoint = match &entry.config.model.checkpoint {
+                CheckpointSource::Folder(folder) => weights_in(folder),
+                CheckpointSource::Embedded => 0,
+            };
+            checkpoint + entry.config.aligner.checkpoint.as_deref().map_or(0, weights_in)
         }),
     }
 }

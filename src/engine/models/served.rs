@@ -88,7 +88,7 @@ impl Service for ServedModel {
         let ready = matches!(self.group.state(self.index), LoadState::Unloaded | LoadState::Unloading);
         let admission = AdmissionStatus::default();
         let draining = self.group.lock().is_closed();
-        EngineHealth { ready: ready && !draining, draining, requests: 0, admission, stages: Vec::new() }
+        EngineHealth { ready: ready && !draining, draining, requests: 0, admission, stages: Vec::new(), aligner: None }
     }
 
     fn metrics(&self) -> BoxFuture<'_, String> {

@@ -1,6 +1,6 @@
 //! What is served and how it is: models, health, readiness, faults.
 
-use omni_engine::{ModelState, Service, StageHealth, StageState};
+use omni_engine::{AlignerHealth, ModelState, Service, StageHealth, StageState};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -177,6 +177,9 @@ pub(crate) struct HealthDetails<'a> {
     pub admission: Admission,
     /// Upstream first; with `[[models]]` those of the first one.
     pub stages: Vec<Stage<'a>>,
+    /// The aligner of the config, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub aligner: Option<Aligner<'a>>,
     /// With `[[models]]`: each of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub models: Option<Vec<ModelStatus<'a>>>,
@@ -233,17 +236,40 @@ pub(crate) enum State {
     Failed,
 }
 
+/// State of the aligner.
+#[derive(Serialize, JsonSchema)]
+pub(crate) struct Aligner<'a> {
+    pub state: State,
+    /// Restarts since the process began.
+    pub restarts: u32,
+    /// Why it failed last.
+    pub last_reason: Option<&'a str>,
+}
+
+impl<'a> From<&'a AlignerHealth> for Aligner<'a> {
+    fn from(aligner: &'a AlignerHealth) -> Aligner<'a> {
+        let AlignerHealth { state, restarts, last_reason } = aligner;
+        Aligner { state: (*state).into(), restarts: *restarts, last_reason: last_reason.as_deref() }
+    }
+}
+
+impl From<StageState> for State {
+    fn from(state: StageState) -> State {
+        match state {
+            StageState::Starting => State::Starting,
+            StageState::Running => State::Running,
+            StageState::Restarting => State::Restarting,
+            StageState::Failed => State::Failed,
+        }
+    }
+}
+
 impl<'a> From<&'a StageHealth> for Stage<'a> {
     fn from(stage: &'a StageHealth) -> Stage<'a> {
         Stage {
             name: stage.name.as_str(),
             replica: stage.replica,
-            state: match stage.state {
-                StageState::Starting => State::Starting,
-                StageState::Running => State::Running,
-                StageState::Restarting => State::Restarting,
-                StageState::Failed => State::Failed,
-            },
+            state: stage.state.into(),
             since: stage.since,
             generation: stage.generation,
             restarts: stage.restarts,

@@ -5,9 +5,9 @@ use omni_core::ids::{PayloadKind, RequestId, StageName};
 use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
-    self as telemetry, AdmissionMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics,
-    HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases, Queue,
-    RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
+    self as telemetry, AdmissionMetrics, AlignerMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction,
+    EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases,
+    Queue, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -77,6 +77,10 @@ fn record_one_of_each() {
         telemetry::edge_lost(Some(name));
         telemetry::speech_astray(omni_core::ids::FinishReason::Runaway);
         telemetry::speech_anew();
+        let aligner = AlignerMetrics::new();
+        aligner.answered(true);
+        aligner.seconds.record(Duration::from_millis(3));
+        aligner.failures.increment(1);
         telemetry::request_guilty(name);
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);

@@ -257,6 +257,7 @@ impl Service for Scripted {
             requests: 0,
             admission: AdmissionStatus::default(),
             stages: stages.into(),
+            aligner: None,
         }
     }
 
