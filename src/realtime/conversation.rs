@@ -1,6 +1,6 @@
 //! The items of a conversation, in their order, within limits on their number and bytes.
 
-use crate::item::{Content, Item};
+use crate::item::{Content, Item, MediaRoom};
 use crate::refusal::Refusal;
 use crate::response::PromptTurn;
 use crate::session::Limits;
@@ -84,8 +84,10 @@ impl Conversation {
     }
 
     /// What the model reads.
-    pub fn prompt(&self) -> Vec<PromptTurn> {
-        self.items.iter().filter_map(Item::prompt).collect()
+    pub fn prompt(&self, room: &mut MediaRoom) -> Vec<PromptTurn> {
+        let mut turns: Vec<_> = self.items.iter().rev().filter_map(|item| item.prompt(room)).collect();
+        turns.reverse();
+        turns
     }
 
     /// The sound of an item of the user.

@@ -5,7 +5,7 @@ use crate::refusal::{Refusal, short};
 use crate::response::{PromptPart, PromptTurn};
 use crate::server_event::{ItemObject, PartObject};
 use crate::session::{Abilities, Limits};
-use crate::sound::{WireFormat, samples_of, wav};
+use crate::sound::{WireFormat, samples_of, wav, wav_ms};
 use std::sync::Arc;
 
 /// Bytes that an item takes beside its content.
@@ -193,28 +193,54 @@ impl Item {
         }
     }
 
-    /// What the model reads; nothing of a turn in which nothing was said.
-    pub fn prompt(&self) -> Option<PromptTurn> {
-        let mut parts = Vec::new();
-        for content in &self.content {
-            match content {
-                Content::InputText(text) | Content::OutputText(text) => parts.push(PromptPart::Text(text.clone())),
-                Content::OutputAudio { transcript, .. } => parts.push(PromptPart::Text(transcript.clone())),
-                Content::InputAudio { file: Some(file), .. } => parts.push(PromptPart::Audio(Arc::clone(file))),
-                Content::InputAudio { file: None, transcript } => {
-                    parts.push(PromptPart::Text(transcript.clone().unwrap_or_default()));
-                }
-                Content::InputImage { url, detail } => {
-                    parts.push(PromptPart::Image { url: url.clone(), detail: *detail });
-                }
-            }
-        }
+    /// What the model reads; nothing of a turn in which nothing was said. Sounds and pictures for which `room` is not
+    /// there are given by their transcripts, or left out.
+    pub fn prompt(&self, room: &mut MediaRoom) -> Option<PromptTurn> {
+        let mut parts: Vec<PromptPart> = self.content.iter().rev().filter_map(|content| content.prompt(room)).collect();
+        parts.reverse();
         let says = |part: &PromptPart| !matches!(part, PromptPart::Text(text) if text.trim().is_empty());
         parts.iter().any(says).then(|| PromptTurn { role: self.role.as_str(), parts })
     }
 }
 
+/// How much sound and how many pictures a prompt has room for. The last ones of a conversation take it first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MediaRoom {
+    files: usize,
+    ms: u64,
+}
+
+impl MediaRoom {
+    pub fn new(limits: &Limits) -> MediaRoom {
+        MediaRoom { files: limits.media, ms: limits.media_ms }
+    }
+
+    fn take(&mut self, ms: u64) -> bool {
+        let has = self.files > 0 && self.ms >= ms;
+        if has {
+            self.files -= 1;
+            self.ms -= ms;
+        }
+        has
+    }
+}
+
 impl Content {
+    fn prompt(&self, room: &mut MediaRoom) -> Option<PromptPart> {
+        Some(match self {
+            Content::InputText(text) | Content::OutputText(text) => PromptPart::Text(text.clone()),
+            Content::OutputAudio { transcript, .. } => PromptPart::Text(transcript.clone()),
+            Content::InputAudio { file: Some(file), .. } if room.take(wav_ms(file)) => {
+                PromptPart::Audio(Arc::clone(file))
+            }
+            Content::InputAudio { transcript, .. } => PromptPart::Text(transcript.clone()?),
+            Content::InputImage { url, detail } if room.take(0) => {
+                PromptPart::Image { url: url.clone(), detail: *detail }
+            }
+            Content::InputImage { .. } => return None,
+        })
+    }
+
     fn read(fields: ContentFields, role: Role, input: WireFormat, abilities: &Abilities) -> Result<Content, Refusal> {
         let text = |text: Option<String>| text.ok_or_else(|| Refusal::missing("item.content.text"));
         let kind = fields.kind.as_deref().ok_or_else(|| Refusal::missing("item.content.type"))?;

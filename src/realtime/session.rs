@@ -32,7 +32,7 @@ pub struct Abilities {
     /// Whether a name is that of the model.
     pub is_model: Arc<dyn Fn(&str) -> bool + Send + Sync>,
     /// The voice of a name, as the engine knows it, or why there is none; `None` is the default.
-    pub find_voice: Arc<dyn Fn(&str) -> Result<String, String> + Send + Sync>,
+    pub find_voice: Arc<dyn Fn(&str) -> Result<Option<String>, String> + Send + Sync>,
 }
 
 impl std::fmt::Debug for Abilities {
@@ -65,6 +65,11 @@ pub struct Limits {
     pub item_chars: usize,
     /// Parts of an item, and items of the input of a response.
     pub parts: usize,
+    /// Sounds and pictures of a prompt, and milliseconds of its sound: of more than these, the first ones are given by
+    /// their transcripts, or left out where there is none.
+    pub media: usize,
+    /// See `media`.
+    pub media_ms: u64,
     /// Answers that are made at the same time, transcriptions included.
     pub jobs: usize,
 }

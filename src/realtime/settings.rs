@@ -138,10 +138,8 @@ impl AnswerSettings {
             self.format = format(fields, "audio.output.format")?;
         }
         if let Some(VoiceName::Name(name) | VoiceName::Object { id: name }) = &output.voice {
-            self.voice = Some(
-                (abilities.find_voice)(name)
-                    .map_err(|message| Refusal::new("invalid_value", "audio.output.voice", message))?,
-            );
+            let found = (abilities.find_voice)(name);
+            self.voice = found.map_err(|message| Refusal::new("invalid_value", "audio.output.voice", message))?;
         }
         if let Some(speed) = output.speed {
             if !(MIN_SPEED..=MAX_SPEED).contains(&speed) {

@@ -94,6 +94,13 @@ pub(crate) fn wav(samples: &[i16], rate: u32) -> Arc<[u8]> {
     file.into()
 }
 
+/// How long such a file sounds, milliseconds, rounded up.
+pub(crate) fn wav_ms(wav: &[u8]) -> u64 {
+    let rate = wav.get(24..28).map_or(1, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    let samples = wav.len().saturating_sub(WAV_HEAD) as u64 / 2;
+    (samples * 1000).div_ceil(u64::from(rate.max(1)))
+}
+
 /// Base64 of the samples of such a file.
 pub(crate) fn samples_of(wav: &[u8]) -> String {
     BASE64_STANDARD.encode(wav.get(WAV_HEAD..).unwrap_or_default())

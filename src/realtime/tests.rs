@@ -22,7 +22,7 @@ pub(super) fn opening() -> Opening {
             frame_ms: 80.0,
             is_model: Arc::new(|name| name == "m"),
             find_voice: Arc::new(|name| match name {
-                "ethan" | "chelsie" => Ok(name.to_owned()),
+                "ethan" | "chelsie" => Ok(Some(name.to_owned())),
                 _ => Err("there is no such voice".to_owned()),
             }),
         },
@@ -33,6 +33,8 @@ pub(super) fn opening() -> Opening {
             instruction_chars: 100,
             item_chars: 200,
             parts: 3,
+            media: 2,
+            media_ms: 10_000,
             jobs: 3,
         },
     }

@@ -2,7 +2,7 @@
 
 use super::{Effect, Session, response_seed};
 use crate::client_event::ResponseFields;
-use crate::item::{Content, Item};
+use crate::item::{Content, Item, MediaRoom};
 use crate::refusal::{Refusal, short};
 use crate::response::{AnswerPart, Job, JobId, Outcome, PromptPart, PromptTurn, Response};
 use crate::server_event::{ErrorObject, ServerEvent};
@@ -57,7 +57,7 @@ impl Session {
         own: Option<&str>,
         input: Option<Vec<PromptTurn>>,
     ) -> Result<Vec<PromptTurn>, Refusal> {
-        let mut turns = input.unwrap_or_else(|| self.conversation.prompt());
+        let mut turns = input.unwrap_or_else(|| self.conversation.prompt(&mut MediaRoom::new(&self.opening.limits)));
         let mut system = Some(instructions);
         if turns.last().is_none_or(|turn| turn.role != "user") {
             let Some(own) = own.filter(|own| !own.trim().is_empty()) else {
@@ -83,18 +83,19 @@ impl Session {
                 format!("{} items are more than the limit of {} (realtime.max_items)", input.len(), limits.items);
             return Err(Refusal::value("response.input", message));
         }
+        let mut room = MediaRoom::new(limits);
         let mut turns = Vec::with_capacity(input.len());
         for fields in input {
             if fields.kind.as_deref() == Some("item_reference") {
                 let id = fields.id.ok_or_else(|| Refusal::missing("response.input.id"))?;
                 self.place_of(&id, "invalid_value", "response.input")?;
-                turns.extend(self.conversation.get(&id).and_then(Item::prompt));
+                turns.extend(self.conversation.get(&id).and_then(|item| item.prompt(&mut room)));
                 continue;
             }
             // It is not kept, so its name is of no use.
             let (abilities, limits) = (&self.opening.abilities, &self.opening.limits);
             let item = Item::read(fields, String::new, self.settings.input, abilities, limits)?;
-            turns.extend(item.prompt());
+            turns.extend(item.prompt(&mut room));
         }
         Ok(turns)
     }

@@ -280,3 +280,22 @@ fn an_answer_that_fails_says_why_and_the_session_goes_on() {
     assert_eq!(types(&played.send(&json!({"type": "response.create"}))), ["response.created"]);
     check(&played);
 }
+
+#[test]
+fn the_first_sounds_of_a_long_conversation_are_given_by_their_transcripts() {
+    let mut played = Played::new();
+    let sound = |transcript: Option<&str>| {
+        json!({"type": "conversation.item.create", "item": {
+            "type": "message", "role": "user",
+            "content": [{"type": "input_audio", "audio": "AAAA".repeat(800), "transcript": transcript}],
+        }})
+    };
+    for transcript in [None, Some("second"), None, None] {
+        played.send(&sound(transcript));
+    }
+    played.send(&json!({"type": "response.create"}));
+    let turns = &played.begun[0].turns;
+    assert_eq!(turns[0], PromptTurn::text("user", "second"));
+    assert_eq!(turns.len(), 3);
+    assert!(turns[1..].iter().all(|turn| matches!(turn.parts[..], [PromptPart::Audio(_)])));
+}
