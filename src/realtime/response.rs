@@ -29,7 +29,7 @@ pub struct Job {
     pub speed: f32,
     /// The format of the sound.
     pub format: WireFormat,
-    /// Limit on tokens of text; `None` is the model's.
+    /// Limit on tokens of text, and on frames of sound; `None` is the model's.
     pub max_tokens: Option<u32>,
     /// Of the text; `None` is the model's.
     pub temperature: Option<f32>,
