@@ -151,3 +151,23 @@ fn a_turn_as_long_as_the_buffer_ends_there() {
     assert!(played.session.bytes() < 200_000 + 2 * 48_000);
     check(&played);
 }
+
+#[test]
+fn a_model_that_does_not_hear_says_so_and_answers_in_text() {
+    let mut deaf = opening();
+    (deaf.abilities.hears, deaf.abilities.sees) = (false, false);
+    let (session, _) = Session::new(deaf);
+    let mut played = Played { session, ..Played::new() };
+    let image = json!({"type": "input_image", "image_url": "data:image/png;base64,aaaa"});
+    let sound = json!({"type": "input_audio", "audio": "AAAA"});
+    let item = |part: Value| json!({"type": "conversation.item.create", "item": {"role": "user", "content": [part]}});
+    for (event, says) in
+        [(append(&[0; 2_400]), "cannot hear"), (item(sound), "cannot hear"), (item(image), "cannot see")]
+    {
+        let told = played.send(&event);
+        assert_eq!(told[0]["error"]["code"], "unsupported_parameter");
+        assert!(told[0]["error"]["message"].as_str().unwrap().contains(says), "{told:?}");
+    }
+    played.send(&message("user", "input_text", "Hello"));
+    assert_eq!(types(&played.send(&json!({"type": "response.create"}))), ["response.created"]);
+}

@@ -51,6 +51,7 @@ async fn a_spoken_answer_has_the_samples_of_chat_in_any_format() {
     let frames = answer.events.iter().filter(|event| event["type"] == "response.output_audio.delta");
     assert!(frames.count() >= TOKENS as usize);
     talk.update(json!({"audio": {"output": {"format": {"type": "audio/pcmu"}}}})).await;
+    talk.say("Say more").await;
     let telephone = talk.answer("audio").await;
     assert_eq!(telephone.sound().len(), samples.len() / 2 / 3);
 }
@@ -93,7 +94,7 @@ async fn an_answer_that_is_cancelled_stops_and_the_next_turn_goes_on_from_what_w
     idle(&site.engine).await;
     let item_id = answer.item();
     let truncate = json!({
-        "type": "conversation.item.truncate", "item_id": item_id, "content_index": 0, "audio_end_ms": 60,
+        "type": "conversation.item.truncate", "item_id": item_id, "content_index": 0, "audio_end_ms": 40,
     });
     talk.send(truncate).await;
     talk.until("conversation.item.truncated").await;
