@@ -122,9 +122,7 @@ impl Connection {
             }
             let (behind, reads) = (self.session.is_behind(), self.waiting.len() < WAITING);
             let messages = self.out.messages.clone();
-            // In this order: a client that interrupts is heard before more is sent.
             let wake = tokio::select! {
-                biased;
                 () = evicted.cancelled() => Wake::Evicted,
                 () = cut.cancelled() => Wake::Cut,
                 () = tokio::task::yield_now(), if behind => Wake::Behind,
