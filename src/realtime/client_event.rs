@@ -31,11 +31,21 @@ pub enum ClientEvent {
     Cancel(Option<String>),
 }
 
-const TYPES: &str = "session.update, input_audio_buffer.append, input_audio_buffer.commit, input_audio_buffer.clear, \
-    conversation.item.create, conversation.item.retrieve, conversation.item.truncate, conversation.item.delete, \
-    response.create, response.cancel";
-
 impl ClientEvent {
+    /// The types that there are.
+    pub const TYPES: [&str; 10] = [
+        "session.update",
+        "input_audio_buffer.append",
+        "input_audio_buffer.commit",
+        "input_audio_buffer.clear",
+        "conversation.item.create",
+        "conversation.item.retrieve",
+        "conversation.item.truncate",
+        "conversation.item.delete",
+        "response.create",
+        "response.cancel",
+    ];
+
     /// Reads an event. Its `event_id`, where it has one, names it in the error.
     ///
     /// # Errors
@@ -60,7 +70,8 @@ impl ClientEvent {
             "response.create" => ClientEvent::Respond(Box::new(body::<Respond>(map)?.response.unwrap_or_default())),
             "response.cancel" => ClientEvent::Cancel(body::<Cancel>(map)?.response_id),
             other => {
-                let message = format!("there is no event {:?}; send one of: {TYPES}", short(other));
+                let message =
+                    format!("there is no event {:?}; send one of: {}", short(other), ClientEvent::TYPES.join(", "));
                 return Err(Refusal::new("invalid_value", "type", message));
             }
         })

@@ -122,6 +122,39 @@ pub enum ServerEvent {
     },
 }
 
+impl ServerEvent {
+    /// The types that there are.
+    pub const TYPES: [&str; 27] = [
+        "error",
+        "session.created",
+        "session.updated",
+        "input_audio_buffer.committed",
+        "input_audio_buffer.cleared",
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        "conversation.item.added",
+        "conversation.item.done",
+        "conversation.item.retrieved",
+        "conversation.item.truncated",
+        "conversation.item.deleted",
+        "conversation.item.input_audio_transcription.delta",
+        "conversation.item.input_audio_transcription.completed",
+        "conversation.item.input_audio_transcription.failed",
+        "response.created",
+        "response.done",
+        "response.output_item.added",
+        "response.output_item.done",
+        "response.content_part.added",
+        "response.content_part.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.output_audio_transcript.delta",
+        "response.output_audio_transcript.done",
+        "response.output_audio.delta",
+        "response.output_audio.done",
+    ];
+}
+
 /// An error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorObject {

@@ -157,11 +157,6 @@ impl Session {
         self.conversation.bytes() + self.listening.bytes() + self.settings.answer.instructions.len()
     }
 
-    /// Whether an answer is made, or the user speaks.
-    pub fn is_busy(&self) -> bool {
-        self.jobs() > 0 || self.turn_item.is_some()
-    }
-
     /// Takes an event of the client.
     pub fn client_event(&mut self, event: Map<String, Value>) -> Vec<Effect> {
         // What came before is heard before.
@@ -172,6 +167,7 @@ impl Session {
         if let Err(refusal) = event.and_then(|event| self.follow(event)) {
             self.refuse(refusal, id);
         }
+        self.next_turn();
         // Without a detector there is nothing to go on with; with one, a second at once.
         if self.listening.is_behind() {
             self.hear();

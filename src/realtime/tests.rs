@@ -127,6 +127,7 @@ pub(super) fn check(played: &Played) {
     for (number, event) in played.events.iter().enumerate() {
         assert_eq!(event["event_id"], format!("event_{}", number + 1));
         let kind = event["type"].as_str().unwrap();
+        assert!(ServerEvent::TYPES.contains(&kind), "{kind}");
         if let Some(id) = event["response"]["id"].as_str() {
             match kind {
                 "response.created" => assert!(created.insert(id.to_owned()), "{id} twice"),

@@ -6,6 +6,7 @@
 
 use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
+use super::api::realtime::{RealtimeClientEvent, RealtimeServerEvent};
 use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechObject, SpeechRequest};
@@ -234,7 +235,8 @@ fn routes(app: &App) -> Vec<Route> {
             vec![
                 Operation::new("get", "a WebSocket: OpenAI's realtime protocol; docs/realtime.md has its events")
                     .asks("model", "string", "which model, where there are several; the first by default")
-                    .asks("seed", "integer", "makes the answers of a session again; a random one by default"),
+                    .asks("seed", "integer", "makes the answers of a session again; a random one by default")
+                    .talks::<RealtimeClientEvent, RealtimeServerEvent>(),
             ],
         ),
         only_if(

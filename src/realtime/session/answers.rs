@@ -144,6 +144,7 @@ impl Session {
                 None => self.put_back(response),
                 Some(outcome) => self.end(response, &outcome),
             }
+            self.next_turn();
         }
         self.effects()
     }
@@ -193,7 +194,7 @@ impl Session {
         None
     }
 
-    /// The last events of a response. The next turn is answered if it waits for that.
+    /// The last events of a response.
     fn end(&mut self, response: Response, outcome: &Outcome) {
         if let Some(item) = response.item(outcome) {
             response.part_done().into_iter().for_each(|event| self.tell(event));
@@ -207,7 +208,11 @@ impl Session {
         }
         let object = response.object(&self.opening.abilities, &self.conversation_id, Some(outcome));
         self.tell(ServerEvent::ResponseDone { response: object });
-        if response.in_conversation && std::mem::take(&mut self.wanted) {
+    }
+
+    /// Answers the turn that waited for the answer before, if there is one and that is over.
+    pub(super) fn next_turn(&mut self) {
+        if self.active.is_none() && std::mem::take(&mut self.wanted) {
             self.respond_to_turn();
         }
     }

@@ -19,6 +19,8 @@ impl Session {
                     self.turn_item = Some(item_id.clone());
                     self.tell(ServerEvent::SpeechStarted { audio_start_ms, item_id });
                     if self.settings.turns.as_ref().is_some_and(|turns| turns.interrupt) {
+                        // A turn that waits for its answer gets it together with this one.
+                        self.wanted = false;
                         self.stop_active("turn_detected");
                     }
                 }

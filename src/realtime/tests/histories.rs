@@ -97,6 +97,5 @@ proptest! {
         check(&played);
         let count = |kind: &str| played.events.iter().filter(|event| event["type"] == kind).count();
         prop_assert_eq!(count("response.created"), count("response.done"));
-        prop_assert!(!played.session.is_busy() || count("input_audio_buffer.speech_started") > 0);
     }
 }
