@@ -37,5 +37,5 @@ pub use item::Detail;
 pub use refusal::Refusal;
 pub use response::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 pub use server_event::{Sent, ServerEvent};
-pub use session::{Abilities, Effect, Limits, Opening, Session};
+pub use session::{Abilities, Effect, FindVoice, IsModel, Limits, Opening, Session};
 pub use sound::WireFormat;

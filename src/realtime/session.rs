@@ -16,6 +16,11 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Whether a name is that of the model.
+pub type IsModel = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+/// The voice of a name, or why there is none.
+pub type FindVoice = Arc<dyn Fn(&str) -> Result<Option<String>, String> + Send + Sync>;
+
 /// What the model can do, and how names are looked up.
 #[derive(Clone)]
 pub struct Abilities {
@@ -30,9 +35,9 @@ pub struct Abilities {
     /// Milliseconds of a frame of sound.
     pub frame_ms: f64,
     /// Whether a name is that of the model.
-    pub is_model: Arc<dyn Fn(&str) -> bool + Send + Sync>,
+    pub is_model: IsModel,
     /// The voice of a name, as the engine knows it, or why there is none; `None` is the default.
-    pub find_voice: Arc<dyn Fn(&str) -> Result<Option<String>, String> + Send + Sync>,
+    pub find_voice: FindVoice,
 }
 
 impl std::fmt::Debug for Abilities {

@@ -10,7 +10,10 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures::{SinkExt, StreamExt};
 use omni_actors::config::Config;
+use omni_actors::core::ids::StageName;
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use serde_json::{Value, json};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_tungstenite::tungstenite::Message;
@@ -26,6 +29,13 @@ async fn site() -> Site {
 
 async fn with(change: impl FnOnce(&mut Config)) -> Site {
     Site::new(change).await
+}
+
+/// A site whose talker, from its fourth step on, is so slow that no answer of 400 frames ends while a test waits.
+async fn slow_site() -> Site {
+    let pause = FaultKind::Delay(Duration::from_millis(500));
+    let slow = FaultRule::new(StageName::Talker, FaultPoint::Runner, pause).nth(4).times(u64::MAX);
+    with(|config| config.faults = vec![slow]).await
 }
 
 /// A client of a session.

@@ -3,9 +3,6 @@
 use super::*;
 use crate::support::engine::idle;
 use crate::support::http::stage_of;
-use omni_actors::core::ids::StageName;
-use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
-use std::time::Duration;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_session_in_text_answers_each_turn_as_chat_does_and_repeats_itself() {
@@ -81,7 +78,7 @@ async fn a_stage_that_dies_in_an_answer_changes_no_sample() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_cancelled_stops_and_the_next_turn_goes_on_from_what_was_kept() {
-    let site = site().await;
+    let site = slow_site().await;
     let mut talk = Talk::new(&site).await;
     talk.update(json!({"max_output_tokens": 400})).await;
     talk.say("Tell me a story").await;

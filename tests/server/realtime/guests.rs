@@ -4,7 +4,6 @@ use super::*;
 use crate::support::engine::{idle, root};
 use omni_actors::config::{KeyConfig, hash_key};
 use omni_actors::model::checkpoint::Checkpoint;
-use std::time::Duration;
 use tokio_tungstenite::tungstenite::Error;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
@@ -97,14 +96,12 @@ async fn a_client_that_leaves_in_any_state_leaves_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn sessions_have_limits_on_their_number_and_time() {
-    let site = with(|config| {
-        config.server.realtime.max_sessions = 1;
-        config.server.realtime.idle_timeout = Duration::from_secs(2);
-    })
-    .await;
+    let site = with(|config| config.server.realtime.max_sessions = 1).await;
     let mut talk = Talk::bare(&site, "").await;
     talk.until("session.created").await;
     assert_eq!(refused(&site, "", None).await, 503);
+    let site = with(|config| config.server.realtime.idle_timeout = Duration::from_secs(1)).await;
+    let mut talk = Talk::bare(&site, "").await;
     let error = talk.until("error").await.pop().unwrap();
     assert_eq!(error["error"]["code"], "idle_timeout");
     assert!(talk.next().await.is_null());

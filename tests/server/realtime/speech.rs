@@ -69,7 +69,7 @@ async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_speaks_into_an_answer_ends_it_and_is_answered() {
     let speech = recording().await;
-    let site = site().await;
+    let site = slow_site().await;
     let mut talk = Talk::new(&site).await;
     talk.update(json!({
         "max_output_tokens": 400, "audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "high"}}},
