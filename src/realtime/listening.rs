@@ -10,8 +10,8 @@ use crate::turns::{FRAME_MS, ONSET, Turn, Turns};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Samples that one call goes through at most: a second.
-const PIECE: usize = 24_000;
+/// Samples that one call goes through at most, 200 ms at 24 kHz: some milliseconds of work.
+const PIECE: usize = 4_800;
 
 /// What was heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl Listening {
         self.start + self.samples.len() as u64
     }
 
-    /// Lets the detector hear up to a second more.
+    /// Lets the detector hear one piece more.
     pub fn listen(&mut self, limits: &Limits) -> Vec<Heard> {
         let rate = u64::from(self.format.rate());
         let Some(mut detecting) = self.detecting.take() else { return Vec::new() };

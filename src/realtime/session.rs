@@ -173,7 +173,7 @@ impl Session {
             self.refuse(refusal, id);
         }
         self.next_turn();
-        // Without a detector there is nothing to go on with; with one, a second at once.
+        // Without a detector there is nothing to go on with; with one, a piece at once.
         if self.listening.is_behind() {
             self.hear();
         }
@@ -191,7 +191,7 @@ impl Session {
         self.listening.is_behind()
     }
 
-    /// Listens to a second more of what was appended.
+    /// Listens to one piece more of what was appended.
     pub fn go_on(&mut self) -> Vec<Effect> {
         if self.listening.is_behind() {
             self.hear();

@@ -10,7 +10,7 @@ use crate::server_event::ServerEvent;
 const LEAST_MS: usize = 100;
 
 impl Session {
-    /// Listens to a second of what was appended.
+    /// Listens to a piece of what was appended.
     pub(super) fn hear(&mut self) {
         for heard in self.listening.listen(&self.opening.limits) {
             match heard {
