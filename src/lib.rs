@@ -18,6 +18,7 @@
 //! | [`model`] | nets, weights, tokenizer, prompts, sampling |
 //! | [`ops`] | the CPU kernels |
 //! | [`media`] | what a model hears and sees: files of sound, pictures and videos to numbers |
+//! | [`realtime`] | OpenAI's realtime protocol as a state machine |
 //! | [`audio`] | formats of sound: wav, flac, mp3, opus; speed |
 //! | [`config`] | what the user wrote, and what it means |
 //! | [`fault`] | faults on purpose |
@@ -62,6 +63,7 @@ pub use omni_fault as fault;
 pub use omni_media as media;
 pub use omni_model as model;
 pub use omni_ops as ops;
+pub use omni_realtime as realtime;
 pub use omni_server as server;
 pub use omni_stage as actors;
 pub use omni_telemetry as telemetry;

@@ -21,12 +21,14 @@ use omni_actors::media::hearing::samples;
 use omni_actors::media::mel::{LogMel, MelConfig};
 use omni_actors::media::picture::{Grey16, decode_animation, decode_picture};
 use omni_actors::model::Checkpoint;
+use omni_actors::realtime::{Abilities, AnswerPart, Effect, Limits, Opening, Session};
 use omni_actors::transfer::payload::{Header, Kind, Part, Payload};
 use omni_actors::transfer::wire;
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_tungstenite::tungstenite::{Message, client};
 
@@ -272,6 +274,85 @@ fn copy(from: &Path, to: &Path) {
         std::fs::create_dir_all(to.join(&file).parent().unwrap()).unwrap();
         std::fs::copy(from.join(&file), to.join(&file)).unwrap();
     }
+}
+
+#[test]
+fn realtime_events_are_followed_or_refused_with_words() {
+    let abilities = Abilities {
+        model: "m".to_owned(),
+        hears: true,
+        sees: true,
+        default_voice: None,
+        frame_ms: 80.0,
+        is_model: Arc::new(|name| name == "m"),
+        find_voice: Arc::new(|_| Ok(None)),
+    };
+    let limits = Limits {
+        items: 16,
+        bytes: 1 << 20,
+        audio_ms: 2_000,
+        instruction_chars: 100,
+        item_chars: 100,
+        parts: 4,
+        media: 2,
+        media_ms: 4_000,
+        jobs: 3,
+    };
+    let opening = Opening { id: "sess_1".to_owned(), seed: 1, expires_at: 1, abilities, limits };
+    let sound = "AAAA".repeat(2_000);
+    let item = |content: serde_json::Value| {
+        json!({"type": "conversation.item.create", "event_id": "e", "previous_item_id": "item_1",
+               "item": {"id": "mine", "type": "message", "role": "user", "content": [content]}})
+    };
+    let good = [
+        json!({"type": "session.update", "session": {"type": "realtime", "instructions": "x", "tools": [],
+            "output_modalities": ["audio"], "max_output_tokens": 7, "seed": 3, "audio": {
+                "input": {"format": {"type": "audio/pcm", "rate": 24_000}, "transcription": {"language": "en"},
+                    "turn_detection": {"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 100}},
+                "output": {"format": {"type": "audio/pcma"}, "voice": "v", "speed": 1.5}}}}),
+        json!({"type": "input_audio_buffer.append", "audio": sound}),
+        json!({"type": "input_audio_buffer.commit"}),
+        item(json!({"type": "input_text", "text": "Hello"})),
+        item(json!({"type": "input_audio", "audio": sound, "transcript": "Hello"})),
+        item(json!({"type": "input_image", "image_url": "data:,", "detail": "low"})),
+        json!({"type": "response.create", "response": {"conversation": "none", "instructions": "x", "temperature": 0.5,
+            "metadata": {"a": "b"}, "input": [{"type": "item_reference", "id": "item_1"}]}}),
+        json!({"type": "response.create"}),
+        json!({"type": "response.cancel", "response_id": "resp_1"}),
+        json!({"type": "conversation.item.truncate", "item_id": "item_2", "content_index": 0, "audio_end_ms": 10}),
+        json!({"type": "conversation.item.retrieve", "item_id": "item_1"}),
+        json!({"type": "conversation.item.delete", "item_id": "item_1"}),
+        json!({"type": "input_audio_buffer.clear"}),
+    ];
+    fuzz("realtime events", 0.1, |dice| {
+        let (mut session, _) = Session::new(opening.clone());
+        let mut jobs = Vec::new();
+        for _ in 0..24 {
+            let event = good[dice.roll(good.len())].to_string();
+            let event = if dice.roll(2) == 0 { event.into_bytes() } else { dice.damaged(event.as_bytes()) };
+            let effects = match serde_json::from_slice(&event) {
+                Ok(event) => session.client_event(event),
+                Err(_) => session.go_on(),
+            };
+            for effect in effects {
+                match effect {
+                    Effect::Begin(job) => jobs.push(job.id),
+                    Effect::Send(sent) => assert!(serde_json::to_string(&sent).is_ok()),
+                    Effect::Cancel(_) => {}
+                }
+            }
+            if !jobs.is_empty() {
+                let part = match dice.roll(5) {
+                    0 => AnswerPart::Started,
+                    1 | 2 => AnswerPart::Text("word ".to_owned()),
+                    3 => AnswerPart::Audio(vec![0; 480]),
+                    _ => AnswerPart::Failed { code: "c".to_owned(), message: "m".to_owned() },
+                };
+                session.answer(jobs[dice.roll(jobs.len())], part);
+            }
+            assert!(session.bytes() < 2 << 20, "{} bytes", session.bytes());
+        }
+    });
 }
 
 #[test]

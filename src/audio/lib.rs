@@ -35,6 +35,7 @@ mod writer;
 
 pub use g711::Law;
 pub use loudness::{MAX_LOUDNESS, MIN_LOUDNESS};
+pub use resample::Resampler;
 pub use sound::{SAMPLE_RATES, Sound};
 pub use stretch::{MAX_SPEED, MIN_SPEED, TimeStretch};
 pub use writer::AudioWriter;

@@ -20,7 +20,7 @@ const OVERSAMPLING: usize = 64;
 
 /// A stream of samples on its way to another rate. Sample `i` of its output is the sound at `i / to` seconds, and all of
 /// it together is `round(n * to / from)` samples long.
-pub(super) struct Resampler {
+pub struct Resampler {
     /// Never locked: it lets a writer be shared, which the library's boxes do not.
     filter: Mutex<Async<f32>>,
     from: u64,
@@ -70,6 +70,9 @@ impl Resampler {
     }
 
     /// Appends the output that these samples complete. What is not a number becomes silence, for it would spread.
+    ///
+    /// # Errors
+    /// A bug of the library.
     pub fn push(&mut self, samples: &[f32], out: &mut Vec<f32>) -> Result<(), AudioError> {
         self.taken += samples.len() as u64;
         let before = out.len();
@@ -84,6 +87,9 @@ impl Resampler {
     }
 
     /// Appends the rest.
+    ///
+    /// # Errors
+    /// A bug of the library.
     pub fn finish(mut self, out: &mut Vec<f32>) -> Result<(), AudioError> {
         let total = (self.taken * self.to * 2 + self.from) / (self.from * 2);
         let rest = total.saturating_sub(self.given) as usize;

@@ -18,6 +18,7 @@ mod keys;
 mod models;
 mod placement;
 mod reader;
+mod realtime;
 mod resolve;
 mod units;
 mod wyoming;
@@ -31,6 +32,7 @@ pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_fau
 pub use keys::{KeyConfig, Scope, hash_key};
 pub use models::{LoadTime, ModelEntry};
 pub use placement::{Found, Placed, placed};
+pub use realtime::RealtimeConfig;
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 pub use wyoming::WyomingConfig;
@@ -212,6 +214,8 @@ pub struct ServerConfig {
     pub model_memory: Option<u64>,
     /// How long a request waits for its model to be loaded.
     pub load_patience: Duration,
+    /// Sessions of the realtime protocol.
+    pub realtime: RealtimeConfig,
 }
 
 /// `[limits]`

@@ -9,6 +9,7 @@ use super::keys::{key, keys};
 use super::models;
 pub use super::reader::Declared;
 use super::reader::Reader;
+use super::realtime::realtime;
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
@@ -177,6 +178,7 @@ pub(super) fn config(r: &mut Reader, section: &str, base: &Path) -> Config {
         // A few GB from a disk.
         load_patience: r.duration("server.load_patience", secs(60), secs(1)..=secs(3600)),
         keys: keys(r, base),
+        realtime: realtime(r),
     };
     if let Some(why) = server.too_open() {
         r.complain("server.listen", why);

@@ -278,7 +278,7 @@ pub enum Event {
         /// The seed in use.
         seed: u64,
     },
-    /// More of the answer's text (chat only). Concatenated deltas are the answer.
+    /// More of the answer's text (chat only): what the next token completes. Concatenated deltas are the answer.
     Text(String),
     /// More of the speech.
     Audio(AudioChunk),

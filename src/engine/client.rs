@@ -111,13 +111,21 @@ impl Client {
         let mut sent = 0;
         if let Some((tokenizer, detokenizer)) = &self.text {
             let mut after = detokenizer.clone();
-            let mut delta: String = tokens.iter().map(|token| after.push(tokenizer, *token)).collect();
+            // One event for each token, however many came together: a client may count them.
+            let mut deltas: Vec<String> = tokens.iter().map(|token| after.push(tokenizer, *token)).collect();
             if end.is_some() {
-                delta.push_str(&after.finish());
+                let rest = after.finish();
+                match deltas.last_mut() {
+                    Some(last) => last.push_str(&rest),
+                    None => deltas.push(rest),
+                }
             }
-            if !delta.is_empty() {
+            deltas.retain(|delta| !delta.is_empty());
+            if !deltas.is_empty() {
                 self.meter.text(Instant::now());
-                sent = self.event(Event::Text(delta))?;
+            }
+            for delta in deltas {
+                sent += self.event(Event::Text(delta))?;
             }
             self.text = Some((Arc::clone(tokenizer), after));
         }

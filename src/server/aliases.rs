@@ -5,7 +5,7 @@ use omni_config::AliasesConfig;
 use omni_engine::{ModelInfo, TaskType};
 
 /// OpenAI's models that speak. A name of these and a date behind it is the same model.
-const MODELS: [&str; 8] = [
+const MODELS: [&str; 12] = [
     "gpt-4o-mini-tts",
     "tts-1",
     "tts-1-hd",
@@ -14,6 +14,10 @@ const MODELS: [&str; 8] = [
     "gpt-audio-1.5",
     "gpt-4o-audio-preview",
     "gpt-4o-mini-audio-preview",
+    "gpt-realtime",
+    "gpt-realtime-mini",
+    "gpt-4o-realtime-preview",
+    "gpt-4o-mini-realtime-preview",
 ];
 /// OpenAI's voices. The order decides which voice each stands for, so new ones come at the end.
 const VOICES: [&str; 13] =

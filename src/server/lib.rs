@@ -70,6 +70,7 @@ mod options;
 mod origin;
 mod quota;
 mod reader;
+mod realtime;
 mod reference;
 mod refusal;
 mod reload;

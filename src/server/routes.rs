@@ -6,6 +6,7 @@
 
 use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
+use super::api::realtime::{RealtimeClientEvent, RealtimeServerEvent};
 use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechObject, SpeechRequest};
@@ -15,7 +16,7 @@ use super::error::{self, ApiError};
 use super::openapi::{Operation, document};
 use super::state::App;
 use super::visit::{Peer, Visit};
-use super::{admin, batch, chat, debug, faults, meta, speech, voices, ws};
+use super::{admin, batch, chat, debug, faults, meta, realtime, speech, voices, ws};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -225,6 +226,17 @@ fn routes(app: &App) -> Vec<Route> {
                     .ignores(chat_api::HARMLESS)
                     .answers::<Completion<'_>>(JSON)
                     .answers::<ChatEvent<'_>>(EVENTS),
+            ],
+        ),
+        route(
+            "/v1/realtime",
+            CHAT,
+            get(realtime::connect),
+            vec![
+                Operation::new("get", "a WebSocket: OpenAI's realtime protocol; docs/realtime.md has its events")
+                    .asks("model", "string", "which model, where there are several; the first by default")
+                    .asks("seed", "integer", "makes the answers of a session again; a random one by default")
+                    .talks::<RealtimeClientEvent, RealtimeServerEvent>(),
             ],
         ),
         only_if(

@@ -12,13 +12,16 @@ use super::rules::Current;
 use super::traces::{Recording, Traces};
 use super::voice_finder::VoiceFinder;
 use omni_audio::{AudioError, AudioWriter, Sound};
-use omni_config::{LimitsConfig, MediaInputConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig};
+use omni_config::{
+    LimitsConfig, MediaInputConfig, RealtimeConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig,
+};
 use omni_engine::{Service, TaskType};
 use omni_telemetry::HttpMetrics;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 /// One of the models of a server.
@@ -75,6 +78,10 @@ pub(super) struct Shared {
     /// From where they may be read: as recordings, with a size of their own.
     pub media_files: ReferenceAudioConfig,
     pub metrics: HttpMetrics,
+    /// Limits on sessions of the realtime protocol.
+    pub realtime: RealtimeConfig,
+    /// Places of such sessions.
+    pub realtime_places: Arc<Semaphore>,
     /// Present where the config lets clients trace the server.
     pub traces: Option<Traces>,
     /// Which trace a request is part of, where spans are exported.
@@ -143,6 +150,8 @@ impl App {
             media,
             references,
             metrics,
+            realtime: config.realtime.clone(),
+            realtime_places: Arc::new(Semaphore::new(config.realtime.max_sessions)),
             traces: telemetry.trace.then(Traces::new),
             links: telemetry.otlp_endpoint.as_ref().map(|_| Arc::default()),
             batches: AtomicU64::new(1),

@@ -46,7 +46,16 @@ pub(super) async fn connect(
     State(app): State<Arc<App>>,
     Extension(guard): Extension<ConnectionGuard>,
     Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    upgrade(request, guard, move |socket, guard| async move { serve(app, socket, caller, &guard).await })
+}
+
+/// Answers a request that opens a WebSocket, which `serve` then has.
+pub(super) fn upgrade<F: Future<Output = ()> + Send>(
     mut request: Request,
+    guard: ConnectionGuard,
+    serve: impl FnOnce(Upgraded, ConnectionGuard) -> F + Send + 'static,
 ) -> Result<Response, ApiError> {
     let refuse = |why: &str| {
         let message = format!("this address speaks WebSocket: {why}");
@@ -62,7 +71,7 @@ pub(super) async fn connect(
             Ok(socket) => socket,
             Err(error) => return debug!(%error, "the connection ended before it became a WebSocket"),
         };
-        let mut serving = std::pin::pin!(serve(app, socket, caller, &guard));
+        let mut serving = std::pin::pin!(serve(socket, guard.clone()));
         tokio::select! {
             () = &mut serving => return,
             () = guard.closing() => {}
@@ -120,9 +129,9 @@ async fn serve(app: Arc<App>, socket: Upgraded, caller: Caller, guard: &Connecti
 }
 
 /// The writing half of a socket, whose bytes count for the request that opened it.
-struct Counted<W> {
-    sink: W,
-    visit: Arc<Visit>,
+pub(super) struct Counted<W> {
+    pub sink: W,
+    pub visit: Arc<Visit>,
 }
 
 impl<W: AsyncWrite + Unpin> AsyncWrite for Counted<W> {

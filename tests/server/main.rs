@@ -13,6 +13,7 @@ mod media;
 mod models;
 mod otlp;
 mod overload;
+mod realtime;
 mod resume;
 mod routes;
 mod text_only;

@@ -11,6 +11,7 @@
 //! | `voices` | `/v1/audio/voices` |
 //! | `service` | models, health, readiness, faults |
 //! | `session` | messages of `WS /v1/audio/speech/stream` |
+//! | `realtime` | the types of messages of `WS /v1/realtime` |
 //! | `error` | every error |
 //! | `values` | numbers with their ranges, names with their choices: the one place of such a rule |
 //! | `measure` | limits on JSON before it is parsed |
@@ -28,6 +29,7 @@ pub(crate) mod fields;
 mod json;
 pub(crate) mod measure;
 pub(crate) mod parts;
+pub(crate) mod realtime;
 pub(crate) mod service;
 pub(crate) mod session;
 pub(crate) mod speech;

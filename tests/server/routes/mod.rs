@@ -10,6 +10,7 @@ mod heard_words;
 mod limits;
 mod meta;
 mod openapi;
+mod realtime;
 mod reload;
 mod scopes;
 mod scripted;

@@ -1,0 +1,342 @@
+//! One turn of the conversation: what it is made of, how a client is told of it, and what the model reads of it.
+
+use crate::client_event::{ContentFields, ItemFields};
+use crate::refusal::{Refusal, short};
+use crate::response::{PromptPart, PromptTurn};
+use crate::server_event::{ItemObject, PartObject};
+use crate::session::{Abilities, Limits};
+use crate::sound::{WireFormat, samples_of, wav, wav_ms};
+use std::sync::Arc;
+
+/// Bytes that an item takes beside its content.
+const OVERHEAD: usize = 256;
+/// Longest id that a client may give.
+const MAX_ID: usize = 64;
+
+/// Who speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    System,
+    User,
+    Assistant,
+}
+
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::System => "system",
+            Role::User => "user",
+            Role::Assistant => "assistant",
+        }
+    }
+}
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Status {
+    InProgress,
+    Completed,
+    Incomplete,
+}
+
+/// How much of a picture is seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Detail {
+    /// As many pixels as the checkpoint takes.
+    #[default]
+    Auto,
+    /// At most 512 x 512.
+    Low,
+    /// As many pixels as the checkpoint takes.
+    High,
+}
+
+/// A part of a message.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Content {
+    InputText(String),
+    /// A wav file of 16-bit samples; `None` where the client sent a transcript alone.
+    InputAudio {
+        file: Option<Arc<[u8]>>,
+        transcript: Option<String>,
+    },
+    /// Base64, a `data:` URL or an address.
+    InputImage {
+        url: String,
+        detail: Detail,
+    },
+    OutputText(String),
+    OutputAudio {
+        transcript: String,
+        spoken: Spoken,
+    },
+}
+
+/// What is known of the sound of an answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Spoken {
+    /// Milliseconds that were sent.
+    pub ms: u64,
+    /// How many times as fast as it was made.
+    pub speed: f32,
+    /// Where each piece of the transcript ends, bytes. The talker takes one with each frame.
+    pub marks: Vec<u32>,
+    /// Of a frame at speed 1.
+    pub frame_ms: f64,
+    /// Whether all of it was sent.
+    pub complete: bool,
+}
+
+impl Spoken {
+    /// How many bytes of a transcript, at the end of a piece, were heard within so many milliseconds. Of a whole answer
+    /// the share that was heard; of one that was cut off, whose length is not known, the pieces that the talker had
+    /// taken, which is never less than what was heard.
+    pub fn heard(&self, transcript: &str, ms: u64) -> usize {
+        if ms == 0 || self.marks.is_empty() {
+            return 0;
+        }
+        if self.complete {
+            let share = transcript.len() as u64 * ms.min(self.ms) / self.ms.max(1);
+            let ends = self.marks.iter().map(|end| *end as usize);
+            return ends.take_while(|end| *end as u64 <= share).last().unwrap_or(0);
+        }
+        let frames = (ms as f64 * f64::from(self.speed) / self.frame_ms.max(1.0)).ceil() as usize;
+        self.marks.get(frames.saturating_sub(1)).map_or(transcript.len(), |end| *end as usize)
+    }
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Item {
+    pub id: String,
+    pub role: Role,
+    pub status: Status,
+    pub content: Vec<Content>,
+}
+
+impl Item {
+    /// A turn of the user that was heard.
+    pub fn heard(id: String, samples: &[i16], rate: u32) -> Item {
+        let content = vec![Content::InputAudio { file: Some(wav(samples, rate)), transcript: None }];
+        Item { id, role: Role::User, status: Status::Completed, content }
+    }
+
+    /// What a client sent. `fresh` names it where the client did not.
+    pub fn read(
+        fields: ItemFields,
+        fresh: impl FnOnce() -> String,
+        input: WireFormat,
+        abilities: &Abilities,
+        limits: &Limits,
+    ) -> Result<Item, Refusal> {
+        match fields.kind.as_deref() {
+            Some("message") | None => {}
+            Some("function_call" | "function_call_output") => {
+                return Err(Refusal::unsupported("item.type", "this server calls no tools yet"));
+            }
+            Some(other) => {
+                return Err(Refusal::value("item.type", format!("{:?} is unknown; send \"message\"", short(other))));
+            }
+        }
+        let id = match fields.id {
+            Some(id) if id.is_empty() || id.len() > MAX_ID => {
+                return Err(Refusal::value("item.id", format!("must have 1 to {MAX_ID} bytes")));
+            }
+            Some(id) => id,
+            None => fresh(),
+        };
+        let role = match fields.role.as_deref() {
+            Some("user") => Role::User,
+            Some("assistant") => Role::Assistant,
+            Some("system" | "developer") => Role::System,
+            Some(other) => {
+                let message = format!("{:?} is unknown; send user, assistant or system", short(other));
+                return Err(Refusal::value("item.role", message));
+            }
+            None => return Err(Refusal::missing("item.role")),
+        };
+        let parts = fields.content.ok_or_else(|| Refusal::missing("item.content"))?;
+        if parts.len() > limits.parts {
+            let message = format!("{} parts are more than the limit of {}", parts.len(), limits.parts);
+            return Err(Refusal::value("item.content", message));
+        }
+        let content: Vec<Content> =
+            parts.into_iter().map(|part| Content::read(part, role, input, abilities)).collect::<Result<_, _>>()?;
+        let chars: usize = content.iter().map(Content::chars).sum();
+        if chars > limits.item_chars {
+            let message =
+                format!("{chars} characters are more than the limit of {} (limits.max_input_chars)", limits.item_chars);
+            return Err(Refusal::value("item.content", message));
+        }
+        Ok(Item { id, role, status: Status::Completed, content })
+    }
+
+    /// Bytes that it takes.
+    pub fn bytes(&self) -> usize {
+        OVERHEAD + self.id.len() + self.content.iter().map(Content::bytes).sum::<usize>()
+    }
+
+    /// As a client is told: `whole` with the bytes of sounds and pictures.
+    pub fn object(&self, whole: bool) -> ItemObject {
+        let status = match self.status {
+            Status::InProgress => "in_progress",
+            Status::Completed => "completed",
+            Status::Incomplete => "incomplete",
+        };
+        ItemObject {
+            id: self.id.clone(),
+            object: "realtime.item",
+            kind: "message",
+            status,
+            role: self.role.as_str(),
+            content: self.content.iter().map(|content| content.object(whole)).collect(),
+        }
+    }
+
+    /// What the model reads; nothing of a turn in which nothing was said. Sounds and pictures for which `room` is not
+    /// there are given by their transcripts, or left out.
+    pub fn prompt(&self, room: &mut MediaRoom) -> Option<PromptTurn> {
+        let mut parts: Vec<PromptPart> = self.content.iter().rev().filter_map(|content| content.prompt(room)).collect();
+        parts.reverse();
+        let says = |part: &PromptPart| !matches!(part, PromptPart::Text(text) if text.trim().is_empty());
+        parts.iter().any(says).then(|| PromptTurn { role: self.role.as_str(), parts })
+    }
+}
+
+/// How much sound and how many pictures a prompt has room for. The last ones of a conversation take it first.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MediaRoom {
+    files: usize,
+    ms: u64,
+}
+
+impl MediaRoom {
+    pub fn new(limits: &Limits) -> MediaRoom {
+        MediaRoom { files: limits.media, ms: limits.media_ms }
+    }
+
+    fn take(&mut self, ms: u64) -> bool {
+        let has = self.files > 0 && self.ms >= ms;
+        if has {
+            self.files -= 1;
+            self.ms -= ms;
+        }
+        has
+    }
+}
+
+impl Content {
+    fn prompt(&self, room: &mut MediaRoom) -> Option<PromptPart> {
+        Some(match self {
+            Content::InputText(text) | Content::OutputText(text) => PromptPart::Text(text.clone()),
+            Content::OutputAudio { transcript, .. } => PromptPart::Text(transcript.clone()),
+            Content::InputAudio { file: Some(file), .. } if room.take(wav_ms(file)) => {
+                PromptPart::Audio(Arc::clone(file))
+            }
+            Content::InputAudio { transcript, .. } => PromptPart::Text(transcript.clone()?),
+            Content::InputImage { url, detail } if room.take(0) => {
+                PromptPart::Image { url: url.clone(), detail: *detail }
+            }
+            Content::InputImage { .. } => return None,
+        })
+    }
+
+    fn read(fields: ContentFields, role: Role, input: WireFormat, abilities: &Abilities) -> Result<Content, Refusal> {
+        let text = |text: Option<String>| text.ok_or_else(|| Refusal::missing("item.content.text"));
+        let kind = fields.kind.as_deref().ok_or_else(|| Refusal::missing("item.content.type"))?;
+        match (role, kind) {
+            (Role::User | Role::System, "input_text" | "text") => Ok(Content::InputText(text(fields.text)?)),
+            (Role::Assistant, "output_text" | "text") => Ok(Content::OutputText(text(fields.text)?)),
+            (Role::Assistant, "output_audio") => {
+                let transcript = fields.transcript.ok_or_else(|| Refusal::missing("item.content.transcript"))?;
+                Ok(Content::OutputAudio { transcript, spoken: Spoken::default() })
+            }
+            (Role::User, "input_audio") => {
+                let refuse = |message: String| Refusal::value("item.content.audio", message);
+                let file = match fields.audio {
+                    Some(audio) => {
+                        abilities.check_hears("item.content")?;
+                        let samples = input.decode(&audio).map_err(refuse)?;
+                        if samples.is_empty() {
+                            return Err(refuse("is empty".to_owned()));
+                        }
+                        Some(wav(&samples, input.rate()))
+                    }
+                    None if fields.transcript.is_some() => None,
+                    None => return Err(Refusal::missing("item.content.audio")),
+                };
+                Ok(Content::InputAudio { file, transcript: fields.transcript })
+            }
+            (Role::User, "input_image") => {
+                if !abilities.sees {
+                    let message = format!("the model {:?} cannot see; send text", abilities.model);
+                    return Err(Refusal::unsupported("item.content", message));
+                }
+                let url = fields.image_url.ok_or_else(|| Refusal::missing("item.content.image_url"))?;
+                let detail = match fields.detail.as_deref() {
+                    None | Some("auto") => Detail::Auto,
+                    Some("low") => Detail::Low,
+                    Some("high") => Detail::High,
+                    Some(other) => {
+                        let message = format!("{:?} is none of auto, low, high", short(other));
+                        return Err(Refusal::value("item.content.detail", message));
+                    }
+                };
+                Ok(Content::InputImage { url, detail })
+            }
+            (role, kind) => {
+                let allowed = match role {
+                    Role::User => "input_text, input_audio or input_image",
+                    Role::System => "input_text",
+                    Role::Assistant => "output_text or output_audio",
+                };
+                let message = format!("{:?} is no part of the {}'s; send {allowed}", short(kind), role.as_str());
+                Err(Refusal::value("item.content.type", message))
+            }
+        }
+    }
+
+    fn chars(&self) -> usize {
+        match self {
+            Content::InputText(text) | Content::OutputText(text) => text.chars().count(),
+            Content::OutputAudio { transcript, .. } => transcript.chars().count(),
+            Content::InputAudio { transcript, .. } => transcript.as_ref().map_or(0, |text| text.chars().count()),
+            Content::InputImage { .. } => 0,
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Content::InputText(text) | Content::OutputText(text) => text.len(),
+            Content::OutputAudio { transcript, spoken } => transcript.len() + 4 * spoken.marks.len(),
+            Content::InputAudio { file, transcript } => {
+                file.as_ref().map_or(0, |file| file.len()) + transcript.as_ref().map_or(0, String::len)
+            }
+            Content::InputImage { url, .. } => url.len(),
+        }
+    }
+
+    fn object(&self, whole: bool) -> PartObject {
+        let part = |kind| PartObject { kind, ..PartObject::default() };
+        match self {
+            Content::InputText(text) => PartObject { text: Some(text.clone()), ..part("input_text") },
+            Content::OutputText(text) => PartObject { text: Some(text.clone()), ..part("output_text") },
+            Content::OutputAudio { transcript, .. } => {
+                PartObject { transcript: Some(transcript.clone()), ..part("output_audio") }
+            }
+            Content::InputAudio { file, transcript } => {
+                let audio = file.as_ref().filter(|_| whole).map(|file| samples_of(file));
+                PartObject { audio, transcript: transcript.clone(), ..part("input_audio") }
+            }
+            Content::InputImage { url, detail } => {
+                let detail = match detail {
+                    Detail::Auto => "auto",
+                    Detail::Low => "low",
+                    Detail::High => "high",
+                };
+                let image_url = whole.then(|| url.clone());
+                PartObject { image_url, detail: Some(detail), ..part("input_image") }
+            }
+        }
+    }
+}

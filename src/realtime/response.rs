@@ -1,0 +1,335 @@
+//! An answer that is being made: what is asked of the engine, what comes back, and what the client is told of it.
+
+use crate::item::{Content, Detail, Item, Role, Spoken, Status};
+use crate::server_event::{ItemObject, PartObject, Place, ResponseObject, ServerEvent};
+use crate::session::Abilities;
+use crate::settings::AnswerSettings;
+use crate::sound::WireFormat;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+/// The name of a request to the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId(pub u64);
+
+/// A request to the engine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// Its name.
+    pub id: JobId,
+    /// The conversation, the user's turn last.
+    pub turns: Vec<PromptTurn>,
+    /// Sound and text, or text alone.
+    pub speaks: bool,
+    /// `None` is the model's.
+    pub voice: Option<String>,
+    /// How many times as fast as it was made the sound is sent.
+    pub speed: f32,
+    /// The format of the sound.
+    pub format: WireFormat,
+    /// Limit on tokens of text, and on frames of sound; `None` is the model's.
+    pub max_tokens: Option<u32>,
+    /// Of the text; `None` is the model's.
+    pub temperature: Option<f32>,
+    /// Same job, same seed, same answer.
+    pub seed: u64,
+}
+
+/// A turn of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptTurn {
+    /// `system`, `user` or `assistant`.
+    pub role: &'static str,
+    /// What it is made of.
+    pub parts: Vec<PromptPart>,
+}
+
+impl PromptTurn {
+    pub(crate) fn text(role: &'static str, text: &str) -> PromptTurn {
+        PromptTurn { role, parts: vec![PromptPart::Text(text.to_owned())] }
+    }
+}
+
+/// A part of such a turn.
+#[derive(Clone, PartialEq)]
+pub enum PromptPart {
+    /// Text.
+    Text(String),
+    /// A wav file.
+    Audio(Arc<[u8]>),
+    /// A picture.
+    Image {
+        /// Base64, a `data:` URL or an address.
+        url: String,
+        /// How much of it is seen.
+        detail: Detail,
+    },
+}
+
+impl std::fmt::Debug for PromptPart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PromptPart::Text(text) => write!(f, "{text:?}"),
+            // Never the bytes: they are long, and private.
+            PromptPart::Audio(file) => write!(f, "sound of {} bytes", file.len()),
+            PromptPart::Image { url, .. } => write!(f, "picture of {} bytes", url.len()),
+        }
+    }
+}
+
+/// What came of a job.
+#[derive(Clone, Debug)]
+pub enum AnswerPart {
+    /// The engine has taken it: always first of a job that does not fail before.
+    Started,
+    /// The text of the next token.
+    Text(String),
+    /// The next sound, in the job's format.
+    Audio(Vec<u8>),
+    /// It is complete.
+    Finished {
+        /// Why it ended.
+        ending: Ending,
+        /// What it used.
+        usage: Usage,
+    },
+    /// It is over without being complete.
+    Failed {
+        /// For programs.
+        code: String,
+        /// Why.
+        message: String,
+    },
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The model ended it.
+    Stop,
+    /// A limit on its length did.
+    Length,
+}
+
+/// What a job used, tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Of the prompt, those of media included.
+    pub input: u32,
+    /// Those of them that stand for sound.
+    pub input_audio: u32,
+    /// Those of them that stand for pictures.
+    pub input_image: u32,
+    /// Of text.
+    pub output_text: u32,
+    /// Frames of sound.
+    pub output_audio: u32,
+}
+
+impl Usage {
+    fn object(self) -> Value {
+        let text = self.input.saturating_sub(self.input_audio).saturating_sub(self.input_image);
+        let output = self.output_text + self.output_audio;
+        json!({
+            "total_tokens": self.input + output,
+            "input_tokens": self.input,
+            "output_tokens": output,
+            "input_token_details": {
+                "text_tokens": text,
+                "audio_tokens": self.input_audio,
+                "image_tokens": self.input_image,
+                "cached_tokens": 0,
+                "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 0, "image_tokens": 0},
+            },
+            "output_token_details": {"text_tokens": self.output_text, "audio_tokens": self.output_audio},
+        })
+    }
+
+    pub(crate) fn transcription(self) -> Value {
+        let mut usage = self.object();
+        if let Some(fields) = usage.as_object_mut() {
+            fields.insert("type".to_owned(), json!("tokens"));
+        }
+        usage
+    }
+}
+
+/// How a response ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Outcome {
+    Finished(Ending, Usage),
+    Cancelled(&'static str),
+    Failed { code: String, message: String },
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Response {
+    pub id: String,
+    pub job: JobId,
+    /// Whether it is part of the conversation.
+    pub in_conversation: bool,
+    pub settings: AnswerSettings,
+    pub metadata: Option<Map<String, Value>>,
+    pub seed: u64,
+    /// The item, once the engine has begun.
+    pub item: Option<String>,
+    text: String,
+    spoken: Spoken,
+    /// Bytes of sound that were sent.
+    sound: u64,
+}
+
+impl Response {
+    pub fn new(
+        id: String,
+        job: JobId,
+        in_conversation: bool,
+        settings: AnswerSettings,
+        metadata: Option<Map<String, Value>>,
+        seed: u64,
+    ) -> Response {
+        let spoken = Spoken { speed: settings.speed, ..Spoken::default() };
+        let (item, text, sound) = (None, String::new(), 0);
+        Response { id, job, in_conversation, settings, metadata, seed, item, text, spoken, sound }
+    }
+
+    /// The request that makes it.
+    pub fn job(&self, turns: Vec<PromptTurn>) -> Job {
+        Job {
+            id: self.job,
+            turns,
+            speaks: self.settings.speaks,
+            voice: self.settings.voice.clone(),
+            speed: self.settings.speed,
+            format: self.settings.format,
+            max_tokens: self.settings.max_tokens,
+            temperature: self.settings.temperature,
+            seed: self.seed,
+        }
+    }
+
+    /// As a client is told.
+    pub fn object(&self, abilities: &Abilities, conversation: &str, outcome: Option<&Outcome>) -> ResponseObject {
+        let (status, status_details) = match outcome {
+            None => ("in_progress", None),
+            Some(Outcome::Finished(Ending::Stop, _)) => ("completed", Some(json!({"type": "completed"}))),
+            Some(Outcome::Finished(Ending::Length, _)) => {
+                ("incomplete", Some(json!({"type": "incomplete", "reason": "max_output_tokens"})))
+            }
+            Some(Outcome::Cancelled(reason)) => ("cancelled", Some(json!({"type": "cancelled", "reason": reason}))),
+            Some(Outcome::Failed { code, message }) => {
+                let error = json!({"type": "server_error", "code": code, "message": message});
+                ("failed", Some(json!({"type": "failed", "error": error})))
+            }
+        };
+        let usage = outcome.map(|outcome| match outcome {
+            Outcome::Finished(_, usage) => usage.object(),
+            // What the prompt took is not known of an answer that was cut off.
+            _ => Usage { output_text: self.spoken.marks.len() as u32, ..Usage::default() }.object(),
+        });
+        let item = outcome.and_then(|outcome| Some(self.item(outcome)?.object(false)));
+        ResponseObject {
+            id: self.id.clone(),
+            object: "realtime.response",
+            status,
+            status_details,
+            output: item.into_iter().collect(),
+            conversation_id: self.in_conversation.then(|| conversation.to_owned()),
+            output_modalities: [self.settings.modality()],
+            audio: json!({"output": self.settings.output_object(abilities)}),
+            max_output_tokens: self.settings.max_tokens_object(),
+            metadata: self.metadata.clone(),
+            seed: self.seed,
+            usage,
+        }
+    }
+
+    fn place(&self) -> Place {
+        let item_id = self.item.clone().unwrap_or_default();
+        Place { response_id: self.id.clone(), item_id, output_index: 0, content_index: 0 }
+    }
+
+    fn part(&self) -> PartObject {
+        match self.settings.speaks {
+            true => PartObject { kind: "audio", transcript: Some(self.text.clone()), ..PartObject::default() },
+            false => PartObject { kind: "text", text: Some(self.text.clone()), ..PartObject::default() },
+        }
+    }
+
+    /// The item before anything of it has come. `frame_ms`: of a frame of sound.
+    pub fn begin(&mut self, item: String, frame_ms: f64) -> Item {
+        self.spoken.frame_ms = frame_ms;
+        self.item = Some(item.clone());
+        Item { id: item, role: Role::Assistant, status: Status::InProgress, content: Vec::new() }
+    }
+
+    /// The item is there: what goes out with it, before it, and behind it.
+    pub fn item_added(&self, item: ItemObject) -> ServerEvent {
+        ServerEvent::OutputItemAdded { response_id: self.id.clone(), output_index: 0, item }
+    }
+
+    pub fn part_added(&self) -> ServerEvent {
+        ServerEvent::PartAdded { place: self.place(), part: self.part() }
+    }
+
+    /// More text.
+    pub fn text(&mut self, delta: String) -> ServerEvent {
+        let position = self.spoken.marks.len();
+        self.text.push_str(&delta);
+        self.spoken.marks.push(self.text.len() as u32);
+        let place = self.place();
+        if !self.settings.speaks {
+            return ServerEvent::TextDelta { place, delta };
+        }
+        let start = position as f64 * self.spoken.frame_ms / 1000.0 / f64::from(self.settings.speed);
+        ServerEvent::TranscriptDelta { place, delta, start_time: (start * 1000.0).round() / 1000.0 }
+    }
+
+    /// More sound.
+    pub fn audio(&mut self, bytes: &[u8]) -> ServerEvent {
+        self.sound += bytes.len() as u64;
+        let format = self.settings.format;
+        self.spoken.ms = self.sound * 1000 / (format.width() as u64 * u64::from(format.rate()));
+        ServerEvent::AudioDelta { place: self.place(), delta: BASE64_STANDARD.encode(bytes) }
+    }
+
+    /// The item with what has come.
+    pub fn item(&self, outcome: &Outcome) -> Option<Item> {
+        let id = self.item.clone()?;
+        let complete = matches!(outcome, Outcome::Finished(..));
+        let content = match self.settings.speaks {
+            true => {
+                let spoken = Spoken { complete, ..self.spoken.clone() };
+                Content::OutputAudio { transcript: self.text.clone(), spoken }
+            }
+            false => Content::OutputText(self.text.clone()),
+        };
+        let status = match outcome {
+            Outcome::Finished(Ending::Stop, _) => Status::Completed,
+            _ => Status::Incomplete,
+        };
+        Some(Item { id, role: Role::Assistant, status, content: vec![content] })
+    }
+
+    /// What ends the part.
+    pub fn part_done(&self) -> Vec<ServerEvent> {
+        let place = self.place();
+        let mut events = match self.settings.speaks {
+            true => vec![
+                ServerEvent::AudioDone { place: place.clone() },
+                ServerEvent::TranscriptDone { place: place.clone(), transcript: self.text.clone() },
+            ],
+            false => vec![ServerEvent::TextDone { place: place.clone(), text: self.text.clone() }],
+        };
+        events.push(ServerEvent::PartDone { place, part: self.part() });
+        events
+    }
+
+    /// What ends the item.
+    pub fn item_done(&self, item: ItemObject) -> ServerEvent {
+        ServerEvent::OutputItemDone { response_id: self.id.clone(), output_index: 0, item }
+    }
+}

@@ -1,0 +1,286 @@
+//! Answers: asked for, made, ended.
+
+use super::{Effect, Session, response_seed};
+use crate::client_event::ResponseFields;
+use crate::item::{Content, Item, MediaRoom};
+use crate::refusal::{Refusal, short};
+use crate::response::{AnswerPart, Job, JobId, Outcome, PromptPart, PromptTurn, Response};
+use crate::server_event::{ErrorObject, ServerEvent};
+use crate::sound::WireFormat;
+use serde_json::Value;
+
+/// Entries of `metadata`, and characters of their names and values: OpenAI's limits.
+const METADATA: (usize, usize, usize) = (16, 64, 512);
+
+impl Session {
+    /// `response.create`
+    pub(super) fn respond(&mut self, mut fields: ResponseFields) -> Result<(), Refusal> {
+        let in_conversation = match fields.conversation.as_deref() {
+            None | Some("auto") => true,
+            Some("none") => false,
+            Some(other) => {
+                let message = format!("{:?} is unknown; send \"auto\" or \"none\"", short(other));
+                return Err(Refusal::value("response.conversation", message));
+            }
+        };
+        if in_conversation && let Some(active) = &self.active {
+            let message = format!("the conversation has the active response {}; wait for it or cancel it", active.id);
+            return Err(Refusal::new("conversation_already_has_active_response", None, message));
+        }
+        self.check_jobs()?;
+        check_metadata(&fields)?;
+        let input = fields.input.take().map(|input| self.input(input)).transpose()?;
+        let opening = &self.opening;
+        let settings = self.settings.answer.overridden(&fields, &opening.abilities, &opening.limits)?;
+        let own = fields.instructions.take();
+        let turns = self.turns(&settings.instructions, own.as_deref(), input)?;
+        self.responses += 1;
+        let number = self.responses;
+        let seed = response_seed(self.settings.seed, number);
+        let job = self.fresh_job();
+        let response = Response::new(format!("resp_{number}"), job, in_conversation, settings, fields.metadata, seed);
+        let object = response.object(&self.opening.abilities, &self.conversation_id, None);
+        self.tell(ServerEvent::ResponseCreated { response: object });
+        self.effects.push(Effect::Begin(Box::new(response.job(turns))));
+        match in_conversation {
+            true => self.active = Some(response),
+            false => _ = self.others.insert(job, response),
+        }
+        Ok(())
+    }
+
+    /// The prompt: instructions, then the conversation or what takes its place. The model answers a user; where none
+    /// speaks last, the instructions of this response ask instead.
+    fn turns(
+        &self,
+        instructions: &str,
+        own: Option<&str>,
+        input: Option<Vec<PromptTurn>>,
+    ) -> Result<Vec<PromptTurn>, Refusal> {
+        let mut turns = input.unwrap_or_else(|| self.conversation.prompt(&mut MediaRoom::new(&self.opening.limits)));
+        let mut system = Some(instructions);
+        if turns.last().is_none_or(|turn| turn.role != "user") {
+            let Some(own) = own.filter(|own| !own.trim().is_empty()) else {
+                let message = "there is nothing to answer: the last item is not the user's, and the response has no \
+                               instructions";
+                return Err(Refusal::new("nothing_to_answer", None, message));
+            };
+            turns.push(PromptTurn::text("user", own));
+            // They stand in for those of the session where a user speaks.
+            system = Some(self.settings.answer.instructions.as_str());
+        }
+        if let Some(system) = system.filter(|system| !system.trim().is_empty()) {
+            turns.insert(0, PromptTurn::text("system", system));
+        }
+        Ok(turns)
+    }
+
+    /// The turns of `response.input`.
+    fn input(&mut self, input: Vec<crate::client_event::ItemFields>) -> Result<Vec<PromptTurn>, Refusal> {
+        let limits = &self.opening.limits;
+        if input.len() > limits.items {
+            let message =
+                format!("{} items are more than the limit of {} (realtime.max_items)", input.len(), limits.items);
+            return Err(Refusal::value("response.input", message));
+        }
+        let mut room = MediaRoom::new(limits);
+        let mut turns = Vec::with_capacity(input.len());
+        for fields in input {
+            if fields.kind.as_deref() == Some("item_reference") {
+                let id = fields.id.ok_or_else(|| Refusal::missing("response.input.id"))?;
+                self.place_of(&id, "invalid_value", "response.input")?;
+                turns.extend(self.conversation.get(&id).and_then(|item| item.prompt(&mut room)));
+                continue;
+            }
+            // It is not kept, so its name is of no use.
+            let (abilities, limits) = (&self.opening.abilities, &self.opening.limits);
+            let item = Item::read(fields, String::new, self.settings.input, abilities, limits)?;
+            turns.extend(item.prompt(&mut room));
+        }
+        Ok(turns)
+    }
+
+    /// Answers a turn that has ended, at once or as soon as the answer before is done.
+    pub(super) fn respond_to_turn(&mut self) {
+        if self.active.is_some() {
+            self.wanted = true;
+        } else if let Err(refusal) = self.respond(ResponseFields::default()) {
+            self.refuse(refusal, None);
+        }
+    }
+
+    /// `response.cancel`
+    pub(super) fn cancel(&mut self, id: Option<&str>) -> Result<(), Refusal> {
+        if let Some(id) = id
+            && let Some(job) = self.others.values().find(|other| other.id == id).map(|other| other.job)
+        {
+            if let Some(response) = self.others.remove(&job) {
+                self.effects.push(Effect::Cancel(job));
+                self.end(response, &Outcome::Cancelled("client_cancelled"));
+            }
+            return Ok(());
+        }
+        if self.active.as_ref().is_none_or(|active| id.is_some_and(|id| active.id != id)) {
+            let message = "there is no active response to cancel";
+            return Err(Refusal::new("response_cancel_not_active", None, message));
+        }
+        self.stop_active("client_cancelled");
+        Ok(())
+    }
+
+    /// Ends the active response, if there is one.
+    pub(super) fn stop_active(&mut self, reason: &'static str) {
+        let Some(response) = self.active.take() else { return };
+        self.effects.push(Effect::Cancel(response.job));
+        self.end(response, &Outcome::Cancelled(reason));
+    }
+
+    /// Takes what came of a job. Nothing of one that is over counts.
+    pub fn answer(&mut self, job: JobId, part: AnswerPart) -> Vec<Effect> {
+        if self.transcriptions.contains_key(&job) {
+            self.transcribed(job, part);
+        } else if let Some(mut response) = self.take(job) {
+            match self.told(&mut response, part) {
+                None => self.put_back(response),
+                Some(outcome) => self.end(response, &outcome),
+            }
+            self.next_turn();
+        }
+        self.effects()
+    }
+
+    fn take(&mut self, job: JobId) -> Option<Response> {
+        if self.active.as_ref().is_some_and(|active| active.job == job) {
+            return self.active.take();
+        }
+        self.others.remove(&job)
+    }
+
+    fn put_back(&mut self, response: Response) {
+        match response.in_conversation {
+            true => self.active = Some(response),
+            false => _ = self.others.insert(response.job, response),
+        }
+    }
+
+    /// Tells the client of a part; the outcome where it was the last.
+    fn told(&mut self, response: &mut Response, part: AnswerPart) -> Option<Outcome> {
+        match part {
+            AnswerPart::Started if response.item.is_none() => {
+                let id = self.fresh_item();
+                let item = response.begin(id, self.opening.abilities.frame_ms);
+                let object = item.object(false);
+                self.tell(response.item_added(object.clone()));
+                if response.in_conversation {
+                    let previous_item_id = self.conversation.last().map(str::to_owned);
+                    self.conversation.push(item);
+                    self.tell(ServerEvent::ItemAdded { previous_item_id, item: object });
+                }
+                self.tell(response.part_added());
+            }
+            AnswerPart::Started => {}
+            AnswerPart::Text(delta) if response.item.is_some() => {
+                let event = response.text(delta);
+                self.tell(event);
+            }
+            AnswerPart::Audio(bytes) if response.item.is_some() && !bytes.is_empty() => {
+                let event = response.audio(&bytes);
+                self.tell(event);
+            }
+            AnswerPart::Text(_) | AnswerPart::Audio(_) => {}
+            AnswerPart::Finished { ending, usage } => return Some(Outcome::Finished(ending, usage)),
+            AnswerPart::Failed { code, message } => return Some(Outcome::Failed { code, message }),
+        }
+        None
+    }
+
+    /// The last events of a response.
+    fn end(&mut self, response: Response, outcome: &Outcome) {
+        if let Some(item) = response.item(outcome) {
+            response.part_done().into_iter().for_each(|event| self.tell(event));
+            let object = item.object(false);
+            if response.in_conversation {
+                let previous_item_id = self.conversation.before(&item.id);
+                self.conversation.change(&item.id.clone(), |place| *place = item);
+                self.tell(ServerEvent::ItemDone { previous_item_id, item: object.clone() });
+            }
+            self.tell(response.item_done(object));
+        }
+        let object = response.object(&self.opening.abilities, &self.conversation_id, Some(outcome));
+        self.tell(ServerEvent::ResponseDone { response: object });
+    }
+
+    /// Answers the turn that waited for the answer before, if there is one and that is over.
+    pub(super) fn next_turn(&mut self) {
+        if self.active.is_none() && std::mem::take(&mut self.wanted) {
+            self.respond_to_turn();
+        }
+    }
+
+    /// Has what the user said written down, where the session asks for that.
+    pub(super) fn transcribe(&mut self, item: String) {
+        let Some(transcription) = &self.settings.transcription else { return };
+        let question = transcription.question();
+        let Some(sound) = self.conversation.sound(&item) else { return };
+        if let Err(refusal) = self.check_jobs() {
+            let error = ErrorObject::new(refusal, None);
+            return self.tell(ServerEvent::TranscriptionFailed { item_id: item, content_index: 0, error });
+        }
+        let id = self.fresh_job();
+        let parts = vec![PromptPart::Audio(sound), PromptPart::Text(question)];
+        let job = Job {
+            id,
+            turns: vec![PromptTurn { role: "user", parts }],
+            speaks: false,
+            voice: None,
+            speed: 1.0,
+            format: WireFormat::Pcm,
+            max_tokens: None,
+            temperature: Some(0.0),
+            seed: self.settings.seed,
+        };
+        self.transcriptions.insert(id, (item, String::new()));
+        self.effects.push(Effect::Begin(Box::new(job)));
+    }
+
+    fn transcribed(&mut self, job: JobId, part: AnswerPart) {
+        let Some((item, text)) = self.transcriptions.get_mut(&job) else { return };
+        let (item_id, content_index) = (item.clone(), 0);
+        let event = match part {
+            AnswerPart::Started | AnswerPart::Audio(_) => return,
+            AnswerPart::Text(delta) => {
+                text.push_str(&delta);
+                return self.tell(ServerEvent::TranscriptionDelta { item_id, content_index, delta });
+            }
+            AnswerPart::Finished { usage, .. } => {
+                let transcript = std::mem::take(text);
+                self.conversation.change(&item_id, |item| {
+                    if let Some(Content::InputAudio { transcript: known, .. }) = item.content.first_mut() {
+                        *known = Some(transcript.clone());
+                    }
+                });
+                let usage = usage.transcription();
+                ServerEvent::TranscriptionCompleted { item_id, content_index, transcript, usage }
+            }
+            AnswerPart::Failed { code, message } => {
+                let refusal = Refusal { internal: true, ..Refusal::new(code, None, message) };
+                ServerEvent::TranscriptionFailed { item_id, content_index, error: ErrorObject::new(refusal, None) }
+            }
+        };
+        self.transcriptions.remove(&job);
+        self.tell(event);
+    }
+}
+
+fn check_metadata(fields: &ResponseFields) -> Result<(), Refusal> {
+    let Some(metadata) = &fields.metadata else { return Ok(()) };
+    let (entries, name, value) = METADATA;
+    let fits = |(key, text): (&String, &Value)| {
+        key.chars().count() <= name && text.as_str().is_some_and(|text| text.chars().count() <= value)
+    };
+    if metadata.len() <= entries && metadata.iter().all(fits) {
+        return Ok(());
+    }
+    let message = format!("has at most {entries} entries, names of {name} characters and texts of {value}");
+    Err(Refusal::value("response.metadata", message))
+}

@@ -1,0 +1,124 @@
+//! `WS /v1/realtime`: OpenAI's realtime protocol. What a session decides is in `omni-realtime`, which knows no socket and
+//! no engine; here are the two, and the time.
+
+mod connection;
+mod running;
+
+use super::auth::Caller;
+use super::budget::Held;
+use super::connection::ConnectionGuard;
+use super::error::ApiError;
+use super::reader::Reader;
+use super::state::{App, unix_seconds};
+use super::ws::{Counted, upgrade};
+use super::ws_frames::Decoder;
+use super::ws_socket::queue;
+use axum::Extension;
+use axum::extract::{Query, Request, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use connection::Connection;
+use hyper::upgrade::Upgraded;
+use hyper_util::rt::TokioIo;
+use omni_realtime::{Abilities, Limits, Opening};
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Answers of a session that are made at the same time.
+const JOBS: usize = 4;
+/// Parts of an item.
+const PARTS: usize = 64;
+/// Seeds from 0 to below this are read as they are by every client.
+const SEEDS: u64 = 1 << 53;
+
+/// The handler.
+pub(super) async fn connect(
+    State(app): State<Arc<App>>,
+    Extension(guard): Extension<ConnectionGuard>,
+    Extension(caller): Extension<Caller>,
+    Query(query): Query<BTreeMap<String, String>>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let asked = query.get("model").map(String::as_str);
+    app.check_model(asked)?;
+    let app = app.choose(asked).await?;
+    if app.service.info().tts.is_some() {
+        let message = "this model speaks but does not answer: use WS /v1/audio/speech/stream";
+        return Err(ApiError::invalid("model", message));
+    }
+    let seed = match query.get("seed") {
+        Some(text) => text.parse().ok().filter(|seed| *seed < SEEDS).ok_or_else(|| {
+            ApiError::invalid("seed", format!("seed: must be a whole number from 0 to {}", SEEDS - 1))
+        })?,
+        None => RandomState::new().build_hasher().finish() % SEEDS,
+    };
+    let place = Arc::clone(&app.realtime_places).try_acquire_owned().map_err(|_| {
+        let most = app.realtime.max_sessions;
+        let message = format!("{most} sessions are open already (realtime.max_sessions)");
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message)
+    })?;
+    let opening = opening(&app, seed);
+    upgrade(request, guard, move |socket, guard| serve(app, socket, caller, guard, (opening, place)))
+}
+
+/// With what a session begins.
+fn opening(app: &Arc<App>, seed: u64) -> Opening {
+    let info = app.service.info();
+    let voices = app.voice_finder();
+    let models = Arc::clone(app);
+    let limits = app.limits();
+    let config = &app.realtime;
+    Opening {
+        id: format!("sess_{}", app.fresh_id()),
+        seed,
+        expires_at: unix_seconds() + config.max_time.as_secs(),
+        abilities: Abilities {
+            model: info.id.clone(),
+            hears: info.hears,
+            sees: info.sees,
+            default_voice: info.default_voice.clone(),
+            frame_ms: f64::from(info.samples_per_frame) * 1000.0 / f64::from(info.sample_rate.max(1)),
+            is_model: Arc::new(move |name| {
+                models.model(Some(name)).is_ok_and(|model| model.service.info().id == models.service.info().id)
+            }),
+            find_voice: Arc::new(move |name| voices.find(name)),
+        },
+        limits: Limits {
+            // A prompt has the instructions beside the items.
+            items: config.max_items.min(limits.max_messages.saturating_sub(2)).max(1),
+            bytes: config.max_conversation_bytes,
+            audio_ms: u64::try_from(config.max_audio.as_millis()).unwrap_or(u64::MAX),
+            instruction_chars: limits.max_input_chars,
+            item_chars: limits.max_input_chars,
+            parts: PARTS,
+            media: app.media.max_files,
+            media_ms: u64::from(app.media.max_seconds) * 1000,
+            jobs: JOBS,
+        },
+    }
+}
+
+async fn serve(
+    app: Arc<App>,
+    socket: Upgraded,
+    caller: Caller,
+    guard: ConnectionGuard,
+    (opening, _place): (Opening, OwnedSemaphorePermit),
+) {
+    let (source, sink) = tokio::io::split(TokioIo::new(socket));
+    let held = Held::nothing(&app.budget);
+    let mut reader = Reader::new(source, Decoder::new(app.max_body_bytes, held), app.read_timeout);
+    let (out, writer) = queue();
+    let mut writing = std::pin::pin!(writer.run(Counted { sink, visit: Arc::clone(&caller.visit) }));
+    let mut connection = Connection::new(app, out, caller, &guard, opening);
+    tokio::select! {
+        _ = connection.run(&mut reader) => {}
+        // The client is gone.
+        () = &mut writing => return,
+    }
+    drop(connection);
+    writing.await;
+    reader.linger().await;
+}

@@ -1,0 +1,220 @@
+//! A request of a session while the engine serves it: begun with what the session asked for, read in parts of at most a
+//! frame of sound. Dropping it ends the request in every stage.
+
+use crate::auth::Caller;
+use crate::chat_parts::{self, Counts, SourceRef, What};
+use crate::error::ApiError;
+use crate::media::{self, Loaded};
+use crate::state::App;
+use futures::future::BoxFuture;
+use omni_audio::{AudioFormat, AudioWriter, Law, Sound};
+use omni_core::ids::Frames;
+use omni_engine::{
+    ChatMessage, Content, Detail, Event, FinishReason, GenerateRequest, MediaSource, Output, Part, RequestOptions,
+    ResponseStream, SamplingOverrides, Slo,
+};
+use omni_realtime::{AnswerPart, Detail as Seen, Ending, Job, JobId, PromptPart, Usage, WireFormat};
+use std::sync::Arc;
+
+/// See the module.
+pub(super) struct Running {
+    pub id: JobId,
+    caller: Caller,
+    sample_rate: u32,
+    /// Samples of a frame.
+    frame: usize,
+    state: State,
+}
+
+enum State {
+    Beginning(BoxFuture<'static, Result<Begun, ApiError>>),
+    Serving(Box<Serving>),
+    Over,
+}
+
+/// A request that the engine has taken.
+struct Begun {
+    stream: ResponseStream,
+    writer: AudioWriter,
+}
+
+struct Serving {
+    begun: Begun,
+    /// Sound that the engine has given, and how much of it is written.
+    samples: Arc<[f32]>,
+    at: usize,
+    /// What comes behind the last sound.
+    last: Option<AnswerPart>,
+}
+
+impl Running {
+    /// Begins a request. `counts`: whether it is one more of its key than the request that opened the session.
+    pub fn begin(app: &Arc<App>, caller: Caller, job: Job, counts: bool) -> Running {
+        let info = app.service.info();
+        let (id, sample_rate, frame) = (job.id, info.sample_rate, info.samples_per_frame.max(1) as usize);
+        let begun = begin(Arc::clone(app), caller.clone(), job, counts);
+        Running { id, caller, sample_rate, frame, state: State::Beginning(Box::pin(begun)) }
+    }
+
+    /// The next part. It may be dropped and called again; not after the last part.
+    pub async fn next(&mut self) -> AnswerPart {
+        loop {
+            match &mut self.state {
+                State::Beginning(begun) => match begun.await {
+                    Ok(begun) => {
+                        let serving = Serving { begun, samples: [].into(), at: 0, last: None };
+                        self.state = State::Serving(Box::new(serving));
+                    }
+                    Err(error) => return self.fail(error),
+                },
+                State::Serving(serving) => {
+                    if let Some(last) = serving.last.take() {
+                        self.state = State::Over;
+                        return last;
+                    }
+                    if serving.at < serving.samples.len() {
+                        let end = (serving.at + self.frame).min(serving.samples.len());
+                        let written = serving.begun.writer.push(&serving.samples[serving.at..end]);
+                        serving.at = end;
+                        match written {
+                            // The format may need more samples for its next bytes.
+                            Ok(bytes) if bytes.is_empty() => continue,
+                            Ok(bytes) => return AnswerPart::Audio(bytes),
+                            Err(error) => return self.fail(error.into()),
+                        }
+                    }
+                    let event = serving.begun.stream.next().await;
+                    if let Some(part) = self.heard(event) {
+                        return part;
+                    }
+                }
+                State::Over => return std::future::pending().await,
+            }
+        }
+    }
+
+    /// What an event of the engine means for the session.
+    fn heard(&mut self, event: Option<Event>) -> Option<AnswerPart> {
+        let State::Serving(serving) = &mut self.state else { return None };
+        match event {
+            Some(Event::Started { id, .. }) => {
+                self.caller.visit.leads_to(id);
+                Some(AnswerPart::Started)
+            }
+            Some(Event::Text(text)) => Some(AnswerPart::Text(text)),
+            Some(Event::Audio(chunk)) => {
+                self.caller.spoke(chunk.samples.len(), self.sample_rate);
+                (serving.samples, serving.at) = (chunk.samples, 0);
+                None
+            }
+            Some(Event::Word(_)) => None,
+            Some(Event::Finished { reason, usage }) => {
+                let ending = match reason {
+                    FinishReason::Stop | FinishReason::Unspoken => Ending::Stop,
+                    FinishReason::Length | FinishReason::Runaway => Ending::Length,
+                };
+                let media = usage.media;
+                let usage = Usage {
+                    input: usage.prompt_tokens,
+                    input_audio: media.audio,
+                    input_image: media.image + media.video,
+                    output_text: usage.text_tokens,
+                    output_audio: usage.frames.0,
+                };
+                serving.last = Some(AnswerPart::Finished { ending, usage });
+                match serving.begun.writer.finish() {
+                    Ok(rest) if rest.is_empty() => None,
+                    Ok(rest) => Some(AnswerPart::Audio(rest)),
+                    Err(error) => Some(self.fail(error.into())),
+                }
+            }
+            Some(Event::Failed(error)) => Some(self.fail(error.into())),
+            None => Some(self.fail(ApiError::internal("the answer ended before it was complete"))),
+        }
+    }
+
+    fn fail(&mut self, error: ApiError) -> AnswerPart {
+        self.state = State::Over;
+        AnswerPart::Failed { code: error.code.to_owned(), message: error.message }
+    }
+}
+
+async fn begin(app: Arc<App>, caller: Caller, job: Job, counts: bool) -> Result<Begun, ApiError> {
+    if counts {
+        caller.begin()?;
+    }
+    let format = match job.format {
+        WireFormat::Pcm => AudioFormat::Pcm,
+        WireFormat::Mu => AudioFormat::G711(Law::Mu),
+        WireFormat::A => AudioFormat::G711(Law::A),
+    };
+    let sound = Sound { speed: job.speed, sample_rate: Some(job.format.rate()), ..format.into() };
+    let writer = app.writer(sound)?;
+    let options = RequestOptions {
+        tenant: caller.tenant,
+        slo: match job.speaks {
+            true => Slo::Realtime(app.limits().first_audio_deadline),
+            false => Slo::BestEffort,
+        },
+        life: None,
+    };
+    let (messages, media) = prompt(&app, &job).await?;
+    let request = GenerateRequest {
+        messages,
+        media,
+        output: if job.speaks { Output::TextAndAudio } else { Output::Text },
+        voice: job.voice,
+        text: SamplingOverrides { temperature: job.temperature, ..SamplingOverrides::default() },
+        speech: SamplingOverrides::default(),
+        max_text_tokens: job.max_tokens,
+        max_frames: job.max_tokens.map(Frames),
+        ignore_eos: false,
+        seed: Some(job.seed),
+        options,
+    };
+    Ok(Begun { stream: app.service.submit(request).await?, writer })
+}
+
+/// The conversation as chat has it. Pictures are read by the rules that those of chat have.
+async fn prompt(app: &App, job: &Job) -> Result<(Vec<ChatMessage>, Vec<MediaSource>), ApiError> {
+    let parts = || job.turns.iter().flat_map(|turn| &turn.parts);
+    let pictures: Vec<SourceRef<'_>> = parts().filter_map(picture).collect();
+    let most = Counts { files: app.media.max_files, frames: app.media.max_frames };
+    chat_parts::check(&pictures, app.service.info(), &most)?;
+    let Loaded { sources, held: _held } = media::load(app, &pictures).await?;
+    let mut pictures = sources.into_iter();
+    let media = parts().filter_map(|part| match part {
+        PromptPart::Text(_) => None,
+        PromptPart::Audio(file) => Some(MediaSource::Audio(Arc::clone(file))),
+        // There are as many as were asked for.
+        PromptPart::Image { .. } => pictures.next(),
+    });
+    let media = media.collect();
+    let messages = job.turns.iter().map(|turn| {
+        let places: Vec<Part> = turn.parts.iter().map(place).collect();
+        let content = match places.iter().all(|place| matches!(place, Part::Text(_))) {
+            true => Content::Text(Content::Parts(places).texts().collect()),
+            false => Content::Parts(places),
+        };
+        ChatMessage { role: turn.role.to_owned(), content }
+    });
+    Ok((messages.collect(), media))
+}
+
+fn picture(part: &PromptPart) -> Option<SourceRef<'_>> {
+    let PromptPart::Image { url, detail } = part else { return None };
+    let detail = match detail {
+        Seen::Auto => Detail::Auto,
+        Seen::Low => Detail::Low,
+        Seen::High => Detail::High,
+    };
+    Some(SourceRef { param: "item.content.image_url".to_owned(), what: What::Image(url, detail) })
+}
+
+fn place(part: &PromptPart) -> Part {
+    match part {
+        PromptPart::Text(text) => Part::Text(text.clone()),
+        PromptPart::Audio(_) => Part::Audio,
+        PromptPart::Image { .. } => Part::Image,
+    }
+}

@@ -1,0 +1,131 @@
+//! Clients that break rules, meet limits, or leave.
+
+use super::*;
+use crate::support::engine::{idle, root};
+use omni_actors::config::{KeyConfig, hash_key};
+use omni_actors::model::checkpoint::Checkpoint;
+use tokio_tungstenite::tungstenite::Error;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+
+/// The status with which a session is refused.
+async fn refused(site: &Site, query: &str, protocol: Option<&str>) -> u16 {
+    let mut request = format!("ws://{}/v1/realtime{query}", site.address).into_client_request().unwrap();
+    if let Some(protocol) = protocol {
+        request.headers_mut().insert("sec-websocket-protocol", protocol.parse().unwrap());
+    }
+    match connect_async(request).await {
+        Ok((_, response)) => response.status().as_u16(),
+        Err(Error::Http(response)) => response.status().as_u16(),
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nonsense_is_answered_with_an_error_and_the_session_goes_on() {
+    let site = site().await;
+    let mut talk = Talk::new(&site).await;
+    for text in ["{", "[]", "\"\"", "null", "{}", r#"{"type": 1}"#, r#"{"type": "x", "event_id": "e"}"#, "\u{0}"] {
+        talk.socket.send(Message::text(text)).await.unwrap();
+        let error = talk.until("error").await.pop().unwrap();
+        assert!(error["error"]["message"].as_str().unwrap().len() > 10, "{text}: {error}");
+    }
+    talk.socket.send(Message::binary(vec![1, 2, 3])).await.unwrap();
+    talk.until("error").await;
+    let deep = format!("{}{}", "{\"a\":".repeat(90), "1}".repeat(90));
+    talk.socket.send(Message::text(deep)).await.unwrap();
+    talk.until("error").await;
+    talk.say("Hello").await;
+    assert!(!talk.answer("text").await.text().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_is_answered_in_order_and_bounded() {
+    let site = site().await;
+    let mut talk = Talk::new(&site).await;
+    let (mut write, mut read) = talk.socket.split();
+    let flood = tokio::spawn(async move {
+        for number in 0..2_000 {
+            let event = json!({"type": "conversation.item.retrieve", "event_id": format!("e{number}"), "item_id": "x"});
+            write.send(Message::text(event.to_string())).await.unwrap();
+        }
+        write
+    });
+    for number in 0..2_000 {
+        let message = timeout(PATIENCE, read.next()).await.unwrap().unwrap().unwrap();
+        let event: Value = serde_json::from_str(message.to_text().unwrap()).unwrap();
+        assert_eq!(event["error"]["event_id"], format!("e{number}"));
+    }
+    let write = flood.await.unwrap();
+    talk = Talk { socket: read.reunite(write).unwrap() };
+    talk.say("Hello").await;
+    assert!(!talk.answer("text").await.text().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_leaves_in_any_state_leaves_nothing() {
+    let site = with(|config| config.server.realtime.max_sessions = 2).await;
+    for state in 0..6 {
+        let mut talk = loop {
+            // The place of the one before is free when the server has seen that it left.
+            match connect_async(format!("ws://{}/v1/realtime", site.address)).await {
+                Ok((socket, _)) => break Talk { socket },
+                Err(Error::Http(_)) => tokio::task::yield_now().await,
+                Err(other) => panic!("{other}"),
+            }
+        };
+        if state > 0 {
+            talk.until("session.created").await;
+        }
+        if state > 1 {
+            talk.append(&[0; 9_600]).await;
+        }
+        if state > 2 {
+            talk.say("Tell me a story").await;
+            talk.send(json!({"type": "response.create"})).await;
+        }
+        if state > 3 {
+            talk.until("response.created").await;
+        }
+        if state > 4 {
+            talk.until("response.output_audio.delta").await;
+        }
+        drop(talk);
+    }
+    idle(&site.engine).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_have_limits_on_their_number_and_time() {
+    let site = with(|config| config.server.realtime.max_sessions = 1).await;
+    let mut talk = Talk::bare(&site, "").await;
+    talk.until("session.created").await;
+    assert_eq!(refused(&site, "", None).await, 503);
+    let site = with(|config| config.server.realtime.idle_timeout = Duration::from_secs(1)).await;
+    let mut talk = Talk::bare(&site, "").await;
+    let error = talk.until("error").await.pop().unwrap();
+    assert_eq!(error["error"]["code"], "idle_timeout");
+    assert!(talk.next().await.is_null());
+    let site = with(|config| config.server.realtime.max_time = Duration::from_secs(1)).await;
+    let mut talk = Talk::bare(&site, "").await;
+    let error = talk.until("error").await.pop().unwrap();
+    assert_eq!(error["error"]["code"], "session_expired");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_seeds_and_models_that_are_wrong_open_no_session() {
+    let site = site().await;
+    assert_eq!(refused(&site, "?model=nobody", None).await, 404);
+    assert_eq!(refused(&site, "?seed=-1", None).await, 400);
+    assert_eq!(refused(&site, "?model=gpt-realtime&seed=1", None).await, 101);
+    // A checkpoint that speaks and does not answer.
+    let site = Site::of(&Checkpoint::open(&root().join("tests/fixtures/qwen3_tts/base")).unwrap(), |_| {}).await;
+    assert_eq!(refused(&site, "", None).await, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_browser_sends_its_key_as_a_protocol() {
+    let site = with(|config| config.server.keys = vec![KeyConfig::new("a", hash_key("sesame"))]).await;
+    assert_eq!(refused(&site, "", None).await, 401);
+    assert_eq!(refused(&site, "", Some("realtime, openai-insecure-api-key.wrong")).await, 401);
+    assert_eq!(refused(&site, "", Some("realtime, openai-insecure-api-key.sesame")).await, 101);
+}
