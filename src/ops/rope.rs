@@ -76,6 +76,25 @@ pub enum Angles {
 }
 
 impl Angles {
+    /// Those of `len` positions from the one with the number `start` on.
+    ///
+    /// # Errors
+    /// When there are not so many.
+    pub fn narrow(&self, start: usize, len: usize) -> Result<Angles> {
+        match self {
+            Angles::Cpu { cos, sin, half } => {
+                let of = |table: &[f32]| table.get(start * half..(start + len) * half).map(<[f32]>::to_vec);
+                match (of(cos), of(sin)) {
+                    (Some(cos), Some(sin)) => Ok(Angles::Cpu { cos, sin, half: *half }),
+                    _ => candle_core::bail!("rope: there are no positions {start}..{}", start + len),
+                }
+            }
+            Angles::Device { cos, sin } => {
+                Ok(Angles::Device { cos: cos.narrow(0, start, len)?, sin: sin.narrow(0, start, len)? })
+            }
+        }
+    }
+
     /// Turns `x` `[T, heads, d]`.
     ///
     /// # Errors

@@ -181,14 +181,32 @@ fn windows_and_slices_are_encoded_one_at_a_time_with_the_same_bits() {
     let n = rows * columns;
     let begin = |i: usize| tower.begin(&patches.narrow(0, i * n, n).unwrap(), &layout).unwrap();
     let mut all: Vec<_> = (0..slices).map(begin).collect();
-    assert!(tower.finish(begin(0)).is_err_and(|error| error.to_string().contains("0 of 4 layers")));
+    let merged = n / tower.config().merge_unit();
+    assert!(tower.merge(&begin(0), 0, 1).is_err_and(|error| error.to_string().contains("0 of 4 layers")));
     // Layer by layer, the last slice first.
     for _ in 0..tower.config().depth {
-        assert!(all.iter_mut().rev().all(|slice| tower.advance(slice).unwrap()));
+        assert!(all.iter_mut().rev().all(|slice| tower.advance(slice, n).unwrap()));
     }
-    let encoded: Vec<_> = all.into_iter().map(|slice| tower.finish(slice).unwrap().joined().unwrap()).collect();
+    let encoded: Vec<_> = all.iter().map(|slice| tower.merge(slice, 0, merged).unwrap().joined().unwrap()).collect();
+    assert!(tower.merge(&all[0], merged, 1).is_err_and(|error| error.to_string().contains("has no embeddings")));
     assert!(slices > 1);
-    assert_eq!(bits(&encoded), bits(&[tower.encode(&patches, [slices, rows, columns]).unwrap().joined().unwrap()]));
+    let truth = bits(&[tower.encode(&patches, [slices, rows, columns]).unwrap().joined().unwrap()]);
+    assert_eq!(bits(&encoded), truth);
+    // A layer in pieces, and rows one by one.
+    for piece in (4..=n).step_by(4) {
+        let mut encoded = Vec::new();
+        for number in 0..slices {
+            let mut slice = begin(number);
+            let mut steps = 0;
+            while tower.advance(&mut slice, piece).unwrap() {
+                steps += 1;
+            }
+            let pieces = n.div_ceil(piece);
+            assert_eq!(steps, tower.config().depth * if pieces == 1 { 1 } else { 2 * pieces }, "{piece} of {n}");
+            encoded.extend((0..merged).map(|row| tower.merge(&slice, row, 1).unwrap().joined().unwrap()));
+        }
+        assert_eq!(bits(&encoded), truth, "in pieces of {piece}");
+    }
     assert!(tower.encode(&patches, [3, rows, columns]).is_err_and(|error| error.to_string().contains("of the grid")));
     assert!(tower.layout(3, 4).is_err_and(|error| error.to_string().contains("expected multiples of 2")));
 }

@@ -4,13 +4,15 @@
 //! The media are cut into *parts* that do not see each other: a window of a sound, a temporal slice of pictures. A unit
 //! of work is a step of the stage:
 //! - a window is one unit: it takes its features and emits its rows;
-//! - a slice is a unit for each piece of its patches, one for each layer, and one for each piece of its rows.
+//! - a slice is a unit for each piece of its patches, one or several for each layer, and one for each piece of its rows.
 //!
-//! So no step takes longer than a layer of a slice, and no piece of input or output is larger than [`PIECE`].
+//! So the work of a step is bounded whatever the size of a picture, and no piece of input or output is larger than
+//! [`PIECE`].
 
 use crate::ModelError;
 use crate::error::refused;
 use crate::hf::ThinkerConfig;
+use crate::towers::{patches_in_a_step, steps_of_a_layer};
 use omni_media::Medium;
 use std::ops::Range;
 
@@ -73,7 +75,9 @@ pub enum Work {
         sides: [usize; 2],
         /// Patches that come in one unit.
         piece: usize,
-        /// Layers, each a unit.
+        /// Patches that go through a layer in one unit.
+        cut: usize,
+        /// Units of all layers.
         layers: u32,
         /// Rows that are emitted in one unit.
         emits: usize,
@@ -148,7 +152,9 @@ impl Schedule {
         let (piece, emits) = ((PIECE / row).max(1), (PIECE / out).max(1));
         for slice in 0..slices {
             let patches = slice * n..(slice + 1) * n;
-            let work = Work::Slice { patches, sides: [height, width], piece, layers: tower.depth as u32, emits };
+            let cut = patches_in_a_step(tower, n);
+            let layers = (tower.depth * steps_of_a_layer(n, cut)) as u32;
+            let work = Work::Slice { patches, sides: [height, width], piece, cut, layers, emits };
             self.push(medium, n / tower.merge_unit(), work)?;
         }
         Ok(())
@@ -273,6 +279,29 @@ mod tests {
         assert!(pieces.len() > 1);
         assert!(pieces[pieces.len() - 1].units > config.vision.as_ref().unwrap().depth as u32);
         assert_eq!(schedule.pieces_from(pieces[1].unit).next(), Some(pieces[1].clone()));
+    }
+
+    #[test]
+    fn the_layers_of_a_large_picture_are_cut_into_steps_of_bounded_work() {
+        // As large as that of the 30B checkpoint.
+        let mut config = config();
+        let tower = config.vision.as_mut().unwrap();
+        (tower.hidden_size, tower.intermediate_size, tower.num_heads, tower.depth) = (1152, 4304, 16, 27);
+        tower.out_hidden_size = 2048;
+        let layers = |side: u32| {
+            let schedule = Schedule::new(&config, &[Encodable::Pictures { grid: [1, side, side] }]).unwrap();
+            let Work::Slice { cut, layers, .. } = schedule.parts()[0].work.clone() else { panic!("no slice") };
+            (cut, layers as usize)
+        };
+        assert_eq!(layers(14), (196, 27), "a small one goes through a layer in one step");
+        for side in [64, 128, 512] {
+            let (n, (cut, steps)) = ((side * side) as usize, layers(side));
+            assert_eq!(steps, 27 * 2 * n.div_ceil(cut), "{side}");
+            assert!(cut.is_multiple_of(4), "{side}: {cut} are no whole merge blocks");
+            // Attention alone: to score all others, and to add up what they show.
+            let macs = 2 * cut as u128 * n as u128 * 1152;
+            assert!(macs <= 1 << 33, "{side}: {macs} multiply-adds a step");
+        }
     }
 
     #[test]

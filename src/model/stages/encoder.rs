@@ -1,6 +1,6 @@
 //! The encoder stage: sound and pictures to embeddings of the thinker, one step of a [`Schedule`] after the other.
 //!
-//! Units are steps of work: a window of sound, a piece of patches, a layer of a slice, a piece of its rows. The parts of
+//! Units are steps of work: a window of sound, a piece of patches, a piece of a layer of a slice, a piece of its rows. The parts of
 //! a sequence do not see each other, so a sequence may begin at any of them, with the same bits.
 
 use crate::embeddings::Embeddings;
@@ -66,8 +66,8 @@ struct Sequence {
     slice: Option<Slice<Arc<SliceLayout>>>,
     /// Of the last slice: those of one video share theirs.
     layout: Option<([usize; 2], Arc<SliceLayout>)>,
-    /// Rows of the part that is encoded, `[rows, width]`, and how many were emitted.
-    rows: Option<(Tensor, usize)>,
+    /// Rows of the part that were emitted.
+    emitted: usize,
 }
 
 impl StageModel for EncoderStage {
@@ -98,7 +98,7 @@ impl StageModel for EncoderStage {
             waiting: VecDeque::new(),
             slice: None,
             layout: None,
-            rows: None,
+            emitted: 0,
         };
         self.sequences.insert(slot, sequence);
         Ok(())
@@ -150,7 +150,7 @@ impl EncoderStage {
         sequence.unit += 1;
         if sequence.unit == part.units() as usize {
             (sequence.part, sequence.unit) = (sequence.part + 1, 0);
-            (sequence.slice, sequence.rows) = (None, None);
+            (sequence.slice, sequence.emitted) = (None, 0);
         }
         let finished = sequence.part == sequence.schedule.parts().len();
         Ok(SequenceOutput {
@@ -171,7 +171,7 @@ impl Sequence {
                 let chunk = tower.padded_chunk(self.longest);
                 Ok(Some(tower.encode_window(&features, chunk)?.rows))
             }
-            Work::Slice { patches, sides: [height, width], piece, layers, emits } => {
+            Work::Slice { patches, sides: [height, width], piece, cut, layers, emits } => {
                 let tower = towers.vision()?;
                 let (pieces, layers) = (patches.len().div_ceil(*piece), *layers as usize);
                 if self.unit < pieces {
@@ -193,17 +193,14 @@ impl Sequence {
                 }
                 if self.unit < pieces + layers {
                     let Some(slice) = &mut self.slice else { return refused("a slice without patches") };
-                    tower.advance(slice)?;
+                    tower.advance(slice, *cut)?;
                     return Ok(None);
                 }
-                if let Some(slice) = self.slice.take() {
-                    self.rows = Some((tower.finish(slice)?.joined()?, 0));
-                }
-                let Some((rows, emitted)) = &mut self.rows else { return refused("a slice without rows") };
-                let count = (*emits).min(part.rows as usize - *emitted);
-                let some = rows.narrow(0, *emitted, count)?;
-                *emitted += count;
-                Ok(Some(some))
+                let Some(slice) = &self.slice else { return refused("a slice without rows") };
+                let count = (*emits).min(part.rows as usize - self.emitted);
+                let rows = tower.merge(slice, self.emitted, count)?.joined()?;
+                self.emitted += count;
+                Ok(Some(rows))
             }
         }
     }

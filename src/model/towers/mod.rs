@@ -11,6 +11,7 @@ mod vision;
 
 pub use audio::AudioTower;
 pub use vision::{Slice, SliceLayout, VisionTower};
+pub(crate) use vision::{patches_in_a_step, steps_of_a_layer};
 
 use crate::error::refused;
 use crate::hf::ThinkerConfig;

@@ -34,19 +34,20 @@ pub(super) fn linear(scope: &Scope<'_>, inputs: usize, outputs: usize) -> Loaded
     Ok(Linear::new(scope.get("weight", &[outputs, inputs])?, Some(scope.get("bias", &[outputs])?))?)
 }
 
-/// Attention of all positions to all: queries, keys and values `[n, heads, d]` to `[n, heads * d]`.
+/// Attention of some positions to all: queries `[n, heads, d]`, keys and values `[all, heads, d]` to `[n, heads * d]`.
+/// What a query gets does not depend on the others.
 fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    let (n, heads, d) = q.dims3()?;
+    let ((n, heads, d), all) = (q.dims3()?, k.dim(0)?);
     let scale = (d as f32).sqrt().recip();
     // The queries of a head stand at the last position, as if each were a head of its own that shares these keys: so
     // each sees everything.
     let q = q.transpose(0, 1)?.contiguous()?; // [heads, n, d]
     let head = |head: usize, count: usize| {
         let queries = q.narrow(0, head, count)?.reshape((1, count * n, d))?;
-        let seen = attention(&queries, &k.narrow(1, head, count)?, &v.narrow(1, head, count)?, n - 1, None, scale)?;
+        let seen = attention(&queries, &k.narrow(1, head, count)?, &v.narrow(1, head, count)?, all - 1, None, scale)?;
         seen.reshape((count, n, d))
     };
-    let shared = matches!(q.device(), Device::Cpu) && 2 * n * n * heads * d >= SHARED_MACS;
+    let shared = matches!(q.device(), Device::Cpu) && 2 * n * all * heads * d >= SHARED_MACS;
     let seen = if shared {
         let each = (0..heads).into_par_iter().map(|i| head(i, 1)).collect::<Result<Vec<_>>>()?;
         Tensor::cat(&each, 0)?
@@ -70,17 +71,34 @@ pub(super) struct Layer {
     pub shrink: Linear,
 }
 
+/// Queries, keys and values of some positions, each `[n, heads, d]`.
+pub(super) struct Seen {
+    pub q: Tensor,
+    pub k: Tensor,
+    pub v: Tensor,
+}
+
 impl Layer {
     /// `[n, width]` of positions that see each other, whose queries and keys turn by `angles`.
     pub fn forward(&self, x: &Tensor, angles: Option<&Angles>) -> Result<Tensor> {
+        let Seen { q, k, v } = self.look(x, angles)?;
+        self.attend(x, &q, &k, &v)
+    }
+
+    /// Queries, keys and values of some of the positions: the same bits for some as for all.
+    pub fn look(&self, x: &Tensor, angles: Option<&Angles>) -> Result<Seen> {
         let ((n, width), heads) = (x.dims2()?, self.heads);
         let qkv = self.qkv.forward(&self.attention_norm.forward(x)?)?.reshape((n, 3 * heads, width / heads))?;
         let mut qk = qkv.narrow(1, 0, 2 * heads)?;
         if let Some(angles) = angles {
             qk = angles.apply(&qk)?;
         }
-        let (q, k, v) = (qk.narrow(1, 0, heads)?, qk.narrow(1, heads, heads)?, qkv.narrow(1, 2 * heads, heads)?);
-        let x = self.project.forward_add(&attend_to_all(&q, &k, &v)?, x)?;
+        Ok(Seen { q: qk.narrow(1, 0, heads)?, k: qk.narrow(1, heads, heads)?, v: qkv.narrow(1, 2 * heads, heads)? })
+    }
+
+    /// What some of the positions, `[n, width]` with the queries `q`, become when they see all keys and values.
+    pub fn attend(&self, x: &Tensor, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        let x = self.project.forward_add(&attend_to_all(q, k, v)?, x)?;
         let inner = (self.activation)(&self.expand.forward(&self.ffn_norm.forward(&x)?)?)?;
         self.shrink.forward_add(&inner, &x)
     }

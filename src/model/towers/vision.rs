@@ -1,7 +1,7 @@
 //! The vision tower (spec section 4): patches of pictures through a transformer in which the patches of one temporal
 //! slice see each other; blocks of patches are then merged to embeddings of the thinker.
 
-use super::parts::{Layer, Loaded, Norm, linear};
+use super::parts::{Layer, Loaded, Norm, Seen, linear};
 use crate::error::refused;
 use crate::hf::{VISION_NORM_EPS, VISION_ROPE_THETA, VisionTowerConfig};
 use crate::media::MediaRows;
@@ -35,13 +35,45 @@ pub struct SliceLayout {
 /// A temporal slice on its way through the layers. It holds its layout, or refers to it.
 pub struct Slice<L> {
     layout: L,
-    /// The residual stream, in pieces while patches still come.
+    /// The residual stream before the layer that is computed, in pieces while patches still come.
     x: Vec<Tensor>,
     /// Patches that have come.
     patches: usize,
     /// Layers done.
     layer: usize,
+    /// Of the layer that is computed, piece after piece: what its patches ask and show, then what they become.
+    seen: Vec<Seen>,
+    next: Vec<Tensor>,
+    /// Keys and values of all patches, once all have shown theirs.
+    all: Option<(Tensor, Tensor)>,
+    /// Rows of the deepstack levels, level after level, in pieces for the one that is computed.
     deepstack: Vec<Tensor>,
+    level: Vec<Tensor>,
+}
+
+/// Multiply-adds of a step of a layer, at most: a quarter of a second of one core. What a step does for a block of
+/// patches cannot be cut further.
+const STEP_MACS: u128 = 1 << 33;
+
+/// Patches of a slice of `n` that go through a layer in one step: whole merge blocks.
+pub(crate) fn patches_in_a_step(config: &VisionTowerConfig, n: usize) -> usize {
+    let (width, inner, unit) = (config.hidden_size as u128, config.intermediate_size as u128, config.merge_unit());
+    let merged = width * unit as u128;
+    // The layer with its attention to all others, and a level of the deepstack.
+    let each = 2 * n as u128 * width
+        + 4 * width * width
+        + 2 * width * inner
+        + merged * (merged + config.out_hidden_size as u128) / unit as u128;
+    let blocks = (STEP_MACS / each.max(1)) as usize / unit;
+    (blocks.max(1) * unit).min(n)
+}
+
+/// Steps of a layer of a slice of `n` patches of which `piece` go in one: one for all, or two for each piece.
+pub(crate) fn steps_of_a_layer(n: usize, piece: usize) -> usize {
+    match n.div_ceil(piece.max(1)) {
+        1 => 1,
+        pieces => 2 * pieces,
+    }
 }
 
 impl VisionTower {
@@ -89,8 +121,9 @@ impl VisionTower {
         }
         let encoded = (0..slices).map(|i| {
             let mut slice = self.begin(&patches.narrow(0, i * n, n)?, &layout)?;
-            while self.advance(&mut slice)? {}
-            self.finish(slice)
+            while self.advance(&mut slice, n)? {}
+            let rows = n / self.config.merge_unit();
+            self.merge(&slice, 0, rows)
         });
         Ok(MediaRows::cat(&encoded.collect::<std::result::Result<Vec<_>, _>>()?)?)
     }
@@ -164,7 +197,8 @@ impl VisionTower {
 
     /// A slice whose patches come in [pieces](VisionTower::feed).
     pub fn empty<L>(&self, layout: L) -> Slice<L> {
-        Slice { layout, x: Vec::new(), patches: 0, layer: 0, deepstack: vec![] }
+        let (x, seen, next, deepstack, level) = (vec![], vec![], vec![], vec![], vec![]);
+        Slice { layout, x, patches: 0, layer: 0, seen, next, all: None, deepstack, level }
     }
 
     /// Takes the next patches of a slice, `[n, patch_width]`: the same bits in pieces of any size.
@@ -188,40 +222,91 @@ impl VisionTower {
         Ok(())
     }
 
-    /// Runs the next layer of a slice; `false` when there is none.
+    /// Computes a layer of a slice further, `piece` patches at most, the same for each step of a layer and whole merge
+    /// blocks; `false` when there is no layer left. A layer takes [so many steps](steps_of_a_layer), and its bits do not
+    /// depend on the size of the pieces.
     ///
     /// # Errors
     /// What the device says, and for a slice whose patches have not all come.
-    pub fn advance<L: Deref<Target = SliceLayout>>(&self, slice: &mut Slice<L>) -> Result<bool> {
+    pub fn advance<L: Deref<Target = SliceLayout>>(&self, slice: &mut Slice<L>, piece: usize) -> Result<bool> {
         let Some(layer) = self.layers.get(slice.layer) else { return Ok(false) };
-        if slice.patches < slice.layout.patches {
-            candle_core::bail!("{} of {} patches of a slice have come", slice.patches, slice.layout.patches);
+        let n = slice.layout.patches;
+        if slice.patches < n {
+            candle_core::bail!("{} of {n} patches of a slice have come", slice.patches);
         }
-        let pieces = std::mem::take(&mut slice.x);
-        let x = match &pieces[..] {
-            [whole] => whole.clone(),
-            pieces => Tensor::cat(pieces, 0)?,
-        };
-        drop(pieces);
-        let x = layer.forward(&x, Some(&slice.layout.angles))?;
-        if let Some(level) = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == slice.layer) {
-            slice.deepstack.push(self.deepstack[level].forward(&x)?);
+        let x = joined(&mut slice.x)?;
+        let pieces = n.div_ceil(piece.max(1));
+        let of = |number: usize| (number * piece, piece.min(n - number * piece));
+        if slice.seen.len() < pieces {
+            let (start, len) = of(slice.seen.len());
+            let angles = slice.layout.angles.narrow(start, len)?;
+            slice.seen.push(layer.look(&x.narrow(0, start, len)?, Some(&angles))?);
+            if pieces > 1 {
+                return Ok(true);
+            }
         }
-        slice.x.push(x);
-        slice.layer += 1;
+        if slice.all.is_none() {
+            let all = |pick: fn(&Seen) -> &Tensor| Tensor::cat(&slice.seen.iter().map(pick).collect::<Vec<_>>(), 0);
+            slice.all = Some((all(|seen| &seen.k)?, all(|seen| &seen.v)?));
+        }
+        let (Some((k, v)), number) = (&slice.all, slice.next.len()) else { return Ok(true) };
+        let (start, len) = of(number);
+        let next = layer.attend(&x.narrow(0, start, len)?, &slice.seen[number].q, k, v)?;
+        let level = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == slice.layer);
+        if let Some(level) = level {
+            slice.level.push(self.deepstack[level].forward(&next)?);
+        }
+        slice.next.push(next);
+        if slice.next.len() == pieces {
+            slice.x = std::mem::take(&mut slice.next);
+            (slice.seen, slice.all) = (Vec::new(), None);
+            if level.is_some() {
+                let level = joined(&mut slice.level)?;
+                slice.deepstack.push(level);
+                slice.level = Vec::new();
+            }
+            slice.layer += 1;
+        }
         Ok(true)
     }
 
-    /// The embeddings of a slice that has been through all layers.
+    /// `count` embeddings, from the one with the number `start` on, of a slice that has been through all layers: the same
+    /// bits in pieces of any size.
     ///
     /// # Errors
-    /// [`ModelError::Sequence`] while layers are left.
-    pub fn finish<L>(&self, slice: Slice<L>) -> std::result::Result<MediaRows, ModelError> {
-        let [x] = &slice.x[..] else { return refused("a slice was finished before its layers began") };
+    /// [`ModelError::Sequence`] while layers are left, or for embeddings that it does not have.
+    pub fn merge<L>(&self, slice: &Slice<L>, start: usize, count: usize) -> std::result::Result<MediaRows, ModelError> {
         if slice.layer < self.layers.len() {
             return refused(format!("a slice was finished after {} of {} layers", slice.layer, self.layers.len()));
         }
-        Ok(MediaRows { rows: self.merger.forward(x)?, deepstack: slice.deepstack })
+        let unit = self.config.merge_unit();
+        let (from, until) = (start * unit, (start + count) * unit);
+        if until > slice.patches || count == 0 {
+            return refused(format!("a slice of {} patches has no embeddings {start}..{}", slice.patches, start + count));
+        }
+        // The pieces of the last layer that they lie in.
+        let (mut before, mut parts) = (0, Vec::new());
+        for x in &slice.x {
+            let after = before + x.dim(0)?;
+            let (first, end) = (from.max(before), until.min(after));
+            if first < end {
+                parts.push(x.narrow(0, first - before, end - first)?);
+            }
+            before = after;
+        }
+        let deepstack = slice.deepstack.iter().map(|level| level.narrow(0, start, count)).collect::<Result<Vec<_>>>()?;
+        Ok(MediaRows { rows: self.merger.forward(&joined(&mut parts)?)?, deepstack })
+    }
+}
+
+/// Pieces as one tensor, which takes their place.
+fn joined(pieces: &mut Vec<Tensor>) -> Result<Tensor> {
+    if let [_, _, ..] = &pieces[..] {
+        *pieces = vec![Tensor::cat(pieces, 0)?];
+    }
+    match pieces.first() {
+        Some(whole) => Ok(whole.clone()),
+        None => candle_core::bail!("there are no pieces to join"),
     }
 }
 
