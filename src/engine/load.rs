@@ -35,7 +35,7 @@ pub(super) struct Loading {
     recorder: Recorder,
     /// Each opened by the first stage that loads on it, one for all.
     #[cfg(feature = "cuda")]
-    gpus: std::sync::Mutex<std::collections::BTreeMap<usize, omni_cuda::Gpu>>,
+    gpus: Mutex<std::collections::BTreeMap<usize, omni_cuda::Gpu>>,
 }
 
 impl Loading {
@@ -54,7 +54,7 @@ impl Loading {
             here: here.into(),
             recorder,
             #[cfg(feature = "cuda")]
-            gpus: std::sync::Mutex::default(),
+            gpus: Mutex::default(),
         })
     }
 
@@ -143,7 +143,7 @@ impl Loading {
     #[cfg(feature = "cuda")]
     fn gpu(&self, stage: StageName) -> Result<omni_cuda::Gpu, LoadError> {
         use omni_cuda::Gpu;
-        let mut gpus = self.gpus.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         let index = self.config.device_index(stage);
         if let Some(gpu) = gpus.get(&index) {
             return Ok(gpu.clone());

@@ -11,6 +11,10 @@ pub(super) type Loaded<T> = std::result::Result<T, LoadError>;
 /// Least multiply-adds of an attention that several threads share: waking them costs more than a smaller one.
 const SHARED_MACS: usize = 32 << 20;
 
+/// Heads are made a multiple of this wide, by zeros that change no product: what is left over beside whole registers
+/// costs a kernel more than all that is in them.
+const LANES: usize = 16;
+
 /// A layer norm.
 pub(super) struct Norm {
     weight: Tensor,
@@ -37,8 +41,11 @@ pub(super) fn linear(scope: &Scope<'_>, inputs: usize, outputs: usize) -> Loaded
 /// Attention of some positions to all: queries `[n, heads, d]`, keys and values `[all, heads, d]` to `[n, heads * d]`.
 /// What a query gets does not depend on the others.
 fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-    let ((n, heads, d), all) = (q.dims3()?, k.dim(0)?);
-    let scale = (d as f32).sqrt().recip();
+    let ((n, heads, width), all) = (q.dims3()?, k.dim(0)?);
+    let d = width.next_multiple_of(LANES);
+    let widened = |x: &Tensor| if d > width { x.pad_with_zeros(2, 0, d - width)?.contiguous() } else { Ok(x.clone()) };
+    let (q, k, v) = (widened(q)?, widened(k)?, widened(v)?);
+    let scale = (width as f32).sqrt().recip();
     // The queries of a head stand at the last position, as if each were a head of its own that shares these keys: so
     // each sees everything.
     let q = q.transpose(0, 1)?.contiguous()?; // [heads, n, d]
@@ -54,7 +61,8 @@ fn attend_to_all(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     } else {
         head(0, heads)?
     };
-    seen.transpose(0, 1)?.contiguous()?.reshape((n, heads * d))
+    let seen = seen.narrow(2, 0, width)?.transpose(0, 1)?.contiguous()?;
+    seen.reshape((n, heads * width))
 }
 
 /// A layer of a tower's transformer: attention of all positions to all, then a feed-forward net, a norm before each.

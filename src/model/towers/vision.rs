@@ -54,13 +54,15 @@ pub struct Slice<L> {
 /// Multiply-adds of a step of a layer, at most: a quarter of a second of one core. What a step does for a block of
 /// patches cannot be cut further.
 const STEP_MACS: u128 = 1 << 33;
+/// What a query's look at one key of a head costs beside its products, in multiply-adds: about 20 ns.
+const LOOK_MACS: u128 = 1024;
 
 /// Patches of a slice of `n` that go through a layer in one step: whole merge blocks.
 pub(crate) fn patches_in_a_step(config: &VisionTowerConfig, n: usize) -> usize {
     let (width, inner, unit) = (config.hidden_size as u128, config.intermediate_size as u128, config.merge_unit());
     let merged = width * unit as u128;
     // The layer with its attention to all others, and a level of the deepstack.
-    let each = 2 * n as u128 * width
+    let each = n as u128 * (2 * width + config.num_heads as u128 * LOOK_MACS)
         + 4 * width * width
         + 2 * width * inner
         + merged * (merged + config.out_hidden_size as u128) / unit as u128;
@@ -282,7 +284,11 @@ impl VisionTower {
         let unit = self.config.merge_unit();
         let (from, until) = (start * unit, (start + count) * unit);
         if until > slice.patches || count == 0 {
-            return refused(format!("a slice of {} patches has no embeddings {start}..{}", slice.patches, start + count));
+            return refused(format!(
+                "a slice of {} patches has no embeddings {start}..{}",
+                slice.patches,
+                start + count
+            ));
         }
         // The pieces of the last layer that they lie in.
         let (mut before, mut parts) = (0, Vec::new());
@@ -294,7 +300,8 @@ impl VisionTower {
             }
             before = after;
         }
-        let deepstack = slice.deepstack.iter().map(|level| level.narrow(0, start, count)).collect::<Result<Vec<_>>>()?;
+        let deepstack =
+            slice.deepstack.iter().map(|level| level.narrow(0, start, count)).collect::<Result<Vec<_>>>()?;
         Ok(MediaRows { rows: self.merger.forward(&joined(&mut parts)?)?, deepstack })
     }
 }
