@@ -225,8 +225,8 @@ impl VisionTower {
     }
 
     /// Computes a layer of a slice further, `piece` patches at most, the same for each step of a layer and whole merge
-    /// blocks; `false` when there is no layer left. A layer takes [so many steps](steps_of_a_layer), and its bits do not
-    /// depend on the size of the pieces.
+    /// blocks; `false` when there is no layer left. A layer takes one step where a piece is the whole, and two for each
+    /// piece otherwise; its bits do not depend on the size of the pieces.
     ///
     /// # Errors
     /// What the device says, and for a slice whose patches have not all come.
