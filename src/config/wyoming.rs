@@ -10,6 +10,8 @@ use std::net::SocketAddr;
 pub struct WyomingConfig {
     /// Where it listens; `None`: nowhere.
     pub listen: Option<SocketAddr>,
+    /// The name under which the local network is told of it; `None`: it is not told.
+    pub announce: Option<String>,
     /// Whether clients may use it although they can send no key.
     pub without_key: bool,
     /// Codes of the languages that clients are told; empty: those of the model.
@@ -45,6 +47,11 @@ pub(super) fn wyoming(r: &mut Reader, server: &ServerConfig) -> WyomingConfig {
         "" => Some(None),
         text => text.parse().ok().map(Some),
     });
+    let allowed = "a name of 1 to 63 bytes, such as \"omni-actors\", or empty for none";
+    let announce = r.text("wyoming.announce", "", allowed, |text| match text {
+        "" => Some(None),
+        name => instance(name).map(Some),
+    });
     let without_key = r.switch("wyoming.without_key", false);
     let allowed = "a list of codes of languages, such as [\"en\", \"de\"], or [] for those of the model".to_owned();
     let languages = r.value("wyoming.languages", "[]", allowed, |value| texts(value, language));
@@ -57,6 +64,7 @@ pub(super) fn wyoming(r: &mut Reader, server: &ServerConfig) -> WyomingConfig {
     });
     let config = WyomingConfig {
         listen: listen.flatten(),
+        announce: announce.flatten(),
         without_key,
         languages: languages.unwrap_or_default(),
         instructions: instructions.flatten(),
@@ -65,7 +73,16 @@ pub(super) fn wyoming(r: &mut Reader, server: &ServerConfig) -> WyomingConfig {
     if let Some(why) = config.listen.and_then(|address| config.too_open_at(address, server)) {
         r.complain("wyoming.listen", why);
     }
+    if config.announce.is_some() && config.listen.is_none() {
+        r.complain("wyoming.announce", "tells where the listener is, and there is none: set wyoming.listen");
+    }
     config
+}
+
+/// A label of DNS, which the name of a service is: any text of at most 63 bytes.
+fn instance(name: &str) -> Option<String> {
+    let plain = !name.chars().any(char::is_control) && name.trim() == name;
+    ((1..=63).contains(&name.len()) && plain).then(|| name.to_owned())
 }
 
 /// A code such as `en`, `pt-BR` or `zh_Hant`.
@@ -90,12 +107,19 @@ mod tests {
         let config = parse("[wyoming]\nlisten = \"127.0.0.1:10200\"\nseed = 7", Path::new("."), &[]).unwrap();
         assert_eq!(config.wyoming.listen, Some(SocketAddr::from(([127, 0, 0, 1], 10200))));
         assert_eq!((config.wyoming.seed, config.wyoming.without_key), (Some(7), false));
+        assert_eq!(config.wyoming.announce, None);
+        let named = format!("[wyoming]\nlisten = \"127.0.0.1:10200\"\nannounce = \"{}\"", "ü".repeat(31));
+        assert_eq!(parse(&named, Path::new("."), &[]).unwrap().wyoming.announce, Some("ü".repeat(31)));
+        assert!(problems(&named.replace("ü", "üü")).contains("1 to 63 bytes"));
     }
 
     #[test]
     fn bad_values_are_told_with_what_is_allowed() {
         for (line, says) in [
             ("listen = \"10200\"", "127.0.0.1:10200"),
+            ("announce = \"a\\nb\"", "1 to 63 bytes"),
+            ("announce = \" omni\"", "1 to 63 bytes"),
+            ("announce = \"omni\"", "set wyoming.listen"),
             ("languages = [\"english, german\"]", "[\"en\", \"de\"]"),
             ("seed = -1", "a whole number from 0"),
             ("seed = \"often\"", "\"random\""),

@@ -9,7 +9,7 @@ use super::routes::{admin_router, router};
 use super::rules::Current;
 use super::state::{App, Model};
 use super::tls::{Tls, TlsError};
-use super::wyoming;
+use super::wyoming::{self, Announcement};
 use futures::future::{BoxFuture, join_all};
 use omni_config::{
     Config, LimitsConfig, MediaInputConfig, ReferenceAudioConfig, ServerConfig, TelemetryConfig, WyomingConfig,
@@ -301,8 +301,10 @@ impl Server {
             closing: CancellationToken::new(),
             tasks: TaskTracker::new(),
         };
+        let mut announced = None;
         let wyoming = self.wyoming.map(|wyoming| {
-            let Wyoming { listener, config, .. } = wyoming;
+            let Wyoming { listener, config, address } = wyoming;
+            announced = config.announce.as_deref().and_then(|name| Announcement::begin(name, address));
             let min_read_rate = self.config.min_read_rate;
             (listener, Door::Wyoming(Arc::new(wyoming::Shared { app: app.clone(), config, min_read_rate })))
         });
@@ -316,6 +318,10 @@ impl Server {
         };
         // Health is told until the end, and there is none in this protocol.
         drop(wyoming);
+        if let Some(announced) = announced {
+            // Another process that accepts in this one's place announces the same.
+            announced.end(!retires).await;
+        }
         if retires {
             // The other process takes the address over.
             drop((self.listener, admin));

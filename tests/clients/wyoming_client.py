@@ -10,6 +10,7 @@ from wyoming.error import Error
 from wyoming.info import Describe, Info
 from wyoming.ping import Ping, Pong
 from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped, SynthesizeVoice
+from zeroconf import Zeroconf
 
 arguments(__doc__).parse_args()
 HOST, PORT = os.environ.get("OMNI_WYOMING", "127.0.0.1:10200").rsplit(":", 1)
@@ -38,6 +39,17 @@ async def info():
         event = await next_event(client)
         assert Info.is_type(event.type), event
         return Info.from_event(event)
+
+
+def it_is_found_on_the_network():
+    name = os.environ.get("OMNI_WYOMING_NAME")
+    if name is None:
+        return "SKIP: not announced"
+    with Zeroconf(interfaces=[HOST]) as network:
+        found = network.get_service_info("_wyoming._tcp.local.", f"{name}._wyoming._tcp.local.", timeout=30_000)
+    assert found is not None, "nobody answered"
+    assert (found.port, found.parsed_addresses()) == (int(PORT), [HOST]), found
+    return found.server
 
 
 def it_tells_its_voices():
@@ -96,6 +108,7 @@ def what_is_wrong_is_told():
 
 run(
     [
+        it_is_found_on_the_network,
         it_tells_its_voices,
         a_whole_text_is_spoken_in_each_voice,
         speech_begins_before_the_text_has_ended,

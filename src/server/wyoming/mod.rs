@@ -3,6 +3,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `announce` | tells the local network where the listener is |
 //! | `connection` | one client: a thin loop around the others |
 //! | `frame` | bytes to frames and back |
 //! | `event` | the objects in them |
@@ -13,12 +14,15 @@
 //! Clients such as Home Assistant wait until the connection closes when something went wrong. So every error is an event
 //! `error`, and then the connection ends.
 
+mod announce;
 mod connection;
 mod event;
 mod frame;
 mod session;
 mod utterance;
 mod voice;
+
+pub(crate) use announce::Announcement;
 
 use crate::connection::{ConnectionGuard, NoPlace};
 use crate::error::ApiError;
