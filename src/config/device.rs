@@ -35,6 +35,11 @@ pub struct DeviceConfig {
 }
 
 impl DeviceKind {
+    /// What computes a stage where this is chosen: the encoder has no kernels for GPUs yet.
+    pub fn of(self, stage: StageName) -> DeviceKind {
+        if stage == StageName::Encoder { DeviceKind::Cpu } else { self }
+    }
+
     /// As the config writes it.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -26,6 +26,8 @@ pub struct Stack {
     layers: Vec<Layer>,
     norm: Weight,
     frequencies: Buffer<f32>,
+    /// Which axis each frequency turns with, where positions have three.
+    axis_of: Option<Buffer<u8>>,
 }
 
 struct Layer {
@@ -65,6 +67,9 @@ pub struct Rows {
     pub slots: u64,
     /// Address of `[count]` positions, i32; negative for padding.
     pub positions: u64,
+    /// Address of `[count, 3]` positions that the rotation takes, f32, for a stack whose positions have three axes; 0:
+    /// `positions`.
+    pub axes: u64,
     /// Whether no two of them are of one sequence.
     pub distinct: bool,
     /// Positions that no sequence exceeds, where that is known to be few.
@@ -102,6 +107,8 @@ struct Args {
     pages: u64,
     slots: u64,
     positions: u64,
+    axes: u64,
+    axis_of: u64,
     rows: i32,
     heads: i32,
     kv_heads: i32,
@@ -153,6 +160,10 @@ impl Stack {
             layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_, _>>()?,
             norm: up.tensor(&scope.at("norm"), "weight", &[hidden])?,
             frequencies: up.gpu().upload("rotary frequencies", &frequencies)?,
+            axis_of: match config.rotary_axes() {
+                Some(axes) => Some(up.gpu().upload("rotary frequencies", &axes)?),
+                None => None,
+            },
             config: config.clone(),
         })
     }
@@ -206,9 +217,27 @@ impl Stack {
     /// # Errors
     /// What the driver says.
     pub fn run(&self, engine: &Engine, stream: &Stream, x: u64, rows: Rows, cache: &Cache) -> Result<(), CudaError> {
+        self.run_with(engine, stream, x, rows, cache, |_| Ok(()))
+    }
+
+    /// The same, and what `before` queues before each layer, and behind the last one.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn run_with(
+        &self,
+        engine: &Engine,
+        stream: &Stream,
+        x: u64,
+        rows: Rows,
+        cache: &Cache,
+        before: impl Fn(usize) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
         let (products, scratch, c) = (&engine.products, &engine.scratch, &self.config);
         let eps = c.rms_norm_eps as f32;
+        let axis_of = self.axis_of.as_ref().filter(|_| rows.axes != 0);
         for (i, layer) in self.layers.iter().enumerate() {
+            before(i)?;
             let normed = |gain: &Weight| Input::Normed(x, Norm { gain: gain.address(), eps });
             let [qkv, mixed, inner] = [&scratch.qkv, &scratch.mixed, &scratch.inner].map(Buffer::address);
             products.run(stream, Mode::Store, &layer.qkv, normed(&layer.attention_norm), qkv, rows.count)?;
@@ -223,6 +252,8 @@ impl Stack {
                 pages: cache.tables.address(),
                 slots: rows.slots,
                 positions: rows.positions,
+                axes: axis_of.map_or(0, |_| rows.axes),
+                axis_of: axis_of.map_or(0, Buffer::address),
                 rows: rows.count as i32,
                 heads: c.num_attention_heads as i32,
                 kv_heads: c.num_key_value_heads as i32,
@@ -247,7 +278,7 @@ impl Stack {
                 }
             }
         }
-        Ok(())
+        before(self.layers.len())
     }
 }
 

@@ -12,7 +12,7 @@ use super::placement;
 use super::plan::{Common, FamilyPlanner, MediaPlanner, OmniPlanner, Planner, RequestLimits, TtsPlanner};
 use super::process;
 use super::setup::{StageMaker, Wiring, chunk_ramp, edge_capacity, window};
-use super::stages::{self, Stages};
+use super::stages::Stages;
 use super::status_history::Follower;
 use super::voices::{self, Voices};
 use super::{Kept, ModelInfo, Ordinary, Shared, StartError, TtsInfo};
@@ -44,7 +44,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let first_request = kept.first_request;
     // A device that cannot be used is an error of the maker.
     let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
-    let names = stages::of(checkpoint, kind);
+    let names = checkpoint.stages();
     let config = &placement::settle(config, names, kind);
     let apart = |stage: &StageName| config.stage(*stage).placement == Placement::Process;
     let here: Vec<StageName> = names.iter().filter(|stage| !apart(stage)).copied().collect();
@@ -52,7 +52,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
     replicas_fit(config, names, maker.device.kind)?;
-    if maker.device.kind == DeviceKind::Cuda && here.len() < names.len() {
+    if maker.device.kind == DeviceKind::Cuda && names.iter().any(|name| apart(name) && kind.of(*name) == kind) {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
         );
@@ -100,7 +100,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     }
 
     let planner = Planner {
-        family: family_planner(checkpoint, &info, config, maker.device.kind)?,
+        family: family_planner(checkpoint, &info, config)?,
         common: Common {
             generation: Arc::clone(checkpoint.generation()),
             max_positions: family.talker().text.max_position_embeddings as u32,
@@ -145,7 +145,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
 
 /// Replicas compute on a CPU only.
 fn replicas_fit(config: &Config, stages: &[StageName], device: DeviceKind) -> Result<(), StartError> {
-    let several = stages.iter().find(|stage| device == DeviceKind::Cuda && config.stage(**stage).replicas > 1);
+    let on_gpu = |stage: &StageName| device.of(*stage) == DeviceKind::Cuda;
+    let several = stages.iter().find(|stage| on_gpu(stage) && config.stage(**stage).replicas > 1);
     several.map_or(Ok(()), |stage| {
         let reason = "replicas do not run on a GPU yet; use 1, or device.kind = \"cpu\"";
         Err(StartError::Config(format!("stages.{stage}.replicas: {reason}")))
@@ -176,12 +177,7 @@ fn segment_chars(checkpoint: &Checkpoint) -> usize {
     }
 }
 
-fn family_planner(
-    checkpoint: &Checkpoint,
-    info: &ModelInfo,
-    config: &Config,
-    device: DeviceKind,
-) -> Result<FamilyPlanner, StartError> {
+fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<FamilyPlanner, StartError> {
     let default_voice = info.default_voice.clone();
     Ok(match checkpoint.family() {
         Family::Omni(omni) => FamilyPlanner::Omni(Box::new(OmniPlanner {
@@ -190,7 +186,7 @@ fn family_planner(
             default_voice: default_voice.unwrap_or_default(),
             speech_prompt: config.speech.prompt.clone(),
             eos: checkpoint.generation().thinker_eos.as_slice().into(),
-            media: media_planner(checkpoint, config, device),
+            media: media_planner(checkpoint, config),
             spell_out: config.speech.spell_out,
         })),
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
@@ -202,11 +198,10 @@ fn family_planner(
 }
 
 /// What plans need for sound and pictures.
-fn media_planner(checkpoint: &Checkpoint, config: &Config, device: DeviceKind) -> MediaPlanner {
-    let front_ends = match (device, checkpoint.stages().contains(&StageName::Encoder)) {
-        (_, false) => Err("this checkpoint does not hear or see: it has no towers; send text".to_owned()),
-        (DeviceKind::Cuda, true) => Err("this server does not hear or see on a GPU yet; send text".to_owned()),
-        (DeviceKind::Cpu, true) => MediaConfig::load(checkpoint.files()).map_err(|error| error.to_string()),
+fn media_planner(checkpoint: &Checkpoint, config: &Config) -> MediaPlanner {
+    let front_ends = match checkpoint.stages().contains(&StageName::Encoder) {
+        false => Err("this checkpoint does not hear or see: it has no towers; send text".to_owned()),
+        true => MediaConfig::load(checkpoint.files()).map_err(|error| error.to_string()),
     };
     let cache = MediaCache::new(config.media.max_cached_embeddings);
     MediaPlanner::new(front_ends, cache, MediaMemory::new(config.media.max_embeddings as u64))
@@ -361,7 +356,7 @@ impl Edges<'_> {
 /// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
     let here = |stage: StageName| config.stage(stage).placement != Placement::Process;
-    device == DeviceKind::Cuda
+    device.of(from) == DeviceKind::Cuda
         && config.transfer.device_handover
         && here(StageName::Thinker)
         && here(StageName::Talker)

@@ -21,6 +21,10 @@ use omni_model::vocoder::Vocoder;
 use omni_telemetry::trace::Recorder;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+/// Embeddings that wait at a talker on a GPU more where prompts have media: those of a few long prompts.
+#[cfg(feature = "cuda")]
+const MEDIA_ROWS: usize = 1 << 15;
+
 /// The checkpoint, config and devices that the stages of one process load from and run on.
 pub(super) struct Loading {
     checkpoint: Checkpoint,
@@ -61,7 +65,7 @@ impl Loading {
     /// The factory of a stage's model.
     pub fn factory(self: &Arc<Loading>, stage: StageName) -> Arc<dyn StageFactory> {
         let loading = Arc::clone(self);
-        let load = move || match loading.device.kind {
+        let load = move || match loading.device.kind.of(stage) {
             DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu),
             DeviceKind::Cuda => loading.on_gpu(stage),
         };
@@ -90,7 +94,7 @@ impl Loading {
         let kv_memory = self.device.kv_memory.map(|bytes| bytes / caches);
         match stage {
             StageName::Encoder => {
-                let reason = "the encoder does not compute on GPUs yet".into();
+                let reason = "the encoder computes on a CPU".into();
                 Err(LoadError::Invalid { file: "device.kind".into(), reason })
             }
             StageName::Thinker => {
@@ -122,7 +126,8 @@ impl Loading {
                     prefill_chunk: setup.prefill_chunk as usize,
                     run_ahead: self.config.run_ahead(stage),
                     kv_memory,
-                    text_embeddings: slots * 256,
+                    text_embeddings: slots * 256
+                        + if self.checkpoint.stages().contains(&StageName::Encoder) { MEDIA_ROWS } else { 0 },
                     async_h2d: self.config.transfer.async_h2d,
                 };
                 Ok(Box::new(CudaTalkerFactory::new(Arc::new(net), options).with_recorder(self.recorder.clone())))

@@ -66,9 +66,12 @@ impl<'a> StageMaker<'a> {
         let device = DeviceChoice::resolve(&config.device)
             .map_err(|error| StartError::Config(format!("device.kind: {error}")))?;
         tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
-        let family = super::stages::of(checkpoint, device.kind);
+        let family = checkpoint.stages();
         device.fit(config, family).map_err(StartError::Config)?;
-        let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
+        let of_gpus = || {
+            let there = here.iter().filter(|stage| device.kind.of(**stage) == DeviceKind::Cuda);
+            there.map(|stage| (config.device_index(*stage), Arbiter::new()))
+        };
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
         Ok(StageMaker {
             config,
@@ -93,14 +96,15 @@ impl<'a> StageMaker<'a> {
     pub fn stage(&self, place: Replica, several: bool, wiring: Wiring) -> StageSetup {
         let Replica { stage: name, number } = place;
         let (config, stage) = (self.config, self.config.stage(name));
-        let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
+        let kind = self.device.kind.of(name);
+        let arbiter = self.arbiters.get(&config.device_index(name)).filter(|_| kind == DeviceKind::Cuda).cloned();
         let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
         StageSetup {
             name,
             replica: number,
             scheduler: SchedulerConfig {
                 slots: config.limits.max_requests as u32,
-                max_batch: config.max_batch(name, self.device.kind),
+                max_batch: config.max_batch(name, kind),
                 prefill_chunk: stage.prefill_chunk,
                 run_ahead: config.run_ahead(name) as u32,
                 window: window(config, name),

@@ -1,18 +1,8 @@
 //! The stages of one pipeline, and the replicas of each.
 
-use omni_config::DeviceKind;
 use omni_core::ids::StageName;
-use omni_model::checkpoint::Checkpoint;
 use omni_stage::StageHandle;
 use std::sync::Arc;
-
-/// The stages of a checkpoint on a device, upstream first. The encoder computes on a CPU only.
-pub(super) fn of(checkpoint: &Checkpoint, device: DeviceKind) -> &'static [StageName] {
-    match device {
-        DeviceKind::Cpu => checkpoint.stages(),
-        DeviceKind::Cuda => checkpoint.family().stages(),
-    }
-}
 
 /// Handles of the stages that a checkpoint has, upstream first, the replicas of a stage side by side.
 #[derive(Clone)]

@@ -2,6 +2,7 @@
 
 use crate::ModelError;
 use crate::error::refused;
+use crate::hf::ThinkerConfig;
 use candle_core::{Result, Tensor};
 use std::fmt;
 use std::ops::{Range, RangeInclusive};
@@ -121,6 +122,42 @@ impl MediaLayout {
             if span.at.is_empty() {
                 return refused(format!("spans[{number}] is empty"));
             }
+        }
+        Ok(())
+    }
+}
+
+impl ThinkerConfig {
+    /// Numbers of an embedding of a kind of media: hidden, and what each deepstack level adds to a picture.
+    pub fn media_width(&self, kind: MediaKind) -> usize {
+        let levels = if kind == MediaKind::Audio { 0 } else { self.levels() };
+        self.text.hidden_size * (1 + levels)
+    }
+
+    /// Levels of the deepstack, which are added behind the first layers.
+    pub fn levels(&self) -> usize {
+        self.vision.as_ref().map_or(0, |vision| vision.deepstack_visual_indexes.len())
+    }
+
+    /// Checks that the model can take the media of a prompt of `len` tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Sequence`] with what it cannot.
+    pub fn check_media(&self, layout: &MediaLayout, len: usize) -> std::result::Result<(), ModelError> {
+        layout.check(len)?;
+        for span in &layout.spans {
+            match span.kind {
+                MediaKind::Audio if self.audio.is_none() => {
+                    return refused("this checkpoint cannot hear: it has no audio tower");
+                }
+                MediaKind::Image | MediaKind::Video if self.vision.is_none() => {
+                    return refused("this checkpoint cannot see: it has no vision tower");
+                }
+                _ => {}
+            }
+        }
+        if layout.positions.is_some() && self.text.mrope_section.is_none() {
+            return refused("this checkpoint has no mrope_section: its positions have one axis");
         }
         Ok(())
     }

@@ -1,11 +1,9 @@
 //! The thinker: text and embeddings of media in, text out (spec section 4).
 
-use crate::error::refused;
+use crate::LoadError;
 use crate::hf::ThinkerConfig;
-use crate::media::{MediaKind, MediaLayout};
 use crate::transformer::{DecoderStack, MediaInput, Segment, output_head};
 use crate::weights::Loader;
-use crate::{LoadError, ModelError};
 use candle_core::{Result, Tensor};
 use omni_ops::Linear;
 
@@ -38,36 +36,6 @@ impl Thinker {
     /// Sizes of the thinker and its towers.
     pub fn config(&self) -> &ThinkerConfig {
         &self.config
-    }
-
-    /// Numbers of an embedding of a kind of media: hidden, and what each deepstack level adds to a picture.
-    pub fn media_width(&self, kind: MediaKind) -> usize {
-        let vision = self.config.vision.as_ref().filter(|_| kind != MediaKind::Audio);
-        self.config.text.hidden_size * (1 + vision.map_or(0, |vision| vision.deepstack_visual_indexes.len()))
-    }
-
-    /// Checks that the model can take the media of a prompt of `len` tokens.
-    ///
-    /// # Errors
-    /// [`ModelError::Sequence`] with what it cannot.
-    pub fn check_media(&self, layout: &MediaLayout, len: usize) -> std::result::Result<(), ModelError> {
-        layout.check(len)?;
-        let config = &self.config;
-        for span in &layout.spans {
-            match span.kind {
-                MediaKind::Audio if config.audio.is_none() => {
-                    return refused("this checkpoint cannot hear: it has no audio tower");
-                }
-                MediaKind::Image | MediaKind::Video if config.vision.is_none() => {
-                    return refused("this checkpoint cannot see: it has no vision tower");
-                }
-                _ => {}
-            }
-        }
-        if layout.positions.is_some() && config.text.mrope_section.is_none() {
-            return refused("this checkpoint has no mrope_section: its positions have one axis");
-        }
-        Ok(())
     }
 
     /// Tokens that have an embedding: `0..vocabulary()`.

@@ -12,18 +12,23 @@ pub struct AxialRope {
     device: Device,
 }
 
+/// The axis (0 time, 1 height, 2 width) that frequency `j` turns with in the interleaved M-RoPE (spec section 3): height
+/// if `j % 3 == 1` and `j < 3 * section[1]`, width if `j % 3 == 2` and `j < 3 * section[2]`, otherwise time.
+pub fn interleaved_axis(j: usize, section: [usize; 3]) -> usize {
+    match j % 3 {
+        axis @ 1.. if j < 3 * section[axis] => axis,
+        _ => 0,
+    }
+}
+
 impl AxialRope {
-    /// The interleaved M-RoPE of time, height and width (spec section 3): frequency `j` belongs to height if
-    /// `j % 3 == 1` and `j < 3 * section[1]`, to width if `j % 3 == 2` and `j < 3 * section[2]`, otherwise to time.
+    /// The interleaved M-RoPE of time, height and width: [`interleaved_axis`].
     ///
     /// # Errors
     /// When `head_dim` is odd.
     pub fn interleaved(head_dim: usize, theta: f64, section: [usize; 3], device: &Device) -> Result<AxialRope> {
-        let axis = |j: usize| match j % 3 {
-            axis @ 1.. if j < 3 * section[axis] => axis,
-            _ => 0,
-        };
-        let turns = frequencies(head_dim, theta)?.into_iter().enumerate().map(|(j, w)| (w, axis(j))).collect();
+        let all = frequencies(head_dim, theta)?.into_iter().enumerate();
+        let turns = all.map(|(j, w)| (w, interleaved_axis(j, section))).collect();
         Ok(AxialRope { turns, axes: 3, device: device.clone() })
     }
 

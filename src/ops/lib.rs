@@ -24,7 +24,7 @@ mod simd;
 
 pub use act::{elu, silu_mul, snake};
 pub use attention::attention;
-pub use axial::AxialRope;
+pub use axial::{AxialRope, interleaved_axis};
 pub use depthwise::depthwise_conv;
 pub use heap::give_large_blocks_back;
 pub use linear::Linear;

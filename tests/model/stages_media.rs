@@ -225,7 +225,7 @@ fn a_checkpoint_without_towers_loads_and_says_that_it_cannot_hear_or_see() {
     assert!(towers.vision().err().unwrap().to_string().contains("cannot see"));
     for (kind, said) in [(MediaKind::Audio, "cannot hear"), (MediaKind::Video, "cannot see")] {
         let layout = MediaLayout { positions: None, spans: vec![Span { kind, at: std::iter::once(1..2).collect() }] };
-        assert!(thinker.check_media(&layout, 5).unwrap_err().to_string().contains(said));
+        assert!(thinker.config().check_media(&layout, 5).unwrap_err().to_string().contains(said));
     }
 }
 

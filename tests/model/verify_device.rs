@@ -9,8 +9,10 @@ use omni_actors::model::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
 use omni_actors::model::stages::talker::TalkerFactory;
+use omni_actors::model::stages::thinker::ThinkerFactory;
 use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::talker::Talker;
+use omni_actors::model::thinker::Thinker;
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, LoadError, ModelError};
 use omni_actors::tools::verify::{StageSource, verify};
@@ -26,6 +28,12 @@ struct OnCpu {
 impl StageSource for OnCpu {
     fn precision(&self) -> Precision {
         self.precision
+    }
+
+    fn thinker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
+        let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
+        let net = Thinker::load(&loader, &checkpoint.omni()?.thinker)?;
+        Ok(Box::new(Changed { inner: ThinkerFactory::new(Arc::new(net)).build()?, change: self.change }))
     }
 
     fn talker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {

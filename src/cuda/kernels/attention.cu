@@ -29,6 +29,8 @@ struct AttentionArgs {
     const uint32_t* pages;
     const uint32_t* slots;
     const int* positions;
+    const float* axes;            // [rows, 3] positions that the rotation takes; null: `positions`
+    const unsigned char* axis_of; // [head_dim / 2] which of them a frequency turns with
     int rows;
     int heads;
     int kv_heads;
@@ -43,19 +45,20 @@ __device__ __forceinline__ size_t cache_at(const AttentionArgs& a, uint32_t slot
     return ((static_cast<size_t>(page) * a.kv_heads + kv_head) * PAGE + position % PAGE) * a.head_dim;
 }
 
-// The turn of a position, and a norm's weight, for what one lane has of a head: elements l, l + 32, ... of the first
+// The turn of a row's position, and a norm's weight, for what one lane has of a head: elements l, l + 32, ... of the first
 // half and their partners in the second half. Known before the head is.
 template <typename T>
 struct Turn {
     float sine[MAX_PAIRS], cosine[MAX_PAIRS], gain_low[MAX_PAIRS], gain_high[MAX_PAIRS];
 
-    __device__ __forceinline__ Turn(const AttentionArgs& a, const T* gain, int position, int lane) {
+    __device__ __forceinline__ Turn(const AttentionArgs& a, const T* gain, int row, int position, int lane) {
         const int half = a.head_dim / 2;
 #pragma unroll
         for (int i = 0; i < MAX_PAIRS; ++i) {
             const int j = lane + i * WARP;
             if (j >= half) continue;
-            sincosf(__fmul_rn(static_cast<float>(position), a.inv_freq[j]), &sine[i], &cosine[i]);
+            const float at = a.axes ? a.axes[row * 3 + a.axis_of[j]] : static_cast<float>(position);
+            sincosf(__fmul_rn(at, a.inv_freq[j]), &sine[i], &cosine[i]);
             gain_low[i] = to_float(gain[j]);
             gain_high[i] = to_float(gain[j + half]);
         }
@@ -92,7 +95,7 @@ __device__ __forceinline__ const T* head_of(const AttentionArgs& a, int row, int
 template <typename T>
 __device__ __forceinline__ void write_key(const AttentionArgs& a, int row, int kv_head, uint32_t slot, int position, int lane) {
     float low[MAX_PAIRS], high[MAX_PAIRS];
-    const Turn<T> turn(a, static_cast<const T*>(a.k_norm), position, lane);
+    const Turn<T> turn(a, static_cast<const T*>(a.k_norm), row, position, lane);
     turn.head(a, head_of<T>(a, row, a.heads + kv_head), lane, low, high);
     T* key = static_cast<T*>(a.keys) + cache_at(a, slot, position, kv_head);
 #pragma unroll
@@ -136,7 +139,7 @@ __device__ __forceinline__ void attend_plain(const AttentionArgs& a) {
     if (position < 0) return;
     const uint32_t slot = a.slots[row];
     float q_low[MAX_PAIRS], q_high[MAX_PAIRS], low[MAX_PAIRS] = {}, high[MAX_PAIRS] = {};
-    const Turn<T> turn(a, static_cast<const T*>(a.q_norm), position, lane);
+    const Turn<T> turn(a, static_cast<const T*>(a.q_norm), row, position, lane);
     turn.head(a, head_of<T>(a, row, head), lane, q_low, q_high);
     float most = -INFINITY, sum = 0.f;
     for (int p = 0; p <= position; ++p) {
@@ -228,7 +231,7 @@ __device__ __forceinline__ void attend_fast(const AttentionArgs& a) {
     };
     fetch(group);
     // The first warps turn queries, the next one the key.
-    const Turn<bf16> turn(a, static_cast<const bf16*>(warp < Q ? a.q_norm : a.k_norm), max(position, 0), lane);
+    const Turn<bf16> turn(a, static_cast<const bf16*>(warp < Q ? a.q_norm : a.k_norm), row, max(position, 0), lane);
     if (WRITE) wait_for_previous();
     let_next_start();
     if (position < 0) return;
@@ -377,8 +380,8 @@ __device__ __forceinline__ void attend_short(const AttentionArgs& a) {
     for (int p = 0; p < SHORT; ++p) {
         value[p] = p < position ? reinterpret_cast<const uint2*>(values + cache_at(a, slot, p, kv_head))[lane] : make_uint2(0, 0);
     }
-    const Turn<bf16> turn_query(a, static_cast<const bf16*>(a.q_norm), max(position, 0), lane);
-    const Turn<bf16> turn_key(a, static_cast<const bf16*>(a.k_norm), max(position, 0), lane);
+    const Turn<bf16> turn_query(a, static_cast<const bf16*>(a.q_norm), row, max(position, 0), lane);
+    const Turn<bf16> turn_key(a, static_cast<const bf16*>(a.k_norm), row, max(position, 0), lane);
     wait_for_previous();
     let_next_start();
     if (position < 0) return;

@@ -13,6 +13,7 @@ struct BeginArgs {
     float* x;             // [rows, width]: becomes the input of the layers
     uint32_t* slots;      // [rows]
     int* positions;       // [rows]
+    float* axes;          // [rows, 3]
     int width, max_pages;
 };
 
@@ -35,6 +36,7 @@ __device__ __forceinline__ void begin_frame(const BeginArgs& a) {
         a.slots[row] = r.slot == NONE ? 0 : r.slot;
         a.positions[row] = r.slot == NONE ? -1 : r.position;
     }
+    if (threadIdx.x < 3) a.axes[row * 3 + threadIdx.x] = r.axes[threadIdx.x];
     float* x = a.x + static_cast<size_t>(row) * a.width;
     if (r.slot == NONE) {
         for (int i = threadIdx.x; i < a.width; i += blockDim.x) x[i] = 0.f;
@@ -56,6 +58,7 @@ struct PromptArgs {
     float* x;                 // [rows, width]
     uint32_t* slots;
     int* positions;
+    float* axes;
     int width, groups;
 };
 
@@ -70,6 +73,7 @@ __device__ __forceinline__ void begin_prompt(const PromptArgs& a) {
         a.slots[row] = padding ? 0 : r.slot;
         a.positions[row] = padding || r.last ? -1 : r.position;
     }
+    if (threadIdx.x < 3) a.axes[row * 3 + threadIdx.x] = r.axes[threadIdx.x];
     float* x = a.x + static_cast<size_t>(row) * a.width;
     for (int i = threadIdx.x; i < a.width; i += blockDim.x) {
         float side = 0.f;

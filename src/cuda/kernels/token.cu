@@ -16,15 +16,55 @@ __device__ __forceinline__ void begin_tokens(const BeginTokensArgs& a) {
         a.slots[row] = r.slot == NONE ? 0 : r.slot;
         a.positions[row] = r.slot == NONE ? -1 : r.position;
     }
+    if (threadIdx.x < 3) a.axes[row * 3 + threadIdx.x] = r.axes[threadIdx.x];
     if (r.slot == NONE) {
         for (int i = threadIdx.x; i < a.width; i += blockDim.x) x[i] = 0.f;
         return;
     }
     const uint32_t token = r.token == NONE ? a.last[r.slot] : r.token;
     if (threadIdx.x == 0 && r.token != NONE) atomicOr(a.counts + static_cast<size_t>(r.slot) * a.size + token, 0x80000000u);
+    if (r.media != NONE) {
+        const float* from = a.media + static_cast<size_t>(r.media) * a.media_width;
+        for (int i = threadIdx.x; i < a.width; i += blockDim.x) x[i] = from[i];
+        return;
+    }
     const T* from = static_cast<const T*>(a.table) + static_cast<size_t>(token) * a.width;
     for (int i = threadIdx.x; i < a.width; i += blockDim.x) x[i] = to_float(from[i]);
 }
+
+// One block per row: adds a level of what was seen to the residual stream.
+extern "C" __global__ void __launch_bounds__(256) add_level(const __grid_constant__ MediaArgs a) {
+    wait_for_previous();
+    const TokenRow r = a.rows[blockIdx.x];
+    if (r.slot == NONE || r.media == NONE || (r.flags & SEEN) == 0) return;
+    const float* from = a.media + static_cast<size_t>(r.media) * a.media_width + static_cast<size_t>(1 + a.level) * a.width;
+    float* x = a.x + static_cast<size_t>(blockIdx.x) * a.width;
+    for (int i = threadIdx.x; i < a.width; i += blockDim.x) x[i] = __fadd_rn(x[i], from[i]);
+}
+
+// One block of eight warps per row: hands hidden states on to the next stage.
+template <typename T>
+__device__ __forceinline__ void hand_states(const MediaArgs& a) {
+    wait_for_previous();
+    const TokenRow r = a.rows[blockIdx.x];
+    if (r.slot == NONE || r.hand == NONE) return;
+    __shared__ float scale;
+    const float* x = a.x + static_cast<size_t>(blockIdx.x) * a.width;
+    T* out = reinterpret_cast<T*>(a.head->handed) + static_cast<size_t>(r.hand) * a.width;
+    const T* gain = static_cast<const T*>(a.gain);
+    if (gain != nullptr) {
+        if (threadIdx.x < WARP) {
+            const float own = row_scale(x, a.width, a.eps, threadIdx.x);
+            if (threadIdx.x == 0) scale = own;
+        }
+        __syncthreads();
+    }
+    for (int i = threadIdx.x; i < a.width; i += blockDim.x) {
+        out[i] = from_float<T>(gain != nullptr ? normed(x[i], scale, to_float(gain[i])) : x[i]);
+    }
+}
+extern "C" __global__ void __launch_bounds__(256) hand_states_f32(const __grid_constant__ MediaArgs a) { hand_states<float>(a); }
+extern "C" __global__ void __launch_bounds__(256) hand_states_bf16(const __grid_constant__ MediaArgs a) { hand_states<bf16>(a); }
 
 // ---- sampling ----------------------------------------------------------------------------------------------------------
 //
@@ -304,6 +344,7 @@ template <typename T>
 __device__ __forceinline__ void hand_rows(const HandRowsArgs& a) {
     wait_for_previous();
     const uint32_t source = a.sources[blockIdx.x];
+    if (source == NONE) return;
     const uint32_t token = source & SAMPLED ? a.last[source & ~SAMPLED] : source;
     const T* from = static_cast<const T*>(a.table) + static_cast<size_t>(token) * a.width;
     T* to = static_cast<T*>(a.out) + static_cast<size_t>(blockIdx.x) * a.width;

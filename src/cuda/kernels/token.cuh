@@ -9,14 +9,21 @@ struct TokenRow {
     int32_t position;
     uint32_t token; // NONE: the one that the slot sampled last
     uint32_t count; // tokens sampled before this step
-    uint32_t flags; // LAST: the limit is reached with this token
-    uint32_t unused[3];
+    uint32_t flags; // LAST: the limit is reached with this token; SEEN
+    uint32_t media; // row of the pass's media that takes the place of the token's embedding; NONE: it does not
+    uint32_t hand;  // where its hidden state goes among what the step hands on; NONE: nowhere
+    uint32_t unused;
+    float axes[3];  // positions that the rotation takes
+    uint32_t unused_too;
 };
+
+// The row of media has levels that are added behind the first layers (deepstack).
+constexpr uint32_t SEEN = 4;
 
 // Ahead of the rows of a step.
 struct TokenHead {
-    uint64_t out; // u32 [rows, 2] in memory of the host: the token, its status as in frame.cuh
-    uint64_t unused;
+    uint64_t out;    // u32 [rows, 2] in memory of the host: the token, its status as in frame.cuh
+    uint64_t handed; // T [.., width]: what the step hands on
 };
 
 constexpr int MAX_STOPS = 12;
@@ -38,7 +45,20 @@ struct BeginTokensArgs {
     float* x;             // [rows, width]
     uint32_t* slots;      // [rows]
     int* positions;       // [rows]
-    int width, size;
+    float* axes;          // [rows, 3]
+    const float* media;   // [.., levels + 1, width]
+    int width, size, media_width, unused;
+};
+
+// What media change between layers.
+struct MediaArgs {
+    const TokenHead* head;
+    const TokenRow* rows;
+    const float* media; // [.., levels + 1, width]
+    float* x;           // [rows, width]
+    const void* gain;   // T [width]: of the norm that hidden states go through; null: none
+    int width, media_width, level;
+    float eps;
 };
 
 struct SampleTokenArgs {
@@ -52,7 +72,7 @@ struct SampleTokenArgs {
     int size;
 };
 
-// In `sources`: the token that the slot in the other bits sampled last.
+// In `sources`, NONE is what the layers have handed on already; with SAMPLED: the token that the slot in the other bits sampled last.
 constexpr uint32_t SAMPLED = 0x80000000u;
 
 struct HandRowsArgs {

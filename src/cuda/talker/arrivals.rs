@@ -1,6 +1,6 @@
 //! Embeddings of a thinker on their way into the table of text: gathered from host and device, projected together.
 
-use super::net::{TalkerNet, Text};
+use super::net::{Projection, TalkerNet, Text};
 use super::ring::Lease;
 use super::stage::CudaTalker;
 use crate::copies::{EmbeddingBuffer, Prefetch, Prefetched};
@@ -12,6 +12,7 @@ use omni_model::ModelError;
 use omni_model::embeddings::{DeviceEmbeddings, Embeddings, element_bytes};
 use omni_model::error::refused;
 use omni_telemetry::{CopyMetrics, Direction};
+use std::ops::Range;
 
 /// Embeddings that are projected together.
 const BATCH: usize = 256;
@@ -23,6 +24,25 @@ pub(super) struct Arrival {
     source: Source,
     /// The row of the table of text that each goes to.
     places: Vec<u32>,
+    /// Those that are hidden states of media, in order.
+    hidden: Vec<Range<usize>>,
+}
+
+/// Those of the `count` input embeddings from `first` on that are hidden states of `media`, counted from `first`.
+pub(super) fn hidden(media: &[Range<u32>], first: u32, count: u32) -> Vec<Range<usize>> {
+    let inside = media.iter().map(|range| range.start.max(first)..range.end.min(first + count));
+    inside.filter(|r| !r.is_empty()).map(|r| (r.start - first) as usize..(r.end - first) as usize).collect()
+}
+
+impl Arrival {
+    /// Embeddings of one kind, all of text or all of media: how many from `at` on, and which.
+    fn run(&self, at: usize) -> (usize, bool) {
+        match self.hidden.iter().find(|range| range.end > at) {
+            Some(range) if range.start <= at => (range.end - at, true),
+            Some(range) => (range.start - at, false),
+            None => (self.places.len() - at, false),
+        }
+    }
 }
 
 enum Source {
@@ -63,7 +83,7 @@ impl Arrival {
 impl Intake {
     /// Room for a batch; `None` for a talker that reads text itself. `ahead`: copy input as soon as it arrives.
     pub fn new(net: &TalkerNet, ahead: bool) -> Result<Option<Intake>, CudaError> {
-        let Text::Embeddings { first, .. } = &net.text else { return Ok(None) };
+        let Text::Embeddings { text, hidden, .. } = &net.text else { return Ok(None) };
         let room =
             |width: usize| net.gpu.alloc::<u8>("sequences of text", BATCH * width * element_bytes(net.precision));
         let gathered = room(net.config.text_hidden_size)?;
@@ -71,7 +91,7 @@ impl Intake {
         Ok(Some(Intake {
             prefetch,
             gathered,
-            between: room(first.outputs())?,
+            between: room(text.first.outputs().max(hidden.as_ref().map_or(0, |hidden| hidden.first.outputs())))?,
             projected: room(net.config.text.hidden_size)?,
         }))
     }
@@ -83,6 +103,7 @@ impl Intake {
         sequences: &Embeddings,
         precision: Precision,
         places: Vec<u32>,
+        hidden: Vec<Range<usize>>,
     ) -> Result<Arrival, ModelError> {
         let source = match sequences {
             Embeddings::Device(there) => {
@@ -100,7 +121,7 @@ impl Intake {
                 }
             }
         };
-        Ok(Arrival { source, places })
+        Ok(Arrival { source, places, hidden })
     }
 }
 
@@ -111,7 +132,10 @@ impl CudaTalker {
         let (Some(intake), stream) = (&self.intake, &self.stream) else { return Ok(()) };
         let sequence = self.net.config.text_hidden_size * element_bytes(self.net.precision);
         let mut places: Vec<u32> = Vec::with_capacity(BATCH);
-        for Arrival { source, places: all } in arrivals {
+        // Of what is gathered.
+        let mut media = false;
+        for arrival in arrivals {
+            let Arrival { source, places: all, .. } = arrival;
             match source {
                 Source::Host(bytes) => lease.input.set(*at, bytes),
                 Source::Ahead(ahead) => stream.wait(ahead.arrived())?,
@@ -119,7 +143,13 @@ impl CudaTalker {
             }
             let mut done = 0;
             while done < all.len() {
-                let some = (all.len() - done).min(BATCH - places.len());
+                let (same, kind) = arrival.run(done);
+                if kind != media {
+                    self.project_batch(intake, &places, media)?;
+                    places.clear();
+                    media = kind;
+                }
+                let some = same.min(BATCH - places.len());
                 let (from, to, len) = (done * sequence, places.len() * sequence, some * sequence);
                 match source {
                     Source::Host(_) => intake.gathered.upload_async(stream, to, &lease.input, *at + from, len)?,
@@ -134,7 +164,7 @@ impl CudaTalker {
                 places.extend_from_slice(&all[done..done + some]);
                 done += some;
                 if places.len() == BATCH {
-                    self.project_batch(intake, &places)?;
+                    self.project_batch(intake, &places, media)?;
                     places.clear();
                 }
             }
@@ -142,14 +172,16 @@ impl CudaTalker {
                 *at += bytes.len().next_multiple_of(16);
             }
         }
-        self.project_batch(intake, &places)
+        self.project_batch(intake, &places, media)
     }
 
-    /// Queues the projection of the gathered embeddings.
-    fn project_batch(&self, intake: &Intake, places: &[u32]) -> Result<(), CudaError> {
-        let (Text::Embeddings { first, second, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else {
+    /// Queues the projection of the gathered embeddings, which are of text or hidden states of `media`.
+    fn project_batch(&self, intake: &Intake, places: &[u32], media: bool) -> Result<(), CudaError> {
+        let (Text::Embeddings { text, hidden, .. }, Some(pool)) = (&self.net.text, &self.frames.text) else {
             return Ok(());
         };
+        // A sequence with media is refused where there is no projection of its own for them.
+        let Projection { first, second } = hidden.as_ref().filter(|_| media).unwrap_or(text);
         let (stream, products, sequences) = (&self.stream, &self.frames.engine.products, places.len());
         if sequences == 0 {
             return Ok(());
@@ -181,4 +213,32 @@ fn sequence_bytes(sequences: &Embeddings, precision: Precision) -> Result<Vec<u8
             rounded.to_vec1::<f32>()?.iter().flat_map(|x| ((x.to_bits() >> 16) as u16).to_le_bytes()).collect()
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn embeddings_are_projected_with_those_of_their_kind() {
+        let media = [3..5, 9..12];
+        let arrival = |first: u32, count: u32| Arrival {
+            source: Source::Host(Vec::new()),
+            places: (0..count).collect(),
+            hidden: hidden(&media, first, count),
+        };
+        let runs = |arrival: &Arrival| {
+            let (mut at, mut runs) = (0, Vec::new());
+            while at < arrival.places.len() {
+                let (len, kind) = arrival.run(at);
+                runs.push((len, kind));
+                at += len;
+            }
+            runs
+        };
+        assert_eq!(runs(&arrival(0, 14)), [(3, false), (2, true), (4, false), (3, true), (2, false)]);
+        assert_eq!(runs(&arrival(4, 6)), [(1, true), (4, false), (1, true)]);
+        assert_eq!(runs(&arrival(5, 4)), [(4, false)]);
+        assert_eq!(runs(&arrival(9, 3)), [(3, true)]);
+    }
 }

@@ -65,6 +65,7 @@ pub(super) struct Frames {
     logits: Buffer<f32>,
     slots: Buffer<u32>,
     positions: Buffer<i32>,
+    axes: Buffer<f32>,
     inner_cache: Cache,
     kernels: Kernels,
     /// By rows, ascending.
@@ -101,6 +102,7 @@ struct BeginArgs {
     x: u64,
     slots: u64,
     positions: u64,
+    axes: u64,
     width: i32,
     max_pages: i32,
 }
@@ -119,6 +121,7 @@ struct PromptArgs {
     x: u64,
     slots: u64,
     positions: u64,
+    axes: u64,
     width: i32,
     groups: i32,
 }
@@ -213,6 +216,7 @@ impl Frames {
             logits: gpu.zeros("logits", batch * config.text.vocab_size.max(config.predictor.vocab_size))?,
             slots: gpu.zeros("tables of a step", rows)?,
             positions: gpu.zeros("tables of a step", rows)?,
+            axes: gpu.zeros("tables of a step", 3 * rows)?,
             inner_cache,
             kernels: Kernels::new(gpu, net.precision)?,
             frame_layout,
@@ -285,6 +289,7 @@ impl Frames {
             x: self.x.address(),
             slots: self.slots.address(),
             positions: self.positions.address(),
+            axes: self.axes.address(),
             width: hidden as i32,
             max_pages: self.cache.max_pages() as i32,
         };
@@ -295,6 +300,7 @@ impl Frames {
             count: rows,
             slots: self.slots.address(),
             positions: self.positions.address(),
+            axes: self.turns(net),
             distinct: true,
             most: None,
         };
@@ -338,11 +344,12 @@ impl Frames {
                     count: 2 * rows,
                     slots: sequences,
                     positions: constants.first.address(),
+                    axes: 0,
                     distinct: false,
                     most: Some(2),
                 }
             } else {
-                Rows { count: rows, slots: sequences, positions, distinct: true, most: Some(groups + 1) }
+                Rows { count: rows, slots: sequences, positions, axes: 0, distinct: true, most: Some(groups + 1) }
             };
             predictor.stack.run(&self.engine, stream, narrow, batch, &self.inner_cache)?;
             let last = if pass == 0 { self.narrow.at(rows * inner) } else { narrow };
@@ -386,6 +393,7 @@ impl Frames {
             x: self.x.address(),
             slots: self.slots.address(),
             positions: self.positions.address(),
+            axes: self.axes.address(),
             width: net.config.text.hidden_size as i32,
             groups: net.config.num_code_groups as i32,
         };
@@ -395,10 +403,19 @@ impl Frames {
             count: rows,
             slots: self.slots.address(),
             positions: self.positions.address(),
+            axes: self.turns(net),
             distinct: false,
             most: None,
         };
         net.stack.run(&self.engine, stream, self.x.address(), batch, &self.cache)
+    }
+
+    /// Where the positions are that the rotation takes, for a talker whose prompts may have media.
+    fn turns(&self, net: &TalkerNet) -> u64 {
+        match net.text {
+            Text::Table { .. } => 0,
+            Text::Embeddings { .. } => self.axes.address(),
+        }
     }
 
     fn text_table(&self, net: &TalkerNet) -> u64 {

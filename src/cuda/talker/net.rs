@@ -31,7 +31,13 @@ pub(super) enum Text {
     Table { rows: Weight, vocabulary: u32, pad: u32, bos: u32, eos: u32 },
     /// Embeddings come from a thinker and are projected when they arrive. `special`: those of padding, begin and end of
     /// text.
-    Embeddings { first: Linear, second: Linear, special: Weight },
+    Embeddings { text: Projection, hidden: Option<Projection>, special: Weight },
+}
+
+/// Of what a thinker hands on: embeddings of text, or its hidden states at media.
+pub(super) struct Projection {
+    pub first: Linear,
+    pub second: Linear,
 }
 
 /// The code predictor. Its inputs are looked up in its own width, so that no pass begins with a projection.
@@ -97,6 +103,11 @@ impl TalkerNet {
         &self.config
     }
 
+    /// Whether it takes hidden states of media.
+    pub(super) fn takes_media(&self) -> bool {
+        matches!(self.text, Text::Embeddings { hidden: Some(_), .. })
+    }
+
     /// Ids of text, for a model that reads text itself.
     pub(super) fn text_vocabulary(&self) -> Option<u32> {
         match self.text {
@@ -116,9 +127,14 @@ impl Text {
     ) -> Result<Text, LoadError> {
         let config = family.talker();
         let (width, inner, hidden) = (config.text_hidden_size, config.text_projection_size, config.text.hidden_size);
-        let scope = scope.at("text_projection");
-        let first = Linear::load(up, &scope.at("linear_fc1"), width, inner, true)?;
-        let second = Linear::load(up, &scope.at("linear_fc2"), inner, hidden, true)?;
+        let load = |name: &str| -> Result<Projection, LoadError> {
+            let scope = scope.at(name);
+            Ok(Projection {
+                first: Linear::load(up, &scope.at("linear_fc1"), width, inner, true)?,
+                second: Linear::load(up, &scope.at("linear_fc2"), inner, hidden, true)?,
+            })
+        };
+        let Projection { first, second } = load("text_projection")?;
         let project = |from: &Weight, rows: usize| -> Result<Weight, LoadError> {
             let size = element_size(up.precision());
             let (to, middle) = (up.room(rows * hidden)?, up.room(LOAD_ROWS.min(rows) * inner)?);
@@ -142,14 +158,14 @@ impl Text {
                 Ok(Text::Table { rows: project(&table, vocabulary)?, vocabulary: vocabulary as u32, pad, bos, eos })
             }
             Family::Omni(omni) => {
-                // For audio, image and video positions, which are not served yet.
-                loader.ignore("talker.hidden_projection");
+                let hears = scope.at("hidden_projection").at("linear_fc1").offers("weight");
+                let hidden = hears.then(|| load("hidden_projection")).transpose()?;
                 let ChatTokens { tts_pad, tts_bos, tts_eos, .. } = omni.tokens;
                 let shape = [omni.thinker.text.vocab_size, omni.thinker.text.hidden_size];
                 let scope = loader.scope("thinker.model.embed_tokens");
                 let rows = scope.rows("weight", &shape, &[tts_pad, tts_bos, tts_eos])?;
                 let raw = up.host(&rows)?;
-                Ok(Text::Embeddings { special: project(&raw, 3)?, first, second })
+                Ok(Text::Embeddings { special: project(&raw, 3)?, text: Projection { first, second }, hidden })
             }
         }
     }

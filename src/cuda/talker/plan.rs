@@ -2,7 +2,7 @@
 
 use super::arrivals::Arrival;
 use super::pending::Part;
-use super::prompt::{page_keys, position};
+use super::prompt::{axes, page_keys, position};
 use super::stage::{CudaTalker, Target, Upload};
 use super::swap::Swapped;
 use super::table::{LAST, NO_END, NONE, NewPage, PromptEmbedding, StepSequence};
@@ -158,8 +158,8 @@ impl CudaTalker {
             forced = step.forced.len() as u32;
             step.forced.extend_from_slice(codes);
         }
-        let (position, count) = (at as i32, sequence.count);
-        let entry = StepSequence { slot: slot.0, position, text, count, flags, forced, unused: [0; 2] };
+        let (position, count, axes) = (at as i32, sequence.count, axes(&sequence.spec.prompt, at));
+        let entry = StepSequence { slot: slot.0, position, text, count, flags, forced, axes, unused: [0; 3] };
         sequence.count += 1;
         step.frames.push(entry);
         Ok(Part::Frame { at: step.frames.len() - 1, forced: forced != NONE, finished: Arc::clone(&sequence.finished) })

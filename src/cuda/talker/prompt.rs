@@ -51,7 +51,13 @@ pub(super) fn position(
         }
     };
     let last = u32::from(at + 1 == prompt.positions());
-    Some(PromptEmbedding { slot: slot.0, position: at as i32, text, kind, codes: number, last, unused: [0; 2] })
+    let (axes, position) = (axes(prompt, at as usize), at as i32);
+    Some(PromptEmbedding { slot: slot.0, position, text, kind, codes: number, last, axes, unused: [0; 3] })
+}
+
+/// The positions that the rotation takes of position `at` of a prompt, or of what follows it.
+pub(super) fn axes(prompt: &TalkerPrompt, at: usize) -> [f32; 3] {
+    prompt.axes().map_or([at as f32; 3], |positions| positions.at(at))
 }
 
 /// Keys of the pages that a prompt fills without its last position, which runs with the frames. Empty where the text is

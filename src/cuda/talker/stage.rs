@@ -3,7 +3,7 @@
 //! Units and their meaning are those of the CPU's stage ([`omni_model::stages::talker`]). A launch never waits: it
 //! packs the step's input into page-locked memory, queues copies and graphs, and returns the pending step.
 
-use super::arrivals::{Arrival, Intake};
+use super::arrivals::{Arrival, Intake, hidden};
 use super::frame::{Frames, MAX_SAMPLED};
 use super::net::{TalkerNet, Text};
 use super::pending::{Part, Pending, out_words, time_words};
@@ -241,8 +241,8 @@ impl StageModel for CudaTalker {
         }
         let config = &self.net.config;
         spec.check(config)?;
-        if !spec.prompt.media().is_empty() || spec.prompt.axes().is_some() {
-            return refused("audio, images and video are served on the CPU only: the GPU has no towers yet");
+        if !spec.prompt.media().is_empty() && !self.net.takes_media() {
+            return refused("this checkpoint's talker has no hidden_projection: it takes no hidden states of media");
         }
         let params = SlotParams {
             first: (&spec.sampling).into(),
@@ -317,9 +317,10 @@ impl StageModel for CudaTalker {
                         );
                     }
                     let places = self.text_free.split_off(self.text_free.len() - count);
+                    let hidden = hidden(sequence.spec.prompt.media(), sequence.inputs.len() as u32, count as u32);
                     sequence.inputs.extend(&places);
                     if let Some(intake) = &self.intake {
-                        self.arrivals.push(intake.take(slot, &sequences, self.net.precision, places)?);
+                        self.arrivals.push(intake.take(slot, &sequences, self.net.precision, places, hidden)?);
                     }
                 }
             }

@@ -48,14 +48,24 @@ pub(crate) struct StepSequence {
     pub flags: u32,
     /// Where its forced codes begin in the step's list; [`NONE`]: none are forced.
     pub forced: u32,
-    pub unused: [u32; 2],
+    /// The positions that the rotation takes.
+    pub axes: [f32; 3],
+    pub unused: [u32; 3],
 }
-// SAFETY: eight words.
+// SAFETY: twelve words.
 unsafe impl Record for StepSequence {}
 
 impl StepSequence {
-    pub const PADDING: StepSequence =
-        StepSequence { slot: NONE, position: -1, text: 0, count: 0, flags: 0, forced: NONE, unused: [0; 2] };
+    pub const PADDING: StepSequence = StepSequence {
+        slot: NONE,
+        position: -1,
+        text: 0,
+        count: 0,
+        flags: 0,
+        forced: NONE,
+        axes: [0.0; 3],
+        unused: [0; 3],
+    };
 }
 
 /// A page that was given to a slot.
@@ -92,14 +102,24 @@ pub(crate) struct PromptEmbedding {
     pub kind: u32,
     pub codes: u32,
     pub last: u32,
-    pub unused: [u32; 2],
+    /// The positions that the rotation takes.
+    pub axes: [f32; 3],
+    pub unused: [u32; 3],
 }
-// SAFETY: eight words.
+// SAFETY: twelve words.
 unsafe impl Record for PromptEmbedding {}
 
 impl PromptEmbedding {
-    pub const PADDING: PromptEmbedding =
-        PromptEmbedding { slot: NONE, position: -1, text: 0, kind: PLAIN_TEXT, codes: 0, last: 0, unused: [0; 2] };
+    pub const PADDING: PromptEmbedding = PromptEmbedding {
+        slot: NONE,
+        position: -1,
+        text: 0,
+        kind: PLAIN_TEXT,
+        codes: 0,
+        last: 0,
+        axes: [0.0; 3],
+        unused: [0; 3],
+    };
 }
 
 /// How one token is picked.

@@ -4,6 +4,7 @@
 mod handed;
 mod net;
 mod pending;
+mod queue;
 mod stage;
 mod steps;
 mod table;

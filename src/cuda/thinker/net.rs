@@ -7,11 +7,14 @@ use crate::weights::{Uploader, Weight};
 use omni_config::Precision;
 use omni_model::LoadError;
 use omni_model::hf::{DecoderConfig, ThinkerConfig};
+use omni_model::media::MediaKind;
 use omni_model::weights::Loader;
 
 /// The weights, shared by all sequences.
 pub struct ThinkerNet {
     pub(super) config: DecoderConfig,
+    /// Sizes of the towers, too.
+    pub(super) whole: ThinkerConfig,
     pub(super) precision: Precision,
     pub(super) gpu: Gpu,
     pub(super) stack: Stack,
@@ -33,7 +36,7 @@ impl ThinkerNet {
         config: &ThinkerConfig,
     ) -> Result<ThinkerNet, LoadError> {
         let up = Uploader::new(gpu, precision)?;
-        let (scope, config) = (loader.scope("thinker"), config.text.clone());
+        let (scope, whole, config) = (loader.scope("thinker"), config.clone(), config.text.clone());
         let (model, shape) = (scope.at("model"), [config.vocab_size, config.hidden_size]);
         let (embedding, head) = (model.at("embed_tokens"), scope.at("lm_head"));
         // As in the reference, stored weights take precedence over the config.
@@ -46,9 +49,20 @@ impl ThinkerNet {
             precision,
             gpu: gpu.clone(),
             config,
+            whole,
         };
         up.finish()?;
         Ok(net)
+    }
+
+    /// Whether prompts may have media, by its config.
+    pub(super) fn takes_media(&self) -> bool {
+        self.whole.audio.is_some() || self.whole.vision.is_some()
+    }
+
+    /// Floats of the widest embedding of media: the embedding, and the levels of what is seen.
+    pub(super) fn media_width(&self) -> usize {
+        self.whole.media_width(MediaKind::Image)
     }
 
     /// Elements of an embedding for the talker.

@@ -4,7 +4,6 @@
 //! prompt runs with the sequences that decode, because it gives a token too. A launch never waits: a step reads a
 //! sequence's last token where the step before left it on the device.
 
-use super::handed::Handed;
 use super::net::ThinkerNet;
 use super::pending::{Part, Pending};
 use super::steps::Steps;
@@ -12,9 +11,9 @@ use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
 use crate::decoder::PAGE;
 use crate::pages::Pages;
-use crate::talker::ring::{Lease, Ring};
+use crate::talker::ring::Ring;
 use crate::talker::table::{LAST, NONE, Record};
-use crate::{CudaError, Priority, Stream};
+use crate::{Priority, Stream};
 use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::embeddings::element_bytes;
 use omni_model::error::{not_open, refused};
@@ -22,7 +21,8 @@ use omni_model::sampling::History;
 use omni_model::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
 };
-use omni_model::stages::thinker::{check, prompt_embeddings};
+use omni_model::stages::media::PromptMedia;
+use omni_model::stages::thinker::{check, prompt_embeddings, prompt_positions};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::CopyMetrics;
 use omni_telemetry::trace::Recorder;
@@ -85,20 +85,20 @@ impl StageFactory for CudaThinkerFactory {
 
 /// Sequences of the thinker on a GPU.
 pub struct CudaThinker {
-    net: Arc<ThinkerNet>,
-    stream: Stream,
-    steps: Steps,
-    ring: Arc<Ring>,
+    pub(super) net: Arc<ThinkerNet>,
+    pub(super) stream: Stream,
+    pub(super) steps: Steps,
+    pub(super) ring: Arc<Ring>,
     sequences: HashMap<Slot, Sequence>,
     pages: Pages,
     /// Copies that the next launch makes first.
-    uploads: Vec<Upload>,
-    arena: EmbeddingArena,
-    embeddings_in_step: bool,
+    pub(super) uploads: Vec<Upload>,
+    pub(super) arena: EmbeddingArena,
+    pub(super) embeddings_in_step: bool,
 }
 
 /// Bytes for the device, and the element that they begin at.
-enum Upload {
+pub(super) enum Upload {
     Params(usize, Vec<u8>),
     PageTable(usize, Vec<u8>),
     Counts(usize, Vec<u8>),
@@ -113,6 +113,41 @@ struct Sequence {
     /// Set by the step that ended the sequence.
     finished: Arc<AtomicBool>,
     answer: Answer,
+    /// `None` for a prompt of text.
+    media: Option<PromptMedia>,
+}
+
+impl Sequence {
+    /// Puts the embeddings of the media at some positions of the prompt into a step, whose rows of these positions begin
+    /// with `first`, and what it hands on of them with `handed`.
+    fn take_media(
+        &mut self,
+        positions: Range<u32>,
+        first: usize,
+        handed: usize,
+        plan: &mut Plan,
+    ) -> Result<(), ModelError> {
+        let Some(media) = &mut self.media else { return Ok(()) };
+        let hands: Vec<u32> = prompt_positions(&self.spec, positions.start, positions.len() as u32).collect();
+        for at in media.positions(positions.start, positions.len() as u32) {
+            let Some(row) = media.take(at) else {
+                return refused(format!("the embedding of prompt position {at} is gone"));
+            };
+            let place = first + (at - positions.start) as usize;
+            plan.media.push((place, row.flatten_all()?.to_vec1::<f32>()?));
+            if let Ok(hand) = hands.binary_search(&at) {
+                plan.handed[handed + hand] = NONE;
+                plan.prompts[place].hand = (handed + hand) as u32;
+            }
+        }
+        Ok(())
+    }
+
+    /// The positions that the rotation takes of position `at`.
+    fn axes(&self, at: u32) -> [f32; 3] {
+        let own = self.media.as_ref().and_then(PromptMedia::axes);
+        own.map_or([at as f32; 3], |positions| positions.at(at as usize))
+    }
 }
 
 enum Answer {
@@ -129,11 +164,14 @@ enum Answer {
 
 /// The data that a step sends to the device.
 #[derive(Default)]
-struct Plan {
-    prompts: Vec<TokenRow>,
-    tokens: Vec<TokenRow>,
-    /// The sources of the embeddings to hand on: tokens, or slots with [`SAMPLED`].
-    handed: Vec<u32>,
+pub(super) struct Plan {
+    pub prompts: Vec<TokenRow>,
+    pub tokens: Vec<TokenRow>,
+    /// The embeddings of media that `prompts` take, in their order, with the place among them.
+    pub media: Vec<(usize, Vec<f32>)>,
+    /// The sources of the embeddings to hand on: tokens, slots with [`SAMPLED`], or [`NONE`] for hidden states, which
+    /// the layers hand on.
+    pub handed: Vec<u32>,
 }
 
 impl Plan {
@@ -244,15 +282,23 @@ impl CudaThinker {
         let positions = if left > 0 { from + advance } else { len + count - sequence.spec.generated_len };
         self.grow(slot, positions as usize)?;
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
+        if let Some(media) = sequence.media.as_ref().filter(|_| left > 0) {
+            media.check_arrived(from, advance)?;
+        }
         let prompt = Arc::clone(&sequence.spec.prompt);
-        let entry = |at: u32, token: u32| TokenRow { slot: slot.0, position: at as i32, token, ..TokenRow::PADDING };
+        let entry = |sequence: &Sequence, at: u32, token: u32| {
+            let axes = sequence.axes(at);
+            TokenRow { slot: slot.0, position: at as i32, token, axes, ..TokenRow::PADDING }
+        };
         let mut handed = 0..0;
         let mut token = NONE;
         if left > 0 {
             sequence.prefilled += advance;
             handed = plan.hand(prompt_embeddings(&sequence.spec, from, advance));
             let upto = sequence.prefilled - u32::from(samples);
-            plan.prompts.extend((from..upto).map(|at| entry(at, prompt[at as usize])));
+            let first = plan.prompts.len();
+            plan.prompts.extend((from..upto).map(|at| entry(sequence, at, prompt[at as usize])));
+            sequence.take_media(from..upto, first, handed.start, plan)?;
             token = prompt[upto as usize % prompt.len()];
         }
         if !samples {
@@ -263,7 +309,7 @@ impl CudaThinker {
             sequence.exhausted = *count >= sequence.spec.max_tokens;
         }
         let flags = if sequence.exhausted { LAST } else { 0 };
-        plan.tokens.push(TokenRow { count, flags, ..entry(positions - 1, token) });
+        plan.tokens.push(TokenRow { count, flags, ..entry(sequence, positions - 1, token) });
         if sequence.spec.emit.is_some() {
             let own = plan.hand([SAMPLED | slot.0]);
             handed = if handed.is_empty() { own } else { handed.start..own.end };
@@ -301,68 +347,6 @@ impl CudaThinker {
         }
         Ok(())
     }
-
-    /// Queues what a step needs; returns the memory that the device uses.
-    fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
-        let (steps, stream) = (&self.steps, &self.stream);
-        let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
-        let out = |lease: &Lease| lease.out.device_at(0);
-        let bytes = |upload: &Upload| match upload {
-            Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
-                bytes.len().next_multiple_of(16)
-            }
-        };
-        let uploads: usize = self.uploads.iter().map(bytes).sum();
-        let table = super::steps::ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
-        let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
-        let lease = self.ring.lease(uploads + (passes.len() + 1) * table + sources.len())?;
-        lease.begin.record(stream)?;
-        let mut at = 0;
-        for upload in self.uploads.drain(..) {
-            match &upload {
-                Upload::Params(to, bytes) => {
-                    lease.input.set(at, bytes);
-                    steps.params.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
-                }
-                Upload::PageTable(to, bytes) => {
-                    lease.input.set(at, bytes);
-                    let tables = steps.cache.tables_buffer();
-                    tables.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
-                }
-                Upload::Counts(to, bytes) => {
-                    lease.input.set(at, bytes);
-                    steps.counts.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
-                }
-            }
-            at += bytes(&upload);
-        }
-        let prompts = passes.into_iter().map(|sequences| (sequences, steps.prompt_graph(sequences.len())));
-        let tokens = Some(plan.tokens.as_slice()).filter(|sequences| !sequences.is_empty());
-        let tokens = tokens.map(|sequences| (sequences, steps.token_graph(sequences.len())));
-        for (sequences, graph) in prompts.chain(tokens) {
-            let Some((bucket, graph)) = graph else { continue };
-            let table = Steps::table(sequences, bucket, out(&lease));
-            lease.input.set(at, &table);
-            steps.inbox.upload_bytes_async(stream, 0, &lease.input, at, table.len())?;
-            at += table.len().next_multiple_of(16);
-            graph.launch(stream)?;
-        }
-        let mut handed = Handed::Nothing;
-        if !sources.is_empty() {
-            let count = plan.handed.len();
-            let memory = self.arena.take(count)?;
-            // Read where it is: a word for each block, once.
-            lease.input.set(at, &sources);
-            steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
-            handed = if self.embeddings_in_step {
-                Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
-            } else {
-                Handed::There(self.arena.written(stream, memory, count)?)
-            };
-        }
-        lease.end.record(stream)?;
-        Ok((lease, handed))
-    }
 }
 
 impl StageModel for CudaThinker {
@@ -374,9 +358,17 @@ impl StageModel for CudaThinker {
             return refused(format!("{slot} is open already"));
         }
         check(&spec, self.net.vocabulary(), self.net.config.max_position_embeddings)?;
-        if spec.media.is_some() {
-            return refused("audio, images and video are served on the CPU only: the GPU has no towers yet");
-        }
+        let media = match &spec.media {
+            Some(layout) => {
+                self.net.whole.check_media(layout, spec.asked().len())?;
+                let last = spec.prompt.len() - 1;
+                if layout.spans.iter().flat_map(|span| &span.at).any(|range| range.contains(&last)) {
+                    return refused("a prompt that ends with media is not served on a GPU");
+                }
+                Some(PromptMedia::new(&self.net.whole, layout))
+            }
+            None => None,
+        };
         let at = slot.0 as usize;
         if at >= self.steps.done.len() {
             return refused(format!("{slot}: there are {} slots", self.steps.done.len()));
@@ -401,7 +393,7 @@ impl StageModel for CudaThinker {
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
         self.sequences
-            .insert(slot, Sequence { spec, prefilled: 0, exhausted: false, finished: Arc::default(), answer });
+            .insert(slot, Sequence { spec, prefilled: 0, exhausted: false, finished: Arc::default(), answer, media });
         Ok(())
     }
 
@@ -409,7 +401,12 @@ impl StageModel for CudaThinker {
         let vocabulary = self.net.vocabulary();
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
         let Answer::Followed { waiting, ended } = &mut sequence.answer else {
-            return refused(format!("{slot}: a thinker sequence that samples its answer takes no input"));
+            return match (&mut sequence.media, input) {
+                (None, _) => refused(format!("{slot}: a thinker sequence that samples its answer takes no input")),
+                (Some(media), Some(StageData::Embeddings(embeddings))) => media.push(Some(embeddings), end),
+                (Some(media), None) => media.push(None, end),
+                (Some(_), Some(_)) => refused(format!("{slot}: a prompt with media takes their embeddings only")),
+            };
         };
         if *ended {
             return refused(format!("{slot}: tokens after the end of the answer"));

@@ -32,12 +32,29 @@ pub(super) struct Steps {
     logits: Buffer<f32>,
     slots: Buffer<u32>,
     positions: Buffer<i32>,
+    axes: Buffer<f32>,
+    /// Embeddings of media that a pass takes; one number for a model that takes none.
+    pub media: Buffer<f32>,
     begin: Kernel,
     sample: Kernel,
     hand: Kernel,
-    /// By rows, ascending: the next token of so many rows, and so many positions of prompts.
+    level: Kernel,
+    states: Kernel,
+    /// By rows, ascending: the next token of so many rows, and so many positions of prompts, without and with media.
     tokens: Vec<(usize, Graph)>,
     prompts: Vec<(usize, Graph)>,
+    media_prompts: Vec<(usize, Graph)>,
+}
+
+/// What the rows of a pass are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    /// The next tokens of different sequences.
+    Tokens,
+    /// Positions of prompts in their order.
+    Prompts,
+    /// The same, some of which are media.
+    Media,
 }
 
 /// `BeginTokensArgs` of `kernels/token.cuh`.
@@ -51,8 +68,27 @@ struct BeginArgs {
     x: u64,
     slots: u64,
     positions: u64,
+    axes: u64,
+    media: u64,
     width: i32,
     size: i32,
+    media_width: i32,
+    unused: i32,
+}
+
+/// `MediaArgs` of `kernels/token.cuh`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MediaArgs {
+    head: u64,
+    rows: u64,
+    media: u64,
+    x: u64,
+    gain: u64,
+    width: i32,
+    media_width: i32,
+    level: i32,
+    eps: f32,
 }
 
 /// `SampleTokenArgs` of `kernels/token.cuh`.
@@ -95,10 +131,11 @@ impl Steps {
         let chunk = options.prefill_chunk.max(LEAST_PROMPT).next_power_of_two();
         let rows = batch.max(chunk);
         let size = config.vocab_size;
-        let (begin, hand) = match net.precision {
-            Precision::F32 => ("begin_tokens_f32", "hand_rows_f32"),
-            Precision::Bf16 => ("begin_tokens_bf16", "hand_rows_bf16"),
+        let [begin, hand, states] = match net.precision {
+            Precision::F32 => ["begin_tokens_f32", "hand_rows_f32", "hand_states_f32"],
+            Precision::Bf16 => ["begin_tokens_bf16", "hand_rows_bf16", "hand_states_bf16"],
         };
+        let media = if net.takes_media() { chunk * net.media_width() } else { 1 };
         let max_pages = config.max_position_embeddings.div_ceil(PAGE).min(pages);
         let mut steps = Steps {
             inbox: gpu.zeros("tables of a step", ROWS_AT + rows * size_of::<TokenRow>())?,
@@ -112,11 +149,16 @@ impl Steps {
             logits: gpu.zeros("logits", batch * size)?,
             slots: gpu.zeros("tables of a step", rows)?,
             positions: gpu.zeros("tables of a step", rows)?,
+            axes: gpu.zeros("tables of a step", 3 * rows)?,
+            media: gpu.zeros("embeddings of media", media)?,
             begin: gpu.kernel(begin)?,
             sample: gpu.kernel("sample_token")?,
             hand: gpu.kernel(hand)?,
+            level: gpu.kernel("add_level")?,
+            states: gpu.kernel(states)?,
             tokens: Vec::new(),
             prompts: Vec::new(),
+            media_prompts: Vec::new(),
         };
         steps.inbox.write(ROWS_AT, &TokenRow::PADDING.bytes().repeat(rows))?;
         // Each is run once before capture, on rows of padding, so that all kernels are loaded.
@@ -127,9 +169,14 @@ impl Steps {
             steps.tokens.push((bucket, graph));
         }
         for bucket in sizes(LEAST_PROMPT, chunk) {
-            steps.queue_layers(net, stream, bucket, false)?;
-            let graph = stream.capture(|| steps.queue_layers(net, stream, bucket, false))?;
+            steps.queue_layers(net, stream, bucket, Pass::Prompts)?;
+            let graph = stream.capture(|| steps.queue_layers(net, stream, bucket, Pass::Prompts))?;
             steps.prompts.push((bucket, graph));
+            if net.takes_media() {
+                steps.queue_layers(net, stream, bucket, Pass::Media)?;
+                let graph = stream.capture(|| steps.queue_layers(net, stream, bucket, Pass::Media))?;
+                steps.media_prompts.push((bucket, graph));
+            }
         }
         stream.synchronize()?;
         Ok(steps)
@@ -150,14 +197,14 @@ impl Steps {
         fitting(&self.tokens, rows)
     }
 
-    /// The same for positions of prompts.
-    pub fn prompt_graph(&self, rows: usize) -> Option<(usize, &Graph)> {
-        fitting(&self.prompts, rows)
+    /// The same for positions of prompts, of which some are `media`.
+    pub fn prompt_graph(&self, rows: usize, media: bool) -> Option<(usize, &Graph)> {
+        fitting(if media { &self.media_prompts } else { &self.prompts }, rows)
     }
 
-    /// The table of a pass over `rows`, filled up to `bucket`; `out`: where its tokens go.
-    pub fn table(rows: &[TokenRow], bucket: usize, out: u64) -> Vec<u8> {
-        let mut table = TokenHead { out, unused: 0 }.bytes().to_vec();
+    /// The table of a pass over `rows`, filled up to `bucket`; where its tokens go, and what it hands on.
+    pub fn table(rows: &[TokenRow], bucket: usize, head: TokenHead) -> Vec<u8> {
+        let mut table = head.bytes().to_vec();
         table.resize(ROWS_AT, 0);
         for row in rows.iter().chain(std::iter::repeat(&TokenRow::PADDING)).take(bucket) {
             table.extend_from_slice(row.bytes());
@@ -165,8 +212,8 @@ impl Steps {
         table
     }
 
-    /// Queues embedding and layers. The rows are of different sequences, or positions of prompts in their order.
-    fn queue_layers(&self, net: &ThinkerNet, stream: &Stream, rows: usize, distinct: bool) -> Result<(), CudaError> {
+    /// Queues embedding and layers.
+    fn queue_layers(&self, net: &ThinkerNet, stream: &Stream, rows: usize, pass: Pass) -> Result<(), CudaError> {
         let args = BeginArgs {
             rows: self.inbox.at(ROWS_AT),
             last: self.last.address(),
@@ -175,8 +222,12 @@ impl Steps {
             x: self.x.address(),
             slots: self.slots.address(),
             positions: self.positions.address(),
+            axes: self.axes.address(),
+            media: self.media.address(),
             width: net.config.hidden_size as i32,
             size: net.config.vocab_size as i32,
+            media_width: net.media_width() as i32,
+            unused: 0,
         };
         // SAFETY: the argument is `BeginTokensArgs`, with addresses of buffers of `self` and `net`.
         unsafe { self.begin.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
@@ -184,15 +235,55 @@ impl Steps {
             count: rows,
             slots: self.slots.address(),
             positions: self.positions.address(),
-            distinct,
+            axes: self.axes.address(),
+            distinct: pass == Pass::Tokens,
             most: None,
         };
-        net.stack.run(&self.engine, stream, self.x.address(), batch, &self.cache)
+        let x = self.x.address();
+        match pass {
+            Pass::Tokens | Pass::Prompts => net.stack.run(&self.engine, stream, x, batch, &self.cache),
+            Pass::Media => net.stack.run_with(&self.engine, stream, x, batch, &self.cache, |layer| {
+                self.queue_media(net, stream, rows, layer)
+            }),
+        }
+    }
+
+    /// Queues what media change before layer `layer`, or behind the last one: the hidden states that the talker takes
+    /// are those before a level is added.
+    fn queue_media(&self, net: &ThinkerNet, stream: &Stream, rows: usize, layer: usize) -> Result<(), CudaError> {
+        let (accepted, last) = (net.whole.accept_hidden_layer, net.config.num_hidden_layers);
+        let norm = net.stack.norm();
+        let args = MediaArgs {
+            head: self.inbox.address(),
+            rows: self.inbox.at(ROWS_AT),
+            media: self.media.address(),
+            x: self.x.address(),
+            gain: 0,
+            width: net.config.hidden_size as i32,
+            media_width: net.media_width() as i32,
+            level: layer as i32 - 1,
+            eps: norm.eps,
+        };
+        let launch = |kernel: &Kernel, args: MediaArgs| {
+            // SAFETY: the argument is `MediaArgs`, with addresses of buffers of `self` and `net`.
+            unsafe { kernel.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args]) }
+        };
+        if layer == accepted && layer < last {
+            launch(&self.states, args)?;
+        }
+        if (1..=net.whole.levels()).contains(&layer) {
+            launch(&self.level, args)?;
+        }
+        // The reference counts the last one behind the norm.
+        if layer == accepted && layer == last {
+            launch(&self.states, MediaArgs { gain: norm.gain, ..args })?;
+        }
+        Ok(())
     }
 
     /// Queues the next token of `rows` rows.
     fn queue_tokens(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
-        self.queue_layers(net, stream, rows, true)?;
+        self.queue_layers(net, stream, rows, Pass::Tokens)?;
         let input = Input::Normed(self.x.address(), net.stack.norm());
         self.engine.products.run(stream, Mode::StoreF32, &net.head, input, self.logits.address(), rows)?;
         let args = SampleArgs {

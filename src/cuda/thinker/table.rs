@@ -10,6 +10,9 @@ const MAX_STOPS: usize = 12;
 /// `SAMPLED` of `kernels/token.cuh`: not a token, but the one that the slot in the other bits sampled last.
 pub(super) const SAMPLED: u32 = 0x8000_0000;
 
+/// The row of media has levels that are added behind the first layers.
+pub(super) const SEEN: u32 = 4;
+
 /// One sequence of a step.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -20,13 +23,31 @@ pub(super) struct TokenRow {
     pub token: u32,
     pub count: u32,
     pub flags: u32,
-    pub unused: [u32; 3],
+    /// The row of the pass's media that takes the place of the token's embedding; [`NONE`]: it does not.
+    pub media: u32,
+    /// Where its hidden state goes among what the step hands on; [`NONE`]: nowhere.
+    pub hand: u32,
+    pub unused: u32,
+    /// The positions that the rotation takes.
+    pub axes: [f32; 3],
+    pub unused_too: u32,
 }
-// SAFETY: eight words.
+// SAFETY: twelve words.
 unsafe impl Record for TokenRow {}
 
 impl TokenRow {
-    pub const PADDING: TokenRow = TokenRow { slot: NONE, position: -1, token: 0, count: 0, flags: 0, unused: [0; 3] };
+    pub const PADDING: TokenRow = TokenRow {
+        slot: NONE,
+        position: -1,
+        token: 0,
+        count: 0,
+        flags: 0,
+        media: NONE,
+        hand: NONE,
+        unused: 0,
+        axes: [0.0; 3],
+        unused_too: 0,
+    };
 }
 
 /// Ahead of the sequences.
@@ -34,7 +55,8 @@ impl TokenRow {
 #[repr(C)]
 pub(super) struct TokenHead {
     pub out: u64,
-    pub unused: u64,
+    /// Where what the step hands on is.
+    pub handed: u64,
 }
 // SAFETY: two numbers of eight bytes.
 unsafe impl Record for TokenHead {}

@@ -1,6 +1,7 @@
 //! Config of one causal language model: thinker, talker backbone, code predictor.
 
 use super::json::Node;
+use omni_ops::interleaved_axis;
 
 /// A stack of pre-norm decoder layers with its embedding and head.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,6 +96,12 @@ impl DecoderConfig {
         self.moe.as_ref().is_some_and(|moe| {
             !moe.mlp_only_layers.contains(&index) && (index + 1).is_multiple_of(moe.decoder_sparse_step)
         })
+    }
+
+    /// The axis (0 time, 1 height, 2 width) that each rotary frequency turns with; `None` where positions are plain.
+    pub fn rotary_axes(&self) -> Option<Vec<u8>> {
+        let section = self.mrope_section?;
+        Some((0..self.head_dim / 2).map(|j| interleaved_axis(j, section) as u8).collect())
     }
 
     fn check(&self, node: &Node<'_>) {

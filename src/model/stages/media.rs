@@ -5,6 +5,7 @@ use super::thinker::Sequence;
 use crate::ModelError;
 use crate::embeddings::Embeddings;
 use crate::error::refused;
+use crate::hf::ThinkerConfig;
 use crate::media::{MediaLayout, Positions};
 use crate::thinker::Thinker;
 use crate::transformer::MediaInput;
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The media of a sequence's prompt.
-pub(super) struct PromptMedia {
+pub struct PromptMedia {
     layout: Arc<MediaLayout>,
     /// By position of the prompt, `[1, width]`, until a step takes it.
     rows: BTreeMap<u32, Tensor>,
@@ -22,18 +23,21 @@ pub(super) struct PromptMedia {
 }
 
 impl PromptMedia {
-    /// Nothing has arrived yet. The layout [fits](Thinker::check_media) the model.
-    pub fn new(net: &Thinker, layout: &Arc<MediaLayout>) -> PromptMedia {
+    /// Nothing has arrived yet. The layout [fits](ThinkerConfig::check_media) the model.
+    pub fn new(config: &ThinkerConfig, layout: &Arc<MediaLayout>) -> PromptMedia {
         let spans = layout.spans.iter().rev();
         let missing = spans.map(|span| {
             let mut at: Vec<u32> = span.at.iter().cloned().flatten().map(|at| at as u32).collect();
             at.reverse();
-            (net.media_width(span.kind), at)
+            (config.media_width(span.kind), at)
         });
         PromptMedia { missing: missing.collect(), rows: BTreeMap::new(), layout: Arc::clone(layout) }
     }
 
     /// Takes the next embeddings of the first span that lacks some.
+    ///
+    /// # Errors
+    /// [`ModelError::Sequence`] for embeddings of another shape, more than there is room for, or an early end.
     pub fn push(&mut self, input: Option<Embeddings>, end: bool) -> std::result::Result<(), ModelError> {
         if let Some(input) = input {
             let (count, width) = input.shape();
@@ -60,6 +64,9 @@ impl PromptMedia {
     }
 
     /// Checks that the embeddings of some positions of the prompt have arrived.
+    ///
+    /// # Errors
+    /// [`ModelError::Sequence`] with the first position that lacks its own.
     pub fn check_arrived(&self, from: u32, count: u32) -> std::result::Result<(), ModelError> {
         let missing = self.missing.iter().flat_map(|(_, at)| at).filter(|at| (from..from + count).contains(at)).min();
         match missing {
@@ -69,12 +76,22 @@ impl PromptMedia {
     }
 
     /// The media positions of a range of the prompt, in order.
-    fn positions(&self, from: u32, count: u32) -> Vec<u32> {
+    pub fn positions(&self, from: u32, count: u32) -> Vec<u32> {
         let ranges = self.layout.spans.iter().flat_map(|span| &span.at);
         let inside = ranges.flat_map(|range| (range.start as u32).max(from)..(range.end as u32).min(from + count));
         let mut positions: Vec<u32> = inside.collect();
         positions.sort_unstable();
         positions
+    }
+
+    /// Takes the embedding `[1, width]` of a media position of the prompt; `None`: it has not arrived, or was taken.
+    pub fn take(&mut self, at: u32) -> Option<Tensor> {
+        self.rows.remove(&at)
+    }
+
+    /// Positions on three axes; `None` where they are those of the cache.
+    pub fn axes(&self) -> Option<&Positions> {
+        self.layout.positions.as_ref()
     }
 }
 
@@ -90,7 +107,7 @@ pub(super) fn scatter(x: &Tensor, running: &mut [Running<Sequence>]) -> Result<O
         let (from, count) = (sequence.prefilled, *len as u32);
         if let Some(media) = &mut sequence.media {
             for at in media.positions(from, count) {
-                let Some(row) = media.rows.remove(&at) else {
+                let Some(row) = media.take(at) else {
                     candle_core::bail!("the embedding of prompt position {at} is gone");
                 };
                 let place = start + (at - from) as usize;
@@ -130,7 +147,7 @@ fn positions(running: &[Running<Sequence>]) -> Option<[Vec<f32>; 3]> {
 }
 
 fn own(sequence: &Sequence) -> Option<&Positions> {
-    sequence.media.as_ref().and_then(|media| media.layout.positions.as_ref())
+    sequence.media.as_ref().and_then(PromptMedia::axes)
 }
 
 /// The embeddings that the talker gets of prompt positions: those of text, and at media the accepted hidden states

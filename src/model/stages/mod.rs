@@ -2,7 +2,7 @@
 //! nets.
 
 pub mod encoder;
-mod media;
+pub mod media;
 pub mod talker;
 pub mod thinker;
 pub mod vocoder;

@@ -90,8 +90,8 @@ impl StageModel for ThinkerStage {
         check(&spec, self.net.vocabulary(), self.net.stack().config().max_position_embeddings)?;
         let media = match &spec.media {
             Some(layout) => {
-                self.net.check_media(layout, spec.asked().len())?;
-                Some(PromptMedia::new(&self.net, layout))
+                self.net.config().check_media(layout, spec.asked().len())?;
+                Some(PromptMedia::new(self.net.config(), layout))
             }
             None => None,
         };
@@ -181,7 +181,7 @@ pub fn prompt_embeddings(spec: &ThinkerSpec, from: u32, count: u32) -> Vec<u32> 
 }
 
 /// Of the `count` prompt positions from `from` on those that the talker needs.
-fn prompt_positions(spec: &ThinkerSpec, from: u32, count: u32) -> impl Iterator<Item = u32> {
+pub fn prompt_positions(spec: &ThinkerSpec, from: u32, count: u32) -> impl Iterator<Item = u32> {
     let ranges = spec.emit.iter().flat_map(|ranges| ranges.iter());
     ranges.flat_map(move |range| range.start.max(from)..range.end.min(from + count))
 }

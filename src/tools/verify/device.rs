@@ -6,10 +6,12 @@
 
 use super::batch::{self, Part};
 use super::case;
-use super::generate::{Trace, spoken};
+use super::generate::{Trace, spoken, with_media};
 use super::manifest::{Kind, Manifest};
+use super::media::Media;
 use super::nets::Nets;
 use super::report::{Judgement, Picks, Verdict};
+use super::thought::Answer;
 use super::value::{Data, Value, Values};
 use super::vocode::{self, Decoder};
 use super::{VerifyError, tts};
@@ -30,14 +32,16 @@ const SLOT: Slot = Slot(0);
 /// Frames of a step of the vocoder.
 const CHUNK: usize = 8;
 
-/// Why a device runs no case with media.
-pub(super) const NO_TOWERS: &str =
-    "audio, images and video run on the CPU only: the GPU has no towers and no positions on three axes yet";
-
 /// Makes the stages that cases run on.
 pub trait StageSource {
     /// Element type of weights and caches. Of [`Precision::F32`] everything must equal the reference.
     fn precision(&self) -> Precision;
+
+    /// A thinker for one sequence.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be read or is not served, or the device has no room.
+    fn thinker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError>;
 
     /// A talker for up to 8 sequences.
     ///
@@ -55,6 +59,7 @@ pub trait StageSource {
 /// The stages of a checkpoint, made when a case needs them.
 #[derive(Default)]
 pub(super) struct Stages {
+    thinker: Option<Box<dyn StageModel>>,
     talker: Option<Box<dyn StageModel>>,
     vocoder: Option<Box<dyn StageModel>>,
 }
@@ -113,7 +118,7 @@ pub(super) fn run(
         Kind::TtsGenerate | Kind::OmniGenerate => {
             let speech = |Part { manifest, reference }: &mut Part| match manifest.kind {
                 Kind::TtsGenerate => Speech::tts(manifest, reference, nets),
-                _ => Speech::omni(manifest, reference, nets),
+                _ => Speech::omni(manifest, reference, (nets, source), &mut notes),
             };
             let speeches = parts.iter_mut().map(speech).collect::<Result<Vec<_>, _>>()?;
             let traces = match source.precision() {
@@ -125,9 +130,8 @@ pub(super) fn run(
                 computed.push(case::wave(trace, &speech.recording, &mut part.reference, sound, &mut notes)?);
             }
         }
-        Kind::TtsFrontend => return Ok(Verdict::Skipped("recordings are encoded on the CPU".into())),
         Kind::Frontend(_) => return Err("a front end has no net".into()),
-        Kind::AudioTower | Kind::VisionTower => return Ok(Verdict::Skipped(NO_TOWERS.into())),
+        Kind::TtsFrontend | Kind::AudioTower | Kind::VisionTower => return Err("this computes on a CPU".into()),
     }
     let mut pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();
     for (reference, computed) in &mut pairs {
@@ -162,6 +166,8 @@ struct Speech {
     groups: usize,
     /// Whether the reference keeps codes group after group.
     by_group: bool,
+    /// Prompt and answer as the device's thinker gave it.
+    thought: Option<Vec<u32>>,
 }
 
 impl Speech {
@@ -174,23 +180,41 @@ impl Speech {
         Ok(Speech { recording: case.recording, ..speech })
     }
 
-    /// The reference's answer, spoken.
-    fn omni(manifest: &Manifest, reference: &Values, nets: &Nets) -> Result<Speech, String> {
+    /// An answer of the device's thinker, spoken.
+    fn omni(
+        manifest: &Manifest,
+        reference: &mut Values,
+        (nets, source): (&Nets, &dyn StageSource),
+        notes: &mut Vec<String>,
+    ) -> Result<Speech, String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         let (request, _) = case::request(manifest, reference, nets)?;
-        let all = reference.get("thinker.sequences").ok_or("the tensor thinker.sequences is missing")?.tokens()?;
-        let answer = all.get(request.prompt.ids.len()..).unwrap_or_default();
         let config = nets.checkpoint.omni().map_err(|e| text(&e))?;
-        let (prompt, inputs) = spoken(config, &request, answer).map_err(|e| text(&e))?;
-        let embeddings = nets.thinker().map_err(|e| text(&e))?.embed(&inputs).map_err(|e| text(&e))?;
+        let towers = || nets.towers().map_err(|e| text(&e));
+        let media = Media::read(reference, &request.prompt.ids, config.thinker.media, towers)?;
+        if media.is_some() {
+            notes.push("its media were encoded on the CPU".into());
+        }
+        let all = reference.get("thinker.sequences").ok_or("the tensor thinker.sequences is missing")?.tokens()?;
+        // Where a device rounds, the reference's answer is said up to its last token.
+        let known = match source.precision() {
+            Precision::F32 => &[],
+            Precision::Bf16 => all.get(request.prompt.ids.len()..all.len() - 1).unwrap_or_default(),
+        };
+        let mut stages = nets.stages.borrow_mut();
+        let stage = match &mut stages.thinker {
+            Some(thinker) => thinker,
+            none => none.insert(source.thinker(&nets.checkpoint).map_err(|e| text(&e))?),
+        };
+        let answer = Answer::of(stage.as_mut(), &request, media.as_ref(), known).map_err(|e| text(&e))?;
+        drop(stages);
+        let (prompt, _) = spoken(config, &request, &answer.tokens).map_err(|e| text(&e))?;
+        let prompt = media.as_ref().map_or(prompt.clone(), |media| with_media(prompt, &request, media));
         let limits = (0, request.codec_tokens as u32);
-        Speech::new(
-            prompt.into(),
-            Some(StageData::Embeddings(embeddings.into())),
-            limits,
-            request.repetition_penalty,
-            (reference, nets),
-        )
+        let input = Some(StageData::Embeddings(answer.embeddings.into()));
+        let speech = Speech::new(prompt.into(), input, limits, request.repetition_penalty, (reference, nets))?;
+        let thought = request.prompt.ids.iter().copied().chain(answer.tokens).collect();
+        Ok(Speech { thought: Some(thought), ..speech })
     }
 
     /// The sequence of a case, greedy.
@@ -224,7 +248,7 @@ impl Speech {
             seed: 0,
             forced: None,
         };
-        Ok(Speech { sequence, input, recording: Vec::new(), codes, first, groups, by_group })
+        Ok(Speech { sequence, input, recording: Vec::new(), codes, first, groups, by_group, thought: None })
     }
 
     /// The outputs of a run in the reference's layout.
@@ -232,6 +256,9 @@ impl Speech {
         let mut trace = Trace::default();
         let first: Vec<u32> = outputs.iter().filter_map(|output| output.sampled).collect();
         trace.ints("talker.codec0_sequence", [1, first.len()], first);
+        if let Some(thought) = &self.thought {
+            trace.ints("thinker.sequences", [1, thought.len()], thought.iter().copied());
+        }
         trace.frames = outputs
             .into_iter()
             .filter_map(|output| match output.emit {
@@ -343,7 +370,8 @@ fn talk_at_once(
     }
 }
 
-fn step(stage: &mut dyn StageModel, work: SequenceWork) -> Result<SequenceOutput, ModelError> {
+/// One step of one sequence.
+pub(super) fn step(stage: &mut dyn StageModel, work: SequenceWork) -> Result<SequenceOutput, ModelError> {
     let outputs = stage.step(&[work])?;
     outputs.into_iter().next().unwrap_or_else(|| Err(ModelError::Sequence("the step has no output".into())))
 }
@@ -445,6 +473,7 @@ mod cuda {
     use candle_core::Device;
     use omni_cuda::Gpu;
     use omni_cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
+    use omni_cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
     use omni_cuda::vocoder::{self, CudaVocoder, CudaVocoderFactory, Limits};
     use omni_model::stage::StageFactory;
     use std::sync::Arc;
@@ -458,6 +487,22 @@ mod cuda {
     impl StageSource for OnGpu {
         fn precision(&self) -> Precision {
             self.precision
+        }
+
+        fn thinker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
+            self.gpu.bind()?;
+            let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
+            let net = ThinkerNet::load(&self.gpu, self.precision, &loader, &checkpoint.omni()?.thinker)?;
+            loader.finish()?;
+            let options = ThinkerOptions {
+                slots: 1,
+                batch: 1,
+                prefill_chunk: 64,
+                run_ahead: 1,
+                kv_memory: None,
+                embeddings_in_step: true,
+            };
+            CudaThinkerFactory::new(Arc::new(net), options).build()
         }
 
         fn talker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {

@@ -176,21 +176,33 @@ fn heard(
     media: Option<&Media>,
     thought: &Thought,
 ) -> Result<(TalkerPrompt, Tensor)> {
-    let (len, all) = (request.prompt.ids.len() as u32, thought.embedded.dim(0)? as u32);
-    let asked = request.prompt.emit.iter().flat_map(Clone::clone);
-    let positions: Vec<u32> = asked.chain(len..all).collect();
+    let positions = spoken_positions(request, thought.embedded.dim(0)?);
     let embeddings =
         thought.embedded.index_select(&Tensor::new(positions.as_slice(), thought.embedded.device())?, 0)?;
     let Some(media) = media else { return Ok((prompt, embeddings)) };
+    for (input, at) in positions.iter().enumerate().filter(|(_, at)| media.has(**at as usize)) {
+        embeddings.slice_set(&thought.accepted.narrow(0, *at as usize, 1)?, 0, input)?;
+    }
+    Ok((with_media(prompt, request, media), embeddings))
+}
+
+/// Of `all` positions of prompt and answer those that the talker gets.
+pub(super) fn spoken_positions(request: &Request, all: usize) -> Vec<u32> {
+    let asked = request.prompt.emit.iter().flat_map(Clone::clone);
+    asked.chain(request.prompt.ids.len() as u32..all as u32).collect()
+}
+
+/// The talker's prompt, told which of its input embeddings are hidden states.
+pub(super) fn with_media(prompt: TalkerPrompt, request: &Request, media: &Media) -> TalkerPrompt {
+    let positions = spoken_positions(request, request.prompt.ids.len());
     let mut ranges: Vec<Range<u32>> = Vec::new();
-    for (input, at) in (0u32..).zip(&positions).filter(|(_, at)| media.has(**at as usize)) {
-        embeddings.slice_set(&thought.accepted.narrow(0, *at as usize, 1)?, 0, input as usize)?;
+    for (input, _) in (0u32..).zip(&positions).filter(|(_, at)| media.has(**at as usize)) {
         match ranges.last_mut() {
             Some(last) if last.end == input => last.end += 1,
             _ => ranges.push(input..input + 1),
         }
     }
-    Ok((prompt.with_media(ranges.into(), media.talker.clone()), embeddings))
+    prompt.with_media(ranges.into(), media.talker.clone())
 }
 
 impl Trace {

@@ -13,6 +13,7 @@ mod media;
 mod nets;
 mod report;
 mod speak;
+mod thought;
 mod towers;
 mod tts;
 mod value;
@@ -135,10 +136,11 @@ impl Verifier<'_> {
             let checkpoint = (folder.as_path(), self.checkpoint.is_some());
             return frontend::run(kind, &manifest, &reference, &self.golden, checkpoint);
         }
-        let Some(stages) = self.stages else { return case::run(&manifest, reference, self.nets(&folder, &manifest)?) };
-        if manifest.kind == Kind::OmniGenerate && reference.keys().any(|name| name.starts_with("in.")) {
-            return Ok(Verdict::Skipped(device::NO_TOWERS.into()));
-        }
+        // A server with a GPU computes these on its CPU.
+        let on_cpu = matches!(manifest.kind, Kind::TtsFrontend | Kind::AudioTower | Kind::VisionTower);
+        let Some(stages) = self.stages.filter(|_| !on_cpu) else {
+            return case::run(&manifest, reference, self.nets(&folder, &manifest)?);
+        };
         let end = match device::end(&manifest) {
             Ok(end) => end,
             Err(reason) => return Ok(Verdict::Skipped(reason)),

@@ -102,7 +102,7 @@ int main() {
         std::vector<TokenRow> table;
         std::vector<TokenParams> own(ROWS_OF_TEST);
         for (int i = 0; i < ROWS_OF_TEST; ++i) {
-            table.push_back({(uint32_t)i, 5, NONE, (uint32_t)i * 3, 0, {}});
+            table.push_back({(uint32_t)i, 5, NONE, (uint32_t)i * 3, 0, NONE, NONE, 0, {}, 0});
             own[i].sampling = p;
             own[i].seed_low = 11 + i;
             own[i].seed_high = 12;

@@ -1,0 +1,110 @@
+//! A step of the thinker on its way to the device.
+
+use super::handed::Handed;
+use super::stage::{CudaThinker, Plan, Upload};
+use super::steps::{ROWS_AT, Steps};
+use super::table::{SEEN, TokenHead, TokenRow};
+use crate::copies::Memory;
+use crate::talker::ring::Lease;
+use crate::{CudaError, Graph};
+
+impl CudaThinker {
+    /// Queues what a step needs; returns the memory that the device uses.
+    pub(super) fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
+        let (steps, stream) = (&self.steps, &self.stream);
+        let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
+        let bytes = |upload: &Upload| match upload {
+            Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
+                bytes.len().next_multiple_of(16)
+            }
+        };
+        let uploads: usize = self.uploads.iter().map(bytes).sum();
+        let table = ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
+        let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
+        let media = plan.media.len() * self.net.media_width() * size_of::<f32>();
+        let lease = self.ring.lease(uploads + (passes.len() + 1) * table + media + sources.len())?;
+        lease.begin.record(stream)?;
+        let memory = (!sources.is_empty()).then(|| self.arena.take(plan.handed.len())).transpose()?;
+        let head = TokenHead { out: lease.out.device_at(0), handed: memory.as_ref().map_or(0, Memory::address) };
+        let mut at = 0;
+        for upload in self.uploads.drain(..) {
+            match &upload {
+                Upload::Params(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    steps.params.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+                Upload::PageTable(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    let tables = steps.cache.tables_buffer();
+                    tables.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+                Upload::Counts(to, bytes) => {
+                    lease.input.set(at, bytes);
+                    steps.counts.upload_bytes_async(stream, *to, &lease.input, at, bytes.len())?;
+                }
+            }
+            at += bytes(&upload);
+        }
+        let send = |rows: &[TokenRow], graph: Option<(usize, &Graph)>, at: &mut usize| -> Result<(), CudaError> {
+            let Some((bucket, graph)) = graph else { return Ok(()) };
+            let table = Steps::table(rows, bucket, head);
+            lease.input.set(*at, &table);
+            steps.inbox.upload_bytes_async(stream, 0, &lease.input, *at, table.len())?;
+            *at += table.len().next_multiple_of(16);
+            graph.launch(stream)
+        };
+        let (mut first, mut media) = (0, plan.media.as_slice());
+        for pass in passes {
+            let own;
+            (own, media) = media.split_at(media.partition_point(|(place, _)| *place < first + pass.len()));
+            if own.is_empty() {
+                send(pass, steps.prompt_graph(pass.len(), false), &mut at)?;
+            } else {
+                let rows = self.send_media(pass, first, own, &lease, &mut at)?;
+                send(&rows, steps.prompt_graph(rows.len(), true), &mut at)?;
+            }
+            first += pass.len();
+        }
+        if !plan.tokens.is_empty() {
+            send(&plan.tokens, steps.token_graph(plan.tokens.len()), &mut at)?;
+        }
+        let mut handed = Handed::Nothing;
+        if let Some(memory) = memory {
+            let count = plan.handed.len();
+            // Read where it is: a word for each block, once.
+            lease.input.set(at, &sources);
+            steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
+            handed = if self.embeddings_in_step {
+                Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
+            } else {
+                Handed::There(self.arena.written(stream, memory, count)?)
+            };
+        }
+        lease.end.record(stream)?;
+        Ok((lease, handed))
+    }
+    /// Queues the copy of the embeddings of media that the rows of a pass take, whose first one has the number `first`.
+    /// Returns the rows with the places of theirs.
+    fn send_media(
+        &self,
+        pass: &[TokenRow],
+        first: usize,
+        media: &[(usize, Vec<f32>)],
+        lease: &Lease,
+        at: &mut usize,
+    ) -> Result<Vec<TokenRow>, CudaError> {
+        let (width, hidden) = (self.net.media_width(), self.net.config.hidden_size);
+        let (stride, mut rows) = (width * size_of::<f32>(), pass.to_vec());
+        for (number, (place, embedding)) in media.iter().enumerate() {
+            let row = &mut rows[place - first];
+            row.media = number as u32;
+            row.flags |= if embedding.len() > hidden { SEEN } else { 0 };
+            let bytes: Vec<u8> = embedding.iter().flat_map(|x| x.to_le_bytes()).collect();
+            lease.input.set(*at + number * stride, &bytes);
+        }
+        let bytes = media.len() * stride;
+        self.steps.media.upload_bytes_async(&self.stream, 0, &lease.input, *at, bytes)?;
+        *at += bytes.next_multiple_of(16);
+        Ok(rows)
+    }
+}
