@@ -107,6 +107,8 @@ struct Attention {
     pages: u64,
     slots: u64,
     positions: u64,
+    axes: u64,
+    axis_of: u64,
     rows: i32,
     heads: i32,
     kv_heads: i32,
@@ -148,8 +150,17 @@ fn fast_attention_equals_plain_attention() {
         let cache = noise(rows * max_pages * kv_heads * 16 * 128, 1.7, 4);
         let tables = (gpu.upload("pages", &pages).unwrap(), gpu.upload("slots", &slots).unwrap());
         let places = gpu.upload("positions", &positions).unwrap();
+        // Plain positions, the same on three axes, and others there.
+        let axes = |of: fn(f32, usize) -> f32| -> Vec<f32> {
+            positions.iter().flat_map(|at| (0..3).map(move |axis| of(*at as f32, axis))).collect()
+        };
+        let same = gpu.upload("positions", &axes(|at, _| at)).unwrap();
+        let others = gpu.upload("positions", &axes(|at, axis| at / 2.0 + axis as f32)).unwrap();
+        let axis_of = gpu.upload("axes", &(0..64u8).map(|j| j % 3).collect::<Vec<_>>()).unwrap();
         let mut results = Vec::new();
-        for fast in [false, true] {
+        for (fast, axes) in
+            [0, same.address(), others.address()].into_iter().flat_map(|axes| [(false, axes), (true, axes)])
+        {
             let (keys, values) = (on_device(&up, &cache), on_device(&up, &cache));
             let out = gpu.zeros::<u8>("results", rows * heads * 128 * 2).unwrap();
             let args = Attention {
@@ -163,6 +174,8 @@ fn fast_attention_equals_plain_attention() {
                 pages: tables.0.address(),
                 slots: tables.1.address(),
                 positions: places.address(),
+                axes,
+                axis_of: axis_of.address(),
                 rows: rows as i32,
                 heads: heads as i32,
                 kv_heads: kv_heads as i32,
@@ -181,9 +194,13 @@ fn fast_attention_equals_plain_attention() {
             let mixed = widened(&out.read(&stream).unwrap());
             results.push((mixed, keys.buffer().read(&stream).unwrap(), values.buffer().read(&stream).unwrap()));
         }
-        let [(plain, keys, values), (fast, fast_keys, fast_values)] = results.as_slice() else { unreachable!() };
-        assert!(error(fast, plain) < 4e-3, "{kernel}: {}", error(fast, plain));
-        assert!(keys == fast_keys && values == fast_values, "{kernel} writes other keys or values");
+        for pair in results.chunks(2) {
+            let [(plain, keys, values), (fast, fast_keys, fast_values)] = pair else { unreachable!() };
+            assert!(error(fast, plain) < 4e-3, "{kernel}: {}", error(fast, plain));
+            assert!(keys == fast_keys && values == fast_values, "{kernel} writes other keys or values");
+        }
+        assert!(results[..2] == results[2..4], "{kernel}: equal positions on three axes are no plain positions");
+        assert!(results[0].1 != results[4].1, "{kernel}: positions on axes do not turn keys");
     }
 }
 

@@ -51,6 +51,7 @@ impl Launch<'_> {
             count: rows.len(),
             slots: slots.address(),
             positions: positions.address(),
+            axes: 0,
             distinct: false,
             most: None,
         };
