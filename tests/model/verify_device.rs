@@ -145,9 +145,10 @@ fn sound_that_lost_a_hundredth_of_its_amplitude_and_codes_that_differ_fail_their
         _ => {}
     };
     let (summary, lines) = run(&OnCpu { precision: Precision::Bf16, change: quieter }, TTS);
-    assert_eq!((summary.passed, summary.failed), (0, 10), "{lines}");
+    // But for the encoders of recordings, which are no stage.
+    assert_eq!((summary.passed, summary.failed), (1, 10), "{lines}");
     assert!(lines.contains("36.5 dB above what is lost, at least 40 wanted"), "{lines}");
     let (summary, lines) = run(&OnCpu { precision: Precision::F32, change: quieter }, TTS);
-    assert_eq!((summary.passed, summary.failed), (0, 10), "{lines}");
+    assert_eq!((summary.passed, summary.failed), (1, 10), "{lines}");
     assert!(lines.contains("first difference codes[0, 3]"), "{lines}");
 }

@@ -11,7 +11,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
-pub use sequence::{Pace, SequenceParams, Start};
+pub use sequence::{Pace, PromptRun, SequenceParams, Start};
 
 use crate::deadline::{PlaybackPolicy, Priority, Urgency};
 use crate::ids::{RequestId, Slot, StepId};

@@ -9,8 +9,10 @@ use std::time::Duration;
 pub struct SequenceParams {
     /// Positions to prefill before the first decode step; for the vocoder, frames of its context.
     pub prompt: u32,
-    /// Input units that must have arrived before the prefill may start.
+    /// Input units that the prompt uses.
     pub prompt_input: u32,
+    /// The positions that they stand at; all other positions need none. Empty: every position needs all of them.
+    pub prompt_runs: Vec<PromptRun>,
     /// Units that the prompt alone sends downstream. The next stage may need all of them before it can take over any,
     /// so they do not count against the window.
     pub prompt_emits: u32,
@@ -18,6 +20,31 @@ pub struct SequenceParams {
     pub pace: Pace,
     /// Sound that the listener has of what went before the sequence, from its admission on.
     pub lead: Duration,
+}
+
+/// Positions of a prompt that stand for input units, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct PromptRun {
+    /// The first position.
+    pub at: u32,
+    /// The unit that it stands for.
+    pub input: u32,
+    /// How many.
+    pub len: u32,
+}
+
+impl SequenceParams {
+    /// Positions of the prompt that can be prefilled once `arrived` units of it have arrived.
+    pub fn ready(&self, arrived: u32) -> u32 {
+        if arrived >= self.prompt_input {
+            return self.prompt;
+        }
+        let missing = |run: &PromptRun| {
+            let there = arrived.saturating_sub(run.input).min(run.len);
+            (there < run.len).then_some(run.at + there)
+        };
+        self.prompt_runs.iter().filter_map(missing).min().unwrap_or(0).min(self.prompt)
+    }
 }
 
 /// Where a sequence goes on that had come some way in an earlier attempt. All zero for a sequence that begins.
@@ -124,11 +151,12 @@ impl Sequence {
             return None;
         }
         if self.prefilled < self.params.prompt {
-            if self.input - self.start.input >= self.params.prompt_input {
-                return Some((self.params.prompt - self.prefilled).min(chunk));
+            let ready = self.params.ready(self.input - self.start.input).saturating_sub(self.prefilled);
+            if ready > 0 {
+                return Some(ready.min(chunk));
             }
             // The input ended before a prompt could be made of it: an empty answer.
-            return (self.input_ended && self.prefilled == 0).then_some(0);
+            return self.flush();
         }
         match &self.params.pace {
             Pace::Free => Some(1),

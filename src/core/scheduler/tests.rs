@@ -19,7 +19,14 @@ fn config() -> SchedulerConfig {
 }
 
 fn free(prompt: u32) -> SequenceParams {
-    SequenceParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }
+    SequenceParams {
+        prompt,
+        prompt_input: 0,
+        prompt_runs: Vec::new(),
+        prompt_emits: 0,
+        pace: Pace::Free,
+        lead: Duration::ZERO,
+    }
 }
 
 fn launches(effects: &[Effect]) -> Vec<Plan> {
@@ -143,6 +150,7 @@ fn a_consumer_says_how_far_it_has_used_its_input_not_how_much_of_it_its_attempt_
     let params = SequenceParams {
         prompt: 0,
         prompt_input: 0,
+        prompt_runs: Vec::new(),
         prompt_emits: 0,
         pace: Pace::Chunks(vec![2]),
         lead: Duration::ZERO,
@@ -165,12 +173,35 @@ fn a_consumer_says_how_far_it_has_used_its_input_not_how_much_of_it_its_attempt_
 }
 
 #[test]
+fn a_prompt_is_prefilled_up_to_the_first_position_whose_input_has_not_come() {
+    let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 1, prefill_chunk: 100, ..config() });
+    let request = RequestId(3);
+    // text, three embeddings, text, two of another medium, text
+    let runs = [(5, 0, 3), (10, 3, 2)].map(|(at, input, len)| PromptRun { at, input, len });
+    let params = SequenceParams { prompt_input: 5, prompt_runs: runs.into(), ..free(20) };
+    let mut effects = core.handle(Event::Admit(request, params, Start::default()), Duration::ZERO);
+    let mut advances = Vec::new();
+    for units in [0, 1, 1, 1, 1, 1] {
+        if units > 0 {
+            effects = core.handle(Event::Input { request, units, end: false }, Duration::ZERO);
+        }
+        for Plan { step, sequences } in launches(&effects) {
+            advances.push(sequences[0].advance);
+            let sequences = vec![SequenceDone { request, emitted: 0, finished: false }];
+            core.handle(Event::StepDone(StepDone { step, sequences }), Duration::ZERO);
+        }
+    }
+    assert_eq!(advances, [5, 1, 1, 3, 1, 9]);
+}
+
+#[test]
 fn the_vocoder_gets_one_frame_first_then_the_ramp_and_a_short_chunk_only_at_the_end() {
     let mut core = SchedulerCore::new(SchedulerConfig { run_ahead: 8, ..config() });
     let request = RequestId(7);
     let params = SequenceParams {
         prompt: 0,
         prompt_input: 0,
+        prompt_runs: Vec::new(),
         prompt_emits: 0,
         pace: Pace::Chunks(vec![1, 2, 4]),
         lead: Duration::ZERO,
@@ -190,6 +221,7 @@ fn vocoder(config: SchedulerConfig, sequences: &[u32], now: Duration) -> Schedul
     let chunks = SequenceParams {
         prompt: 0,
         prompt_input: 0,
+        prompt_runs: Vec::new(),
         prompt_emits: 0,
         pace: Pace::Chunks(vec![1]),
         lead: Duration::ZERO,
@@ -262,7 +294,7 @@ fn a_chunk_longer_than_a_step_may_be_is_cut() {
     let config = SchedulerConfig { max_step_units: Some(3), run_ahead: 1, ..config() };
     let mut core = SchedulerCore::new(config);
     let (pace, lead) = (Pace::Chunks(vec![600]), Duration::ZERO);
-    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead };
+    let params = SequenceParams { prompt: 0, prompt_input: 0, prompt_runs: Vec::new(), prompt_emits: 0, pace, lead };
     core.handle(Event::Admit(RequestId(0), params, Start::default()), start);
     assert!(input(&mut core, 0, 2, start, false).is_empty(), "a chunk is not made of less");
     let input = Event::Input { request: RequestId(0), units: 700, end: false };
@@ -280,7 +312,14 @@ fn a_bounded_step_takes_the_most_urgent_chunk_and_those_of_its_length() {
         core.handle(
             Event::Admit(
                 request,
-                SequenceParams { prompt: 0, prompt_input: 0, prompt_emits: 0, pace, lead: Duration::ZERO },
+                SequenceParams {
+                    prompt: 0,
+                    prompt_input: 0,
+                    prompt_runs: Vec::new(),
+                    prompt_emits: 0,
+                    pace,
+                    lead: Duration::ZERO,
+                },
                 Start::default(),
             ),
             start,

@@ -7,7 +7,7 @@ use crate::api::GenerateRequest;
 use crate::encoded::{Known, MediaCache, MediaMemory, MediaPlan, MediaStore};
 use crate::journal::{Encoding, Feed};
 use omni_core::ids::StageName;
-use omni_core::scheduler::{Pace, SequenceParams};
+use omni_core::scheduler::{Pace, PromptRun, SequenceParams};
 use omni_media::Medium;
 use omni_media::hearing::audio_tokens;
 use omni_media::medium::MediaHash;
@@ -145,7 +145,8 @@ impl MediaPlanner {
         let params = SequenceParams {
             prompt: 0,
             prompt_input: 0,
-            // The thinker begins when it has all of them.
+            prompt_runs: Vec::new(),
+            // The thinker can take over all of them before it runs.
             prompt_emits: all_rows,
             pace: Pace::Chunks(vec![1]),
             lead: Duration::ZERO,
@@ -155,6 +156,17 @@ impl MediaPlanner {
         let plan = MediaPlan { feed: Some(feed), known, hashes, store: Some(store), permit: Some(permit) };
         Ok((all_rows, Some(encoder), plan))
     }
+}
+
+/// The positions of a prompt that stand for media, by the embedding that each stands for.
+pub(super) fn runs(layout: &MediaLayout) -> Vec<PromptRun> {
+    let ranges = layout.spans.iter().flat_map(|span| &span.at);
+    let run = |input: &mut u32, range: &Range<usize>| {
+        let run = PromptRun { at: range.start as u32, input: *input, len: range.len() as u32 };
+        *input += run.len;
+        Some(run)
+    };
+    ranges.scan(0, run).collect()
 }
 
 /// What embeddings of a medium are known by: its features, and for sound what its chunks are padded to.

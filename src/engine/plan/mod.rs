@@ -381,6 +381,7 @@ impl Common {
         let params = SequenceParams {
             prompt: positions,
             prompt_input: sequence.prefill_embeddings(),
+            prompt_runs: Vec::new(),
             prompt_emits: 0,
             pace: Pace::OnePerStep,
             lead: Duration::ZERO,
@@ -389,6 +390,7 @@ impl Common {
         let params = SequenceParams {
             prompt: vocoder.context_frames(self.groups),
             prompt_input: 0,
+            prompt_runs: Vec::new(),
             prompt_emits: 0,
             pace: Pace::Chunks(options.chunk_ramp.clone()),
             lead: Duration::ZERO,

@@ -1,6 +1,6 @@
 //! Plans of Qwen3-Omni: a thinker that answers, or follows a given text, with a talker behind it.
 
-use super::media::{MediaPlanner, PromptedMedia};
+use super::media::{MediaPlanner, PromptedMedia, runs};
 use super::{
     Common, FollowedText, RequestPlan, SequencePlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve,
 };
@@ -74,7 +74,9 @@ impl OmniPlanner {
             }
             spec.media = media.as_ref().map(|media| Arc::clone(&media.layout));
         }
-        thinker.params.prompt_input = media.as_ref().map_or(0, |media| media.rows);
+        if let Some(media) = &media {
+            (thinker.params.prompt_input, thinker.params.prompt_runs) = (media.rows, runs(&media.layout));
+        }
         let deliver = Outputs { tokens: true, speech: audio };
         let encoder = media.as_mut().and_then(PromptedMedia::sequence);
         let mut sequences: Vec<_> =
@@ -172,6 +174,7 @@ impl OmniPlanner {
             params: SequenceParams {
                 prompt: prompt.ids.len() as u32,
                 prompt_input: 0,
+                prompt_runs: Vec::new(),
                 prompt_emits: emits,
                 pace: if mode == ThinkerMode::Sample { Pace::Free } else { Pace::Follow },
                 lead: Duration::ZERO,

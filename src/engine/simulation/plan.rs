@@ -84,6 +84,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
         let params = SequenceParams {
             prompt: len,
             prompt_input: 0,
+            prompt_runs: Vec::new(),
             prompt_emits: prompts.emits,
             pace: if sample { Pace::Free } else { Pace::Follow },
             lead: Duration::ZERO,
@@ -174,6 +175,7 @@ fn speech_sequences(
     let params = |prompt, prompt_input, pace| SequenceParams {
         prompt,
         prompt_input,
+        prompt_runs: Vec::new(),
         prompt_emits: 0,
         pace,
         lead: Duration::ZERO,

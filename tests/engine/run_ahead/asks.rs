@@ -234,6 +234,7 @@ fn talker_ask(dice: &mut Dice, tokens: &CodecTokens, end: u32) -> Ask {
     let params = SequenceParams {
         prompt: sequence.prefill_positions(),
         prompt_input: sequence.prefill_embeddings(),
+        prompt_runs: Vec::new(),
         prompt_emits: 0,
         pace: Pace::OnePerStep,
         lead: Duration::ZERO,
@@ -262,8 +263,14 @@ pub fn thinker() -> Stage {
             seed: u64::from(dice.word()) << 32 | u64::from(dice.word()),
             media: None,
         };
-        let params =
-            SequenceParams { prompt: len, prompt_input: 0, prompt_emits, pace: Pace::Free, lead: Duration::ZERO };
+        let params = SequenceParams {
+            prompt: len,
+            prompt_input: 0,
+            prompt_runs: Vec::new(),
+            prompt_emits,
+            pace: Pace::Free,
+            lead: Duration::ZERO,
+        };
         Ask { spec: SequenceSpec::Thinker(sequence), params, text: Vec::new() }
     };
     Stage { name: StageName::Thinker, factory: thinker_factory(&checkpoint), ask: Box::new(ask) }

@@ -105,8 +105,9 @@ impl World {
             assert_eq!(truth.slot, Some(sequence.slot), "a sequence was planned in a slot that is not its own");
             assert!(!truth.aborted, "an aborted sequence was planned");
             if truth.prefilled < truth.params.prompt && sequence.advance > 0 {
+                let positions = truth.prefilled..truth.prefilled + sequence.advance;
                 assert!(
-                    truth.input_given >= truth.params.prompt_input,
+                    positions.clone().all(|at| truth.input_given >= needs(&truth.params, at)),
                     "a prompt was planned before its input was there"
                 );
                 truth.prefilled += sequence.advance;
@@ -224,7 +225,7 @@ enum Move {
 
 fn moves() -> impl Strategy<Value = Vec<Move>> {
     let step = prop_oneof![
-        3 => (0..4u8, 0..20u32, 0..30u32, 1..12u32, proptest::option::weighted(0.2, 0..6u32))
+        3 => (0..5u8, 0..20u32, 0..30u32, 1..12u32, proptest::option::weighted(0.2, 0..6u32))
             .prop_map(|(kind, prompt, input, stop, alone)| Move::Arrive(kind, prompt, input, stop, alone)),
         6 => (any::<usize>(), 1..6u32).prop_map(|(who, units)| Move::Feed(who, units)),
         8 => Just(Move::Step),
@@ -235,16 +236,48 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     proptest::collection::vec(step, 1..120)
 }
 
+/// Units of input that a position of a prompt needs.
+fn needs(params: &SequenceParams, at: u32) -> u32 {
+    if params.prompt_runs.is_empty() {
+        return params.prompt_input;
+    }
+    // Its own, and those of the positions before it.
+    let before = params.prompt_runs.iter().filter(|run| run.at <= at);
+    before.map(|run| run.input + (at + 1 - run.at).min(run.len)).max().unwrap_or(0)
+}
+
 fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
     let prompt = prompt + 1;
     match kind {
-        0 => {
-            (SequenceParams { prompt, prompt_input: 0, prompt_emits: 0, pace: Pace::Free, lead: Duration::ZERO }, false)
+        // Two clips that stand across each other, with text around and between them.
+        4 => {
+            let runs = [(2, 0, 3), (9, 3, 1), (6, 4, 2), (10, 6, 2)].map(|(at, input, len)| PromptRun { at, input, len });
+            let params = SequenceParams {
+                prompt: prompt + 12,
+                prompt_input: 8,
+                prompt_runs: runs.into(),
+                prompt_emits: prompt,
+                pace: Pace::Free,
+                lead: Duration::ZERO,
+            };
+            (params, true)
         }
+        0 => (
+            SequenceParams {
+                prompt,
+                prompt_input: 0,
+                prompt_runs: Vec::new(),
+                prompt_emits: 0,
+                pace: Pace::Free,
+                lead: Duration::ZERO,
+            },
+            false,
+        ),
         1 => (
             SequenceParams {
                 prompt,
                 prompt_input: prompt / 2 + 1,
+                prompt_runs: Vec::new(),
                 prompt_emits: 0,
                 pace: Pace::OnePerStep,
                 lead: Duration::ZERO,
@@ -252,13 +285,21 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
             true,
         ),
         2 => (
-            SequenceParams { prompt, prompt_input: 0, prompt_emits: prompt, pace: Pace::Follow, lead: Duration::ZERO },
+            SequenceParams {
+                prompt,
+                prompt_input: 0,
+                prompt_runs: Vec::new(),
+                prompt_emits: prompt,
+                pace: Pace::Follow,
+                lead: Duration::ZERO,
+            },
             true,
         ),
         _ => (
             SequenceParams {
                 prompt: 0,
                 prompt_input: 0,
+                prompt_runs: Vec::new(),
                 prompt_emits: 0,
                 pace: Pace::Chunks(vec![1, 2, 4]),
                 lead: Duration::ZERO,
