@@ -32,14 +32,14 @@ fn check_says_what_the_example_means() {
 
 #[test]
 fn check_lists_the_encoder_and_what_it_takes_where_the_checkpoint_has_one() {
-    let folder = |name: &str| format!("model.checkpoint=tests/fixtures/{name}");
+    let folder = |name: &str| format!("model.checkpoint={}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
     let check = |checkpoint: &str, more: &[&str]| {
         let omni = Omni::new();
         let config = omni.file("empty.toml", "");
         let checkpoint = folder(checkpoint);
         let mut args = vec!["check", &config, "--set", "device.kind=cpu", "--set", &checkpoint];
         more.iter().for_each(|set| args.extend(["--set", set]));
-        omni.args(args).run()
+        omni.arguments(&args).run()
     };
     let seen = check("qwen3_omni", &["stages.encoder.placement=process", "media.ffmpeg=/no/such/ffmpeg"]);
     seen.succeeds()
