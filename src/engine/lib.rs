@@ -75,6 +75,7 @@ pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;
 pub use omni_core::text::Pronunciations;
 pub use omni_core::text::markup::Markup;
+pub use stages::of as stages_of;
 pub use voice::{
     NewVoice, Recording, TaskType, UploadInfo, VoiceChoice, VoiceError, VoiceInfo, VoiceNames, VoiceSource,
 };

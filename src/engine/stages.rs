@@ -7,7 +7,7 @@ use omni_stage::StageHandle;
 use std::sync::Arc;
 
 /// The stages of a checkpoint on a device, upstream first. The encoder computes on a CPU only.
-pub(super) fn of(checkpoint: &Checkpoint, device: DeviceKind) -> &'static [StageName] {
+pub fn of(checkpoint: &Checkpoint, device: DeviceKind) -> &'static [StageName] {
     match device {
         DeviceKind::Cpu => checkpoint.stages(),
         DeviceKind::Cuda => checkpoint.family().stages(),
