@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 
 seeds=()
 case $target in
+    chat_parts) seeds=(fuzz/seeds/chat_parts) ;;
     config) seeds=(configs) ;;
     fault_plan) seeds=(configs/faults) ;;
     picture) seeds=(tests/fixtures/qwen3_omni/frontend/media) ;;

@@ -4,8 +4,10 @@ use super::EmbeddedFiles;
 use anyhow::Context;
 use clap::Args;
 use omni_config::{
-    CheckpointSource, Config, ConfigError, LoadTime, Override, Placement, Problem, WeightsKind, format_duration,
+    CheckpointSource, Config, ConfigError, DeviceKind, LoadTime, Override, Placement, Problem, WeightsKind,
+    format_duration,
 };
+use omni_core::ids::StageName;
 use omni_engine::device::DeviceChoice;
 use omni_engine::placement;
 use omni_model::forced_aligner::ForcedAligner;
@@ -13,7 +15,7 @@ use omni_model::hf::{Family, Variant};
 use omni_model::{Checkpoint, LoadError, aligner};
 use omni_server::{Aliases, check_aliases};
 use omni_tools::model::{device, open, read};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Check a config and list everything that is wrong with it
 ///
@@ -65,9 +67,10 @@ pub fn execute(args: &CheckArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Res
 fn one(config: &Config, embedded: Option<EmbeddedFiles>) -> Result<String, ConfigError> {
     let checkpoint = open(config, embedded)?;
     let device = device(config)?;
-    let open = placed(config, &checkpoint, &device);
-    let config = placement::settle(config, checkpoint.family().stages(), device.kind);
-    device.fit(&config, checkpoint.family().stages()).map_err(misfit)?;
+    let stages = checkpoint.stages();
+    let open = placed(config, stages, &device);
+    let config = placement::settle(config, stages, device.kind);
+    device.fit(&config, stages).map_err(misfit)?;
     check_aligner(&config, &checkpoint)?;
     omni_server::check_tls(&config.server).map_err(|error| misfit(error.to_string()))?;
     Ok(summary(&config, &checkpoint, &device, open))
@@ -168,8 +171,9 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             format_duration(config.limits.request_timeout)
         ),
     ];
+    lines.extend(media(config, checkpoint, device.kind).map(|media| format!("media     {media}")));
     lines.extend(open.map(|open| format!("placement {open}")));
-    for name in family.stages() {
+    for name in checkpoint.stages() {
         let stage = config.stage(*name);
         let ramp: Vec<String> = stage.chunk_ramp.iter().map(|frames| frames.0.to_string()).collect();
         let ramp = if ramp.is_empty() { String::new() } else { format!(", chunks of {} frames", ramp.join(", ")) };
@@ -193,9 +197,9 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
 }
 
 /// What `placement = "auto"` means here, and why; stages with the same answer together.
-fn placed(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice) -> Option<String> {
+fn placed(config: &Config, stages: &[StageName], device: &DeviceChoice) -> Option<String> {
     let mut answers: Vec<(String, Vec<&str>)> = Vec::new();
-    for placed in placement::look(config, checkpoint.family().stages(), device.kind) {
+    for placed in placement::look(config, stages, device.kind) {
         let Some(why) = placed.why else { continue };
         let answer = format!("{} ({why})", placed.placement.as_str());
         match answers.iter_mut().find(|(known, _)| *known == answer) {
@@ -212,6 +216,40 @@ fn weights(config: &Config) -> String {
         WeightsKind::Stored => String::new(),
         WeightsKind::Random { seed } => format!(", random weights of seed {seed}: what it says is noise"),
     }
+}
+
+/// What a checkpoint with an encoder hears and sees, and what that takes; `None` for one without.
+fn media(config: &Config, checkpoint: &Checkpoint, device: DeviceKind) -> Option<String> {
+    if !checkpoint.stages().contains(&StageName::Encoder) {
+        return None;
+    }
+    if device == DeviceKind::Cuda {
+        return Some("refused: the encoder computes on a CPU only".to_owned());
+    }
+    let media = &config.media;
+    let films = match &media.ffmpeg {
+        Some(program) if is_there(program) => format!("films by {}", program.display()),
+        Some(program) => format!("no films: {} is not there", program.display()),
+        None => "no films (media.ffmpeg)".to_owned(),
+    };
+    let mib = |bytes: usize| bytes >> 20;
+    Some(format!(
+        "at most {} files, {} s, pictures seen at {:.1} megapixels; {films}; at most {} MiB decoded, {} MiB of embeddings, \
+         {} MiB kept",
+        media.max_files,
+        media.max_seconds,
+        media.max_seen_pixels as f64 / 1e6,
+        mib(media.max_memory),
+        mib(media.max_embeddings),
+        mib(media.max_cached_embeddings)
+    ))
+}
+
+/// Whether there is such a program, by path or in the folders of `PATH`.
+fn is_there(program: &Path) -> bool {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    // A path with a folder in it is not looked for.
+    program.is_file() || std::env::split_paths(&folders).any(|folder| folder.join(program).is_file())
 }
 
 /// The other names of the model and its voices.

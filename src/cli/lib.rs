@@ -1,4 +1,4 @@
-//! The command line: `run`, `say`, `check` and the hidden `stage` and `decode`, one file each, and `main`, which parses
+//! The command line: `run`, `say`, `check` and the hidden `stage`, `decode` and `confine`, one file each, and `main`, which parses
 //! the arguments of these and of the commands in `omni-tools`. What the commands share (config and checkpoint, exit
 //! codes, signals) lies in `omni-tools` too.
 
@@ -6,6 +6,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod check;
+mod confine;
 mod decode;
 mod give_up;
 mod limits;
@@ -57,6 +58,8 @@ enum Command {
     Stage(stage::StageArgs),
     #[command(hide = true)]
     Decode(decode::DecodeArgs),
+    #[command(hide = true)]
+    Confine(confine::ConfineArgs),
 }
 
 /// Runs the command line of this process. `embedded` is the voice that the binary carries, if it does.
@@ -71,6 +74,7 @@ pub fn main(embedded: Option<EmbeddedFiles>) -> ExitCode {
         Command::Verify(args) => verify::command::execute(&args),
         Command::Simulate(args) => simulate::execute(&args),
         Command::Decode(args) => decode::execute(&args),
+        Command::Confine(args) => return confine::execute(args),
         Command::Run(args) => on_runtime(Box::pin(run::execute(args, embedded))),
         Command::Say(args) => on_runtime(Box::pin(say::execute(args, embedded))),
         Command::Bench(args) => on_runtime(bench::execute(args, embedded)),

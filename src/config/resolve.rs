@@ -403,9 +403,8 @@ fn media(r: &mut Reader) -> MediaInputConfig {
         max_bytes: r.int("media.max_bytes", 16 << 20, 1024..=1 << 30),
         // 8K.
         max_pixels: r.int("media.max_pixels", 7680 * 4320, 1024..=1 << 28) as u64,
-        // A layer of the vision tower takes time with the square of it: with four times as many on two cores, as long as
-        // a runner may be silent.
-        max_seen_pixels: r.int("media.max_seen_pixels", 1 << 20, 1 << 16..=1 << 28),
+        // 2048 x 2048: a layer of the vision tower takes time with the square of it.
+        max_seen_pixels: r.int("media.max_seen_pixels", 1 << 22, 1 << 16..=1 << 28),
         max_seconds: r.int("media.max_seconds", 300, 1..=3600) as u32,
         // Half a minute at the two frames a second that are seen.
         max_frames: r.int("media.max_frames", 64, 2..=768),

@@ -1,16 +1,20 @@
 //! Videos through the `ffmpeg` program: frames and sound of a file.
 //!
-//! What a stranger sends is given to a large program, so that works in a process with limits, which a shell sets before it
-//! becomes `ffmpeg`: memory, processor time, no files written, no core, few descriptors. The file is its standard input
+//! What a stranger sends is given to a large program, so that works in a process with limits, which the `omni-actors`
+//! program or, without it, a shell sets before it becomes `ffmpeg`: memory, processor time, no files written, no core, few
+//! descriptors. With the former it ends when the server does. The file is its standard input
 //! and nothing else: the only protocol is `fd`, so a playlist or a reference inside the file opens no other file and no
 //! address, and only formats of films are read, none that are lists of other files. Its environment is empty. It is
 //! ended when it takes too long or writes more than it may.
 //!
 //! Calls block; they are not for an async thread.
 
+mod confine;
 mod process;
 #[cfg(test)]
 mod tests;
+
+pub use confine::{Confined, NotConfined, confine};
 
 use crate::limits::{MediaError, MediaLimits};
 use crate::picture::Picture;
@@ -56,11 +60,14 @@ pub struct Ffmpeg {
     pub program: PathBuf,
     /// Of each call.
     pub limits: ProcessLimits,
+    /// The `omni-actors` program, whose command `confine` limits a process and ends it with this one; `None`: a shell
+    /// sets the limits, and a process that hangs outlives this one.
+    pub launcher: Option<PathBuf>,
 }
 
 impl Default for Ffmpeg {
     fn default() -> Ffmpeg {
-        Ffmpeg { program: "ffmpeg".into(), limits: ProcessLimits::default() }
+        Ffmpeg { program: "ffmpeg".into(), limits: ProcessLimits::default(), launcher: None }
     }
 }
 

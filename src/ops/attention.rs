@@ -77,8 +77,8 @@ impl CustomOp3 for Attention {
         dispatch(Rows {
             op: self,
             q: super::f32_slice(q, ql)?,
-            k: Cache::new(k, kl)?,
-            v: Cache::new(v, vl)?,
+            k: Heads::new(k, kl)?,
+            v: Heads::new(v, vl)?,
             heads,
             d,
             group: heads / kl.dims()[1],
@@ -88,25 +88,31 @@ impl CustomOp3 for Attention {
     }
 }
 
-/// Rows of a cache `[capacity, kv_heads, d]`; views with any strides but that of the last dimension.
+/// Vectors `[rows, heads, d]`, as those of a cache; views with any strides but that of the last dimension.
 #[derive(Clone, Copy)]
-struct Cache<'a> {
+pub(super) struct Heads<'a> {
     data: &'a [f32],
     row: usize,
     head: usize,
 }
 
-impl<'a> Cache<'a> {
-    fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Cache<'a>> {
-        let &[row, head, 1] = layout.stride() else { candle_core::bail!("attention: cache layout {layout:?}") };
+impl<'a> Heads<'a> {
+    pub fn new(storage: &'a CpuStorage, layout: &Layout) -> Result<Heads<'a>> {
+        let &[row, head, 1] = layout.stride() else { candle_core::bail!("attention: layout {layout:?}") };
         match storage {
-            CpuStorage::F32(data) => Ok(Cache { data: &data[layout.start_offset()..], row, head }),
-            _ => candle_core::bail!("attention: expected an f32 cache on the cpu"),
+            CpuStorage::F32(data) => Ok(Heads { data: &data[layout.start_offset()..], row, head }),
+            _ => candle_core::bail!("attention: expected f32 on the cpu"),
         }
     }
 
+    /// Those that stand one behind the other.
+    #[cfg(test)]
+    pub fn packed(data: &'a [f32], heads: usize, d: usize) -> Heads<'a> {
+        Heads { data, row: heads * d, head: d }
+    }
+
     #[inline(always)]
-    fn at(&self, position: usize, head: usize, d: usize) -> &'a [f32] {
+    pub fn at(&self, position: usize, head: usize, d: usize) -> &'a [f32] {
         let start = position * self.row + head * self.head;
         &self.data[start..start + d]
     }
@@ -115,8 +121,8 @@ impl<'a> Cache<'a> {
 struct Rows<'a> {
     op: &'a Attention,
     q: &'a [f32],
-    k: Cache<'a>,
-    v: Cache<'a>,
+    k: Heads<'a>,
+    v: Heads<'a>,
     heads: usize,
     d: usize,
     group: usize,

@@ -6,6 +6,7 @@
 
 use super::math::load_part;
 use super::simd::{Kernel, LANES, Simd, dispatch};
+use super::tile::{Banded, Weight, chains, in_bands};
 use std::ops::Range;
 
 /// Least work of a job, in multiply-adds: a third of a millisecond on one core. Decode steps and frames of a small
@@ -147,25 +148,6 @@ unsafe impl Send for Out {}
 // SAFETY: as above.
 unsafe impl Sync for Out {}
 
-/// How a stored weight becomes a lane.
-trait Weight: Copy {
-    fn load<S: Simd>(s: S, w: &[Self; LANES]) -> S::V;
-}
-
-impl Weight for f32 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, w: &[f32; LANES]) -> S::V {
-        s.load(w)
-    }
-}
-
-impl Weight for u16 {
-    #[inline(always)]
-    fn load<S: Simd>(s: S, w: &[u16; LANES]) -> S::V {
-        s.load_bf16(w)
-    }
-}
-
 struct Tiles<'a, W> {
     weights: &'a [[W; LANES]],
     packed: &'a Packed,
@@ -178,36 +160,14 @@ impl<W: Weight> Kernel for Tiles<'_, W> {
     type Out = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
-        // A tile has as many chains as keep the FMA pipes busy and, with its weights, fit the registers. One row needs
-        // several panels to have enough.
-        let mut next = self.rows.start;
-        if S::REGISTERS >= 32 {
-            self.bands::<S, 8, 2>(s, &mut next);
-            self.bands::<S, 4, 2>(s, &mut next);
-            self.bands::<S, 2, 4>(s, &mut next);
-        } else {
-            self.bands::<S, 6, 1>(s, &mut next);
-            self.bands::<S, 4, 1>(s, &mut next);
-            self.bands::<S, 2, 2>(s, &mut next);
-        }
-        self.bands::<S, 1, 4>(s, &mut next);
+    fn run<S: Simd>(mut self, s: S) {
+        in_bands(s, self.rows.clone(), &mut self);
     }
 }
 
-impl<W: Weight> Tiles<'_, W> {
-    /// As many bands of `ROWS` rows as there are from row `next` on.
+impl<W: Weight> Banded for Tiles<'_, W> {
     #[inline(always)]
-    fn bands<S: Simd, const ROWS: usize, const PANELS: usize>(&self, s: S, next: &mut usize) {
-        while self.rows.end - *next >= ROWS {
-            self.band::<S, ROWS, PANELS>(s, *next);
-            *next += ROWS;
-        }
-    }
-
-    /// All panels for `ROWS` rows from `row` on, `PANELS` at a time.
-    #[inline(always)]
-    fn band<S: Simd, const ROWS: usize, const PANELS: usize>(&self, s: S, row: usize) {
+    fn band<S: Simd, const ROWS: usize, const PANELS: usize>(&mut self, s: S, row: usize) {
         let mut panel = self.panels.start;
         while panel + PANELS <= self.panels.end {
             self.tile::<S, ROWS, PANELS>(s, row, panel);
@@ -218,7 +178,9 @@ impl<W: Weight> Tiles<'_, W> {
             panel += 1;
         }
     }
+}
 
+impl<W: Weight> Tiles<'_, W> {
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(&self, s: S, row: usize, panel: usize) {
         let Windows { step, taps, tap_step, width, .. } = self.call.windows;
@@ -226,25 +188,12 @@ impl<W: Weight> Tiles<'_, W> {
         let mut acc = [[s.splat(0.0); PANELS]; ROWS];
         debug_assert!((panel + PANELS) * inputs <= self.weights.len());
         // SAFETY: `product` has checked that the last window ends inside `x` and that taps * width == inputs; the
-        // panels of the weights are `inputs` long. Bounds checks in this loop would cost more than its arithmetic.
+        // panels of the weights are `inputs` long.
         unsafe {
-            let mut w = self.weights.as_ptr().add(panel * inputs);
+            let w = self.weights.as_ptr().add(panel * inputs);
             let x = self.call.x.as_ptr().add(row * step);
             for tap in 0..taps {
-                let x = x.add(tap * tap_step);
-                for i in 0..width {
-                    let mut wide = [s.splat(0.0); PANELS];
-                    for (p, v) in wide.iter_mut().enumerate() {
-                        *v = W::load(s, &*w.add(p * inputs));
-                    }
-                    for (r, acc) in acc.iter_mut().enumerate() {
-                        let xv = s.splat(*x.add(r * step + i));
-                        for (acc, w) in acc.iter_mut().zip(&wide) {
-                            *acc = s.fma(xv, *w, *acc);
-                        }
-                    }
-                    w = w.add(1);
-                }
+                chains(s, &mut acc, (x.add(tap * tap_step), step), (w.add(tap * width), inputs), width);
             }
         }
         // By way of memory: a loop as large as `finish` is not unrolled, and an array that is indexed in a loop is not

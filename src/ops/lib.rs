@@ -13,6 +13,7 @@
 mod act;
 mod attention;
 mod axial;
+mod bidirectional;
 mod depthwise;
 mod gemm;
 mod heap;
@@ -21,10 +22,12 @@ mod math;
 mod norm;
 mod rope;
 mod simd;
+mod tile;
 
 pub use act::{elu, silu_mul, snake};
 pub use attention::attention;
 pub use axial::{AxialRope, interleaved_axis};
+pub use bidirectional::attention_to_all;
 pub use depthwise::depthwise_conv;
 pub use heap::give_large_blocks_back;
 pub use linear::Linear;

@@ -81,6 +81,23 @@ pub(super) fn parse<'a>(app: &App, body: &'a Map<String, Value>) -> Result<ChatC
     Ok(ChatCall { request, media, sound, stream, by_modality, include_usage, trace: wire.tracing.trace, ignored })
 }
 
+/// Where in a chat request, a JSON object, its sounds, pictures and videos are. Nothing is decoded or fetched and no
+/// model is asked: this is what a server reads first of what a stranger sends, for fuzzers.
+///
+/// # Errors
+/// What the answer would say, behind the field that it names.
+pub fn media_of_chat(body: &str) -> Result<Vec<String>, String> {
+    let body: Map<String, Value> = serde_json::from_str(body).map_err(|error| error.to_string())?;
+    let read = || {
+        let (wire, _) = ChatRequest::read(&Fields::top(&body))?;
+        messages(wire.messages.messages, wire.processing.mm_processor_kwargs.as_ref())
+    };
+    match read() {
+        Ok((_, media)) => Ok(media.into_iter().map(|source| source.param).collect()),
+        Err(FieldError { param, message, .. }) => Err(format!("{param}: {message}")),
+    }
+}
+
 /// The limit on messages.
 fn check_count(messages: Option<&Value>, limit: usize) -> Result<(), FieldError> {
     let count = messages.and_then(Value::as_array).map_or(0, Vec::len);

@@ -100,6 +100,7 @@ mod ws_utterance;
 mod wyoming;
 
 pub use aliases::{AliasError, Aliases, check_aliases};
+pub use chat_request::media_of_chat;
 pub use listen::{ServeError, Server};
 pub use reload::{RELOADED, ReloadError, Reloader};
 pub use state::Model;

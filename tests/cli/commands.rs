@@ -31,6 +31,28 @@ fn check_says_what_the_example_means() {
 }
 
 #[test]
+fn check_lists_the_encoder_and_what_it_takes_where_the_checkpoint_has_one() {
+    let folder = |name: &str| format!("model.checkpoint={}/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"));
+    let check = |checkpoint: &str, more: &[&str]| {
+        let omni = Omni::new();
+        let config = omni.file("empty.toml", "");
+        let checkpoint = folder(checkpoint);
+        let mut args = vec!["check", &config, "--set", "device.kind=cpu", "--set", &checkpoint];
+        more.iter().for_each(|set| args.extend(["--set", set]));
+        omni.arguments(&args).run()
+    };
+    let seen = check("qwen3_omni", &["stages.encoder.placement=process", "media.ffmpeg=/no/such/ffmpeg"]);
+    seen.succeeds()
+        .shows("encoder   a process of its own, batch 1, run-ahead 1")
+        .shows("pictures seen at 4.2 megapixels");
+    seen.shows("no films: /no/such/ffmpeg is not there").shows("1024 MiB of embeddings");
+    check("qwen3_omni", &["media.ffmpeg=/bin/sh"]).succeeds().shows("films by /bin/sh");
+    let deaf = check("qwen3_tts/base", &[]);
+    deaf.succeeds().shows("talker    batch 8");
+    assert!(!deaf.stdout.contains("encoder") && !deaf.stdout.contains("media  "), "{}", deaf.stdout);
+}
+
+#[test]
 fn check_lists_everything_that_is_wrong() {
     let omni = Omni::new();
     let config = omni.file("bad.toml", "[server]\nlisten = 1\nport = 2\n[limits]\nmax_requests = 0\n");

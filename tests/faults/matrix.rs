@@ -1,19 +1,21 @@
 //! Every kind of fault in every actor at every moment of a request, with stages in threads and in processes. Each
 //! stream is the undisturbed one, sample for sample, and the engine keeps nothing of it. Where the fault comes with a
 //! request, again each time that the request is tried, that request is ended and the other stream is the undisturbed one.
+//! Faults of the encoder strike answers to sound and pictures, all others a text that is spoken and an answer to text.
 //!
 //! `cargo test --test faults matrix` runs a sample. `OMNI_MATRIX=all` runs every case, `OMNI_MATRIX=200` so many of
 //! each placement, and `OMNI_MATRIX='talker runner'` those with that in their name. `OMNI_MATRIX_SEED` draws another
 //! sample.
 
 use crate::support::engine::{Answer, PATIENCE, chat, collect, engine, frames, idle, tiny};
+use crate::support::media::Golden;
 use omni_actors::config::{Config, Placement, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
-use omni_actors::engine::{Engine, Output, RequestError, Service};
+use omni_actors::engine::{Engine, GenerateRequest, Output, RequestError, Service};
 use omni_actors::fault::{FaultCapabilities, FaultKind, FaultPoint, FaultRule, Phase};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 use tokio::task::JoinSet;
 
@@ -118,19 +120,29 @@ impl Case {
         takes_down && moment && point
     }
 
+    /// Whether each attempt may come further, so that the request comes to its end.
+    fn may_come_through(&self) -> bool {
+        // In the middle of a stream by more than counts as one place. Rows of an encoder may have left it when it dies:
+        // it goes on at the next part of its few.
+        let encodes = self.stage == Some(StageName::Encoder) && self.event != FaultEvent::BeforePrefill;
+        encodes || self.event == FaultEvent::MidStream
+    }
+
     /// Whether its moment may pass by on a busy machine.
     fn may_miss(&self) -> bool {
         // Outputs and payloads that wait are merged: there may be none between the first and the last.
         let merges = matches!(self.point, FaultPoint::Packager | FaultPoint::Outbound | FaultPoint::Connector);
         let between = matches!(self.event, FaultEvent::AfterLaunch | FaultEvent::AfterTokens | FaultEvent::MidStream);
+        // An encoder may be done before a drain begins.
+        let done = self.stage == Some(StageName::Encoder) && self.event == FaultEvent::Drain;
         // The speech alone may be too short to have a middle.
-        merges && between || self.again && self.event == FaultEvent::MidStream
+        merges && between || done || self.again && self.event == FaultEvent::MidStream
     }
 
     /// Whether such a fault can strike an engine of this placement, and does in a request like ours.
     fn happens(&self, capabilities: &FaultCapabilities) -> bool {
-        // A vocoder has no prompt: only who gives its sequences their places sees one before it has frames.
-        let no_prompt = self.stage == Some(StageName::Vocoder)
+        // Vocoder and encoder have no prompt: only who gives their sequences their places sees one.
+        let no_prompt = matches!(self.stage, Some(StageName::Vocoder | StageName::Encoder))
             && matches!(self.point, FaultPoint::Runner | FaultPoint::Completion | FaultPoint::Sampler);
         let prefill = matches!(self.event, FaultEvent::BeforePrefill | FaultEvent::MidPrefill);
         let held_or_mid =
@@ -156,17 +168,17 @@ impl Case {
 
 /// Every case of a placement, from the lists.
 fn cases(placement: Placement) -> Vec<Case> {
-    let stages = StageName::OF_TEXT.to_vec();
+    let stages = StageName::ALL.to_vec();
     let process = placement == Placement::Process;
     let capabilities = FaultCapabilities {
         apart: if process { stages.clone() } else { Vec::new() },
-        framed: stages[..2].to_vec(),
+        framed: stages[..3].to_vec(),
         stages,
         voices: false,
         gpu: false,
     };
     let mut all = Vec::new();
-    for stage in [None].into_iter().chain(StageName::OF_TEXT.map(Some)) {
+    for stage in [None].into_iter().chain(StageName::ALL.map(Some)) {
         for point in FaultPoint::ALL {
             for (event, _) in MOMENTS {
                 for kind in FaultKind::all(Duration::from_millis(30)) {
@@ -222,6 +234,8 @@ async fn started(placement: Placement, rules: Vec<FaultRule>) -> Engine {
         if placement == Placement::Thread {
             config.transfer.transport = TransportKind::Wire;
         }
+        // Each request has to be encoded.
+        config.media.max_cached_embeddings = 0;
         config.supervision.backoff = Duration::from_millis(1);
         config.supervision.max_restarts = 1000;
         config.supervision.meltdown_window = Duration::from_secs(1);
@@ -233,28 +247,63 @@ async fn started(placement: Placement, rules: Vec<FaultRule>) -> Engine {
     .await
 }
 
-/// A text that is spoken and a turn that is answered, at once.
-async fn ask(engine: &Engine, draining: bool) -> [Answer; 2] {
-    let mut turn = chat("one two three four five six", Output::TextAndAudio);
-    turn.max_text_tokens = Some(8);
-    turn.max_frames = Some(Frames(12));
-    let (speech, turn) = (engine.speak(frames(12, 5)).await.unwrap(), engine.submit(turn).await.unwrap());
+/// What is asked for, two at once.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Asked {
+    /// A text that is spoken, and a turn that is answered.
+    Text,
+    /// Two turns with media.
+    Media,
+}
+
+impl Asked {
+    fn names(self) -> [&'static str; 2] {
+        match self {
+            Asked::Text => ["speech", "chat"],
+            Asked::Media => ["sound and picture", "sound"],
+        }
+    }
+}
+
+/// The reference's cases of [`Asked::Media`].
+static MEDIA: LazyLock<[Golden; 2]> = LazyLock::new(|| ["mm_audio_image_ethan", "audio_ethan"].map(Golden::read));
+
+async fn ask(engine: &Engine, asked: Asked, draining: bool) -> [Answer; 2] {
+    let short = |mut turn: GenerateRequest| {
+        turn.max_text_tokens = Some(8);
+        turn.max_frames = Some(Frames(12));
+        turn
+    };
+    let [first, second] = match asked {
+        Asked::Text => {
+            let turn = short(chat("one two three four five six", Output::TextAndAudio));
+            [engine.speak(frames(12, 5)).await.unwrap(), engine.submit(turn).await.unwrap()]
+        }
+        Asked::Media => {
+            let [one, other] = &*MEDIA;
+            let turn = |of: &Golden| engine.submit_decoded(short(of.request()), of.media.clone());
+            [turn(one).await.unwrap(), turn(other).await.unwrap()]
+        }
+    };
     let drain = async {
         if draining {
             engine.drain(PATIENCE).await;
         }
     };
-    let (speech, turn, ()) = tokio::join!(collect(speech), collect(turn), drain);
-    [speech, turn]
+    let (first, second, ()) = tokio::join!(collect(first), collect(second), drain);
+    [first, second]
 }
 
 /// What is wrong with a case, or whether its fault was seen to strike.
-async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<bool, String> {
+async fn run(case: Case, truths: Arc<[[Answer; 2]; 2]>) -> Result<bool, String> {
+    let asked = if case.stage == Some(StageName::Encoder) { Asked::Media } else { Asked::Text };
+    let truth = &truths[asked as usize];
     let engine = started(case.placement, case.rules()).await;
     let draining = case.event == FaultEvent::Drain;
-    let answers = tokio::time::timeout(PATIENCE, ask(&engine, draining)).await.map_err(|_| "hangs".to_owned())?;
-    for (what, (answer, truth)) in ["speech", "chat"].iter().zip(answers.iter().zip(truth.iter())) {
-        if case.again && *what == "speech" {
+    let answers =
+        tokio::time::timeout(PATIENCE, ask(&engine, asked, draining)).await.map_err(|_| "hangs".to_owned())?;
+    for (i, (what, (answer, truth))) in asked.names().iter().zip(answers.iter().zip(truth)).enumerate() {
+        if case.again && i == 0 {
             // The first output of an attempt, and the middle, are at another unit in each attempt.
             let moves = matches!(case.event, FaultEvent::FirstChunk | FaultEvent::MidStream);
             // Of a process it is not known which actor failed: what others had in hand is suspected once more.
@@ -266,8 +315,7 @@ async fn run(case: Case, truth: Arc<[Answer; 2]>) -> Result<bool, String> {
             match &answer.end {
                 Some(Err(RequestError::BroughtDown { stage, times, .. }))
                     if case.stage.is_none_or(|of| of == *stage) && *times <= most => {}
-                // In the middle of its stream it may come further with each attempt, by more than counts as one place.
-                Some(Ok(_)) if case.event == FaultEvent::MidStream && answer.samples == truth.samples => {}
+                Some(Ok(_)) if case.may_come_through() && answer.samples == truth.samples => {}
                 other => return Err(format!("{what} ended with {other:?}")),
             }
             if !truth.samples.starts_with(&answer.samples) {
@@ -308,8 +356,8 @@ async fn all_stand(placement: Placement, again: bool) {
     let cases = chosen(placement, again, sample);
     let count = cases.len();
     let undisturbed = started(placement, Vec::new()).await;
-    let truth = Arc::new(ask(&undisturbed, false).await);
-    assert!(truth.iter().all(|answer| answer.end.as_ref().unwrap().is_ok() && !answer.samples.is_empty()));
+    let truth = Arc::new([ask(&undisturbed, Asked::Text, false).await, ask(&undisturbed, Asked::Media, false).await]);
+    assert!(truth.iter().flatten().all(|answer| answer.end.as_ref().unwrap().is_ok() && !answer.samples.is_empty()));
     drop(undisturbed);
     let (waiting, failed) = (Arc::new(Mutex::new(VecDeque::from(cases))), Arc::new(Mutex::new(Vec::new())));
     let struck = Arc::new(AtomicUsize::new(0));
@@ -370,7 +418,7 @@ async fn whatever_a_request_breaks_each_time_in_processes_it_is_ended_and_the_ot
 fn the_matrix_has_every_moment_of_every_actor_and_every_kind() {
     for placement in [Placement::Thread, Placement::Process] {
         let all = cases(placement);
-        for stage in StageName::OF_TEXT {
+        for stage in StageName::ALL {
             for point in FaultPoint::ALL.iter().filter(|point| point.has_stage() && **point != FaultPoint::Edge) {
                 let here = all.iter().filter(|case| case.stage == Some(stage) && case.point == *point);
                 assert!(here.clone().any(|case| case.kind == FaultKind::Panic), "{stage} {point:?}");

@@ -5,6 +5,7 @@
 mod support;
 
 mod decode;
+mod films;
 mod give_up;
 mod kept;
 mod logs;

@@ -30,6 +30,7 @@ mod worker;
 pub use child::{DecoderArgs, DecoderError, serve};
 pub(super) use job::Pictures;
 pub(super) use media::{most_pixels, resize_film};
+pub use omni_media::ffmpeg::{Confined, confine};
 pub use worker::WorkerLimits;
 
 use super::StartError;

@@ -24,6 +24,7 @@ use crate::StartError;
 use crate::api::{MediaKind, MediaSource, MediaTokens, SubmitError};
 use crate::decode::Decoders;
 use crate::device::DeviceChoice;
+use crate::process::binary;
 use memory::{Held, Memory};
 use omni_config::{Config, DeviceKind, MediaInputConfig};
 use omni_media::ffmpeg::{Ffmpeg, ProcessLimits};
@@ -125,6 +126,7 @@ impl Preparer {
             max_frames: config.max_frames,
         };
         let process = ProcessLimits { time: config.decode_timeout, ..ProcessLimits::default() };
+        let film = |program| Ffmpeg { program, limits: process, launcher: binary() };
         Ok(Preparer(Arc::new(Inner {
             front,
             mel,
@@ -132,7 +134,7 @@ impl Preparer {
             max_files: config.max_files,
             max_tokens,
             decoders,
-            ffmpeg: config.ffmpeg.clone().map(|program| Ffmpeg { program, limits: process }),
+            ffmpeg: config.ffmpeg.clone().map(film),
             memory: Memory::new(config.max_memory),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
             waiting: AtomicUsize::new(0),

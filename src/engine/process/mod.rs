@@ -30,7 +30,7 @@ pub fn set_binary(path: impl Into<PathBuf>) {
 }
 
 /// See [`set_binary`].
-pub(super) fn binary() -> Option<PathBuf> {
+pub(crate) fn binary() -> Option<PathBuf> {
     BINARY.get().cloned()
 }
 

@@ -13,9 +13,9 @@ use std::thread;
 /// sent: it is the program's standard input.
 const LIMITED: &str = r#"ulimit -c 0 && ulimit -f 0 && ulimit -n 64 && ulimit -v "$1" && ulimit -t "$2" || exit 121
 shift 2 && exec "$@""#;
-/// The shell could not set a limit; there is no such program; it may not be started.
-const NO_LIMITS: i32 = 121;
-const NO_PROGRAM: [i32; 2] = [127, 126];
+/// A limit could not be set; there is no such program; it may not be started.
+pub(super) const NO_LIMITS: u8 = 121;
+pub(super) const NO_PROGRAM: [u8; 2] = [127, 126];
 /// Bytes of what a program says as it fails that are told.
 const LAST_WORDS: u64 = 300;
 
@@ -43,9 +43,7 @@ impl Ffmpeg {
     /// Has the program work on a file; what it writes to these outputs, at most `most` bytes.
     pub(super) fn run(&self, input: &Input, outputs: &[&str], most: u64) -> Result<Vec<u8>, MediaError> {
         let absent = |reason: String| MediaError::NoFfmpeg { program: self.program.display().to_string(), reason };
-        let mut command = Command::new("/bin/sh");
-        let seconds = self.limits.time.as_secs().max(1);
-        command.args(["-c", LIMITED, "limited"]).arg((self.limits.memory >> 10).to_string()).arg(seconds.to_string());
+        let mut command = self.limited();
         command.arg(&self.program).args(SOURCE).args(outputs);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.stdin(input.open().map_err(|e| MediaError::Video(e.to_string()))?);
@@ -69,12 +67,27 @@ impl Ffmpeg {
         let status = child.wait().map_err(|e| MediaError::Video(e.to_string()))?;
         match status.code() {
             Some(0) => Ok(written),
-            Some(code) if NO_PROGRAM.contains(&code) => Err(absent(said)),
-            Some(NO_LIMITS) => Err(MediaError::Video(format!("the process cannot be limited: {said}"))),
+            Some(code) if NO_PROGRAM.map(i32::from).contains(&code) => Err(absent(said)),
+            Some(code) if code == i32::from(NO_LIMITS) => {
+                Err(MediaError::Video(format!("the process cannot be limited: {said}")))
+            }
             None => Err(MediaError::Video(format!("it was ended by its limits ({status})"))),
             Some(_) if said.is_empty() => Err(MediaError::Video(status.to_string())),
             Some(_) => Err(MediaError::Video(said)),
         }
+    }
+
+    /// What limits itself and becomes the program that is its next argument.
+    fn limited(&self) -> Command {
+        let (memory, seconds) = (self.limits.memory, self.limits.time.as_secs().max(1).to_string());
+        let Some(launcher) = &self.launcher else {
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", LIMITED, "limited"]).arg((memory >> 10).to_string()).arg(seconds);
+            return shell;
+        };
+        let mut command = Command::new(launcher);
+        command.args(["confine", &memory.to_string(), &seconds, &std::process::id().to_string(), "--"]);
+        command
     }
 
     fn took_too_long(&self, child: &mut Child) -> MediaError {

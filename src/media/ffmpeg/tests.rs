@@ -1,5 +1,5 @@
-//! Programs in processes with limits. Scripts stand for `ffmpeg` where a limit is at stake; the test of the real one is
-//! `a_real_film_is_decoded`, which needs it installed.
+//! Programs in processes with limits. Scripts stand for `ffmpeg` where a limit is at stake; the tests of a real film need
+//! the program itself.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ fn script(text: &str) -> (tempfile::TempPath, Ffmpeg) {
     let path = file.into_temp_path();
     let program = path.to_path_buf();
     let limits = ProcessLimits { memory: 256 << 20, time: Duration::from_secs(60) };
-    (path, Ffmpeg { program, limits })
+    (path, Ffmpeg { program, limits, launcher: None })
 }
 
 fn film(ffmpeg: &Ffmpeg) -> Result<Film, MediaError> {
@@ -111,23 +111,78 @@ fn what_is_no_description_and_no_picture_is_refused() {
     assert_eq!(pictures(b"").unwrap(), []);
 }
 
-#[test]
-#[ignore = "needs ffmpeg 6 or newer, or its path in OMNI_FFMPEG: cargo test -p omni-media a_real_film -- --ignored"]
-fn a_real_film_is_decoded() {
-    let file = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
-    let source = ["-v", "error", "-y", "-f", "lavfi", "-i", "testsrc=size=64x48:rate=10:duration=3"];
-    let sound = ["-f", "lavfi", "-i", "sine=frequency=440:duration=3", "-c:v", "mpeg4", "-c:a", "aac"];
-    let ffmpeg = match std::env::var_os("OMNI_FFMPEG") {
+/// The real program.
+fn real() -> Ffmpeg {
+    match std::env::var_os("OMNI_FFMPEG") {
         Some(program) => Ffmpeg { program: program.into(), ..Ffmpeg::default() },
         None => Ffmpeg::default(),
-    };
-    let made = std::process::Command::new(&ffmpeg.program).args(source).args(sound).arg(file.path()).status().unwrap();
-    assert!(made.success());
-    let bytes = std::fs::read(file.path()).unwrap();
+    }
+}
+
+/// A film of ten frames a second with a tone of as long, as it makes one.
+fn made(ffmpeg: &Ffmpeg, size: &str, seconds: u32) -> Vec<u8> {
+    let file = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
+    let sources = [format!("testsrc=size={size}:rate=10:duration={seconds}"), format!("sine=duration={seconds}")];
+    let mut command = std::process::Command::new(&ffmpeg.program);
+    command.args(["-v", "error", "-y"]).args(sources.iter().flat_map(|source| ["-f", "lavfi", "-i", source]));
+    assert!(command.args(["-c:v", "mpeg4", "-c:a", "aac"]).arg(file.path()).status().unwrap().success());
+    std::fs::read(file.path()).unwrap()
+}
+
+#[test]
+#[ignore = "needs ffmpeg 6 or newer, or its path in OMNI_FFMPEG: cargo test -p omni-media real_film -- --ignored"]
+fn a_real_film_is_decoded() {
+    let ffmpeg = real();
+    let bytes = made(&ffmpeg, "64x48", 3);
     let film = ffmpeg.film(&bytes, 2.0, 4..=768, &MediaLimits::default()).unwrap();
     assert_eq!((film.frames.len(), film.frames_per_second), (6, 2.0));
     assert_eq!(film.frames[0].size(), Size { height: 48, width: 64 });
     assert!(film.frames[0] != film.frames[5]);
     let sound = ffmpeg.sound(&bytes, &MediaLimits::default()).unwrap().unwrap();
     assert!(sound.starts_with(b"RIFF") && sound.len() > 3 * 44_100 * 4);
+    let cut = ffmpeg.film(&bytes[..bytes.len() / 2], 2.0, 4..=768, &MediaLimits::default());
+    assert!(matches!(cut, Err(MediaError::Video(_))), "half a file has no index: {cut:?}");
+}
+
+#[test]
+#[ignore = "needs ffmpeg 6 or newer, or its path in OMNI_FFMPEG: cargo test -p omni-media real_film -- --ignored"]
+fn a_real_film_that_takes_more_than_it_may_is_ended() {
+    let usual = real();
+    let bytes = made(&usual, "3840x2160", 1);
+    let seen = |limits: ProcessLimits, media: MediaLimits| {
+        Ffmpeg { limits, ..usual.clone() }.film(&bytes, 2.0, 4..=768, &media).map(|film| film.frames.len())
+    };
+    assert_eq!(seen(usual.limits, MediaLimits::default()), Ok(4));
+    // The program itself maps half of that; a frame takes 12 to 33 MB, several times.
+    let little = seen(ProcessLimits { memory: 300 << 20, ..usual.limits }, MediaLimits::default());
+    assert!(matches!(little, Err(MediaError::Video(_))), "{little:?}");
+    let short = seen(ProcessLimits { time: Duration::from_millis(1), ..usual.limits }, MediaLimits::default());
+    assert_eq!(short.unwrap_err().to_string(), "the video cannot be decoded: it takes longer than 0.001 s");
+    let few = seen(usual.limits, MediaLimits { max_pixels: 1 << 20, ..MediaLimits::default() });
+    assert!(matches!(few, Err(MediaError::TooMuch { .. })), "{few:?}");
+}
+
+#[test]
+#[ignore = "needs ffmpeg 6 or newer, or its path in OMNI_FFMPEG: cargo test -p omni-media real_film -- --ignored"]
+fn what_is_no_real_film_but_a_list_of_others_opens_no_file_and_no_address() {
+    let ffmpeg = real();
+    let film = tempfile::Builder::new().suffix(".mp4").tempfile().unwrap();
+    std::fs::write(film.path(), made(&ffmpeg, "64x48", 1)).unwrap();
+    let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    server.set_nonblocking(true).unwrap();
+    let (path, address) = (film.path().display(), server.local_addr().unwrap());
+    let lists = [
+        format!("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://{address}/film.ts\n#EXT-X-ENDLIST\n"),
+        format!("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{path}\n#EXT-X-ENDLIST\n"),
+        format!("ffconcat version 1.0\nfile '{path}'\n"),
+        format!("v=0\no=- 0 0 IN IP4 {address}\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 96\n"),
+        format!("<MPD><Period><AdaptationSet><BaseURL>http://{address}/</BaseURL></AdaptationSet></Period></MPD>"),
+    ];
+    for list in lists {
+        let seen = ffmpeg.film(list.as_bytes(), 2.0, 4..=768, &MediaLimits::default());
+        assert!(matches!(seen, Err(MediaError::Video(_))), "{list}: {seen:?}");
+        let heard = ffmpeg.sound(list.as_bytes(), &MediaLimits::default());
+        assert!(matches!(heard, Err(MediaError::Video(_))), "{list}: {heard:?}");
+    }
+    assert_eq!(server.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "an address was opened");
 }

@@ -33,6 +33,9 @@ impl Announcement {
         if !address.ip().is_loopback() {
             daemon.disable_interface(vec![IfKind::LoopbackV4, IfKind::LoopbackV6])?;
         }
+        if address.is_ipv4() {
+            daemon.disable_interface(IfKind::IPv6)?;
+        }
         let host = format!("{}.local.", host(name, &machine()));
         let everywhere = address.ip().is_unspecified();
         let at = if everywhere { String::new() } else { address.ip().to_string() };

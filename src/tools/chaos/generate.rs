@@ -21,8 +21,7 @@ pub struct Deck {
 
 /// Every kind that an engine allows, with all places where it can happen.
 pub fn decks(suits: impl Fn(&FaultRule) -> bool) -> Vec<Deck> {
-    // The requests of the load have no media.
-    let stages: Vec<Option<StageName>> = [None].into_iter().chain(StageName::OF_TEXT.map(Some)).collect();
+    let stages: Vec<Option<StageName>> = [None].into_iter().chain(StageName::ALL.map(Some)).collect();
     let kinds =
         FaultKind::all(DELAY).map(|kind| if kind == FaultKind::Slow(DELAY) { FaultKind::Slow(SLOW) } else { kind });
     // The engine does not drain while listeners listen, no listener uploads a voice, and a request that cannot be
@@ -112,10 +111,10 @@ mod tests {
     use std::collections::{BTreeMap, HashSet};
 
     fn suiting(apart: bool, framed: bool) -> Vec<Deck> {
-        let stages = StageName::OF_TEXT.to_vec();
+        let stages = StageName::ALL.to_vec();
         let capabilities = FaultCapabilities {
             apart: if apart { stages.clone() } else { Vec::new() },
-            framed: if framed { stages[..2].to_vec() } else { Vec::new() },
+            framed: if framed { stages[..3].to_vec() } else { Vec::new() },
             stages,
             voices: true,
             gpu: false,
@@ -145,7 +144,7 @@ mod tests {
         let panics = decks.iter().find(|deck| deck.kind == FaultKind::Panic).unwrap();
         let hit: HashSet<_> = panics.places.iter().map(|(stage, point, _)| (*stage, *point)).collect();
         for point in FaultPoint::ALL.iter().filter(|point| FaultKind::Panic.suits(**point) && point.has_stage()) {
-            for stage in StageName::OF_TEXT {
+            for stage in StageName::ALL {
                 assert!(hit.contains(&(Some(stage), *point)), "{stage} {point:?}");
             }
         }

@@ -1,9 +1,10 @@
 //! The requests of the listeners: a fixed set, each with its own seed, so that each response has one truth. Pure.
 
+use super::media::{picture, sound};
 use omni_core::ids::{Frames, StageName};
 use omni_engine::{
-    ChatMessage, GenerateRequest, Output, RequestOptions, SamplingOverrides, SpeechParams, SpeechRequest, TextSource,
-    VoiceChoice,
+    ChatMessage, Content, Detail, GenerateRequest, MediaSource, Output, Part, RequestOptions, SamplingOverrides,
+    SpeechParams, SpeechRequest, TextSource, VoiceChoice,
 };
 use omni_model::hf::{Family, Variant};
 use serde::Serialize;
@@ -23,6 +24,8 @@ pub enum Kind {
     Chat,
     /// A chat turn, answered with text alone.
     Text,
+    /// A chat turn with a sound and a picture, answered with text and speech.
+    Media,
 }
 
 /// One request of the set.
@@ -57,12 +60,19 @@ pub struct Load {
 }
 
 impl Load {
-    /// One request per text. Where the model has a thinker, a third of them are chat turns.
-    pub fn new(texts: Vec<String>, family: &Family, seed: u64, voice: Option<String>, frames: Option<u32>) -> Load {
-        let stages = family.stages();
-        let chats = stages.contains(&StageName::Thinker);
+    /// One request per text, for the stages that there are. Where the model has a thinker, a third of them are chat
+    /// turns; where it has an encoder, a fourth of these have media.
+    pub fn new(
+        texts: Vec<String>,
+        (family, stages): (&Family, &'static [StageName]),
+        seed: u64,
+        voice: Option<String>,
+        frames: Option<u32>,
+    ) -> Load {
+        let (chats, sees) = (stages.contains(&StageName::Thinker), stages.contains(&StageName::Encoder));
         let kind = |i: usize| match i % 6 {
             1 | 4 if chats && i % 12 == 10 => Kind::Text,
+            1 if sees && i % 12 == 1 => Kind::Media,
             1 | 4 if chats => Kind::Chat,
             _ => Kind::Speech,
         };
@@ -79,7 +89,19 @@ impl Load {
 
     /// The stages that a kind of request has sequences in.
     pub fn stages_of(&self, kind: Kind) -> &'static [StageName] {
-        if kind == Kind::Text { &self.stages[..1] } else { self.stages }
+        match kind {
+            Kind::Media => self.stages,
+            Kind::Text => &self.of_text()[..1],
+            Kind::Speech | Kind::Chat => self.of_text(),
+        }
+    }
+
+    /// The stages that every request of text can need.
+    pub fn of_text(&self) -> &'static [StageName] {
+        match self.stages {
+            [StageName::Encoder, of_text @ ..] => of_text,
+            all => all,
+        }
     }
 
     /// A request of the set, to be given to an engine.
@@ -99,9 +121,16 @@ impl Load {
                 },
             });
         }
+        let mut turn = ChatMessage::text("user", text.clone());
+        let mut media = Vec::new();
+        if *kind == Kind::Media {
+            turn.content = Content::Parts(vec![Part::Audio, Part::Image, Part::Text(text.clone())]);
+            media.push(MediaSource::Audio(sound(*seed)));
+            media.push(MediaSource::Image { file: picture(*seed), detail: Detail::Auto });
+        }
         Asked::Chat(GenerateRequest {
-            messages: vec![ChatMessage::text("user", text.clone())],
-            media: Vec::new(),
+            messages: vec![turn],
+            media,
             output: if *kind == Kind::Text { Output::Text } else { Output::TextAndAudio },
             voice: self.voice.clone(),
             text: SamplingOverrides::default(),
@@ -124,7 +153,8 @@ mod tests {
     fn load(fixture: &str) -> Load {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
         let texts = (0..24).map(|i| format!("text {i}")).collect();
-        Load::new(texts, Checkpoint::open(&folder).unwrap().family(), 100, None, Some(8))
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        Load::new(texts, (checkpoint.family(), checkpoint.stages()), 100, None, Some(8))
     }
 
     fn count(load: &Load, kind: Kind) -> usize {
@@ -134,7 +164,9 @@ mod tests {
     #[test]
     fn a_third_are_chat_turns_where_there_is_a_thinker() {
         let load = load("qwen3_omni");
-        assert_eq!((count(&load, Kind::Speech), count(&load, Kind::Chat), count(&load, Kind::Text)), (16, 6, 2));
+        let counts = [Kind::Speech, Kind::Chat, Kind::Text, Kind::Media].map(|kind| count(&load, kind));
+        assert_eq!(counts, [16, 4, 2, 2]);
+        assert_eq!(load.stages_of(Kind::Media), StageName::ALL);
         assert_eq!(load.stages_of(Kind::Text), [StageName::Thinker]);
         assert_eq!(load.stages_of(Kind::Chat), StageName::OF_TEXT);
     }
@@ -153,6 +185,8 @@ mod tests {
         let Asked::Speech(request) = load.asked(3) else { panic!("{:?}", load.cases[3]) };
         assert_eq!((request.params.seed, request.params.ignore_eos), (Some(103), true));
         let Asked::Chat(request) = load.asked(10) else { panic!("{:?}", load.cases[10]) };
-        assert_eq!((request.seed, request.output), (Some(110), Output::Text));
+        assert_eq!((request.seed, request.output, request.media.len()), (Some(110), Output::Text, 0));
+        let Asked::Chat(request) = load.asked(13) else { panic!("{:?}", load.cases[13]) };
+        assert_eq!((request.seed, request.output, request.media.len()), (Some(113), Output::TextAndAudio, 2));
     }
 }

@@ -16,6 +16,7 @@ mod generate;
 mod inject;
 mod listen;
 mod load;
+mod media;
 mod outages;
 mod report;
 mod resources;
@@ -153,9 +154,10 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     }
     mute_injected_panics();
     let checkpoint = model::open(&config, embedded)?;
-    let load =
-        Load::new(texts(args.texts.as_deref())?, checkpoint.family(), args.seed, args.voice.clone(), args.frames);
-    let exactness = match model::device(&config)?.kind {
+    let device = model::device(&config)?.kind;
+    let stages = (checkpoint.family(), stages_of(&checkpoint, device));
+    let load = Load::new(texts(args.texts.as_deref())?, stages, args.seed, args.voice.clone(), args.frames);
+    let exactness = match device {
         DeviceKind::Cpu => Exactness::Samples,
         DeviceKind::Cuda => Exactness::Length,
     };
@@ -261,7 +263,7 @@ impl Field {
     /// that have them: each is ended, and no other differs from what it was.
     async fn with_guilty(mut self, truth: Arc<Vec<Heard>>) -> anyhow::Result<(Field, Arc<Vec<Heard>>)> {
         let Some(one_in) = self.args.guilty else { return Ok((self, truth)) };
-        self.config.faults.extend(generate::correlated(self.load.stages, self.args.seed, one_in));
+        self.config.faults.extend(generate::correlated(self.load.of_text(), self.args.seed, one_in));
         let ended: Arc<Mutex<Vec<(usize, End)>>> = Arc::default();
         let judge = {
             let (truth, ended, exactness) = (Arc::clone(&truth), Arc::clone(&ended), self.exactness);
@@ -433,7 +435,7 @@ fn placement(config: &Config) -> String {
     let apart = config.stages.iter().filter(|stage| stage.placement == Placement::Process).count();
     match apart {
         0 => "threads",
-        3 => "processes",
+        all if all == config.stages.len() => "processes",
         _ => "threads and processes",
     }
     .to_owned()

@@ -419,7 +419,8 @@ mod tests {
     fn load() -> Load {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_omni");
         let texts = (0..12).map(|i| format!("text {i}")).collect();
-        Load::new(texts, Checkpoint::open(&folder).unwrap().family(), 1, None, None)
+        let checkpoint = Checkpoint::open(&folder).unwrap();
+        Load::new(texts, (checkpoint.family(), checkpoint.stages()), 1, None, None)
     }
 
     fn stream(case: usize, verdict: Verdict, pauses: &[(u64, u64)]) -> Stream {

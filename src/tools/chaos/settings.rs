@@ -19,14 +19,16 @@ pub enum Where {
 }
 
 /// What a drill needs, unless the config says otherwise: the meltdown limit must not end it, the watchdog must notice a
-/// hang while a listener still waits, and no deadline may cut off a listener that waits for a killed stage.
-const SET: [(&str, &str); 6] = [
+/// hang while a listener still waits, no deadline may cut off a listener that waits for a killed stage, and media that
+/// come again are encoded again.
+const SET: [(&str, &str); 7] = [
     ("supervision.backoff", "\"1ms\""),
     ("supervision.max_backoff", "\"20ms\""),
     ("supervision.max_restarts", "1000"),
     ("supervision.meltdown_window", "\"1s\""),
     ("supervision.watchdog", "\"1s\""),
     ("limits.request_timeout", "\"1h\""),
+    ("media.max_cached_embeddings", "0"),
 ];
 
 /// The config of a drill with so many listeners, and the keys that were set for it.
@@ -91,7 +93,7 @@ mod tests {
         assert_eq!(config.supervision.max_restarts, 1000);
         assert_eq!(config.supervision.watchdog, Duration::from_secs(1));
         assert_eq!(config.limits.max_requests, 40);
-        assert_eq!(set.len(), 8, "{set:?}");
+        assert_eq!(set.len(), 9, "{set:?}");
     }
 
     #[test]
