@@ -226,6 +226,9 @@ fn media(config: &Config, checkpoint: &Checkpoint, device: DeviceKind) -> Option
     if device == DeviceKind::Cuda {
         return Some("refused: the encoder computes on a CPU only".to_owned());
     }
+    if !omni_engine::model_info(checkpoint, config).is_ok_and(|info| info.sees) {
+        return Some("refused: the checkpoint has no preprocessor_config.json".to_owned());
+    }
     let media = &config.media;
     let films = match &media.ffmpeg {
         Some(program) if is_there(program) => format!("films by {}", program.display()),
