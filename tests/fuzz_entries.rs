@@ -210,7 +210,7 @@ fn parts_of_chat_messages_are_answered_or_refused_with_words() {
     let more = "[limits]\nadmission = \"places\"\nmax_requests = 4\nrequest_timeout = \"20s\"\n[media]\nmax_seconds = 2\n\
         max_pixels = 100000\nmax_frames = 8\nffmpeg = \"\"\n[stages.encoder]\nplacement = \"thread\"\n";
     let server = tts::serve(&root("tests/fixtures/qwen3_omni"), voices.path(), more);
-    let (picture, film) = (data_url(&bmp(64, 48)), data_url(&gif(4, 50)));
+    let (picture, film) = (data_url(&bmp(64, 48)), data_url(&gif(4, 25)));
     let sound = data_url(&PCM.with(&hum(1, 8_000)));
     let base64 = sound.rsplit(',').next().unwrap();
     let parts = [

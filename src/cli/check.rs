@@ -4,8 +4,7 @@ use super::EmbeddedFiles;
 use anyhow::Context;
 use clap::Args;
 use omni_config::{
-    CheckpointSource, Config, ConfigError, DeviceKind, LoadTime, Override, Placement, Problem, WeightsKind,
-    format_duration,
+    CheckpointSource, Config, ConfigError, LoadTime, Override, Placement, Problem, WeightsKind, format_duration,
 };
 use omni_core::ids::StageName;
 use omni_engine::device::DeviceChoice;
@@ -171,7 +170,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             format_duration(config.limits.request_timeout)
         ),
     ];
-    lines.extend(media(config, checkpoint, device.kind).map(|media| format!("media     {media}")));
+    lines.extend(media(config, checkpoint).map(|media| format!("media     {media}")));
     lines.extend(open.map(|open| format!("placement {open}")));
     for name in checkpoint.stages() {
         let stage = config.stage(*name);
@@ -182,10 +181,11 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             Placement::Process => "a process of its own, ",
         };
         let replicas = if stage.replicas > 1 { format!("{} replicas, ", stage.replicas) } else { String::new() };
+        let on_cpu = if device.kind.of(*name) == device.kind { "" } else { "on the CPU, " };
         lines.push(format!(
-            "{:<9} {placement}{replicas}batch {}, run-ahead {}, window {}{ramp}",
+            "{:<9} {placement}{on_cpu}{replicas}batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
-            config.max_batch(*name, device.kind),
+            config.max_batch(*name, device.kind.of(*name)),
             config.run_ahead(*name),
             stage.window
         ));
@@ -219,12 +219,12 @@ fn weights(config: &Config) -> String {
 }
 
 /// What a checkpoint with an encoder hears and sees, and what that takes; `None` for one without.
-fn media(config: &Config, checkpoint: &Checkpoint, device: DeviceKind) -> Option<String> {
+fn media(config: &Config, checkpoint: &Checkpoint) -> Option<String> {
     if !checkpoint.stages().contains(&StageName::Encoder) {
         return None;
     }
-    if device == DeviceKind::Cuda {
-        return Some("refused: the encoder computes on a CPU only".to_owned());
+    if !omni_engine::model_info(checkpoint, config).is_ok_and(|info| info.sees) {
+        return Some("refused: the checkpoint has no preprocessor_config.json".to_owned());
     }
     let media = &config.media;
     let films = match &media.ffmpeg {

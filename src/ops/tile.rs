@@ -36,14 +36,14 @@ pub(super) unsafe fn chains<S: Simd, W: Weight, const ROWS: usize, const PANELS:
     s: S,
     acc: &mut Acc<S::V, ROWS, PANELS>,
     (x, step): (*const f32, usize),
-    (w, stride): (*const [W; LANES], usize),
+    (mut w, stride): (*const [W; LANES], usize),
     len: usize,
 ) {
     for i in 0..len {
         let mut wide = [s.splat(0.0); PANELS];
         for (p, v) in wide.iter_mut().enumerate() {
             // SAFETY: the caller's.
-            *v = W::load(s, unsafe { &*w.add(p * stride + i) });
+            *v = W::load(s, unsafe { &*w.add(p * stride) });
         }
         for (r, acc) in acc.iter_mut().enumerate() {
             // SAFETY: the caller's.
@@ -52,6 +52,9 @@ pub(super) unsafe fn chains<S: Simd, W: Weight, const ROWS: usize, const PANELS:
                 *acc = s.fma(x, *w, *acc);
             }
         }
+        // A pointer that steps: one row is a fifth slower where the loop counts instead.
+        // SAFETY: one behind the last vector at most.
+        w = unsafe { w.add(1) };
     }
 }
 

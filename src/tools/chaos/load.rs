@@ -52,7 +52,7 @@ pub enum Asked {
 pub struct Load {
     /// Taken in turn.
     pub cases: Vec<Case>,
-    /// Stages of the model, upstream first.
+    /// Stages of the model that requests reach, upstream first.
     pub stages: &'static [StageName],
     voice: Option<String>,
     instructions: Option<String>,

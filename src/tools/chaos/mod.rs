@@ -37,7 +37,7 @@ use load::Load;
 use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
 use omni_core::shrink::Shrinker;
 use omni_core::suspects::TRIES;
-use omni_engine::{Engine, Service};
+use omni_engine::{Engine, Service, model_info};
 use omni_fault::FaultRule;
 use omni_model::Checkpoint;
 use omni_telemetry as telemetry;
@@ -155,8 +155,12 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     mute_injected_panics();
     let checkpoint = model::open(&config, embedded)?;
     let device = model::device(&config)?.kind;
-    let stages = (checkpoint.family(), stages_of(&checkpoint, device));
-    let load = Load::new(texts(args.texts.as_deref())?, stages, args.seed, args.voice.clone(), args.frames);
+    let stages = match model_info(&checkpoint, &config)?.sees {
+        true => checkpoint.stages(),
+        false => checkpoint.family().stages(),
+    };
+    let model = (checkpoint.family(), stages);
+    let load = Load::new(texts(args.texts.as_deref())?, model, args.seed, args.voice.clone(), args.frames);
     let exactness = match device {
         DeviceKind::Cpu => Exactness::Samples,
         DeviceKind::Cuda => Exactness::Length,
@@ -323,7 +327,9 @@ impl Field {
                 rules.clone()
             }
             Faults::Generated => {
-                let decks = generate::decks(|rule| engine.faults().check(std::slice::from_ref(rule)).is_ok());
+                let wanted = |rule: &FaultRule| rule.stage.is_none_or(|stage| self.load.stages.contains(&stage));
+                let suits = |rule: &FaultRule| engine.faults().check(std::slice::from_ref(rule)).is_ok();
+                let decks = generate::decks(|rule| wanted(rule) && suits(rule));
                 generate::plan(&decks, self.args.seed, self.args.every, self.args.duration)
             }
         };

@@ -251,7 +251,8 @@ fn params(kind: u8, prompt: u32) -> (SequenceParams, bool) {
     match kind {
         // Two clips that stand across each other, with text around and between them.
         4 => {
-            let runs = [(2, 0, 3), (9, 3, 1), (6, 4, 2), (10, 6, 2)].map(|(at, input, len)| PromptRun { at, input, len });
+            let runs =
+                [(2, 0, 3), (9, 3, 1), (6, 4, 2), (10, 6, 2)].map(|(at, input, len)| PromptRun { at, input, len });
             let params = SequenceParams {
                 prompt: prompt + 12,
                 prompt_input: 8,
