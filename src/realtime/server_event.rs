@@ -248,3 +248,10 @@ pub struct ResponseObject {
     /// What it used, where it has ended.
     pub usage: Option<Value>,
 }
+
+impl ResponseObject {
+    /// Whether the user's speech ended it.
+    pub fn was_interrupted(&self) -> bool {
+        self.status_details.as_ref().is_some_and(|details| details["reason"] == "turn_detected")
+    }
+}

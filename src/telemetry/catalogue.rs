@@ -137,6 +137,11 @@ catalogue! {
     MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media whose embeddings were looked for among those that are kept: hit or miss.";
     MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most media.max_cached_embeddings.";
 
+    REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
+    REALTIME_TURNS = Counter, "omni_realtime_turns_total", [], "Turns of sound of their users that were committed, by them or by the detector.";
+    REALTIME_INTERRUPTIONS = Counter, "omni_realtime_interruptions_total", [], "Answers that their user's speech cut off.";
+    REALTIME_FIRST_SOUND_SECONDS = Histogram(WAIT_SECONDS), "omni_realtime_first_sound_seconds", [], "Time from the end of a turn, as it was found or committed, to the first sound of its answer.";
+
     KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name in the config and the status of the answer.";
     KEY_REFUSALS = Counter, "omni_key_refusals_total", ["key", "reason"], "Requests and utterances that a limit or a scope of their key refused.";
     KEY_SPEECH_SECONDS = Counter, "omni_key_speech_seconds_total", ["key"], "Seconds of speech made for a key.";

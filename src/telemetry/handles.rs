@@ -528,6 +528,44 @@ impl MediaMetrics {
     }
 }
 
+/// What a session of the realtime protocol records. It counts as open until it is dropped.
+pub struct RealtimeMetrics {
+    sessions: Gauge,
+    /// Turns of its user.
+    pub turns: Counter,
+    /// Answers that its user cut off.
+    pub interruptions: Counter,
+    /// From the end of a turn to the first sound of its answer.
+    pub first_sound: Histogram,
+}
+
+impl RealtimeMetrics {
+    /// Of a session that is open from now on.
+    pub fn open() -> RealtimeMetrics {
+        install();
+        let sessions = gauge!(c::REALTIME_SESSIONS.name);
+        sessions.increment(1.0);
+        RealtimeMetrics {
+            sessions,
+            turns: counter!(c::REALTIME_TURNS.name),
+            interruptions: counter!(c::REALTIME_INTERRUPTIONS.name),
+            first_sound: histogram!(c::REALTIME_FIRST_SOUND_SECONDS.name),
+        }
+    }
+}
+
+impl Drop for RealtimeMetrics {
+    fn drop(&mut self) {
+        self.sessions.decrement(1.0);
+    }
+}
+
+impl std::fmt::Debug for RealtimeMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RealtimeMetrics")
+    }
+}
+
 /// One of several models.
 #[derive(Debug)]
 pub struct ModelMetrics {

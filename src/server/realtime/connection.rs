@@ -2,6 +2,7 @@
 //! for the client, and asks the engine for nothing more while one does, so a client that does not read stops its own
 //! session and nothing else.
 
+use super::measured::Measured;
 use super::running::Running;
 use crate::auth::Caller;
 use crate::body::parse_object;
@@ -58,6 +59,7 @@ pub(super) struct Connection {
     heard: Instant,
     begun: Instant,
     unanswered: u32,
+    measured: Measured,
 }
 
 /// What the connection waits for.
@@ -97,6 +99,7 @@ impl Connection {
             heard: now,
             begun: now,
             unanswered: 0,
+            measured: Measured::new(),
         };
         connection.carry_out(effects);
         connection
@@ -227,6 +230,7 @@ impl Connection {
             match effect {
                 // A struct of numbers and strings is always JSON.
                 Effect::Send(event) => {
+                    self.measured.tells(&event.event);
                     self.waiting.push_back(Outgoing::Text(serde_json::to_string(&event).unwrap_or_default()));
                 }
                 Effect::Begin(job) => {

@@ -2,6 +2,7 @@
 //! no engine; here are the two, and the time.
 
 mod connection;
+mod measured;
 mod running;
 
 use super::auth::Caller;

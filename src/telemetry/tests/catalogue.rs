@@ -81,6 +81,10 @@ fn record_one_of_each() {
         aligner.answered(true);
         aligner.seconds.record(Duration::from_millis(3));
         aligner.failures.increment(1);
+        let session = RealtimeMetrics::open();
+        session.turns.increment(1);
+        session.interruptions.increment(1);
+        session.first_sound.record(Duration::from_millis(300));
         telemetry::request_guilty(name);
         edge.leases.set(1.0);
         let (down, _) = LinkMetrics::pair(name);

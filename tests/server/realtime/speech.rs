@@ -15,6 +15,13 @@ fn silence(ms: usize) -> Vec<u8> {
     vec![0; 48 * ms]
 }
 
+/// A series without labels, of all sessions of this process: it only grows.
+fn counted(name: &str) -> f64 {
+    let text = omni_actors::telemetry::render();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.map_or(0.0, |value| value.parse().unwrap())
+}
+
 fn wav(rate: u32, pcm: &[u8]) -> String {
     BASE64_STANDARD.encode(crate::support::recording::Wav { rate, ..PCM }.with(pcm))
 }
@@ -51,7 +58,9 @@ async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
     talk.append(&silence(800)).await;
     talk.append(&speech).await;
     talk.append(&silence(1_500)).await;
+    let sounds = counted("omni_realtime_first_sound_seconds_count");
     let events = talk.until("response.done").await;
+    assert!(counted("omni_realtime_first_sound_seconds_count") > sounds);
     let at = |kind: &str| events.iter().position(|event| event["type"] == kind).unwrap_or_else(|| panic!("no {kind}"));
     let order =
         ["input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped", "input_audio_buffer.committed"];
@@ -69,6 +78,7 @@ async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_speaks_into_an_answer_ends_it_and_is_answered() {
     let speech = recording().await;
+    let before = ["omni_realtime_interruptions_total", "omni_realtime_turns_total"].map(counted);
     let site = slow_site().await;
     let mut talk = Talk::new(&site).await;
     talk.update(json!({
@@ -90,6 +100,8 @@ async fn who_speaks_into_an_answer_ends_it_and_is_answered() {
     talk.append(&silence(1_500)).await;
     let next = talk.until("response.created").await.pop().unwrap();
     assert_eq!(next["response"]["id"], "resp_2");
+    let now = ["omni_realtime_interruptions_total", "omni_realtime_turns_total"].map(counted);
+    assert!(before[0] < now[0] && before[1] < now[1], "{before:?} {now:?}");
     drop(talk);
     idle(&site.engine).await;
 }
