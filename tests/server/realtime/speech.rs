@@ -48,6 +48,7 @@ async fn push_to_talk_is_answered_as_a_recording_in_chat() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
+    let sounds = counted("omni_realtime_first_sound_seconds_count");
     let speech = recording().await;
     let site = site().await;
     let mut talk = Talk::new(&site).await;
@@ -58,7 +59,6 @@ async fn speech_between_silences_is_heard_as_a_turn_and_answered() {
     talk.append(&silence(800)).await;
     talk.append(&speech).await;
     talk.append(&silence(1_500)).await;
-    let sounds = counted("omni_realtime_first_sound_seconds_count");
     let events = talk.until("response.done").await;
     assert!(counted("omni_realtime_first_sound_seconds_count") > sounds);
     let at = |kind: &str| events.iter().position(|event| event["type"] == kind).unwrap_or_else(|| panic!("no {kind}"));
