@@ -157,6 +157,31 @@ impl Session {
         (session, effects)
     }
 
+    /// A session that begins with settings of its client's: the fields of `session.update`.
+    ///
+    /// # Errors
+    /// What such an event would be refused for.
+    pub fn configured(opening: Opening, session: Map<String, Value>) -> Result<(Session, Vec<Effect>), Refusal> {
+        let (mut new, _) = Session::new(opening);
+        let event = [("type", Value::from("session.update")), ("session", Value::Object(session))];
+        if let ClientEvent::Update(fields) =
+            ClientEvent::read(event.map(|(k, v)| (k.to_owned(), v)).into_iter().collect()).1?
+        {
+            new.update(&fields)?;
+        }
+        // Its first event tells of all of it.
+        (new.effects, new.events) = (Vec::new(), 0);
+        let created = ServerEvent::SessionCreated { session: new.object() };
+        new.tell(created);
+        let effects = new.effects();
+        Ok((new, effects))
+    }
+
+    /// As its client is told of it.
+    pub fn described(&self) -> Value {
+        self.object()
+    }
+
     /// Bytes that the session keeps for its client.
     pub fn bytes(&self) -> usize {
         self.conversation.bytes() + self.listening.bytes() + self.settings.answer.instructions.len()

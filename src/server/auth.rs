@@ -6,7 +6,8 @@ use super::keys::{Holder, key};
 use super::origin::Guest;
 use super::quota::Key;
 use super::rules::Rules;
-use super::state::App;
+use super::secrets::{PREFIX, Unusable};
+use super::state::{App, unix_seconds};
 use super::visit::Visit;
 use super::watched::{Watch, watched};
 use axum::body::HttpBody;
@@ -19,6 +20,9 @@ use omni_core::admission::TenantId;
 use omni_engine::Tenant;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The route that client secrets are for.
+const OPENED_BY_SECRETS: &str = "/v1/realtime";
 
 /// Who may use a route of a server that has keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,7 +139,11 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
     let visit = request.extensions().get::<Arc<Visit>>().cloned();
     let visit = visit.ok_or_else(|| ApiError::internal("a request without a visit"))?;
     let open = asked.access == Access::Open || (rules.open_lists && matches!(asked.access, Access::List(_)));
-    let (tenant, trusted) = match rules.keys.caller(request.headers(), visit.address()) {
+    let holder = match key(request.headers()).filter(|key| key.starts_with(PREFIX)) {
+        Some(value) => by_secret(app, rules, value, &mut request, &visit)?,
+        None => rules.keys.caller(request.headers(), visit.address()),
+    };
+    let (tenant, trusted) = match holder {
         Some(Holder::Address(tenant)) => (tenant, true),
         Some(Holder::Key(key)) => {
             if !open {
@@ -152,6 +160,35 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
     };
     request.extensions_mut().insert(Caller { tenant, trusted, visit });
     Ok(request)
+}
+
+/// Whose request it is that comes with a client secret, if it is one of ours: that of the key that made it.
+fn by_secret(
+    app: &App,
+    rules: &Rules,
+    value: &str,
+    request: &mut Request,
+    visit: &Visit,
+) -> Result<Option<Holder>, ApiError> {
+    let refuse = |message: &str| {
+        app.metrics.unauthorized.increment(1);
+        Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
+    };
+    match app.secrets.find(value, unix_seconds()) {
+        Ok(_) if request.uri().path() != OPENED_BY_SECRETS => {
+            refuse("a client secret opens WS /v1/realtime and nothing else")
+        }
+        Ok(secret) => {
+            let holder = rules.keys.named(secret.key.as_deref(), visit.address());
+            request.extensions_mut().insert(secret);
+            Ok(holder)
+        }
+        Err(Unusable::Expired) => {
+            refuse("this client secret has expired; POST /v1/realtime/client_secrets makes another")
+        }
+        // A server without keys takes any.
+        Err(Unusable::Unknown) => Ok(rules.keys.caller(request.headers(), visit.address())),
+    }
 }
 
 /// Holds a request to the limits and scopes of its key.

@@ -72,6 +72,16 @@ impl Keys {
         }
         key(headers).and_then(|key| self.holder(key)).cloned().map(Holder::Key)
     }
+
+    /// Whose request it is that comes for the key of this name; `None` where the config has keys and this is none of
+    /// them any more.
+    pub fn named(&self, name: Option<&str>, address: IpAddr) -> Option<Holder> {
+        if self.0.is_empty() {
+            return Some(Holder::Address(by_address(address)));
+        }
+        let (_, key) = self.0.iter().find(|(_, key)| Some(key.name()) == name)?;
+        Some(Holder::Key(Arc::clone(key)))
+    }
 }
 
 /// The key that a request sends.

@@ -78,6 +78,7 @@ mod response;
 mod resume;
 mod routes;
 mod rules;
+mod secrets;
 mod speech;
 mod speech_request;
 mod sse;

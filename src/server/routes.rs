@@ -6,7 +6,7 @@
 
 use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
-use super::api::realtime::{RealtimeClientEvent, RealtimeServerEvent};
+use super::api::realtime::{ClientSecret, NewClientSecret, RealtimeClientEvent, RealtimeServerEvent};
 use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechObject, SpeechRequest};
@@ -237,6 +237,16 @@ fn routes(app: &App) -> Vec<Route> {
                     .asks("model", "string", "which model, where there are several; the first by default")
                     .asks("seed", "integer", "makes the answers of a session again; a random one by default")
                     .talks::<RealtimeClientEvent, RealtimeServerEvent>(),
+            ],
+        ),
+        route(
+            "/v1/realtime/client_secrets",
+            CHAT,
+            post(realtime::make_client_secret),
+            vec![
+                Operation::new("post", "a key for a short time that opens realtime sessions, for browsers")
+                    .takes::<NewClientSecret>(JSON)
+                    .answers::<ClientSecret>(JSON),
             ],
         ),
         only_if(

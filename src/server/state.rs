@@ -9,6 +9,7 @@ use super::error::ApiError;
 use super::export::Links;
 use super::kept::Kept;
 use super::rules::Current;
+use super::secrets::Secrets;
 use super::traces::{Recording, Traces};
 use super::voice_finder::VoiceFinder;
 use omni_audio::{AudioError, AudioWriter, Sound};
@@ -82,6 +83,8 @@ pub(super) struct Shared {
     pub realtime: RealtimeConfig,
     /// Places of such sessions.
     pub realtime_places: Arc<Semaphore>,
+    /// Keys for a short time that open such sessions.
+    pub secrets: Secrets,
     /// Present where the config lets clients trace the server.
     pub traces: Option<Traces>,
     /// Which trace a request is part of, where spans are exported.
@@ -152,6 +155,7 @@ impl App {
             metrics,
             realtime: config.realtime.clone(),
             realtime_places: Arc::new(Semaphore::new(config.realtime.max_sessions)),
+            secrets: Secrets::default(),
             traces: telemetry.trace.then(Traces::new),
             links: telemetry.otlp_endpoint.as_ref().map(|_| Arc::default()),
             batches: AtomicU64::new(1),

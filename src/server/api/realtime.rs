@@ -3,6 +3,8 @@
 
 use omni_realtime::{ClientEvent, ServerEvent};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::borrow::Cow;
 
 /// An event of a client.
@@ -29,6 +31,37 @@ impl JsonSchema for RealtimeServerEvent {
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
         event(&ServerEvent::TYPES)
     }
+}
+
+/// A client secret, as OpenAI's API names it.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct ClientSecret {
+    /// The key: `ek_` and 32 digits.
+    pub value: String,
+    /// Until when it opens sessions, Unix seconds.
+    pub expires_at: u64,
+    /// The session that it opens, as `session.created` tells it.
+    pub session: Value,
+}
+
+/// What is asked for one.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "for /openapi.json; the handler reads it by hand")]
+pub(crate) struct NewClientSecret {
+    /// How long it opens sessions.
+    pub expires_after: Option<ExpiresAfter>,
+    /// The fields of `session.update` that its sessions begin with.
+    pub session: Option<Value>,
+}
+
+/// A time.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "for /openapi.json; the handler reads it by hand")]
+pub(crate) struct ExpiresAfter {
+    /// `created_at`
+    pub anchor: Option<String>,
+    /// 10 to 7200; 600 by default.
+    pub seconds: Option<u64>,
 }
 
 fn event(types: &[&str]) -> Schema {

@@ -16,7 +16,7 @@ use crate::ws_protocol::close_code;
 use crate::ws_socket::{Sender, Source, Unreadable};
 use futures::future::select_all;
 use omni_config::format_duration;
-use omni_realtime::{AnswerPart, Effect, JobId, Opening, Refusal, Session};
+use omni_realtime::{AnswerPart, Effect, JobId, Refusal, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,9 +79,14 @@ enum Wake {
 }
 
 impl Connection {
-    /// A session that writes to `out`.
-    pub fn new(app: Arc<App>, out: Sender, caller: Caller, guard: &ConnectionGuard, opening: Opening) -> Connection {
-        let (session, effects) = Session::new(opening);
+    /// A session that writes to `out`, and its first effects.
+    pub fn new(
+        app: Arc<App>,
+        out: Sender,
+        caller: Caller,
+        guard: &ConnectionGuard,
+        (session, effects): (Session, Vec<Effect>),
+    ) -> Connection {
         let held = Held::nothing(&app.budget);
         let now = Instant::now();
         let mut connection = Connection {

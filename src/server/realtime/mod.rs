@@ -1,6 +1,7 @@
 //! `WS /v1/realtime`: OpenAI's realtime protocol. What a session decides is in `omni-realtime`, which knows no socket and
 //! no engine; here are the two, and the time.
 
+mod client_secret;
 mod connection;
 mod measured;
 mod running;
@@ -10,6 +11,7 @@ use super::budget::Held;
 use super::connection::ConnectionGuard;
 use super::error::ApiError;
 use super::reader::Reader;
+use super::secrets::Secret;
 use super::state::{App, unix_seconds};
 use super::ws::{Counted, upgrade};
 use super::ws_frames::Decoder;
@@ -18,10 +20,11 @@ use axum::Extension;
 use axum::extract::{Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::Response;
+pub(super) use client_secret::make as make_client_secret;
 use connection::Connection;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
-use omni_realtime::{Abilities, Limits, Opening};
+use omni_realtime::{Abilities, Effect, Limits, Opening, Session};
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -39,16 +42,15 @@ pub(super) async fn connect(
     State(app): State<Arc<App>>,
     Extension(guard): Extension<ConnectionGuard>,
     Extension(caller): Extension<Caller>,
+    secret: Option<Extension<Arc<Secret>>>,
     Query(query): Query<BTreeMap<String, String>>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let asked = query.get("model").map(String::as_str);
+    let session = secret.map(|Extension(secret)| secret.session.clone()).unwrap_or_default();
+    let asked = query.get("model").map(String::as_str).or_else(|| session.get("model")?.as_str());
     app.check_model(asked)?;
     let app = app.choose(asked).await?;
-    if app.service.info().tts.is_some() {
-        let message = "this model speaks but does not answer: use WS /v1/audio/speech/stream";
-        return Err(ApiError::invalid("model", message));
-    }
+    check_answers(&app)?;
     let seed = match query.get("seed") {
         Some(text) => text.parse().ok().filter(|seed| *seed < SEEDS).ok_or_else(|| {
             ApiError::invalid("seed", format!("seed: must be a whole number from 0 to {}", SEEDS - 1))
@@ -60,8 +62,19 @@ pub(super) async fn connect(
         let message = format!("{most} sessions are open already (realtime.max_sessions)");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message)
     })?;
-    let opening = opening(&app, seed);
-    upgrade(request, guard, move |socket, guard| serve(app, socket, caller, guard, (opening, place)))
+    let session = Session::configured(opening(&app, seed), session).map_err(client_secret::refused)?;
+    upgrade(request, guard, move |socket, guard| serve(app, socket, caller, guard, (session, place)))
+}
+
+/// Whether the model has conversations.
+fn check_answers(app: &App) -> Result<(), ApiError> {
+    match app.service.info().tts {
+        None => Ok(()),
+        Some(_) => {
+            let message = "this model speaks but does not answer: use WS /v1/audio/speech/stream";
+            Err(ApiError::invalid("model", message))
+        }
+    }
 }
 
 /// With what a session begins.
@@ -106,14 +119,14 @@ async fn serve(
     socket: Upgraded,
     caller: Caller,
     guard: ConnectionGuard,
-    (opening, _place): (Opening, OwnedSemaphorePermit),
+    (session, _place): ((Session, Vec<Effect>), OwnedSemaphorePermit),
 ) {
     let (source, sink) = tokio::io::split(TokioIo::new(socket));
     let held = Held::nothing(&app.budget);
     let mut reader = Reader::new(source, Decoder::new(app.max_body_bytes, held), app.read_timeout);
     let (out, writer) = queue();
     let mut writing = std::pin::pin!(writer.run(Counted { sink, visit: Arc::clone(&caller.visit) }));
-    let mut connection = Connection::new(app, out, caller, &guard, opening);
+    let mut connection = Connection::new(app, out, caller, &guard, session);
     tokio::select! {
         _ = connection.run(&mut reader) => {}
         // The client is gone.
