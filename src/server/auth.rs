@@ -6,7 +6,7 @@ use super::keys::{Holder, key};
 use super::origin::Guest;
 use super::quota::Key;
 use super::rules::Rules;
-use super::secrets::{PREFIX, Unusable};
+use super::secrets::{PREFIX, Secret, Unusable};
 use super::state::{App, unix_seconds};
 use super::visit::Visit;
 use super::watched::{Watch, watched};
@@ -139,10 +139,10 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
     let visit = request.extensions().get::<Arc<Visit>>().cloned();
     let visit = visit.ok_or_else(|| ApiError::internal("a request without a visit"))?;
     let open = asked.access == Access::Open || (rules.open_lists && matches!(asked.access, Access::List(_)));
-    let holder = match key(request.headers()).filter(|key| key.starts_with(PREFIX)) {
-        Some(value) => by_secret(app, rules, value, &mut request, &visit)?,
-        None => rules.keys.caller(request.headers(), visit.address()),
-    };
+    let (holder, secret) = holder(app, rules, &request, &visit)?;
+    if let Some(secret) = secret {
+        request.extensions_mut().insert(secret);
+    }
     let (tenant, trusted) = match holder {
         Some(Holder::Address(tenant)) => (tenant, true),
         Some(Holder::Key(key)) => {
@@ -162,14 +162,15 @@ fn admit(app: &App, rules: &Rules, mut request: Request) -> Result<Request, ApiE
     Ok(request)
 }
 
-/// Whose request it is that comes with a client secret, if it is one of ours: that of the key that made it.
-fn by_secret(
+/// Whose request it is, if anybody's: with a client secret that of the key that made it.
+fn holder(
     app: &App,
     rules: &Rules,
-    value: &str,
-    request: &mut Request,
+    request: &Request,
     visit: &Visit,
-) -> Result<Option<Holder>, ApiError> {
+) -> Result<(Option<Holder>, Option<Arc<Secret>>), ApiError> {
+    let by_key = || rules.keys.caller(request.headers(), visit.address());
+    let Some(value) = key(request.headers()).filter(|key| key.starts_with(PREFIX)) else { return Ok((by_key(), None)) };
     let refuse = |message: &str| {
         app.metrics.unauthorized.increment(1);
         Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
@@ -178,16 +179,12 @@ fn by_secret(
         Ok(_) if request.uri().path() != OPENED_BY_SECRETS => {
             refuse("a client secret opens WS /v1/realtime and nothing else")
         }
-        Ok(secret) => {
-            let holder = rules.keys.named(secret.key.as_deref(), visit.address());
-            request.extensions_mut().insert(secret);
-            Ok(holder)
-        }
+        Ok(secret) => Ok((rules.keys.named(secret.key.as_deref(), visit.address()), Some(secret))),
         Err(Unusable::Expired) => {
             refuse("this client secret has expired; POST /v1/realtime/client_secrets makes another")
         }
         // A server without keys takes any.
-        Err(Unusable::Unknown) => Ok(rules.keys.caller(request.headers(), visit.address())),
+        Err(Unusable::Unknown) => Ok((by_key(), None)),
     }
 }
 

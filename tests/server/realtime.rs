@@ -2,6 +2,7 @@
 
 mod conversations;
 mod guests;
+mod secrets;
 mod speech;
 
 use crate::e2e_http::Site;
