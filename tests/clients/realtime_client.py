@@ -59,6 +59,28 @@ def openai_python_talks():
     return f"{len(pcm16(sound)) / 24000:.2f} s"
 
 
+def a_secret_of_openai_python_opens_its_session():
+    async def talk():
+        server = openai.AsyncOpenAI(base_url=BASE, api_key="sk-anything")
+        session = {"type": "realtime", "instructions": "Be brief.", "output_modalities": ["text"]}
+        made = await server.realtime.client_secrets.create(
+            expires_after={"anchor": "created_at", "seconds": 60}, session=session
+        )
+        assert made.value.startswith("ek_") and made.session.instructions == "Be brief.", made
+        page = openai.AsyncOpenAI(base_url=BASE, api_key=made.value)
+        async with page.realtime.connect(model="gpt-realtime") as connection:
+            created = await connection.recv()
+            assert created.type == "session.created" and created.session.instructions == "Be brief.", created
+            await connection.session.update(session=SHORT)
+            await connection.conversation.item.create(item=question("Say hello"))
+            await connection.response.create()
+            async for event in connection:
+                if event.type == "response.done":
+                    return event.response.output[0].content[0].text
+
+    return asyncio.run(asyncio.wait_for(talk(), PATIENCE))
+
+
 def pipecat_parses_every_event():
     from pipecat.services.openai.realtime import events
 
@@ -156,4 +178,11 @@ def livekit_talks():
     return f"{samples / 24000:.2f} s, {len(times)} texts"
 
 
-run([openai_python_talks, pipecat_parses_every_event, livekit_talks])
+run(
+    [
+        openai_python_talks,
+        a_secret_of_openai_python_opens_its_session,
+        pipecat_parses_every_event,
+        livekit_talks,
+    ]
+)
