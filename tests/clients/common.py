@@ -2,6 +2,10 @@
 
 import argparse
 import array
+import os
+import pathlib
+import shutil
+import subprocess
 import sys
 import time
 
@@ -30,6 +34,21 @@ def check_speech(what, samples, rate, at_least_s=0.3):
     assert peak > 0.02, f"{what}: silent, peak {peak:.4f}"
     assert 0.002 < rms < 0.5, f"{what}: not speech, rms {rms:.4f}"
     return f"{seconds:.2f} s, peak {peak:.2f}"
+
+
+def javascript(name, node_modules, base, environment=None):
+    """What the script `name` of this folder prints, run by node with the packages of `node_modules`."""
+    assert node_modules, "NODE_MODULES or --node-modules must tell where the packages for JavaScript are"
+    node = shutil.which("node") or shutil.which("nodejs")
+    assert node, "no node"
+    here = pathlib.Path(__file__).resolve().parent / name
+    # Node looks for packages beside a script, so the script goes to them.
+    script = pathlib.Path(node_modules).resolve().parent / name
+    shutil.copy(here, script)
+    environment = os.environ | (environment or {})
+    done = subprocess.run([node, script, base], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
+    return "; ".join(done.stdout.split("\n")[:-1])
 
 
 def run(tests):

@@ -7,13 +7,10 @@ import asyncio
 import base64
 import io
 import os
-import pathlib
-import shutil
-import subprocess
 
 import openai
 import soundfile
-from common import arguments, check_speech, pcm16, run
+from common import arguments, check_speech, javascript, pcm16, run
 
 parser = arguments(__doc__)
 parser.add_argument("--node-modules", default=os.environ.get("NODE_MODULES"), help="where openai for JavaScript is")
@@ -58,16 +55,7 @@ def openai_python_knows_the_models():
 
 
 def openai_javascript_speaks():
-    assert args.node_modules, "NODE_MODULES or --node-modules must tell where openai for JavaScript is"
-    node = shutil.which("node") or shutil.which("nodejs")
-    assert node, "no node"
-    here = pathlib.Path(__file__).resolve().parent / "openai_client.mjs"
-    # Node looks for packages beside a script, so the script goes to them.
-    script = pathlib.Path(args.node_modules).resolve().parent / here.name
-    shutil.copy(here, script)
-    done = subprocess.run([node, script, BASE], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, f"{done.stdout[-500:]} {done.stderr[-2000:]}"
-    return "; ".join(done.stdout.split("\n")[:-1])
+    return javascript("openai_client.mjs", args.node_modules, BASE)
 
 
 def livekit_speaks():

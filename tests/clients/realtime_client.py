@@ -5,13 +5,21 @@ Needs a server with a model that answers; sound is sent only where it hears.
 
 import asyncio
 import base64
+import contextlib
 import json
+import os
+import ssl
+import subprocess
+import tempfile
+import urllib.parse
 
 import openai
 import websockets
-from common import arguments, pcm16, run
+from common import arguments, javascript, pcm16, run
 
-args = arguments(__doc__).parse_args()
+parser = arguments(__doc__)
+parser.add_argument("--node-modules", default=os.environ.get("NODE_MODULES"), help="the folder with openai and ws")
+args = parser.parse_args()
 BASE = f"{args.base_url}/v1"
 SOCKET = BASE.replace("http", "ws", 1) + "/realtime?model=gpt-realtime"
 SHORT = {"type": "realtime", "max_output_tokens": 8, "audio": {"input": {"turn_detection": None}}}
@@ -79,6 +87,36 @@ def a_secret_of_openai_python_opens_its_session():
                     return event.response.output[0].content[0].text
 
     return asyncio.run(asyncio.wait_for(talk(), PATIENCE))
+
+
+def openai_javascript_talks():
+    """It speaks TLS only, so there is some in front of the server."""
+    target = urllib.parse.urlsplit(BASE)
+
+    async def pass_on(source, sink):
+        with contextlib.suppress(OSError):
+            while data := await source.read(65536):
+                sink.write(data)
+                await sink.drain()
+        sink.close()
+
+    async def client(reader, writer):
+        from_server, to_server = await asyncio.open_connection(target.hostname, target.port)
+        await asyncio.gather(pass_on(reader, to_server), pass_on(from_server, writer))
+
+    async def talk(folder):
+        key, certificate = f"{folder}/key.pem", f"{folder}/certificate.pem"
+        made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"]
+        subprocess.run([*made, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        async with await asyncio.start_server(client, "127.0.0.1", 0, ssl=context) as server:
+            base = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+            trusting = {"NODE_TLS_REJECT_UNAUTHORIZED": "0"}
+            return await asyncio.to_thread(javascript, "openai_realtime.mjs", args.node_modules, base, trusting)
+
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(talk(folder))
 
 
 def pipecat_parses_every_event():
@@ -182,6 +220,7 @@ run(
     [
         openai_python_talks,
         a_secret_of_openai_python_opens_its_session,
+        openai_javascript_talks,
         pipecat_parses_every_event,
         livekit_talks,
     ]

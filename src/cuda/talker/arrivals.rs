@@ -181,7 +181,7 @@ impl CudaTalker {
             return Ok(());
         };
         // A sequence with media is refused where there is no projection of its own for them.
-        let Projection { first, second } = hidden.as_ref().filter(|_| media).unwrap_or(text);
+        let Projection { first, second } = hidden.as_deref().filter(|_| media).unwrap_or(text);
         let (stream, products, sequences) = (&self.stream, &self.frames.engine.products, places.len());
         if sequences == 0 {
             return Ok(());

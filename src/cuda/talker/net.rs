@@ -31,7 +31,7 @@ pub(super) enum Text {
     Table { rows: Weight, vocabulary: u32, pad: u32, bos: u32, eos: u32 },
     /// Embeddings come from a thinker and are projected when they arrive. `special`: those of padding, begin and end of
     /// text.
-    Embeddings { text: Projection, hidden: Option<Projection>, special: Weight },
+    Embeddings { text: Box<Projection>, hidden: Option<Box<Projection>>, special: Weight },
 }
 
 /// Of what a thinker hands on: embeddings of text, or its hidden states at media.
@@ -159,13 +159,17 @@ impl Text {
             }
             Family::Omni(omni) => {
                 let hears = scope.at("hidden_projection").at("linear_fc1").offers("weight");
-                let hidden = hears.then(|| load("hidden_projection")).transpose()?;
+                let hidden = hears.then(|| load("hidden_projection").map(Box::new)).transpose()?;
                 let ChatTokens { tts_pad, tts_bos, tts_eos, .. } = omni.tokens;
                 let shape = [omni.thinker.text.vocab_size, omni.thinker.text.hidden_size];
                 let scope = loader.scope("thinker.model.embed_tokens");
                 let rows = scope.rows("weight", &shape, &[tts_pad, tts_bos, tts_eos])?;
                 let raw = up.host(&rows)?;
-                Ok(Text::Embeddings { special: project(&raw, 3)?, text: Projection { first, second }, hidden })
+                Ok(Text::Embeddings {
+                    special: project(&raw, 3)?,
+                    text: Box::new(Projection { first, second }),
+                    hidden,
+                })
             }
         }
     }
