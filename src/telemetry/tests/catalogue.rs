@@ -7,7 +7,7 @@ use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, AlignerMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction,
     EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases,
-    Queue, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
+    Queue, RealtimeMetrics, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
