@@ -281,6 +281,7 @@ fn realtime_events_are_followed_or_refused_with_words() {
     let abilities = Abilities {
         model: "m".to_owned(),
         hears: true,
+        calls: true,
         sees: true,
         default_voice: None,
         frame_ms: 80.0,

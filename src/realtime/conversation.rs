@@ -87,7 +87,7 @@ impl Conversation {
     pub fn prompt(&self, room: &mut MediaRoom) -> Vec<PromptTurn> {
         let mut turns: Vec<_> = self.items.iter().rev().filter_map(|item| item.prompt(room)).collect();
         turns.reverse();
-        turns
+        PromptTurn::joined(turns)
     }
 
     /// The sound of an item of the user.

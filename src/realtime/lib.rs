@@ -8,6 +8,7 @@
 //! | `server_event` | what a client is told |
 //! | `refusal` | why an event was not followed |
 //! | `settings` | what a session and a response are asked for, checked |
+//! | `tools`, `calls` | the functions that the model may call, and its calls in what it writes |
 //! | `item`, `conversation` | the turns, in their order |
 //! | `sound` | formats of sound on the wire, wav files for the model |
 //! | `detector`, `turns`, `listening` | the input audio buffer, and where speech begins and ends in it |
@@ -17,6 +18,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod calls;
 mod client_event;
 mod conversation;
 mod detector;
@@ -30,8 +32,10 @@ mod settings;
 mod sound;
 #[cfg(test)]
 mod tests;
+mod tools;
 mod turns;
 
+pub use calls::{Call, CallFinder, Found, MAX_CALL_BYTES, MAX_CALLS};
 pub use client_event::ClientEvent;
 pub use item::Detail;
 pub use refusal::Refusal;

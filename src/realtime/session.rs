@@ -30,6 +30,8 @@ pub struct Abilities {
     pub hears: bool,
     /// Whether it sees pictures.
     pub sees: bool,
+    /// Whether it can call functions.
+    pub calls: bool,
     /// The voice of answers whose client names none.
     pub default_voice: Option<String>,
     /// Milliseconds of a frame of sound.
@@ -159,7 +161,8 @@ impl Session {
 
     /// Bytes that the session keeps for its client.
     pub fn bytes(&self) -> usize {
-        self.conversation.bytes() + self.listening.bytes() + self.settings.answer.instructions.len()
+        let answer = &self.settings.answer;
+        self.conversation.bytes() + self.listening.bytes() + answer.instructions.len() + answer.tools.bytes()
     }
 
     /// Takes an event of the client.

@@ -102,6 +102,8 @@ impl Load {
         Asked::Chat(GenerateRequest {
             messages: vec![ChatMessage::text("user", text.clone())],
             media: Vec::new(),
+            tools: Vec::new(),
+            until_call: false,
             output: if *kind == Kind::Text { Output::Text } else { Output::TextAndAudio },
             voice: self.voice.clone(),
             text: SamplingOverrides::default(),
