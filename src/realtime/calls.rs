@@ -211,7 +211,8 @@ mod tests {
     fn calls_are_found_and_told_from_text_and_their_arguments_are_as_the_model_wrote_them() {
         let expected = vec![call("weather", "{\"to\": \"é\", \"at\": 1}"), call("time", "{}")];
         assert_eq!(all(&[TWO]), ("Let me see, 1 < 2.\n".to_owned(), expected, None));
-        let (text, calls, broken) = all(&["<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>"]);
+        let (text, calls, broken) =
+            all(&["<tool_call>{\"name\": \"f\", \"arguments\": \"{\\\"a\\\": 1}\"}</tool_call>"]);
         assert_eq!((text.as_str(), calls, broken), ("", vec![call("f", "{\"a\": 1}")], None));
         assert_eq!(all(&["<tool_call>{\"name\": \"f\"}</tool_call>"]).1, [call("f", "{}")]);
     }

@@ -345,9 +345,10 @@ impl Response {
         self.calls.as_mut().and_then(CallFinder::finish)
     }
 
-    /// Whether the model has begun to call functions.
-    pub fn has_called(&self) -> bool {
-        self.calls.as_ref().is_some_and(CallFinder::has_called)
+    /// Whether sound has a message: one that was begun, also where a call is being written already, for sound comes
+    /// behind its text; or one that begins with it.
+    pub fn takes_sound(&self) -> bool {
+        self.item.is_some() || (self.begun && !self.calls.as_ref().is_some_and(CallFinder::has_called))
     }
 
     /// More text, behind what has waited for the message; `None` while that has not begun and all is blank.
@@ -382,7 +383,14 @@ impl Response {
                 call_id: call_id.clone(),
                 delta: arguments.clone(),
             },
-            ServerEvent::ArgumentsDone { response_id, item_id, output_index, call_id, name: call.name.clone(), arguments },
+            ServerEvent::ArgumentsDone {
+                response_id,
+                item_id,
+                output_index,
+                call_id,
+                name: call.name.clone(),
+                arguments,
+            },
         ]
     }
 

@@ -34,7 +34,8 @@ impl Tools {
         let mut new = self.clone();
         if let Some(tools) = tools {
             if !tools.is_empty() && !abilities.calls {
-                let message = format!("the chat template of {:?} has no place for tools; leave it out", abilities.model);
+                let message =
+                    format!("the chat template of {:?} has no place for tools; leave it out", abilities.model);
                 return Err(Refusal::unsupported("tools", message));
             }
             if tools.len() > MAX_TOOLS {

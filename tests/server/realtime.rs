@@ -3,6 +3,7 @@
 mod conversations;
 mod guests;
 mod speech;
+mod tools;
 
 use crate::e2e_http::Site;
 use crate::support::engine::PATIENCE;

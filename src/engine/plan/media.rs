@@ -15,7 +15,7 @@ use omni_model::ModelError;
 use omni_model::encoder::{Encodable, EncoderSpec, Schedule};
 use omni_model::hf::{MediaConfig, ThinkerConfig};
 use omni_model::media::{MediaKind, MediaLayout, Positions};
-use omni_model::prompt::{ChatPrompt, MediaItem, MediaMessage, MediaPrompt, Side, positions};
+use omni_model::prompt::{ChatPrompt, MediaItem, MediaPrompt, Side, positions};
 use omni_model::stage::SequenceSpec;
 use omni_stage::Outputs;
 use sha2::{Digest, Sha256};

@@ -50,7 +50,12 @@ impl OmniPlanner {
                 self::message(message).map(|message| MediaMessage { content: text, ..message })
             };
             let messages: Vec<_> = request.messages.iter().map(said).collect::<Result<_, _>>()?;
-            (self.prompter.conversation(&messages, &request.tools).map_err(|error| refuse_prompt("messages", &error))?, None)
+            (
+                self.prompter
+                    .conversation(&messages, &request.tools)
+                    .map_err(|error| refuse_prompt("messages", &error))?,
+                None,
+            )
         } else {
             let (prompt, media) = self.prompted(request, media)?;
             (prompt, Some(media))

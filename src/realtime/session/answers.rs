@@ -184,7 +184,7 @@ impl Session {
                 let found = response.find(delta);
                 return found.into_iter().find_map(|found| self.found(response, found).err());
             }
-            AnswerPart::Audio(bytes) if response.begun && !response.has_called() && !bytes.is_empty() => {
+            AnswerPart::Audio(bytes) if response.takes_sound() && !bytes.is_empty() => {
                 if response.item.is_none() {
                     self.begin_message(response);
                 }
