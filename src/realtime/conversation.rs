@@ -1,8 +1,8 @@
 //! The items of a conversation, in their order, within limits on their number and bytes.
 
 use crate::item::{Content, Item, MediaRoom};
+use crate::job::PromptTurn;
 use crate::refusal::Refusal;
-use crate::response::PromptTurn;
 use crate::session::Limits;
 
 /// See the module.

@@ -12,7 +12,8 @@
 //! | `item`, `conversation` | the turns, in their order |
 //! | `sound` | formats of sound on the wire, wav files for the model |
 //! | `detector`, `turns`, `listening` | the input audio buffer, and where speech begins and ends in it |
-//! | `response` | an answer that is being made |
+//! | `job` | requests to the engine, and what comes back |
+//! | `response`, `spoken` | an answer that is being made, and its sound |
 //! | `session` | all of it together |
 
 #![forbid(unsafe_code)]
@@ -23,6 +24,7 @@ mod client_event;
 mod conversation;
 mod detector;
 mod item;
+mod job;
 mod listening;
 mod refusal;
 mod response;
@@ -30,6 +32,7 @@ mod server_event;
 mod session;
 mod settings;
 mod sound;
+mod spoken;
 #[cfg(test)]
 mod tests;
 mod tools;
@@ -38,8 +41,8 @@ mod turns;
 pub use calls::{Call, CallFinder, Found, MAX_CALL_BYTES, MAX_CALLS};
 pub use client_event::ClientEvent;
 pub use item::Detail;
+pub use job::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 pub use refusal::Refusal;
-pub use response::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 pub use server_event::{Sent, ServerEvent};
 pub use session::{Abilities, Effect, FindVoice, IsModel, Limits, Opening, Session};
 pub use sound::WireFormat;

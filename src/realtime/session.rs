@@ -7,9 +7,10 @@ mod hearing;
 
 use crate::client_event::{ClientEvent, SessionFields};
 use crate::conversation::Conversation;
+use crate::job::{Job, JobId};
 use crate::listening::Listening;
 use crate::refusal::Refusal;
-use crate::response::{Job, JobId, Response};
+use crate::response::Response;
 use crate::server_event::{ErrorObject, Sent, ServerEvent};
 use crate::settings::Settings;
 use serde_json::{Map, Value};

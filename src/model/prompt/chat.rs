@@ -201,14 +201,14 @@ impl Prompter {
         })?)
     }
 
-    /// Whether the template has a place for descriptions of tools.
+    /// Whether the template has a place for descriptions of tools, and calls can be told from text.
     pub fn knows_tools(&self) -> bool {
-        self.template.knows_tools()
+        self.template.knows_tools() && self.call_token().is_some()
     }
 
-    /// The token that begins a call of a function, where the checkpoint has one.
+    /// The token that begins a call of a function, where the checkpoint has one that is text.
     pub fn call_token(&self) -> Option<u32> {
-        self.tokenizer.added().iter().find(|token| token.content == "<tool_call>").map(|token| token.id)
+        self.tokenizer.added().iter().find(|token| token.content == "<tool_call>" && !token.special).map(|token| token.id)
     }
 
     /// Ids of the chat format.

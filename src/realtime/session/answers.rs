@@ -4,8 +4,10 @@ use super::{Effect, Session, response_seed};
 use crate::calls::{Call, Found};
 use crate::client_event::ResponseFields;
 use crate::item::{Content, Item, MediaRoom, Role, Status};
+use crate::job::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 use crate::refusal::{Refusal, short};
-use crate::response::{AnswerPart, Ending, Job, JobId, Outcome, PromptPart, PromptTurn, Response, Usage};
+use crate::response::{Outcome, Response};
+
 use crate::server_event::{ErrorObject, ServerEvent};
 use crate::sound::WireFormat;
 use serde_json::Value;
