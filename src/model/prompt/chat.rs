@@ -208,7 +208,11 @@ impl Prompter {
 
     /// The token that begins a call of a function, where the checkpoint has one that is text.
     pub fn call_token(&self) -> Option<u32> {
-        self.tokenizer.added().iter().find(|token| token.content == "<tool_call>" && !token.special).map(|token| token.id)
+        self.tokenizer
+            .added()
+            .iter()
+            .find(|token| token.content == "<tool_call>" && !token.special)
+            .map(|token| token.id)
     }
 
     /// Ids of the chat format.
