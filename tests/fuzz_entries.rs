@@ -329,6 +329,7 @@ fn realtime_events_are_followed_or_refused_with_words() {
     let abilities = Abilities {
         model: "m".to_owned(),
         hears: true,
+        calls: true,
         sees: true,
         default_voice: None,
         frame_ms: 80.0,
@@ -353,7 +354,7 @@ fn realtime_events_are_followed_or_refused_with_words() {
                "item": {"id": "mine", "type": "message", "role": "user", "content": [content]}})
     };
     let good = [
-        json!({"type": "session.update", "session": {"type": "realtime", "instructions": "x", "tools": [],
+        json!({"type": "session.update", "session": {"type": "realtime", "instructions": "x", "tools": [{"type": "function", "name": "f"}],
             "output_modalities": ["audio"], "max_output_tokens": 7, "seed": 3, "audio": {
                 "input": {"format": {"type": "audio/pcm", "rate": 24_000}, "transcription": {"language": "en"},
                     "turn_detection": {"type": "server_vad", "threshold": 0.5, "silence_duration_ms": 100}},
@@ -365,6 +366,10 @@ fn realtime_events_are_followed_or_refused_with_words() {
         item(json!({"type": "input_image", "image_url": "data:,", "detail": "low"})),
         json!({"type": "response.create", "response": {"conversation": "none", "instructions": "x", "temperature": 0.5,
             "metadata": {"a": "b"}, "input": [{"type": "item_reference", "id": "item_1"}]}}),
+        json!({"type": "conversation.item.create", "item": {
+            "type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}}),
+        json!({"type": "conversation.item.create", "item": {
+            "type": "function_call_output", "call_id": "c", "output": "x"}}),
         json!({"type": "response.create"}),
         json!({"type": "response.cancel", "response_id": "resp_1"}),
         json!({"type": "conversation.item.truncate", "item_id": "item_2", "content_index": 0, "audio_end_ms": 10}),
@@ -392,7 +397,8 @@ fn realtime_events_are_followed_or_refused_with_words() {
             if !jobs.is_empty() {
                 let part = match dice.roll(5) {
                     0 => AnswerPart::Started,
-                    1 | 2 => AnswerPart::Text("word ".to_owned()),
+                    1 => AnswerPart::Text("word ".to_owned()),
+                    2 => AnswerPart::Text("<tool_call>{\"name\": \"f\"}</tool_call>".to_owned()),
                     3 => AnswerPart::Audio(vec![0; 480]),
                     _ => AnswerPart::Failed { code: "c".to_owned(), message: "m".to_owned() },
                 };

@@ -10,6 +10,7 @@ fn opening() -> Opening {
         model: "m".to_owned(),
         hears: true,
         sees: true,
+        calls: true,
         default_voice: None,
         frame_ms: 80.0,
         is_model: Arc::new(|_| true),
@@ -41,6 +42,10 @@ fuzz_target!(|text: &str| {
             if let Effect::Begin(job) = effect {
                 session.answer(job.id, AnswerPart::Started);
                 session.answer(job.id, AnswerPart::Text("a".to_owned()));
+                // What a model writes may be anything, and follows from what it is told.
+                for piece in text.split_inclusive('>') {
+                    session.answer(job.id, AnswerPart::Text(piece.to_owned()));
+                }
                 session.answer(job.id, AnswerPart::Audio(vec![0; 480]));
                 session.answer(job.id, AnswerPart::Failed { code: "c".to_owned(), message: "m".to_owned() });
             }

@@ -221,7 +221,7 @@ impl SayArgs {
         if !text.is_empty() {
             parts.push(Part::Text(text.to_owned()));
         }
-        Ok((ChatMessage { role: "user".to_owned(), content: Content::Parts(parts) }, media))
+        Ok((ChatMessage { role: "user".to_owned(), content: Content::Parts(parts), calls: Vec::new() }, media))
     }
 
     /// The file that an error of the engine is about.
@@ -244,6 +244,8 @@ impl SayArgs {
             let request = GenerateRequest {
                 messages: vec![message],
                 media,
+                tools: Vec::new(),
+                until_call: false,
                 output: Output::TextAndAudio,
                 voice,
                 text: speech,

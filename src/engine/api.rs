@@ -10,7 +10,7 @@ use omni_core::text::Pronunciations;
 use omni_core::text::markup::Markup;
 use omni_fault::FaultPlan;
 pub use omni_model::media::MediaKind;
-pub use omni_model::prompt::{Content, Part};
+pub use omni_model::prompt::{Content, Part, ToolCall};
 pub use omni_stage::StageState;
 use omni_telemetry::trace::Recorder;
 use serde::Serialize;
@@ -40,6 +40,8 @@ pub struct ModelInfo {
     pub hears: bool,
     /// Whether it sees pictures and videos in a chat turn.
     pub sees: bool,
+    /// Whether its chat template has a place for tools.
+    pub tools: bool,
     /// Present for Qwen3-TTS.
     pub tts: Option<TtsInfo>,
 }
@@ -58,21 +60,24 @@ pub struct TtsInfo {
 /// One chat turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChatMessage {
-    /// `system`, `user` or `assistant`.
+    /// `system`, `user`, `assistant` or `tool`.
     pub role: String,
     /// Text, or texts and the places of media.
     pub content: Content,
+    /// Functions that the assistant calls behind that.
+    pub calls: Vec<ToolCall>,
 }
 
 impl ChatMessage {
     /// A turn of text.
     pub fn text(role: impl Into<String>, text: impl Into<String>) -> ChatMessage {
-        ChatMessage { role: role.into(), content: Content::Text(text.into()) }
+        ChatMessage { role: role.into(), content: Content::Text(text.into()), calls: Vec::new() }
     }
 
     /// Characters of all that a client wrote in it.
     pub fn chars(&self) -> usize {
-        self.role.chars().count() + self.content.texts().map(|text| text.chars().count()).sum::<usize>()
+        let calls = self.calls.iter().flat_map(|call| [call.name.as_str(), call.arguments.as_str()]);
+        self.role.chars().count() + self.content.texts().chain(calls).map(|text| text.chars().count()).sum::<usize>()
     }
 }
 
@@ -175,8 +180,14 @@ pub struct SamplingOverrides {
 /// A chat turn to answer.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// The conversation so far, the last message being the user's.
+    /// The conversation so far, the last message being the user's or a tool's.
     pub messages: Vec<ChatMessage>,
+    /// Descriptions of the functions that the model may call: JSON, written in the order that it has. Refused where
+    /// [`ModelInfo::tools`] is false.
+    pub tools: Vec<String>,
+    /// Whether the answer ends with the token that begins a call: then nothing of the call is spoken, and the same
+    /// request for text alone, with the same seed, goes on behind it.
+    pub until_call: bool,
     /// What the parts of the messages that are media stand for, in their order.
     pub media: Vec<MediaSource>,
     /// What to produce.

@@ -275,6 +275,7 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         word_times: aligner::exists(checkpoint) || config.aligner.checkpoint.is_some(),
         hears: senses,
         sees: senses,
+        tools: matches!(family, Family::Omni(_)) && checkpoint.prompter()?.knows_tools(),
         tts,
     })
 }

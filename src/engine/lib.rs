@@ -69,7 +69,7 @@ pub use api::{
     AdmissionStatus, AlignerHealth, AudioChunk, ChatMessage, Content, Detail, EngineHealth, Event, GenerateRequest,
     LaterReason, Listener, MediaKind, MediaSource, MediaTokens, ModelInfo, ModelState, NO_ALIGNER, Output, Part,
     RequestError, RequestOptions, ResponseStream, SamplingOverrides, Service, Slo, SpeechParams, SpeechRequest,
-    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, TtsInfo, Usage, WordTime,
+    StageHealth, StageState, SubmitError, Tenant, TenantId, TextSource, ToolCall, TtsInfo, Usage, WordTime,
 };
 pub use assemble::model_info;
 pub use omni_core::ids::FinishReason;

@@ -89,22 +89,37 @@ impl ChatTemplate {
         Ok(ChatTemplate { environment, tokens })
     }
 
+    /// Whether it has a place for descriptions of tools.
+    pub fn knows_tools(&self) -> bool {
+        let template = self.environment.get_template(NAME);
+        template.is_ok_and(|template| template.undeclared_variables(false).contains("tools"))
+    }
+
     /// The conversation as text, ending where the assistant's answer begins.
     ///
     /// # Errors
     /// [`TemplateError`] with the template's message.
     pub fn render(&self, messages: &[TemplateMessage<'_>]) -> Result<String, TemplateError> {
         let given = messages.iter().map(|message| message.role.len() + message.content.len()).sum();
-        self.render_views(messages.iter().map(|m| TemplateView::text(m.role, m.content)).collect(), given)
+        self.render_views(messages.iter().map(|m| TemplateView::text(m.role, m.content)).collect(), Vec::new(), given)
     }
 
-    /// [`ChatTemplate::render`] of messages that may have parts and have `given` bytes of text together.
+    /// [`ChatTemplate::render`] of messages that may have parts and calls, with descriptions of tools where there are
+    /// any; `given` bytes of text together.
     ///
     /// # Errors
     /// [`TemplateError`] with the template's message.
-    pub fn render_views(&self, messages: Vec<TemplateView>, given: usize) -> Result<String, TemplateError> {
+    pub fn render_views(
+        &self,
+        messages: Vec<TemplateView>,
+        tools: Vec<Document>,
+        given: usize,
+    ) -> Result<String, TemplateError> {
         let messages = messages.into_iter().map(|view| view.0).collect::<Value>();
-        let values = [("messages", messages), ("add_generation_prompt", Value::from(true))];
+        let mut values = vec![("messages", messages), ("add_generation_prompt", Value::from(true))];
+        if !tools.is_empty() {
+            values.push(("tools", tools.into_iter().map(|tool| tool.0).collect()));
+        }
         self.render_values(values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(), given)
     }
 
@@ -145,6 +160,14 @@ impl Document {
         serde_json::from_str(json).map(Document).map_err(|e| TemplateError(format!("its document is not JSON: {e}")))
     }
 
+    /// As JSON, in one line.
+    ///
+    /// # Errors
+    /// [`TemplateError`] for what is no JSON, such as a number that is not finite.
+    pub fn to_json(&self) -> Result<String, TemplateError> {
+        python_json(self.0.clone()).map_err(|e| TemplateError(format!("its document is not JSON: {e}")))
+    }
+
     /// A field of an object.
     pub fn get(&self, key: &str) -> Option<Document> {
         self.0.get_attr(key).ok().filter(|value| !value.is_undefined()).map(Document)
@@ -171,6 +194,19 @@ impl TemplateView {
         };
         let parts: Value = parts.into_iter().map(part).collect();
         TemplateView(Value::from_pairs([("role", Value::from(role)), ("content", parts)]))
+    }
+
+    /// The message with calls of functions: each a name and its arguments, JSON that is written as it is.
+    #[must_use]
+    pub fn calling<'a>(self, calls: impl IntoIterator<Item = (&'a str, &'a str)>) -> TemplateView {
+        let call = |(name, arguments): (&str, &str)| {
+            let function = Value::from_pairs([("name", name), ("arguments", arguments)]);
+            Value::from_pairs([("type", Value::from("function")), ("function", function)])
+        };
+        let calls: Vec<Value> = calls.into_iter().map(call).collect();
+        let field = |name: &str| self.0.get_attr(name).unwrap_or_default();
+        let fields = [("role", field("role")), ("content", field("content")), ("tool_calls", Value::from(calls))];
+        TemplateView(Value::from_pairs(fields))
     }
 }
 

@@ -257,6 +257,10 @@ pub struct ItemFields {
     pub(crate) kind: Option<String>,
     pub(crate) role: Option<String>,
     pub(crate) content: Option<Vec<ContentFields>>,
+    pub(crate) call_id: Option<String>,
+    pub(crate) name: Option<String>,
+    pub(crate) arguments: Option<String>,
+    pub(crate) output: Option<String>,
 }
 
 /// A part of a message.

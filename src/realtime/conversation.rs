@@ -1,8 +1,8 @@
 //! The items of a conversation, in their order, within limits on their number and bytes.
 
 use crate::item::{Content, Item, MediaRoom};
+use crate::job::PromptTurn;
 use crate::refusal::Refusal;
-use crate::response::PromptTurn;
 use crate::session::Limits;
 
 /// See the module.
@@ -87,7 +87,7 @@ impl Conversation {
     pub fn prompt(&self, room: &mut MediaRoom) -> Vec<PromptTurn> {
         let mut turns: Vec<_> = self.items.iter().rev().filter_map(|item| item.prompt(room)).collect();
         turns.reverse();
-        turns
+        PromptTurn::joined(turns)
     }
 
     /// The sound of an item of the user.

@@ -1,11 +1,13 @@
 //! One turn of the conversation: what it is made of, how a client is told of it, and what the model reads of it.
 
+use crate::calls::{Call, MAX_CALL_BYTES};
 use crate::client_event::{ContentFields, ItemFields};
+use crate::job::{PromptPart, PromptTurn};
 use crate::refusal::{Refusal, short};
-use crate::response::{PromptPart, PromptTurn};
 use crate::server_event::{ItemObject, PartObject};
 use crate::session::{Abilities, Limits};
 use crate::sound::{WireFormat, samples_of, wav, wav_ms};
+use crate::spoken::Spoken;
 use std::sync::Arc;
 
 /// Bytes that an item takes beside its content.
@@ -19,6 +21,8 @@ pub(crate) enum Role {
     System,
     User,
     Assistant,
+    /// A function, with what came of a call.
+    Tool,
 }
 
 impl Role {
@@ -27,6 +31,7 @@ impl Role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Tool => "tool",
         }
     }
 }
@@ -65,44 +70,21 @@ pub(crate) enum Content {
         url: String,
         detail: Detail,
     },
+    /// A call of a function: all that its item has.
+    Call {
+        call_id: String,
+        call: Call,
+    },
+    /// What came of it: all that its item has.
+    CallOutput {
+        call_id: String,
+        output: String,
+    },
     OutputText(String),
     OutputAudio {
         transcript: String,
         spoken: Spoken,
     },
-}
-
-/// What is known of the sound of an answer.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Spoken {
-    /// Milliseconds that were sent.
-    pub ms: u64,
-    /// How many times as fast as it was made.
-    pub speed: f32,
-    /// Where each piece of the transcript ends, bytes. The talker takes one with each frame.
-    pub marks: Vec<u32>,
-    /// Of a frame at speed 1.
-    pub frame_ms: f64,
-    /// Whether all of it was sent.
-    pub complete: bool,
-}
-
-impl Spoken {
-    /// How many bytes of a transcript, at the end of a piece, were heard within so many milliseconds. Of a whole answer
-    /// the share that was heard; of one that was cut off, whose length is not known, the pieces that the talker had
-    /// taken, which is never less than what was heard.
-    pub fn heard(&self, transcript: &str, ms: u64) -> usize {
-        if ms == 0 || self.marks.is_empty() {
-            return 0;
-        }
-        if self.complete {
-            let share = transcript.len() as u64 * ms.min(self.ms) / self.ms.max(1);
-            let ends = self.marks.iter().map(|end| *end as usize);
-            return ends.take_while(|end| *end as u64 <= share).last().unwrap_or(0);
-        }
-        let frames = (ms as f64 * f64::from(self.speed) / self.frame_ms.max(1.0)).ceil() as usize;
-        self.marks.get(frames.saturating_sub(1)).map_or(transcript.len(), |end| *end as usize)
-    }
 }
 
 /// See the module.
@@ -129,22 +111,23 @@ impl Item {
         abilities: &Abilities,
         limits: &Limits,
     ) -> Result<Item, Refusal> {
-        match fields.kind.as_deref() {
-            Some("message") | None => {}
-            Some("function_call" | "function_call_output") => {
-                return Err(Refusal::unsupported("item.type", "this server calls no tools yet"));
-            }
-            Some(other) => {
-                return Err(Refusal::value("item.type", format!("{:?} is unknown; send \"message\"", short(other))));
-            }
-        }
-        let id = match fields.id {
+        let id = match fields.id.clone() {
             Some(id) if id.is_empty() || id.len() > MAX_ID => {
                 return Err(Refusal::value("item.id", format!("must have 1 to {MAX_ID} bytes")));
             }
             Some(id) => id,
             None => fresh(),
         };
+        match fields.kind.as_deref() {
+            Some("message") | None => {}
+            Some("function_call") => return Item::of_call(fields, id, true, abilities, limits),
+            Some("function_call_output") => return Item::of_call(fields, id, false, abilities, limits),
+            Some(other) => {
+                let message =
+                    format!("{:?} is unknown; send message, function_call or function_call_output", short(other));
+                return Err(Refusal::value("item.type", message));
+            }
+        }
         let role = match fields.role.as_deref() {
             Some("user") => Role::User,
             Some("assistant") => Role::Assistant,
@@ -171,6 +154,52 @@ impl Item {
         Ok(Item { id, role, status: Status::Completed, content })
     }
 
+    /// A call, or what came of one, as a client sent it.
+    fn of_call(
+        fields: ItemFields,
+        id: String,
+        calls: bool,
+        abilities: &Abilities,
+        limits: &Limits,
+    ) -> Result<Item, Refusal> {
+        if !abilities.calls {
+            let message = format!("the chat template of {:?} has no place for tools", abilities.model);
+            return Err(Refusal::unsupported("item.type", message));
+        }
+        let call_id = fields.call_id.ok_or_else(|| Refusal::missing("item.call_id"))?;
+        if call_id.is_empty() || call_id.len() > MAX_ID {
+            return Err(Refusal::value("item.call_id", format!("must have 1 to {MAX_ID} bytes")));
+        }
+        if !calls {
+            let output = fields.output.ok_or_else(|| Refusal::missing("item.output"))?;
+            let chars = output.chars().count();
+            if chars > limits.item_chars {
+                let most = limits.item_chars;
+                let message = format!("{chars} characters are more than the limit of {most} (limits.max_input_chars)");
+                return Err(Refusal::value("item.output", message));
+            }
+            return Ok(Item::done(id, Role::Tool, Content::CallOutput { call_id, output }));
+        }
+        let name = fields.name.ok_or_else(|| Refusal::missing("item.name"))?;
+        if name.is_empty() || name.len() > MAX_ID {
+            return Err(Refusal::value("item.name", format!("must have 1 to {MAX_ID} bytes")));
+        }
+        let arguments = fields.arguments.ok_or_else(|| Refusal::missing("item.arguments"))?;
+        if arguments.len() > MAX_CALL_BYTES.min(limits.item_chars) {
+            let most = MAX_CALL_BYTES.min(limits.item_chars);
+            return Err(Refusal::value("item.arguments", format!("has more than {most} bytes")));
+        }
+        if serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(&arguments).is_err() {
+            return Err(Refusal::value("item.arguments", "must be a JSON object, as a string"));
+        }
+        Ok(Item::done(id, Role::Assistant, Content::Call { call_id, call: Call { name, arguments } }))
+    }
+
+    /// An item of one part that is complete.
+    pub fn done(id: String, role: Role, content: Content) -> Item {
+        Item { id, role, status: Status::Completed, content: vec![content] }
+    }
+
     /// Bytes that it takes.
     pub fn bytes(&self) -> usize {
         OVERHEAD + self.id.len() + self.content.iter().map(Content::bytes).sum::<usize>()
@@ -183,23 +212,43 @@ impl Item {
             Status::Completed => "completed",
             Status::Incomplete => "incomplete",
         };
-        ItemObject {
-            id: self.id.clone(),
-            object: "realtime.item",
-            kind: "message",
-            status,
-            role: self.role.as_str(),
-            content: self.content.iter().map(|content| content.object(whole)).collect(),
+        let item = ItemObject { id: self.id.clone(), object: "realtime.item", status, ..ItemObject::default() };
+        match self.content.first() {
+            Some(Content::Call { call_id, call }) => ItemObject {
+                kind: "function_call",
+                call_id: Some(call_id.clone()),
+                name: Some(call.name.clone()),
+                arguments: Some(call.arguments.clone()),
+                ..item
+            },
+            Some(Content::CallOutput { call_id, output }) => ItemObject {
+                kind: "function_call_output",
+                call_id: Some(call_id.clone()),
+                output: Some(output.clone()),
+                ..item
+            },
+            _ => ItemObject {
+                kind: "message",
+                role: Some(self.role.as_str()),
+                content: Some(self.content.iter().map(|content| content.object(whole)).collect()),
+                ..item
+            },
         }
     }
 
     /// What the model reads; nothing of a turn in which nothing was said. Sounds and pictures for which `room` is not
     /// there are given by their transcripts, or left out.
     pub fn prompt(&self, room: &mut MediaRoom) -> Option<PromptTurn> {
+        if let Some(Content::Call { call, .. }) = self.content.first() {
+            return Some(PromptTurn { role: "assistant", parts: Vec::new(), calls: vec![call.clone()] });
+        }
+        if let Some(Content::CallOutput { output, .. }) = self.content.first() {
+            return Some(PromptTurn::text("tool", output));
+        }
         let mut parts: Vec<PromptPart> = self.content.iter().rev().filter_map(|content| content.prompt(room)).collect();
         parts.reverse();
         let says = |part: &PromptPart| !matches!(part, PromptPart::Text(text) if text.trim().is_empty());
-        parts.iter().any(says).then(|| PromptTurn { role: self.role.as_str(), parts })
+        parts.iter().any(says).then(|| PromptTurn { role: self.role.as_str(), parts, calls: Vec::new() })
     }
 }
 
@@ -237,7 +286,8 @@ impl Content {
             Content::InputImage { url, detail } if room.take(0) => {
                 PromptPart::Image { url: url.clone(), detail: *detail }
             }
-            Content::InputImage { .. } => return None,
+            // Items of their own, which Item::prompt has told.
+            Content::InputImage { .. } | Content::Call { .. } | Content::CallOutput { .. } => return None,
         })
     }
 
@@ -288,7 +338,7 @@ impl Content {
                 let allowed = match role {
                     Role::User => "input_text, input_audio or input_image",
                     Role::System => "input_text",
-                    Role::Assistant => "output_text or output_audio",
+                    Role::Assistant | Role::Tool => "output_text or output_audio",
                 };
                 let message = format!("{:?} is no part of the {}'s; send {allowed}", short(kind), role.as_str());
                 Err(Refusal::value("item.content.type", message))
@@ -301,7 +351,7 @@ impl Content {
             Content::InputText(text) | Content::OutputText(text) => text.chars().count(),
             Content::OutputAudio { transcript, .. } => transcript.chars().count(),
             Content::InputAudio { transcript, .. } => transcript.as_ref().map_or(0, |text| text.chars().count()),
-            Content::InputImage { .. } => 0,
+            Content::InputImage { .. } | Content::Call { .. } | Content::CallOutput { .. } => 0,
         }
     }
 
@@ -313,6 +363,8 @@ impl Content {
                 file.as_ref().map_or(0, |file| file.len()) + transcript.as_ref().map_or(0, String::len)
             }
             Content::InputImage { url, .. } => url.len(),
+            Content::Call { call_id, call } => call_id.len() + call.name.len() + call.arguments.len(),
+            Content::CallOutput { call_id, output } => call_id.len() + output.len(),
         }
     }
 
@@ -337,6 +389,9 @@ impl Content {
                 let image_url = whole.then(|| url.clone());
                 PartObject { image_url, detail: Some(detail), ..part("input_image") }
             }
+            // No parts of a message.
+            Content::Call { .. } => part("function_call"),
+            Content::CallOutput { .. } => part("function_call_output"),
         }
     }
 }

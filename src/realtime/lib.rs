@@ -8,19 +8,23 @@
 //! | `server_event` | what a client is told |
 //! | `refusal` | why an event was not followed |
 //! | `settings` | what a session and a response are asked for, checked |
+//! | `tools`, `calls` | the functions that the model may call, and its calls in what it writes |
 //! | `item`, `conversation` | the turns, in their order |
 //! | `sound` | formats of sound on the wire, wav files for the model |
 //! | `detector`, `turns`, `listening` | the input audio buffer, and where speech begins and ends in it |
-//! | `response` | an answer that is being made |
+//! | `job` | requests to the engine, and what comes back |
+//! | `response`, `spoken` | an answer that is being made, and its sound |
 //! | `session` | all of it together |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod calls;
 mod client_event;
 mod conversation;
 mod detector;
 mod item;
+mod job;
 mod listening;
 mod refusal;
 mod response;
@@ -28,14 +32,17 @@ mod server_event;
 mod session;
 mod settings;
 mod sound;
+mod spoken;
 #[cfg(test)]
 mod tests;
+mod tools;
 mod turns;
 
+pub use calls::{Call, CallFinder, Found, MAX_CALL_BYTES, MAX_CALLS};
 pub use client_event::ClientEvent;
 pub use item::Detail;
+pub use job::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 pub use refusal::Refusal;
-pub use response::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 pub use server_event::{Sent, ServerEvent};
 pub use session::{Abilities, Effect, FindVoice, IsModel, Limits, Opening, Session};
 pub use sound::WireFormat;

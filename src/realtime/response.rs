@@ -1,160 +1,15 @@
-//! An answer that is being made: what is asked of the engine, what comes back, and what the client is told of it.
+//! An answer that is being made, and what the client is told of it.
 
-use crate::item::{Content, Detail, Item, Role, Spoken, Status};
+use crate::calls::{Call, CallFinder, Found};
+use crate::item::{Content, Item, Role, Status};
+use crate::job::{Ending, Job, JobId, PromptTurn, Usage};
 use crate::server_event::{ItemObject, PartObject, Place, ResponseObject, ServerEvent};
 use crate::session::Abilities;
 use crate::settings::AnswerSettings;
-use crate::sound::WireFormat;
+use crate::spoken::Spoken;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Map, Value, json};
-use std::sync::Arc;
-
-/// The name of a request to the engine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct JobId(pub u64);
-
-/// A request to the engine.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Job {
-    /// Its name.
-    pub id: JobId,
-    /// The conversation, the user's turn last.
-    pub turns: Vec<PromptTurn>,
-    /// Sound and text, or text alone.
-    pub speaks: bool,
-    /// `None` is the model's.
-    pub voice: Option<String>,
-    /// How many times as fast as it was made the sound is sent.
-    pub speed: f32,
-    /// The format of the sound.
-    pub format: WireFormat,
-    /// Limit on tokens of text, and on frames of sound; `None` is the model's.
-    pub max_tokens: Option<u32>,
-    /// Of the text; `None` is the model's.
-    pub temperature: Option<f32>,
-    /// Same job, same seed, same answer.
-    pub seed: u64,
-}
-
-/// A turn of a prompt.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PromptTurn {
-    /// `system`, `user` or `assistant`.
-    pub role: &'static str,
-    /// What it is made of.
-    pub parts: Vec<PromptPart>,
-}
-
-impl PromptTurn {
-    pub(crate) fn text(role: &'static str, text: &str) -> PromptTurn {
-        PromptTurn { role, parts: vec![PromptPart::Text(text.to_owned())] }
-    }
-}
-
-/// A part of such a turn.
-#[derive(Clone, PartialEq)]
-pub enum PromptPart {
-    /// Text.
-    Text(String),
-    /// A wav file.
-    Audio(Arc<[u8]>),
-    /// A picture.
-    Image {
-        /// Base64, a `data:` URL or an address.
-        url: String,
-        /// How much of it is seen.
-        detail: Detail,
-    },
-}
-
-impl std::fmt::Debug for PromptPart {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            PromptPart::Text(text) => write!(f, "{text:?}"),
-            // Never the bytes: they are long, and private.
-            PromptPart::Audio(file) => write!(f, "sound of {} bytes", file.len()),
-            PromptPart::Image { url, .. } => write!(f, "picture of {} bytes", url.len()),
-        }
-    }
-}
-
-/// What came of a job.
-#[derive(Clone, Debug)]
-pub enum AnswerPart {
-    /// The engine has taken it: always first of a job that does not fail before.
-    Started,
-    /// The text of the next token.
-    Text(String),
-    /// The next sound, in the job's format.
-    Audio(Vec<u8>),
-    /// It is complete.
-    Finished {
-        /// Why it ended.
-        ending: Ending,
-        /// What it used.
-        usage: Usage,
-    },
-    /// It is over without being complete.
-    Failed {
-        /// For programs.
-        code: String,
-        /// Why.
-        message: String,
-    },
-}
-
-/// Why an answer ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// The model ended it.
-    Stop,
-    /// A limit on its length did.
-    Length,
-}
-
-/// What a job used, tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Of the prompt, those of media included.
-    pub input: u32,
-    /// Those of them that stand for sound.
-    pub input_audio: u32,
-    /// Those of them that stand for pictures.
-    pub input_image: u32,
-    /// Of text.
-    pub output_text: u32,
-    /// Frames of sound.
-    pub output_audio: u32,
-}
-
-impl Usage {
-    fn object(self) -> Value {
-        let text = self.input.saturating_sub(self.input_audio).saturating_sub(self.input_image);
-        let output = self.output_text + self.output_audio;
-        json!({
-            "total_tokens": self.input + output,
-            "input_tokens": self.input,
-            "output_tokens": output,
-            "input_token_details": {
-                "text_tokens": text,
-                "audio_tokens": self.input_audio,
-                "image_tokens": self.input_image,
-                "cached_tokens": 0,
-                "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 0, "image_tokens": 0},
-            },
-            "output_token_details": {"text_tokens": self.output_text, "audio_tokens": self.output_audio},
-        })
-    }
-
-    pub(crate) fn transcription(self) -> Value {
-        let mut usage = self.object();
-        if let Some(fields) = usage.as_object_mut() {
-            fields.insert("type".to_owned(), json!("tokens"));
-        }
-        usage
-    }
-}
 
 /// How a response ended.
 #[derive(Clone, Debug, PartialEq)]
@@ -174,9 +29,17 @@ pub(crate) struct Response {
     pub settings: AnswerSettings,
     pub metadata: Option<Map<String, Value>>,
     pub seed: u64,
-    /// The item, once the engine has begun.
+    /// The message that is being made, once the engine has begun; where functions may be called, once there is
+    /// something in it.
     pub item: Option<String>,
+    /// Whether the engine has begun.
+    pub begun: bool,
+    /// Items that are complete.
+    done: Vec<Item>,
+    calls: Option<CallFinder>,
     text: String,
+    /// Text that waits for its item.
+    early: String,
     spoken: Spoken,
     /// Bytes of sound that were sent.
     sound: u64,
@@ -192,8 +55,23 @@ impl Response {
         seed: u64,
     ) -> Response {
         let spoken = Spoken { speed: settings.speed, ..Spoken::default() };
-        let (item, text, sound) = (None, String::new(), 0);
-        Response { id, job, in_conversation, settings, metadata, seed, item, text, spoken, sound }
+        let calls = (!settings.tools.offered().is_empty()).then(CallFinder::default);
+        Response {
+            id,
+            job,
+            in_conversation,
+            settings,
+            metadata,
+            seed,
+            item: None,
+            begun: false,
+            done: Vec::new(),
+            calls,
+            text: String::new(),
+            early: String::new(),
+            spoken,
+            sound: 0,
+        }
     }
 
     /// The request that makes it.
@@ -201,6 +79,7 @@ impl Response {
         Job {
             id: self.job,
             turns,
+            tools: self.settings.tools.offered(),
             speaks: self.settings.speaks,
             voice: self.settings.voice.clone(),
             speed: self.settings.speed,
@@ -230,13 +109,14 @@ impl Response {
             // What the prompt took is not known of an answer that was cut off.
             _ => Usage { output_text: self.spoken.marks.len() as u32, ..Usage::default() }.object(),
         });
-        let item = outcome.and_then(|outcome| Some(self.item(outcome)?.object(false)));
+        let last = outcome.and_then(|outcome| self.item(outcome));
+        let items = self.done.iter().chain(&last).filter(|_| outcome.is_some());
         ResponseObject {
             id: self.id.clone(),
             object: "realtime.response",
             status,
             status_details,
-            output: item.into_iter().collect(),
+            output: items.map(|item| item.object(false)).collect(),
             conversation_id: self.in_conversation.then(|| conversation.to_owned()),
             output_modalities: [self.settings.modality()],
             audio: json!({"output": self.settings.output_object(abilities)}),
@@ -247,9 +127,14 @@ impl Response {
         }
     }
 
+    /// The number of the item that is being made.
+    fn index(&self) -> u32 {
+        self.done.len() as u32
+    }
+
     fn place(&self) -> Place {
         let item_id = self.item.clone().unwrap_or_default();
-        Place { response_id: self.id.clone(), item_id, output_index: 0, content_index: 0 }
+        Place { response_id: self.id.clone(), item_id, output_index: self.index(), content_index: 0 }
     }
 
     fn part(&self) -> PartObject {
@@ -268,11 +153,83 @@ impl Response {
 
     /// The item is there: what goes out with it, before it, and behind it.
     pub fn item_added(&self, item: ItemObject) -> ServerEvent {
-        ServerEvent::OutputItemAdded { response_id: self.id.clone(), output_index: 0, item }
+        ServerEvent::OutputItemAdded { response_id: self.id.clone(), output_index: self.index(), item }
     }
 
     pub fn part_added(&self) -> ServerEvent {
         ServerEvent::PartAdded { place: self.place(), part: self.part() }
+    }
+
+    /// Whether an item is begun with the engine, not with the first of its content.
+    pub fn begins_at_once(&self) -> bool {
+        self.calls.is_none()
+    }
+
+    /// What the text of the next token is, and whether it begins the message.
+    pub fn find(&mut self, delta: String) -> Vec<Found> {
+        match &mut self.calls {
+            None => vec![Found::Text(delta)],
+            Some(calls) => {
+                let found: Vec<Found> = calls.push(&delta).into();
+                // The talker takes the token all the same.
+                let nothing = found.is_empty() && !calls.has_called();
+                if nothing { vec![Found::Text(String::new())] } else { found }
+            }
+        }
+    }
+
+    /// What the end of the text is.
+    pub fn find_last(&mut self) -> Option<Found> {
+        self.calls.as_mut().and_then(CallFinder::finish)
+    }
+
+    /// Whether sound has a message: one that was begun, also where a call is being written already, for sound comes
+    /// behind its text; or one that begins with it.
+    pub fn takes_sound(&self) -> bool {
+        self.item.is_some() || (self.begun && !self.calls.as_ref().is_some_and(CallFinder::has_called))
+    }
+
+    /// More text, behind what has waited for the message; `None` while that has not begun and all is blank.
+    pub fn due(&mut self, delta: String) -> Option<String> {
+        if self.begins_at_once() {
+            return Some(delta);
+        }
+        self.early.push_str(&delta);
+        if self.item.is_none() && self.early.trim().is_empty() {
+            // A token of the talker's like any other.
+            self.spoken.marks.push(0);
+            return None;
+        }
+        Some(std::mem::take(&mut self.early))
+    }
+
+    /// The message is complete: another item may follow.
+    pub fn close(&mut self, item: Item) {
+        self.item = None;
+        self.done.push(item);
+    }
+
+    /// The events of a call, whose item was told already.
+    pub fn called(&self, item_id: &str, call_id: &str, call: &Call) -> [ServerEvent; 2] {
+        let (response_id, output_index) = (self.id.clone(), self.index());
+        let (item_id, call_id, arguments) = (item_id.to_owned(), call_id.to_owned(), call.arguments.clone());
+        [
+            ServerEvent::ArgumentsDelta {
+                response_id: response_id.clone(),
+                item_id: item_id.clone(),
+                output_index,
+                call_id: call_id.clone(),
+                delta: arguments.clone(),
+            },
+            ServerEvent::ArgumentsDone {
+                response_id,
+                item_id,
+                output_index,
+                call_id,
+                name: call.name.clone(),
+                arguments,
+            },
+        ]
     }
 
     /// More text.
@@ -330,6 +287,6 @@ impl Response {
 
     /// What ends the item.
     pub fn item_done(&self, item: ItemObject) -> ServerEvent {
-        ServerEvent::OutputItemDone { response_id: self.id.clone(), output_index: 0, item }
+        ServerEvent::OutputItemDone { response_id: self.id.clone(), output_index: self.index(), item }
     }
 }

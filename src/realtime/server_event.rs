@@ -21,7 +21,7 @@ pub struct Place {
     pub response_id: String,
     /// The item.
     pub item_id: String,
-    /// Always 0: a response has one item.
+    /// Which item of the response.
     pub output_index: u32,
     /// Always 0: an item of a response has one part.
     pub content_index: u32,
@@ -120,11 +120,22 @@ pub enum ServerEvent {
         #[serde(flatten)]
         place: Place,
     },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    ArgumentsDelta { response_id: String, item_id: String, output_index: u32, call_id: String, delta: String },
+    #[serde(rename = "response.function_call_arguments.done")]
+    ArgumentsDone {
+        response_id: String,
+        item_id: String,
+        output_index: u32,
+        call_id: String,
+        name: String,
+        arguments: String,
+    },
 }
 
 impl ServerEvent {
     /// The types that there are.
-    pub const TYPES: [&str; 27] = [
+    pub const TYPES: [&str; 29] = [
         "error",
         "session.created",
         "session.updated",
@@ -152,6 +163,8 @@ impl ServerEvent {
         "response.output_audio_transcript.done",
         "response.output_audio.delta",
         "response.output_audio.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
     ];
 }
 
@@ -180,21 +193,35 @@ impl ErrorObject {
 }
 
 /// An item of the conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ItemObject {
     /// Its name.
     pub id: String,
     /// `realtime.item`
     pub object: &'static str,
-    /// `message`
+    /// `message`, `function_call` or `function_call_output`.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// `in_progress`, `completed` or `incomplete`.
     pub status: &'static str,
-    /// `system`, `user` or `assistant`.
-    pub role: &'static str,
-    /// Its parts.
-    pub content: Vec<PartObject>,
+    /// `system`, `user` or `assistant`, of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// The parts of a message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<Vec<PartObject>>,
+    /// Of a call and its result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub call_id: Option<String>,
+    /// Of a call: the function.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Of a call: JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<String>,
+    /// Of a result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output: Option<String>,
 }
 
 /// A part of an item.

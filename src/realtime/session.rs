@@ -7,9 +7,10 @@ mod hearing;
 
 use crate::client_event::{ClientEvent, SessionFields};
 use crate::conversation::Conversation;
+use crate::job::{Job, JobId};
 use crate::listening::Listening;
 use crate::refusal::Refusal;
-use crate::response::{Job, JobId, Response};
+use crate::response::Response;
 use crate::server_event::{ErrorObject, Sent, ServerEvent};
 use crate::settings::Settings;
 use serde_json::{Map, Value};
@@ -30,6 +31,8 @@ pub struct Abilities {
     pub hears: bool,
     /// Whether it sees pictures.
     pub sees: bool,
+    /// Whether it can call functions.
+    pub calls: bool,
     /// The voice of answers whose client names none.
     pub default_voice: Option<String>,
     /// Milliseconds of a frame of sound.
@@ -184,7 +187,8 @@ impl Session {
 
     /// Bytes that the session keeps for its client.
     pub fn bytes(&self) -> usize {
-        self.conversation.bytes() + self.listening.bytes() + self.settings.answer.instructions.len()
+        let answer = &self.settings.answer;
+        self.conversation.bytes() + self.listening.bytes() + answer.instructions.len() + answer.tools.bytes()
     }
 
     /// Takes an event of the client.

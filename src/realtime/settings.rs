@@ -6,12 +6,12 @@ use crate::client_event::{
 use crate::refusal::{Refusal, short};
 use crate::session::{Abilities, Limits};
 use crate::sound::WireFormat;
+use crate::tools::Tools;
 use omni_audio::{MAX_SPEED, MIN_SPEED};
 use serde_json::{Value, json};
 
 /// Longest padding and silence that a client may ask for.
 const LONGEST_MS: u64 = 10_000;
-const NO_TOOLS: &str = "this server calls no tools yet; leave it out or send []";
 
 /// How turns of the user are found.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,6 +119,7 @@ pub(crate) struct AnswerSettings {
     pub max_tokens: Option<u32>,
     /// Of the text; `None` is the model's.
     pub temperature: Option<f32>,
+    pub tools: Tools,
 }
 
 impl AnswerSettings {
@@ -188,7 +189,8 @@ impl AnswerSettings {
         own.instructions(fields.instructions.as_ref(), limits)?;
         own.output(fields.audio.as_ref(), abilities)?;
         own.max_tokens(fields.max_output_tokens.as_ref())?;
-        no_tools(fields.tools.as_deref(), fields.tool_choice.as_ref())?;
+        let (tools, choice) = (fields.tools.as_deref(), fields.tool_choice.as_ref());
+        own.tools = own.tools.updated(tools, choice, abilities, limits)?;
         if let Some(temperature) = fields.temperature {
             if !(0.0..=2.0).contains(&temperature) {
                 return Err(Refusal::value("response.temperature", "must be from 0 to 2"));
@@ -271,6 +273,7 @@ impl Settings {
                 speed: 1.0,
                 max_tokens: None,
                 temperature: None,
+                tools: Tools::default(),
             },
             input: WireFormat::Pcm,
             turns: abilities.hears.then(TurnDetection::default),
@@ -294,7 +297,8 @@ impl Settings {
         new.answer.instructions(fields.instructions.as_ref(), limits)?;
         new.answer.output(fields.audio.as_ref(), abilities)?;
         new.answer.max_tokens(fields.max_output_tokens.as_ref())?;
-        no_tools(fields.tools.as_deref(), fields.tool_choice.as_ref())?;
+        let (tools, choice) = (fields.tools.as_deref(), fields.tool_choice.as_ref());
+        new.answer.tools = new.answer.tools.updated(tools, choice, abilities, limits)?;
         if let Some(input) = fields.audio.as_ref().and_then(|audio| audio.input.as_ref()) {
             if let Some(fields) = &input.format {
                 new.input = format(fields, "audio.input.format")?;
@@ -336,8 +340,8 @@ impl Settings {
                 },
                 "output": self.answer.output_object(abilities),
             },
-            "tools": [],
-            "tool_choice": "auto",
+            "tools": self.answer.tools.list(),
+            "tool_choice": self.answer.tools.choice(),
             "max_output_tokens": self.answer.max_tokens_object(),
             "tracing": null,
             "prompt": null,
@@ -358,16 +362,5 @@ fn format(fields: &FormatFields, param: &'static str) -> Result<WireFormat, Refu
             Err(Refusal::value(param, format!("the rate of {} is {}, not {rate}", fields.kind, format.rate())))
         }
         _ => Ok(format),
-    }
-}
-
-fn no_tools(tools: Option<&[Value]>, choice: Option<&Value>) -> Result<(), Refusal> {
-    if tools.is_some_and(|tools| !tools.is_empty()) {
-        return Err(Refusal::unsupported("tools", NO_TOOLS));
-    }
-    match choice {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::String(word)) if word == "auto" || word == "none" => Ok(()),
-        Some(_) => Err(Refusal::unsupported("tool_choice", NO_TOOLS)),
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 mod conversations;
 mod histories;
 mod speech;
+mod tools;
 
 pub(super) fn opening() -> Opening {
     Opening {
@@ -18,6 +19,7 @@ pub(super) fn opening() -> Opening {
             model: "m".to_owned(),
             hears: true,
             sees: true,
+            calls: true,
             default_voice: Some("ethan".to_owned()),
             frame_ms: 80.0,
             is_model: Arc::new(|name| name == "m"),
@@ -145,6 +147,12 @@ pub(super) fn check(played: &Played) {
     for kinds in items.values() {
         let at = |kind: &str| kinds.iter().position(|other| *other == kind);
         assert_eq!(at("response.output_item.added"), Some(0), "{kinds:?}");
+        if at("response.function_call_arguments.done").is_some() {
+            let call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"];
+            let call = call.into_iter().chain(["output_item.done"]).map(|kind| format!("response.{kind}"));
+            assert_eq!(kinds.clone(), call.collect::<Vec<_>>());
+            continue;
+        }
         assert_eq!(at("response.content_part.added"), Some(1), "{kinds:?}");
         if let Some(end) = at("response.output_item.done") {
             assert_eq!(end, kinds.len() - 1, "{kinds:?}");

@@ -165,6 +165,7 @@ mod tests {
             word_times: true,
             hears: false,
             sees: false,
+            tools: false,
             tts: task.map(|task| TtsInfo { task, languages: Vec::new(), instructions: true }),
         }
     }

@@ -125,7 +125,7 @@ pub(super) fn message<'a>(
     if role == "user" && sources.len() == before && content.texts().all(|text| text.trim().is_empty()) {
         return Err(at(".content", "is empty"));
     }
-    Ok(ChatMessage { role: role.to_owned(), content })
+    Ok(ChatMessage { role: role.to_owned(), content, calls: Vec::new() })
 }
 
 enum Read<'a> {

@@ -68,6 +68,8 @@ pub(super) fn parse<'a>(app: &App, body: &'a Map<String, Value>) -> Result<ChatC
     let request = GenerateRequest {
         messages,
         media: Vec::new(),
+        tools: Vec::new(),
+        until_call: false,
         output,
         voice: app.check_voice("audio.voice", audio.voice.as_deref())?,
         text: wire.sampling.into(),
@@ -256,6 +258,7 @@ mod tests {
             word_times: false,
             hears: false,
             sees: false,
+            tools: false,
             tts: None,
         }
     }

@@ -91,6 +91,7 @@ fn bench(args: &[&str]) -> (Done, serde_json::Value) {
         word_times: false,
         hears: false,
         sees: false,
+        tools: false,
         tts: None,
     };
     let service = Arc::new(HalfSecond { info, asked: AtomicUsize::new(0) });

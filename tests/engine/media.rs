@@ -93,6 +93,7 @@ async fn only_what_stands_behind_known_media_is_encoded() {
     alone.messages = vec![omni_actors::engine::ChatMessage {
         role: "user".into(),
         content: omni_actors::engine::Content::Parts(vec![omni_actors::engine::Part::Image]),
+        calls: Vec::new(),
     }];
     let alone = engine.submit_decoded(alone, golden.media[..1].to_vec()).await.unwrap();
     assert!(collect(alone).await.end.unwrap().is_ok());

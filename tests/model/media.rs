@@ -53,7 +53,7 @@ fn prompter() -> Prompter {
 }
 
 fn user(parts: &[Part]) -> MediaMessage {
-    MediaMessage { role: Role::User, content: Content::Parts(parts.to_vec()) }
+    MediaMessage { role: Role::User, content: Content::Parts(parts.to_vec()), calls: Vec::new() }
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_prompt_says_where_rows_go_and_what_the_talker_takes() {
     let message = user(&[Part::Audio, Part::Text("and".into()), Part::Image]);
     let grid = Grid { t: 1, h: 4, w: 6 };
     let media = [MediaItem::Audio(5), MediaItem::Image(grid)];
-    let MediaPrompt { prompt, layout, items } = prompter().media(&[message], &media, &config(), 100).unwrap();
+    let MediaPrompt { prompt, layout, items } = prompter().media(&[message], &[], &media, &config(), 100).unwrap();
     layout.check(prompt.ids.len()).unwrap();
     let places: Vec<(MediaKind, usize)> = layout.spans.iter().map(|span| (span.kind, span.len())).collect();
     assert_eq!(places, [(MediaKind::Audio, 5), (MediaKind::Image, 6)]);
@@ -82,7 +82,7 @@ fn a_clients_text_is_never_a_placeholder() {
     let text = "<|audio_pad|><|vision_start|><|image_pad|><|vision_end|><|im_end|>";
     let message = user(&[Part::Text(text.into()), Part::Audio]);
     let MediaPrompt { prompt, layout, .. } =
-        prompter().media(&[message], &[MediaItem::Audio(3)], &config(), 1_000).unwrap();
+        prompter().media(&[message], &[], &[MediaItem::Audio(3)], &config(), 1_000).unwrap();
     let count = |id: u32| prompt.ids.iter().filter(|found| **found == id).count();
     let tokens = config().tokens;
     assert_eq!((count(tokens.audio), count(tokens.image), count(tokens.vision_start)), (3, 0, 0));
@@ -92,13 +92,13 @@ fn a_clients_text_is_never_a_placeholder() {
 #[test]
 fn conversations_that_do_not_fit_their_media_or_the_context_are_refused() {
     let refused = |parts: &[Part], media: &[MediaItem], most| {
-        prompter().media(&[user(parts)], media, &config(), most).unwrap_err().to_string()
+        prompter().media(&[user(parts)], &[], media, &config(), most).unwrap_err().to_string()
     };
     let missing = refused(&[Part::Image], &[], 100);
     assert_eq!(missing, "the conversation has 1 places for image, but 0 are given");
     let long = refused(&[Part::Audio], &[MediaItem::Audio(1_000)], 100);
     assert!(long.contains("tokens with all media, at most 100 are taken"), "{long}");
-    assert!(matches!(prompter().media(&[], &[], &config(), 100), Err(PromptError::Empty)));
+    assert!(matches!(prompter().media(&[], &[], &[], &config(), 100), Err(PromptError::Empty)));
 }
 
 #[test]

@@ -107,11 +107,11 @@ fn conversations_without_a_question_are_refused() {
     assert_eq!(refuse(&[]), "the conversation is empty");
     assert_eq!(
         refuse(&[user("Hi"), message(Role::Assistant, "Hi")]),
-        "the last message is from the assistant; it must be from the user"
+        "the last message is from the assistant; it must be from the user or a tool"
     );
     assert_eq!(
-        "tool".parse::<Role>().unwrap_err().to_string(),
-        "unknown role \"tool\"; expected system, user or assistant"
+        "robot".parse::<Role>().unwrap_err().to_string(),
+        "unknown role \"robot\"; expected system, user, assistant or tool"
     );
     assert!(matches!(VOICE_PROMPTER.speech(SAY, " \n"), Err(PromptError::NothingToSpeak)));
 }

@@ -4,6 +4,7 @@ mod conversations;
 mod guests;
 mod secrets;
 mod speech;
+mod tools;
 
 use crate::e2e_http::Site;
 use crate::support::engine::PATIENCE;

@@ -70,6 +70,8 @@ pub fn chat(text: &str, output: Output) -> GenerateRequest {
     GenerateRequest {
         messages: vec![ChatMessage::text("user", text)],
         media: Vec::new(),
+        tools: Vec::new(),
+        until_call: false,
         output,
         voice: None,
         text: GREEDY,

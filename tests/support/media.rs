@@ -33,7 +33,7 @@ fn text(text: &str) -> Part {
 }
 
 fn parts(role: &str, parts: Vec<Part>) -> ChatMessage {
-    ChatMessage { role: role.into(), content: Content::Parts(parts) }
+    ChatMessage { role: role.into(), content: Content::Parts(parts), calls: Vec::new() }
 }
 
 impl Golden {
@@ -102,6 +102,8 @@ impl Golden {
         GenerateRequest {
             messages: self.messages.clone(),
             media: Vec::new(),
+            tools: Vec::new(),
+            until_call: false,
             output: Output::TextAndAudio,
             voice: Some(self.voice.clone()),
             text: GREEDY,

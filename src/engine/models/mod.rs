@@ -168,6 +168,7 @@ impl Slot {
             word_times: false,
             hears: false,
             sees: false,
+            tools: false,
             tts: None,
         };
         let faults = FaultPlan::with(config.drill.seed, config.drill.enabled, &config.faults);

@@ -15,7 +15,7 @@ use omni_model::ModelError;
 use omni_model::encoder::{Encodable, EncoderSpec, Schedule};
 use omni_model::hf::{MediaConfig, ThinkerConfig};
 use omni_model::media::{MediaKind, MediaLayout, Positions};
-use omni_model::prompt::{ChatPrompt, MediaItem, MediaMessage, MediaPrompt, Side, positions};
+use omni_model::prompt::{ChatPrompt, MediaItem, MediaPrompt, Side, positions};
 use omni_model::stage::SequenceSpec;
 use omni_stage::Outputs;
 use sha2::{Digest, Sha256};
@@ -61,14 +61,10 @@ impl OmniPlanner {
     ) -> Result<(ChatPrompt, PromptedMedia), SubmitError> {
         let refuse = |message: String| SubmitError::Invalid { param: "messages", message };
         let config = self.media.config.as_ref().map_err(|why| refuse(why.clone()))?;
-        let message = |message: &crate::api::ChatMessage| {
-            let role = message.role.parse().map_err(|error| refuse_prompt("messages", &error))?;
-            Ok(MediaMessage { role, content: message.content.clone() })
-        };
-        let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, SubmitError>>()?;
+        let messages: Vec<_> = request.messages.iter().map(super::omni::message).collect::<Result<_, SubmitError>>()?;
         let items: Vec<MediaItem> = media.iter().map(|medium| item(medium, config)).collect();
         let most = self.config.thinker.text.max_position_embeddings;
-        let prompted = self.prompter.media(&messages, &items, config, most);
+        let prompted = self.prompter.media(&messages, &request.tools, &items, config, most);
         let MediaPrompt { prompt, layout, items: of } = prompted.map_err(|error| refuse_prompt("messages", &error))?;
         let talker = talker_positions(&prompt, &layout, &items, &of, config)
             .map_err(|error| refuse_prompt("messages", &error))?;

@@ -12,7 +12,7 @@ use omni_core::scheduler::{Pace, SequenceParams};
 use omni_core::text::spell_out;
 use omni_media::Medium;
 use omni_model::hf::{OmniConfig, SAMPLE_RATE};
-use omni_model::prompt::{ChatPrompt, Message, PromptError, Prompter, SpeechPrompt};
+use omni_model::prompt::{ChatPrompt, Content, MediaMessage, PromptError, Prompter, SpeechPrompt};
 use omni_model::sampling::SamplingParams;
 use omni_model::stage::{SequenceSpec, ThinkerMode, ThinkerSpec};
 use omni_model::talker::TalkerPrompt;
@@ -45,8 +45,17 @@ impl OmniPlanner {
         media: &[Arc<Medium>],
     ) -> Result<RequestPlan, SubmitError> {
         let (prompt, mut media) = if media.is_empty() {
-            let messages: Vec<_> = request.messages.iter().map(message).collect::<Result<_, _>>()?;
-            (self.prompter.chat(&messages).map_err(|error| refuse_prompt("messages", &error))?, None)
+            let said = |message: &ChatMessage| {
+                let text = Content::Text(message.content.texts().collect());
+                self::message(message).map(|message| MediaMessage { content: text, ..message })
+            };
+            let messages: Vec<_> = request.messages.iter().map(said).collect::<Result<_, _>>()?;
+            (
+                self.prompter
+                    .conversation(&messages, &request.tools)
+                    .map_err(|error| refuse_prompt("messages", &error))?,
+                None,
+            )
         } else {
             let (prompt, media) = self.prompted(request, media)?;
             (prompt, Some(media))
@@ -71,6 +80,8 @@ impl OmniPlanner {
         if let SequenceSpec::Thinker(spec) = &mut thinker.spec {
             if request.ignore_eos {
                 spec.eos = [].into();
+            } else if let Some(call) = self.prompter.call_token().filter(|_| request.until_call) {
+                spec.eos = self.eos.iter().copied().chain([call]).collect();
             }
             spec.media = media.as_ref().map(|media| Arc::clone(&media.layout));
         }
@@ -195,9 +206,9 @@ impl OmniPlanner {
     }
 }
 
-fn message(message: &ChatMessage) -> Result<Message, SubmitError> {
+pub(super) fn message(message: &ChatMessage) -> Result<MediaMessage, SubmitError> {
     let role = message.role.parse().map_err(|error| refuse_prompt("messages", &error))?;
-    Ok(Message { role, content: message.content.texts().collect() })
+    Ok(MediaMessage { role, content: message.content.clone(), calls: message.calls.clone() })
 }
 
 pub(super) fn refuse_prompt(param: &'static str, error: &PromptError) -> SubmitError {

@@ -4,7 +4,7 @@
 use super::media::MediaMessage;
 use crate::hf::{ChatTokens, OmniConfig};
 use crate::media::MediaKind;
-use crate::template::{ChatTemplate, TemplateError};
+use crate::template::{ChatTemplate, Document, TemplateError};
 use crate::tokenizer::{TokenizeError, Tokenizer};
 use std::fmt;
 use std::ops::Range;
@@ -23,6 +23,8 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
+    /// What came of a function that the model called. Templates write it as a user's turn.
+    Tool,
 }
 
 impl Role {
@@ -31,6 +33,7 @@ impl Role {
             Role::System => "system",
             Role::User => "user",
             Role::Assistant => "assistant",
+            Role::Tool => "tool",
         }
     }
 }
@@ -49,6 +52,7 @@ impl FromStr for Role {
             "system" => Ok(Role::System),
             "user" => Ok(Role::User),
             "assistant" => Ok(Role::Assistant),
+            "tool" => Ok(Role::Tool),
             other => Err(PromptError::UnknownRole(other.chars().take(64).collect())),
         }
     }
@@ -69,10 +73,12 @@ pub struct Message {
 pub enum PromptError {
     #[error("the conversation is empty")]
     Empty,
-    #[error("the last message is from the {0}; it must be from the user")]
+    #[error("the last message is from the {0}; it must be from the user or a tool")]
     LastNotUser(Role),
-    #[error("unknown role {0:?}; expected system, user or assistant")]
+    #[error("unknown role {0:?}; expected system, user, assistant or tool")]
     UnknownRole(String),
+    #[error("the chat template of this checkpoint has no place for tools; leave them out")]
+    NoTools,
     #[error("there is no text to speak")]
     NothingToSpeak,
     #[error("audio, image and video input is not served yet")]
@@ -135,7 +141,16 @@ impl Prompter {
     /// # Errors
     /// [`PromptError`] for a conversation that has no user's message at its end.
     pub fn chat(&self, messages: &[Message]) -> Result<ChatPrompt, PromptError> {
-        let ids = self.encode(&messages.iter().map(MediaMessage::from).collect::<Vec<_>>())?;
+        self.conversation(&messages.iter().map(MediaMessage::from).collect::<Vec<_>>(), &[])
+    }
+
+    /// [`Prompter::chat`] of messages that have calls but no media, with descriptions of the functions that the model
+    /// may call: JSON, written in the order that it has.
+    ///
+    /// # Errors
+    /// [`PromptError::NoTools`] for a template without a place for them, and what [`Prompter::chat`] says.
+    pub fn conversation(&self, messages: &[MediaMessage], tools: &[String]) -> Result<ChatPrompt, PromptError> {
+        let ids = self.encode(messages, tools)?;
         if ids.iter().any(|id| self.placeholders.contains(id)) {
             return Err(PromptError::Multimodal);
         }
@@ -161,12 +176,22 @@ impl Prompter {
     /// Content and structure are tokenized together, for a word may reach across their border. So that a name like
     /// `<|im_end|>` in content stays text, it is broken up by a mark before the template runs and the mark is taken out
     /// again after structure has been recognized.
-    pub(super) fn encode(&self, messages: &[MediaMessage]) -> Result<Vec<u32>, PromptError> {
+    pub(super) fn encode(&self, messages: &[MediaMessage], tools: &[String]) -> Result<Vec<u32>, PromptError> {
         MediaMessage::check(messages)?;
-        let mark = unused_mark(messages)?;
+        let calls = !tools.is_empty() || messages.iter().any(|m| m.role == Role::Tool || !m.calls.is_empty());
+        if calls && !self.knows_tools() {
+            return Err(PromptError::NoTools);
+        }
+        // Written anew, for JSON may spell the name of a token with escapes.
+        let written: Vec<String> =
+            tools.iter().map(|tool| Document::parse(tool)?.to_json()).collect::<Result<_, TemplateError>>()?;
+        let texts = || messages.iter().flat_map(MediaMessage::texts).chain(written.iter().map(String::as_str));
+        let mark = unused_mark(texts)?;
+        let described = written.iter().map(|tool| Document::parse(&self.break_up(tool, mark)));
+        let described = described.collect::<Result<_, _>>()?;
         let broken_up = messages.iter().map(|message| message.map(|text| self.break_up(text, mark)).view()).collect();
-        let given = messages.iter().flat_map(MediaMessage::texts).map(str::len).sum();
-        let text = self.template.render_views(broken_up, given)?;
+        let given = texts().map(str::len).sum();
+        let text = self.template.render_views(broken_up, described, given)?;
         Ok(self.tokenizer.encode_pieces(&text, |piece| {
             if piece.contains(mark) {
                 self.tokenizer.encode_text(&piece.replace(mark, ""))
@@ -174,6 +199,20 @@ impl Prompter {
                 self.tokenizer.encode_text(piece)
             }
         })?)
+    }
+
+    /// Whether the template has a place for descriptions of tools, and calls can be told from text.
+    pub fn knows_tools(&self) -> bool {
+        self.template.knows_tools() && self.call_token().is_some()
+    }
+
+    /// The token that begins a call of a function, where the checkpoint has one that is text.
+    pub fn call_token(&self) -> Option<u32> {
+        self.tokenizer
+            .added()
+            .iter()
+            .find(|token| token.content == "<tool_call>" && !token.special)
+            .map(|token| token.id)
     }
 
     /// Ids of the chat format.
@@ -195,9 +234,9 @@ impl Prompter {
 }
 
 /// One of the characters that Unicode reserves for a program's own use, and that this conversation does not contain.
-fn unused_mark(messages: &[MediaMessage]) -> Result<char, PromptError> {
+fn unused_mark<'a, I: Iterator<Item = &'a str>>(texts: impl Fn() -> I) -> Result<char, PromptError> {
     let mut marks = '\u{FDD0}'..='\u{FDEF}';
-    let free = marks.find(|mark| messages.iter().flat_map(MediaMessage::texts).all(|text| !text.contains(*mark)));
+    let free = marks.find(|mark| texts().all(|text| !text.contains(*mark)));
     free.ok_or_else(|| PromptError::Structure("the text contains every character reserved for internal use".into()))
 }
 

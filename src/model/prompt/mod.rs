@@ -10,6 +10,6 @@ mod tts;
 
 pub use chat::{ChatPrompt, Message, PromptError, Prompter, Role, SpeechPrompt};
 pub use media::{
-    Content, Expanded, MediaItem, MediaMessage, MediaPrompt, Part, Side, audio_in_video, expand, positions,
+    Content, Expanded, MediaItem, MediaMessage, MediaPrompt, Part, Side, ToolCall, audio_in_video, expand, positions,
 };
 pub use tts::{Reference, Speaker, TtsPrepared, TtsPrompt, TtsPromptError, TtsPrompter, TtsRequest, TtsStream};

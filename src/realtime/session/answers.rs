@@ -1,10 +1,13 @@
 //! Answers: asked for, made, ended.
 
 use super::{Effect, Session, response_seed};
+use crate::calls::{Call, Found};
 use crate::client_event::ResponseFields;
-use crate::item::{Content, Item, MediaRoom};
+use crate::item::{Content, Item, MediaRoom, Role, Status};
+use crate::job::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
 use crate::refusal::{Refusal, short};
-use crate::response::{AnswerPart, Job, JobId, Outcome, PromptPart, PromptTurn, Response};
+use crate::response::{Outcome, Response};
+
 use crate::server_event::{ErrorObject, ServerEvent};
 use crate::sound::WireFormat;
 use serde_json::Value;
@@ -59,10 +62,10 @@ impl Session {
     ) -> Result<Vec<PromptTurn>, Refusal> {
         let mut turns = input.unwrap_or_else(|| self.conversation.prompt(&mut MediaRoom::new(&self.opening.limits)));
         let mut system = Some(instructions);
-        if turns.last().is_none_or(|turn| turn.role != "user") {
+        if turns.last().is_none_or(|turn| turn.role != "user" && turn.role != "tool") {
             let Some(own) = own.filter(|own| !own.trim().is_empty()) else {
-                let message = "there is nothing to answer: the last item is not the user's, and the response has no \
-                               instructions";
+                let message = "there is nothing to answer: the last item is neither the user's nor a result of a function, and \
+                               the response has no instructions";
                 return Err(Refusal::new("nothing_to_answer", None, message));
             };
             turns.push(PromptTurn::text("user", own));
@@ -97,7 +100,7 @@ impl Session {
             let item = Item::read(fields, String::new, self.settings.input, abilities, limits)?;
             turns.extend(item.prompt(&mut room));
         }
-        Ok(turns)
+        Ok(PromptTurn::joined(turns))
     }
 
     /// Answers a turn that has ended, at once or as soon as the answer before is done.
@@ -140,9 +143,15 @@ impl Session {
         if self.transcriptions.contains_key(&job) {
             self.transcribed(job, part);
         } else if let Some(mut response) = self.take(job) {
+            let is_last = matches!(part, AnswerPart::Finished { .. } | AnswerPart::Failed { .. });
             match self.told(&mut response, part) {
                 None => self.put_back(response),
-                Some(outcome) => self.end(response, &outcome),
+                Some(outcome) => {
+                    if !is_last {
+                        self.effects.push(Effect::Cancel(job));
+                    }
+                    self.end(response, &outcome);
+                }
             }
             self.next_turn();
         }
@@ -166,45 +175,122 @@ impl Session {
     /// Tells the client of a part; the outcome where it was the last.
     fn told(&mut self, response: &mut Response, part: AnswerPart) -> Option<Outcome> {
         match part {
-            AnswerPart::Started if response.item.is_none() => {
-                let id = self.fresh_item();
-                let item = response.begin(id, self.opening.abilities.frame_ms);
-                let object = item.object(false);
-                self.tell(response.item_added(object.clone()));
-                if response.in_conversation {
-                    let previous_item_id = self.conversation.last().map(str::to_owned);
-                    self.conversation.push(item);
-                    self.tell(ServerEvent::ItemAdded { previous_item_id, item: object });
+            AnswerPart::Started if !response.begun => {
+                response.begun = true;
+                if response.begins_at_once() {
+                    self.begin_message(response);
                 }
-                self.tell(response.part_added());
             }
             AnswerPart::Started => {}
-            AnswerPart::Text(delta) if response.item.is_some() => {
-                let event = response.text(delta);
-                self.tell(event);
+            AnswerPart::Text(delta) if response.begun => {
+                let found = response.find(delta);
+                return found.into_iter().find_map(|found| self.found(response, found).err());
             }
-            AnswerPart::Audio(bytes) if response.item.is_some() && !bytes.is_empty() => {
+            AnswerPart::Audio(bytes) if response.takes_sound() && !bytes.is_empty() => {
+                if response.item.is_none() {
+                    self.begin_message(response);
+                }
                 let event = response.audio(&bytes);
                 self.tell(event);
             }
             AnswerPart::Text(_) | AnswerPart::Audio(_) => {}
-            AnswerPart::Finished { ending, usage } => return Some(Outcome::Finished(ending, usage)),
+            AnswerPart::Finished { ending, usage } => {
+                let outcome = Outcome::Finished(ending, usage);
+                return match response.find_last() {
+                    // What a limit has cut off is not broken.
+                    Some(Found::Broken(_)) if ending == Ending::Length => Some(outcome),
+                    Some(found) => Some(self.found(response, found).err().unwrap_or(outcome)),
+                    None => Some(outcome),
+                };
+            }
             AnswerPart::Failed { code, message } => return Some(Outcome::Failed { code, message }),
         }
         None
+    }
+
+    fn begin_message(&mut self, response: &mut Response) {
+        let id = self.fresh_item();
+        let item = response.begin(id, self.opening.abilities.frame_ms);
+        self.item_begun(response, item);
+        self.tell(response.part_added());
+    }
+
+    /// An item of a response is there.
+    fn item_begun(&mut self, response: &Response, item: Item) {
+        let object = item.object(false);
+        self.tell(response.item_added(object.clone()));
+        if response.in_conversation {
+            let previous_item_id = self.conversation.last().map(str::to_owned);
+            self.conversation.push(item);
+            self.tell(ServerEvent::ItemAdded { previous_item_id, item: object });
+        }
+    }
+
+    /// An item of a response is complete.
+    fn item_complete(&mut self, response: &Response, item: &Item) {
+        let object = item.object(false);
+        if response.in_conversation {
+            let previous_item_id = self.conversation.before(&item.id);
+            self.conversation.change(&item.id, |place| *place = item.clone());
+            self.tell(ServerEvent::ItemDone { previous_item_id, item: object.clone() });
+        }
+        self.tell(response.item_done(object));
+    }
+
+    /// Tells of what was found in the text of a response, or why that is over.
+    fn found(&mut self, response: &mut Response, found: Found) -> Result<(), Outcome> {
+        match found {
+            Found::Text(delta) => {
+                let Some(delta) = response.due(delta) else { return Ok(()) };
+                if response.item.is_none() {
+                    self.begin_message(response);
+                }
+                let says = !delta.is_empty();
+                let event = response.text(delta);
+                if says {
+                    self.tell(event);
+                }
+                Ok(())
+            }
+            Found::Call(call) => self.called(response, call),
+            Found::Broken(why) => {
+                let message = format!("the model meant to call a function, but {why}");
+                Err(Outcome::Failed { code: "invalid_function_call".to_owned(), message })
+            }
+        }
+    }
+
+    /// An item for a call, behind the message.
+    fn called(&mut self, response: &mut Response, call: Call) -> Result<(), Outcome> {
+        let outcome = Outcome::Finished(Ending::Stop, Usage::default());
+        if let Some(message) = response.item(&outcome) {
+            response.part_done().into_iter().for_each(|event| self.tell(event));
+            self.item_complete(response, &message);
+            response.close(message);
+        }
+        let id = self.fresh_item();
+        let call_id = format!("call_{}", id.trim_start_matches("item_"));
+        let content = Content::Call { call_id: call_id.clone(), call: call.clone() };
+        let item = Item::done(id.clone(), Role::Assistant, content);
+        if response.in_conversation
+            && let Err(refusal) = self.conversation.check_room(item.bytes(), &self.opening.limits)
+        {
+            return Err(Outcome::Failed { code: refusal.code, message: refusal.message });
+        }
+        let empty = Call { arguments: String::new(), ..call.clone() };
+        let content = vec![Content::Call { call_id: call_id.clone(), call: empty }];
+        self.item_begun(response, Item { status: Status::InProgress, content, ..item.clone() });
+        response.called(&id, &call_id, &call).into_iter().for_each(|event| self.tell(event));
+        self.item_complete(response, &item);
+        response.close(item);
+        Ok(())
     }
 
     /// The last events of a response.
     fn end(&mut self, response: Response, outcome: &Outcome) {
         if let Some(item) = response.item(outcome) {
             response.part_done().into_iter().for_each(|event| self.tell(event));
-            let object = item.object(false);
-            if response.in_conversation {
-                let previous_item_id = self.conversation.before(&item.id);
-                self.conversation.change(&item.id.clone(), |place| *place = item);
-                self.tell(ServerEvent::ItemDone { previous_item_id, item: object.clone() });
-            }
-            self.tell(response.item_done(object));
+            self.item_complete(&response, &item);
         }
         let object = response.object(&self.opening.abilities, &self.conversation_id, Some(outcome));
         self.tell(ServerEvent::ResponseDone { response: object });
@@ -230,7 +316,8 @@ impl Session {
         let parts = vec![PromptPart::Audio(sound), PromptPart::Text(question)];
         let job = Job {
             id,
-            turns: vec![PromptTurn { role: "user", parts }],
+            turns: vec![PromptTurn { role: "user", parts, calls: Vec::new() }],
+            tools: [].into(),
             speaks: false,
             voice: None,
             speed: 1.0,

@@ -218,9 +218,38 @@ fn what_is_wrong_names_its_field_and_changes_nothing() {
             json!("audio.input.format"),
         ),
         (
-            json!({"type": "session.update", "session": {"tools": [{"type": "function", "name": "f"}]}}),
-            "unsupported_parameter",
+            json!({"type": "session.update", "session": {"tools": [{"type": "mcp", "name": "f"}]}}),
+            "invalid_value",
             json!("tools"),
+        ),
+        (
+            json!({"type": "session.update", "session": {"tools": [{"type": "function", "name": "a b"}]}}),
+            "invalid_value",
+            json!("tools"),
+        ),
+        (
+            json!({"type": "session.update", "session": {
+                "tools": [{"type": "function", "name": "f", "description": "x".repeat(101)}],
+            }}),
+            "invalid_value",
+            json!("tools"),
+        ),
+        (
+            json!({"type": "session.update", "session": {"tool_choice": "required"}}),
+            "unsupported_parameter",
+            json!("tool_choice"),
+        ),
+        (
+            json!({"type": "conversation.item.create", "item": {"type": "function_call_output", "output": "x"}}),
+            "missing_required_parameter",
+            json!("item.call_id"),
+        ),
+        (
+            json!({"type": "conversation.item.create", "item": {
+                "type": "function_call", "call_id": "c", "name": "f", "arguments": "x",
+            }}),
+            "invalid_value",
+            json!("item.arguments"),
         ),
         (json!({"type": "input_audio_buffer.append", "audio": "!"}), "invalid_value", json!("audio")),
         (json!({"type": "input_audio_buffer.append", "audio": "AAAA"}), "invalid_value", json!("audio")),

@@ -46,6 +46,7 @@ fn client() -> impl Strategy<Value = Value> {
         (any::<bool>(), any::<bool>(), 0..3usize).prop_map(|(text, detect, format)| json!({
             "type": "session.update", "session": {
                 "output_modalities": [if text { "text" } else { "audio" }],
+                "tools": if detect { json!([{"type": "function", "name": "f"}]) } else { json!([]) },
                 "audio": {"input": {
                     "turn_detection": if detect { json!({"type": "semantic_vad"}) } else { Value::Null },
                     "format": {"type": (["audio/pcm", "audio/pcmu", "audio/pcma"][format])},
@@ -53,6 +54,10 @@ fn client() -> impl Strategy<Value = Value> {
                 }},
             },
         })),
+        (any::<bool>(), "[a-z ]{0,220}").prop_map(|(call, text)| json!({"type": "conversation.item.create", "item": {
+            "type": if call { "function_call" } else { "function_call_output" },
+            "call_id": "c", "name": "f", "arguments": "{}", "output": text,
+        }})),
         Just(json!({"type": "nonsense", "item": {"id": [1, 2, {}]}})),
     ]
 }
@@ -77,7 +82,8 @@ proptest! {
                     };
                     let part = match part {
                         0 => AnswerPart::Started,
-                        1 | 2 => AnswerPart::Text("word ".to_owned()),
+                        1 => AnswerPart::Text("word ".to_owned()),
+                        2 => AnswerPart::Text("<tool_call>{\"name\": \"f\"}</tool_call>".to_owned()),
                         3 => AnswerPart::Audio(vec![0; 3840]),
                         4 => AnswerPart::Finished { ending: Ending::Length, usage: Usage::default() },
                         _ => AnswerPart::Failed { code: "c".to_owned(), message: "m".to_owned() },

@@ -66,7 +66,7 @@ fn speech_between_silences_is_a_turn_and_is_answered() {
     // 300 ms of padding before 700 ms; 500 ms of silence behind 1600 ms.
     assert!((350..=600).contains(&start), "{start}");
     assert!((2000..=2400).contains(&end), "{end}");
-    let [PromptTurn { role: "user", parts }] = &played.begun[0].turns[..] else { panic!("{:?}", played.begun) };
+    let [PromptTurn { role: "user", parts, .. }] = &played.begun[0].turns[..] else { panic!("{:?}", played.begun) };
     let [PromptPart::Audio(file)] = &parts[..] else { panic!("{parts:?}") };
     assert_eq!(file.len() as u64, 44 + (end - start) * 48);
     check(&played);

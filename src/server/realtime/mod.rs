@@ -92,6 +92,7 @@ fn opening(app: &Arc<App>, seed: u64) -> Opening {
             model: info.id.clone(),
             hears: info.hears,
             sees: info.sees,
+            calls: info.tools,
             default_voice: info.default_voice.clone(),
             frame_ms: f64::from(info.samples_per_frame) * 1000.0 / f64::from(info.sample_rate.max(1)),
             is_model: Arc::new(move |name| {

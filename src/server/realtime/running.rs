@@ -11,14 +11,25 @@ use omni_audio::{AudioFormat, AudioWriter, Law, Sound};
 use omni_core::ids::Frames;
 use omni_engine::{
     ChatMessage, Content, Detail, Event, FinishReason, GenerateRequest, MediaSource, Output, Part, RequestOptions,
-    ResponseStream, SamplingOverrides, Slo,
+    ResponseStream, SamplingOverrides, Slo, ToolCall,
 };
-use omni_realtime::{AnswerPart, Detail as Seen, Ending, Job, JobId, PromptPart, Usage, WireFormat};
+use omni_realtime::{AnswerPart, Call, Detail as Seen, Ending, Job, JobId, PromptPart, Usage, WireFormat};
 use std::sync::Arc;
+
+/// What begins a call of a function.
+const CALL: &str = "<tool_call>";
 
 /// See the module.
 pub(super) struct Running {
     pub id: JobId,
+    app: Arc<App>,
+    /// What a call of a function, with which a spoken answer ends, is to be asked for.
+    rest: Option<Job>,
+    /// Bytes of text that were given, and those of a request that goes on behind them which are still to be skipped.
+    given: usize,
+    skipped: usize,
+    /// What the spoken part used.
+    spoken: Option<Usage>,
     caller: Caller,
     sample_rate: u32,
     /// Samples of a frame.
@@ -45,6 +56,8 @@ struct Serving {
     at: usize,
     /// What comes behind the last sound.
     last: Option<AnswerPart>,
+    /// Whether the text so far ends with the token that begins a call.
+    calls: bool,
 }
 
 impl Running {
@@ -52,8 +65,30 @@ impl Running {
     pub fn begin(app: &Arc<App>, caller: Caller, job: Job, counts: bool) -> Running {
         let info = app.service.info();
         let (id, sample_rate, frame) = (job.id, info.sample_rate, info.samples_per_frame.max(1) as usize);
+        let rest = (job.speaks && !job.tools.is_empty()).then(|| Job { speaks: false, ..job.clone() });
         let begun = begin(Arc::clone(app), caller.clone(), job, counts);
-        Running { id, caller, sample_rate, frame, state: State::Beginning(Box::pin(begun)) }
+        let state = State::Beginning(Box::pin(begun));
+        let app = Arc::clone(app);
+        Running { id, app, rest, given: 0, skipped: 0, spoken: None, caller, sample_rate, frame, state }
+    }
+
+    /// Takes the text of a token: what of it was not given before.
+    fn written(&mut self, mut text: String) -> Option<AnswerPart> {
+        let known = text.len().min(self.skipped);
+        self.skipped -= known;
+        if !text.is_char_boundary(known) {
+            return Some(self.fail(ApiError::internal("the same request was answered in another way")));
+        }
+        text.drain(..known);
+        self.given += text.len();
+        (!text.is_empty()).then_some(AnswerPart::Text(text))
+    }
+
+    /// Asks for the call with which the spoken part has ended: the same request for text alone, whose text is the same
+    /// and goes on.
+    fn call(&mut self, rest: Job, spoken: Usage) {
+        (self.spoken, self.skipped) = (Some(spoken), self.given);
+        self.state = State::Beginning(Box::pin(begin(Arc::clone(&self.app), self.caller.clone(), rest, false)));
     }
 
     /// The next part. It may be dropped and called again; not after the last part.
@@ -62,13 +97,20 @@ impl Running {
             match &mut self.state {
                 State::Beginning(begun) => match begun.await {
                     Ok(begun) => {
-                        let serving = Serving { begun, samples: [].into(), at: 0, last: None };
+                        let serving = Serving { begun, samples: [].into(), at: 0, last: None, calls: false };
                         self.state = State::Serving(Box::new(serving));
                     }
                     Err(error) => return self.fail(error),
                 },
                 State::Serving(serving) => {
                     if let Some(last) = serving.last.take() {
+                        if let AnswerPart::Finished { ending: Ending::Stop, usage } = last
+                            && serving.calls
+                            && let Some(rest) = self.rest.take()
+                        {
+                            self.call(rest, usage);
+                            continue;
+                        }
                         self.state = State::Over;
                         return last;
                     }
@@ -101,7 +143,10 @@ impl Running {
                 self.caller.visit.leads_to(id);
                 Some(AnswerPart::Started)
             }
-            Some(Event::Text(text)) => Some(AnswerPart::Text(text)),
+            Some(Event::Text(text)) => {
+                serving.calls = text.ends_with(CALL);
+                self.written(text)
+            }
             Some(Event::Audio(chunk)) => {
                 self.caller.spoke(chunk.samples.len(), self.sample_rate);
                 (serving.samples, serving.at) = (chunk.samples, 0);
@@ -121,7 +166,15 @@ impl Running {
                     output_text: usage.text_tokens,
                     output_audio: usage.frames.0,
                 };
+                let usage = match self.spoken {
+                    Some(spoken) => Usage { output_audio: spoken.output_audio, ..usage },
+                    None => usage,
+                };
                 serving.last = Some(AnswerPart::Finished { ending, usage });
+                // Text has no sound at its end.
+                if self.spoken.is_some() {
+                    return None;
+                }
                 match serving.begun.writer.finish() {
                     Ok(rest) if rest.is_empty() => None,
                     Ok(rest) => Some(AnswerPart::Audio(rest)),
@@ -162,6 +215,8 @@ async fn begin(app: Arc<App>, caller: Caller, job: Job, counts: bool) -> Result<
     let request = GenerateRequest {
         messages,
         media,
+        tools: job.tools.to_vec(),
+        until_call: job.speaks && !job.tools.is_empty(),
         output: if job.speaks { Output::TextAndAudio } else { Output::Text },
         voice: job.voice,
         text: SamplingOverrides { temperature: job.temperature, ..SamplingOverrides::default() },
@@ -196,7 +251,8 @@ async fn prompt(app: &App, job: &Job) -> Result<(Vec<ChatMessage>, Vec<MediaSour
             true => Content::Text(Content::Parts(places).texts().collect()),
             false => Content::Parts(places),
         };
-        ChatMessage { role: turn.role.to_owned(), content }
+        let call = |call: &Call| ToolCall { name: call.name.clone(), arguments: call.arguments.clone() };
+        ChatMessage { role: turn.role.to_owned(), content, calls: turn.calls.iter().map(call).collect() }
     });
     Ok((messages.collect(), media))
 }

@@ -131,6 +131,8 @@ impl Load {
         Asked::Chat(GenerateRequest {
             messages: vec![turn],
             media,
+            tools: Vec::new(),
+            until_call: false,
             output: if *kind == Kind::Text { Output::Text } else { Output::TextAndAudio },
             voice: self.voice.clone(),
             text: SamplingOverrides::default(),

@@ -148,3 +148,66 @@ async fn at_shutdown_the_answer_that_is_being_made_ends_and_then_the_session() {
     let Message::Close(Some(frame)) = talking.next().await else { panic!("not closed") };
     assert_eq!(frame.code, CloseCode::Away);
 }
+
+fn weather() -> Value {
+    json!([{"type": "function", "name": "weather", "parameters": {"type": "object"}}])
+}
+
+#[tokio::test]
+async fn a_spoken_answer_ends_before_a_call_and_the_call_is_read_from_the_same_request_in_text() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    client.ask(hello(), json!({"tools": weather()})).await;
+    let spoken = site.service.call().await;
+    let request = spoken.chat();
+    assert!(request.until_call && request.tools[0].contains("\"weather\""), "{:?}", request.tools);
+    let (seed, asked) = (request.seed, request.messages.clone());
+    spoken.started().await;
+    spoken.text_delta("Let me see.").await;
+    spoken.text_delta("<tool_call>").await;
+    spoken.audio(1920).await;
+    spoken.finish().await;
+    let written = site.service.call().await;
+    let request = written.chat();
+    assert_eq!((request.output, request.seed, request.until_call), (Output::Text, seed, false));
+    assert_eq!((&request.messages, request.tools.len()), (&asked, 1));
+    written.started().await;
+    // However it comes: the beginning is known.
+    written.text_delta("Let me").await;
+    written.text_delta(" see.<tool_call>").await;
+    written.text_delta("{\"name\": \"weather\", \"arguments\": {\"at\": \"Oslo\"}}</tool_call>").await;
+    written.finish().await;
+    let events = client.until("response.done").await;
+    let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).cloned().collect::<Vec<_>>();
+    assert_eq!(of("response.output_audio.delta").len(), 1);
+    assert_eq!(of("response.output_audio_transcript.done")[0]["transcript"], "Let me see.");
+    assert_eq!(of("response.function_call_arguments.done")[0]["arguments"], "{\"at\": \"Oslo\"}");
+    let response = &events.last().unwrap()["response"];
+    assert_eq!(response["status"], "completed");
+    assert_eq!(response["usage"]["output_token_details"], json!({"text_tokens": 3, "audio_tokens": 2}));
+    let call = response["output"][1].clone();
+    let result = json!({"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"});
+    client.send(&json!({"type": "conversation.item.create", "item": result})).await;
+    client.send(&json!({"type": "response.create"})).await;
+    let answer = site.service.call().await;
+    let messages = &answer.chat().messages;
+    assert_eq!(messages[1].calls[0].arguments, "{\"at\": \"Oslo\"}");
+    assert_eq!(messages[1].content, Content::Text("Let me see.".to_owned()));
+    assert_eq!((messages[2].role.as_str(), &messages[2].content), ("tool", &Content::Text("sunny".to_owned())));
+}
+
+#[tokio::test]
+async fn an_answer_without_a_call_is_asked_for_once() {
+    let site = Site::new();
+    let mut client = Client::connect(&site).await;
+    client.ask(hello(), json!({"tools": weather()})).await;
+    let spoken = site.service.call().await;
+    spoken.started().await;
+    spoken.text_delta("Hello.").await;
+    spoken.audio(1920).await;
+    spoken.finish().await;
+    let done = client.until("response.done").await.pop().unwrap();
+    assert_eq!(done["response"]["output"][0]["content"][0]["transcript"], "Hello.");
+    client.send(&json!({"type": "response.create", "response": {"instructions": "Go on"}})).await;
+    assert!(!site.service.call().await.chat().until_call);
+}

@@ -119,6 +119,7 @@ impl Scripted {
             word_times: false,
             hears: true,
             sees: true,
+            tools: true,
             tts: None,
         };
         Scripted {

@@ -25,6 +25,15 @@ pub enum Content {
     Parts(Vec<Part>),
 }
 
+/// A function that the assistant has called.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    /// Its name.
+    pub name: String,
+    /// JSON, as the model or a client wrote it.
+    pub arguments: String,
+}
+
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaMessage {
@@ -32,6 +41,8 @@ pub struct MediaMessage {
     pub role: Role,
     /// What.
     pub content: Content,
+    /// What the assistant calls behind that.
+    pub calls: Vec<ToolCall>,
 }
 
 impl Content {
@@ -51,7 +62,8 @@ impl Content {
 impl MediaMessage {
     /// The texts of the message.
     pub(in crate::prompt) fn texts(&self) -> impl Iterator<Item = &str> {
-        self.content.texts()
+        let calls = self.calls.iter().flat_map(|call| [call.name.as_str(), call.arguments.as_str()]);
+        self.content.texts().chain(calls)
     }
 
     /// The message with other texts.
@@ -66,13 +78,14 @@ impl MediaMessage {
                 Content::Parts(parts.iter().map(part).collect())
             }
         };
-        MediaMessage { role: self.role, content }
+        let call = |call: &ToolCall| ToolCall { name: text(&call.name), arguments: text(&call.arguments) };
+        MediaMessage { role: self.role, content, calls: self.calls.iter().map(call).collect() }
     }
 
     /// The message as templates see it.
     pub(in crate::prompt) fn view(&self) -> TemplateView {
         let role = self.role.as_str();
-        match &self.content {
+        let view = match &self.content {
             Content::Text(text) => TemplateView::text(role, text),
             Content::Parts(parts) => TemplateView::parts(
                 role,
@@ -83,6 +96,10 @@ impl MediaMessage {
                     Part::Video => TemplatePart::Medium("video"),
                 }),
             ),
+        };
+        match self.calls.is_empty() {
+            true => view,
+            false => view.calling(self.calls.iter().map(|call| (call.name.as_str(), call.arguments.as_str()))),
         }
     }
 
@@ -90,7 +107,7 @@ impl MediaMessage {
     pub(in crate::prompt) fn check(messages: &[MediaMessage]) -> Result<(), PromptError> {
         match messages.last() {
             None => Err(PromptError::Empty),
-            Some(last) if last.role != Role::User => Err(PromptError::LastNotUser(last.role)),
+            Some(last) if !matches!(last.role, Role::User | Role::Tool) => Err(PromptError::LastNotUser(last.role)),
             Some(_) => Ok(()),
         }
     }
@@ -98,6 +115,6 @@ impl MediaMessage {
 
 impl From<&Message> for MediaMessage {
     fn from(message: &Message) -> MediaMessage {
-        MediaMessage { role: message.role, content: Content::Text(message.content.clone()) }
+        MediaMessage { role: message.role, content: Content::Text(message.content.clone()), calls: Vec::new() }
     }
 }

@@ -16,7 +16,7 @@ mod positions;
 mod tests;
 
 pub use expand::{Expanded, audio_in_video, expand};
-pub use message::{Content, MediaMessage, Part};
+pub use message::{Content, MediaMessage, Part, ToolCall};
 pub use positions::{Side, positions};
 
 use super::{ChatPrompt, PromptError, Prompter};
@@ -80,7 +80,7 @@ pub struct MediaPrompt {
 }
 
 impl Prompter {
-    /// The prompt that asks for an answer to the last message. `media` are the items of all messages in their order;
+    /// The prompt that asks for an answer to the last message, with the functions that it may call. `media` are the items of all messages in their order;
     /// the prompt may have `most` tokens.
     ///
     /// # Errors
@@ -89,11 +89,12 @@ impl Prompter {
     pub fn media(
         &self,
         messages: &[MediaMessage],
+        tools: &[String],
         media: &[MediaItem],
         config: &MediaConfig,
         most: usize,
     ) -> Result<MediaPrompt, PromptError> {
-        let ids = self.encode(messages)?;
+        let ids = self.encode(messages, tools)?;
         let Expanded { ids, spans, items } = expand(&ids, media, config, most)?;
         let positions = match media.iter().any(MediaItem::is_seen) {
             true => Some(positions(&ids, media, config, Side::Thinker)?),
