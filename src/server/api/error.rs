@@ -24,6 +24,7 @@ pub(crate) const CODES: &[&str] = &[
     "request_timeout",
     "idle_timeout",
     "voice_exists",
+    "too_many_client_secrets",
     "too_many_voices",
     "trace_busy",
     "trace_running",
