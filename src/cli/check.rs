@@ -181,11 +181,10 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             Placement::Process => "a process of its own, ",
         };
         let replicas = if stage.replicas > 1 { format!("{} replicas, ", stage.replicas) } else { String::new() };
-        let on_cpu = if device.kind.of(*name) == device.kind { "" } else { "on the CPU, " };
         lines.push(format!(
-            "{:<9} {placement}{on_cpu}{replicas}batch {}, run-ahead {}, window {}{ramp}",
+            "{:<9} {placement}{replicas}batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
-            config.max_batch(*name, device.kind.of(*name)),
+            config.max_batch(*name, device.kind),
             config.run_ahead(*name),
             stage.window
         ));

@@ -35,11 +35,6 @@ pub struct DeviceConfig {
 }
 
 impl DeviceKind {
-    /// What computes a stage where this is chosen: the encoder has no kernels for GPUs yet.
-    pub fn of(self, stage: StageName) -> DeviceKind {
-        if stage == StageName::Encoder { DeviceKind::Cpu } else { self }
-    }
-
     /// As the config writes it.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -76,7 +71,9 @@ impl Config {
             // chosen as late as possible, is what keeps the most listeners from running dry (docs/performance.md).
             (DeviceKind::Cpu, StageName::Vocoder) => 1,
             // Likewise: a unit of one sequence after the other, of that which waits longest.
-            (_, StageName::Encoder) => 1,
+            (DeviceKind::Cpu, StageName::Encoder) => 1,
+            // Windows of several clips share the weights; each picture keeps its own memory.
+            (DeviceKind::Cuda, StageName::Encoder) => 8,
             (DeviceKind::Cpu, _) => 8,
             (DeviceKind::Cuda, StageName::Talker) => buckets.last().map_or(1, |bucket| *bucket as usize),
             (DeviceKind::Cuda, _) => 32,

@@ -46,7 +46,7 @@ pub fn placed(config: &Config, family: &[StageName], found: &Found) -> Vec<Place
 
 fn auto(config: &Config, family: &[StageName], stage: StageName, found: &Found) -> (Placement, String) {
     let thread = |why: &str| (Placement::Thread, why.to_owned());
-    if found.device.of(stage) == DeviceKind::Cpu {
+    if found.device == DeviceKind::Cpu {
         return thread("on a CPU");
     }
     if !found.program {
@@ -57,9 +57,7 @@ fn auto(config: &Config, family: &[StageName], stage: StageName, found: &Found) 
         return thread("embeddings are handed over on the GPU (transfer.device_handover)");
     }
     let index = config.device_index(stage);
-    let beside = |other: &StageName| {
-        *other != stage && config.device_index(*other) == index && found.device.of(*other) == found.device
-    };
+    let beside = |other: &StageName| *other != stage && config.device_index(*other) == index;
     let others: Vec<StageName> = family.iter().copied().filter(beside).collect();
     if others.is_empty() {
         return (Placement::Process, format!("it has GPU {index} to itself"));
@@ -123,15 +121,6 @@ mod tests {
             assert_eq!((first.0, first.1.as_str()), (placement, why));
         }
         assert!(all(&apart, &found(Cuda, false)).iter().all(|(placement, _)| *placement == Process));
-    }
-
-    #[test]
-    fn the_encoder_shares_no_gpu() {
-        let places = placed(&with_memory(), &StageName::ALL, &found(DeviceKind::Cuda, true));
-        assert_eq!((places[0].stage, places[0].why.as_deref()), (StageName::Encoder, Some("on a CPU")));
-        let alone = [StageName::Encoder, StageName::Vocoder];
-        let places = placed(&Config::default(), &alone, &found(DeviceKind::Cuda, false));
-        assert_eq!(places[1].why.as_deref(), Some("it has GPU 0 to itself"));
     }
 
     #[test]

@@ -480,6 +480,9 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
     let replicas = r.int(&key("replicas"), 1, 1..=16);
+    let device_index = r.auto_int(&key("device_index"), 0..=63);
+    let device_memory = size(r, &key("device_memory"), 64 << 20, "64MiB");
+    let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     if name == StageName::Encoder {
         // The thinker waits for all embeddings, so no window holds the encoder back: this is room on its edge for the
         // pieces in which they come. Its work comes unit by unit.
@@ -488,9 +491,9 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         return StageConfig {
             placement,
             replicas,
-            device_index: None,
-            device_memory: None,
-            max_batch: r.auto_int(&key("max_batch"), 1..=256),
+            device_index,
+            device_memory,
+            max_batch,
             prefill_chunk,
             run_ahead: None,
             window,
@@ -499,9 +502,6 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
             buckets,
         };
     }
-    let device_index = r.auto_int(&key("device_index"), 0..=63);
-    let device_memory = size(r, &key("device_memory"), 64 << 20, "64MiB");
-    let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     let run_ahead = r.auto_int(&key("run_ahead"), 1..=8);
     let (window, most) = match name {
         StageName::Thinker => (512, 65_536),

@@ -48,6 +48,8 @@ const NOWHERE: u64 = 8;
 /// The priority of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
+    /// Work that gives way to all other.
+    Low,
     /// Work that is not urgent.
     Normal,
     /// Work that a listener waits for.

@@ -10,6 +10,7 @@ mod buffer;
 pub mod copies;
 pub mod decoder;
 mod device;
+pub mod encoder;
 mod error;
 pub mod images;
 mod kernel;

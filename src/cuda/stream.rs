@@ -23,7 +23,12 @@ impl Stream {
         // SAFETY: all pointers are to locals.
         unsafe {
             check("cuCtxGetStreamPriorityRange", sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
-            let priority = if priority == Priority::High { greatest } else { least };
+            let priority = match priority {
+                Priority::High => greatest,
+                // Lower numbers go first. Where there are only two, what is not urgent shares the last.
+                Priority::Normal if least - greatest > 1 => least - 1,
+                Priority::Normal | Priority::Low => least,
+            };
             check("cuStreamCreateWithPriority", sys::cuStreamCreateWithPriority(&mut raw, flags, priority))?;
         }
         Ok(Stream { gpu: gpu.clone(), raw, overlaps: gpu.capability() >= 90 })

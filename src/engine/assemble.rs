@@ -52,7 +52,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
     replicas_fit(config, names, maker.device.kind)?;
-    if maker.device.kind == DeviceKind::Cuda && names.iter().any(|name| apart(name) && kind.of(*name) == kind) {
+    if maker.device.kind == DeviceKind::Cuda && names.iter().any(apart) {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
         );
@@ -145,8 +145,8 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
 
 /// Replicas compute on a CPU only.
 fn replicas_fit(config: &Config, stages: &[StageName], device: DeviceKind) -> Result<(), StartError> {
-    let on_gpu = |stage: &StageName| device.of(*stage) == DeviceKind::Cuda;
-    let several = stages.iter().find(|stage| on_gpu(stage) && config.stage(**stage).replicas > 1);
+    let on_gpu = device == DeviceKind::Cuda;
+    let several = stages.iter().find(|stage| on_gpu && config.stage(**stage).replicas > 1);
     several.map_or(Ok(()), |stage| {
         let reason = "replicas do not run on a GPU yet; use 1, or device.kind = \"cpu\"";
         Err(StartError::Config(format!("stages.{stage}.replicas: {reason}")))
@@ -264,7 +264,7 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         }),
     };
     // A checkpoint has both towers or none.
-    let senses = media::is_served(checkpoint, config);
+    let senses = media::is_served(checkpoint);
     Ok(ModelInfo {
         id: config.model.name.clone(),
         voices: talker.speaker_names().into_iter().filter(|_| named).map(str::to_owned).collect(),
@@ -357,7 +357,7 @@ impl Edges<'_> {
 /// transport that passes handles.
 fn handles(from: StageName, config: &Config, device: DeviceKind) -> bool {
     let here = |stage: StageName| config.stage(stage).placement != Placement::Process;
-    device.of(from) == DeviceKind::Cuda
+    device == DeviceKind::Cuda
         && config.transfer.device_handover
         && here(StageName::Thinker)
         && here(StageName::Talker)

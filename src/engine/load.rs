@@ -25,6 +25,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 #[cfg(feature = "cuda")]
 const MEDIA_ROWS: usize = 1 << 15;
 
+/// Where the weights of the towers are.
+const TOWERS: [&str; 2] = ["thinker.audio_tower", "thinker.visual"];
+
 /// The checkpoint, config and devices that the stages of one process load from and run on.
 pub(super) struct Loading {
     checkpoint: Checkpoint,
@@ -65,7 +68,7 @@ impl Loading {
     /// The factory of a stage's model.
     pub fn factory(self: &Arc<Loading>, stage: StageName) -> Arc<dyn StageFactory> {
         let loading = Arc::clone(self);
-        let load = move || match loading.device.kind.of(stage) {
+        let load = move || match loading.device.kind {
             DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu),
             DeviceKind::Cuda => loading.on_gpu(stage),
         };
@@ -82,6 +85,7 @@ impl Loading {
     /// The same on a GPU.
     #[cfg(feature = "cuda")]
     fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
+        use omni_cuda::encoder::{CudaEncoderFactory, TowersNet};
         use omni_cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
         use omni_cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
         use omni_cuda::vocoder;
@@ -94,8 +98,10 @@ impl Loading {
         let kv_memory = self.device.kv_memory.map(|bytes| bytes / caches);
         match stage {
             StageName::Encoder => {
-                let reason = "the encoder computes on a CPU".into();
-                Err(LoadError::Invalid { file: "device.kind".into(), reason })
+                let loader = self.checkpoint.loader(&TOWERS, &Device::Cpu);
+                let net = TowersNet::load(&gpu, self.device.dtype, &loader, &self.checkpoint.omni()?.thinker)?;
+                loader.finish()?;
+                Ok(Box::new(CudaEncoderFactory::new(Arc::new(net))))
             }
             StageName::Thinker => {
                 let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);
@@ -168,7 +174,7 @@ impl Loading {
 /// The net of one stage and what makes its device state.
 fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
     let owned: &[&str] = match stage {
-        StageName::Encoder => &["thinker.audio_tower", "thinker.visual"],
+        StageName::Encoder => &TOWERS,
         stage => &[stage.as_str()],
     };
     let loader = checkpoint.loader(owned, device);

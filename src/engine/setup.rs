@@ -68,10 +68,7 @@ impl<'a> StageMaker<'a> {
         tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
         let family = checkpoint.stages();
         device.fit(config, family).map_err(StartError::Config)?;
-        let of_gpus = || {
-            let there = here.iter().filter(|stage| device.kind.of(**stage) == DeviceKind::Cuda);
-            there.map(|stage| (config.device_index(*stage), Arbiter::new()))
-        };
+        let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
         Ok(StageMaker {
             config,
@@ -96,8 +93,8 @@ impl<'a> StageMaker<'a> {
     pub fn stage(&self, place: Replica, several: bool, wiring: Wiring) -> StageSetup {
         let Replica { stage: name, number } = place;
         let (config, stage) = (self.config, self.config.stage(name));
-        let kind = self.device.kind.of(name);
-        let arbiter = self.arbiters.get(&config.device_index(name)).filter(|_| kind == DeviceKind::Cuda).cloned();
+        let kind = self.device.kind;
+        let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
         let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
         StageSetup {
             name,

@@ -3,7 +3,7 @@
 //! Processes that share a device do not know each other's allocations, so the config gives each a part, and a config
 //! whose parts exceed the device is refused before any process starts.
 
-use omni_config::{Config, DeviceKind, Placement, format_bytes};
+use omni_config::{Config, Placement, format_bytes};
 use omni_core::ids::StageName;
 use std::collections::BTreeSet;
 
@@ -93,9 +93,7 @@ fn fit_one(config: &Config, stages: &[StageName], total: u64) -> Result<(), Stri
 
 /// The stages that run on one GPU.
 fn on(config: &Config, stages: &[StageName], index: usize) -> Vec<StageName> {
-    let there =
-        |stage: &StageName| config.device_index(*stage) == index && DeviceKind::Cuda.of(*stage) == DeviceKind::Cuda;
-    stages.iter().copied().filter(there).collect()
+    stages.iter().copied().filter(|stage| config.device_index(*stage) == index).collect()
 }
 
 /// Whether these stages run in more than one process.

@@ -46,6 +46,11 @@ impl AxialRope {
         Ok(AxialRope { turns, axes: 2, device: device.clone() })
     }
 
+    /// The frequency of each pair of a head.
+    pub fn frequencies(&self) -> impl Iterator<Item = f32> {
+        self.turns.iter().map(|(frequency, _)| *frequency)
+    }
+
     /// The turns of some positions: `positions[axis][i]` is position `i` on an axis.
     ///
     /// # Errors

@@ -12,6 +12,7 @@
 mod support;
 
 mod copies;
+mod encoder;
 mod kernels;
 mod moe;
 mod talker;

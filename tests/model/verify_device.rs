@@ -8,11 +8,13 @@ use omni_actors::core::ids::Slot;
 use omni_actors::model::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
+use omni_actors::model::stages::encoder::EncoderFactory;
 use omni_actors::model::stages::talker::TalkerFactory;
 use omni_actors::model::stages::thinker::ThinkerFactory;
 use omni_actors::model::stages::vocoder::VocoderFactory;
 use omni_actors::model::talker::Talker;
 use omni_actors::model::thinker::Thinker;
+use omni_actors::model::towers::Towers;
 use omni_actors::model::vocoder::Vocoder;
 use omni_actors::model::{Checkpoint, LoadError, ModelError};
 use omni_actors::tools::verify::{StageSource, verify};
@@ -28,6 +30,13 @@ struct OnCpu {
 impl StageSource for OnCpu {
     fn precision(&self) -> Precision {
         self.precision
+    }
+
+    fn encoder(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
+        let config = &checkpoint.omni()?.thinker;
+        let loader = checkpoint.loader(&["thinker.audio_tower", "thinker.visual"], &Device::Cpu);
+        let towers = Arc::new(Towers::load(&loader, config)?);
+        Ok(Box::new(Changed { inner: EncoderFactory::new(towers, config.clone()).build()?, change: self.change }))
     }
 
     fn thinker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {

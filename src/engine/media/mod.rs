@@ -23,10 +23,9 @@ mod work;
 use crate::StartError;
 use crate::api::{MediaKind, MediaSource, MediaTokens, SubmitError};
 use crate::decode::Decoders;
-use crate::device::DeviceChoice;
 use crate::process::binary;
 use memory::{Held, Memory};
-use omni_config::{Config, DeviceKind, MediaInputConfig};
+use omni_config::{Config, MediaInputConfig};
 use omni_media::ffmpeg::{Ffmpeg, ProcessLimits};
 use omni_media::mel::LogMel;
 use omni_media::{MediaLimits, Medium};
@@ -75,13 +74,11 @@ pub(crate) struct Prepared {
     pub memory: Option<Held>,
 }
 
-/// Whether chat turns of this checkpoint may carry media under this config.
-pub(crate) fn is_served(checkpoint: &Checkpoint, config: &Config) -> bool {
+/// Whether chat turns of this checkpoint may carry media.
+pub(crate) fn is_served(checkpoint: &Checkpoint) -> bool {
     let Family::Omni(omni) = checkpoint.family() else { return false };
     let towers = omni.thinker.audio.is_some() && omni.thinker.vision.is_some();
-    // The towers have no kernels of their own on a GPU yet.
-    let kind = DeviceChoice::resolve(&config.device).map_or(DeviceKind::Cpu, |device| device.kind);
-    towers && kind == DeviceKind::Cpu && checkpoint.files().exists("preprocessor_config.json")
+    towers && checkpoint.files().exists("preprocessor_config.json")
 }
 
 /// The error of a request with media for a model that takes none.
@@ -99,7 +96,7 @@ impl Preparer {
     /// # Errors
     /// [`StartError`] for a `preprocessor_config.json` that describes no front end, and for `media.decode`.
     pub fn new(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Preparer>, StartError> {
-        if !is_served(checkpoint, config) {
+        if !is_served(checkpoint) {
             return Ok(None);
         }
         let front = MediaConfig::load(checkpoint.files())?;

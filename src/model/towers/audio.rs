@@ -36,7 +36,7 @@ impl AudioTower {
                 convolution("conv2d3", channels)?,
             ],
             flatten: Linear::new(scope.at("conv_out").get("weight", &[width, flat])?, None)?,
-            positions: sinusoids(downsampled(config.chunk_frames()), width, scope.device())?,
+            positions: positions(config, scope.device())?,
             layers: (0..config.encoder_layers)
                 .map(|i| layer(&scope.at("layers").at(i), config))
                 .collect::<Loaded<_>>()?,
@@ -176,11 +176,17 @@ fn layer(scope: &Scope<'_>, config: &AudioTowerConfig) -> Loaded<Layer> {
     })
 }
 
-/// Whisper's sinusoids `[len, width]`: sines of all frequencies, then their cosines.
-fn sinusoids(len: usize, width: usize, device: &Device) -> Result<Tensor> {
-    let half = width / 2;
+/// [`chunk_positions`] as a tensor.
+fn positions(config: &AudioTowerConfig, device: &Device) -> Result<Tensor> {
+    Tensor::from_vec(chunk_positions(config), (downsampled(config.chunk_frames()), config.d_model), device)
+}
+
+/// The positions of a chunk, `[tokens, d_model]`: Whisper's sinusoids, in each row the sines of all frequencies, then
+/// their cosines.
+pub fn chunk_positions(config: &AudioTowerConfig) -> Vec<f32> {
+    let half = config.d_model / 2;
     let step = (10_000f64.ln() / (half - 1) as f64) as f32;
     let angle = |at: usize, j: usize| at as f32 * (-step * j as f32).exp();
     let row = |at| (0..half).map(move |j| angle(at, j).sin()).chain((0..half).map(move |j| angle(at, j).cos()));
-    Tensor::from_vec((0..len).flat_map(row).collect(), (len, width), device)
+    (0..downsampled(config.chunk_frames())).flat_map(row).collect()
 }

@@ -9,8 +9,8 @@ mod audio;
 mod parts;
 mod vision;
 
-pub use audio::AudioTower;
-pub use vision::{Slice, SliceLayout, VisionTower};
+pub use audio::{AudioTower, chunk_positions};
+pub use vision::{Slice, SliceLayout, VisionTower, side_places, turn_frequencies};
 pub(crate) use vision::{patches_in_a_step, steps_of_a_layer};
 
 use crate::error::refused;

@@ -144,7 +144,7 @@ impl VisionTower {
         let places = in_blocks(rows, columns, merge);
         let axis = |pick: fn(&(usize, usize)) -> usize| -> Vec<f32> { places.iter().map(|p| pick(p) as f32).collect() };
         let angles = self.rope.at(&[&axis(|place| place.0), &axis(|place| place.1)])?;
-        let (down, right) = (self.between(rows), self.between(columns));
+        let (down, right) = (side_places(&self.config, rows), side_places(&self.config, columns));
         // Each patch lies between four places of the table: weights and places of all patches, corner by corner.
         let mut positions: Option<Tensor> = None;
         for corner in 0..4 {
@@ -165,20 +165,6 @@ impl VisionTower {
             Some(positions) => Ok(SliceLayout { positions, angles, patches }),
             None => refused("a patch has no corners"),
         }
-    }
-
-    /// Where the places of a side of `len` patches lie in the table: the place below and the one above, with weights.
-    fn between(&self, len: usize) -> Vec<[(usize, f32); 2]> {
-        let last = self.config.grid_side - 1;
-        let step = if len > 1 { last as f32 / (len - 1) as f32 } else { 0.0 };
-        let place = |i: usize| {
-            // As torch.linspace: the second half is counted from the end.
-            let at = if i < len / 2 || len == 1 { step * i as f32 } else { last as f32 - step * (len - 1 - i) as f32 };
-            let below = at as usize;
-            let over = at - below as f32;
-            [(below, 1.0 - over), ((below + 1).min(last), over)]
-        };
-        (0..len).map(place).collect()
     }
 
     /// Begins a slice: its patches `[rows * columns, patch_width]`.
@@ -305,6 +291,30 @@ impl VisionTower {
             slice.deepstack.iter().map(|level| level.narrow(0, start, count)).collect::<Result<Vec<_>>>()?;
         Ok(MediaRows { rows: self.merger.forward(&joined(&mut parts)?)?, deepstack })
     }
+}
+
+/// Where the places of a side of `len` patches lie in the square table of positions: the place below and the one above,
+/// each with its weight.
+pub fn side_places(config: &VisionTowerConfig, len: usize) -> Vec<[(usize, f32); 2]> {
+    let last = config.grid_side - 1;
+    let step = if len > 1 { last as f32 / (len - 1) as f32 } else { 0.0 };
+    let place = |i: usize| {
+        // As torch.linspace: the second half is counted from the end.
+        let at = if i < len / 2 || len == 1 { step * i as f32 } else { last as f32 - step * (len - 1 - i) as f32 };
+        let below = at as usize;
+        let over = at - below as f32;
+        [(below, 1.0 - over), ((below + 1).min(last), over)]
+    };
+    (0..len).map(place).collect()
+}
+
+/// The frequency of each pair of a head: of the first half of them for rows of patches, then for columns.
+///
+/// # Errors
+/// When heads are no multiple of 4 wide.
+pub fn turn_frequencies(config: &VisionTowerConfig) -> Result<Vec<f32>> {
+    let rope = AxialRope::grid(config.head_dim(), VISION_ROPE_THETA, &candle_core::Device::Cpu)?;
+    Ok(rope.frequencies().collect())
 }
 
 /// Pieces as one tensor, which takes their place.

@@ -38,12 +38,8 @@ pub(super) fn run(manifest: &Manifest, reference: Values, nets: &Nets) -> Result
             vec![voice::run(reference, net, &mut notes)?]
         }
         Kind::Frontend(_) => return Err("a front end has no net".into()),
-        Kind::AudioTower => {
-            vec![towers::audio(reference, nets.towers().map_err(text)?.audio().map_err(|e| e.to_string())?)?]
-        }
-        Kind::VisionTower => {
-            vec![towers::vision(reference, nets.towers().map_err(text)?.vision().map_err(|e| e.to_string())?)?]
-        }
+        Kind::AudioTower => vec![towers::audio(reference, &mut nets.towers().map_err(text)?)?],
+        Kind::VisionTower => vec![towers::vision(reference, &mut nets.towers().map_err(text)?)?],
     };
     let pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();
     let comparison = batch::compare_all(&pairs);
@@ -64,7 +60,9 @@ fn omni(manifest: &Manifest, reference: &mut Values, nets: &Nets, notes: &mut Ve
     let (request, tokenized) = request(manifest, reference, nets)?;
     let (thinker, talker) = (nets.thinker().map_err(text)?, nets.talker().map_err(text)?);
     let config = nets.checkpoint.omni().map_err(text)?;
-    let media = Media::read(reference, &request.prompt.ids, config.thinker.media, || nets.towers().map_err(text))?;
+    let media = Media::read(reference, &request.prompt.ids, config.thinker.media, |media| {
+        media.by(&mut nets.towers().map_err(text)?)
+    })?;
     if media.as_ref().is_some_and(|media| media.layout.positions.is_some()) {
         notes.push("the positions of the prompts are the reference's own".into());
     }

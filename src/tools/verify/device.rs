@@ -6,6 +6,7 @@
 
 use super::batch::{self, Part};
 use super::case;
+use super::encode::{Encode, EncoderStage};
 use super::generate::{Trace, spoken, with_media};
 use super::manifest::{Kind, Manifest};
 use super::media::Media;
@@ -14,7 +15,7 @@ use super::report::{Judgement, Picks, Verdict};
 use super::thought::Answer;
 use super::value::{Data, Value, Values};
 use super::vocode::{self, Decoder};
-use super::{VerifyError, tts};
+use super::{VerifyError, towers, tts};
 use omni_config::Precision;
 use omni_core::ids::Slot;
 use omni_model::hf::VocoderConfig;
@@ -26,7 +27,7 @@ use std::cell::RefMut;
 use std::sync::Arc;
 
 /// Requests of a case that run at once at most; those of a larger batch follow.
-const AT_ONCE: usize = 8;
+pub(super) const AT_ONCE: usize = 8;
 /// The vocoder's slot: streams run one after the other.
 const SLOT: Slot = Slot(0);
 /// Frames of a step of the vocoder.
@@ -36,6 +37,12 @@ const CHUNK: usize = 8;
 pub trait StageSource {
     /// Element type of weights and caches. Of [`Precision::F32`] everything must equal the reference.
     fn precision(&self) -> Precision;
+
+    /// An encoder of sound and pictures for one sequence.
+    ///
+    /// # Errors
+    /// When the checkpoint cannot be read or is not served, or the device has no room.
+    fn encoder(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError>;
 
     /// A thinker for one sequence.
     ///
@@ -59,6 +66,7 @@ pub trait StageSource {
 /// The stages of a checkpoint, made when a case needs them.
 #[derive(Default)]
 pub(super) struct Stages {
+    encoder: Option<Box<dyn StageModel>>,
     thinker: Option<Box<dyn StageModel>>,
     talker: Option<Box<dyn StageModel>>,
     vocoder: Option<Box<dyn StageModel>>,
@@ -81,7 +89,7 @@ fn open(_: usize, _: Precision) -> Result<Box<dyn StageSource>, VerifyError> {
 #[cfg(feature = "cuda")]
 fn open(index: usize, precision: Precision) -> Result<Box<dyn StageSource>, VerifyError> {
     let gpu = omni_cuda::Gpu::open(index).map_err(|e| VerifyError::Device(e.to_string()))?;
-    Ok(Box::new(cuda::OnGpu { gpu, precision }))
+    Ok(Box::new(super::on_gpu::OnGpu { gpu, precision }))
 }
 
 /// The token that ends a case's speech, which stages take from their config; `None` where nothing is spoken.
@@ -118,7 +126,7 @@ pub(super) fn run(
         Kind::TtsGenerate | Kind::OmniGenerate => {
             let speech = |Part { manifest, reference }: &mut Part| match manifest.kind {
                 Kind::TtsGenerate => Speech::tts(manifest, reference, nets),
-                _ => Speech::omni(manifest, reference, (nets, source), &mut notes),
+                _ => Speech::omni(manifest, reference, (nets, source)),
             };
             let speeches = parts.iter_mut().map(speech).collect::<Result<Vec<_>, _>>()?;
             let traces = match source.precision() {
@@ -131,7 +139,13 @@ pub(super) fn run(
             }
         }
         Kind::Frontend(_) => return Err("a front end has no net".into()),
-        Kind::TtsFrontend | Kind::AudioTower | Kind::VisionTower => return Err("this computes on a CPU".into()),
+        Kind::AudioTower => {
+            computed.push(encoding(nets, source, |encoder| towers::audio(&mut parts[0].reference, encoder))?);
+        }
+        Kind::VisionTower => {
+            computed.push(encoding(nets, source, |encoder| towers::vision(&mut parts[0].reference, encoder))?);
+        }
+        Kind::TtsFrontend => return Err("this computes on a CPU".into()),
     }
     let mut pairs: Vec<_> = parts.into_iter().map(|part| part.reference).zip(computed).collect();
     for (reference, computed) in &mut pairs {
@@ -150,6 +164,21 @@ pub(super) fn run(
             Verdict::Judged { judgement: Judgement { picks, worst }, notes }
         }
     })
+}
+
+/// Lets `with` encode by the device's stage.
+fn encoding<T>(
+    nets: &Nets,
+    source: &dyn StageSource,
+    with: impl FnOnce(&mut dyn Encode) -> Result<T, String>,
+) -> Result<T, String> {
+    let mut stages = nets.stages.borrow_mut();
+    let stage = match &mut stages.encoder {
+        Some(encoder) => encoder,
+        none => none.insert(source.encoder(&nets.checkpoint).map_err(|e| e.to_string())?),
+    };
+    let config = &nets.checkpoint.omni().map_err(|e| e.to_string())?.thinker;
+    with(&mut EncoderStage { stage: stage.as_mut(), config })
 }
 
 /// The speech of a case.
@@ -185,16 +214,13 @@ impl Speech {
         manifest: &Manifest,
         reference: &mut Values,
         (nets, source): (&Nets, &dyn StageSource),
-        notes: &mut Vec<String>,
     ) -> Result<Speech, String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         let (request, _) = case::request(manifest, reference, nets)?;
         let config = nets.checkpoint.omni().map_err(|e| text(&e))?;
-        let towers = || nets.towers().map_err(|e| text(&e));
-        let media = Media::read(reference, &request.prompt.ids, config.thinker.media, towers)?;
-        if media.is_some() {
-            notes.push("its media were encoded on the CPU".into());
-        }
+        let media = Media::read(reference, &request.prompt.ids, config.thinker.media, |media| {
+            encoding(nets, source, |encoder| media.by(encoder))
+        })?;
         let all = reference.get("thinker.sequences").ok_or("the tensor thinker.sequences is missing")?.tokens()?;
         // Where a device rounds, the reference's answer is said up to its last token.
         let known = match source.precision() {
@@ -464,71 +490,5 @@ impl Value {
             _ if snr.is_nan() => f64::NEG_INFINITY,
             _ => snr,
         })
-    }
-}
-
-#[cfg(feature = "cuda")]
-mod cuda {
-    use super::{Checkpoint, LoadError, Precision, StageModel, StageSource};
-    use candle_core::Device;
-    use omni_cuda::Gpu;
-    use omni_cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
-    use omni_cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
-    use omni_cuda::vocoder::{self, CudaVocoder, CudaVocoderFactory, Limits};
-    use omni_model::stage::StageFactory;
-    use std::sync::Arc;
-
-    /// Stages as serving builds them, but small: a talker for 8 sequences and a vocoder for one stream.
-    pub(super) struct OnGpu {
-        pub gpu: Gpu,
-        pub precision: Precision,
-    }
-
-    impl StageSource for OnGpu {
-        fn precision(&self) -> Precision {
-            self.precision
-        }
-
-        fn thinker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
-            self.gpu.bind()?;
-            let loader = checkpoint.loader(&["thinker"], &Device::Cpu);
-            let net = ThinkerNet::load(&self.gpu, self.precision, &loader, &checkpoint.omni()?.thinker)?;
-            loader.finish()?;
-            let options = ThinkerOptions {
-                slots: 1,
-                batch: 1,
-                prefill_chunk: 64,
-                run_ahead: 1,
-                kv_memory: None,
-                embeddings_in_step: true,
-            };
-            CudaThinkerFactory::new(Arc::new(net), options).build()
-        }
-
-        fn talker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
-            self.gpu.bind()?;
-            let loader = checkpoint.loader(&["talker"], &Device::Cpu);
-            let net = TalkerNet::load(&self.gpu, self.precision, &loader, checkpoint.family())?;
-            loader.finish()?;
-            let options = TalkerOptions {
-                slots: super::AT_ONCE,
-                buckets: vec![1, 2, 4, super::AT_ONCE],
-                prefill_chunk: 64,
-                run_ahead: 1,
-                kv_memory: None,
-                text_embeddings: 4096,
-                async_h2d: true,
-            };
-            CudaTalkerFactory::new(Arc::new(net), options).build()
-        }
-
-        fn vocoder(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {
-            let precision = match self.precision {
-                Precision::F32 => vocoder::Precision::F32,
-                Precision::Bf16 => vocoder::Precision::Tf32,
-            };
-            let net = CudaVocoder::load(&self.gpu, checkpoint, precision, Limits::new(2, &[1, 2, 4, 8]))?;
-            CudaVocoderFactory::new(Arc::new(net)).build()
-        }
     }
 }

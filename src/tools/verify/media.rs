@@ -1,11 +1,11 @@
 //! The media of a request of Qwen3-Omni: from the reference's features to embeddings at positions of the prompt.
 
+use super::encode::Encode;
 use super::towers::{clips, pictures};
 use super::value::{Data, Values};
 use candle_core::{Result, Tensor};
 use omni_model::hf::Placeholders;
 use omni_model::media::{MediaKind, MediaLayout, MediaRows, Positions, Span};
-use omni_model::towers::Towers;
 use omni_model::transformer::MediaInput;
 
 /// What a request has beside text.
@@ -18,6 +18,29 @@ pub struct Media {
     pub talker: Option<Positions>,
 }
 
+/// The media of a case and, once they are encoded, their embeddings: of clips, images, videos.
+pub(super) struct Encoded<'a> {
+    clips: &'a [Tensor],
+    pictures: [&'a [(Tensor, [usize; 3])]; 2],
+    rows: [Vec<MediaRows>; 3],
+}
+
+impl Encoded<'_> {
+    /// Encodes them.
+    pub(super) fn by(&mut self, encode: &mut dyn Encode) -> std::result::Result<(), String> {
+        if !self.clips.is_empty() {
+            self.rows[0] = encode.hear(self.clips)?;
+        }
+        for (pictures, rows) in self.pictures.iter().zip(&mut self.rows[1..]) {
+            *rows = pictures
+                .iter()
+                .map(|(patches, grid)| encode.see(patches, *grid))
+                .collect::<std::result::Result<_, _>>()?;
+        }
+        Ok(())
+    }
+}
+
 impl Media {
     /// Encodes the media of a case for the prompt `ids`; `None` where it has only text. Takes the features out of the
     /// reference; where there are pictures also the positions, which are the reference's own here.
@@ -25,7 +48,7 @@ impl Media {
         reference: &mut Values,
         ids: &[u32],
         tokens: Placeholders,
-        towers: impl FnOnce() -> std::result::Result<Towers, String>,
+        encode: impl FnOnce(&mut Encoded<'_>) -> std::result::Result<(), String>,
     ) -> std::result::Result<Option<Media>, String> {
         let clips = clips(reference, "in.")?;
         let images = pictures(reference, "in.pixel_values", "in.image_grid_thw")?;
@@ -38,19 +61,15 @@ impl Media {
         if clips.is_empty() && images.is_empty() && videos.is_empty() {
             return Ok(None);
         }
-        let towers = towers()?;
-        let longest = clips.iter().map(|clip| clip.dims()[1]).max().unwrap_or(0);
-        let hear = |clip: &Tensor| towers.audio()?.encode_beside(clip, longest);
-        let see = |(patches, grid): &(Tensor, [usize; 3])| towers.vision()?.encode(patches, *grid);
-        let audio = clips.iter().map(hear).collect::<std::result::Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
-        let [image, video] =
-            [&images, &videos].map(|all| all.iter().map(see).collect::<std::result::Result<Vec<_>, _>>());
+        let mut encoded = Encoded { clips: &clips, pictures: [&images, &videos], rows: Default::default() };
+        encode(&mut encoded)?;
+        let [audio, image, video] = encoded.rows;
         let mut layout = MediaLayout { positions: None, spans: Vec::new() };
         let mut rows = Vec::new();
         for (kind, token, encoded) in [
             (MediaKind::Audio, tokens.audio, audio),
-            (MediaKind::Image, tokens.image, image.map_err(|e| e.to_string())?),
-            (MediaKind::Video, tokens.video, video.map_err(|e| e.to_string())?),
+            (MediaKind::Image, tokens.image, image),
+            (MediaKind::Video, tokens.video, video),
         ] {
             let mut places = ids.iter().enumerate().filter(|(_, id)| Some(**id) == token).map(|(at, _)| at);
             for encoded in encoded {

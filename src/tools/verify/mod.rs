@@ -6,11 +6,14 @@ mod case;
 pub mod command;
 mod compare;
 mod device;
+mod encode;
 mod frontend;
 mod generate;
 mod manifest;
 mod media;
 mod nets;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 mod report;
 mod speak;
 mod thought;
@@ -137,7 +140,7 @@ impl Verifier<'_> {
             return frontend::run(kind, &manifest, &reference, &self.golden, checkpoint);
         }
         // A server with a GPU computes these on its CPU.
-        let on_cpu = matches!(manifest.kind, Kind::TtsFrontend | Kind::AudioTower | Kind::VisionTower);
+        let on_cpu = manifest.kind == Kind::TtsFrontend;
         let Some(stages) = self.stages.filter(|_| !on_cpu) else {
             return case::run(&manifest, reference, self.nets(&folder, &manifest)?);
         };

@@ -1,27 +1,26 @@
 //! Runs the towers: log-mel frames and patches of pictures to embeddings of the thinker.
 
+use super::encode::Encode;
 use super::value::{Data, Value, Values};
 use candle_core::{Device, Tensor};
 use omni_model::media::MediaRows;
-use omni_model::towers::{AudioTower, VisionTower};
 
 /// Where the second clip of an audio_tower case begins in the first, and how many frames it is shorter: its recipe.
 const SECOND_CLIP: (usize, usize) = (40, 137);
 
 /// Everything that an audio_tower case has and this program computes; takes its inputs out of the reference.
-pub(super) fn audio(reference: &mut Values, tower: &AudioTower) -> Result<Values, String> {
+pub(super) fn audio(reference: &mut Values, tower: &mut dyn Encode) -> Result<Values, String> {
     reference.remove("pcm16k");
     let clips = clips(reference, "")?;
     let mut values = Values::new();
     let [clip] = clips.as_slice() else { return Err("input_features: expected one clip".into()) };
-    let rows = tower.encode(clip).map_err(|e| e.to_string())?.rows;
+    let rows = MediaRows::cat(&tower.hear(std::slice::from_ref(clip))?).map_err(|e| e.to_string())?.rows;
     values.insert("audio_embeds".into(), floats(&rows)?);
     if reference.contains_key("batch2.audio_embeds") {
         let (first, (start, shorter)) = (clip.dims()[1], SECOND_CLIP);
         let len = first.checked_sub(shorter).ok_or("the clip is too short for batch2")?;
         let second = clip.narrow(1, start, len).map_err(|e| e.to_string())?;
-        let both = [clip, &second].map(|clip| tower.encode_beside(clip, first).map_err(|e| e.to_string()));
-        let both = both.into_iter().collect::<Result<Vec<_>, String>>()?;
+        let both = tower.hear(&[clip.clone(), second])?;
         values.insert("batch2.lens".into(), Value::ints([2], [first as u32, len as u32]));
         let rows = MediaRows::cat(&both).map_err(|e| e.to_string())?.rows;
         values.insert("batch2.audio_embeds".into(), floats(&rows)?);
@@ -30,11 +29,11 @@ pub(super) fn audio(reference: &mut Values, tower: &AudioTower) -> Result<Values
 }
 
 /// Everything that a vision_tower case has and this program computes; takes its inputs out of the reference.
-pub(super) fn vision(reference: &mut Values, tower: &VisionTower) -> Result<Values, String> {
+pub(super) fn vision(reference: &mut Values, tower: &mut dyn Encode) -> Result<Values, String> {
     let mut encoded = Vec::new();
     for name in ["image", "video"] {
         let pictures = pictures(reference, &format!("{name}.pixel_values"), &format!("{name}.grid_thw"))?;
-        let rows = pictures.iter().map(|(patches, grid)| tower.encode(patches, *grid).map_err(|e| e.to_string()));
+        let rows = pictures.iter().map(|(patches, grid)| tower.see(patches, *grid));
         encoded.push((name, rows.collect::<Result<Vec<_>, _>>()?));
     }
     reference.remove("two.grid_thw");

@@ -1,0 +1,68 @@
+//! A step of the encoder under way: waits for it and reads the rows that it emits.
+
+use super::memory::Stash;
+use crate::{Event, Pinned};
+use candle_core::{Device, Tensor};
+use omni_model::ModelError;
+use omni_model::embeddings::Embeddings;
+use omni_model::stage::{PendingStep, SequenceOutput, StageData, StepOutcome};
+use std::sync::Arc;
+
+/// One sequence's part in a step.
+pub(super) struct Part {
+    /// Its outcome without rows.
+    pub output: Result<SequenceOutput, ModelError>,
+    /// The rows that it emits.
+    pub rows: Option<Rows>,
+}
+
+/// Rows on their way to the host: `[rows, width]` of f32.
+pub(super) struct Rows {
+    pub memory: Pinned<u8>,
+    pub rows: usize,
+    pub width: usize,
+}
+
+/// A step under way.
+pub(super) struct Pending {
+    pub stash: Arc<Stash>,
+    /// Page-locked memory that its copies read.
+    pub inputs: Vec<Pinned<u8>>,
+    /// Its begin and end on the device. `None` only while this is being dropped.
+    pub events: Option<[Event; 2]>,
+    pub parts: Vec<Part>,
+}
+
+impl PendingStep for Pending {
+    fn wait(mut self: Box<Self>) -> Result<StepOutcome, ModelError> {
+        let Some([begin, end]) = &self.events else { return Ok(StepOutcome::default()) };
+        end.gpu().bind()?;
+        end.wait()?;
+        let device_time = end.since(begin).ok();
+        let mut sequences = Vec::with_capacity(self.parts.len());
+        for part in &mut self.parts {
+            let output = std::mem::replace(&mut part.output, Ok(SequenceOutput::default()));
+            sequences.push(match (output, &part.rows) {
+                (Ok(output), Some(rows)) => Ok(SequenceOutput { emit: Some(rows.read()?), ..output }),
+                (output, _) => output,
+            });
+        }
+        Ok(StepOutcome { sequences, times: device_time.into() })
+    }
+}
+
+impl Rows {
+    fn read(&self) -> Result<StageData, ModelError> {
+        let bytes = self.memory.settled(self.rows * self.width * size_of::<f32>());
+        let numbers = bytes.chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
+        let rows = Tensor::from_vec(numbers, (self.rows, self.width), &Device::Cpu)?;
+        Ok(StageData::Embeddings(Embeddings::Host(rows)))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        let rows = self.parts.drain(..).filter_map(|part| part.rows).map(|rows| rows.memory);
+        self.stash.give_back(self.inputs.drain(..).chain(rows), self.events.take().into_iter().flatten());
+    }
+}

@@ -1,0 +1,187 @@
+//! The encoder of sound and pictures on a GPU against the one on the CPU, row for row.
+
+use crate::gpu;
+use candle_core::Device;
+use omni_actors::config::Precision;
+use omni_actors::core::ids::Slot;
+use omni_actors::cuda::Gpu;
+use omni_actors::cuda::encoder::{CudaEncoderFactory, TowersNet};
+use omni_actors::model::Checkpoint;
+use omni_actors::model::checkpoint::WeightsKind;
+use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Schedule};
+use omni_actors::model::hf::ThinkerConfig;
+use omni_actors::model::sampling::{Domain, uniform};
+use omni_actors::model::stage::{Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel};
+use omni_actors::model::stages::encoder::EncoderFactory;
+use omni_actors::model::towers::Towers;
+use std::path::Path;
+use std::sync::Arc;
+
+const TOWERS: [&str; 2] = ["thinker.audio_tower", "thinker.visual"];
+
+fn fixture() -> Checkpoint {
+    Checkpoint::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni")).unwrap()
+}
+
+/// The towers of the published model with random weights.
+fn sizeable() -> Checkpoint {
+    let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/models");
+    let folder = models.join("Qwen3-Omni-30B-A3B-Instruct");
+    Checkpoint::open_as(&folder, WeightsKind::Random { seed: 7 }, Some(&models.join("tokenizer"))).unwrap()
+}
+
+fn on_gpu(gpu: &Gpu, checkpoint: &Checkpoint, precision: Precision) -> CudaEncoderFactory {
+    let loader = checkpoint.loader(&TOWERS, &Device::Cpu);
+    let net = TowersNet::load(gpu, precision, &loader, &checkpoint.omni().unwrap().thinker).unwrap();
+    loader.finish().unwrap();
+    CudaEncoderFactory::new(Arc::new(net))
+}
+
+fn on_cpu(checkpoint: &Checkpoint) -> Box<dyn StageModel> {
+    let (loader, config) = (checkpoint.loader(&TOWERS, &Device::Cpu), &checkpoint.omni().unwrap().thinker);
+    let towers = Arc::new(Towers::load(&loader, config).unwrap());
+    loader.finish().unwrap();
+    EncoderFactory::new(towers, config.clone()).build().unwrap()
+}
+
+/// Clips of all lengths around a chunk and a window, pictures of all shapes, and both in one request.
+fn requests(config: &ThinkerConfig) -> Vec<Vec<Encodable>> {
+    let audio = config.audio.as_ref().unwrap();
+    let (chunk, window) = (audio.chunk_frames() as u32, audio.window_frames() as u32);
+    let sound = |frames| Encodable::Sound { frames };
+    let pictures = |grid| Encodable::Pictures { grid };
+    vec![
+        vec![sound(2 * window + chunk + 3)],
+        vec![sound(1)],
+        vec![sound(chunk), sound(chunk - 1)],
+        vec![pictures([1, 2, 2])],
+        vec![pictures([2, 6, 4]), sound(window - 5)],
+        vec![pictures([1, 24, 30])],
+        vec![sound(chunk / 2), pictures([3, 4, 10])],
+    ]
+}
+
+/// Rows of a request, as numbers, request after request. `together` of them share each step, `ahead` steps are out.
+fn encode(
+    stage: &mut dyn StageModel,
+    config: &ThinkerConfig,
+    requests: &[Vec<Encodable>],
+    together: usize,
+    ahead: usize,
+) -> Vec<Vec<f32>> {
+    let mut rows = vec![Vec::new(); requests.len()];
+    let mut units = Vec::new();
+    for (number, media) in requests.iter().enumerate() {
+        let slot = Slot(number as u32);
+        let frames = |medium: &Encodable| if let Encodable::Sound { frames } = medium { *frames } else { 0 };
+        let longest = media.iter().map(frames).max().unwrap();
+        let schedule = Schedule::new(config, media).unwrap();
+        stage.open(slot, SequenceSpec::Encoder(EncoderSpec { media: media.as_slice().into(), longest, done: 0 })).unwrap();
+        for piece in schedule.pieces_from(0) {
+            let width = match media[piece.medium] {
+                Encodable::Sound { .. } => config.audio.as_ref().unwrap().num_mel_bins,
+                Encodable::Pictures { .. } => config.vision.as_ref().unwrap().patch_width(),
+            };
+            let seed = number as u64 * 100 + piece.medium as u64;
+            let number = |i| uniform(seed, Domain::Codes, (piece.range.start * width) as u32 + i, 3) * 2.0 - 1.0;
+            let numbers = (0..(piece.range.len() * width) as u32).map(number).collect();
+            stage.push_input(slot, Some(StageData::Features(Features::Numbers(numbers))), false).unwrap();
+        }
+        units.push(schedule.units());
+    }
+    for first in (0..requests.len()).step_by(together) {
+        let batch = first..(first + together).min(requests.len());
+        let mut out = std::collections::VecDeque::new();
+        let most = units[batch.clone()].iter().max().copied().unwrap();
+        let mut take = |(of, launched): (Vec<usize>, Launched)| {
+            for (number, output) in of.into_iter().zip(launched.wait().unwrap().sequences) {
+                if let Some(StageData::Embeddings(emitted)) = output.unwrap().emit {
+                    rows[number].extend(emitted.tensor().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap());
+                }
+            }
+        };
+        for unit in 0..most {
+            let of: Vec<usize> = batch.clone().filter(|number| unit < units[*number]).collect();
+            let work: Vec<_> = of.iter().map(|n| SequenceWork { slot: Slot(*n as u32), advance: 1 }).collect();
+            out.push_back((of, stage.launch(&work).unwrap()));
+            if out.len() >= ahead {
+                take(out.pop_front().unwrap());
+            }
+        }
+        out.into_iter().for_each(&mut take);
+        batch.for_each(|number| stage.close(Slot(number as u32)));
+    }
+    assert_eq!(stage.live_sequences(), 0);
+    rows
+}
+
+/// `|got - want| / |want|`.
+fn error(got: &[f32], want: &[f32]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let difference: f64 = got.iter().zip(want).map(|(a, b)| f64::from(a - b).powi(2)).sum();
+    (difference / want.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()).sqrt()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_in_f32_are_those_of_the_cpu_and_nearly_so_in_bf16() {
+    let (gpu, checkpoint) = (gpu(), fixture());
+    let config = &checkpoint.omni().unwrap().thinker;
+    let requests = requests(config);
+    let want = encode(&mut *on_cpu(&checkpoint), config, &requests, 1, 1);
+    for (precision, bound) in [(Precision::F32, 1e-5), (Precision::Bf16, 3e-2)] {
+        let mut stage = on_gpu(&gpu, &checkpoint, precision).build().unwrap();
+        let got = encode(&mut *stage, config, &requests, 3, 2);
+        for (number, (got, want)) in got.iter().zip(&want).enumerate() {
+            let error = error(got, want);
+            // Written so that NaN fails.
+            assert!(error < bound, "request {number} in {}: {error}", precision.as_str());
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn rows_do_not_depend_on_what_is_encoded_beside_them() {
+    let gpu = gpu();
+    for (checkpoint, precision) in
+        [(fixture(), Precision::F32), (fixture(), Precision::Bf16), (sizeable(), Precision::Bf16)]
+    {
+        let config = &checkpoint.omni().unwrap().thinker;
+        let requests = requests(config);
+        let mut stage = on_gpu(&gpu, &checkpoint, precision).build().unwrap();
+        let alone = encode(&mut *stage, config, &requests, 1, 1);
+        for (together, ahead) in [(7, 1), (3, 2), (2, 3)] {
+            assert!(encode(&mut *stage, config, &requests, together, ahead) == alone, "{together} together");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_kernels_of_tensor_cores_equal_the_plain_ones_at_real_sizes() {
+    let (gpu, checkpoint) = (gpu(), sizeable());
+    let config = &checkpoint.omni().unwrap().thinker;
+    let requests = [vec![Encodable::Sound { frames: 800 }], vec![Encodable::Pictures { grid: [1, 30, 40] }]];
+    let factory = on_gpu(&gpu, &checkpoint, Precision::Bf16);
+    let fast = encode(&mut *factory.build().unwrap(), config, &requests, 2, 1);
+    let plain = encode(&mut *factory.plain().build().unwrap(), config, &requests, 2, 1);
+    for (fast, plain) in fast.iter().zip(&plain) {
+        let error = error(fast, plain);
+        println!("tensor cores differ by {error:.1e} of the rows");
+        assert!(error < 3e-2, "{error}");
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_step_makes_no_blocking_call_on_the_launch_thread() {
+    let (gpu, checkpoint) = (gpu(), fixture());
+    let config = &checkpoint.omni().unwrap().thinker;
+    let requests = requests(config);
+    let mut stage = on_gpu(&gpu, &checkpoint, Precision::Bf16).build().unwrap();
+    encode(&mut *stage, config, &requests, 7, 2);
+    let before = gpu.blocking_calls();
+    encode(&mut *stage, config, &requests, 7, 2);
+    assert_eq!(gpu.blocking_calls(), before);
+}
