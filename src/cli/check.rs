@@ -185,7 +185,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             "{:<9} {placement}{replicas}batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
             config.max_batch(*name, device.kind),
-            config.run_ahead(*name),
+            config.run_ahead(*name, device.kind),
             stage.window
         ));
     }

@@ -85,11 +85,14 @@ impl Config {
         self.stage(stage).device_index.unwrap_or(self.device.index)
     }
 
-    /// Steps of a stage launched ahead of the last one whose tokens the host has seen.
-    pub fn run_ahead(&self, stage: StageName) -> usize {
-        // Nothing the vocoder makes is its own next input, and a step planned ahead is a choice made too early: a first
-        // chunk would wait for it.
-        let suits = if matches!(stage, StageName::Encoder | StageName::Vocoder) { 1 } else { 2 };
+    /// Steps of a stage launched ahead of the last one whose tokens the host has seen, on a device of this kind.
+    pub fn run_ahead(&self, stage: StageName, on: DeviceKind) -> usize {
+        let suits = match (on, stage) {
+            // Nothing the vocoder makes is its own next input, and a step planned ahead is a choice made too early: a
+            // first chunk would wait for it.
+            (_, StageName::Vocoder) | (DeviceKind::Cpu, StageName::Encoder) => 1,
+            _ => 2,
+        };
         self.stage(stage).run_ahead.unwrap_or(suits)
     }
 }

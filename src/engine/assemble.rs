@@ -23,6 +23,7 @@ use omni_core::text::Pronunciations;
 use omni_fault::{FaultCapabilities, FaultPlan, FaultPoint};
 use omni_model::aligner;
 use omni_model::checkpoint::Checkpoint;
+use omni_model::encoder::Grain;
 use omni_model::frontend::AudioLimits;
 use omni_model::hf::{Family, MediaConfig, SAMPLE_RATE, Variant};
 use omni_stage::process::IntoStage;
@@ -100,7 +101,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     }
 
     let planner = Planner {
-        family: family_planner(checkpoint, &info, config)?,
+        family: family_planner(checkpoint, &info, config, maker.device.kind)?,
         common: Common {
             generation: Arc::clone(checkpoint.generation()),
             max_positions: family.talker().text.max_position_embeddings as u32,
@@ -177,7 +178,12 @@ fn segment_chars(checkpoint: &Checkpoint) -> usize {
     }
 }
 
-fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) -> Result<FamilyPlanner, StartError> {
+fn family_planner(
+    checkpoint: &Checkpoint,
+    info: &ModelInfo,
+    config: &Config,
+    device: DeviceKind,
+) -> Result<FamilyPlanner, StartError> {
     let default_voice = info.default_voice.clone();
     Ok(match checkpoint.family() {
         Family::Omni(omni) => FamilyPlanner::Omni(Box::new(OmniPlanner {
@@ -186,7 +192,7 @@ fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) ->
             default_voice: default_voice.unwrap_or_default(),
             speech_prompt: config.speech.prompt.clone(),
             eos: checkpoint.generation().thinker_eos.as_slice().into(),
-            media: media_planner(checkpoint, config),
+            media: media_planner(checkpoint, config, device),
             spell_out: config.speech.spell_out,
         })),
         Family::Tts(tts) => FamilyPlanner::Tts(TtsPlanner {
@@ -198,13 +204,17 @@ fn family_planner(checkpoint: &Checkpoint, info: &ModelInfo, config: &Config) ->
 }
 
 /// What plans need for sound and pictures.
-fn media_planner(checkpoint: &Checkpoint, config: &Config) -> MediaPlanner {
+fn media_planner(checkpoint: &Checkpoint, config: &Config, device: DeviceKind) -> MediaPlanner {
     let front_ends = match checkpoint.stages().contains(&StageName::Encoder) {
         false => Err("this checkpoint does not hear or see: it has no towers; send text".to_owned()),
         true => MediaConfig::load(checkpoint.files()).map_err(|error| error.to_string()),
     };
     let cache = MediaCache::new(config.media.max_cached_embeddings);
-    MediaPlanner::new(front_ends, cache, MediaMemory::new(config.media.max_embeddings as u64))
+    // A large piece fits no frame between processes.
+    let apart = config.stage(StageName::Encoder).placement == Placement::Process;
+    let framed = apart || passes_frames(config, StageName::Encoder, StageName::Thinker);
+    let grain = if device == DeviceKind::Cuda && !framed { Grain::Coarse } else { Grain::Fine };
+    MediaPlanner::new(front_ends, cache, MediaMemory::new(config.media.max_embeddings as u64), grain)
 }
 
 /// Whether clients may bring voices.

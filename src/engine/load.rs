@@ -111,7 +111,7 @@ impl Loading {
                     slots,
                     batch: self.config.max_batch(stage, DeviceKind::Cuda).min(slots),
                     prefill_chunk: setup.prefill_chunk as usize,
-                    run_ahead: self.config.run_ahead(stage),
+                    run_ahead: self.config.run_ahead(stage, DeviceKind::Cuda),
                     kv_memory,
                     embeddings_in_step: !self.config.transfer.async_d2h,
                 };
@@ -130,7 +130,7 @@ impl Loading {
                     slots,
                     buckets,
                     prefill_chunk: setup.prefill_chunk as usize,
-                    run_ahead: self.config.run_ahead(stage),
+                    run_ahead: self.config.run_ahead(stage, DeviceKind::Cuda),
                     kv_memory,
                     text_embeddings: slots * 256
                         + if self.checkpoint.stages().contains(&StageName::Encoder) { MEDIA_ROWS } else { 0 },

@@ -103,7 +103,7 @@ impl<'a> StageMaker<'a> {
                 slots: config.limits.max_requests as u32,
                 max_batch: config.max_batch(name, kind),
                 prefill_chunk: stage.prefill_chunk,
-                run_ahead: config.run_ahead(name) as u32,
+                run_ahead: config.run_ahead(name, kind) as u32,
                 window: window(config, name),
                 buckets: if arbiter.is_some() { stage.buckets.clone() } else { Vec::new() },
                 max_step_units: stage.max_step_frames,

@@ -290,7 +290,7 @@ fn unset_keys_depend_on_the_device() {
     assert_eq!(config.device.kv_memory, Some(8 << 30));
     assert_eq!(config.max_batch(StageName::Vocoder, DeviceKind::Cpu), 1);
     assert_eq!(config.max_batch(StageName::Vocoder, DeviceKind::Cuda), 32);
-    assert_eq!([StageName::Talker, StageName::Vocoder].map(|stage| config.run_ahead(stage)), [2, 1]);
+    assert_eq!([StageName::Talker, StageName::Vocoder].map(|stage| config.run_ahead(stage, DeviceKind::Cpu)), [2, 1]);
     assert_eq!(config.max_batch(StageName::Talker, DeviceKind::Cuda), 128);
     assert_eq!(config.max_batch(StageName::Thinker, DeviceKind::Cuda), 5);
 }

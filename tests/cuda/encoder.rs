@@ -3,12 +3,12 @@
 use crate::gpu;
 use candle_core::Device;
 use omni_actors::config::Precision;
+use omni_actors::config::WeightsKind;
 use omni_actors::core::ids::Slot;
 use omni_actors::cuda::Gpu;
 use omni_actors::cuda::encoder::{CudaEncoderFactory, TowersNet};
 use omni_actors::model::Checkpoint;
-use omni_actors::model::checkpoint::WeightsKind;
-use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Schedule};
+use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Grain, Schedule};
 use omni_actors::model::hf::ThinkerConfig;
 use omni_actors::model::sampling::{Domain, uniform};
 use omni_actors::model::stage::{Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel};
@@ -68,6 +68,7 @@ fn encode(
     requests: &[Vec<Encodable>],
     together: usize,
     ahead: usize,
+    grain: Grain,
 ) -> Vec<Vec<f32>> {
     let mut rows = vec![Vec::new(); requests.len()];
     let mut units = Vec::new();
@@ -75,8 +76,10 @@ fn encode(
         let slot = Slot(number as u32);
         let frames = |medium: &Encodable| if let Encodable::Sound { frames } = medium { *frames } else { 0 };
         let longest = media.iter().map(frames).max().unwrap();
-        let schedule = Schedule::new(config, media).unwrap();
-        stage.open(slot, SequenceSpec::Encoder(EncoderSpec { media: media.as_slice().into(), longest, done: 0 })).unwrap();
+        let schedule = Schedule::of(config, media, grain).unwrap();
+        stage
+            .open(slot, SequenceSpec::Encoder(EncoderSpec { media: media.as_slice().into(), longest, done: 0, grain }))
+            .unwrap();
         for piece in schedule.pieces_from(0) {
             let width = match media[piece.medium] {
                 Encodable::Sound { .. } => config.audio.as_ref().unwrap().num_mel_bins,
@@ -128,10 +131,10 @@ fn rows_in_f32_are_those_of_the_cpu_and_nearly_so_in_bf16() {
     let (gpu, checkpoint) = (gpu(), fixture());
     let config = &checkpoint.omni().unwrap().thinker;
     let requests = requests(config);
-    let want = encode(&mut *on_cpu(&checkpoint), config, &requests, 1, 1);
+    let want = encode(&mut *on_cpu(&checkpoint), config, &requests, 1, 1, Grain::Fine);
     for (precision, bound) in [(Precision::F32, 1e-5), (Precision::Bf16, 3e-2)] {
         let mut stage = on_gpu(&gpu, &checkpoint, precision).build().unwrap();
-        let got = encode(&mut *stage, config, &requests, 3, 2);
+        let got = encode(&mut *stage, config, &requests, 3, 2, Grain::Coarse);
         for (number, (got, want)) in got.iter().zip(&want).enumerate() {
             let error = error(got, want);
             // Written so that NaN fails.
@@ -150,9 +153,10 @@ fn rows_do_not_depend_on_what_is_encoded_beside_them() {
         let config = &checkpoint.omni().unwrap().thinker;
         let requests = requests(config);
         let mut stage = on_gpu(&gpu, &checkpoint, precision).build().unwrap();
-        let alone = encode(&mut *stage, config, &requests, 1, 1);
-        for (together, ahead) in [(7, 1), (3, 2), (2, 3)] {
-            assert!(encode(&mut *stage, config, &requests, together, ahead) == alone, "{together} together");
+        let alone = encode(&mut *stage, config, &requests, 1, 1, Grain::Fine);
+        for (together, ahead, grain) in [(7, 1, Grain::Coarse), (3, 2, Grain::Fine), (2, 3, Grain::Coarse)] {
+            let rows = encode(&mut *stage, config, &requests, together, ahead, grain);
+            assert!(rows == alone, "{together} together, {ahead} ahead, {grain:?}");
         }
     }
 }
@@ -164,8 +168,8 @@ fn the_kernels_of_tensor_cores_equal_the_plain_ones_at_real_sizes() {
     let config = &checkpoint.omni().unwrap().thinker;
     let requests = [vec![Encodable::Sound { frames: 800 }], vec![Encodable::Pictures { grid: [1, 30, 40] }]];
     let factory = on_gpu(&gpu, &checkpoint, Precision::Bf16);
-    let fast = encode(&mut *factory.build().unwrap(), config, &requests, 2, 1);
-    let plain = encode(&mut *factory.plain().build().unwrap(), config, &requests, 2, 1);
+    let fast = encode(&mut *factory.build().unwrap(), config, &requests, 2, 1, Grain::Coarse);
+    let plain = encode(&mut *factory.plain().build().unwrap(), config, &requests, 2, 1, Grain::Coarse);
     for (fast, plain) in fast.iter().zip(&plain) {
         let error = error(fast, plain);
         println!("tensor cores differ by {error:.1e} of the rows");
@@ -180,8 +184,8 @@ fn a_step_makes_no_blocking_call_on_the_launch_thread() {
     let config = &checkpoint.omni().unwrap().thinker;
     let requests = requests(config);
     let mut stage = on_gpu(&gpu, &checkpoint, Precision::Bf16).build().unwrap();
-    encode(&mut *stage, config, &requests, 7, 2);
+    encode(&mut *stage, config, &requests, 7, 2, Grain::Coarse);
     let before = gpu.blocking_calls();
-    encode(&mut *stage, config, &requests, 7, 2);
+    encode(&mut *stage, config, &requests, 7, 2, Grain::Coarse);
     assert_eq!(gpu.blocking_calls(), before);
 }

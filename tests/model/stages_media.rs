@@ -6,12 +6,17 @@ use crate::support::sequences;
 use candle_core::{Device, Tensor};
 use omni_actors::core::ids::Slot;
 use omni_actors::model::Checkpoint;
+use omni_actors::model::encoder::{Encodable, EncoderSpec, Features, Grain, Schedule};
 use omni_actors::model::media::{MediaKind, MediaLayout, Span};
-use omni_actors::model::stage::{SequenceSpec, SequenceWork, StageData, StageModel, ThinkerMode, ThinkerSpec};
+use omni_actors::model::stage::{
+    SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerMode, ThinkerSpec,
+};
+use omni_actors::model::stages::encoder::EncoderFactory;
 use omni_actors::model::thinker::Thinker;
 use omni_actors::model::towers::Towers;
 use omni_actors::tools::verify::read_values;
 use serde_json::json;
+use std::sync::Arc;
 
 const CASES: [&str; 4] = ["audio_ethan", "image_ethan", "mm_audio_image_ethan", "mm_long_audio_ethan"];
 
@@ -209,6 +214,37 @@ fn windows_and_slices_are_encoded_one_at_a_time_with_the_same_bits() {
     }
     assert!(tower.encode(&patches, [3, rows, columns]).is_err_and(|error| error.to_string().contains("of the grid")));
     assert!(tower.layout(3, 4).is_err_and(|error| error.to_string().contains("expected multiples of 2")));
+}
+
+#[test]
+fn a_picture_has_the_same_rows_whatever_the_grain_of_its_units() {
+    let checkpoint = Checkpoint::open(&path(FIXTURE)).unwrap();
+    let config = &checkpoint.omni().unwrap().thinker;
+    let loader = checkpoint.loader(&["thinker.audio_tower", "thinker.visual"], &Device::Cpu);
+    let towers = Arc::new(Towers::load(&loader, config).unwrap());
+    let width = config.vision.as_ref().unwrap().patch_width();
+    let media: Arc<[Encodable]> = [Encodable::Pictures { grid: [2, 8, 24] }].into();
+    let encoded = [Grain::Fine, Grain::Coarse].map(|grain| {
+        let mut stage = EncoderFactory::new(Arc::clone(&towers), config.clone()).build().unwrap();
+        let schedule = Schedule::of(config, &media, grain).unwrap();
+        let spec = EncoderSpec { media: Arc::clone(&media), longest: 0, done: 0, grain };
+        stage.open(Slot(0), SequenceSpec::Encoder(spec)).unwrap();
+        for piece in schedule.pieces_from(0) {
+            let number = |i: usize| ((piece.range.start * width + i) % 97) as f32 / 97.0;
+            let numbers = Features::Numbers((0..piece.range.len() * width).map(number).collect());
+            stage.push_input(Slot(0), Some(StageData::Features(numbers)), false).unwrap();
+        }
+        let mut rows = Vec::new();
+        for _ in 0..schedule.units() {
+            let output = stage.step(&[SequenceWork { slot: Slot(0), advance: 1 }]).unwrap().remove(0).unwrap();
+            if let Some(StageData::Embeddings(embeddings)) = output.emit {
+                rows.push(embeddings.tensor().unwrap());
+            }
+        }
+        (schedule.units(), bits(&rows))
+    });
+    assert_eq!(encoded[0].1, encoded[1].1);
+    assert!(encoded[1].0 < encoded[0].0, "{} units, and {} fine ones", encoded[1].0, encoded[0].0);
 }
 
 #[test]

@@ -96,6 +96,11 @@ impl Slice {
         Ok(Slice { layout, memory, patches, fed: 0, layers: 0, merged: false })
     }
 
+    /// Layers that were queued.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
     /// Queues the next patches, `[count, patch_width]` of f32 in page-locked memory.
     ///
     /// # Errors

@@ -72,7 +72,8 @@ struct Args {
 }
 
 const THREADS: u32 = 256;
-/// Rows and outputs of a wide and of a slim tile.
+/// Rows and outputs of a wide and of a slim tile. Slim ones are faster where fewer wide ones than three fifths of the
+/// multiprocessors do it all, as measured (`kernels/selftest/tower_selftest.cu`).
 const TILES: [usize; 2] = [128, 64];
 /// `HELD` tiles of rows and of weights, of 64 inputs in bf16.
 const fn tile_bytes(tile: usize) -> usize {
@@ -170,7 +171,7 @@ impl Products {
             Some(kernels) => {
                 let blocks = |tile: usize| (outputs.div_ceil(tile), rows.div_ceil(tile));
                 let (across, down) = blocks(TILES[0]);
-                let slim = usize::from(across * down < self.multiprocessors);
+                let slim = usize::from(across * down < self.multiprocessors * 3 / 5);
                 let (across, down) = blocks(TILES[slim]);
                 (kernels[slim], Shape::new(across, THREADS).by(down).shared(tile_bytes(TILES[slim])))
             }

@@ -1,7 +1,7 @@
 //! The encoder stage on a GPU: [`StageModel`] around the queues of the towers.
 //!
-//! Units are those of the CPU's stage ([`omni_model::stages::encoder`]): the schedule follows from sizes alone. All of a
-//! layer of a picture is done in its first unit; the further ones that the schedule has for a CPU cost nothing.
+//! Units are those of the CPU's stage ([`omni_model::stages::encoder`]): the schedule follows from sizes and grain alone.
+//! All of a layer of a picture is done in its first unit; the further ones of a fine schedule compute nothing.
 
 use super::memory::{Pool, Scratch, Stash};
 use super::net::TowersNet;
@@ -16,6 +16,7 @@ use omni_model::error::{not_open, refused};
 use omni_model::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome,
 };
+use omni_model::towers::steps_of_a_layer;
 use omni_model::{LoadError, ModelError};
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
@@ -112,8 +113,8 @@ impl StageModel for CudaEncoder {
         if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
-        let EncoderSpec { media, longest, done } = spec;
-        let schedule = Schedule::new(&self.net.config, &media)?;
+        let EncoderSpec { media, longest, done, grain } = spec;
+        let schedule = Schedule::of(&self.net.config, &media, grain)?;
         if done as usize >= schedule.parts().len() {
             return refused(format!("{slot}: {done} parts of {} are done", schedule.parts().len()));
         }
@@ -252,7 +253,7 @@ impl Tools<'_> {
                 let chunk = audio.config.chunk_frames().min(sequence.longest);
                 Ok(Unit::Window(Window { features, frames, chunk }))
             }
-            Work::Slice { patches, sides, piece, cut, layers, emits } => {
+            Work::Slice { patches, sides, piece, cut, steps, layers, emits } => {
                 let Some(vision) = &self.net.vision else { return refused("this checkpoint has no vision tower") };
                 let (pieces, layers) = (patches.len().div_ceil(*piece), *layers as usize);
                 if sequence.unit < pieces {
@@ -275,9 +276,10 @@ impl Tools<'_> {
                 let Some(slice) = &mut sequence.slice else { return refused("a slice without patches") };
                 let unit = sequence.unit - pieces;
                 if unit < layers {
-                    let each = layers / vision.layers.len().max(1);
-                    debug_assert!(each == 1 || each == 2 * patches.len().div_ceil(*cut));
-                    if unit.is_multiple_of(each.max(1)) {
+                    // All of a layer is done in the first of its steps.
+                    let of_a_layer = steps_of_a_layer(patches.len(), *cut);
+                    let behind = ((unit + 1) * *steps as usize).div_ceil(of_a_layer);
+                    while slice.layers() < behind.min(vision.layers.len()) {
                         slice.advance(vision, self.queue, *sides)?;
                         step.queued = true;
                     }

@@ -4,7 +4,7 @@ use omni_core::scheduler::{Pace, SequenceParams};
 use omni_media::Medium;
 use omni_media::mel::Spectrum;
 use omni_model::checkpoint::Checkpoint;
-use omni_model::encoder::{Encodable, EncoderSpec, Schedule};
+use omni_model::encoder::{Encodable, EncoderSpec, Grain, Schedule};
 use omni_model::hf::CodecTokens;
 use omni_model::media::MediaLayout;
 use omni_model::sampling::SamplingParams;
@@ -217,7 +217,7 @@ fn heard() -> (Journal, Schedule) {
     let medium = Arc::new(Medium::Audio(Spectrum::from_features(&vec![0.5; 128 * frames], 128).unwrap()));
     let encodable = Encodable::of(&medium, true).unwrap();
     let schedule = Schedule::new(&config, &[encodable]).unwrap();
-    let spec = EncoderSpec { media: [encodable].into(), longest: frames as u32, done: 0 };
+    let spec = EncoderSpec { media: [encodable].into(), longest: frames as u32, done: 0, grain: Grain::Fine };
     let emits = SequenceParams { prompt_emits: schedule.rows(), ..params(0, Pace::Chunks(vec![1])) };
     let encoder = SequencePlan { params: emits, spec: SequenceSpec::Encoder(spec), deliver: speech() };
     let (stage, mut plan) = thinker(Outputs { tokens: true, speech: true });

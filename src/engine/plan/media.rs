@@ -12,7 +12,7 @@ use omni_media::Medium;
 use omni_media::hearing::audio_tokens;
 use omni_media::medium::MediaHash;
 use omni_model::ModelError;
-use omni_model::encoder::{Encodable, EncoderSpec, Schedule};
+use omni_model::encoder::{Encodable, EncoderSpec, Grain, Schedule};
 use omni_model::hf::{MediaConfig, ThinkerConfig};
 use omni_model::media::{MediaKind, MediaLayout, Positions};
 use omni_model::prompt::{ChatPrompt, MediaItem, MediaPrompt, Side, positions};
@@ -29,6 +29,8 @@ pub(crate) struct MediaPlanner {
     pub config: Result<MediaConfig, String>,
     pub cache: Arc<MediaCache>,
     pub memory: Arc<MediaMemory>,
+    /// How large the units of pictures are.
+    pub grain: Grain,
 }
 
 /// The media of a prompt.
@@ -47,8 +49,13 @@ pub(super) struct PromptedMedia {
 
 impl MediaPlanner {
     /// For a checkpoint that has towers, or not.
-    pub fn new(config: Result<MediaConfig, String>, cache: Arc<MediaCache>, memory: Arc<MediaMemory>) -> MediaPlanner {
-        MediaPlanner { config, cache, memory }
+    pub fn new(
+        config: Result<MediaConfig, String>,
+        cache: Arc<MediaCache>,
+        memory: Arc<MediaMemory>,
+        grain: Grain,
+    ) -> MediaPlanner {
+        MediaPlanner { config, cache, memory, grain }
     }
 }
 
@@ -105,7 +112,7 @@ impl MediaPlanner {
         let nothing = || Unplanned::Model(ModelError::Sequence("a medium without what is encoded of it".into()));
         let encodables = media.iter().map(|(medium, sound)| Encodable::of(medium, *sound).ok_or_else(nothing));
         let encodables: Vec<Encodable> = encodables.collect::<Result<_, _>>()?;
-        let schedule = Schedule::new(thinker, &encodables).map_err(Unplanned::Model)?;
+        let schedule = Schedule::of(thinker, &encodables, self.grain).map_err(Unplanned::Model)?;
         let frames = |of: &Encodable| if let Encodable::Sound { frames } = of { *frames } else { 0 };
         let longest = encodables.iter().map(frames).max().unwrap_or(0);
 
@@ -147,7 +154,8 @@ impl MediaPlanner {
             pace: Pace::Chunks(vec![1]),
             lead: Duration::ZERO,
         };
-        let spec = SequenceSpec::Encoder(EncoderSpec { media: encodables.into(), longest, done: 0 });
+        let spec = EncoderSpec { media: encodables.into(), longest, done: 0, grain: self.grain };
+        let spec = SequenceSpec::Encoder(spec);
         let encoder = SequencePlan { params, spec, deliver: Outputs { tokens: false, speech: true } };
         let plan = MediaPlan { feed: Some(feed), known, hashes, store: Some(store), permit: Some(permit) };
         Ok((all_rows, Some(encoder), plan))

@@ -9,7 +9,7 @@ mod features;
 mod schedule;
 
 pub use features::Features;
-pub use schedule::{Encodable, Part, Piece, Schedule, Work};
+pub use schedule::{Encodable, Grain, Part, Piece, Schedule, Work};
 
 use std::sync::Arc;
 
@@ -23,4 +23,6 @@ pub struct EncoderSpec {
     pub longest: u32,
     /// Parts of the schedule that were encoded before: the sequence begins behind them.
     pub done: u32,
+    /// How large its units are.
+    pub grain: Grain,
 }

@@ -4,20 +4,18 @@
 //! The media are cut into *parts* that do not see each other: a window of a sound, a temporal slice of pictures. A unit
 //! of work is a step of the stage:
 //! - a window is one unit: it takes its features and emits its rows;
-//! - a slice is a unit for each piece of its patches, one or several for each layer, and one for each piece of its rows.
+//! - a slice is a unit for each piece of its patches, some for its layers, and one for each piece of its rows.
 //!
-//! So the work of a step is bounded whatever the size of a picture, and no piece of input or output is larger than
-//! [`PIECE`].
+//! So the work of a step is bounded whatever the size of a picture, and so is a piece of input or output. How large both
+//! are is the schedule's [`Grain`].
 
 use crate::ModelError;
 use crate::error::refused;
 use crate::hf::ThinkerConfig;
-use crate::towers::{patches_in_a_step, steps_of_a_layer};
+use crate::towers::{layers_in_a_unit, patches_in_a_step, steps_of_a_layer};
 use omni_media::Medium;
 use std::ops::Range;
 
-/// Numbers of a piece of patches or rows: 1 MiB of them.
-const PIECE: usize = 1 << 18;
 /// Patches, frames and rows of one sequence: far beyond what any prompt has room for, and no sum of them overflows.
 const MOST: usize = 1 << 28;
 
@@ -44,6 +42,26 @@ impl Encodable {
         }
         let grid = medium.pictures()?.grid();
         Some(Encodable::Pictures { grid: [grid.t, grid.h, grid.w].map(|size| size as u32) })
+    }
+}
+
+/// How large the units of pictures are. What is computed does not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub enum Grain {
+    /// For a CPU, and for an edge between processes: a piece of a layer, pieces of 1 MiB.
+    #[default]
+    Fine,
+    /// For a GPU, to which a layer is little: several layers, pieces of 4 MiB.
+    Coarse,
+}
+
+impl Grain {
+    /// Numbers of a piece of patches or rows.
+    fn piece(self) -> usize {
+        match self {
+            Grain::Fine => 1 << 18,
+            Grain::Coarse => 1 << 20,
+        }
     }
 }
 
@@ -75,8 +93,10 @@ pub enum Work {
         sides: [usize; 2],
         /// Patches that come in one unit.
         piece: usize,
-        /// Patches that go through a layer in one unit.
+        /// Patches that go through a layer in one step of it.
         cut: usize,
+        /// Steps of layers in a unit.
+        steps: u32,
         /// Units of all layers.
         layers: u32,
         /// Rows that are emitted in one unit.
@@ -107,16 +127,26 @@ pub struct Schedule {
 }
 
 impl Schedule {
+    /// [`Schedule::of`] in fine units.
+    ///
+    /// # Errors
+    /// Those of [`Schedule::of`].
+    pub fn new(config: &ThinkerConfig, media: &[Encodable]) -> Result<Schedule, ModelError> {
+        Schedule::of(config, media, Grain::Fine)
+    }
+
     /// The schedule of media on a thinker's towers.
     ///
     /// # Errors
     /// [`ModelError::Sequence`] for media that are empty, too large, or that there is no tower for.
-    pub fn new(config: &ThinkerConfig, media: &[Encodable]) -> Result<Schedule, ModelError> {
+    pub fn of(config: &ThinkerConfig, media: &[Encodable], grain: Grain) -> Result<Schedule, ModelError> {
         let mut schedule = Schedule { parts: Vec::new(), units: 0, ends: Vec::new() };
         for (number, medium) in media.iter().enumerate() {
             match medium {
                 Encodable::Sound { frames } => schedule.add_sound(config, number, *frames as usize)?,
-                Encodable::Pictures { grid } => schedule.add_pictures(config, number, grid.map(|n| n as usize))?,
+                Encodable::Pictures { grid } => {
+                    schedule.add_pictures(config, number, grid.map(|n| n as usize), grain)?;
+                }
             }
             schedule.ends.push(schedule.next().1);
         }
@@ -136,7 +166,13 @@ impl Schedule {
         Ok(())
     }
 
-    fn add_pictures(&mut self, config: &ThinkerConfig, medium: usize, grid: [usize; 3]) -> Result<(), ModelError> {
+    fn add_pictures(
+        &mut self,
+        config: &ThinkerConfig,
+        medium: usize,
+        grid: [usize; 3],
+        grain: Grain,
+    ) -> Result<(), ModelError> {
         let Some(tower) = &config.vision else { return refused("this checkpoint cannot see: it has no vision tower") };
         let [slices, height, width] = grid;
         let all = slices.checked_mul(height).and_then(|n| n.checked_mul(width)).filter(|n| (1..=MOST).contains(n));
@@ -149,12 +185,20 @@ impl Schedule {
         }
         let (n, row) = (height * width, tower.patch_width());
         let out = config.text.hidden_size * (1 + tower.deepstack_visual_indexes.len());
-        let (piece, emits) = ((PIECE / row).max(1), (PIECE / out).max(1));
+        let (piece, emits) = ((grain.piece() / row).max(1), (grain.piece() / out).max(1));
+        let cut = match grain {
+            Grain::Fine => patches_in_a_step(tower, n),
+            Grain::Coarse => n,
+        };
+        let steps = match grain {
+            Grain::Fine => 1,
+            Grain::Coarse => layers_in_a_unit(tower, n),
+        };
+        let layers = (tower.depth * steps_of_a_layer(n, cut)).div_ceil(steps) as u32;
         for slice in 0..slices {
             let patches = slice * n..(slice + 1) * n;
-            let cut = patches_in_a_step(tower, n);
-            let layers = (tower.depth * steps_of_a_layer(n, cut)) as u32;
-            let work = Work::Slice { patches, sides: [height, width], piece, cut, layers, emits };
+            let (sides, steps) = ([height, width], steps as u32);
+            let work = Work::Slice { patches, sides, piece, cut, steps, layers, emits };
             self.push(medium, n / tower.merge_unit(), work)?;
         }
         Ok(())
@@ -279,6 +323,26 @@ mod tests {
         assert!(pieces.len() > 1);
         assert!(pieces[pieces.len() - 1].units > config.vision.as_ref().unwrap().depth as u32);
         assert_eq!(schedule.pieces_from(pieces[1].unit).next(), Some(pieces[1].clone()));
+    }
+
+    #[test]
+    fn the_grain_changes_units_and_no_part() {
+        let mut config = config();
+        let tower = config.vision.as_mut().unwrap();
+        (tower.hidden_size, tower.intermediate_size, tower.num_heads, tower.depth) = (1152, 4304, 16, 27);
+        let media = [Encodable::Pictures { grid: [2, 30, 40] }, Encodable::Sound { frames: 450 }];
+        let [fine, coarse] = [Grain::Fine, Grain::Coarse].map(|grain| Schedule::of(&config, &media, grain).unwrap());
+        let rows = |schedule: &Schedule| schedule.parts().iter().map(|p| (p.medium, p.row, p.rows)).collect::<Vec<_>>();
+        assert_eq!(rows(&fine), rows(&coarse));
+        assert!(coarse.units() * 4 < fine.units(), "{} units, and {} fine ones", coarse.units(), fine.units());
+        for schedule in [fine, coarse] {
+            let pieces: u32 = schedule.pieces_from(0).map(|piece| piece.units).sum();
+            assert_eq!(pieces, schedule.units());
+        }
+        // However large a picture is, a unit is a layer of it at most.
+        let large = Schedule::of(&config, &[Encodable::Pictures { grid: [1, 128, 128] }], Grain::Coarse).unwrap();
+        let Work::Slice { steps, layers, .. } = large.parts()[0].work else { panic!("no slice") };
+        assert_eq!((steps, layers), (1, 27));
     }
 
     #[test]

@@ -78,8 +78,8 @@ impl StageModel for EncoderStage {
         if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
-        let EncoderSpec { media, longest, done } = spec;
-        let schedule = Schedule::new(&self.config, &media)?;
+        let EncoderSpec { media, longest, done, grain } = spec;
+        let schedule = Schedule::of(&self.config, &media, grain)?;
         if done as usize >= schedule.parts().len() {
             return refused(format!("{slot}: {done} parts of {} are done", schedule.parts().len()));
         }
@@ -171,7 +171,7 @@ impl Sequence {
                 let chunk = tower.padded_chunk(self.longest);
                 Ok(Some(tower.encode_window(&features, chunk)?.rows))
             }
-            Work::Slice { patches, sides: [height, width], piece, cut, layers, emits } => {
+            Work::Slice { patches, sides: [height, width], piece, cut, steps, layers, emits } => {
                 let tower = towers.vision()?;
                 let (pieces, layers) = (patches.len().div_ceil(*piece), *layers as usize);
                 if self.unit < pieces {
@@ -193,7 +193,9 @@ impl Sequence {
                 }
                 if self.unit < pieces + layers {
                     let Some(slice) = &mut self.slice else { return refused("a slice without patches") };
-                    tower.advance(slice, *cut)?;
+                    for _ in 0..*steps {
+                        tower.advance(slice, *cut)?;
+                    }
                     return Ok(None);
                 }
                 let Some(slice) = &self.slice else { return refused("a slice without rows") };

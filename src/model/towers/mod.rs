@@ -10,8 +10,8 @@ mod parts;
 mod vision;
 
 pub use audio::{AudioTower, chunk_positions};
-pub use vision::{Slice, SliceLayout, VisionTower, side_places, turn_frequencies};
-pub(crate) use vision::{patches_in_a_step, steps_of_a_layer};
+pub use vision::{Slice, SliceLayout, VisionTower, side_places, steps_of_a_layer, turn_frequencies};
+pub(crate) use vision::{layers_in_a_unit, patches_in_a_step};
 
 use crate::error::refused;
 use crate::hf::ThinkerConfig;

@@ -58,21 +58,36 @@ const STEP_MACS: u128 = 1 << 33;
 /// what heads of 72 lose beside whole registers, up to 4 ns.
 const LOOK_MACS: u128 = 128;
 
-/// Patches of a slice of `n` that go through a layer in one step: whole merge blocks.
-pub(crate) fn patches_in_a_step(config: &VisionTowerConfig, n: usize) -> usize {
+/// Multiply-adds of the layers in a coarse unit, about: two or three milliseconds of a large GPU.
+const UNIT_MACS: u128 = 1 << 38;
+
+/// What a layer costs for each of `n` patches, in multiply-adds: with its attention to all others, and a level of the
+/// deepstack.
+fn macs_of_a_patch(config: &VisionTowerConfig, n: usize) -> u128 {
     let (width, inner, unit) = (config.hidden_size as u128, config.intermediate_size as u128, config.merge_unit());
     let merged = width * unit as u128;
-    // The layer with its attention to all others, and a level of the deepstack.
     let each = n as u128 * (2 * width + config.num_heads as u128 * LOOK_MACS)
         + 4 * width * width
         + 2 * width * inner
         + merged * (merged + config.out_hidden_size as u128) / unit as u128;
-    let blocks = (STEP_MACS / each.max(1)) as usize / unit;
+    each.max(1)
+}
+
+/// Patches of a slice of `n` that go through a layer in one step: whole merge blocks.
+pub(crate) fn patches_in_a_step(config: &VisionTowerConfig, n: usize) -> usize {
+    let unit = config.merge_unit();
+    let blocks = (STEP_MACS / macs_of_a_patch(config, n)) as usize / unit;
     (blocks.max(1) * unit).min(n)
 }
 
+/// Layers of a slice of `n` patches in a coarse unit.
+pub(crate) fn layers_in_a_unit(config: &VisionTowerConfig, n: usize) -> usize {
+    let layers = UNIT_MACS / (macs_of_a_patch(config, n) * n.max(1) as u128);
+    layers.clamp(1, config.depth.max(1) as u128) as usize
+}
+
 /// Steps of a layer of a slice of `n` patches of which `piece` go in one: one for all, or two for each piece.
-pub(crate) fn steps_of_a_layer(n: usize, piece: usize) -> usize {
+pub fn steps_of_a_layer(n: usize, piece: usize) -> usize {
     match n.div_ceil(piece.max(1)) {
         1 => 1,
         pieces => 2 * pieces,

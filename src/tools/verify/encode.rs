@@ -4,7 +4,7 @@ use super::device::step;
 use candle_core::Tensor;
 use omni_core::ids::Slot;
 use omni_model::ModelError;
-use omni_model::encoder::{Encodable, EncoderSpec, Features, Schedule};
+use omni_model::encoder::{Encodable, EncoderSpec, Features, Grain, Schedule};
 use omni_model::hf::ThinkerConfig;
 use omni_model::media::MediaRows;
 use omni_model::stage::{SequenceSpec, SequenceWork, StageData, StageModel};
@@ -68,7 +68,10 @@ impl EncoderStage<'_> {
         let frames = |size: &Encodable| if let Encodable::Sound { frames } = size { *frames } else { 0 };
         let longest = sizes.iter().map(frames).max().unwrap_or(0);
         let schedule = Schedule::new(self.config, &sizes)?;
-        self.stage.open(SLOT, SequenceSpec::Encoder(EncoderSpec { media: sizes.as_slice().into(), longest, done: 0 }))?;
+        self.stage.open(
+            SLOT,
+            SequenceSpec::Encoder(EncoderSpec { media: sizes.as_slice().into(), longest, done: 0, grain: Grain::Fine }),
+        )?;
         for piece in schedule.pieces_from(0) {
             let (size, features) = &media[piece.medium];
             let axis = usize::from(matches!(size, Encodable::Sound { .. }));
