@@ -58,97 +58,97 @@ catalogue! {
     BUILD_INFO = Gauge, "omni_build_info", ["version"], "Always 1; the label tells which build runs.";
     READY = Gauge, "omni_ready", [], "1 while every stage can serve and no shutdown has begun.";
 
-    MODEL_LOADED = Gauge, "omni_model_loaded", ["model"], "1 while this one of several models is in memory; a server of one model has no series.";
+    MODEL_LOADED = Gauge, "omni_model_loaded", ["model"], "1 while this one of several models is in memory.";
     MODEL_LOADS = Counter, "omni_model_loads_total", ["model", "outcome"], "Loads of one of several models that ended.";
 
     REQUESTS = Counter, "omni_requests_total", ["kind", "outcome"], "Requests that ended, by what they were and how they ended.";
-    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of what the ledger keeps of open requests, to give a stage its sequences again.";
+    LEDGER_BYTES = Gauge, "omni_ledger_bytes", [], "Memory of the ledger, from which stages get their sequences again.";
     REQUESTS_IN_FLIGHT = Gauge, "omni_requests_in_flight", [], "Accepted requests that have not ended.";
     REQUEST_SECONDS = Histogram(LONG_SECONDS), "omni_request_seconds", ["kind"], "From acceptance to the last event of a request.";
-    TTFA_SECONDS = Histogram(WAIT_SECONDS), "omni_ttfa_seconds", ["kind"], "Time to first audio: from acceptance to the first samples handed to the client.";
-    TTFT_SECONDS = Histogram(WAIT_SECONDS), "omni_ttft_seconds", [], "Time to first text: from acceptance to the first piece of an answer's text.";
+    TTFA_SECONDS = Histogram(WAIT_SECONDS), "omni_ttfa_seconds", ["kind"], "Time to first audio, from acceptance.";
+    TTFT_SECONDS = Histogram(WAIT_SECONDS), "omni_ttft_seconds", [], "Time to first text, from acceptance.";
     CHUNK_GAP_SECONDS = Histogram(WAIT_SECONDS), "omni_chunk_gap_seconds", [], "Time between consecutive audio chunks of one request.";
-    AUDIO_SECONDS = Histogram(LONG_SECONDS), "omni_audio_seconds", [], "Length of the speech of one request; the sum is all speech made.";
-    REAL_TIME_FACTOR = Histogram(FACTOR), "omni_real_time_factor", [], "Time a request took per second of its speech; below 1 a listener never waits for the whole.";
-    UNDERRUNS = Counter, "omni_underruns_total", [], "Chunks that came more than 20 ms too late for a player that began with the first chunk.";
+    AUDIO_SECONDS = Histogram(LONG_SECONDS), "omni_audio_seconds", [], "Length of the speech of one request.";
+    REAL_TIME_FACTOR = Histogram(FACTOR), "omni_real_time_factor", [], "Time that a request took per second of its speech.";
+    UNDERRUNS = Counter, "omni_underruns_total", [], "Chunks more than 20 ms late for a player that began with the first one.";
 
-    ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that admission takes this server to carry in real time, at most limits.max_requests.";
+    ADMISSION_CAPACITY = Gauge, "omni_admission_capacity", [], "Streams that the server can carry in real time, as admission learned.";
     REFUSALS = Counter, "omni_refusals_total", ["reason"], "Requests that were told to come later, by why.";
-    ENDED = Counter, "omni_requests_ended_total", ["reason"], "Requests that lost their place: their client kept them waiting (slow_client, or yielded where too many had been paused), or they lived for too long (lifetime).";
-    PAUSED = Counter, "omni_requests_paused_total", [], "Times that a request gave its place up while all were taken, because its client kept it waiting; it goes on when the client is back and there is a place.";
-    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines of requests, met and missed: the first sound in time, and the rest in real time.";
+    ENDED = Counter, "omni_requests_ended_total", ["reason"], "Requests that lost their place: slow_client, yielded (too many paused), or lifetime.";
+    PAUSED = Counter, "omni_requests_paused_total", [], "Times that a request gave its place up because its client kept it waiting.";
+    DEADLINES = Counter, "omni_deadlines_total", ["deadline", "outcome"], "Deadlines met and missed: the first sound, and the rest in real time.";
 
     STEPS = Counter, "omni_stage_steps_total", ["stage"], "Steps launched.";
     STEP_SECONDS_M = Histogram(STEP_SECONDS), "omni_stage_step_seconds", ["stage"], "Device time of one step.";
-    PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "What of a step's time one phase took, as far as the device measures it.";
+    PHASE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_phase_seconds", ["stage", "phase"], "Time of one phase of a step, where the device measures it.";
     BATCH_SEQUENCES = Histogram(SEQUENCES), "omni_stage_batch_sequences", ["stage"], "Sequences that advanced together in one step.";
-    BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two consecutive steps while there was work.";
-    RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight whose tokens the scheduler had not seen when the next one was launched.";
-    UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions and tokens (thinker, talker), frames (vocoder).";
-    STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Sequences computed in vain, because they had ended in a step that was still in flight.";
+    BUBBLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_launch_bubble_seconds", ["stage"], "Device idle time between two steps while there was work.";
+    RUN_AHEAD_STEPS = Histogram(RUN_AHEAD), "omni_stage_run_ahead_steps", ["stage"], "Steps in flight when the next one was launched.";
+    UNITS = Counter, "omni_stage_units_total", ["stage"], "Units computed: prompt positions, tokens, frames.";
+    STALE_OUTCOMES = Counter, "omni_stage_stale_outcomes_total", ["stage"], "Sequences computed in vain, after their end.";
     SAMPLE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_sample_seconds", ["stage"], "From the end of a step to its tokens being with the scheduler.";
-    PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads; never part of the launch path.";
-    CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "From a payload being put on the edge into this stage to the stage having taken it over.";
+    PACKAGE_SECONDS = Histogram(STEP_SECONDS), "omni_stage_package_seconds", ["stage"], "Time to package one step's payloads.";
+    CONNECTOR_SECONDS = Histogram(STEP_SECONDS), "omni_stage_connector_seconds", ["stage"], "Time of a payload on the edge into this stage.";
     SEQUENCES_LIVE = Gauge, "omni_stage_sequences", ["stage"], "Sequences that hold a slot.";
     QUEUE_DEPTH = Gauge, "omni_stage_queue_depth", ["stage", "queue"], "Messages waiting in a bounded queue of a stage.";
     GENERATION = Gauge, "omni_stage_generation", ["stage"], "How often the stage has been started.";
     RESTARTS = Counter, "omni_stage_restarts_total", ["stage"], "Restarts after a failure.";
-    GUILTY = Counter, "omni_stage_guilty_requests_total", ["stage"], "Requests that were ended because they brought the stage down each time, at last alone.";
+    GUILTY = Counter, "omni_stage_guilty_requests_total", ["stage"], "Requests ended because they brought the stage down each time, at last alone.";
     RECOVERY_SECONDS = Histogram(WAIT_SECONDS), "omni_stage_recovery_seconds", ["stage"], "From a failure seen to the stage serving again.";
 
-    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that the fault plan injected; the stage is empty for points outside of stages.";
+    FAULTS_INJECTED = Counter, "omni_faults_injected_total", ["stage", "point", "kind"], "Faults that were injected; the stage is empty for points outside of stages.";
 
-    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry: embeddings and codes for the next stage, tokens and audio for the client.";
+    PAYLOADS = Counter, "omni_payloads_total", ["stage", "kind"], "Payloads that left a stage, by what they carry.";
     PAYLOAD_BYTES = Counter, "omni_payload_bytes_total", ["stage", "kind"], "Bytes of those payloads.";
-    SPEECH_ASTRAY = Counter, "omni_speech_astray_total", ["reason"], "Pieces of speech that did not say their text: one that repeated itself or was silent without end (runaway), or that ended at once (unspoken).";
-    SPEECH_ANEW = Counter, "omni_speech_anew_total", [], "Pieces of speech that were made anew because of that, before any of them was sent.";
-    EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Times that input of a sequence got lost on the edge behind the stage, and the sequence was admitted again or failed.";
-    LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases that a stage has given out and that are not yet released.";
+    SPEECH_ASTRAY = Counter, "omni_speech_astray_total", ["reason"], "Pieces of speech that did not say their text: without end (runaway), or ended at once (unspoken).";
+    SPEECH_ANEW = Counter, "omni_speech_anew_total", [], "Pieces that were made anew because of that.";
+    EDGE_LOST = Counter, "omni_edge_lost_total", ["stage"], "Times that input of a sequence got lost on the edge behind the stage.";
+    LEASES_LIVE = Gauge, "omni_leases_live", ["stage"], "Payload leases of a stage that are not yet released.";
 
-    LINK_FRAMES = Counter, "omni_link_frames_total", ["stage", "direction"], "Frames between this process and that of a stage: down to the stage, or up from it.";
+    LINK_FRAMES = Counter, "omni_link_frames_total", ["stage", "direction"], "Frames between this process and that of a stage, down or up.";
     LINK_BYTES = Counter, "omni_link_bytes_total", ["stage", "direction"], "Bytes of those frames.";
 
-    COPIES = Counter, "omni_copies_total", ["stage", "direction"], "Copies of payload data beside the steps: off the device (d2h), onto it (h2d), or on it (d2d).";
+    COPIES = Counter, "omni_copies_total", ["stage", "direction"], "Copies of payload data off the device (d2h), onto it (h2d), or on it (d2d).";
     COPY_BYTES = Counter, "omni_copy_bytes_total", ["stage", "direction"], "Bytes of those copies.";
-    COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies on its stream, where it is measured.";
+    COPY_SECONDS = Histogram(STEP_SECONDS), "omni_copy_seconds", ["stage", "direction"], "Time of one of those copies, where it is measured.";
 
-    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by all processes, the driver included.";
+    DEVICE_MEMORY = Gauge, "omni_device_memory_bytes", ["device", "use"], "Memory of a GPU: allocated by this process, and used by all.";
     DEVICE_BLOCKING = Counter, "omni_device_blocking_calls_total", [], "Calls to the GPU's driver that waited for the GPU.";
-    LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls that may wait for the GPU, made by a launch thread while it launched; anything but 0 is a bug.";
-    FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of one captured frame of the talker, by the sequences it was captured for.";
+    LAUNCH_WAITS = Counter, "omni_launch_blocking_calls_total", [], "Calls in a launch that may wait for the GPU; anything but 0 is a bug.";
+    FRAME_SECONDS = Histogram(STEP_SECONDS), "omni_frame_seconds", ["bucket"], "Device time of a captured frame of the talker, by its sequences.";
 
-    LOG_LINES_LOST = Counter, "omni_log_lines_lost_total", [], "Log lines that were lost, because stderr took none or its queue was full.";
+    LOG_LINES_LOST = Counter, "omni_log_lines_lost_total", [], "Log lines that were lost.";
 
     HTTP_RESPONSES = Counter, "omni_http_responses_total", ["route", "status"], "Responses begun, by route and status.";
-    HTTP_RESUMED = Counter, "omni_http_resumed_total", ["by"], "Answers that were made again to go on at a position, which the client gave as a sample, a byte or an event.";
+    HTTP_RESUMED = Counter, "omni_http_resumed_total", ["by"], "Answers that went on at a position, given as a sample, a byte or an event.";
     HTTP_CONNECTIONS = Gauge, "omni_http_connections", [], "Connections open.";
-    HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes that clients have sent and that are still held, at most server.max_input_bytes.";
+    HTTP_INPUT_BYTES = Gauge, "omni_http_input_bytes", [], "Bytes of clients that are still held, at most server.max_input_bytes.";
     HTTP_OUTPUT_BYTES = Gauge, "omni_http_output_bytes", [], "Bytes of answers in one piece that are being made or read, at most server.max_output_bytes.";
-    HTTP_EVICTED = Counter, "omni_http_evicted_total", ["what"], "Connections closed because their place (idle) or their memory (unread) was needed, or because they read too slowly (slow).";
-    HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key, or with one that is not in the config.";
-    DECODES = Counter, "omni_decodes_total", ["kind", "outcome"], "Files of clients that were given to a decoder: decoded, refused for what they are, their decoder was ended by its limits or by them, or there was no_worker to decode them.";
-    ALIGNER_PIECES = Counter, "omni_aligner_pieces_total", ["outcome"], "Pieces of speech that the aligner of the config was asked for the words of: aligned or failed.";
+    HTTP_EVICTED = Counter, "omni_http_evicted_total", ["what"], "Connections closed for their place (idle), their memory (unread) or slow reading (slow).";
+    HTTP_UNAUTHORIZED = Counter, "omni_http_unauthorized_total", [], "Requests without a key that is in the config.";
+    DECODES = Counter, "omni_decodes_total", ["kind", "outcome"], "Files given to a decoder: decoded, refused, ended with their decoder, or no_worker was there.";
+    ALIGNER_PIECES = Counter, "omni_aligner_pieces_total", ["outcome"], "Pieces of speech that the aligner of the config took: aligned or failed.";
     ALIGNER_SECONDS = Histogram(WAIT_SECONDS), "omni_aligner_seconds", [], "Time to find the words of one piece.";
     ALIGNER_FAILURES = Counter, "omni_aligner_failures_total", [], "Times that the aligner's thread died or took too long.";
-    MEDIA = Counter, "omni_media_total", ["kind", "outcome"], "Sounds, pictures and videos of chat turns: prepared, refused for what they are, not prepared because there was no room in time (busy), or because another of their request was not (dropped).";
-    MEDIA_SECONDS = Histogram(WAIT_SECONDS), "omni_media_seconds", ["kind"], "Time to decode one of them and to bring it to the form that the model takes.";
+    MEDIA = Counter, "omni_media_total", ["kind", "outcome"], "Media of chat turns: prepared, refused, without room in time (busy), or dropped with another of their request.";
+    MEDIA_SECONDS = Histogram(WAIT_SECONDS), "omni_media_seconds", ["kind"], "Time to prepare one of them.";
     MEDIA_BYTES = Gauge, "omni_media_bytes", [], "Decoded sound and pictures of requests, counted before they are decoded, at most media.max_memory.";
 
-    MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media whose embeddings were looked for among those that are kept: hit or miss.";
+    MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media looked for among the kept embeddings: hit or miss.";
     MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most media.max_cached_embeddings.";
 
     REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
-    REALTIME_TURNS = Counter, "omni_realtime_turns_total", [], "Turns of sound of their users that were committed, by them or by the detector.";
+    REALTIME_TURNS = Counter, "omni_realtime_turns_total", [], "Turns of sound that users or the detector committed.";
     REALTIME_INTERRUPTIONS = Counter, "omni_realtime_interruptions_total", [], "Answers that their user's speech cut off.";
-    REALTIME_FIRST_SOUND_SECONDS = Histogram(WAIT_SECONDS), "omni_realtime_first_sound_seconds", [], "Time from the end of a turn, as it was found or committed, to the first sound of its answer.";
+    REALTIME_FIRST_SOUND_SECONDS = Histogram(WAIT_SECONDS), "omni_realtime_first_sound_seconds", [], "Time from the end of a turn to the first sound of its answer.";
 
-    KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name in the config and the status of the answer.";
+    KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name and the status.";
     KEY_REFUSALS = Counter, "omni_key_refusals_total", ["key", "reason"], "Requests and utterances that a limit or a scope of their key refused.";
     KEY_SPEECH_SECONDS = Counter, "omni_key_speech_seconds_total", ["key"], "Seconds of speech made for a key.";
     KEY_INPUT_BYTES = Counter, "omni_key_input_bytes_total", ["key"], "Bytes of bodies and WebSocket messages that came with a key.";
     KEY_CONNECTIONS = Gauge, "omni_key_connections", ["key"], "Requests and WebSockets with a key that are being answered.";
 
-    SPANS = Counter, "omni_trace_spans_total", ["outcome"], "Spans for the collector of telemetry.otlp_endpoint: exported, or dropped because it was slow or gone.";
+    SPANS = Counter, "omni_trace_spans_total", ["outcome"], "Spans for the collector: exported, or dropped because it was slow or gone.";
 }
 
 #[cfg(test)]
