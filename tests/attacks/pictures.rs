@@ -33,8 +33,8 @@ fn many_large_pictures_at_once_end_in_answers_or_clear_errors() {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     told.iter().for_each(|told| *counts.entry(told.clone()).or_default() += 1);
     println!("{count} pictures of {side} x {side} in {:.1} s: {counts:?}", begun.elapsed().as_secs_f64());
-    assert!(counts.get("200").is_some_and(|answered| *answered >= count.min(4)), "{counts:?}");
     if usual {
+        assert!(counts.get("200").is_some_and(|answered| *answered >= 4), "{counts:?}");
         attacked.memory_within(160 << 20);
     }
     attacked.is_as_before();
@@ -65,7 +65,9 @@ fn asked(attacked: &Attacked, number: usize, side: u32) -> String {
     }
     let error: Value = reply.json()["error"].clone();
     let word = |field: &str| error[field].as_str().unwrap_or_default().to_owned();
-    assert!([429, 503].contains(&reply.status) && !word("code").is_empty(), "{} {error}", reply.status);
-    assert!(word("message").len() > 10 && reply.header("retry-after").is_some(), "{} {error}", reply.status);
+    assert!([429, 503, 504].contains(&reply.status) && !word("code").is_empty(), "{} {error}", reply.status);
+    assert!(word("message").len() > 10, "{error}");
+    // What took longer than the server's limit may take as long again.
+    assert!(reply.status == 504 || reply.header("retry-after").is_some(), "{} {error}", reply.status);
     format!("{} {}", reply.status, word("code"))
 }
