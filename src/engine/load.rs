@@ -1,6 +1,7 @@
 //! Loads the weights of a stage, on the thread that uses them.
 
 use crate::device::DeviceChoice;
+use crate::threads::background;
 use candle_core::Device;
 #[cfg(feature = "cuda")]
 use omni_config::Precision;
@@ -182,7 +183,8 @@ fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Bo
         StageName::Encoder => {
             let config = &checkpoint.omni()?.thinker;
             let towers = Towers::load(&loader, config)?;
-            Box::new(EncoderFactory::new(Arc::new(towers), config.clone()))
+            // Decode steps of running answers come before it.
+            Box::new(EncoderFactory::new(Arc::new(towers), config.clone(), background("encoder")?))
         }
         StageName::Thinker => {
             let net = Thinker::load(&loader, &checkpoint.omni()?.thinker)?;

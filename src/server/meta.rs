@@ -19,7 +19,8 @@ use std::sync::Arc;
 const PAGE: &str = include_str!("page/index.html");
 /// The browser enforces it.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; \
-     connect-src 'self'; img-src data:; worker-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+     connect-src 'self'; img-src data: blob:; media-src blob:; worker-src blob:; base-uri 'none'; form-action 'none'; \
+     frame-ancestors 'none'";
 
 /// `GET /`
 pub(super) async fn page() -> Response {

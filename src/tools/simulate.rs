@@ -44,6 +44,9 @@ pub struct SimulateArgs {
     /// Prompts may bring their stage down each time they come
     #[arg(long)]
     poison: bool,
+    /// Requests have sound and pictures, and an encoder is in front of the thinker
+    #[arg(long)]
+    media: bool,
     /// Scenarios at once; as many as there are cores by default
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
@@ -51,7 +54,7 @@ pub struct SimulateArgs {
 
 /// Runs the command. It fails if a scenario does.
 pub fn execute(args: &SimulateArgs) -> anyhow::Result<()> {
-    let settings = Settings { requests: args.requests, faults: args.faults, poison: args.poison };
+    let settings = Settings { requests: args.requests, faults: args.faults, poison: args.poison, media: args.media };
     let jobs = args.jobs.or_else(|| std::thread::available_parallelism().ok().map(Into::into)).unwrap_or(1).max(1);
     // A panic is a violation, which is printed with its seed.
     std::panic::set_hook(Box::new(|_| {}));
@@ -115,8 +118,9 @@ pub fn execute(args: &SimulateArgs) -> anyhow::Result<()> {
     println!("{} suffice: {last}", small.members());
     small.lines().iter().chain(&last.stages).for_each(|line| println!("  {line}"));
     let poison = if args.poison { " --poison" } else { "" };
+    let media = if args.media { " --media" } else { "" };
     let again = format!("--seed {} --seeds 1 --requests {} --faults {}", violation.seed, args.requests, args.faults);
-    println!("again: omni-actors simulate {again}{poison}");
+    println!("again: omni-actors simulate {again}{poison}{media}");
     bail!("{violation}")
 }
 
@@ -128,6 +132,7 @@ fn print(report: &Report, seeds: u64, took: Duration) {
         "  {} finished, {} failed with a cause, {} were left by their clients",
         report.finished, report.failed, report.left
     );
+    println!("  {} with media, {} of them known before", report.media, report.known);
     println!("  {} frames and characters compared", report.units);
     println!("{} events, {:.0} requests/s", report.events, report.accepted as f64 / seconds);
     let restarts = (report.restarts, report.given_up, report.poisoned);

@@ -10,6 +10,7 @@ mod support;
 
 mod bodies;
 mod operation;
+mod pictures;
 mod places;
 mod prompts;
 mod readers;

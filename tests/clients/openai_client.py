@@ -2,7 +2,6 @@
 
 import base64
 import io
-import struct
 import time
 import wave
 
@@ -159,25 +158,6 @@ def chat_with_audio_streamed():
     return f"{text!r}, {note}, first audio after {first * 1000:.0f} of {total * 1000:.0f} ms"
 
 
-def chat_with_a_picture_and_a_recording():
-    takes = next(iter(client.models.list())).model_dump().get("input_modalities") or []
-    if not {"image", "audio"} <= set(takes):
-        return "this model takes text only"
-    head = struct.pack("<IIIIIIHHIIIIII", 54 + 96 * 64, 0, 54, 40, 32, 64, 1, 24, 0, 0, 0, 0, 0, 0)
-    picture = b"BM" + head + bytes(n % 256 for n in range(96 * 64))
-    tone = b"".join(struct.pack("<h", n % 160 * 100) for n in range(16000))
-    sound = b"RIFF" + struct.pack("<I4s4sIHHIIHH4sI", 36 + len(tone), b"WAVE", b"fmt ", 16, 1, 1, 16000, 32000, 2, 16, b"data", len(tone)) + tone
-    parts = [
-        {"type": "image_url", "image_url": {"url": "data:image/bmp;base64," + base64.b64encode(picture).decode()}},
-        {"type": "input_audio", "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"}},
-        {"type": "text", "text": "What is it?"},
-    ]
-    answer = client.chat.completions.create(model=model, messages=[{"role": "user", "content": parts}], max_completion_tokens=8)
-    details = answer.usage.prompt_tokens_details.model_dump()
-    assert details["audio_tokens"] == 13 and details["image_tokens"] > 0, details
-    return f"{answer.choices[0].message.content!r}"
-
-
 def mistakes_are_openai_errors():
     for wrong in ({"voice": "nobody"}, {"response_format": "aac"}, {"input": ""}, {"speed": 5.0}):
         fields = {"model": model, "voice": voice, "input": "Hello."} | wrong
@@ -200,7 +180,6 @@ run(
         chat_in_text,
         chat_with_audio_whole,
         chat_with_audio_streamed,
-        chat_with_a_picture_and_a_recording,
         mistakes_are_openai_errors,
     ]
 )

@@ -8,6 +8,7 @@ use super::tts::fixture;
 use serde_json::{Value, json};
 use std::io::Write;
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,14 @@ impl Attacked {
         let ordinary = json!({
             "input": "Hello there.", "seed": 1, "max_new_tokens": 3, "speaker_embedding": embedding,
         });
+        Attacked::start(&model, more, ordinary, Stdio::inherit())
+    }
+
+    /// The small Qwen3-Omni checkpoint, which hears and sees. Its speech is noise and does not end by itself.
+    pub fn omni(more: &str) -> Attacked {
+        let checkpoint = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/qwen3_omni");
+        let model = format!("[model]\ncheckpoint = {checkpoint:?}\n");
+        let ordinary = json!({"input": "Hello there.", "seed": 1, "max_new_tokens": 3});
         Attacked::start(&model, more, ordinary, Stdio::inherit())
     }
 

@@ -56,6 +56,11 @@ impl Known {
         known.collect()
     }
 
+    /// How many embeddings.
+    pub fn units(&self) -> u32 {
+        self.units
+    }
+
     /// Of a request.
     pub fn named(self, request: RequestId) -> Payload {
         let Known { part, seq, units, end } = self;

@@ -97,14 +97,14 @@ impl OmniPlanner {
 }
 
 /// Why media cannot be encoded.
-enum Unplanned {
+pub(crate) enum Unplanned {
     Model(ModelError),
     Memory(SubmitError),
 }
 
 impl MediaPlanner {
     /// What is done for media that stand in a prompt in this order, each with whether its sound is meant.
-    fn encoding(
+    pub fn encoding(
         &self,
         thinker: &ThinkerConfig,
         media: &[(Arc<Medium>, bool)],
@@ -163,7 +163,7 @@ impl MediaPlanner {
 }
 
 /// The positions of a prompt that stand for media, by the embedding that each stands for.
-pub(super) fn runs(layout: &MediaLayout) -> Vec<PromptRun> {
+pub(crate) fn runs(layout: &MediaLayout) -> Vec<PromptRun> {
     let ranges = layout.spans.iter().flat_map(|span| &span.at);
     let run = |input: &mut u32, range: &Range<usize>| {
         let run = PromptRun { at: range.start as u32, input: *input, len: range.len() as u32 };

@@ -6,7 +6,7 @@ mod media;
 mod omni;
 mod tts;
 
-pub(super) use media::MediaPlanner;
+pub(super) use media::{MediaPlanner, runs};
 pub(super) use omni::OmniPlanner;
 pub(super) use tts::{TtsPlanner, TtsVoice};
 

@@ -51,6 +51,10 @@ pub(super) struct Prompts {
     pub emits: u32,
     /// Embeddings that the talker's prompt is made of.
     pub uses: u32,
+    /// Embeddings of media that the thinker's prompt is made of, and how many of them are known before.
+    pub rows: u32,
+    /// See `rows`.
+    pub known: u32,
 }
 
 #[derive(Default)]
@@ -67,6 +71,9 @@ impl Windows {
         let count = self.counts.entry((request, edge as usize)).or_default();
         count.made = count.made.max(upto);
         let (mut used, mut most) = (count.acked, most);
+        if edge == Edge::Media {
+            most += prompts.rows;
+        }
         if edge == Edge::Embeddings {
             most += prompts.emits;
             // A talker that dies may not have told what its frames were made of: its prompt for the first, and a unit
@@ -98,17 +105,18 @@ impl Windows {
 
     /// A consumer took all units before this one over.
     fn acked(&mut self, request: RequestId, edge: Edge, upto: u32) {
-        if !self.prompts.contains_key(&request) {
-            return;
-        }
+        let Some(Prompts { rows, known, .. }) = self.prompts.get(&request).copied() else { return };
+        // The edge into a thinker is another one where its prompt has media.
+        let edge = if edge == Edge::Text && rows > 0 { Edge::Media } else { edge };
         let count = self.counts.entry((request, edge as usize)).or_default();
         if upto == RELEASED {
             count.released = true;
             return;
         }
         count.acked = count.acked.max(upto);
-        // What a client writes is not counted here.
-        if count.acked > count.made && edge != Edge::Text {
+        // What a client gives is not counted here.
+        let made = if edge == Edge::Media { count.made.max(known) } else { count.made };
+        if count.acked > made && edge != Edge::Text && edge != Edge::Features {
             self.over.push((request, edge, count.acked, count.made));
         }
     }

@@ -8,12 +8,14 @@
 //! | file | what |
 //! | --- | --- |
 //! | `scenario` | what happens, from a seed |
+//! | `media` | sound and pictures, which an encoder in front of the thinker is given |
 //! | `plan`, `model` | requests, and stages whose units are hashes of all that went before |
 //! | `world` | the events, what must hold after each, and what at the end |
 //! | `edges`, `listener` | the edges between stages with their faults; the clients |
 
 mod edges;
 mod listener;
+mod media;
 mod model;
 mod plan;
 mod random;
@@ -49,6 +51,10 @@ pub struct Report {
     pub failed: u64,
     /// See `ended`.
     pub left: u64,
+    /// Requests with media that were accepted.
+    pub media: u64,
+    /// Of these, those whose media had all been encoded before.
+    pub known: u64,
     /// Frames and characters that were compared.
     pub units: u64,
     /// Failures of stages that supervisors heard of.
@@ -76,6 +82,8 @@ impl Report {
         self.finished += other.finished;
         self.failed += other.failed;
         self.left += other.left;
+        self.media += other.media;
+        self.known += other.known;
         self.units += other.units;
         self.restarts += other.restarts;
         self.given_up += other.given_up;

@@ -2,11 +2,15 @@
 //! that reads its own output. So a unit that is lost, doubled, out of order or of another sequence changes all that
 //! follows, and [`Expected`] says without any stage what a client has to get, sample by sample.
 
+mod encoder;
 mod expect;
+mod prompt;
 
+pub(super) use encoder::pieces;
 pub(super) use expect::{Asked, Expected, expect};
 
 use super::random::mix;
+use encoder::Encoding;
 use expect::{codec, codes, frame, position, read, sound, text, token};
 use omni_config::Precision;
 use omni_core::ids::{FinishReason, Slot, StageName};
@@ -16,8 +20,8 @@ use omni_model::stage::{
     Launched, SequenceOutput, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, StepOutcome, TalkerSpec,
     ThinkerMode, ThinkerSpec,
 };
-use omni_model::stages::thinker::prompt_embeddings;
 use omni_model::{LoadError, ModelError};
+use prompt::Rows;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -50,6 +54,8 @@ pub(super) struct Sickness {
 #[derive(Debug, Default)]
 pub(super) struct Book {
     prompts: Mutex<BTreeMap<u32, (Lengths, Option<Sickness>)>>,
+    /// Features that one prompt alone has, by their hash: what an encoder knows a prompt by.
+    features: Mutex<BTreeMap<u64, u32>>,
     /// Of each stage: launches that fail one sequence.
     pub failing: [AtomicU32; StageName::ALL.len()],
     /// Requests whose sequence was made to fail, by their prompt.
@@ -64,6 +70,18 @@ pub(super) const UNKNOWN: u32 = u32::MAX;
 impl Book {
     pub fn enter(&self, seed: u64, lengths: Lengths, sick: Option<Sickness>) {
         self.prompts.lock().unwrap_or_else(PoisonError::into_inner).insert(seed as u32, (lengths, sick));
+    }
+
+    /// Only this prompt has such features.
+    pub fn enter_features(&self, seed: u64, features: &[f32]) {
+        let mut known = self.features.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(encoder::look(0, features), seed as u32);
+    }
+
+    /// Whose features these are, if one prompt alone has them.
+    fn whose(&self, features: &[f32]) -> Option<u32> {
+        let known = self.features.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.is_empty() { None } else { known.get(&encoder::look(0, features)).copied() }
     }
 
     fn lengths(&self, seed: u64) -> Lengths {
@@ -118,7 +136,8 @@ struct Sequence {
 }
 
 enum Kind {
-    Thinker { spec: ThinkerSpec, waiting: VecDeque<u32> },
+    Encoder(Box<Encoding>),
+    Thinker { spec: ThinkerSpec, waiting: VecDeque<u32>, rows: Rows },
     Talker { spec: TalkerSpec, inputs: Vec<u32>, last: u64 },
     Vocoder { context: Vec<u32>, waiting: VecDeque<u32> },
 }
@@ -129,10 +148,11 @@ impl StageModel for Model {
             return refused(format!("{slot} is open already"));
         }
         let (kind, state, count) = match spec {
-            SequenceSpec::Encoder(_) => return refused("no scenario has media"),
+            SequenceSpec::Encoder(spec) => (Kind::Encoder(Box::new(Encoding::open(&spec)?)), 0, 0),
             SequenceSpec::Thinker(spec) => {
                 let (state, count) = (spec.seed, spec.generated_len);
-                (Kind::Thinker { spec, waiting: VecDeque::new() }, state, count)
+                let rows = Rows::of(spec.media.as_deref());
+                (Kind::Thinker { spec, waiting: VecDeque::new(), rows }, state, count)
             }
             SequenceSpec::Talker(spec) => {
                 let (state, count) = (spec.seed, spec.generated_len);
@@ -155,7 +175,13 @@ impl StageModel for Model {
         }
         sequence.ended = end;
         match (&mut sequence.kind, input) {
+            (Kind::Thinker { spec: ThinkerSpec { media: Some(_), .. }, rows, .. }, input) => match input {
+                None => rows.push(&[], end)?,
+                Some(StageData::Embeddings(embeddings)) => rows.push(&tokens_of(&embeddings)?, end)?,
+                Some(_) => return refused(format!("{slot}: a prompt with media takes their embeddings only")),
+            },
             (_, None) => {}
+            (Kind::Encoder(encoding), Some(StageData::Features(features))) => encoding.push(features),
             (Kind::Thinker { waiting, .. }, Some(StageData::Tokens(tokens))) => waiting.extend(tokens),
             (Kind::Talker { inputs, .. }, Some(StageData::Tokens(tokens))) => inputs.extend(tokens),
             (Kind::Talker { inputs, .. }, Some(StageData::Embeddings(embeddings))) => {
@@ -209,6 +235,8 @@ impl Sequence {
     /// Whose it is, as far as it can tell.
     fn prompt(&self) -> Option<u32> {
         match &self.kind {
+            // It has what its request has in common with others.
+            Kind::Encoder(_) => None,
             Kind::Thinker { spec, .. } => Some(spec.seed as u32),
             Kind::Talker { spec, .. } => Some(spec.seed as u32),
             Kind::Vocoder { waiting, .. } => waiting.front().copied(),
@@ -219,16 +247,23 @@ impl Sequence {
         let Sequence { kind, state, prefilled, count, ended, finished } = self;
         let mut output = SequenceOutput::default();
         match kind {
-            Kind::Thinker { spec, waiting } => {
+            Kind::Encoder(encoding) => {
+                if units != 1 {
+                    return refused(format!("{units} units in a step of an encoder"));
+                }
+                let (rows, last) = encoding.step(book)?;
+                *finished = last;
+                output.finish = finished.then_some(FinishReason::Stop);
+                output.emit = embeddings(&rows);
+            }
+            Kind::Thinker { spec, waiting, rows } => {
                 let left = spec.prompt.len() as u32 - *prefilled;
-                let mut spoken = prompt_embeddings(spec, *prefilled, if left > 0 { units } else { 0 });
                 if left > 0 && (units == 0 || units > left) {
                     return refused(format!("{units} of {left} positions of the prompt"));
                 }
+                let mut spoken = Vec::new();
                 if left > 0 {
-                    for token in &spec.prompt[*prefilled as usize..][..units as usize] {
-                        *state = read(*state, *token);
-                    }
+                    spoken = prompt::prefill(spec, rows, *prefilled, units, state)?;
                     *prefilled += units;
                 }
                 match spec.mode {

@@ -1,11 +1,12 @@
 //! The plan of a request, as the planners make it from a checkpoint, for models that have none.
 
 use super::edges::Prompts;
+use super::media::{CONFIG, Prompted, prompted};
 use super::model::{Asked, END, Expected, GROUPS, expect};
 use super::random::{Random, mix};
 use super::scenario::{RequestKind, Script, Shape};
-use crate::encoded::MediaPlan;
-use crate::plan::{FollowedText, RequestPlan, SequencePlan};
+use crate::encoded::{Known, MediaPlan};
+use crate::plan::{FollowedText, MediaPlanner, RequestPlan, SequencePlan, runs};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
@@ -51,8 +52,8 @@ pub(super) struct Planned {
     pub prompts: Prompts,
 }
 
-/// See the module.
-pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
+/// The plan of a script. What it does with media is the real planner's.
+pub(super) fn plan(script: &Script, shape: &Shape, encodes: &MediaPlanner) -> Option<Planned> {
     let of = &mut Random::new(mix(0x91, script.seed));
     let speech = !matches!(script.kind, RequestKind::Text);
     let mut text: Vec<u32> = Vec::new();
@@ -61,17 +62,28 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
     }
     let mut sequences = Vec::new();
     let (mut prompt_tokens, mut user) = (0, 0);
-    let mut prompts = Prompts { emits: 0, uses: 0 };
+    let mut prompts = Prompts { emits: 0, uses: 0, rows: 0, known: 0 };
+    let (mut media, mut plan_of_media) = (Vec::new(), MediaPlan::default());
     if !shape.two_stages {
-        let prompt: Arc<[u32]> = (0..of.within(4, 40)).map(|_| of.within(0x61, 0x7B) as u32).collect();
-        let len = prompt.len() as u32;
+        let mut prompt: Vec<u32> = (0..of.within(4, 40)).map(|_| of.within(0x61, 0x7B) as u32).collect();
         // A user's turn, and the header of the answer.
-        user = of.below(u64::from(len) - 3) as u32;
+        user = of.below(prompt.len() as u64 - 3) as u32;
+        let mut layout = None;
+        if !script.media.is_empty() {
+            let of = &mut Random::new(mix(0x92, script.seed));
+            let with: Prompted = prompted(&prompt, (user, 3), &script.media, of)?;
+            (prompt, user, media, layout) = (with.prompt, with.user, with.media, Some(Arc::new(with.layout)));
+            let (rows, encoder, plan) = encodes.encoding(&CONFIG, &media).ok()?;
+            (prompts.rows, prompts.known) = (rows, plan.known.iter().map(Known::units).sum());
+            sequences.extend(encoder.map(|encoder| (StageName::Encoder, encoder)));
+            plan_of_media = plan;
+        }
+        let len = prompt.len() as u32;
         let emit: Arc<[std::ops::Range<u32>]> = Arc::new([0..user, len - 3..len]);
         prompts.emits = if speech { user + 3 } else { 0 };
         let sample = matches!(script.kind, RequestKind::Chat | RequestKind::Text);
         let spec = ThinkerSpec {
-            prompt,
+            prompt: prompt.into(),
             generated_len: 0,
             mode: if sample { ThinkerMode::Sample } else { ThinkerMode::Follow },
             emit: speech.then_some(emit),
@@ -79,12 +91,12 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
             eos: Arc::new([END]),
             max_tokens: if sample { of.pick(&[40, 40, 6, 1]) } else { text.len() as u32 + 1 },
             seed: script.seed,
-            media: None,
+            media: layout.clone(),
         };
         let params = SequenceParams {
             prompt: len,
-            prompt_input: 0,
-            prompt_runs: Vec::new(),
+            prompt_input: prompts.rows,
+            prompt_runs: layout.as_deref().map(runs).unwrap_or_default(),
             prompt_emits: prompts.emits,
             pace: if sample { Pace::Free } else { Pace::Follow },
             lead: Duration::ZERO,
@@ -113,6 +125,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
             _ => None,
         }),
         text: &text,
+        media: &media,
         lengths: script.lengths,
     });
     let answers = matches!(script.kind, RequestKind::Chat | RequestKind::Text);
@@ -133,9 +146,9 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
         follow,
         codes: None,
         guard: None,
-        media: MediaPlan::default(),
+        media: plan_of_media,
     };
-    Planned { plan, expected, later: if answers { Vec::new() } else { pieces }, prompts }
+    Some(Planned { plan, expected, later: if answers { Vec::new() } else { pieces }, prompts })
 }
 
 /// The talker's prompt, and the codes that it and the vocoder begin with.

@@ -1,6 +1,7 @@
 //! What happens in one simulation: who asks for what when, what breaks when, and the shape of the engine. All of it
 //! follows from a seed, as lists, so that a scenario that fails can be cut to the few members that matter.
 
+use super::media;
 use super::model::{Lengths, Sickness};
 use super::random::{Random, mix};
 use omni_core::ids::StageName;
@@ -17,11 +18,14 @@ pub struct Settings {
     pub faults: usize,
     /// Whether prompts may bring their stage down each time.
     pub poison: bool,
+    /// Whether requests have sound and pictures, and an encoder is in front of the thinker. It draws from numbers of its
+    /// own, so a seed without it is the scenario that it was before there were any.
+    pub media: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { requests: 60, faults: 14, poison: false }
+        Settings { requests: 60, faults: 14, poison: false, media: false }
     }
 }
 
@@ -40,6 +44,10 @@ pub struct Scenario {
 pub(super) struct Shape {
     /// Without a thinker, as Qwen3-TTS.
     pub two_stages: bool,
+    /// In front of the thinker, where requests have media.
+    pub encoder: Option<StageShape>,
+    /// Bytes of rows that are kept for requests to come.
+    pub cache: usize,
     pub places: usize,
     pub by_deadlines: bool,
     pub stages: [StageShape; 3],
@@ -77,6 +85,8 @@ pub(super) struct Script {
     pub seed: u64,
     pub kind: RequestKind,
     pub lengths: Lengths,
+    /// What stands in its prompt besides text.
+    pub media: Vec<u32>,
     pub sick: Option<Sickness>,
     pub client: Manner,
     /// The client asks again so often when its request ends badly or it has left.
@@ -174,7 +184,10 @@ impl Scenario {
     /// The scenario of a seed.
     pub fn new(seed: u64, settings: &Settings) -> Scenario {
         let random = &mut Random::new(seed);
-        let shape = Shape::new(random);
+        let mut shape = Shape::new(random);
+        if settings.media {
+            shape.encode(&mut Random::new(mix(0xE7C0, seed)));
+        }
         let count = random.within(1, settings.requests as u64 + 1) as usize;
         let sick = Sick::new(random, &shape, settings);
         let mut at = Duration::from_millis(50);
@@ -241,6 +254,8 @@ impl Shape {
         let often = random.once_in(6);
         Shape {
             two_stages: random.once_in(3),
+            encoder: None,
+            cache: 0,
             places: random.within(2, 17) as usize,
             by_deadlines: random.once_in(2),
             stages,
@@ -257,14 +272,41 @@ impl Shape {
         }
     }
 
+    /// With an encoder, in front of a thinker.
+    fn encode(&mut self, of: &mut Random) {
+        let framed = of.once_in(2);
+        self.two_stages = false;
+        self.cache = of.pick(&[0, 40, 1 << 20]);
+        self.stages[0].frames = framed && !of.once_in(4);
+        self.encoder = Some(StageShape {
+            max_batch: of.within(1, 5) as usize,
+            // It has no prompt, and a window of what is encoded: the thinker takes over all of it before it runs.
+            prefill_chunk: 1,
+            run_ahead: of.within(1, 5) as u32,
+            window: of.within(2, 17) as u32,
+            max_step_units: None,
+            step: of.millis(1, 20),
+            unit: of.millis(0, 4),
+            frames: framed && !of.once_in(4),
+            process: of.once_in(3),
+            pause: Duration::from_micros(of.pick(&[5, 50, 2000])),
+        });
+    }
+
     /// The stages of the family.
     pub fn names(&self) -> &'static [StageName] {
-        &StageName::OF_TEXT[usize::from(self.two_stages)..]
+        match self.encoder {
+            Some(_) => &StageName::ALL,
+            None => &StageName::OF_TEXT[usize::from(self.two_stages)..],
+        }
     }
 
     pub fn stage(&self, name: StageName) -> &StageShape {
-        // Of `StageName::OF_TEXT`.
-        &self.stages[name as usize - StageName::Thinker as usize]
+        match &self.encoder {
+            Some(encoder) if name == StageName::Encoder => encoder,
+            // Of `StageName::OF_TEXT`.
+            _ => &self.stages[(name as usize).saturating_sub(StageName::Thinker as usize)],
+        }
     }
 }
 
@@ -309,9 +351,14 @@ impl Script {
             3 => Manner::Expires(random.millis(1, 4000)),
             _ => Manner::Reads,
         };
+        let answers = matches!(kind, RequestKind::Text | RequestKind::Chat);
+        let media = match shape.encoder {
+            Some(_) if answers => media::choose(&mut Random::new(mix(0xE7C1, seed)), is_sick),
+            _ => Vec::new(),
+        };
         let again = random.pick(&[0, 0, 1, 3]);
         let deadline = (!random.once_in(3)).then(|| random.millis(300, 5000));
-        Script { at, seed, kind, lengths, sick, client, again, tenant: random.below(3) as u8, deadline }
+        Script { at, seed, kind, lengths, media, sick, client, again, tenant: random.below(3) as u8, deadline }
     }
 }
 
@@ -320,8 +367,8 @@ impl Fault {
         let at = Duration::from_nanos(random.within(20_000_000, lasts.as_nanos() as u64));
         let stage = random.pick(shape.names());
         let actor = random.pick(&SimulatedActor::ALL);
-        // The first stage has no edge that could lose anything.
-        let behind = random.pick(&shape.names()[1..]);
+        // The edge into the first stage of a text cannot lose anything.
+        let behind = random.pick(&shape.names()[usize::from(shape.encoder.is_none())..]);
         let count = random.within(1, 6) as u32;
         let what = match random.below(24) {
             0..=6 => What::Dies(stage, actor),

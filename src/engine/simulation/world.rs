@@ -14,6 +14,7 @@ use super::scenario::Scenario;
 use super::{Report, Violation};
 use crate::admission::Admissions;
 use crate::ledger::Ledger;
+use crate::plan::MediaPlanner;
 use omni_core::ids::{Generation, StageName};
 use omni_stage::StageHandle;
 use omni_stage::simulation::{SimulatedActor, SimulatedStage, SimulatedWork};
@@ -32,6 +33,9 @@ const LIFE: Duration = Duration::from_secs(300);
 const STALL: Duration = Duration::from_secs(10);
 /// More events than this of a scenario go in circles.
 const MOST_EVENTS: u64 = 3_000_000;
+
+/// Bytes of rows that all requests may have: more than any scenario has.
+const MEDIA_MEMORY: u64 = 1 << 50;
 
 /// What happens next.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +88,7 @@ pub(super) struct World<'a> {
     admissions: Admissions,
     leases: LeaseBook,
     book: Arc<Book>,
+    encodes: MediaPlanner,
     stages: Vec<Stage>,
     outbox: Outbox,
     windows: Arc<std::sync::Mutex<Windows>>,

@@ -1,7 +1,7 @@
 //! The encoder stage: sound and pictures to embeddings of the thinker, one step of a [`Schedule`] after the other.
 //!
-//! Units are steps of work: a window of sound, a piece of patches, a piece of a layer of a slice, a piece of its rows. The parts of
-//! a sequence do not see each other, so a sequence may begin at any of them, with the same bits.
+//! Units are steps of work: a window of sound, a piece of patches, a piece of a layer of a slice, a piece of its rows.
+//! The parts of a sequence do not see each other, so a sequence may begin at any of them, with the same bits.
 
 use crate::embeddings::Embeddings;
 use crate::encoder::{EncoderSpec, Features, Part, Schedule, Work};
@@ -15,7 +15,7 @@ use crate::{LoadError, ModelError};
 use candle_core::{Device, Tensor};
 use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::{Phase, PhaseClock};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPool;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -23,25 +23,22 @@ use std::sync::Arc;
 pub struct EncoderFactory {
     towers: Arc<Towers>,
     config: Arc<ThinkerConfig>,
-    threads: Option<Arc<ThreadPool>>,
+    threads: Arc<ThreadPool>,
 }
 
 impl EncoderFactory {
-    /// For loaded towers and the sizes that they were loaded with.
-    ///
-    /// They compute on threads of their own, half as many as there are cores: a decode step of another stage then waits
-    /// for a core as its system shares them out, and not until all that an encoder's step has queued is done.
-    pub fn new(towers: Arc<Towers>, config: ThinkerConfig) -> EncoderFactory {
-        let threads = (rayon::current_num_threads() / 2).max(1);
-        let name = |i| format!("encoder-{i}");
-        let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
-        EncoderFactory { towers, config: config.into(), threads: pool.ok().map(Arc::new) }
+    /// For loaded towers and the sizes that they were loaded with. They compute on these threads, which no other stage
+    /// has: a decode step then waits for a core as the system shares them out, and not until all that an encoder's step
+    /// has queued is done.
+    pub fn new(towers: Arc<Towers>, config: ThinkerConfig, threads: ThreadPool) -> EncoderFactory {
+        EncoderFactory { towers, config: config.into(), threads: Arc::new(threads) }
     }
 }
 
 impl StageFactory for EncoderFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        let (towers, config, threads) = (Arc::clone(&self.towers), Arc::clone(&self.config), self.threads.clone());
+        let (towers, config) = (Arc::clone(&self.towers), Arc::clone(&self.config));
+        let threads = Arc::clone(&self.threads);
         Ok(Box::new(EncoderStage { towers, config, threads, sequences: HashMap::new() }))
     }
 }
@@ -50,7 +47,7 @@ impl StageFactory for EncoderFactory {
 pub struct EncoderStage {
     towers: Arc<Towers>,
     config: Arc<ThinkerConfig>,
-    threads: Option<Arc<ThreadPool>>,
+    threads: Arc<ThreadPool>,
     sequences: HashMap<Slot, Sequence>,
 }
 
@@ -118,12 +115,8 @@ impl StageModel for EncoderStage {
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
         // One after the other: the products of a part are large enough to fill a CPU's pipes alone.
         let mut clock = PhaseClock::start();
-        let threads = self.threads.clone();
-        let mut all = || sequences.iter().map(|work| self.advance(*work)).collect();
-        let sequences = match threads {
-            Some(threads) => threads.install(all),
-            None => all(),
-        };
+        let threads = Arc::clone(&self.threads);
+        let sequences = threads.install(|| sequences.iter().map(|work| self.advance(*work)).collect());
         clock.lap(Phase::Backbone);
         Ok(Launched::Done(StepOutcome { sequences, times: DeviceTimes { total: None, phases: clock.phases() } }))
     }

@@ -1,10 +1,13 @@
 //! What each unit of a sequence is, and all that a client has to get, computed in one go.
 
+use super::encoder::rows;
+use super::prompt::{Rows, prefill};
 use super::{END, GROUPS, Lengths, SAMPLES};
 use crate::simulation::random::mix;
+use omni_media::Medium;
 use omni_model::stage::{TalkerSpec, ThinkerMode, ThinkerSpec, VocoderSpec};
-use omni_model::stages::thinker::prompt_embeddings;
 use omni_model::talker::{CodecSide, TalkerPrompt, TextSide};
+use std::sync::Arc;
 
 /// The next token of an answer, of which `count` have been made.
 pub(super) fn token(state: u64, count: u32, lengths: Lengths) -> u32 {
@@ -72,6 +75,8 @@ pub(crate) struct Asked<'a> {
     pub talker: Option<&'a TalkerSpec>,
     pub vocoder: Option<&'a VocoderSpec>,
     pub text: &'a [u32],
+    /// The media of its prompt, and whether their sound is meant.
+    pub media: &'a [(Arc<Medium>, bool)],
     pub lengths: Lengths,
 }
 
@@ -81,11 +86,12 @@ pub(crate) fn expect(asked: &Asked<'_>) -> Expected {
     let mut inputs = Vec::new();
     match asked.thinker {
         Some(spec) => {
-            inputs.extend(prompt_embeddings(spec, 0, spec.prompt.len() as u32));
+            let mut state = spec.seed;
+            let media = Rows::all(spec.media.as_deref(), rows(asked.media));
+            inputs.extend(prefill(spec, &media, 0, spec.prompt.len() as u32, &mut state).unwrap_or_default());
             match spec.mode {
                 ThinkerMode::Follow => inputs.extend(asked.text),
                 ThinkerMode::Sample => {
-                    let mut state = spec.prompt.iter().fold(spec.seed, |state, token| read(state, *token));
                     let mut answer = Vec::new();
                     loop {
                         let next = token(state, answer.len() as u32, asked.lengths);

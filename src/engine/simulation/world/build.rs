@@ -1,15 +1,18 @@
 //! The world before its first event.
 
 use super::super::edges::{Counted, CountedAcks, Into, Outbox, Windows, Wire};
-use super::super::model::{Book, Factory};
+use super::super::media;
+use super::super::model::{Book, Factory, pieces};
 use super::super::plan::{SAMPLE_RATE, UNIT};
 use super::super::random::{Random, mix};
 use super::super::scenario::Scenario;
 use super::super::{Report, model};
-use super::{Event, LIFE, STALL, Stage, TICK, World};
+use super::{Event, LIFE, MEDIA_MEMORY, STALL, Stage, TICK, World};
 use crate::admission::Admissions;
+use crate::encoded::{MediaCache, MediaMemory};
 use crate::journal::Edge;
 use crate::ledger::{Acks, Ledger, LedgerSink, Reports};
+use crate::plan::MediaPlanner;
 use crate::simulation::listener::Woken;
 use crate::stages::Stages;
 use omni_config::{AdmissionMode, Config, LimitsConfig};
@@ -38,6 +41,16 @@ impl<'a> World<'a> {
         let book = Arc::new(Book::default());
         for script in &scenario.requests {
             book.enter(script.seed, script.lengths, script.sick);
+            if script.sick.is_some()
+                && script.media.contains(&media::SICK)
+                && let Some(medium) = media::medium(media::SICK)
+            {
+                for sound in [false, true] {
+                    for (_, features) in pieces(&[(Arc::clone(&medium), sound)]) {
+                        book.enter_features(script.seed, &features);
+                    }
+                }
+            }
         }
         let handles = Stages::new(shape.names(), |_| 1);
         let outbox = Outbox::default();
@@ -57,8 +70,8 @@ impl<'a> World<'a> {
         let stages = handles.iter().map(|handle| {
             let (name, of) = (handle.name(), shape.stage(handle.name()));
             let most = match name {
-                // No scenario has media.
-                StageName::Encoder => 0,
+                // All rows of a request may be ahead, and these are added.
+                StageName::Encoder => of.window,
                 // A text is followed in pieces; a sampled token comes with the end of its prompt.
                 StageName::Thinker => of.window - 1 + of.prefill_chunk.max(2),
                 StageName::Talker => of.window,
@@ -84,9 +97,9 @@ impl<'a> World<'a> {
                     buckets: if shape.arbiter { vec![1, 2, 4, 8] } else { Vec::new() },
                     max_step_units: of.max_step_units,
                     playback: PlaybackPolicy {
-                        unit: UNIT,
+                        unit: if name == StageName::Encoder { Duration::ZERO } else { UNIT },
                         gathers: if name == StageName::Talker { largest } else { 0 },
-                        lead_cap: (name != StageName::Thinker).then_some(Duration::from_secs(2)),
+                        lead_cap: (name > StageName::Thinker).then_some(Duration::from_secs(2)),
                     },
                 },
                 arbiter: arbiter.clone(),
@@ -137,6 +150,11 @@ impl<'a> World<'a> {
             ledger,
             leases,
             book,
+            encodes: MediaPlanner::new(
+                Err("a simulation decodes nothing".into()),
+                MediaCache::new(shape.cache),
+                MediaMemory::new(MEDIA_MEMORY),
+            ),
             outbox,
             windows,
             clients: Vec::new(),

@@ -1,7 +1,7 @@
 //! What must hold in a simulation after each event, and when all is over.
 
 use super::super::edges::lock;
-use super::World;
+use super::{MEDIA_MEMORY, World};
 use crate::admission::Entrant;
 use crate::api::{RequestOptions, Slo};
 use omni_stage::StageState;
@@ -63,6 +63,9 @@ impl World<'_> {
         self.stages.iter_mut().for_each(|stage| stage.wire.cut());
         if self.leases.live() > 0 {
             return Err(format!("{} leases", self.leases.live()));
+        }
+        if self.encodes.memory.take(MEDIA_MEMORY).is_err() {
+            return Err("requests that are over hold memory for media".into());
         }
         let status = self.admissions.status();
         if status.held > 0 {

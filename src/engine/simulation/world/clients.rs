@@ -46,7 +46,10 @@ impl World<'_> {
             }
             Err(_) => return,
         };
-        let Planned { plan, expected, later, prompts } = plan(script, &scenario.shape);
+        let Some(planned) = plan(script, &scenario.shape, &self.encodes) else { return };
+        let Planned { plan, expected, later, prompts } = planned;
+        self.report.media += u64::from(prompts.rows > 0);
+        self.report.known += u64::from(prompts.rows > 0 && prompts.known == prompts.rows);
         let kind = if chat { omni_telemetry::RequestKind::Chat } else { omni_telemetry::RequestKind::Speech };
         let (watch, expired) = (permit.watch(), Expired::default());
         let stream = self.ledger.open_request(plan, kind, permit, Arc::clone(&expired)).watched(watch);
