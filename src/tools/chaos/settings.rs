@@ -21,13 +21,14 @@ pub enum Where {
 /// What a drill needs, unless the config says otherwise: the meltdown limit must not end it, the watchdog must notice a
 /// hang while a listener still waits, no deadline may cut off a listener that waits for a killed stage, and media that
 /// come again are encoded again.
-const SET: [(&str, &str); 7] = [
+const SET: [(&str, &str); 8] = [
     ("supervision.backoff", "\"1ms\""),
     ("supervision.max_backoff", "\"20ms\""),
     ("supervision.max_restarts", "1000"),
     ("supervision.meltdown_window", "\"1s\""),
     ("supervision.watchdog", "\"1s\""),
     ("limits.request_timeout", "\"1h\""),
+    ("limits.first_audio_deadline", "\"1h\""),
     ("media.max_cached_embeddings", "0"),
 ];
 
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(config.supervision.max_restarts, 1000);
         assert_eq!(config.supervision.watchdog, Duration::from_secs(1));
         assert_eq!(config.limits.max_requests, 40);
-        assert_eq!(set.len(), 9, "{set:?}");
+        assert_eq!(set.len(), 10, "{set:?}");
     }
 
     #[test]
