@@ -1,131 +1,12 @@
 """The page in headless Chromium: types a text, presses the button, and listens to what comes out."""
 
-import base64
-import contextlib
-import json
-import os
-import pathlib
-import shutil
-import subprocess
-import tempfile
-import time
-import urllib.request
+import functools
 
+import chromium
 from common import arguments, run
-from websockets.sync.client import connect
 
-parser = arguments(__doc__)
-parser.add_argument("--screenshot", help="folder to save pictures of the page in")
-parser.add_argument("--chromium", default=os.environ.get("CHROMIUM"), help="the browser's command")
-args = parser.parse_args()
-
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--autoplay-policy=no-user-gesture-required",
-    "--disable-background-networking",
-    "--disable-extensions",
-    "--no-first-run",
-    "--remote-debugging-port=0",
-    "--window-size=1000,1000",
-]
-
-
-def chromium():
-    names = [args.chromium] if args.chromium else ["chromium", "chromium-browser", "google-chrome"]
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    assert found, f"no browser: install one of {names} or set CHROMIUM"
-    return found
-
-
-class Page:
-    """A tab, driven over the DevTools protocol."""
-
-    def __init__(self, socket):
-        self.socket, self.count, self.problems, self.requests = socket, 0, [], []
-
-    def call(self, method, **params):
-        self.count += 1
-        self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
-        while True:
-            message = json.loads(self.socket.recv(timeout=60))
-            self.note(message)
-            if message.get("id") == self.count:
-                assert "error" not in message, message
-                return message["result"]
-
-    def note(self, message):
-        match message.get("method"):
-            case "Runtime.exceptionThrown":
-                self.problems.append(message["params"]["exceptionDetails"].get("exception", {}).get("description", "?"))
-            case "Log.entryAdded" if message["params"]["entry"]["level"] == "error":
-                self.problems.append(message["params"]["entry"]["text"])
-            case "Network.requestWillBeSent":
-                self.requests.append(message["params"]["request"]["url"])
-
-    def value(self, expression):
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in result, result
-        return result["result"].get("value")
-
-    def until(self, expression, seconds=60):
-        end = time.monotonic() + seconds
-        while not self.value(expression):
-            assert time.monotonic() < end, f"{expression} did not come true: {self.value('window.__omni')}"
-            time.sleep(0.05)
-
-    def click(self, selector):
-        """A real click where the element is."""
-        x, y = self.value(
-            f"(() => {{ const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
-            "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def type(self, text):
-        self.click("#text")
-        self.value("document.querySelector('#text').select()")
-        self.call("Input.insertText", text=text)
-
-    def picture(self, name):
-        if args.screenshot:
-            data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-            folder = pathlib.Path(args.screenshot)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{name}.png").write_bytes(base64.b64decode(data))
-
-
-@contextlib.contextmanager
-def page(scheme="light"):
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        command = [chromium(), *FLAGS, f"--user-data-dir={home}", "about:blank"]
-        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            ready = pathlib.Path(home, "DevToolsActivePort")
-            end = time.monotonic() + 60
-            while not (ready.exists() and "\n" in ready.read_text()):
-                assert browser.poll() is None and time.monotonic() < end, "the browser did not start"
-                time.sleep(0.05)
-            port = ready.read_text().split("\n")[0]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as listing:
-                tab = next(tab for tab in json.load(listing) if tab["type"] == "page")
-            with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
-                tab = Page(socket)
-                for domain in ("Page", "Runtime", "Log", "Network"):
-                    tab.call(f"{domain}.enable")
-                tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-                tab.call("Page.navigate", url=f"{args.base_url}/")
-                tab.until("window.__omni?.loaded", 30)
-                yield tab
-                outside = [url for url in tab.requests if not url.startswith((args.base_url, "data:", "blob:", "about:"))]
-                assert not outside, f"the page asked elsewhere: {outside}"
-                assert not tab.problems, tab.problems
-        finally:
-            browser.terminate()
-            browser.wait()
+args = chromium.options(arguments(__doc__)).parse_args()
+page = functools.partial(chromium.page, args)
 
 
 def heard(tab):
@@ -193,4 +74,29 @@ def it_answers_a_question():
         return f"{answer!r}, {note}"
 
 
-run([it_speaks_what_is_typed, stop_stops_at_once_and_it_speaks_again, it_speaks_while_one_types, it_answers_a_question])
+def it_talks_in_text_with_a_model_that_does_not_hear():
+    with page() as tab:
+        if "audio" in tab.value("inputs"):
+            return "this one hears"
+        tab.click("input[value=talk] + span")
+        tab.click("#speak")
+        tab.until("!document.querySelector('#words').disabled && document.querySelector('#status').textContent !== 'Connecting.'")
+        assert "does not hear" in tab.shown("#status"), tab.shown("#status")
+        answers = 0
+        for text in ("What is the capital of France?", "And of Spain?"):
+            answers += 1
+            tab.type(text, "#words")
+            tab.click("#send")
+            tab.until(f"__omni.talk.answers === {answers} && !talk.answering")
+        captions = tab.value("[...document.querySelectorAll('#captions li')].map((li) => [li.className, li.textContent])")
+        assert [role for role, _ in captions] == ["user", "assistant"] * 2, captions
+        assert all(text.strip() for _, text in captions), captions
+        tab.picture("talk-text")
+        tab.until("__omni.peak > 0.01")
+        talk = tab.value("__omni.talk")
+        tab.click("#stop")
+        tab.until("__omni.state === 'stopped'")
+        return f"{talk['latencyMs']:.0f} ms to the first sound, {captions[1][1]!r}"
+
+
+run([it_speaks_what_is_typed, stop_stops_at_once_and_it_speaks_again, it_speaks_while_one_types, it_answers_a_question, it_talks_in_text_with_a_model_that_does_not_hear])

@@ -1,0 +1,137 @@
+"""Headless Chromium on the server's page, driven over the DevTools protocol."""
+
+import base64
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+
+from websockets.sync.client import connect
+
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--autoplay-policy=no-user-gesture-required",
+    "--disable-background-networking",
+    "--disable-extensions",
+    "--no-first-run",
+    "--remote-debugging-port=0",
+    "--window-size=1000,1000",
+]
+
+
+def options(parser):
+    parser.add_argument("--screenshot", help="folder to save pictures of the page in")
+    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM"), help="the browser's command")
+    return parser
+
+
+class Page:
+    """A tab."""
+
+    def __init__(self, socket, args):
+        self.socket, self.args = socket, args
+        self.count, self.problems, self.requests = 0, [], []
+
+    def call(self, method, **params):
+        self.count += 1
+        self.socket.send(json.dumps({"id": self.count, "method": method, "params": params}))
+        while True:
+            message = json.loads(self.socket.recv(timeout=60))
+            self.note(message)
+            if message.get("id") == self.count:
+                assert "error" not in message, message
+                return message["result"]
+
+    def note(self, message):
+        match message.get("method"):
+            case "Runtime.exceptionThrown":
+                self.problems.append(message["params"]["exceptionDetails"].get("exception", {}).get("description", "?"))
+            case "Log.entryAdded" if message["params"]["entry"]["level"] == "error":
+                self.problems.append(message["params"]["entry"]["text"])
+            case "Network.requestWillBeSent":
+                self.requests.append(message["params"]["request"]["url"])
+
+    def value(self, expression):
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
+
+    def until(self, expression, seconds=60):
+        end = time.monotonic() + seconds
+        while not self.value(expression):
+            assert time.monotonic() < end, f"{expression} did not come true: {self.value('window.__omni')}"
+            time.sleep(0.05)
+
+    def click(self, selector):
+        """A real click where the element is."""
+        x, y = self.value(
+            f"(() => {{ const r = document.querySelector({json.dumps(selector)}).getBoundingClientRect();"
+            "return [r.x + r.width / 2, r.y + r.height / 2]; })()"
+        )
+        for kind in ("mousePressed", "mouseReleased"):
+            self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def type(self, text, field="#text"):
+        self.click(field)
+        self.value(f"document.querySelector({json.dumps(field)}).select()")
+        self.call("Input.insertText", text=text)
+
+    def shown(self, selector):
+        return self.value(f"document.querySelector({json.dumps(selector)}).textContent")
+
+    def width(self, pixels):
+        """As on a screen of this width."""
+        phone = {"width": pixels, "height": 900, "deviceScaleFactor": 2, "mobile": True}
+        self.call("Emulation.setDeviceMetricsOverride", **phone)
+
+    def picture(self, name):
+        if self.args.screenshot:
+            data = self.call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+            folder = pathlib.Path(self.args.screenshot)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{name}.png").write_bytes(base64.b64decode(data))
+
+
+@contextlib.contextmanager
+def page(args, scheme="light", flags=()):
+    """The page of `args.base_url`; nothing may be asked elsewhere, and nothing may go wrong."""
+    names = [args.chromium] if args.chromium else ["chromium", "chromium-browser", "google-chrome"]
+    command = next((path for name in names if (path := shutil.which(name))), None)
+    assert command, f"no browser: install one of {names} or set CHROMIUM"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        browser = subprocess.Popen(
+            [command, *FLAGS, *flags, f"--user-data-dir={home}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            ready = pathlib.Path(home, "DevToolsActivePort")
+            end = time.monotonic() + 60
+            while not (ready.exists() and "\n" in ready.read_text()):
+                assert browser.poll() is None and time.monotonic() < end, "the browser did not start"
+                time.sleep(0.05)
+            port = ready.read_text().split("\n")[0]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as listing:
+                tab = next(tab for tab in json.load(listing) if tab["type"] == "page")
+            with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
+                tab = Page(socket, args)
+                for domain in ("Page", "Runtime", "Log", "Network"):
+                    tab.call(f"{domain}.enable")
+                tab.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+                tab.call("Page.navigate", url=f"{args.base_url}/")
+                tab.until("window.__omni?.loaded", 30)
+                yield tab
+                outside = [url for url in tab.requests if not url.startswith((args.base_url, "data:", "blob:", "about:"))]
+                assert not outside, f"the page asked elsewhere: {outside}"
+                assert not tab.problems, tab.problems
+        finally:
+            browser.terminate()
+            browser.wait()
