@@ -80,7 +80,7 @@ def it_talks_in_text_with_a_model_that_does_not_hear():
             return "this one hears"
         tab.click("input[value=talk] + span")
         tab.click("#speak")
-        tab.until("!document.querySelector('#words').disabled && document.querySelector('#status').textContent !== 'Connecting.'")
+        tab.until("__omni.talk && document.querySelector('#status').textContent !== 'Connecting.'")
         assert "does not hear" in tab.shown("#status"), tab.shown("#status")
         answers = 0
         for text in ("What is the capital of France?", "And of Spain?"):
@@ -99,4 +99,12 @@ def it_talks_in_text_with_a_model_that_does_not_hear():
         return f"{talk['latencyMs']:.0f} ms to the first sound, {captions[1][1]!r}"
 
 
-run([it_speaks_what_is_typed, stop_stops_at_once_and_it_speaks_again, it_speaks_while_one_types, it_answers_a_question, it_talks_in_text_with_a_model_that_does_not_hear])
+run(
+    [
+        it_speaks_what_is_typed,
+        stop_stops_at_once_and_it_speaks_again,
+        it_speaks_while_one_types,
+        it_answers_a_question,
+        it_talks_in_text_with_a_model_that_does_not_hear,
+    ]
+)

@@ -46,7 +46,7 @@ def microphone(folder):
 def begin(tab):
     tab.click("input[value=talk] + span")
     tab.click("#speak")
-    tab.until("document.querySelector('#status').textContent !== 'Connecting.'")
+    tab.until("__omni.talk && document.querySelector('#status').textContent !== 'Connecting.'")
 
 
 def who_speaks_is_answered_and_who_goes_on_interrupts():
