@@ -10,6 +10,7 @@
 //! | [`trace`] | records which step ran when |
 //! | [`model`] | the config and the checkpoint that a command works with |
 //! | [`local`] | an engine, or a whole server, inside this process |
+//! | `realtime` | a session of `WS /v1/realtime` as its client has it |
 //! | [`exit`], [`signals`] | exit codes; Ctrl-C and SIGTERM |
 //!
 //! A command's arguments are what the user typed; each command turns them into what they mean before it begins.
@@ -22,6 +23,7 @@ pub mod chaos;
 pub mod exit;
 pub mod local;
 pub mod model;
+mod realtime;
 pub mod signals;
 pub mod simulate;
 pub mod trace;

@@ -3,7 +3,7 @@
 use super::EmbeddedFiles;
 use super::model::{self, ModelArgs};
 use futures::future::BoxFuture;
-use omni_config::{AdmissionMode, Config};
+use omni_config::{AdmissionMode, Config, LimitsConfig};
 use omni_engine::{Engine, Service};
 use omni_server::Server;
 use omni_telemetry as telemetry;
@@ -48,13 +48,31 @@ impl LocalServer {
             }
             config.limits.max_requests = config.limits.max_requests.max(at_once.unwrap_or(0));
             config.server.max_connections = config.server.max_connections.max(at_once.unwrap_or(0) + 8);
+            config.server.realtime.max_sessions = config.server.realtime.max_sessions.max(at_once.unwrap_or(0));
         }
         let server = Server::bind(&config.server)?
             .with_references(&config.reference_audio)
             .with_media(&config.media)
             .with_telemetry(&config.telemetry);
-        let (address, limits, model) = (server.local_addr(), config.limits.clone(), config.model.name.clone());
+        let (limits, model) = (config.limits.clone(), config.model.name.clone());
         let service = start_ready(config, embedded).await?;
+        Ok(LocalServer::around(server, service, limits, model))
+    }
+
+    /// A server of an engine that runs already, open to this machine alone, without keys, for so many sessions; limits
+    /// are those of the config.
+    pub fn beside(engine: &Engine, config: &Config, sessions: usize) -> anyhow::Result<LocalServer> {
+        let mut settings = Config::default().server;
+        settings.listen = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        settings.realtime.max_sessions = settings.realtime.max_sessions.max(sessions);
+        settings.max_connections = settings.max_connections.max(sessions + 8);
+        let server = Server::bind(&settings)?.with_media(&config.media);
+        let service = Arc::new(engine.clone()) as Arc<dyn Service>;
+        Ok(LocalServer::around(server, service, config.limits.clone(), config.model.name.clone()))
+    }
+
+    fn around(server: Server, service: Arc<dyn Service>, limits: LimitsConfig, model: String) -> LocalServer {
+        let address = server.local_addr();
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(async move {
             let stopped = async {
@@ -62,7 +80,7 @@ impl LocalServer {
             };
             server.serve(service, &limits, stopped).await;
         });
-        Ok(LocalServer { address, model, stop, serving })
+        LocalServer { address, model, stop, serving }
     }
 
     /// Where it listens.

@@ -221,6 +221,60 @@ fn lengths_that_fit_no_chat_are_refused() {
     bench(&["--tokens", "5"]).exits(2).tells("--chat");
 }
 
+/// Holds conversations with the tiny checkpoint, which hears.
+fn conversations(args: &[&str]) -> (Done, serde_json::Value) {
+    let omni = Omni::new();
+    let json = omni.path("figures.json");
+    let texts = omni.file("texts.txt", "Could you tell me the time?\n");
+    let mut all = vec!["bench", "--realtime"];
+    all.extend(args);
+    let tiny = ["--set", "model.checkpoint=tests/fixtures/qwen3_omni", "--set", "device.kind=cpu"];
+    all.extend(tiny.iter().chain(&["--warmup", "0", "--frames", "4", "--texts", &texts, "--json", &json]));
+    let omni = omni.arguments(&all);
+    let done = omni.run();
+    let figures = std::fs::read(&json).map_or(serde_json::Value::Null, |text| serde_json::from_slice(&text).unwrap());
+    (done, figures)
+}
+
+#[test]
+fn conversations_have_as_many_answers_as_turns() {
+    for turns in ["vad", "push", "text"] {
+        let (done, report) = conversations(&[turns, "--concurrency", "2", "--turns", "2", "--interrupt", "0"]);
+        done.succeeds().shows("n=2 |").shows("first sound p50/p95/max ms");
+        assert_eq!(report["turns"], turns);
+        let level = &report["levels"][0];
+        assert_eq!((&level["turns"], &level["answers"], &level["interruptions"]), (&4.into(), &4.into(), &0.into()));
+        assert!(level["first_sound_ms"]["p50"].as_f64().unwrap() > 0.0, "{level}");
+        // Four frames each; a vocoder that has seen no frame makes less of the first one.
+        let audio = level["audio_s"].as_f64().unwrap();
+        assert!((0.9..=1.3).contains(&audio), "{level}");
+        // A turn is over when it has been silent for half a second.
+        let after = level["after_speech_ms"]["p50"].as_f64().unwrap();
+        assert_eq!((after >= 400.0, after > 0.0), (turns == "vad", turns != "text"), "{level}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_spoken_into_ends_without_another_sound() {
+    let (done, report) = conversations(&["--turns", "2", "--interrupt", "1"]);
+    done.succeeds();
+    let level = &report["levels"][0];
+    assert_eq!((&report["turns"], &level["answers"]), (&"vad".into(), &2.into()), "{level}");
+    // An answer of a fast machine may be complete before a user can speak into it.
+    assert!(level["interruptions"].as_u64().unwrap() <= 1, "{level}");
+    assert_eq!(level["sounds_after"], 0);
+}
+
+#[test]
+fn conversations_that_make_no_sense_are_refused() {
+    let bench = |args: &[&str]| Omni::new().arguments(&[&["bench"], args].concat()).run();
+    bench(&["--turns", "3"]).exits(2).tells("--realtime");
+    bench(&["--realtime", "--chat"]).exits(2).tells("cannot be used with");
+    bench(&["--realtime", "--interrupt", "1.5"]).exits(2).tells("--interrupt: must be a share from 0 to 1");
+    bench(&["--realtime", "shout"]).exits(2).tells("push");
+    bench(&["--realtime", "--url", "http://127.0.0.1:9"]).exits(1).tells("does not tell its models");
+}
+
 #[test]
 fn a_server_that_is_not_there_is_told() {
     let done = Omni::new().args(["bench", "--url", "http://127.0.0.1:9"]).run();

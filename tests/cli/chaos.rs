@@ -51,6 +51,16 @@ fn slow_actors_change_no_stream() {
 }
 
 #[test]
+fn conversations_are_the_same_when_every_stage_dies_meanwhile() {
+    let stages = ["encoder", "thinker", "talker", "vocoder"];
+    let deaths = (1..8).flat_map(|i| stages.map(|stage| rule(stage, "runner", "panic", &format!("nth = {}", 15 * i))));
+    let (done, report, _) = chaos(&deaths.collect::<String>(), &[]);
+    done.succeeds().shows("conversations: 3 of 3 identical");
+    assert!(report["faults"]["hit"].as_u64().unwrap() > 8, "{report}");
+    assert_eq!(report["streams"]["identical"], 12);
+}
+
+#[test]
 fn frames_that_are_lost_or_damaged_on_an_edge_change_no_stream() {
     let plan: String = ["drop", "corrupt", "duplicate", "reorder"]
         .iter()

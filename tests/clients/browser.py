@@ -59,4 +59,37 @@ def it_answers_a_question():
         return f"{answer!r}, {note}"
 
 
-run([it_speaks_what_is_typed, stop_stops_at_once_and_it_speaks_again, it_speaks_while_one_types, it_answers_a_question])
+def it_talks_in_text_with_a_model_that_does_not_hear():
+    with page(args) as tab:
+        if "audio" in tab.value("inputs"):
+            return "this one hears"
+        tab.click("input[value=talk] + span")
+        tab.click("#speak")
+        tab.until("__omni.talk && document.querySelector('#status').textContent !== 'Connecting.'")
+        assert "does not hear" in tab.shown("#status"), tab.shown("#status")
+        answers = 0
+        for text in ("What is the capital of France?", "And of Spain?"):
+            answers += 1
+            tab.type(text, "#words")
+            tab.click("#send")
+            tab.until(f"__omni.talk.answers === {answers} && !talk.answering")
+        captions = tab.value("[...document.querySelectorAll('#captions li')].map((li) => [li.className, li.textContent])")
+        assert [role for role, _ in captions] == ["user", "assistant"] * 2, captions
+        assert all(text.strip() for _, text in captions), captions
+        tab.picture("talk-text")
+        tab.until("__omni.peak > 0.01")
+        talk = tab.value("__omni.talk")
+        tab.click("#stop")
+        tab.until("__omni.state === 'stopped'")
+        return f"{talk['latencyMs']:.0f} ms to the first sound, {captions[1][1]!r}"
+
+
+run(
+    [
+        it_speaks_what_is_typed,
+        stop_stops_at_once_and_it_speaks_again,
+        it_speaks_while_one_types,
+        it_answers_a_question,
+        it_talks_in_text_with_a_model_that_does_not_hear,
+    ]
+)

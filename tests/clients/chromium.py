@@ -15,11 +15,15 @@ from common import arguments
 from websockets.sync.client import connect
 
 
+def parser(description):
+    options = arguments(description)
+    options.add_argument("--screenshot", help="folder to save pictures of the page in")
+    options.add_argument("--chromium", default=os.environ.get("CHROMIUM"), help="the browser's command")
+    return options
+
+
 def options(description):
-    parser = arguments(description)
-    parser.add_argument("--screenshot", help="folder to save pictures of the page in")
-    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM"), help="the browser's command")
-    return parser.parse_args()
+    return parser(description).parse_args()
 
 
 FLAGS = [
@@ -93,10 +97,18 @@ class Page:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    def type(self, text):
-        self.click("#text")
-        self.value("document.querySelector('#text').select()")
+    def type(self, text, field="#text"):
+        self.click(field)
+        self.value(f"document.querySelector({json.dumps(field)}).select()")
         self.call("Input.insertText", text=text)
+
+    def shown(self, selector):
+        return self.value(f"document.querySelector({json.dumps(selector)}).textContent")
+
+    def width(self, pixels):
+        """As on a screen of this width."""
+        phone = {"width": pixels, "height": 900, "deviceScaleFactor": 2, "mobile": True}
+        self.call("Emulation.setDeviceMetricsOverride", **phone)
 
     def drop(self, selector, files):
         """Drags files from outside over an element, and lets them go there."""
@@ -114,9 +126,10 @@ class Page:
 
 
 @contextlib.contextmanager
-def page(args, scheme="light"):
+def page(args, scheme="light", flags=()):
+    """The page of `args.base_url`; nothing may be asked elsewhere, and nothing may go wrong."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        command = [chromium(args.chromium), *FLAGS, f"--user-data-dir={home}", "about:blank"]
+        command = [chromium(args.chromium), *FLAGS, *flags, f"--user-data-dir={home}", "about:blank"]
         browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             ready = pathlib.Path(home, "DevToolsActivePort")

@@ -3,6 +3,7 @@
 use super::chat::Length;
 use super::client::Route;
 use super::plan::{Load, Planned};
+use super::realtime::RealtimeArgs;
 use crate::exit::Usage;
 use crate::model::ModelArgs;
 use clap::{Args, ValueEnum};
@@ -16,8 +17,9 @@ use std::time::Duration;
 /// audio (TTFA), whole request, time per frame, requests per second, seconds of audio per second, real-time factor, and
 /// underruns of a player that starts with the first chunk. A server of this program also gives its metrics: steps,
 /// launch bubbles, device memory. --chat measures answers instead: time to first token, tokens per second of a stream
-/// and of all, and time to first audio where they are spoken. Without --url, a server starts inside this process and shares its cores with the
-/// load.
+/// and of all, and time to first audio where they are spoken. --realtime holds conversations: from the end of speech to
+/// the first sound, how soon an interruption is followed, and the cadence of the others. Without --url, a server starts
+/// inside this process and shares its cores with the load.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   omni-actors bench                                           the embedded voice, one request at a time
@@ -28,6 +30,7 @@ use std::time::Duration;
                                                               1 to 128 clients, then 4 to 40 requests per second
   omni-actors bench --chat --tokens 100 --concurrency 1,8     answers in text, of exactly 100 tokens
   omni-actors bench --chat audio --tokens 40 --frames 60      answers in text and speech
+  omni-actors bench --realtime --concurrency 1,4,8            conversations, a quarter of their answers interrupted
   omni-actors bench --url http://127.0.0.1:8091 --extra '{\"max_new_tokens\":100,\"ignore_eos\":true}' --json out.json")]
 pub struct BenchArgs {
     /// Address of a running server, such as http://127.0.0.1:8080
@@ -63,7 +66,8 @@ pub struct BenchArgs {
     /// Overload: when the first sound of an accepted request has to come, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub(super) deadline: f64,
-    /// Make every request exactly so many frames of 80 ms long, whatever the model would say
+    /// Make every request exactly so many frames of 80 ms long, whatever the model would say; conversations: at most so
+    /// many frames and tokens of an answer, 50 by default
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub(super) frames: Option<u32>,
     /// Ask questions instead of having texts spoken: answers in text, or in text and audio
@@ -72,6 +76,8 @@ pub struct BenchArgs {
     /// Chat: make every answer exactly so many tokens long, whatever the model would say; spoken ones need --frames too
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000), requires = "chat")]
     pub(super) tokens: Option<u32>,
+    #[command(flatten)]
+    pub(super) realtime: RealtimeArgs,
     /// Open loop: the same as --frames, instead of it
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate_frames: Option<u32>,
@@ -140,6 +146,14 @@ impl BenchArgs {
                 .ok_or_else(|| Usage("--rate: must be above 0 and at most 10000".to_owned()).into())
         };
         levels.iter().map(closed).chain(rates.iter().map(open)).collect()
+    }
+
+    /// How many conversations are held at once, level by level.
+    pub(super) fn conversations(&self) -> anyhow::Result<Vec<usize>> {
+        // More are more sockets than most systems give a process.
+        let fit = self.concurrency.iter().all(|conversations| (1..=1_000).contains(conversations));
+        fit.then(|| self.concurrency.clone())
+            .ok_or_else(|| Usage("--concurrency: must be at least 1 and at most 1000 conversations".to_owned()).into())
     }
 
     /// What is asked for.

@@ -38,6 +38,15 @@ pub struct LoadClient {
     seed: Option<u64>,
 }
 
+/// What a server tells about a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// Its name.
+    pub id: Option<String>,
+    /// Whether it hears sound.
+    pub hears: bool,
+}
+
 impl LoadClient {
     /// `base` is the server's address with or without `/v1`; `extra` goes into every body and wins; null
     /// leaves a field out.
@@ -71,6 +80,16 @@ impl LoadClient {
         if let Some(id) = models["data"][0]["id"].as_str() {
             self.body.entry("model").or_insert_with(|| json!(id));
         }
+    }
+
+    /// The name of the server's first model, and whether it hears; `None` if the server does not say.
+    pub async fn first_model(&self) -> Option<Known> {
+        let answer = self.http.get(self.url.join("/v1/models").ok()?).send().await.ok()?;
+        let models: Value = answer.json().await.ok()?;
+        let model = &models["data"][0];
+        // Servers that do not tell what a model takes are asked in speech.
+        let hears = model["input_modalities"].as_array().is_none_or(|takes| takes.contains(&json!("audio")));
+        Some(Known { id: model["id"].as_str().map(str::to_owned), hears })
     }
 
     /// How many requests the server takes at once; `None` if its `/health` does not say.

@@ -100,7 +100,7 @@ pub(super) async fn open(
 }
 
 /// A bar on stderr; nothing when stderr is no terminal.
-fn progress(requests: usize, name: &str) -> ProgressBar {
+pub(super) fn progress(requests: usize, name: &str) -> ProgressBar {
     let bar = ProgressBar::new(requests as u64).with_prefix(name.to_owned());
     // The template is a constant that parses; the default style would do too.
     if let Ok(style) = ProgressStyle::with_template("{prefix:>8} {bar:40} {pos}/{len} {elapsed}") {

@@ -10,6 +10,7 @@
 //! | `stats` | from single requests to the figures of a level: pure |
 //! | `server` | the metrics of the server under test, before and after a level |
 //! | `overload` | more requests than a server carries |
+//! | `realtime` | conversations over a WebSocket |
 //! | `floor` | the least time per frame that a memory bandwidth allows: pure |
 //! | `texts` | what is spoken when the user gives no texts |
 //! | `report` | tables and JSON |
@@ -21,6 +22,7 @@ mod floor;
 mod load;
 mod overload;
 pub(super) mod plan;
+mod realtime;
 pub(super) mod report;
 mod server;
 pub(super) mod stats;
@@ -53,6 +55,9 @@ pub fn execute(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> LocalBoxFutu
 }
 
 async fn run(args: BenchArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result<()> {
+    if args.realtime.is_asked() {
+        return realtime::run(args, embedded).await;
+    }
     let loads = args.loads()?;
     let floor = args.floor(embedded)?;
     let texts = Arc::new(texts::texts(args.texts.as_deref())?);

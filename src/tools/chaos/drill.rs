@@ -5,7 +5,9 @@ use super::listen::{Timing, given_up, listen};
 use super::load::Load;
 use super::outages::{Outage, Outages};
 use super::resources::{self, Resources};
+use super::talk::talk;
 use super::verdict::{End, Heard, Verdict};
+use crate::local::LocalServer;
 use omni_core::ids::RequestId;
 use omni_engine::{Engine, EngineHealth, Service, StageState};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -115,6 +117,8 @@ impl Run {
 
 struct Shared {
     engine: Engine,
+    /// Where conversations are held.
+    site: Option<String>,
     load: Arc<Load>,
     drill: Drill,
     began: Instant,
@@ -127,9 +131,10 @@ struct Shared {
     stopping: AtomicBool,
 }
 
-/// Runs the listeners. `judge` gets what each of them heard, with the place of the request in the set.
+/// Runs the listeners, those of conversations against a server of the engine. `judge` gets what each of them heard, with
+/// the place of the request in the set.
 pub async fn run(
-    engine: &Engine,
+    (engine, server): (&Engine, Option<&LocalServer>),
     load: &Arc<Load>,
     drill: Drill,
     judge: impl Fn(usize, Heard) -> Verdict + Send + Sync + 'static,
@@ -138,6 +143,7 @@ pub async fn run(
 ) -> anyhow::Result<Run> {
     let shared = Arc::new(Shared {
         engine: engine.clone(),
+        site: server.map(LocalServer::url),
         load: Arc::clone(load),
         drill,
         began: Instant::now(),
@@ -235,8 +241,15 @@ impl Shared {
             let case = self.load.case(number);
             self.begun.fetch_add(1, Ordering::Relaxed);
             self.numbers.fetch_max(number + 1, Ordering::Relaxed);
-            let asked = || self.load.asked(case);
-            let (request, heard, timing) = listen(&self.engine, asked, self.began, self.drill.patience).await;
+            let info = self.engine.info();
+            let frame = info.samples_per_frame * 24_000 / info.sample_rate.max(1);
+            let (request, heard, timing) = match (&self.site, self.load.conversation(case, frame)) {
+                (Some(site), Some(conversation)) => {
+                    let (heard, timing) = talk(site, &conversation, self.began, self.drill.patience).await;
+                    (None, heard, timing)
+                }
+                _ => listen(&self.engine, || self.load.asked(case), self.began, self.drill.patience).await,
+            };
             let refused = matches!(heard.end, End::Refused(_));
             let verdict = judge(case, heard);
             if !verdict.is_good() {

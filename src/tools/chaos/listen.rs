@@ -8,7 +8,7 @@ use omni_engine::{Engine, Event, RequestError, Service, SubmitError};
 use std::time::{Duration, Instant};
 
 /// How long a listener waits before it asks again after a refusal that will pass.
-const AGAIN: Duration = Duration::from_millis(50);
+pub const AGAIN: Duration = Duration::from_millis(50);
 
 /// Only longer waits between chunks are kept.
 const PAUSE: Duration = Duration::from_millis(20);

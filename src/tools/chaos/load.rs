@@ -1,6 +1,7 @@
 //! The requests of the listeners: a fixed set, each with its own seed, so that each response has one truth. Pure.
 
 use super::media::{picture, sound};
+use super::talk::Conversation;
 use omni_core::ids::{Frames, StageName};
 use omni_engine::{
     ChatMessage, Content, Detail, GenerateRequest, MediaSource, Output, Part, RequestOptions, SamplingOverrides,
@@ -26,6 +27,8 @@ pub enum Kind {
     Text,
     /// A chat turn with a sound and a picture, answered with text and speech.
     Media,
+    /// A conversation over `WS /v1/realtime`.
+    Talk,
 }
 
 /// One request of the set.
@@ -54,32 +57,43 @@ pub struct Load {
     pub cases: Vec<Case>,
     /// Stages of the model that requests reach, upstream first.
     pub stages: &'static [StageName],
+    hears: bool,
     voice: Option<String>,
     instructions: Option<String>,
     frames: Option<u32>,
 }
 
+/// What a model can do, as far as a load depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct Able<'a> {
+    /// What it is.
+    pub family: &'a Family,
+    /// Stages that requests reach.
+    pub stages: &'static [StageName],
+    /// Whether it hears.
+    pub hears: bool,
+    /// Whether conversations are to be held with it, if it answers.
+    pub talks: bool,
+}
+
 impl Load {
     /// One request per text, for the stages that there are. Where the model has a thinker, a third of them are chat
-    /// turns; where it has an encoder, a fourth of these have media.
-    pub fn new(
-        texts: Vec<String>,
-        (family, stages): (&Family, &'static [StageName]),
-        seed: u64,
-        voice: Option<String>,
-        frames: Option<u32>,
-    ) -> Load {
+    /// turns and one in twelve a conversation; where it has an encoder, a fourth of the chat turns have media.
+    pub fn new(texts: Vec<String>, able: Able<'_>, seed: u64, voice: Option<String>, frames: Option<u32>) -> Load {
+        let Able { family, stages, hears, talks } = able;
         let (chats, sees) = (stages.contains(&StageName::Thinker), stages.contains(&StageName::Encoder));
         let kind = |i: usize| match i % 6 {
             1 | 4 if chats && i % 12 == 10 => Kind::Text,
             1 if sees && i % 12 == 1 => Kind::Media,
             1 | 4 if chats => Kind::Chat,
+            3 if chats && talks && i % 12 == 3 => Kind::Talk,
             _ => Kind::Speech,
         };
         let case = |(i, text)| Case { kind: kind(i), text, seed: seed.wrapping_add(i as u64) };
         let designed = matches!(family, Family::Tts(tts) if tts.variant == Variant::VoiceDesign);
         let instructions = designed.then(|| "a calm, warm voice".to_owned());
-        Load { cases: texts.into_iter().enumerate().map(case).collect(), stages, voice, instructions, frames }
+        let cases = texts.into_iter().enumerate().map(case).collect();
+        Load { cases, stages, hears, voice, instructions, frames }
     }
 
     /// Which request of the set the `i`-th one is.
@@ -91,8 +105,9 @@ impl Load {
     pub fn stages_of(&self, kind: Kind) -> &'static [StageName] {
         match kind {
             Kind::Media => self.stages,
+            Kind::Talk if self.hears => self.stages,
             Kind::Text => &self.of_text()[..1],
-            Kind::Speech | Kind::Chat => self.of_text(),
+            Kind::Speech | Kind::Chat | Kind::Talk => self.of_text(),
         }
     }
 
@@ -104,7 +119,27 @@ impl Load {
         }
     }
 
-    /// A request of the set, to be given to an engine.
+    /// Whether there are conversations in it.
+    pub fn talks(&self) -> bool {
+        self.cases.iter().any(|case| case.kind == Kind::Talk)
+    }
+
+    /// A conversation of the set, with a model whose frames have so many samples at 24 kHz; `None` if that is none.
+    pub fn conversation(&self, case: usize, frame: u32) -> Option<Conversation> {
+        let Case { kind, text, seed } = &self.cases[case];
+        let length = self.frames.unwrap_or(CHAT_TOKENS);
+        (*kind == Kind::Talk).then(|| Conversation {
+            text: text.clone(),
+            seed: *seed,
+            voice: self.voice.clone(),
+            length,
+            counted: length.div_ceil(2),
+            frame,
+            hears: self.hears,
+        })
+    }
+
+    /// A request of the set that is no conversation, to be given to an engine.
     pub fn asked(&self, case: usize) -> Asked {
         let Case { kind, text, seed } = &self.cases[case];
         if *kind == Kind::Speech {
@@ -152,11 +187,12 @@ mod tests {
     use omni_model::Checkpoint;
     use std::path::Path;
 
-    fn load(fixture: &str) -> Load {
+    fn load(fixture: &str, talks: bool) -> Load {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(fixture);
         let texts = (0..24).map(|i| format!("text {i}")).collect();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        Load::new(texts, (checkpoint.family(), checkpoint.stages()), 100, None, Some(8))
+        let able = Able { family: checkpoint.family(), stages: checkpoint.stages(), hears: true, talks };
+        Load::new(texts, able, 100, None, Some(8))
     }
 
     fn count(load: &Load, kind: Kind) -> usize {
@@ -165,9 +201,11 @@ mod tests {
 
     #[test]
     fn a_third_are_chat_turns_where_there_is_a_thinker() {
-        let load = load("qwen3_omni");
-        let counts = [Kind::Speech, Kind::Chat, Kind::Text, Kind::Media].map(|kind| count(&load, kind));
-        assert_eq!(counts, [16, 4, 2, 2]);
+        let all = [Kind::Speech, Kind::Chat, Kind::Text, Kind::Media, Kind::Talk];
+        assert_eq!(all.map(|kind| count(&load("qwen3_omni", false), kind)), [16, 4, 2, 2, 0]);
+        let load = load("qwen3_omni", true);
+        assert_eq!(all.map(|kind| count(&load, kind)), [14, 4, 2, 2, 2]);
+        assert_eq!(load.stages_of(Kind::Talk), StageName::ALL);
         assert_eq!(load.stages_of(Kind::Media), StageName::ALL);
         assert_eq!(load.stages_of(Kind::Text), [StageName::Thinker]);
         assert_eq!(load.stages_of(Kind::Chat), StageName::OF_TEXT);
@@ -175,17 +213,20 @@ mod tests {
 
     #[test]
     fn a_model_that_only_speaks_is_only_asked_to() {
-        let load = load("qwen3_tts/custom_voice");
+        let load = load("qwen3_tts/custom_voice", true);
         assert_eq!(count(&load, Kind::Speech), 24);
         assert_eq!(load.stages_of(Kind::Speech), [StageName::Talker, StageName::Vocoder]);
     }
 
     #[test]
     fn a_request_of_the_set_is_always_the_same() {
-        let load = load("qwen3_omni");
+        let load = load("qwen3_omni", true);
         assert_eq!(load.case(3), load.case(27));
-        let Asked::Speech(request) = load.asked(3) else { panic!("{:?}", load.cases[3]) };
-        assert_eq!((request.params.seed, request.params.ignore_eos), (Some(103), true));
+        let Asked::Speech(request) = load.asked(2) else { panic!("{:?}", load.cases[2]) };
+        assert_eq!((request.params.seed, request.params.ignore_eos), (Some(102), true));
+        let talk = load.conversation(3, 1_920).unwrap();
+        assert_eq!((talk.seed, talk.length, talk.counted, talk.hears), (103, 8, 4, true));
+        assert!(load.talks() && load.conversation(2, 1_920).is_none());
         let Asked::Chat(request) = load.asked(10) else { panic!("{:?}", load.cases[10]) };
         assert_eq!((request.seed, request.output, request.media.len()), (Some(110), Output::Text, 0));
         let Asked::Chat(request) = load.asked(13) else { panic!("{:?}", load.cases[13]) };

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `settings` | what a drill changes in a config |
 //! | `load`, `listen` | the requests, and one listener of one of them |
+//! | `talk`, `notes` | a conversation over a WebSocket; what its client hears: pure |
 //! | `drill` | one run of many listeners, looked at meanwhile |
 //! | `generate`, `inject` | which fault when: pure; and the rules that inject them |
 //! | `compare`, `verdict` | what a listener heard against the undisturbed stream: pure |
@@ -17,15 +18,18 @@ mod inject;
 mod listen;
 mod load;
 mod media;
+mod notes;
 mod outages;
 mod report;
 mod resources;
 mod settings;
+mod talk;
 mod verdict;
 
 use super::EmbeddedFiles;
 use super::bench::texts::texts;
 use super::exit::{Interrupted, Usage};
+use super::local::LocalServer;
 use super::model;
 use super::signals::Signals;
 use anyhow::Context;
@@ -33,7 +37,7 @@ use clap::{Args, ValueEnum};
 use drill::{Drill, Run, Until};
 use futures::future::LocalBoxFuture;
 use inject::Injector;
-use load::Load;
+use load::{Able, Load};
 use omni_config::{self as config, Config, DeviceKind, DrillConfig, FaultFile, Override, Placement, format_duration};
 use omni_core::shrink::Shrinker;
 use omni_core::suspects::TRIES;
@@ -155,12 +159,15 @@ async fn run(args: ChaosArgs, embedded: Option<EmbeddedFiles>) -> anyhow::Result
     mute_injected_panics();
     let checkpoint = model::open(&config, embedded)?;
     let device = model::device(&config)?.kind;
-    let stages = match model_info(&checkpoint, &config)?.sees {
+    let info = model_info(&checkpoint, &config)?;
+    let stages = match info.sees {
         true => checkpoint.stages(),
         false => checkpoint.family().stages(),
     };
-    let model = (checkpoint.family(), stages);
-    let load = Load::new(texts(args.texts.as_deref())?, model, args.seed, args.voice.clone(), args.frames);
+    // An answer that is to be ended would end the conversation that it is in.
+    let talks = args.guilty.is_none();
+    let able = Able { family: checkpoint.family(), stages, hears: info.hears, talks };
+    let load = Load::new(texts(args.texts.as_deref())?, able, args.seed, args.voice.clone(), args.frames);
     let exactness = match device {
         DeviceKind::Cpu => Exactness::Samples,
         DeviceKind::Cuda => Exactness::Length,
@@ -334,7 +341,15 @@ impl Field {
             }
         };
         let injector = Injector::new(&engine, &rules);
-        let run = drill::run(&engine, &self.load, drill, judge, &self.interrupted, injector).await;
+        let server = match self.load.talks() {
+            true => Some(LocalServer::beside(&engine, config, usize::from(self.args.streams))?),
+            false => None,
+        };
+        let on = (&engine, server.as_ref());
+        let run = drill::run(on, &self.load, drill, judge, &self.interrupted, injector).await;
+        if let Some(server) = server {
+            server.stop().await;
+        }
         engine.drain(STOPPING).await;
         run
     }

@@ -2,7 +2,7 @@
 
 use super::drill::{Run, Stream};
 use super::inject::Fault;
-use super::load::Load;
+use super::load::{Kind, Load};
 use super::outages::Outage;
 use super::resources::Use;
 use super::verdict::{Exactness, Verdict};
@@ -52,6 +52,15 @@ pub struct Streams {
     pub refused: usize,
     /// Without progress for too long.
     pub hung: usize,
+}
+
+/// How conversations went, which are streams too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Conversations {
+    /// Those that ended, in any way.
+    pub ended: usize,
+    /// Not a bit differs from the undisturbed run.
+    pub identical: usize,
 }
 
 /// What listeners heard that they should not have.
@@ -121,6 +130,8 @@ pub struct Report {
     pub faults: Count,
     /// Disturbed.
     pub streams: Streams,
+    /// Those of them that are conversations.
+    pub conversations: Conversations,
     /// By stage.
     pub stages: BTreeMap<String, Recovery>,
     /// Of all stages.
@@ -177,6 +188,12 @@ impl Report {
         let mut streams = Streams { started: disturbed.begun, ..Streams::default() };
         disturbed.streams.iter().for_each(|stream| streams.count(&stream.verdict));
         streams.recovered = hurt.iter().filter(|stream| stream.verdict.is_good()).count();
+        let talks = disturbed.streams.iter().filter(|stream| load.cases[stream.case].kind == Kind::Talk);
+        let mut conversations = Conversations::default();
+        for stream in talks {
+            conversations.ended += 1;
+            conversations.identical += usize::from(stream.verdict == Verdict::Identical);
+        }
         Report {
             target,
             version: env!("CARGO_PKG_VERSION"),
@@ -190,6 +207,7 @@ impl Report {
             faults_by_place: count(&faults, place),
             faults: Count { injected: faults.len(), hit: faults.iter().filter(|fault| fault.hits > 0).count() },
             streams,
+            conversations,
             stages: stages.into_iter().map(|(stage, seen)| (stage, recovery(seen))).collect(),
             recovery_ms: Distribution::of(ends),
             pause_ms: Distribution::of(pauses),
@@ -261,6 +279,10 @@ impl Report {
             ],
             [row],
         );
+        if self.conversations.ended > 0 {
+            let Conversations { ended, identical } = self.conversations;
+            text += &format!("\nconversations: {identical} of {ended} identical\n");
+        }
         let all = Recovery { outages: self.stages.values().map(|s| s.outages).sum(), recovery_ms: self.recovery_ms };
         let stages = self.stages.iter().map(|(name, stage)| (name.as_str(), stage)).chain([("all", &all)]);
         let row = |(name, stage): (&str, &Recovery)| {
@@ -406,6 +428,7 @@ fn ms(duration: Duration) -> f64 {
 mod tests {
     use super::super::compare::{Difference, Looks};
     use super::super::listen::Timing;
+    use super::super::load::Able;
     use super::*;
     use omni_core::ids::StageName;
     use omni_model::Checkpoint;
@@ -420,7 +443,8 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_omni");
         let texts = (0..12).map(|i| format!("text {i}")).collect();
         let checkpoint = Checkpoint::open(&folder).unwrap();
-        Load::new(texts, (checkpoint.family(), checkpoint.stages()), 1, None, None)
+        let able = Able { family: checkpoint.family(), stages: checkpoint.stages(), hears: true, talks: true };
+        Load::new(texts, able, 1, None, None)
     }
 
     fn stream(case: usize, verdict: Verdict, pauses: &[(u64, u64)]) -> Stream {
@@ -452,6 +476,14 @@ mod tests {
         assert_eq!((report.stages["talker"].outages, report.stages["thinker"].outages), (1, 0));
         assert_eq!(report.recovery_ms.p99, 30.0);
         assert_eq!(report.failure(), None);
+        assert!(!report.tables().contains("conversations"));
+    }
+
+    #[test]
+    fn conversations_are_counted_among_the_streams() {
+        let report = report(vec![stream(0, Verdict::Identical, &[]), stream(3, Verdict::Identical, &[])]);
+        assert_eq!((report.streams.identical, report.conversations), (2, Conversations { ended: 1, identical: 1 }));
+        assert!(report.tables().contains("\nconversations: 1 of 1 identical\n"));
     }
 
     #[test]

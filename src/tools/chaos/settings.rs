@@ -19,15 +19,17 @@ pub enum Where {
 }
 
 /// What a drill needs, unless the config says otherwise: the meltdown limit must not end it, the watchdog must notice a
-/// hang while a listener still waits, no deadline may cut off a listener that waits for a killed stage, and media that
-/// come again are encoded again.
-const SET: [(&str, &str); 7] = [
+/// hang while a listener still waits, no deadline may cut off a listener that waits for a killed stage, no conversation may
+/// be refused because the machine is slow, and media that come again are encoded again.
+const SET: [(&str, &str); 9] = [
     ("supervision.backoff", "\"1ms\""),
     ("supervision.max_backoff", "\"20ms\""),
     ("supervision.max_restarts", "1000"),
     ("supervision.meltdown_window", "\"1s\""),
     ("supervision.watchdog", "\"1s\""),
     ("limits.request_timeout", "\"1h\""),
+    ("limits.first_audio_deadline", "\"1h\""),
+    ("limits.admission", "\"places\""),
     ("media.max_cached_embeddings", "0"),
 ];
 
@@ -93,7 +95,7 @@ mod tests {
         assert_eq!(config.supervision.max_restarts, 1000);
         assert_eq!(config.supervision.watchdog, Duration::from_secs(1));
         assert_eq!(config.limits.max_requests, 40);
-        assert_eq!(set.len(), 9, "{set:?}");
+        assert_eq!(set.len(), 11, "{set:?}");
     }
 
     #[test]
