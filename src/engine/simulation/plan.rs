@@ -80,6 +80,7 @@ pub(super) fn plan(script: &Script, shape: &Shape) -> Planned {
             max_tokens: if sample { of.pick(&[40, 40, 6, 1]) } else { text.len() as u32 + 1 },
             seed: script.seed,
             media: None,
+            reuse: None,
         };
         let params = SequenceParams {
             prompt: len,
