@@ -155,6 +155,7 @@ fn run(model: &mut dyn StageModel, way: Way, options: &Options) -> (Vec<Duration
             max_tokens: options.steps + 2,
             seed: 7,
             media: None,
+            reuse: None,
         };
         model.open(slot, SequenceSpec::Thinker(sequence)).unwrap();
         drop(model.step(&[SequenceWork { slot, advance: PROMPT }]).unwrap());

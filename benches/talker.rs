@@ -116,6 +116,7 @@ fn thinker_spec(checkpoint: &Checkpoint, prompt: u32) -> ThinkerSpec {
         max_tokens: u32::MAX,
         seed: 0,
         media: None,
+        reuse: None,
     }
 }
 

@@ -395,6 +395,9 @@ pub struct StageConfig {
     /// Prompt positions computed in one step, so that a long prompt does not stall running sequences. For the vocoder,
     /// which has no prompt, the frames of its largest chunk.
     pub prefill_chunk: u32,
+    /// Thinker only, 0 for the others: bytes of prompts and answers that each replica keeps for prompts that begin
+    /// alike; 0 keeps none.
+    pub kept_prompts: usize,
     /// Steps launched ahead of the last one whose tokens the host has seen: 1 is the synchronous order. `None`: what
     /// suits the device, see [`Config::run_ahead`].
     pub run_ahead: Option<usize>,

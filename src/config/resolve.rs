@@ -495,6 +495,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
             device_memory,
             max_batch,
             prefill_chunk,
+            kept_prompts: 0,
             run_ahead: None,
             window,
             chunk_ramp,
@@ -521,6 +522,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
             device_memory,
             max_batch,
             prefill_chunk,
+            kept_prompts: 0,
             run_ahead,
             window,
             chunk_ramp,
@@ -529,6 +531,11 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         };
     }
     let prefill_chunk = r.int(&key("prefill_chunk"), 256, 1..=8192);
+    let kept_prompts = match name {
+        // Some 1,400 positions of a thinker of 30B in f32, all conversations of a small one.
+        StageName::Thinker => r.int(&key("kept_prompts"), 256 << 20, 0..=1usize << 40),
+        _ => 0,
+    };
     let buckets = if name == StageName::Talker { buckets(r, &key("buckets")) } else { Vec::new() };
     StageConfig {
         placement,
@@ -537,6 +544,7 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         device_memory,
         max_batch,
         prefill_chunk,
+        kept_prompts,
         run_ahead,
         window,
         chunk_ramp: Vec::new(),

@@ -32,7 +32,6 @@ const TOWERS: [&str; 2] = ["thinker.audio_tower", "thinker.visual"];
 /// The checkpoint, config and devices that the stages of one process load from and run on.
 pub(super) struct Loading {
     checkpoint: Checkpoint,
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "what a GPU is told"))]
     config: Config,
     device: DeviceChoice,
     /// The stages of this process, which share its parts of the GPUs.
@@ -70,7 +69,7 @@ impl Loading {
     pub fn factory(self: &Arc<Loading>, stage: StageName) -> Arc<dyn StageFactory> {
         let loading = Arc::clone(self);
         let load = move || match loading.device.kind {
-            DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu),
+            DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu, loading.config.stage(stage).kept_prompts),
             DeviceKind::Cuda => loading.on_gpu(stage),
         };
         Arc::new(LoadedOnce { load: Box::new(load), loading: Mutex::new(()), loaded: OnceLock::new() })
@@ -172,8 +171,13 @@ impl Loading {
     }
 }
 
-/// The net of one stage and what makes its device state.
-fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Box<dyn StageFactory>, LoadError> {
+/// The net of one stage and what makes its device state; a thinker keeps so many bytes of prompts.
+fn load(
+    stage: StageName,
+    checkpoint: &Checkpoint,
+    device: &Device,
+    kept_prompts: usize,
+) -> Result<Box<dyn StageFactory>, LoadError> {
     let owned: &[&str] = match stage {
         StageName::Encoder => &TOWERS,
         stage => &[stage.as_str()],
@@ -188,7 +192,7 @@ fn load(stage: StageName, checkpoint: &Checkpoint, device: &Device) -> Result<Bo
         }
         StageName::Thinker => {
             let net = Thinker::load(&loader, &checkpoint.omni()?.thinker)?;
-            Box::new(ThinkerFactory::new(Arc::new(net)))
+            Box::new(ThinkerFactory::new(Arc::new(net)).keeping(kept_prompts))
         }
         StageName::Talker => Box::new(TalkerFactory::new(Arc::new(Talker::load(&loader, checkpoint.family())?))),
         StageName::Vocoder => return Ok(Box::new(VocoderFactory::new(Arc::new(Vocoder::load(checkpoint, device)?)))),

@@ -214,11 +214,12 @@ impl Spectrum {
         self.logs.len() * size_of::<f64>()
     }
 
-    /// Hands everything that its features follow from to `hash`, so that equal spectra, and they alone, hand over equal
-    /// bytes.
+    /// Hands everything that its [features](Spectrum::features) follow from to `hash`: spectra that hand over equal
+    /// bytes have equal features. Of the frames behind the clip that is the floor.
     pub(crate) fn hash(&self, hash: &mut dyn FnMut(&[u8])) {
-        [self.bands, self.frames, self.logs.len()].iter().for_each(|n| hash(&(*n as u64).to_le_bytes()));
-        self.logs.iter().for_each(|log| hash(&log.to_le_bytes()));
+        [self.bands, self.frames].iter().for_each(|n| hash(&(*n as u64).to_le_bytes()));
+        hash(&self.floor.to_le_bytes());
+        self.logs.iter().take(self.frames * self.bands).for_each(|log| hash(&log.to_le_bytes()));
     }
 
     /// Frames of the clip, `L`.
@@ -399,6 +400,25 @@ mod tests {
         assert_eq!(mel.spectrum(&pcm, 0).unwrap().frames(), 96);
         assert_eq!(mel.spectrum(&pcm, 40_208).unwrap().frames(), 97);
         assert_eq!(mel.spectrum(&pcm[..100], 40_208).unwrap().frames(), 1);
+    }
+
+    #[test]
+    fn a_clip_that_ends_in_silence_is_the_same_alone_and_padded() {
+        let mel = LogMel::new(CONFIG).unwrap();
+        let hashed = |spectrum: &Spectrum| {
+            let mut bytes = Vec::new();
+            spectrum.hash(&mut |part| bytes.extend_from_slice(part));
+            bytes
+        };
+        let mut pcm = noise(15_000);
+        for (silence, same) in [(0, false), (200, true)] {
+            pcm.truncate(15_000);
+            pcm.resize((15_000 + silence).next_multiple_of(160), 0.0);
+            pcm.truncate(if same { usize::MAX } else { 15_000 });
+            let (alone, beside) = (mel.spectrum(&pcm, 0).unwrap(), mel.spectrum(&pcm, 40_208).unwrap());
+            assert_eq!(alone.features() == beside.features(), same, "{silence} samples of silence");
+            assert_eq!(hashed(&alone) == hashed(&beside), same, "{silence} samples of silence");
+        }
     }
 
     #[test]

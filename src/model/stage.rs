@@ -193,6 +193,18 @@ pub struct ThinkerSpec {
     pub seed: u64,
     /// The media of the prompt, whose embeddings arrive as input; `None` for a prompt of text.
     pub media: Option<Arc<MediaLayout>>,
+    /// Lets other sequences of the same owner begin with what this one computes, and this one with what they have
+    /// computed; `None` keeps it apart.
+    pub reuse: Option<Reuse>,
+}
+
+/// What the keys and values of a prompt are known by, besides its tokens and their positions.
+#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct Reuse {
+    /// Whose prompt it is. It is found for no other owner.
+    pub owner: [u8; 32],
+    /// SHA-256 of what was encoded for each span of the prompt, in their order.
+    pub media: Arc<[[u8; 32]]>,
 }
 
 impl ThinkerSpec {

@@ -84,8 +84,10 @@ impl Conversation {
     }
 
     /// What the model reads.
-    pub fn prompt(&self, room: &mut MediaRoom) -> Vec<PromptTurn> {
-        let mut turns: Vec<_> = self.items.iter().rev().filter_map(|item| item.prompt(room)).collect();
+    pub fn prompt(&self, limits: &Limits) -> Vec<PromptTurn> {
+        let media: Vec<u64> = self.items.iter().flat_map(Item::media).collect();
+        let mut room = MediaRoom::of(limits, &media);
+        let mut turns: Vec<_> = self.items.iter().rev().filter_map(|item| item.prompt(&mut room)).collect();
         turns.reverse();
         PromptTurn::joined(turns)
     }

@@ -6,7 +6,7 @@ use crate::job::{PromptPart, PromptTurn};
 use crate::refusal::{Refusal, short};
 use crate::server_event::{ItemObject, PartObject};
 use crate::session::{Abilities, Limits};
-use crate::sound::{WireFormat, samples_of, wav, wav_ms};
+use crate::sound::{WireFormat, at_rest, at_rest_ms, samples_of, wav, wav_ms};
 use crate::spoken::Spoken;
 use std::sync::Arc;
 
@@ -264,7 +264,17 @@ impl MediaRoom {
         MediaRoom { files: limits.media, ms: limits.media_ms }
     }
 
-    fn take(&mut self, ms: u64) -> bool {
+    /// For media of these lengths, in their order. Where not all of them have room, it is made for a quarter of
+    /// `limits.media` at once, so that the conversation begins alike for some turns: what was computed of a prompt is of
+    /// use for one that begins with it.
+    pub fn of(limits: &Limits, media: &[u64]) -> MediaRoom {
+        let mut room = MediaRoom::new(limits);
+        let fit = media.iter().rev().take_while(|ms| room.take(**ms)).count();
+        let out = (media.len() - fit).next_multiple_of((limits.media / 4).max(1));
+        MediaRoom { files: media.len().saturating_sub(out).min(limits.media), ms: limits.media_ms }
+    }
+
+    pub fn take(&mut self, ms: u64) -> bool {
         let has = self.files > 0 && self.ms >= ms;
         if has {
             self.files -= 1;
@@ -274,11 +284,26 @@ impl MediaRoom {
     }
 }
 
+impl Item {
+    /// Milliseconds of each sound in it, and 0 for each picture.
+    pub fn media(&self) -> impl DoubleEndedIterator<Item = u64> {
+        self.content.iter().filter_map(|content| match content {
+            Content::InputAudio { file: Some(file), .. } => Some(at_rest_ms(file)),
+            Content::InputImage { .. } => Some(0),
+            _ => None,
+        })
+    }
+}
+
 impl Content {
     fn prompt(&self, room: &mut MediaRoom) -> Option<PromptPart> {
         Some(match self {
             Content::InputText(text) | Content::OutputText(text) => PromptPart::Text(text.clone()),
             Content::OutputAudio { transcript, .. } => PromptPart::Text(transcript.clone()),
+            Content::InputAudio { file: Some(file), .. } if room.take(at_rest_ms(file)) => {
+                PromptPart::Audio(at_rest(file))
+            }
+            // A sound that is as long as it may be is not lost for its silence.
             Content::InputAudio { file: Some(file), .. } if room.take(wav_ms(file)) => {
                 PromptPart::Audio(Arc::clone(file))
             }

@@ -94,11 +94,46 @@ pub(crate) fn wav(samples: &[i16], rate: u32) -> Arc<[u8]> {
     file.into()
 }
 
+/// Silence behind each turn, milliseconds at least: a window of the spectrum reaches 12.5 ms back from the end, and the
+/// filter of the resampler as far as 9 ms.
+const REST_MS: u64 = 25;
+/// Milliseconds from one window of the spectrum to the next.
+const HOP_MS: u64 = 10;
+
+/// Such a file as the model hears it: with silence at its end, up to a whole window. The spectra of a prompt are those
+/// of sounds that are padded to the longest of them. A sound that ends like this has the same spectrum beside a longer
+/// one as it has alone, so a turn changes nothing of the turns before it, and what was computed of them is of use.
+pub(crate) fn at_rest(wav: &[u8]) -> Arc<[u8]> {
+    let rested = rested(wav);
+    let mut file = wav.to_vec();
+    file.resize(WAV_HEAD + 2 * rested as usize, 0);
+    let data = 2 * rested as u32;
+    for (at, size) in [(4, data + WAV_HEAD as u32 - 8), (WAV_HEAD - 4, data)] {
+        file[at..at + 4].copy_from_slice(&size.to_le_bytes());
+    }
+    file.into()
+}
+
+/// Samples of such a file with its silence.
+fn rested(wav: &[u8]) -> u64 {
+    let (rate, samples) = (u64::from(rate_of(wav)), wav.len().saturating_sub(WAV_HEAD) as u64 / 2);
+    (samples + (rate * REST_MS).div_ceil(1000)).next_multiple_of((rate * HOP_MS / 1000).max(1))
+}
+
+/// How long such a file sounds [with its silence](at_rest), milliseconds.
+pub(crate) fn at_rest_ms(wav: &[u8]) -> u64 {
+    (rested(wav) * 1000).div_ceil(u64::from(rate_of(wav)))
+}
+
+/// Samples a second of such a file.
+fn rate_of(wav: &[u8]) -> u32 {
+    wav.get(24..28).map_or(1, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])).max(1)
+}
+
 /// How long such a file sounds, milliseconds, rounded up.
 pub(crate) fn wav_ms(wav: &[u8]) -> u64 {
-    let rate = wav.get(24..28).map_or(1, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
     let samples = wav.len().saturating_sub(WAV_HEAD) as u64 / 2;
-    (samples * 1000).div_ceil(u64::from(rate.max(1)))
+    (samples * 1000).div_ceil(u64::from(rate_of(wav)))
 }
 
 /// Base64 of the samples of such a file.

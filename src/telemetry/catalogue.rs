@@ -137,6 +137,10 @@ catalogue! {
     MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media looked for among the kept embeddings: hit or miss.";
     MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most media.max_cached_embeddings.";
 
+    PROMPT_CACHE = Counter, "omni_prompt_cache_total", ["outcome"], "Prompts of a thinker whose beginning was looked for among those that are kept: hit or miss.";
+    PROMPT_CACHE_POSITIONS = Counter, "omni_prompt_cache_positions_total", [], "Positions of prompts that were kept and not computed again.";
+    PROMPT_CACHE_BYTES = Gauge, "omni_prompt_cache_bytes", [], "Bytes of prompts and answers that are kept, at most stages.thinker.kept_prompts for each replica.";
+
     REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
     REALTIME_TURNS = Counter, "omni_realtime_turns_total", [], "Turns of sound that users or the detector committed.";
     REALTIME_INTERRUPTIONS = Counter, "omni_realtime_interruptions_total", [], "Answers that their user's speech cut off.";

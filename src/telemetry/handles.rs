@@ -528,6 +528,51 @@ impl MediaMetrics {
     }
 }
 
+/// What a thinker records of the prompts that it keeps. Its bytes count until it is dropped.
+pub struct PromptCacheMetrics {
+    hits: Counter,
+    misses: Counter,
+    /// Positions that were not computed again.
+    pub positions: Counter,
+    bytes: Gauge,
+    held: usize,
+}
+
+impl PromptCacheMetrics {
+    /// Of a stage that keeps nothing yet.
+    #[allow(clippy::new_without_default, reason = "it registers series")]
+    pub fn new() -> PromptCacheMetrics {
+        install();
+        let prompts = |outcome| counter!(c::PROMPT_CACHE.name, "outcome" => outcome);
+        PromptCacheMetrics {
+            hits: prompts("hit"),
+            misses: prompts("miss"),
+            positions: counter!(c::PROMPT_CACHE_POSITIONS.name),
+            bytes: gauge!(c::PROMPT_CACHE_BYTES.name),
+            held: 0,
+        }
+    }
+
+    /// A beginning of a prompt was there or not.
+    pub fn looked_up(&self, there: bool) {
+        if there { self.hits.increment(1) } else { self.misses.increment(1) }
+    }
+
+    /// So many bytes are kept now.
+    pub fn holds(&mut self, bytes: usize) {
+        if bytes != self.held {
+            self.bytes.increment(bytes as f64 - self.held as f64);
+            self.held = bytes;
+        }
+    }
+}
+
+impl Drop for PromptCacheMetrics {
+    fn drop(&mut self) {
+        self.holds(0);
+    }
+}
+
 /// What a session of the realtime protocol records. It counts as open until it is dropped.
 pub struct RealtimeMetrics {
     sessions: Gauge,

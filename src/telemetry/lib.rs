@@ -24,8 +24,9 @@ pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
     AlignerMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics,
-    MediaMetrics, MemoryUse, ModelMetrics, Queue, RealtimeMetrics, StageMetrics, SupervisionMetrics, edge_lost,
-    fault_injected, launch_waited, process_started, request_guilty, set_ready, speech_anew, speech_astray,
+    MediaMetrics, MemoryUse, ModelMetrics, PromptCacheMetrics, Queue, RealtimeMetrics, StageMetrics,
+    SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, request_guilty, set_ready,
+    speech_anew, speech_astray,
 };
 pub use keys::{KeyMetrics, KeyRefusal, SpanMetrics};
 pub use logging::{LogError, LogFormat, complain, flush_logs, init_logging, init_stage_logging};

@@ -82,6 +82,7 @@ fn hand(model: &mut dyn StageModel) -> Vec<Vec<Embeddings>> {
             max_tokens: 1000,
             seed: 1,
             media: None,
+            reuse: None,
         };
         model.open(*slot, SequenceSpec::Thinker(row)).unwrap();
         let answer = (0..ANSWER).map(|i| 40 + i * 5 + slot.0).collect();

@@ -63,6 +63,7 @@ fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
     ThinkerSpec {
         generated_len: 0,
         media: None,
+        reuse: None,
         emit: (!number.is_multiple_of(3)).then(|| vec![0..len / 2, len / 2 + len / 4..len].into()),
         prompt: prompt.into(),
         mode: ThinkerMode::Sample,

@@ -8,6 +8,7 @@ mod astray;
 mod clients_leave;
 mod deadlines;
 mod invariants;
+mod kept;
 mod markup;
 mod media;
 mod pending_steps;

@@ -20,6 +20,7 @@ mod prompts;
 mod prompts_tts;
 mod random_weights;
 mod requests;
+mod stages_kept;
 mod stages_lm;
 mod stages_media;
 mod stages_tts;

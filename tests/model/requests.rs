@@ -109,6 +109,7 @@ impl Golden {
                 max_tokens: number("n_text"),
                 seed: 1,
                 media: layout,
+                reuse: None,
             },
             talker: TalkerSpec {
                 generated_len: 0,

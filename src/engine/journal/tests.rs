@@ -62,6 +62,7 @@ pub(crate) fn thinker(deliver: Outputs) -> (StageName, SequencePlan) {
         max_tokens: 50,
         seed: 1,
         media: None,
+        reuse: None,
     };
     (StageName::Thinker, SequencePlan { params: params(3, Pace::Free), spec: SequenceSpec::Thinker(sequence), deliver })
 }

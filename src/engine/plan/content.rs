@@ -14,7 +14,8 @@ impl RequestPlan {
         for (_, sequence) in self.sequences.iter().filter(|(stage, _)| *stage != StageName::Encoder) {
             let mut spec = sequence.spec.clone();
             match &mut spec {
-                SequenceSpec::Thinker(thinker) => thinker.seed = 0,
+                // Whoever asks, asks for the same.
+                SequenceSpec::Thinker(thinker) => (thinker.seed, thinker.reuse) = (0, None),
                 SequenceSpec::Talker(talker) => talker.seed = 0,
                 SequenceSpec::Encoder(_) | SequenceSpec::Vocoder(_) => {}
             }

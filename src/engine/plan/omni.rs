@@ -4,7 +4,7 @@ use super::media::{MediaPlanner, PromptedMedia, runs};
 use super::{
     Common, FollowedText, RequestPlan, SequencePlan, SpeechOptions, SpeechVoice, positive, random_seed, resolve,
 };
-use crate::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError};
+use crate::api::{ChatMessage, GenerateRequest, Output, SpeechParams, SubmitError, TenantId};
 use crate::voice::{TaskType, VoiceChoice};
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
@@ -14,10 +14,12 @@ use omni_media::Medium;
 use omni_model::hf::{OmniConfig, SAMPLE_RATE};
 use omni_model::prompt::{ChatPrompt, Content, MediaMessage, PromptError, Prompter, SpeechPrompt};
 use omni_model::sampling::SamplingParams;
-use omni_model::stage::{SequenceSpec, ThinkerMode, ThinkerSpec};
+use omni_model::stage::{Reuse, SequenceSpec, ThinkerMode, ThinkerSpec};
 use omni_model::talker::TalkerPrompt;
 use omni_stage::Outputs;
+use sha2::{Digest, Sha256};
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -84,6 +86,8 @@ impl OmniPlanner {
                 spec.eos = self.eos.iter().copied().chain([call]).collect();
             }
             spec.media = media.as_ref().map(|media| Arc::clone(&media.layout));
+            let hashes = media.as_ref().map_or(&[][..], |media| &media.plan.hashes);
+            spec.reuse = Some(Reuse { owner: owner(request.options.tenant.id), media: hashes.into() });
         }
         if let Some(media) = &media {
             (thinker.params.prompt_input, thinker.params.prompt_runs) = (media.rows, runs(&media.layout));
@@ -200,10 +204,22 @@ impl OmniPlanner {
                 max_tokens,
                 seed,
                 media: None,
+                reuse: None,
             }),
             deliver: Outputs { tokens: false, speech },
         }
     }
+}
+
+/// A tenant, as prompts are known by it.
+fn owner(tenant: TenantId) -> [u8; 32] {
+    let hash = match tenant {
+        TenantId::Own => Sha256::new_with_prefix(b"own"),
+        TenantId::Key(number) => Sha256::new_with_prefix(b"key").chain_update(number.to_le_bytes()),
+        TenantId::Address(IpAddr::V4(address)) => Sha256::new_with_prefix(b"v4").chain_update(address.octets()),
+        TenantId::Address(IpAddr::V6(address)) => Sha256::new_with_prefix(b"v6").chain_update(address.octets()),
+    };
+    hash.finalize().into()
 }
 
 pub(super) fn message(message: &ChatMessage) -> Result<MediaMessage, SubmitError> {

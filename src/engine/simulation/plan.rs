@@ -92,6 +92,7 @@ pub(super) fn plan(script: &Script, shape: &Shape, encodes: &MediaPlanner) -> Op
             max_tokens: if sample { of.pick(&[40, 40, 6, 1]) } else { text.len() as u32 + 1 },
             seed: script.seed,
             media: layout.clone(),
+            reuse: None,
         };
         let params = SequenceParams {
             prompt: len,

@@ -20,6 +20,8 @@ pub struct PromptMedia {
     rows: BTreeMap<u32, Tensor>,
     /// The positions that embeddings still have to arrive for, the next one last, with the width of each span.
     missing: Vec<(usize, Vec<u32>)>,
+    /// Positions before this one take no embeddings any more.
+    needed_from: u32,
 }
 
 impl PromptMedia {
@@ -31,7 +33,7 @@ impl PromptMedia {
             at.reverse();
             (config.media_width(span.kind), at)
         });
-        PromptMedia { missing: missing.collect(), rows: BTreeMap::new(), layout: Arc::clone(layout) }
+        PromptMedia { missing: missing.collect(), rows: BTreeMap::new(), layout: Arc::clone(layout), needed_from: 0 }
     }
 
     /// Takes the next embeddings of the first span that lacks some.
@@ -52,7 +54,9 @@ impl PromptMedia {
             }
             let rows = input.tensor()?;
             for (row, at) in at.drain(at.len() - count..).rev().enumerate() {
-                self.rows.insert(at, rows.narrow(0, row, 1)?);
+                if at >= self.needed_from {
+                    self.rows.insert(at, rows.narrow(0, row, 1)?);
+                }
             }
             self.missing.pop_if(|(_, at)| at.is_empty());
         }
@@ -89,6 +93,12 @@ impl PromptMedia {
         self.rows.remove(&at)
     }
 
+    /// The positions before `at` were computed before: embeddings that have arrived for them, or come, are dropped.
+    pub fn need_none_before(&mut self, at: u32) {
+        self.rows = self.rows.split_off(&at);
+        self.needed_from = at;
+    }
+
     /// Positions on three axes; `None` where they are those of the cache.
     pub fn axes(&self) -> Option<&Positions> {
         self.layout.positions.as_ref()
@@ -104,7 +114,7 @@ pub(super) fn scatter(x: &Tensor, running: &mut [Running<Sequence>]) -> Result<O
     let hidden = x.dim(1)?;
     let (mut input, mut added, mut start) = (MediaInput::default(), Vec::new(), 0);
     for Running { sequence, len, .. } in &mut *running {
-        let (from, count) = (sequence.prefilled, *len as u32);
+        let (from, count) = (sequence.cached() as u32, *len as u32);
         if let Some(media) = &mut sequence.media {
             for at in media.positions(from, count) {
                 let Some(row) = media.take(at) else {
@@ -150,21 +160,20 @@ fn own(sequence: &Sequence) -> Option<&Positions> {
     sequence.media.as_ref().and_then(PromptMedia::axes)
 }
 
-/// The embeddings that the talker gets of prompt positions: those of text, and at media the accepted hidden states
-/// `[len, hidden]` of this step's positions, which begin with `from`.
-pub(super) fn spoken(
-    net: &Thinker,
-    sequence: &Sequence,
-    from: u32,
-    positions: &[u32],
-    accepted: &Tensor,
-) -> Result<Tensor> {
+/// The embeddings that the talker gets of prompt positions: those of text, and at media the hidden states that the
+/// layers gave there.
+pub(super) fn spoken(net: &Thinker, sequence: &Sequence, positions: &[u32]) -> Result<Tensor> {
     let tokens: Vec<u32> = positions.iter().map(|at| sequence.spec.prompt[*at as usize]).collect();
     let embeddings = net.embed(&tokens)?;
-    let (Some(media), Some(last)) = (&sequence.media, positions.last()) else { return Ok(embeddings) };
-    for at in media.positions(from, last + 1 - from) {
+    let (Some(media), Some(first), Some(last)) = (&sequence.media, positions.first(), positions.last()) else {
+        return Ok(embeddings);
+    };
+    for at in media.positions(*first, last + 1 - first) {
         if let Ok(place) = positions.binary_search(&at) {
-            embeddings.slice_set(&accepted.narrow(0, (at - from) as usize, 1)?.contiguous()?, 0, place)?;
+            let Some(state) = sequence.hidden.get(&at) else {
+                candle_core::bail!("the hidden state of prompt position {at} is gone");
+            };
+            embeddings.slice_set(state, 0, place)?;
         }
     }
     Ok(embeddings)

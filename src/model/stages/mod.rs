@@ -2,6 +2,7 @@
 //! nets.
 
 pub mod encoder;
+mod kept;
 pub mod media;
 pub mod talker;
 pub mod thinker;

@@ -11,7 +11,11 @@
 //!
 //! The embeddings of media in a prompt arrive as input. A step may take prompt positions once their embeddings are
 //! there; at media positions it emits the hidden states that the talker takes for them.
+//!
+//! Prompt positions that an earlier sequence has computed are [taken over](super::kept): a step that finds some computes
+//! only the rest of its units, and makes the same of them.
 
+use super::kept::{Keeping, KeptPrompts, Parts};
 use super::media::{PromptMedia, scatter, spoken};
 use super::{Batch, LanguageModel};
 use crate::error::{in_vocabulary, not_open, refused};
@@ -25,25 +29,37 @@ use crate::{LoadError, ModelError};
 use candle_core::Tensor;
 use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::{Phase, PhaseClock};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// Makes [`ThinkerStage`]s that share one net.
 pub struct ThinkerFactory {
     net: Arc<Thinker>,
+    kept: usize,
 }
 
 impl ThinkerFactory {
-    /// For a loaded net.
+    /// For a loaded net; keeps no prompts.
     pub fn new(net: Arc<Thinker>) -> ThinkerFactory {
-        ThinkerFactory { net }
+        ThinkerFactory { net, kept: 0 }
+    }
+
+    /// Has each stage keep so many bytes of prompts, for sequences that begin alike.
+    #[must_use]
+    pub fn keeping(self, bytes: usize) -> ThinkerFactory {
+        ThinkerFactory { kept: bytes, ..self }
+    }
+
+    pub(super) fn stage(&self) -> ThinkerStage {
+        let sampler = Sampler::new(self.net.vocabulary() as usize);
+        let kept = KeptPrompts::new(self.kept);
+        ThinkerStage { net: self.net.clone(), sequences: HashMap::new(), sampler, kept }
     }
 }
 
 impl StageFactory for ThinkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        let sampler = Sampler::new(self.net.vocabulary() as usize);
-        Ok(Box::new(ThinkerStage { net: self.net.clone(), sequences: HashMap::new(), sampler }))
+        Ok(Box::new(self.stage()))
     }
 }
 
@@ -52,6 +68,20 @@ pub struct ThinkerStage {
     net: Arc<Thinker>,
     sequences: HashMap<Slot, Sequence>,
     sampler: Sampler,
+    /// `None` where prompts are not kept.
+    kept: Option<KeptPrompts>,
+}
+
+#[cfg(test)]
+impl ThinkerStage {
+    /// Bytes of prompts that are kept.
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.kept.as_ref().map_or(0, KeptPrompts::bytes)
+    }
+
+    pub(super) fn net(&self) -> &Thinker {
+        &self.net
+    }
 }
 
 pub(super) struct Sequence {
@@ -62,6 +92,10 @@ pub(super) struct Sequence {
     answer: Answer,
     /// `None` for a prompt of text.
     pub(super) media: Option<PromptMedia>,
+    /// Hidden states `[1, hidden]` at media positions that are still to be handed on or kept.
+    pub(super) hidden: BTreeMap<u32, Tensor>,
+    /// `None` where its prompt is not kept.
+    keeping: Option<Keeping>,
 }
 
 /// Where the answer comes from, with its state.
@@ -95,6 +129,10 @@ impl StageModel for ThinkerStage {
             }
             None => None,
         };
+        let keeping = match &mut self.kept {
+            Some(kept) if spec.mode == ThinkerMode::Sample => kept.begin(&spec)?,
+            _ => None,
+        };
         let answer = match spec.mode {
             ThinkerMode::Sample => {
                 let mut history = History::default();
@@ -104,7 +142,8 @@ impl StageModel for ThinkerStage {
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
-        self.sequences.insert(slot, Sequence { spec, prefilled: 0, finished: false, answer, media });
+        let (prefilled, hidden) = (0, BTreeMap::new());
+        self.sequences.insert(slot, Sequence { spec, prefilled, finished: false, answer, media, hidden, keeping });
         Ok(())
     }
 
@@ -136,7 +175,10 @@ impl StageModel for ThinkerStage {
     }
 
     fn close(&mut self, slot: Slot) {
-        self.sequences.remove(&slot);
+        let closed = self.sequences.remove(&slot);
+        if let (Some(kept), Some(Sequence { keeping: Some(keeping), .. })) = (&mut self.kept, closed) {
+            kept.end(&keeping);
+        }
     }
 
     fn live_sequences(&self) -> usize {
@@ -235,17 +277,33 @@ impl LanguageModel for ThinkerStage {
                 if left == 0 && work.advance != 1 {
                     return refused(format!("{slot}: asked for {} units, a decode step is 1", work.advance));
                 }
-                cache.check_room(work.advance as usize).map_err(|full| ModelError::Sequence(full.to_string()))?;
-                if let Some(media) = sequence.media.as_ref().filter(|_| left > 0) {
-                    media.check_arrived(sequence.prefilled, work.advance)?;
+                if left == 0 {
+                    cache.check_room(1).map_err(|full| ModelError::Sequence(full.to_string()))?;
+                    batch.input.push(*last);
+                    batch.take(&mut self.sequences, place, work, true)?;
+                    return Ok(SequenceOutput::default());
                 }
-                match left {
-                    0 => batch.input.push(*last),
-                    _ => batch
-                        .input
-                        .extend(&sequence.spec.prompt[sequence.prefilled as usize..][..work.advance as usize]),
+                let (from, upto) = (sequence.prefilled, sequence.prefilled + work.advance);
+                if let (Some(kept), Some(keeping)) = (&mut self.kept, &mut sequence.keeping) {
+                    let (media, hidden) = (sequence.media.as_mut(), &mut sequence.hidden);
+                    kept.take_over(keeping, &sequence.spec, upto as usize, Parts { cache, media, hidden })?;
                 }
-                batch.take(&mut self.sequences, place, work, left <= work.advance)?;
+                let first = cache.len() as u32;
+                if first >= upto {
+                    sequence.prefilled = upto;
+                    let emit = prompt_given(&self.net, sequence, from, upto)?;
+                    return Ok(SequenceOutput {
+                        emit: emit.map(|given| StageData::Embeddings(given.into())),
+                        ..SequenceOutput::default()
+                    });
+                }
+                let advance = upto - first;
+                cache.check_room(advance as usize).map_err(|full| ModelError::Sequence(full.to_string()))?;
+                if let Some(media) = &sequence.media {
+                    media.check_arrived(first, advance)?;
+                }
+                batch.input.extend(&sequence.spec.prompt[first as usize..upto as usize]);
+                batch.take(&mut self.sequences, place, SequenceWork { advance, ..work }, left <= work.advance)?;
                 Ok(SequenceOutput::default())
             }
         }
@@ -286,17 +344,18 @@ impl LanguageModel for ThinkerStage {
             let (mut sequences, mut prompt) = (Vec::new(), None);
             end += entry.len;
             if sequence.prefilled < sequence.spec.prompt.len() as u32 {
-                let (from, len) = (sequence.prefilled, entry.len as u32);
-                match (&accepted, &sequence.media) {
-                    (Some(accepted), Some(_)) if prompt_positions(&sequence.spec, from, len).next().is_some() => {
-                        let positions: Vec<u32> = prompt_positions(&sequence.spec, from, len).collect();
-                        let own = accepted.narrow(0, end - entry.len, entry.len)?;
-                        prompt = Some(spoken(&self.net, sequence, from, &positions, &own)?);
-                    }
-                    _ => sequences = prompt_embeddings(&sequence.spec, from, len),
+                let (from, upto) = (sequence.prefilled, sequence.cached() as u32);
+                if let Some(accepted) = &accepted {
+                    sequence.take_hidden(&accepted.narrow(0, end - entry.len, entry.len)?)?;
                 }
-                sequence.prefilled += len;
+                if sequence.media.is_some() {
+                    prompt = prompt_given(&self.net, sequence, from, upto)?;
+                } else {
+                    sequences = prompt_embeddings(&sequence.spec, from, upto - from);
+                }
+                sequence.prefilled = upto;
             }
+            sequence.keep(&mut self.kept, entry.samples)?;
             let mut output = SequenceOutput::default();
             if entry.samples {
                 let logits = logits.next().unwrap_or_default();
@@ -314,6 +373,9 @@ impl LanguageModel for ThinkerStage {
                     }
                     Err(error) => {
                         sequence.finished = true;
+                        if let (Some(kept), Some(keeping)) = (&mut self.kept, &sequence.keeping) {
+                            kept.forget(keeping);
+                        }
                         results[entry.place] = Err(error);
                         continue;
                     }
@@ -343,6 +405,38 @@ impl Sequence {
         }
     }
 
+    /// Takes the hidden states `[n, hidden]` of the positions that were cached last, those at media.
+    fn take_hidden(&mut self, accepted: &Tensor) -> Result<(), ModelError> {
+        let count = accepted.dim(0)? as u32;
+        let first = self.cached() as u32 - count;
+        let Some(media) = self.media.as_ref().filter(|_| self.spec.emit.is_some() || self.keeping.is_some()) else {
+            return Ok(());
+        };
+        for at in media.positions(first, count) {
+            self.hidden.insert(at, accepted.narrow(0, (at - first) as usize, 1)?);
+        }
+        Ok(())
+    }
+
+    /// Keeps what is new of its prompt and answer; drops the hidden states that nothing needs any more. `sampled`: a
+    /// token is sampled in this step.
+    fn keep(&mut self, kept: &mut Option<KeptPrompts>, sampled: bool) -> Result<(), ModelError> {
+        let mut needed_from = self.prefilled;
+        if let (Some(kept), Some(keeping), Answer::Sampled { cache, count, .. }) =
+            (kept, &mut self.keeping, &mut self.answer)
+        {
+            let (media, hidden) = (self.media.as_mut(), &mut self.hidden);
+            needed_from = needed_from.min(kept.keep(keeping, &self.spec, Parts { cache, media, hidden })?);
+            if sampled && *count == self.spec.generated_len {
+                kept.prefilled(keeping);
+            }
+        }
+        if !self.hidden.is_empty() {
+            self.hidden = self.hidden.split_off(&needed_from);
+        }
+        Ok(())
+    }
+
     fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, ModelError> {
         let Answer::Sampled { history, count, last, .. } = &mut self.answer else {
             return refused("a sequence that follows text was asked to sample");
@@ -352,6 +446,9 @@ impl Sequence {
         history.push(token);
         *count += 1;
         *last = token;
+        if let Some(keeping) = &mut self.keeping {
+            keeping.said(token);
+        }
         Ok(token)
     }
 
@@ -363,6 +460,12 @@ impl Sequence {
             (*count >= self.spec.max_tokens).then_some(FinishReason::Length)
         }
     }
+}
+
+/// What the talker gets of the positions `from..upto` of a prompt.
+fn prompt_given(net: &Thinker, sequence: &Sequence, from: u32, upto: u32) -> Result<Option<Tensor>, ModelError> {
+    let positions: Vec<u32> = prompt_positions(&sequence.spec, from, upto - from).collect();
+    if positions.is_empty() { Ok(None) } else { Ok(Some(spoken(net, sequence, &positions)?)) }
 }
 
 fn embedded(net: &Thinker, tokens: &[u32]) -> Result<Option<StageData>, ModelError> {

@@ -15,6 +15,14 @@ pub struct KvCache {
     limit: usize,
 }
 
+/// A copy of the keys and values of some positions.
+#[derive(Debug)]
+pub struct KvBlock {
+    /// `[2 * layers, positions, kv_heads, head_dim]`: keys, then values, layer by layer.
+    of_layers: Tensor,
+    len: usize,
+}
+
 /// The sequence has reached the model's last position.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the context is full: {wanted} positions are wanted and the model has {limit} (max_position_embeddings)")]
@@ -54,6 +62,45 @@ impl KvCache {
     pub fn check_room(&self, count: usize) -> std::result::Result<(), ContextFull> {
         let wanted = self.len + count;
         if wanted > self.limit { Err(ContextFull { wanted, limit: self.limit }) } else { Ok(()) }
+    }
+
+    /// Bytes of the keys and values of `count` positions.
+    pub fn block_bytes(&self, count: usize) -> usize {
+        let of = |cached: &Tensor| cached.elem_count() / self.capacity * cached.dtype().size_in_bytes();
+        self.layers.iter().map(|(keys, values)| (of(keys) + of(values)) * count).sum()
+    }
+
+    /// A copy of the keys and values of `count` positions from `first` on.
+    ///
+    /// # Errors
+    /// When they are not all cached, and what the device says.
+    pub fn block(&self, first: usize, count: usize) -> Result<KvBlock> {
+        let Some((keys, _)) = self.layers.first().filter(|_| first + count <= self.len) else {
+            candle_core::bail!("positions {first}..{} of a cache of {}", first + count, self.len);
+        };
+        let (_, heads, dim) = keys.dims3()?;
+        let copy = Tensor::zeros((2 * self.layers.len(), count, heads, dim), keys.dtype(), keys.device())?;
+        for (at, cached) in self.layers.iter().flat_map(|(keys, values)| [keys, values]).enumerate() {
+            copy.slice_set(&cached.narrow(0, first, count)?.unsqueeze(0)?, 0, at)?;
+        }
+        Ok(KvBlock { of_layers: copy, len: count })
+    }
+
+    /// Adds the positions of a block, as if they had been computed here.
+    ///
+    /// # Errors
+    /// For a block of another net, when there is no room, and what the device says; the cache is then as before.
+    pub fn append(&mut self, block: &KvBlock) -> Result<()> {
+        if block.of_layers.dim(0)? != 2 * self.layers.len() {
+            candle_core::bail!("a block of another net: {:?}", block.of_layers.dims());
+        }
+        self.reserve(block.len)?;
+        for (layer, (keys, values)) in self.layers.iter().enumerate() {
+            keys.slice_set(&block.of_layers.get(2 * layer)?, 0, self.len)?;
+            values.slice_set(&block.of_layers.get(2 * layer + 1)?, 0, self.len)?;
+        }
+        self.commit(block.len);
+        Ok(())
     }
 
     /// Forgets every position and keeps the memory.
@@ -125,6 +172,30 @@ mod tests {
         assert_eq!(cache.len(), 100);
         let kept = cache.layers[1].0.narrow(0, 0, 100).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
         assert_eq!(kept, rows(0, 100).flatten_all().unwrap().to_vec1::<f32>().unwrap());
+    }
+
+    #[test]
+    fn a_block_of_one_cache_continues_another() {
+        let mut cache = KvCache::new(2, 2, 3, 1000, &Device::Cpu).unwrap();
+        cache.reserve(40).unwrap();
+        for layer in 0..2 {
+            cache.write(layer, &rows(100 * layer, 40), &rows(100 * layer + 50, 40)).unwrap();
+        }
+        assert!(cache.block(0, 40).is_err(), "nothing is cached before it counts");
+        cache.commit(40);
+        let mut other = KvCache::new(2, 2, 3, 1000, &Device::Cpu).unwrap();
+        for first in [0, 16] {
+            other.append(&cache.block(first, 16).unwrap()).unwrap();
+        }
+        assert_eq!((other.len(), cache.block_bytes(16)), (32, 2 * 2 * 16 * 6 * 4));
+        for (mine, others) in cache.layers.iter().zip(&other.layers) {
+            for (mine, others) in [(&mine.0, &others.0), (&mine.1, &others.1)] {
+                let all = |cached: &Tensor| cached.narrow(0, 0, 32).unwrap().flatten_all().unwrap().to_vec1::<f32>();
+                assert_eq!(all(mine).unwrap(), all(others).unwrap());
+            }
+        }
+        assert!(cache.block(30, 16).is_err(), "beyond what is cached");
+        assert!(KvCache::new(1, 2, 3, 1000, &Device::Cpu).unwrap().append(&cache.block(0, 16).unwrap()).is_err());
     }
 
     #[test]

@@ -16,6 +16,6 @@ mod head;
 mod moe;
 mod stack;
 
-pub use cache::{ContextFull, KvCache};
+pub use cache::{ContextFull, KvBlock, KvCache};
 pub use head::output_head;
 pub use stack::{DecoderStack, MediaInput, Segment};

@@ -9,7 +9,7 @@ use crate::refusal::{Refusal, short};
 use crate::response::{Outcome, Response};
 
 use crate::server_event::{ErrorObject, ServerEvent};
-use crate::sound::WireFormat;
+use crate::sound::{WireFormat, at_rest, wav_ms};
 use serde_json::Value;
 
 /// Entries of `metadata`, and characters of their names and values: OpenAI's limits.
@@ -60,7 +60,7 @@ impl Session {
         own: Option<&str>,
         input: Option<Vec<PromptTurn>>,
     ) -> Result<Vec<PromptTurn>, Refusal> {
-        let mut turns = input.unwrap_or_else(|| self.conversation.prompt(&mut MediaRoom::new(&self.opening.limits)));
+        let mut turns = input.unwrap_or_else(|| self.conversation.prompt(&self.opening.limits));
         let mut system = Some(instructions);
         if turns.last().is_none_or(|turn| turn.role != "user" && turn.role != "tool") {
             let Some(own) = own.filter(|own| !own.trim().is_empty()) else {
@@ -313,7 +313,8 @@ impl Session {
             return self.tell(ServerEvent::TranscriptionFailed { item_id: item, content_index: 0, error });
         }
         let id = self.fresh_job();
-        let parts = vec![PromptPart::Audio(sound), PromptPart::Text(question)];
+        let heard = Some(at_rest(&sound)).filter(|heard| wav_ms(heard) <= self.opening.limits.media_ms);
+        let parts = vec![PromptPart::Audio(heard.unwrap_or(sound)), PromptPart::Text(question)];
         let job = Job {
             id,
             turns: vec![PromptTurn { role: "user", parts, calls: Vec::new() }],

@@ -1,6 +1,7 @@
 //! Conversations as clients have them.
 
 use super::*;
+use crate::item::MediaRoom;
 
 #[test]
 fn a_session_begins_with_what_it_is() {
@@ -327,4 +328,19 @@ fn the_first_sounds_of_a_long_conversation_are_given_by_their_transcripts() {
     assert_eq!(turns[0], PromptTurn::text("user", "second"));
     assert_eq!(turns.len(), 3);
     assert!(turns[1..].iter().all(|turn| matches!(turn.parts[..], [PromptPart::Audio(_)])));
+}
+
+#[test]
+fn room_for_media_is_made_for_some_turns_so_that_the_prompt_begins_alike() {
+    let limits = Limits { media: 8, media_ms: 1_000, ..opening().limits };
+    let kept = |sounds: usize, ms: u64| {
+        let media = vec![ms; sounds];
+        let mut room = MediaRoom::of(&limits, &media);
+        media.iter().rev().take_while(|ms| room.take(**ms)).count()
+    };
+    // Up to 8 all of them; then two go at once.
+    assert_eq!([1, 8, 9, 10, 11, 12, 13].map(|sounds| kept(sounds, 10)), [1, 8, 7, 8, 7, 8, 7]);
+    // Seconds bound them as well: five of 200 ms.
+    assert_eq!([5, 6, 7, 8].map(|sounds| kept(sounds, 200)), [5, 4, 5, 4]);
+    assert_eq!(kept(3, 2_000), 0, "none of them fits");
 }

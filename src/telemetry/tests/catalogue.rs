@@ -7,7 +7,7 @@ use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
     self as telemetry, AdmissionMetrics, AlignerMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction,
     EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases,
-    Queue, RealtimeMetrics, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
+    PromptCacheMetrics, Queue, RealtimeMetrics, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -34,6 +34,10 @@ fn record_one_of_each() {
     MediaMetrics::ended("image", "prepared");
     MediaMetrics::took("image", Duration::from_millis(20));
     MediaMetrics::holds(1.0);
+    let mut prompts = PromptCacheMetrics::new();
+    prompts.looked_up(true);
+    prompts.positions.increment(16);
+    prompts.holds(1);
     HttpMetrics::resumed("sample");
     http.unauthorized.increment(1);
     let key = KeyMetrics::new("alice");

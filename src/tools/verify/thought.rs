@@ -58,6 +58,7 @@ fn answer(
         max_tokens: max_tokens as u32,
         seed: 0,
         media: media.map(|media| Arc::new(media.layout.clone())),
+        reuse: None,
     };
     stage.open(SLOT, SequenceSpec::Thinker(spec))?;
     for rows in media.iter().flat_map(|media| &media.rows) {

@@ -262,6 +262,7 @@ pub fn thinker() -> Stage {
             max_tokens: dice.int(1, 24),
             seed: u64::from(dice.word()) << 32 | u64::from(dice.word()),
             media: None,
+            reuse: None,
         };
         let params = SequenceParams {
             prompt: len,

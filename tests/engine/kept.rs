@@ -1,0 +1,151 @@
+//! Conversations turn by turn, text and sound, spoken answers too: what the thinker keeps of them changes no token and no
+//! sample, whichever stage dies, wherever it runs, and whoever else asks.
+
+use crate::support::engine::{Answer, chat, collect, engine, idle, tiny};
+use crate::support::media::Golden;
+use omni_actors::config::{Config, Placement};
+use omni_actors::core::ids::Frames;
+use omni_actors::core::ids::StageName::{self, Talker, Thinker};
+use omni_actors::engine::{
+    ChatMessage, Content, Engine, GenerateRequest, Output, Part, RequestOptions, Service, Tenant, TenantId,
+};
+use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
+use omni_actors::media::Medium;
+use std::sync::Arc;
+use std::time::Duration;
+
+const TURNS: usize = 4;
+
+/// A conversation, and the media of it so far.
+#[derive(Clone, Default)]
+struct Conversation {
+    messages: Vec<ChatMessage>,
+    media: Vec<Arc<Medium>>,
+}
+
+impl Conversation {
+    /// The user's next turn: text, and in each second one a clip.
+    fn asks(&mut self, turn: usize, clip: &Arc<Medium>) {
+        let text = format!("This is turn {turn}, and I would like to know more about it than you have said so far.");
+        let mut parts = vec![Part::Text(text)];
+        if turn % 2 == 1 {
+            parts.insert(0, Part::Audio);
+            self.media.push(Arc::clone(clip));
+        }
+        self.messages.push(ChatMessage { role: "user".into(), content: Content::Parts(parts), calls: Vec::new() });
+    }
+
+    fn request(&self, output: Output, tenant: u32) -> GenerateRequest {
+        GenerateRequest {
+            messages: self.messages.clone(),
+            max_text_tokens: Some(20),
+            max_frames: Some(Frames(8)),
+            options: RequestOptions {
+                tenant: Tenant { id: TenantId::Key(tenant), ..Tenant::default() },
+                ..RequestOptions::default()
+            },
+            ..chat("", output)
+        }
+    }
+}
+
+/// Talks with an engine; the answers of all turns.
+async fn talk(engine: &Engine, clip: &Arc<Medium>, output: Output, tenant: u32) -> Vec<Answer> {
+    let mut conversation = Conversation::default();
+    let mut answers = Vec::new();
+    for turn in 0..TURNS {
+        conversation.asks(turn, clip);
+        let request = conversation.request(output, tenant);
+        let answer = collect(engine.submit_decoded(request, conversation.media.clone()).await.unwrap()).await;
+        assert!(answer.end.as_ref().unwrap().is_ok(), "turn {turn}: {:?}", answer.end);
+        conversation.messages.push(ChatMessage::text("assistant", answer.text.clone()));
+        answers.push(answer);
+    }
+    answers
+}
+
+fn clip() -> Arc<Medium> {
+    Arc::clone(&Golden::read("audio_ethan").media[0])
+}
+
+fn without(config: &mut Config) {
+    config.stages[Thinker as usize].kept_prompts = 0;
+}
+
+/// Texts, samples and ends; chunks depend on time.
+fn same(answers: &[Answer], expected: &[Answer], case: &str) {
+    for (turn, (answer, expected)) in answers.iter().zip(expected).enumerate() {
+        assert_eq!((&answer.text, &answer.end), (&expected.text, &expected.end), "{case}, turn {turn}");
+        assert!(answer.samples == expected.samples, "{case}, turn {turn}: other samples");
+    }
+    assert_eq!(answers.len(), expected.len(), "{case}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn turns_of_a_conversation_say_what_they_say_where_nothing_is_kept() {
+    let clip = clip();
+    for output in [Output::TextAndAudio, Output::Text] {
+        let expected = talk(&engine(&tiny(), without).await, &clip, output, 1).await;
+        for (case, chunk, replicas, placement) in [
+            ("one thread", 256, 1, Placement::Thread),
+            ("pieces of 5", 5, 1, Placement::Thread),
+            ("two replicas", 40, 2, Placement::Thread),
+            ("a process", 256, 1, Placement::Process),
+        ] {
+            let engine = engine(&tiny(), |config| {
+                let thinker = &mut config.stages[Thinker as usize];
+                (thinker.prefill_chunk, thinker.replicas, thinker.placement) = (chunk, replicas, placement);
+            })
+            .await;
+            for tenant in [1, 1, 2] {
+                same(&talk(&engine, &clip, output, tenant).await, &expected, case);
+            }
+            idle(&engine).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_conversations_at_once_share_what_is_kept_and_change_nothing() {
+    let clip = clip();
+    let expected = talk(&engine(&tiny(), without).await, &clip, Output::TextAndAudio, 1).await;
+    // Room for a few blocks only: they take it from each other.
+    for kept in [256 << 20, 100 << 10] {
+        let engine = engine(&tiny(), |config| config.stages[Thinker as usize].kept_prompts = kept).await;
+        let talks = (0..4).map(|tenant| talk(&engine, &clip, Output::TextAndAudio, tenant / 2));
+        for answers in futures::future::join_all(talks).await {
+            same(&answers, &expected, &format!("{kept} bytes"));
+        }
+        idle(&engine).await;
+    }
+}
+
+/// An engine in which an actor of a stage dies at this occurrence.
+async fn dies(stage: StageName, point: FaultPoint, nth: u64) -> Engine {
+    engine(&tiny(), |config| {
+        config.faults = vec![FaultRule::new(stage, point, FaultKind::Panic).nth(nth)];
+        config.supervision.backoff = Duration::from_millis(1);
+        config.stages[Thinker as usize].prefill_chunk = 24;
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stage_that_dies_loses_what_is_kept_and_nothing_else() {
+    let clip = clip();
+    let expected = talk(&engine(&tiny(), without).await, &clip, Output::TextAndAudio, 1).await;
+    for (stage, point, occurrences) in [
+        // In the second turn, in the middle of what is kept and behind it; in the third, in an answer.
+        (Thinker, FaultPoint::Runner, &[25, 27, 30, 33, 60][..]),
+        (Thinker, FaultPoint::Sampler, &[26, 28, 40]),
+        (Talker, FaultPoint::Runner, &[9, 15, 25]),
+    ] {
+        for &nth in occurrences {
+            let case = format!("{stage} {point:?} at occurrence {nth}");
+            let engine = dies(stage, point, nth).await;
+            same(&talk(&engine, &clip, Output::TextAndAudio, 1).await, &expected, &case);
+            idle(&engine).await;
+            assert!(engine.health()[stage].restarts > 0, "{case}: it is not struck");
+        }
+    }
+}
