@@ -21,6 +21,7 @@ use omni_core::ids::StageName;
 use omni_core::ledger::LedgerLimits;
 use omni_core::scheduler::SchedulerConfig;
 use omni_fault::FaultPlan;
+use omni_model::encoder::Grain;
 use omni_stage::simulation::SimulatedStage;
 use omni_stage::{AckSink, Arbiter, OutEdge, StageHandle, StageReports, StageSetup};
 use omni_telemetry::clock::Clock;
@@ -154,6 +155,7 @@ impl<'a> World<'a> {
                 Err("a simulation decodes nothing".into()),
                 MediaCache::new(shape.cache),
                 MediaMemory::new(MEDIA_MEMORY),
+                Grain::Fine,
             ),
             outbox,
             windows,
