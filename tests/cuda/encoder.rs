@@ -41,7 +41,7 @@ fn on_cpu(checkpoint: &Checkpoint) -> Box<dyn StageModel> {
     let (loader, config) = (checkpoint.loader(&TOWERS, &Device::Cpu), &checkpoint.omni().unwrap().thinker);
     let towers = Arc::new(Towers::load(&loader, config).unwrap());
     loader.finish().unwrap();
-    EncoderFactory::new(towers, config.clone()).build().unwrap()
+    EncoderFactory::new(towers, config.clone(), crate::support::golden::threads()).build().unwrap()
 }
 
 /// Clips of all lengths around a chunk and a window, pictures of all shapes, and both in one request.

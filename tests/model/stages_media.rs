@@ -225,7 +225,9 @@ fn a_picture_has_the_same_rows_whatever_the_grain_of_its_units() {
     let width = config.vision.as_ref().unwrap().patch_width();
     let media: Arc<[Encodable]> = [Encodable::Pictures { grid: [2, 8, 24] }].into();
     let encoded = [Grain::Fine, Grain::Coarse].map(|grain| {
-        let mut stage = EncoderFactory::new(Arc::clone(&towers), config.clone()).build().unwrap();
+        let mut stage = EncoderFactory::new(Arc::clone(&towers), config.clone(), crate::support::golden::threads())
+            .build()
+            .unwrap();
         let schedule = Schedule::of(config, &media, grain).unwrap();
         let spec = EncoderSpec { media: Arc::clone(&media), longest: 0, done: 0, grain };
         stage.open(Slot(0), SequenceSpec::Encoder(spec)).unwrap();

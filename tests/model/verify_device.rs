@@ -36,7 +36,10 @@ impl StageSource for OnCpu {
         let config = &checkpoint.omni()?.thinker;
         let loader = checkpoint.loader(&["thinker.audio_tower", "thinker.visual"], &Device::Cpu);
         let towers = Arc::new(Towers::load(&loader, config)?);
-        Ok(Box::new(Changed { inner: EncoderFactory::new(towers, config.clone()).build()?, change: self.change }))
+        Ok(Box::new(Changed {
+            inner: EncoderFactory::new(towers, config.clone(), crate::support::golden::threads()).build()?,
+            change: self.change,
+        }))
     }
 
     fn thinker(&self, checkpoint: &Checkpoint) -> Result<Box<dyn StageModel>, LoadError> {

@@ -52,3 +52,8 @@ pub fn batches_pass(source: &dyn StageSource) {
         Precision::Bf16 => assert_eq!((summary.picks.first.of, summary.picks.all.of), (39, 34 * 8 + 5)),
     }
 }
+
+/// Two threads for an encoder on the CPU.
+pub fn threads() -> rayon::ThreadPool {
+    rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap()
+}
