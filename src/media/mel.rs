@@ -411,7 +411,7 @@ mod tests {
             bytes
         };
         let mut pcm = noise(15_000);
-        for (silence, same) in [(0, false), (200, true)] {
+        for (silence, same) in [(0usize, false), (200, true)] {
             pcm.truncate(15_000);
             pcm.resize((15_000 + silence).next_multiple_of(160), 0.0);
             pcm.truncate(if same { usize::MAX } else { 15_000 });
