@@ -12,8 +12,8 @@
 //! The embeddings of media in a prompt arrive as input. A step may take prompt positions once their embeddings are
 //! there; at media positions it emits the hidden states that the talker takes for them.
 //!
-//! Prompt positions that an earlier sequence has computed are [taken over](super::kept): a step that finds some computes
-//! only the rest of its units, and makes the same of them.
+//! Prompt positions that an earlier sequence has computed are taken over (`src/model/stages/kept/`): a step that finds
+//! some computes only the rest of its units, and makes the same of them.
 
 use super::kept::{Keeping, KeptPrompts, Parts};
 use super::media::{PromptMedia, scatter, spoken};

@@ -3,7 +3,7 @@
 //!
 //! Kept are whole blocks of [`BLOCK`] positions, of prompts and of answers, each as soon as a sequence has computed it:
 //! the keys and values of all layers and, because the talker takes them, the hidden states at media positions. A block is
-//! known by a [chain](chain) of SHA-256 over all that it and the positions before it were computed from, and over whose
+//! known by a [chain] of SHA-256 over all that it and the positions before it were computed from, and over whose
 //! prompt it is, so that no tenant learns from the time of an answer what another one has asked. The [store] is
 //! bounded in bytes, and what was used longest ago goes first. It belongs to one generation of a stage and ends with it.
 //!
