@@ -315,7 +315,7 @@ impl Drop for Uploader {
 }
 
 /// The bytes of numbers.
-fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
+pub(super) fn plain<T: Copy>(numbers: &[T]) -> &[u8] {
     // SAFETY: called for f32 and bf16 only: every byte of them is initialized, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }

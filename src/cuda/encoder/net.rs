@@ -5,12 +5,12 @@ use crate::weights::{Uploader, Weight};
 use crate::{Buffer, Gpu};
 use candle_core::Tensor;
 use omni_config::Precision;
-use omni_model::LoadError;
 use omni_model::hf::{
     AUDIO_NORM_EPS, AudioTowerConfig, ThinkerConfig, VISION_NORM_EPS, VisionTowerConfig, downsampled,
 };
-use omni_model::towers::{chunk_positions, turn_frequencies};
+use omni_model::towers::{cannot_hear, cannot_see, chunk_positions, turn_frequencies};
 use omni_model::weights::{Loader, Scope};
+use omni_model::{LoadError, ModelError};
 
 type Loaded<T> = Result<T, LoadError>;
 
@@ -22,8 +22,8 @@ pub struct TowersNet {
     pub(super) gpu: Gpu,
     pub(super) precision: Precision,
     pub(super) config: ThinkerConfig,
-    pub(super) audio: Option<AudioNet>,
-    pub(super) vision: Option<VisionNet>,
+    audio: Option<AudioNet>,
+    vision: Option<VisionNet>,
 }
 
 /// A layer norm.
@@ -102,6 +102,22 @@ impl TowersNet {
         };
         up.finish()?;
         Ok(TowersNet { gpu: gpu.clone(), precision, config: config.clone(), audio, vision })
+    }
+
+    /// The audio tower.
+    ///
+    /// # Errors
+    /// When the checkpoint has none.
+    pub(super) fn audio(&self) -> Result<&AudioNet, ModelError> {
+        self.audio.as_ref().map_or_else(cannot_hear, Ok)
+    }
+
+    /// The vision tower.
+    ///
+    /// # Errors
+    /// When the checkpoint has none.
+    pub(super) fn vision(&self) -> Result<&VisionNet, ModelError> {
+        self.vision.as_ref().map_or_else(cannot_see, Ok)
     }
 }
 

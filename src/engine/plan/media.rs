@@ -128,7 +128,7 @@ impl MediaPlanner {
         );
         let permit = self.memory.take(rows as u64).map_err(Unplanned::Memory)?;
 
-        let chunk = thinker.audio.as_ref().map_or(0, |tower| tower.chunk_frames().min(longest as usize));
+        let chunk = thinker.audio.as_ref().map_or(0, |tower| tower.padded_chunk(longest as usize));
         let hashes: Vec<MediaHash> = media.iter().map(|(medium, sound)| key(medium, *sound, chunk)).collect();
         // What stands in front and is known is given to the thinker; what stands behind something new is encoded again.
         let mut known = Vec::new();

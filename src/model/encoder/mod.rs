@@ -4,12 +4,15 @@
 //! | --- | --- |
 //! | `schedule` | the parts of the media that do not see each other, their input in pieces, their steps, their rows |
 //! | `features` | a piece of input: a range of a medium, whose numbers are computed where they are used |
+//! | `walk` | a sequence's way through its schedule: units, their input, what is over behind them |
 
 mod features;
 mod schedule;
+mod walk;
 
 pub use features::Features;
 pub use schedule::{Encodable, Grain, Part, Piece, Schedule, Work};
+pub use walk::{Over, Unit, Walk};
 
 use std::sync::Arc;
 

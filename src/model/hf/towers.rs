@@ -61,6 +61,11 @@ impl AudioTowerConfig {
         2 * self.n_window
     }
 
+    /// Frames that the chunks of a request are padded to with zeros, when its longest clip has `longest` frames.
+    pub fn padded_chunk(&self, longest: usize) -> usize {
+        self.chunk_frames().min(longest)
+    }
+
     /// Frames of a window: whole chunks.
     pub fn window_frames(&self) -> usize {
         self.n_window_infer / self.chunk_frames() * self.chunk_frames()

@@ -1,10 +1,11 @@
-//! The encoder stage: sound and pictures to embeddings of the thinker, one step of a [`Schedule`] after the other.
+//! The encoder stage: sound and pictures to embeddings of the thinker, one step of a
+//! [`Schedule`](crate::encoder::Schedule) after the other.
 //!
 //! Units are steps of work: a window of sound, a piece of patches, a piece of a layer of a slice, a piece of its rows.
 //! The parts of a sequence do not see each other, so a sequence may begin at any of them, with the same bits.
 
 use crate::embeddings::Embeddings;
-use crate::encoder::{EncoderSpec, Features, Part, Schedule, Work};
+use crate::encoder::{Unit, Walk};
 use crate::error::{not_open, refused};
 use crate::hf::ThinkerConfig;
 use crate::stage::{
@@ -16,7 +17,7 @@ use candle_core::{Device, Tensor};
 use omni_core::ids::{FinishReason, Slot};
 use omni_telemetry::{Phase, PhaseClock};
 use rayon::ThreadPool;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Makes [`EncoderStage`]s that share the towers.
@@ -52,19 +53,11 @@ pub struct EncoderStage {
 }
 
 struct Sequence {
-    schedule: Schedule,
-    longest: usize,
-    /// The part that is encoded, and its units done.
-    part: usize,
-    unit: usize,
-    /// Pieces that have come and were not used.
-    waiting: VecDeque<Features>,
+    walk: Walk,
     /// Of the part that is encoded.
     slice: Option<Slice<Arc<SliceLayout>>>,
     /// Of the last slice: those of one video share theirs.
     layout: Option<([usize; 2], Arc<SliceLayout>)>,
-    /// Rows of the part that were emitted.
-    emitted: usize,
 }
 
 impl StageModel for EncoderStage {
@@ -75,41 +68,21 @@ impl StageModel for EncoderStage {
         if self.sequences.contains_key(&slot) {
             return refused(format!("{slot} is open already"));
         }
-        let EncoderSpec { media, longest, done, grain } = spec;
-        let schedule = Schedule::of(&self.config, &media, grain)?;
-        if done as usize >= schedule.parts().len() {
-            return refused(format!("{slot}: {done} parts of {} are done", schedule.parts().len()));
+        let walk = Walk::open(&self.config, slot, &spec)?;
+        // Its weights may lack what its config describes.
+        let [sound, pictures] = walk.has();
+        if sound {
+            self.towers.audio()?;
         }
-        for part in schedule.parts() {
-            // Its weights may lack what its config describes.
-            match part.work {
-                Work::Window(_) => drop(self.towers.audio()?),
-                Work::Slice { .. } => drop(self.towers.vision()?),
-            }
+        if pictures {
+            self.towers.vision()?;
         }
-        let sequence = Sequence {
-            schedule,
-            longest: longest as usize,
-            part: done as usize,
-            unit: 0,
-            waiting: VecDeque::new(),
-            slice: None,
-            layout: None,
-            emitted: 0,
-        };
-        self.sequences.insert(slot, sequence);
+        self.sequences.insert(slot, Sequence { walk, slice: None, layout: None });
         Ok(())
     }
 
     fn push_input(&mut self, slot: Slot, input: Option<StageData>, _: bool) -> Result<(), ModelError> {
-        let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        match input {
-            Some(StageData::Features(features)) => sequence.waiting.push_back(features),
-            // The schedule says when it ends.
-            None => {}
-            Some(_) => return refused(format!("{slot}: the encoder takes features only")),
-        }
-        Ok(())
+        self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?.walk.push(slot, input)
     }
 
     fn launch(&mut self, sequences: &[SequenceWork]) -> Result<Launched, ModelError> {
@@ -133,21 +106,15 @@ impl StageModel for EncoderStage {
 impl EncoderStage {
     fn advance(&mut self, work: SequenceWork) -> Result<SequenceOutput, ModelError> {
         let sequence = self.sequences.get_mut(&work.slot).ok_or_else(|| not_open(work.slot))?;
-        let Some(part) = sequence.schedule.parts().get(sequence.part).cloned() else {
+        let Some((unit, over)) = sequence.walk.next(&self.config, work)? else {
             return Ok(SequenceOutput { stale: true, ..SequenceOutput::default() });
         };
-        if work.advance != 1 {
-            return refused(format!("{}: asked for {} units, a step is 1", work.slot, work.advance));
+        let rows = sequence.step(unit, &self.towers)?;
+        if over.part {
+            sequence.slice = None;
         }
-        let rows = sequence.step(&part, &self.towers)?;
-        sequence.unit += 1;
-        if sequence.unit == part.units() as usize {
-            (sequence.part, sequence.unit) = (sequence.part + 1, 0);
-            (sequence.slice, sequence.emitted) = (None, 0);
-        }
-        let finished = sequence.part == sequence.schedule.parts().len();
         Ok(SequenceOutput {
-            finish: finished.then_some(FinishReason::Stop),
+            finish: over.all.then_some(FinishReason::Stop),
             emit: rows.map(|rows| StageData::Embeddings(Embeddings::Host(rows))),
             ..SequenceOutput::default()
         })
@@ -155,58 +122,45 @@ impl EncoderStage {
 }
 
 impl Sequence {
-    /// The next unit of a part. Returns the rows `[n, width]` that it emits.
-    fn step(&mut self, part: &Part, towers: &Towers) -> Result<Option<Tensor>, ModelError> {
-        match &part.work {
-            Work::Window(frames) => {
+    /// Computes a unit. Returns the rows `[n, width]` that it emits.
+    fn step(&mut self, unit: Unit, towers: &Towers) -> Result<Option<Tensor>, ModelError> {
+        let tensor = |numbers: Vec<f32>, rows: usize| {
+            let shape = (rows, numbers.len() / rows);
+            Tensor::from_vec(numbers, shape, &Device::Cpu)
+        };
+        match unit {
+            Unit::Window { features, chunk, .. } => {
                 let tower = towers.audio()?;
-                let features = self.next(&[tower.config().num_mel_bins, frames.len()])?;
-                let chunk = tower.padded_chunk(self.longest);
-                Ok(Some(tower.encode_window(&features, chunk)?.rows))
+                let features = tensor(features, tower.config().num_mel_bins)?;
+                return Ok(Some(tower.encode_window(&features, chunk)?.rows));
             }
-            Work::Slice { patches, sides: [height, width], piece, cut, steps, layers, emits } => {
-                let tower = towers.vision()?;
-                let (pieces, layers) = (patches.len().div_ceil(*piece), *layers as usize);
-                if self.unit < pieces {
-                    let count = (*piece).min(patches.len() - self.unit * piece);
-                    let features = self.next(&[count, tower.config().patch_width()])?;
-                    if self.slice.is_none() {
-                        let sides = [*height, *width];
-                        let layout = match &self.layout {
-                            Some((of, layout)) if *of == sides => Arc::clone(layout),
-                            _ => Arc::new(tower.layout(*height, *width)?),
-                        };
-                        self.layout = Some((sides, Arc::clone(&layout)));
-                        self.slice = Some(tower.empty(layout));
-                    }
-                    if let Some(slice) = &mut self.slice {
-                        tower.feed(slice, &features)?;
-                    }
-                    return Ok(None);
+            Unit::Patches { features, count, sides } => {
+                let (tower, features) = (towers.vision()?, tensor(features, count)?);
+                if self.slice.is_none() {
+                    let layout = match &self.layout {
+                        Some((of, layout)) if *of == sides => Arc::clone(layout),
+                        _ => Arc::new(tower.layout(sides[0], sides[1])?),
+                    };
+                    self.layout = Some((sides, Arc::clone(&layout)));
+                    self.slice = Some(tower.empty(layout));
                 }
-                if self.unit < pieces + layers {
-                    let Some(slice) = &mut self.slice else { return refused("a slice without patches") };
-                    for _ in 0..*steps {
-                        tower.advance(slice, *cut)?;
-                    }
-                    return Ok(None);
+                if let Some(slice) = &mut self.slice {
+                    tower.feed(slice, &features)?;
                 }
+            }
+            Unit::Layers { cut, steps, .. } => {
+                let (tower, Some(slice)) = (towers.vision()?, &mut self.slice) else {
+                    return refused("a slice without patches");
+                };
+                for _ in 0..steps {
+                    tower.advance(slice, cut)?;
+                }
+            }
+            Unit::Rows(rows) => {
                 let Some(slice) = &self.slice else { return refused("a slice without rows") };
-                let count = (*emits).min(part.rows as usize - self.emitted);
-                let rows = tower.merge(slice, self.emitted, count)?.joined()?;
-                self.emitted += count;
-                Ok(Some(rows))
+                return Ok(Some(towers.vision()?.merge(slice, rows.start, rows.len())?.joined()?));
             }
         }
-    }
-
-    /// The next piece of input, as a tensor of this shape.
-    fn next(&mut self, shape: &[usize; 2]) -> Result<Tensor, ModelError> {
-        let Some(features) = self.waiting.pop_front() else { return refused("the features of a part have not come") };
-        let numbers = features.numbers();
-        if numbers.len() != shape[0] * shape[1] {
-            return refused(format!("features have {} numbers: expected {shape:?}", numbers.len()));
-        }
-        Ok(Tensor::from_vec(numbers, (shape[0], shape[1]), &Device::Cpu)?)
+        Ok(None)
     }
 }

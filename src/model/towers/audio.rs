@@ -67,7 +67,7 @@ impl AudioTower {
     /// Frames that the chunks of a request are padded to with zeros, when its longest clip has `longest` frames: the
     /// last chunk of a clip is not independent of the clips beside it, for the convolutions see the padding.
     pub fn padded_chunk(&self, longest: usize) -> usize {
-        self.config.chunk_frames().min(longest)
+        self.config.padded_chunk(longest)
     }
 
     /// Encodes a clip `[bins, frames]` that is a request's only one: [`AudioTower::encode_window`] of every window.

@@ -53,7 +53,7 @@ impl Towers {
     pub fn audio(&self) -> Result<&AudioTower, ModelError> {
         match &self.audio {
             Some(tower) => Ok(tower),
-            None => refused("this checkpoint cannot hear: it has no audio tower (audio_config, thinker.audio_tower.*)"),
+            None => cannot_hear(),
         }
     }
 
@@ -64,7 +64,23 @@ impl Towers {
     pub fn vision(&self) -> Result<&VisionTower, ModelError> {
         match &self.vision {
             Some(tower) => Ok(tower),
-            None => refused("this checkpoint cannot see: it has no vision tower (vision_config, thinker.visual.*)"),
+            None => cannot_see(),
         }
     }
+}
+
+/// The answer of a checkpoint without an audio tower.
+///
+/// # Errors
+/// Always.
+pub fn cannot_hear<T>() -> Result<T, ModelError> {
+    refused("this checkpoint cannot hear: it has no audio tower (audio_config, thinker.audio_tower.*)")
+}
+
+/// The answer of a checkpoint without a vision tower.
+///
+/// # Errors
+/// Always.
+pub fn cannot_see<T>() -> Result<T, ModelError> {
+    refused("this checkpoint cannot see: it has no vision tower (vision_config, thinker.visual.*)")
 }
