@@ -18,6 +18,7 @@ use futures::future::BoxFuture;
 use omni_core::ids::Generation;
 use omni_core::restart::{RestartPolicy, Verdict};
 use omni_telemetry::clock::Clock;
+use omni_transfer::transport::PayloadReceiver;
 use ractor::concurrency::JoinHandle;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SpawnErr, SupervisionEvent};
 use std::sync::Arc;
@@ -56,6 +57,8 @@ struct SupervisorState {
     /// Whether the current generation has come up.
     up: bool,
     children: Vec<(ActorCell, JoinHandle<()>, Role)>,
+    /// Takes input off the edge while the stage is down.
+    draining: Option<tokio::task::JoinHandle<()>>,
 }
 
 impl Actor for StageSupervisor {
@@ -73,8 +76,8 @@ impl Actor for StageSupervisor {
         myself.send_interval(watchdog.period(), || SupervisorMessage::Watch);
         let waits = Waits::own();
         let (born, children) = (Instant::now(), Vec::new());
-        let (failed_at, current, up) = (None, None, false);
-        Ok(SupervisorState { setup, handle, policy, watchdog, waits, born, failed_at, current, up, children })
+        let (failed_at, current, up, draining) = (None, None, false, None);
+        Ok(SupervisorState { setup, handle, policy, watchdog, waits, born, failed_at, current, up, children, draining })
     }
 
     async fn handle(
@@ -130,13 +133,21 @@ impl Actor for StageSupervisor {
     }
 
     async fn post_stop(&self, _: ActorRef<Self::Msg>, state: &mut SupervisorState) -> Result<(), ActorProcessingErr> {
+        state.stop_draining().await;
         state.take_down(RUNNER_GRACE).await;
         Ok(())
     }
 }
 
+/// Drops what comes over the edge of a stage that is down. It is for attempts that the ledger has given up, and the
+/// next generation would drop it as stale; until then its leases would be held, for ever if no generation comes.
+async fn drain(edge: Arc<dyn PayloadReceiver>) {
+    while edge.get().await.is_ok() {}
+}
+
 impl SupervisorState {
     async fn start(&mut self, myself: &ActorRef<SupervisorMessage>) -> Result<(), SpawnErr> {
+        self.stop_draining().await;
         let generation = Generation(self.handle.status().borrow().generation.0 + 1);
         self.handle.update(|status| status.generation = generation);
         self.setup.metrics.generation.set(f64::from(generation.0));
@@ -213,8 +224,17 @@ impl SupervisorState {
         // What is lost is told to those who act on it before it is told to people.
         tracing::error!(stage = %self.setup.name, replica = self.handle.replica(), reason, ?verdict, "stage failed");
         self.take_down(if hangs { HUNG_GRACE } else { RUNNER_GRACE }).await;
+        self.draining = Some(tokio::spawn(drain(Arc::clone(&self.setup.inbound))));
         if let Verdict::Restart(pause) = verdict {
             myself.send_after(pause, || SupervisorMessage::Start);
+        }
+    }
+
+    /// From here on the edge is the next generation's alone.
+    async fn stop_draining(&mut self) {
+        if let Some(draining) = self.draining.take() {
+            draining.abort();
+            let _ = draining.await;
         }
     }
 

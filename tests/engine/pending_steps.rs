@@ -162,6 +162,23 @@ async fn a_device_that_fails_in_a_pending_step_ends_the_stage_and_the_next_one_w
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_sent_to_a_stage_that_is_down_for_good_holds_no_lease() {
+    let (rig, launches) = stage(3, ahead(1), &[]).await;
+    rig.context.may_die.store(true, Ordering::Relaxed);
+    rig.admit(free(ONE));
+    drop(some(&launches, 1).await);
+    second_life(&rig).await;
+    rig.admit(free(TWO));
+    drop(some(&launches, 1).await);
+    let given_up = |status: &omni_actors::actors::StageStatus| status.state == StageState::Failed;
+    soon(rig.stage.status().wait_for(given_up)).await.unwrap();
+    for seq in 0..200 {
+        rig.push_input(TWO, seq, Part::U32(vec![seq]), 1, false);
+    }
+    until(|| rig.leases.live() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_panic_on_the_completion_thread_ends_the_stage() {
     let (rig, launches) = stage(3, ahead(1), &[]).await;
     rig.context.may_die.store(true, Ordering::Relaxed);
