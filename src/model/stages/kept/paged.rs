@@ -114,7 +114,7 @@ impl PagedPrompts {
     /// that the device has to be told of; `None`, and nothing has changed, if there are too few.
     pub fn answer(&mut self, held: &mut Held, positions: u32) -> Option<Range<usize>> {
         let before = held.pages.len();
-        self.grow(held, positions as usize).then(|| before..held.pages.len())
+        self.grow(held, positions as usize).then_some(before..held.pages.len())
     }
 
     fn grow(&mut self, held: &mut Held, positions: usize) -> bool {
