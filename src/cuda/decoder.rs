@@ -11,10 +11,9 @@ use super::weights::{Uploader, Weight, element_size};
 use omni_config::Precision;
 use omni_model::LoadError;
 use omni_model::hf::DecoderConfig;
+pub use omni_model::pages::PAGE;
 use omni_model::weights::Scope;
 
-/// Positions of a page of the cache: `PAGE` of `kernels/attention.cu`.
-pub const PAGE: usize = 16;
 /// Positions of the sequences that `attend_short2_write` takes.
 const MAX_SHORT: usize = 17;
 /// The widest head that the kernels take.

@@ -16,7 +16,6 @@ pub mod images;
 mod kernel;
 pub mod linear;
 pub mod moe;
-pub mod pages;
 mod probe;
 mod stream;
 pub mod talker;

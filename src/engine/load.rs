@@ -115,7 +115,8 @@ impl Loading {
                     kv_memory,
                     embeddings_in_step: !self.config.transfer.async_d2h,
                 };
-                Ok(Box::new(CudaThinkerFactory::new(Arc::new(net), options).with_recorder(self.recorder.clone())))
+                let factory = CudaThinkerFactory::new(Arc::new(net), options).keeping(setup.kept_prompts);
+                Ok(Box::new(factory.with_recorder(self.recorder.clone())))
             }
             StageName::Talker => {
                 let loader = self.checkpoint.loader(&[stage.as_str()], &Device::Cpu);

@@ -14,6 +14,7 @@ pub mod frontend;
 pub mod hf;
 pub mod media;
 pub mod no_block;
+pub mod pages;
 pub mod prompt;
 pub mod prompters;
 pub mod sampling;

@@ -13,6 +13,7 @@ mod support;
 
 mod copies;
 mod encoder;
+mod kept;
 mod kernels;
 mod moe;
 mod talker;

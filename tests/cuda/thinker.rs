@@ -48,7 +48,7 @@ fn both(options: ThinkerOptions) -> Both {
 }
 
 /// A request: greedy, or sampled in one of many ways.
-fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
+pub(crate) fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
     let len = 1 + number * 7 % 40;
     let prompt: Vec<u32> = (0..len).map(|i| (i * 31 + number * 17 + i * i % 7) % vocabulary).collect();
     let plain = SamplingParams { temperature: 0.9, ..SamplingParams::GREEDY };
@@ -77,14 +77,14 @@ fn request(number: u32, vocabulary: u32) -> ThinkerSpec {
 
 /// What one sequence said: its tokens, the sequences it handed on, how it ended.
 #[derive(Debug, Default, PartialEq)]
-struct Said {
-    tokens: Vec<u32>,
-    sequences: Vec<u32>,
-    finish: Option<FinishReason>,
+pub(crate) struct Said {
+    pub tokens: Vec<u32>,
+    pub sequences: Vec<u32>,
+    pub finish: Option<FinishReason>,
 }
 
 impl Said {
-    fn take(&mut self, output: SequenceOutput) {
+    pub fn take(&mut self, output: SequenceOutput) {
         if output.stale {
             return;
         }
@@ -109,7 +109,7 @@ impl Said {
     }
 }
 
-fn alone(stage: &mut dyn StageModel, sequence: &ThinkerSpec, chunk: u32) -> Said {
+pub(crate) fn alone(stage: &mut dyn StageModel, sequence: &ThinkerSpec, chunk: u32) -> Said {
     let slot = Slot(0);
     stage.open(slot, SequenceSpec::Thinker(sequence.clone())).unwrap();
     let (mut said, mut left) = (Said::default(), sequence.prompt.len() as u32);

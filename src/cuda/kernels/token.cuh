@@ -11,7 +11,7 @@ struct TokenRow {
     uint32_t count; // tokens sampled before this step
     uint32_t flags; // LAST: the limit is reached with this token; SEEN
     uint32_t media; // row of the pass's media that takes the place of the token's embedding; NONE: it does not
-    uint32_t hand;  // where its hidden state goes among what the step hands on; NONE: nowhere
+    uint32_t hand;  // row of `handed` that its hidden state goes to; NONE: none
     uint32_t unused;
     float axes[3];  // positions that the rotation takes
     uint32_t unused_too;
@@ -23,7 +23,7 @@ constexpr uint32_t SEEN = 4;
 // Ahead of the rows of a step.
 struct TokenHead {
     uint64_t out;    // u32 [rows, 2] in memory of the host: the token, its status as in frame.cuh
-    uint64_t handed; // T [.., width]: what the step hands on
+    uint64_t handed; // T [.., width]: where hidden states go: among what the step hands on, or beside the cache's pages
 };
 
 constexpr int MAX_STOPS = 12;
@@ -72,13 +72,13 @@ struct SampleTokenArgs {
     int size;
 };
 
-// In `sources`, NONE is what the layers have handed on already; with SAMPLED: the token that the slot in the other bits sampled last.
+// In `sources`, NONE is what is handed on otherwise; with SAMPLED: the token that the slot in the other bits sampled last.
 constexpr uint32_t SAMPLED = 0x80000000u;
 
 struct HandRowsArgs {
-    const uint32_t* sources; // [rows] in memory of the host: tokens, or slots with SAMPLED
+    const uint32_t* sources; // [rows] in memory of the host: rows of the table, or slots with SAMPLED
     const uint32_t* last;    // [slots]
-    const void* table;       // T [size, width]
+    const void* table;       // T [.., width]: embeddings by token, or hidden states beside the cache's pages
     void* out;               // T [rows, width]
     int width, unused;
 };

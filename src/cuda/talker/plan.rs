@@ -94,7 +94,7 @@ impl CudaTalker {
         if from == 0 && readable {
             // Positions that an earlier prompt computed are not computed again.
             sequence.keys = page_keys(&prompt, &sequence.inputs, special, groups);
-            sequence.pages = self.pages.shared(&sequence.keys);
+            sequence.pages = self.pages.share_all(&sequence.keys);
             sequence.kept = sequence.pages.len();
             if !sequence.pages.is_empty() {
                 let bytes = sequence.pages.iter().flat_map(|page| page.to_le_bytes()).collect();
@@ -122,8 +122,10 @@ impl CudaTalker {
         sequence.prefilled = to;
         // Pages that are complete once this step has run.
         let complete = (to as usize).min(prompt.positions() as usize - 1) / PAGE;
-        for (key, page) in sequence.keys.iter().zip(&sequence.pages).take(complete).skip(sequence.kept) {
-            self.pages.keep(*key, *page);
+        let turn = self.pages.turn();
+        let known = (0..).zip(sequence.keys.iter().zip(&sequence.pages));
+        for (depth, (key, page)) in known.take(complete).skip(sequence.kept) {
+            self.pages.keep(*key, *page, (turn, depth));
         }
         sequence.kept = sequence.kept.max(complete.min(sequence.keys.len()));
         if to < prompt.positions() {

@@ -2,10 +2,13 @@
 
 use super::table::{PLAIN_TEXT, PromptEmbedding, REFERENCE_FRAME, TOKEN, X_VECTOR};
 use crate::decoder::PAGE;
-use crate::pages::PageKey;
 use omni_core::ids::Slot;
 use omni_model::talker::{CodecSide, TalkerPrompt, TextSide};
 use sha2::{Digest, Sha256};
+
+/// What a page of a prompt is known by, and all pages before it: equal keys, equal contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct PageKey([u8; 16]);
 
 /// Rows of the table of text that are not input.
 #[derive(Clone, Copy, Debug)]

@@ -8,17 +8,17 @@ use super::frame::{Frames, MAX_SAMPLED};
 use super::net::{TalkerNet, Text};
 use super::pending::{Part, Pending, out_words, time_words};
 use super::plan::Step;
-use super::prompt::Special;
+use super::prompt::{PageKey, Special};
 use super::ring::Ring;
 use super::swap::Swapped;
 use super::table::{Record, SlotParams};
 use crate::Priority;
 use crate::decoder::PAGE;
-use crate::pages::{PageKey, Pages};
 use crate::stream::Stream;
 use metrics::Histogram;
 use omni_core::ids::{Slot, StageName};
 use omni_model::error::refused;
+use omni_model::pages::Pages;
 use omni_model::stage::{Launched, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, TalkerSpec};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::trace::Recorder;
@@ -93,7 +93,7 @@ pub struct CudaTalker {
     /// The place of a frame's times in the output of a step.
     pub(super) times_at: usize,
     pub(super) sequences: BTreeMap<Slot, Sequence>,
-    pub(super) pages: Pages,
+    pub(super) pages: Pages<PageKey>,
     pub(super) special: Special,
     /// Free rows of the table of text, for a talker that does not read itself.
     pub(super) text_free: Vec<u32>,
@@ -209,7 +209,7 @@ impl CudaTalker {
             ring,
             times_at,
             sequences: BTreeMap::new(),
-            pages: Pages::new(pages as u32),
+            pages: Pages::new(pages as u32, pages),
             special,
             text_free,
             uploads: Vec::new(),

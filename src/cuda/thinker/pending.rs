@@ -4,13 +4,14 @@ use super::handed::Handed;
 use crate::talker::ring::{Lease, Ring};
 use crate::talker::table::{BROKEN, EXHAUSTED, STALE, STOPPED};
 use omni_config::Precision;
-use omni_core::ids::FinishReason;
+use omni_core::ids::{FinishReason, Slot};
 use omni_model::ModelError;
 use omni_model::error::refused;
 use omni_model::stage::{PendingStep, SequenceOutput, StepOutcome};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::Sender;
 
 /// One sequence's part in a step.
 pub(super) enum Part {
@@ -18,7 +19,21 @@ pub(super) enum Part {
     Known(Result<SequenceOutput, ModelError>, Range<usize>),
     /// A token, at this place of the step's output. The last embedding that it hands on, if any, is the token's own,
     /// unless the token ends the sequence.
-    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool> },
+    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool>, of: Serial },
+}
+
+/// Tells a sequence from all others of its stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Serial {
+    pub slot: Slot,
+    pub number: u64,
+}
+
+/// What a stage that keeps prompts hears of a step that has run.
+pub(super) struct News {
+    pub of: Serial,
+    /// The token; `None`: the sequence has failed.
+    pub sampled: Option<u32>,
 }
 
 /// A step under way.
@@ -29,6 +44,8 @@ pub(super) struct Pending {
     pub handed: Handed,
     /// Width and element type of embeddings.
     pub shape: (usize, Precision),
+    /// To the stage, if it keeps prompts.
+    pub news: Option<Sender<News>>,
 }
 
 impl PendingStep for Pending {
@@ -43,8 +60,10 @@ impl PendingStep for Pending {
             sequences.push(match part {
                 Part::Known(Ok(output), range) => Ok(SequenceOutput { emit: handed.sequences(range), ..output }),
                 Part::Known(error, _) => error,
-                Part::Token { at, sequences, finished } => {
-                    read(&lease.out.get(2 * at..2 * at + 2), &finished).map(|output| {
+                Part::Token { at, sequences, finished, of } => {
+                    let output = read(&lease.out.get(2 * at..2 * at + 2), &finished);
+                    self.tell(of, &output);
+                    output.map(|output| {
                         let own = usize::from(output.sampled.is_some() && output.finish.is_none());
                         // A sequence without a token in this step still hands on embeddings of its prompt.
                         let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
@@ -55,6 +74,19 @@ impl PendingStep for Pending {
             });
         }
         Ok(StepOutcome { sequences, times: device_time.into() })
+    }
+}
+
+impl Pending {
+    /// Tells the stage what a sequence has sampled. Before the step's outcome is known to anyone else, so that the stage
+    /// has heard it when the sequence is closed.
+    fn tell(&self, of: Serial, output: &Result<SequenceOutput, ModelError>) {
+        let sampled = output.as_ref().map(|output| output.sampled).ok();
+        // A stale output is no news.
+        if let (Some(news), None | Some(Some(_))) = (&self.news, sampled) {
+            // A stage that has ended keeps nothing.
+            let _ = news.send(News { of, sampled: sampled.flatten() });
+        }
     }
 }
 

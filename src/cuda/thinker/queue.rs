@@ -6,6 +6,7 @@ use super::steps::{ROWS_AT, Steps};
 use super::table::{SEEN, TokenHead, TokenRow};
 use crate::copies::Memory;
 use crate::talker::ring::Lease;
+use crate::talker::table::NONE;
 use crate::{CudaError, Graph};
 
 impl CudaThinker {
@@ -13,6 +14,7 @@ impl CudaThinker {
     pub(super) fn queue(&mut self, plan: &Plan) -> Result<(Lease, Handed), CudaError> {
         let (steps, stream) = (&self.steps, &self.stream);
         let passes: Vec<&[TokenRow]> = plan.prompts.chunks(steps.prompt_embeddings()).collect();
+        let marked: Vec<&[TokenRow]> = plan.marked.chunks(steps.prompt_embeddings()).collect();
         let bytes = |upload: &Upload| match upload {
             Upload::Params(_, bytes) | Upload::PageTable(_, bytes) | Upload::Counts(_, bytes) => {
                 bytes.len().next_multiple_of(16)
@@ -22,10 +24,15 @@ impl CudaThinker {
         let table = ROWS_AT + steps.prompt_embeddings().max(steps.batch()) * size_of::<TokenRow>();
         let sources: Vec<u8> = plan.handed.iter().flat_map(|source| source.to_le_bytes()).collect();
         let media = plan.media.len() * self.net.media_width() * size_of::<f32>();
-        let lease = self.ring.lease(uploads + (passes.len() + 1) * table + media + sources.len())?;
+        let tables = (marked.len() + passes.len() + 1) * table;
+        let lease = self.ring.lease(uploads + tables + media + 2 * sources.len().next_multiple_of(16))?;
         lease.begin.record(stream)?;
         let memory = (!sources.is_empty()).then(|| self.arena.take(plan.handed.len())).transpose()?;
-        let head = TokenHead { out: lease.out.device_at(0), handed: memory.as_ref().map_or(0, Memory::address) };
+        let handed = match &steps.hidden {
+            Some(hidden) => hidden.address(),
+            None => memory.as_ref().map_or(0, Memory::address),
+        };
+        let head = TokenHead { out: lease.out.device_at(0), handed };
         let mut at = 0;
         for upload in self.uploads.drain(..) {
             match &upload {
@@ -53,6 +60,13 @@ impl CudaThinker {
             *at += table.len().next_multiple_of(16);
             graph.launch(stream)
         };
+        for rows in marked {
+            let table = Steps::table(rows, rows.len(), head);
+            lease.input.set(at, &table);
+            steps.inbox.upload_bytes_async(stream, 0, &lease.input, at, table.len())?;
+            at += table.len().next_multiple_of(16);
+            steps.mark(&self.net, stream, rows.len())?;
+        }
         let (mut first, mut media) = (0, plan.media.as_slice());
         for pass in passes {
             let own;
@@ -72,8 +86,19 @@ impl CudaThinker {
         if let Some(memory) = memory {
             let count = plan.handed.len();
             // Read where it is: a word for each block, once.
-            lease.input.set(at, &sources);
-            steps.hand_rows(&self.net, stream, lease.input.device_at(at), memory.address(), count)?;
+            let mut hand = |table: u64, sources: &[u8]| -> Result<(), CudaError> {
+                lease.input.set(at, sources);
+                let places = (lease.input.device_at(at), memory.address());
+                at += sources.len().next_multiple_of(16);
+                steps.hand_rows(&self.net, stream, table, places, count)
+            };
+            hand(self.net.table.address(), &sources)?;
+            if let (Some(hidden), false) = (&steps.hidden, plan.states.is_empty()) {
+                let mut sources = vec![NONE; count];
+                plan.states.iter().for_each(|(place, row)| sources[*place] = *row);
+                let sources: Vec<u8> = sources.iter().flat_map(|source| source.to_le_bytes()).collect();
+                hand(hidden.address(), &sources)?;
+            }
             handed = if self.embeddings_in_step {
                 Handed::Here { bytes: self.arena.copy_in_step(stream, &memory)?, _memory: memory }
             } else {
@@ -83,6 +108,7 @@ impl CudaThinker {
         lease.end.record(stream)?;
         Ok((lease, handed))
     }
+
     /// Queues the copy of the embeddings of media that the rows of a pass take, whose first one has the number `first`.
     /// Returns the rows with the places of theirs.
     fn send_media(

@@ -3,14 +3,17 @@
 //! Units and their meaning are those of the CPU's stage ([`omni_model::stages::thinker`]). The last position of a
 //! prompt runs with the sequences that decode, because it gives a token too. A launch never waits: a step reads a
 //! sequence's last token where the step before left it on the device.
+//!
+//! Sequences share the pages of what their prompts begin with ([`PagedPrompts`]). All work is queued on one stream, so a
+//! page that one step fills is read by later ones alone, and a page that was given back is written behind all that read
+//! it. Pages are kept behind the launch that completes them: no step takes over what the same step computes.
 
 use super::net::ThinkerNet;
-use super::pending::{Part, Pending};
+use super::pending::{News, Part, Pending, Serial};
 use super::steps::Steps;
 use super::table::{SAMPLED, TokenParams, TokenRow};
 use crate::copies::{EmbeddingArena, HostCopies};
 use crate::decoder::PAGE;
-use crate::pages::Pages;
 use crate::talker::ring::Ring;
 use crate::talker::table::{LAST, NONE, Record};
 use crate::{Priority, Stream};
@@ -23,6 +26,7 @@ use omni_model::stage::{
 };
 use omni_model::stages::media::PromptMedia;
 use omni_model::stages::thinker::{check, prompt_embeddings, prompt_positions};
+use omni_model::stages::{Held, PagedPrompts, Planned};
 use omni_model::{LoadError, ModelError};
 use omni_telemetry::CopyMetrics;
 use omni_telemetry::trace::Recorder;
@@ -30,6 +34,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 
 /// Positions of a sequence that the cache has room for when the config does not say how large it is.
 const USUAL_POSITIONS: usize = 2048;
@@ -62,13 +67,20 @@ pub struct ThinkerOptions {
 pub struct CudaThinkerFactory {
     net: Arc<ThinkerNet>,
     options: ThinkerOptions,
+    kept: usize,
     recorder: Recorder,
 }
 
 impl CudaThinkerFactory {
-    /// For weights that are loaded.
+    /// For weights that are loaded; keeps no prompts.
     pub fn new(net: Arc<ThinkerNet>, options: ThinkerOptions) -> CudaThinkerFactory {
-        CudaThinkerFactory { net, options, recorder: Recorder::default() }
+        CudaThinkerFactory { net, options, kept: 0, recorder: Recorder::default() }
+    }
+
+    /// Has each stage keep so many bytes of prompts that no sequence uses, for sequences that begin alike.
+    #[must_use]
+    pub fn keeping(self, bytes: usize) -> CudaThinkerFactory {
+        CudaThinkerFactory { kept: bytes, ..self }
     }
 
     /// Has the stage record its copies there.
@@ -79,7 +91,7 @@ impl CudaThinkerFactory {
 
 impl StageFactory for CudaThinkerFactory {
     fn build(&self) -> Result<Box<dyn StageModel>, LoadError> {
-        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options, self.recorder.clone())?))
+        Ok(Box::new(CudaThinker::new(Arc::clone(&self.net), &self.options, self.kept, self.recorder.clone())?))
     }
 }
 
@@ -90,7 +102,11 @@ pub struct CudaThinker {
     pub(super) steps: Steps,
     pub(super) ring: Arc<Ring>,
     sequences: HashMap<Slot, Sequence>,
-    pages: Pages,
+    /// Sequences that were opened.
+    opened: u64,
+    prompts: PagedPrompts,
+    /// What steps that have run tell; `None` where no prompts are kept.
+    news: Option<(Sender<News>, Receiver<News>)>,
     /// Copies that the next launch makes first.
     pub(super) uploads: Vec<Upload>,
     pub(super) arena: EmbeddingArena,
@@ -105,6 +121,8 @@ pub(super) enum Upload {
 }
 
 struct Sequence {
+    /// Which of all that were opened.
+    number: u64,
     spec: ThinkerSpec,
     /// Prompt positions launched.
     prefilled: u32,
@@ -118,26 +136,34 @@ struct Sequence {
 }
 
 impl Sequence {
-    /// Puts the embeddings of the media at some positions of the prompt into a step, whose rows of these positions begin
-    /// with `first`, and what it hands on of them with `handed`.
+    /// Puts the embeddings of the media at the positions that a step computes into it, whose rows of these positions
+    /// begin with `first`, and what it hands on of the media at all of its `units`, with `handed`.
     fn take_media(
         &mut self,
-        positions: Range<u32>,
-        first: usize,
-        handed: usize,
+        units: Range<u32>,
+        computes: Range<u32>,
+        (first, handed): (usize, usize),
+        states: bool,
         plan: &mut Plan,
     ) -> Result<(), ModelError> {
-        let Some(media) = &mut self.media else { return Ok(()) };
-        let hands: Vec<u32> = prompt_positions(&self.spec, positions.start, positions.len() as u32).collect();
-        for at in media.positions(positions.start, positions.len() as u32) {
+        let (Some(media), Answer::Sampled { held, .. }) = (&mut self.media, &self.answer) else { return Ok(()) };
+        let hands: Vec<u32> = prompt_positions(&self.spec, units.start, units.len() as u32).collect();
+        for at in media.positions(computes.start, computes.len() as u32) {
             let Some(row) = media.take(at) else {
                 return refused(format!("the embedding of prompt position {at} is gone"));
             };
-            let place = first + (at - positions.start) as usize;
+            let place = first + (at - computes.start) as usize;
             plan.media.push((place, row.flatten_all()?.to_vec1::<f32>()?));
+            if states {
+                plan.prompts[place].hand = held.row(at).unwrap_or(NONE);
+            } else if let Ok(hand) = hands.binary_search(&at) {
+                plan.prompts[place].hand = (handed + hand) as u32;
+            }
+        }
+        for at in media.positions(units.start, units.len() as u32) {
             if let Ok(hand) = hands.binary_search(&at) {
                 plan.handed[handed + hand] = NONE;
-                plan.prompts[place].hand = (handed + hand) as u32;
+                plan.states.extend(held.row(at).filter(|_| states).map(|row| (handed + hand, row)));
             }
         }
         Ok(())
@@ -153,7 +179,7 @@ impl Sequence {
 enum Answer {
     /// `count`: tokens launched.
     Sampled {
-        pages: Vec<u32>,
+        held: Held,
         count: u32,
     },
     Followed {
@@ -166,12 +192,18 @@ enum Answer {
 #[derive(Default)]
 pub(super) struct Plan {
     pub prompts: Vec<TokenRow>,
+    /// Positions of prompts that are kept, whose tokens are marked.
+    pub marked: Vec<TokenRow>,
     pub tokens: Vec<TokenRow>,
     /// The embeddings of media that `prompts` take, in their order, with the place among them.
     pub media: Vec<(usize, Vec<f32>)>,
     /// The sources of the embeddings to hand on: tokens, slots with [`SAMPLED`], or [`NONE`] for hidden states, which
-    /// the layers hand on.
+    /// the layers hand on, or `states`.
     pub handed: Vec<u32>,
+    /// The hidden states to hand on that lie beside the pages of the cache: the place among `handed`, and the row.
+    pub states: Vec<(usize, u32)>,
+    /// Sequences of whose prompts something is computed or taken over.
+    prefills: Vec<Slot>,
 }
 
 impl Plan {
@@ -188,13 +220,21 @@ impl CudaThinker {
     ///
     /// # Errors
     /// When the device has no room.
-    pub fn new(net: Arc<ThinkerNet>, options: &ThinkerOptions, recorder: Recorder) -> Result<CudaThinker, LoadError> {
+    pub fn new(
+        net: Arc<ThinkerNet>,
+        options: &ThinkerOptions,
+        kept: usize,
+        recorder: Recorder,
+    ) -> Result<CudaThinker, LoadError> {
         net.gpu.bind()?;
         let began = std::time::Instant::now();
         let stream = net.gpu.stream(Priority::Normal)?;
-        let page = net.stack.page_bytes(net.precision);
+        let sequence = net.config.hidden_size * element_bytes(net.precision);
+        let states = if kept > 0 && net.takes_media() { PAGE * sequence } else { 0 };
+        let page = net.stack.page_bytes(net.precision) + states;
         let (free, _) = net.gpu.memory()?;
-        let usual = options.slots * USUAL_POSITIONS.min(net.config.max_position_embeddings).div_ceil(PAGE);
+        let usual =
+            options.slots * USUAL_POSITIONS.min(net.config.max_position_embeddings).div_ceil(PAGE) + kept / page;
         let pages = match options.kv_memory {
             Some(bytes) => bytes as usize / page,
             None => usual.min((free as f64 * MOST_OF_FREE) as usize / page),
@@ -204,10 +244,9 @@ impl CudaThinker {
             let reason = format!("{have} MiB hold no KV cache, of which a page takes {} MiB", page.div_ceil(MIB));
             return Err(LoadError::Invalid { file: "device.kv_memory".into(), reason });
         }
-        let steps = Steps::new(&net, options, &stream, pages)?;
+        let steps = Steps::new(&net, options, &stream, (pages, states))?;
         let input = (steps.prompt_embeddings() + steps.batch() + 8) * size_of::<TokenRow>() + (1 << 16);
         let ring = Ring::new(&net.gpu, options.run_ahead + 2, input, 2 * steps.batch())?;
-        let sequence = net.config.hidden_size * element_bytes(net.precision);
         let copied = (steps.prompt_embeddings() + steps.batch()) * sequence;
         let copies = HostCopies::new(&net.gpu, HOST_COPIES, copied, CopyMetrics::new(StageName::Thinker, recorder))?;
         let arena_embeddings = options.slots * HANDED_ROWS + 2 * steps.prompt_embeddings();
@@ -218,16 +257,19 @@ impl CudaThinker {
             kv_pages = pages,
             kv_positions = pages * PAGE,
             kv_mib = pages * page / MIB,
+            kept_mib = kept / MIB,
             gpu_mib_used = (total - after) / MIB,
             took_ms = began.elapsed().as_millis() as u64,
             "thinker is ready on the GPU"
         );
         Ok(CudaThinker {
             stream,
+            prompts: PagedPrompts::new(pages as u32, steps.cache.max_pages(), page, kept),
             steps,
             ring,
             sequences: HashMap::new(),
-            pages: Pages::new(pages as u32),
+            opened: 0,
+            news: (kept > 0).then(channel),
             uploads: Vec::new(),
             arena,
             embeddings_in_step: options.embeddings_in_step,
@@ -237,7 +279,12 @@ impl CudaThinker {
 
     /// Pages of the cache: in use, and in all.
     pub fn kv_pages(&self) -> (usize, usize) {
-        (self.pages.in_use(), self.pages.count())
+        self.prompts.count()
+    }
+
+    /// Pages that are kept and that no sequence uses.
+    pub fn idle_pages(&self) -> usize {
+        self.prompts.idle()
     }
 
     /// One sequence's part of a step; what the device needs goes into `plan`.
@@ -280,10 +327,14 @@ impl CudaThinker {
             return refused(format!("a step has room for {} sequences", self.steps.batch()));
         }
         let positions = if left > 0 { from + advance } else { len + count - sequence.spec.generated_len };
-        self.grow(slot, positions as usize)?;
+        let planned = self.room(slot, positions)?;
+        let states = self.steps.hidden.is_some();
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        if let Some(media) = sequence.media.as_ref().filter(|_| left > 0) {
-            media.check_arrived(from, advance)?;
+        if let Some(media) = sequence.media.as_mut().filter(|_| left > 0) {
+            if !planned.found.is_empty() {
+                media.need_none_before(planned.found.end);
+            }
+            media.check_arrived(planned.compute.start, planned.compute.len() as u32)?;
         }
         let prompt = Arc::clone(&sequence.spec.prompt);
         let entry = |sequence: &Sequence, at: u32, token: u32| {
@@ -295,11 +346,18 @@ impl CudaThinker {
         if left > 0 {
             sequence.prefilled += advance;
             handed = plan.hand(prompt_embeddings(&sequence.spec, from, advance));
-            let upto = sequence.prefilled - u32::from(samples);
+            if sequence.spec.sampling.repetition_penalty != 1.0 {
+                plan.marked.extend(planned.found.clone().map(|at| entry(sequence, at, prompt[at as usize])));
+            }
+            let (start, upto) = (planned.compute.start, planned.compute.end - u32::from(samples));
             let first = plan.prompts.len();
-            plan.prompts.extend((from..upto).map(|at| entry(sequence, at, prompt[at as usize])));
-            sequence.take_media(from..upto, first, handed.start, plan)?;
+            plan.prompts.extend((start..upto).map(|at| entry(sequence, at, prompt[at as usize])));
+            sequence.take_media(from..from + advance, start..upto, (first, handed.start), states, plan)?;
             token = prompt[upto as usize % prompt.len()];
+            if let Answer::Sampled { held, .. } = &mut sequence.answer {
+                held.computes(&planned);
+            }
+            plan.prefills.push(slot);
         }
         if !samples {
             return Ok(Part::Known(Ok(SequenceOutput::default()), handed));
@@ -314,38 +372,57 @@ impl CudaThinker {
             let own = plan.hand([SAMPLED | slot.0]);
             handed = if handed.is_empty() { own } else { handed.start..own.end };
         }
-        Ok(Part::Token { at: plan.tokens.len() - 1, sequences: handed, finished: Arc::clone(&sequence.finished) })
+        let (finished, of) = (Arc::clone(&sequence.finished), Serial { slot, number: sequence.number });
+        Ok(Part::Token { at: plan.tokens.len() - 1, sequences: handed, finished, of })
     }
 
-    /// Gives a sequence pages for its first `positions` positions.
-    fn grow(&mut self, slot: Slot, positions: usize) -> Result<(), ModelError> {
-        let (max_pages, model) = (self.steps.cache.max_pages(), self.net.config.max_position_embeddings);
-        if positions > model {
+    /// Gives a sequence pages for its first `positions` positions, in a prompt those that are kept. Returns what the step
+    /// has to compute.
+    fn room(&mut self, slot: Slot, positions: u32) -> Result<Planned, ModelError> {
+        let model = self.net.config.max_position_embeddings;
+        if positions as usize > model {
             return refused(format!(
                 "the context is full: {positions} positions are wanted and the model has {model} (max_position_embeddings)"
             ));
         }
         let sequence = self.sequences.get_mut(&slot).ok_or_else(|| not_open(slot))?;
-        let Answer::Sampled { pages, .. } = &mut sequence.answer else { return Ok(()) };
-        let before = pages.len();
-        while pages.len() < positions.div_ceil(PAGE) {
-            let page = if pages.len() < max_pages { self.pages.take() } else { None };
-            match page {
-                Some(page) => pages.push(page),
-                None => {
-                    pages.drain(before..).for_each(|page| self.pages.give_back(page));
-                    return refused(format!(
-                        "the thinker's KV cache is full: {} pages of {PAGE} positions are in use; raise device.kv_memory or lower limits.max_requests",
-                        self.pages.in_use()
-                    ));
+        let Answer::Sampled { held, .. } = &mut sequence.answer else {
+            return refused(format!("{slot}: a sequence that follows an answer has no cache"));
+        };
+        let planned = if (sequence.prefilled as usize) < sequence.spec.prompt.len() {
+            self.prompts.prompt(held, &sequence.spec, positions)
+        } else {
+            let told = self.prompts.answer(held, positions);
+            told.map(|told| Planned { found: 0..0, compute: positions - 1..positions, told })
+        };
+        let Some(planned) = planned else {
+            return refused(format!(
+                "the thinker's KV cache is full: {} pages of {PAGE} positions are in use; raise device.kv_memory or lower limits.max_requests",
+                self.prompts.count().0
+            ));
+        };
+        if !planned.told.is_empty() {
+            let bytes = held.pages()[planned.told.clone()].iter().flat_map(|page| page.to_le_bytes()).collect();
+            let at = slot.0 as usize * self.steps.cache.max_pages() + planned.told.start;
+            self.uploads.push(Upload::PageTable(at, bytes));
+        }
+        Ok(planned)
+    }
+
+    /// Takes note of what the steps that have run tell: pages of answers are kept, what has failed is dropped.
+    fn hear(&mut self) {
+        let Some((_, news)) = &self.news else { return };
+        while let Ok(News { of, sampled }) = news.try_recv() {
+            // A slot may have been given to another sequence since.
+            if let Some(Sequence { spec, answer: Answer::Sampled { held, .. }, .. }) =
+                self.sequences.get_mut(&of.slot).filter(|sequence| sequence.number == of.number)
+            {
+                match sampled {
+                    Some(token) => self.prompts.said(held, spec, token),
+                    None => self.prompts.failed(held),
                 }
             }
         }
-        if pages.len() > before {
-            let bytes = pages[before..].iter().flat_map(|page| page.to_le_bytes()).collect();
-            self.uploads.push(Upload::PageTable(slot.0 as usize * max_pages + before, bytes));
-        }
-        Ok(())
     }
 }
 
@@ -375,7 +452,7 @@ impl StageModel for CudaThinker {
         }
         let answer = match spec.mode {
             ThinkerMode::Sample => {
-                let params = TokenParams::new(&spec)?;
+                let (params, held) = (TokenParams::new(&spec)?, self.prompts.begin(&spec)?);
                 // Queued behind all earlier steps, which may still write what this clears.
                 self.steps.done.zero_async(&self.stream, at, 1)?;
                 let size = self.net.config.vocab_size;
@@ -388,12 +465,13 @@ impl StageModel for CudaThinker {
                     Upload::Counts(at * size + *token as usize, count.to_le_bytes().into())
                 };
                 self.uploads.extend(history.counts().iter().map(told));
-                Answer::Sampled { pages: Vec::new(), count: spec.generated_len }
+                Answer::Sampled { held, count: spec.generated_len }
             }
             ThinkerMode::Follow => Answer::Followed { waiting: VecDeque::new(), ended: false },
         };
-        self.sequences
-            .insert(slot, Sequence { spec, prefilled: 0, exhausted: false, finished: Arc::default(), answer, media });
+        self.opened += 1;
+        let (number, finished) = (self.opened, Arc::default());
+        self.sequences.insert(slot, Sequence { number, spec, prefilled: 0, exhausted: false, finished, answer, media });
         Ok(())
     }
 
@@ -419,6 +497,7 @@ impl StageModel for CudaThinker {
     }
 
     fn launch(&mut self, work: &[SequenceWork]) -> Result<Launched, ModelError> {
+        self.hear();
         let mut plan = Plan::default();
         let mut parts = Vec::with_capacity(work.len());
         for work in work {
@@ -429,14 +508,21 @@ impl StageModel for CudaThinker {
             }
         }
         let (lease, handed) = self.queue(&plan)?;
-        let shape = (self.net.config.hidden_size, self.net.precision);
-        Ok(Launched::Pending(Box::new(Pending { ring: self.ring.clone(), lease: Some(lease), parts, handed, shape })))
+        for slot in &plan.prefills {
+            if let Some(Sequence { spec, answer: Answer::Sampled { held, .. }, .. }) = self.sequences.get_mut(slot) {
+                self.prompts.queued(held, spec);
+            }
+        }
+        let (ring, shape) = (Arc::clone(&self.ring), (self.net.config.hidden_size, self.net.precision));
+        let news = self.news.as_ref().map(|(news, _)| news.clone());
+        Ok(Launched::Pending(Box::new(Pending { ring, lease: Some(lease), parts, handed, shape, news })))
     }
 
     fn close(&mut self, slot: Slot) {
-        if let Some(Sequence { answer: Answer::Sampled { pages, .. }, .. }) = self.sequences.remove(&slot) {
+        self.hear();
+        if let Some(Sequence { answer: Answer::Sampled { held, .. }, .. }) = self.sequences.remove(&slot) {
             // Steps with the sequence are queued before any step of the sequence that gets the pages next.
-            pages.into_iter().for_each(|page| self.pages.give_back(page));
+            self.prompts.end(held);
         }
     }
 

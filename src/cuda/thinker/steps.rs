@@ -35,6 +35,9 @@ pub(super) struct Steps {
     axes: Buffer<f32>,
     /// Embeddings of media that a pass takes; one number for a model that takes none.
     pub media: Buffer<f32>,
+    /// Hidden states of the media positions of each page of the cache, `[pages, PAGE, hidden]`: what the talker takes
+    /// there outlives the step, as keys and values do. `None` where no prompts are kept, or none has media.
+    pub hidden: Option<Buffer<u8>>,
     begin: Kernel,
     sample: Kernel,
     hand: Kernel,
@@ -124,8 +127,13 @@ fn sizes(least: usize, most: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Steps {
-    /// Room for rows, and graphs. `pages`: of the cache.
-    pub fn new(net: &ThinkerNet, options: &ThinkerOptions, stream: &Stream, pages: usize) -> Result<Steps, CudaError> {
+    /// Room for rows, and graphs. `pages`: of the cache, each with `hidden` bytes of hidden states.
+    pub fn new(
+        net: &ThinkerNet,
+        options: &ThinkerOptions,
+        stream: &Stream,
+        (pages, hidden): (usize, usize),
+    ) -> Result<Steps, CudaError> {
         let (gpu, config) = (&net.gpu, &net.config);
         let batch = options.batch.max(1).next_power_of_two();
         let chunk = options.prefill_chunk.max(LEAST_PROMPT).next_power_of_two();
@@ -151,6 +159,10 @@ impl Steps {
             positions: gpu.zeros("tables of a step", rows)?,
             axes: gpu.zeros("tables of a step", 3 * rows)?,
             media: gpu.zeros("embeddings of media", media)?,
+            hidden: match hidden {
+                0 => None,
+                bytes => Some(gpu.alloc("hidden states of kept prompts", pages * bytes)?),
+            },
             begin: gpu.kernel(begin)?,
             sample: gpu.kernel("sample_token")?,
             hand: gpu.kernel(hand)?,
@@ -212,8 +224,9 @@ impl Steps {
         table
     }
 
-    /// Queues embedding and layers.
-    fn queue_layers(&self, net: &ThinkerNet, stream: &Stream, rows: usize, pass: Pass) -> Result<(), CudaError> {
+    /// Queues the beginning of a pass over the rows in the inbox: their embeddings and positions. Tokens of prompts are
+    /// marked on the way, for the penalty on repetition.
+    fn queue_begin(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
         let args = BeginArgs {
             rows: self.inbox.at(ROWS_AT),
             last: self.last.address(),
@@ -230,7 +243,18 @@ impl Steps {
             unused: 0,
         };
         // SAFETY: the argument is `BeginTokensArgs`, with addresses of buffers of `self` and `net`.
-        unsafe { self.begin.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args])? };
+        unsafe { self.begin.launch(stream, Shape::new(rows, BEGIN_THREADS), kernel_args![args]) }
+    }
+
+    /// Queues what the rows in the inbox leave to be done of a prompt whose positions are kept: their tokens are marked.
+    pub fn mark(&self, net: &ThinkerNet, stream: &Stream, rows: usize) -> Result<(), CudaError> {
+        // The next pass begins anew with whatever else this writes.
+        self.queue_begin(net, stream, rows)
+    }
+
+    /// Queues embedding and layers.
+    fn queue_layers(&self, net: &ThinkerNet, stream: &Stream, rows: usize, pass: Pass) -> Result<(), CudaError> {
+        self.queue_begin(net, stream, rows)?;
         let batch = Rows {
             count: rows,
             slots: self.slots.address(),
@@ -300,26 +324,27 @@ impl Steps {
         unsafe { self.sample.launch(stream, Shape::new(rows, SAMPLERS).overlapping(), kernel_args![args]) }
     }
 
-    /// Queues the copy of `count` embeddings for the next stage to `out`: those of the tokens at `sources` (or
-    /// [`SAMPLED`](super::table::SAMPLED) and a slot).
+    /// Queues the copy of `count` rows of `table` for the next stage to `out`: those at `sources`, for the table of
+    /// embeddings tokens (or [`SAMPLED`](super::table::SAMPLED) and a slot). Where a source is
+    /// [`NONE`](crate::talker::table::NONE), `out` stays as it is.
     pub fn hand_rows(
         &self,
         net: &ThinkerNet,
         stream: &Stream,
-        sources: u64,
-        out: u64,
+        table: u64,
+        (sources, out): (u64, u64),
         count: usize,
     ) -> Result<(), CudaError> {
         let args = HandArgs {
             sources,
             last: self.last.address(),
-            table: net.table.address(),
+            table,
             out,
             width: net.config.hidden_size as i32,
             unused: 0,
         };
         // SAFETY: the argument is `HandRowsArgs`; the caller's memory holds `count` words and has room for as many
-        // rows.
+        // rows, and the words are rows of its table.
         unsafe { self.hand.launch(stream, Shape::new(count, BEGIN_THREADS), kernel_args![args]) }
     }
 }

@@ -25,7 +25,7 @@ pub(super) struct TokenRow {
     pub flags: u32,
     /// The row of the pass's media that takes the place of the token's embedding; [`NONE`]: it does not.
     pub media: u32,
-    /// Where its hidden state goes among what the step hands on; [`NONE`]: nowhere.
+    /// The row of [`TokenHead::handed`] that its hidden state goes to; [`NONE`]: none.
     pub hand: u32,
     pub unused: u32,
     /// The positions that the rotation takes.
@@ -55,7 +55,7 @@ impl TokenRow {
 #[repr(C)]
 pub(super) struct TokenHead {
     pub out: u64,
-    /// Where what the step hands on is.
+    /// Where hidden states go: among what the step hands on, or beside the pages of the cache.
     pub handed: u64,
 }
 // SAFETY: two numbers of eight bytes.

@@ -8,6 +8,8 @@ pub mod talker;
 pub mod thinker;
 pub mod vocoder;
 
+pub use kept::{Held, PagedPrompts, Planned};
+
 use crate::error::{ModelError, not_open};
 use crate::stage::{DeviceTimes, SequenceOutput, SequenceWork, StepOutcome};
 use omni_core::ids::Slot;

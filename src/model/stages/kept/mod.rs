@@ -7,22 +7,27 @@
 //! prompt it is, so that no tenant learns from the time of an answer what another one has asked. The [store] is
 //! bounded in bytes, and what was used longest ago goes first. It belongs to one generation of a stage and ends with it.
 //!
-//! A step copies the blocks that it finds at the beginning of its part of a prompt, and computes the rest. So the
+//! A step takes over the blocks that it finds at the beginning of its part of a prompt, and computes the rest. So the
 //! scheduler, the planner and the journal know nothing of it: units are the same, some are cheap. What a sequence finds
 //! changes no bit of what it makes, because a position has the same bits however it was computed. The last position of a
 //! prompt is always computed, because a token is sampled from it.
+//!
+//! A CPU copies blocks ([`KeptPrompts`]); where a cache has pages, as on a GPU, sequences share them ([`PagedPrompts`]).
 //!
 //! Must never: find a block by less than all that it was computed from; keep what a sequence has computed that failed;
 //! hold up a step by more than copies of its own positions.
 
 mod chain;
+mod paged;
 mod store;
 #[cfg(test)]
 mod tests;
 
+pub use paged::{Held, PagedPrompts, Planned};
+
 use super::media::PromptMedia;
 use crate::ModelError;
-use crate::media::Positions;
+use crate::pages::PAGE;
 use crate::stage::ThinkerSpec;
 use crate::transformer::{KvBlock, KvCache};
 use candle_core::{DType, Result, Tensor};
@@ -32,7 +37,7 @@ use std::collections::BTreeMap;
 use store::Store;
 
 /// Positions of a block: few enough that little of a conversation is computed again, as many as a page has on a GPU.
-const BLOCK: usize = 16;
+const BLOCK: usize = PAGE;
 /// Memory of a block besides its numbers: its key, twice, and the nodes of the store.
 const OVERHEAD: usize = 512;
 
@@ -86,13 +91,7 @@ impl KeptPrompts {
     /// # Errors
     /// [`ModelError::Sequence`] where the spec does not tell all media.
     pub fn begin(&mut self, spec: &ThinkerSpec) -> std::result::Result<Option<Keeping>, ModelError> {
-        let Some(reuse) = &spec.reuse else { return Ok(None) };
-        let axes = spec.media.as_ref().and_then(|layout| layout.positions.as_ref());
-        let mut chain = Chain::new(spec, reuse)?;
-        for tokens in spec.prompt.as_chunks::<BLOCK>().0 {
-            chain.extend(*tokens, axes);
-        }
-        Ok(Some(Keeping { chain, said: Vec::new(), turn: self.store.turn(), seen: 0, found: false }))
+        Keeping::new(spec, self.store.turn())
     }
 
     /// Takes over the blocks behind the cached positions that are kept, as far as the first `upto` positions of the
@@ -139,9 +138,8 @@ impl KeptPrompts {
     /// What the device says.
     pub fn keep(&mut self, keeping: &mut Keeping, spec: &ThinkerSpec, parts: Parts<'_>) -> Result<u32> {
         let Parts { cache, media, hidden } = parts;
-        let axes = media.as_ref().and_then(|media| media.axes());
         for number in keeping.seen..cache.len() / BLOCK {
-            if keeping.chain.keys().len() == number && !keeping.extend(spec, axes) {
+            if !keeping.knows(number, spec) {
                 break;
             }
             keeping.seen = number + 1;
@@ -191,13 +189,27 @@ impl KeptPrompts {
 }
 
 impl Keeping {
+    /// Of a sequence that begins in this turn. `None` where its prompt belongs to no one.
+    fn new(spec: &ThinkerSpec, turn: u64) -> std::result::Result<Option<Keeping>, ModelError> {
+        let Some(reuse) = &spec.reuse else { return Ok(None) };
+        let chain = Chain::new(spec, reuse)?;
+        let mut keeping = Keeping { chain, said: Vec::new(), turn, seen: 0, found: false };
+        while keeping.extend(spec) {}
+        Ok(Some(keeping))
+    }
+
     /// A token was sampled.
     pub fn said(&mut self, token: u32) {
         self.said.push(token);
     }
 
+    /// Whether block `number`, of which those before it are known, has a key: all of its tokens are known.
+    fn knows(&mut self, number: usize, spec: &ThinkerSpec) -> bool {
+        number < self.chain.keys().len() || self.extend(spec)
+    }
+
     /// Extends the chain by the next block; `false` if not all of its tokens are known.
-    fn extend(&mut self, spec: &ThinkerSpec, axes: Option<&Positions>) -> bool {
+    fn extend(&mut self, spec: &ThinkerSpec) -> bool {
         let first = self.chain.keys().len() * BLOCK;
         let token = |at: usize| spec.prompt.get(at).or_else(|| self.said.get(at - spec.prompt.len())).copied();
         let mut tokens = [0; BLOCK];
@@ -205,7 +217,7 @@ impl Keeping {
             let Some(token) = token(at) else { return false };
             *known = token;
         }
-        self.chain.extend(tokens, axes);
+        self.chain.extend(tokens, spec.media.as_ref().and_then(|layout| layout.positions.as_ref()));
         true
     }
 }
