@@ -7,9 +7,9 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::sync::PoisonError;
 
-/// All spans of all rounds, by what happened in them.
+/// The spans of a round, in their order.
 #[derive(Default)]
-pub struct Spans {
+pub struct Round {
     pub quiet: Times,
     pub encoding: Times,
     pub again: Times,
@@ -51,28 +51,71 @@ impl Times {
 
 /// Which of the times.
 type Pick = fn(&Times) -> &Vec<f64>;
+/// Which of the spans.
+type When = fn(&Round) -> &Times;
+
+/// What the cadence may be at most while something is encoded, of what it is without.
+const GOAL: f64 = 1.02;
+/// Of the spans of a round that are compared, in words.
+const WHEN: [(&str, When); 3] =
+    [("quiet", |round| &round.quiet), ("encoding", |round| &round.encoding), ("quiet again", |round| &round.again)];
 
 /// A table.
-pub fn report(kind: Kind, count: u32, stage: StageName, spans: &Spans) -> String {
+pub fn report(kind: Kind, count: u32, stage: StageName, rounds: &[Round]) -> String {
     let mut text = String::new();
     let kind = if kind == Kind::Text { "text" } else { "speech" };
-    let _ = writeln!(text, "\n{count} running answers of {kind}, {:.1} s encoding", spans.encoding.lasted);
+    let lasted: f64 = rounds.iter().map(|round| round.encoding.lasted).sum();
+    let _ = writeln!(text, "\n{count} running answers of {kind}, {} rounds, {lasted:.1} s encoding", rounds.len());
     let _ = writeln!(text, "{:<44}{:>8}{:>9}{:>9}{:>9}{:>9}", "ms", "count", "mean", "p50", "p95", "p99");
     let of: [(String, Pick); 2] = [
         (format!("{stage}, step to step"), |times| &times.steps),
         ("client, piece to piece".into(), |times| &times.gaps),
     ];
     for (what, pick) in of {
-        let quiet = Figures::of(pick(&spans.quiet));
-        for (when, times) in [("quiet", &spans.quiet), ("encoding", &spans.encoding), ("quiet again", &spans.again)] {
-            let figures = Figures::of(pick(times));
-            let _ = writeln!(text, "{:<44}{figures}", format!("{what}, {when}"));
-            if when != "quiet" {
-                let _ = writeln!(text, "{:<44}{:>8}{}", "    ratio", "", figures.over(&quiet));
+        for (name, when) in WHEN {
+            let all: Vec<f64> = rounds.iter().flat_map(|round| pick(when(round))).copied().collect();
+            let _ = writeln!(text, "{:<44}{}", format!("{what}, {name}"), Figures::of(&all));
+        }
+        let encoding = ratios(rounds, pick, |round| &round.encoding, |round| [&round.quiet, &round.again]);
+        let noise = ratios(rounds, pick, |round| &round.again, |round| [&round.quiet, &round.quiet]);
+        for (name, ratios) in [("encoding", &encoding), ("quiet again", &noise)] {
+            for (of, part) in [("lowest", 0.0), ("median", 0.5), ("highest", 1.0)] {
+                let row: String = at(ratios, part).iter().map(|ratio| format!("{ratio:>9.3}")).collect();
+                let _ = writeln!(text, "{:<44}{:>8}{row}", format!("    {name}, {of} ratio of a round"), "");
             }
         }
+        // Of the means: a step that waits long counts as long.
+        let [encoding, noise] = [at(&encoding, 0.5)[0], at(&noise, 0.5)[0]];
+        let verdict = match (encoding <= GOAL, (noise - 1.0).abs() < GOAL - 1.0) {
+            (true, true) => "reached",
+            (false, true) => "missed",
+            (_, false) => "open: the machine itself changes by more than that",
+        };
+        let _ = writeln!(text, "    mean {encoding:.3} of the quiet spans around, goal {GOAL}: {verdict}");
     }
     text
+}
+
+/// In each round, the figures of a span over those of two others, of which the mean counts: a machine that becomes
+/// slower or faster meanwhile changes them little.
+fn ratios(rounds: &[Round], pick: Pick, of: When, to: fn(&Round) -> [&Times; 2]) -> Vec<[f64; 4]> {
+    let ratio = |round: &Round| {
+        let (of, [one, other]) = (Figures::of(pick(of(round))), to(round).map(|times| Figures::of(pick(times))));
+        [0, 1, 2, 3].map(|figure| of.of[figure] * 2.0 / (one.of[figure] + other.of[figure]))
+    };
+    rounds.iter().map(ratio).collect()
+}
+
+/// Such a part of the rounds is below, for each figure by itself.
+fn at(ratios: &[[f64; 4]], part: f64) -> [f64; 4] {
+    [0, 1, 2, 3].map(|figure| quantile(&mut ratios.iter().map(|ratio| ratio[figure]).collect::<Vec<_>>(), part))
+}
+
+/// Sorts the values. NaN for none.
+fn quantile(values: &mut [f64], part: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let place = ((values.len() as f64 * part) as usize).min(values.len().saturating_sub(1));
+    values.get(place).copied().unwrap_or(f64::NAN)
 }
 
 struct Figures {
@@ -83,15 +126,9 @@ struct Figures {
 impl Figures {
     fn of(values: &[f64]) -> Figures {
         let mut sorted = values.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let at = |part: f64| sorted.get(((sorted.len() as f64 * part) as usize).min(sorted.len().saturating_sub(1)));
-        let quantile = |part| at(part).copied().unwrap_or(f64::NAN);
-        let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
-        Figures { count: sorted.len(), of: [mean, quantile(0.5), quantile(0.95), quantile(0.99)] }
-    }
-
-    fn over(&self, other: &Figures) -> String {
-        self.of.iter().zip(other.of).map(|(value, of)| format!("{:>9.3}", value / of)).collect()
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let [p50, p95, p99] = [0.5, 0.95, 0.99].map(|part| quantile(&mut sorted, part));
+        Figures { count: values.len(), of: [mean, p50, p95, p99] }
     }
 }
 

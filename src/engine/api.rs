@@ -429,6 +429,8 @@ pub enum SubmitError {
     Medium {
         /// Which.
         index: usize,
+        /// Which one of its list of frames, if that is at fault.
+        frame: Option<usize>,
         /// What is wrong and what is allowed.
         message: String,
     },

@@ -35,8 +35,13 @@ pub(super) async fn load(app: &App, refs: &[SourceRef<'_>]) -> Result<Loaded, Ap
     let mut wanted = Vec::new();
     for SourceRef { param, what } in refs {
         match what {
-            What::Audio(url) | What::Image(url, _) | What::Video { url, .. } => wanted.push(read(app, param, url)),
-            What::Frames { urls, .. } => wanted.extend(urls.iter().map(|url| read(app, param, url))),
+            What::Audio(url) | What::Image(url, _) | What::Video { url, .. } => {
+                wanted.push(read(app, param.clone(), url));
+            }
+            What::Frames { urls, .. } => {
+                let of_list = urls.iter().enumerate();
+                wanted.extend(of_list.map(|(frame, url)| read(app, of_frame(param, Some(frame)), url)));
+            }
         }
     }
     let files: Vec<File> = stream::iter(wanted).buffered(AT_ONCE).try_collect().await?;
@@ -68,19 +73,28 @@ pub(super) async fn load(app: &App, refs: &[SourceRef<'_>]) -> Result<Loaded, Ap
 type File = (Arc<[u8]>, Option<Arc<Held>>);
 
 /// Reads one file. Errors name `param`.
-fn read<'a>(app: &'a App, param: &'a str, url: &'a str) -> BoxFuture<'a, Result<File, ApiError>> {
+fn read<'a>(app: &'a App, param: String, url: &'a str) -> BoxFuture<'a, Result<File, ApiError>> {
     Box::pin(async move {
-        let mut references = References::new(&app.media_files, &app.budget).named(param);
+        let mut references = References::new(&app.media_files, &app.budget).named(&param);
         let bytes = references.load(url).await?;
         Ok((bytes, references.held()))
     })
 }
 
+/// A part of a request, or a frame of the list that it has.
+fn of_frame(param: &str, frame: Option<usize>) -> String {
+    frame.map_or_else(|| param.to_owned(), |frame| format!("{param}.video[{frame}]"))
+}
+
 /// What the engine says of a request, with the part at fault.
 pub(super) fn told(refs: &[SourceRef<'_>], error: SubmitError) -> ApiError {
     match error {
-        SubmitError::Medium { index, message } => match refs.get(index) {
-            Some(SourceRef { param, .. }) => ApiError::invalid(param.clone(), format!("{param}: {message}")),
+        SubmitError::Medium { index, frame, message } => match refs.get(index) {
+            Some(SourceRef { param, .. }) => {
+                let param = of_frame(param, frame);
+                let message = format!("{param}: {message}");
+                ApiError::invalid(param, message)
+            }
             None => ApiError::invalid("messages", message),
         },
         error => error.into(),

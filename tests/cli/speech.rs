@@ -2,6 +2,8 @@
 #![cfg(feature = "embedded-voice")]
 
 use crate::support::omni::{Omni, omni};
+use crate::support::pictures::bmp;
+use crate::support::recording::good;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
@@ -42,6 +44,25 @@ fn say_speaks_and_a_seed_repeats_it_sample_for_sample() {
 fn a_checkpoint_folder_speaks_like_the_embedded_copy_of_it() {
     let folder = ["Good morning.", "--seed", "7", "--checkpoint", "assets/voice/checkpoint"];
     assert!(say(&folder) == say(&folder[..3]));
+}
+
+#[test]
+fn an_answer_follows_from_a_recording_a_picture_and_a_seed() {
+    let omni = Omni::new();
+    let (question, photo, answer) = (omni.path("question.wav"), omni.path("photo.bmp"), omni.path("answer.wav"));
+    std::fs::write(&question, good(1)).unwrap();
+    std::fs::write(&photo, bmp(96, 64)).unwrap();
+    let omni = omni.arguments(&["say", "--audio", &question, "--image", &photo, "--seed", "7", "--output", &answer]);
+    let omni = omni.more(&["--checkpoint", "tests/fixtures/qwen3_omni", "--max-frames", "4"]);
+    let spoken = || {
+        omni.run().succeeds();
+        std::fs::read(&answer).unwrap()
+    };
+    let first = spoken();
+    assert!(first.starts_with(b"RIFF") && first.len() > 44);
+    assert!(spoken() == first);
+    std::fs::write(&photo, bmp(64, 96)).unwrap();
+    assert!(spoken() != first, "another picture");
 }
 
 #[test]

@@ -30,3 +30,16 @@ fn the_towers_encode_as_the_reference_does() {
         assert!(largest.error < 1e-5, "{name}: {found:?}");
     }
 }
+
+#[test]
+fn towers_of_other_sizes_and_an_answer_to_what_they_take_equal_the_reference() {
+    let cases = compared("tests/fixtures/other_sizes/other_towers/golden");
+    let names: Vec<&str> = cases.keys().map(String::as_str).collect();
+    assert_eq!(names, ["audio_tower", "mm_video_image_audio_otto", "vision_tower"]);
+    for (name, found) in &cases {
+        assert!(found.passed() && found.compared >= 3, "{name}: {found:?}");
+        assert_eq!(found.unknown, [""; 0], "{name}");
+        let largest = found.largest.as_ref().unwrap();
+        assert!(largest.error < 1e-4 && largest.error < largest.allowed / 10.0, "{name}: {found:?}");
+    }
+}

@@ -1,23 +1,27 @@
 //! Files of clients, decoded in processes: the samples are those of a thread, and whatever happens to such a process
 //! happens to one file alone.
 
+use crate::support::pictures::{bmp, gif, two_colours};
 use crate::support::process::Watched;
 use crate::support::recording::{PCM, good, hum};
 use omni_actors::audio::{AudioFormat, Sound};
-use omni_actors::engine::decode::{DecodeError, Decoders, WorkerLimits};
+use omni_actors::engine::decode::{DecodeError, Decoders, Sight, WorkerLimits};
+use omni_actors::media::MediaLimits;
+use omni_actors::media::size::SizeRule;
 use omni_actors::model::frontend::{AudioLimits, Clip};
 use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// For what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn decoders(memory: u64, time: Duration) -> Decoders {
-    Decoders::in_processes(env!("CARGO_BIN_EXE_omni-actors").into(), WorkerLimits { memory, time }).unwrap()
+    Decoders::in_processes(env!("CARGO_BIN_EXE_omni-actors").into(), WorkerLimits { memory, time }, 0).unwrap()
 }
 
 /// The workers of this test: children of this process, of which no other test has given one this much memory.
@@ -74,7 +78,7 @@ fn ended(decoded: Result<Clip, DecodeError>) -> String {
 
 #[test]
 fn samples_and_refusals_are_those_of_a_thread() {
-    let (apart, here) = (decoders(300 << 20, PATIENCE), Decoders::in_thread());
+    let (apart, here) = (decoders(300 << 20, PATIENCE), Decoders::in_thread(0));
     let limits = AudioLimits::default();
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/audio");
     let files = fs::read_dir(folder).unwrap().map(|entry| fs::read(entry.unwrap().path()).unwrap());
@@ -96,6 +100,56 @@ fn samples_and_refusals_are_those_of_a_thread() {
         }
     }
     assert!(decoded >= 12 && refused >= 4, "{decoded} decoded, {refused} refused");
+}
+
+#[test]
+fn pictures_of_one_request_are_those_of_a_thread_however_many_decode_them() {
+    let rule = |max_pixels| SizeRule { factor: 32, min_pixels: 1_024, max_pixels };
+    let (one, other) = (rule(60_000), rule(20_000));
+    let mut files: Vec<Vec<u8>> = (0..19).map(|number| bmp(50 + 9 * number, 70)).collect();
+    files.extend([gif(3, 10), include_bytes!("../fixtures/pictures/grey_progressive.jpg").to_vec()]);
+    let sights = |files: &[Vec<u8>]| -> Vec<(Vec<u8>, SizeRule)> {
+        let ruled = |(number, file): (usize, &Vec<u8>)| (file.clone(), if number % 13 < 11 { one } else { other });
+        files.iter().enumerate().map(ruled).collect()
+    };
+    let (limits, all) = (MediaLimits::default(), |_| true);
+    let seen = |decoders: &Decoders, sights: &[(Vec<u8>, SizeRule)]| {
+        let sights: Vec<Sight<'_>> = sights.iter().map(|(file, rule)| Sight { file, rule: *rule }).collect();
+        decoders.pictures(&sights, &limits, &all)
+    };
+    let in_processes = |helpers| {
+        let limits = WorkerLimits { memory: 300 << 20, time: PATIENCE };
+        Decoders::in_processes(env!("CARGO_BIN_EXE_omni-actors").into(), limits, helpers).unwrap()
+    };
+    let whole = seen(&Decoders::in_thread(0), &sights(&files));
+    assert!(whole.len() == 21 && whole.iter().all(Result::is_ok));
+    files[17].truncate(100);
+    let broken = seen(&Decoders::in_thread(0), &sights(&files));
+    assert!(broken.len() == 18 && broken[..17] == whole[..17] && broken[17].is_err());
+    for decoders in [Decoders::in_thread(2), in_processes(0), in_processes(3)] {
+        let mut good = files.clone();
+        good[17] = bmp(50 + 9 * 17, 70);
+        assert!(seen(&decoders, &sights(&good)) == whole);
+        assert!(seen(&decoders, &sights(&files)) == broken);
+        // No further one is wanted: what is there is a beginning.
+        let sights: Vec<Sight<'_>> = good.iter().map(|file| Sight { file, rule: one }).collect();
+        let taken = AtomicUsize::new(0);
+        let few = |pixels: usize| pixels == 0 || taken.fetch_add(1, Ordering::Relaxed) < 4;
+        let few = decoders.pictures(&sights, &limits, &few);
+        assert!(!few.is_empty() && few.len() < 21 && few.iter().all(Result::is_ok), "{}", few.len());
+        assert_eq!(few[0], whole[0]);
+    }
+}
+
+#[test]
+fn a_picture_that_ends_its_worker_is_known_by_its_place() {
+    let rule = SizeRule { factor: 32, min_pixels: 1_024, max_pixels: 60_000 };
+    let (small, large) = (bmp(50, 50), two_colours(4_096, 4_096));
+    let sights = [&small, &small, &large, &small].map(|file| Sight { file, rule });
+    let found = decoders(24 << 20, PATIENCE).pictures(&sights, &MediaLimits::default(), &|_| true);
+    assert!(found.len() == 3 && found[0] == found[1] && found[0].is_ok());
+    let reason = found[2].as_ref().unwrap_err().to_string();
+    assert!(reason.contains("takes more than 24 MiB of memory"), "{reason}");
 }
 
 #[test]
@@ -193,7 +247,7 @@ fn a_decoder_that_takes_too_long_is_ended() {
 #[test]
 fn without_a_program_there_is_no_decoder() {
     let limits = WorkerLimits { memory: 64 << 20, time: PATIENCE };
-    let apart = Decoders::in_processes("/no/such/program".into(), limits).unwrap();
+    let apart = Decoders::in_processes("/no/such/program".into(), limits, 0).unwrap();
     let error = apart.recording(&good(6), &AudioLimits::default()).unwrap_err();
     assert!(matches!(error, DecodeError::Unavailable(_)), "{error}");
 }
@@ -202,7 +256,7 @@ fn without_a_program_there_is_no_decoder() {
 #[test]
 #[ignore = "measures"]
 fn what_a_process_costs() {
-    let (apart, here) = (decoders(300 << 20, PATIENCE), Decoders::in_thread());
+    let (apart, here) = (decoders(300 << 20, PATIENCE), Decoders::in_thread(0));
     let limits = AudioLimits::default();
     for seconds in [3, 30_u64] {
         let samples: Vec<f32> = (0..48_000 * seconds).map(|n| ((n * n % 4801) as f32 / 4801.0 - 0.5) * 0.5).collect();

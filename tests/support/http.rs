@@ -60,12 +60,22 @@ impl Ask {
         Reply::read(&self.bytes(url)?)
     }
 
+    /// The same where the server's own limits end it, however slow the machine is.
+    pub fn send_and_wait(&self, url: &str) -> Reply {
+        let bytes = self.bytes_within(url, None).expect("no server listens");
+        Reply::read(&bytes).unwrap_or_else(|| panic!("{} {}: the answer was cut", self.method, self.path))
+    }
+
     /// All that comes back; `None` if no server listens.
     pub fn bytes(&self, url: &str) -> Option<Vec<u8>> {
+        self.bytes_within(url, Some(PATIENCE))
+    }
+
+    fn bytes_within(&self, url: &str, patience: Option<Duration>) -> Option<Vec<u8>> {
         let host = url.strip_prefix("http://").unwrap();
         let mut socket = TcpStream::connect(host).ok()?;
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
-        socket.set_write_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(patience).unwrap();
+        socket.set_write_timeout(patience).unwrap();
         let length = self.length.map_or_else(|| self.body.len().to_string(), str::to_owned);
         let mut head = format!("{} {} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n", self.method, self.path);
         self.headers.iter().for_each(|header| head.push_str(&format!("{header}\r\n")));

@@ -52,7 +52,8 @@ pub fn serve(args: DecoderArgs) -> Result<(), DecoderError> {
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         received => received?,
     };
-    Ok(frame::send_answer(&mut io::stdout().lock(), &execute(&job, &body))?)
+    let mut stdout = io::stdout().lock();
+    Ok(execute(&job, &body, &mut |answer| frame::send_answer(&mut stdout, &answer))?)
 }
 
 /// The descriptors of a worker: its input, its output, and where it says why it crashed.

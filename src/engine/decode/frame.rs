@@ -1,4 +1,4 @@
-//! What goes through the two pipes: one frame there, one frame back.
+//! What goes through the two pipes: one frame there, one frame back, or one for each picture.
 //!
 //! ```text
 //! tag: u8 | length of the head: u32 | length of the body: u64 | head: JSON | body: bytes
@@ -7,7 +7,7 @@
 //! Numbers are little-endian. The tag says what kind of bytes the body has; a reader refuses one that it does not
 //! know, a head of more than [`MAX_HEAD`] bytes, and a body of more bytes than it was told to take.
 
-use super::job::{Answer, FilmHead, Job, Pictures, RecordingHead, Samples, SightHead, SoundHead};
+use super::job::{Answer, FilmHead, Job, Pictures, PicturesHead, RecordingHead, Samples, SoundHead};
 use omni_media::picture::Picture;
 use omni_media::size::Size;
 use serde::{Deserialize, Serialize};
@@ -26,9 +26,9 @@ const PRELUDE: usize = 1 + 4 + 8;
 const RECORDING: u8 = 1;
 /// The body of a job is an audio file, that of its answer mono samples as [`RECORDING`].
 const SOUND: u8 = 2;
-/// The body of a job is a picture, that of its answer pictures: 8-bit RGB, one behind the other.
-const PICTURE: u8 = 3;
-/// The body of a job is an animation, that of its answer pictures as [`PICTURE`].
+/// The body of a job is pictures, one behind the other, that of an answer pictures: 8-bit RGB, one behind the other.
+const PICTURES: u8 = 3;
+/// The body of a job is an animation, that of its answer pictures as [`PICTURES`].
 const ANIMATION: u8 = 4;
 /// The answer has no body; its head says why.
 const REFUSED: u8 = 255;
@@ -47,23 +47,25 @@ struct RefusedHead {
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PicturesHead {
+struct FramesHead {
     height: usize,
     width: usize,
     /// Bits of an f64: decimal digits would not come back the same.
     frames_per_second: u64,
 }
 
-/// The server's side: sends a job and its bytes.
-pub(super) fn send_job(to: &mut impl Write, job: &Job, body: &[u8]) -> io::Result<()> {
-    let length = body.len() as u64;
+/// The server's side: sends a job and the bytes of its files.
+pub(super) fn send_job(to: &mut impl Write, job: &Job, files: &[&[u8]]) -> io::Result<()> {
+    let length = files.iter().map(|file| file.len() as u64).sum();
     match job {
         Job::Recording(head) => begin(to, RECORDING, head, length)?,
         Job::Sound(head) => begin(to, SOUND, head, length)?,
-        Job::Picture(head) => begin(to, PICTURE, head, length)?,
+        Job::Pictures(head) => begin(to, PICTURES, head, length)?,
         Job::Animation(head) => begin(to, ANIMATION, head, length)?,
     }
-    to.write_all(body)?;
+    for file in files {
+        to.write_all(file)?;
+    }
     to.flush()
 }
 
@@ -73,7 +75,7 @@ pub(super) fn receive_job(from: &mut impl Read, most: u64) -> io::Result<(Job, V
     let job = match tag {
         RECORDING => Job::Recording(parse::<RecordingHead>(&head)?),
         SOUND => Job::Sound(parse::<SoundHead>(&head)?),
-        PICTURE => Job::Picture(parse::<SightHead>(&head)?),
+        PICTURES => Job::Pictures(parse::<PicturesHead>(&head)?),
         ANIMATION => Job::Animation(parse::<FilmHead>(&head)?),
         _ => return Err(malformed(format!("no job has the tag {tag}"))),
     };
@@ -100,8 +102,8 @@ pub(super) fn send_answer(to: &mut impl Write, answer: &Result<Answer, String>) 
         }
         Ok(Answer::Pictures(Pictures { frames, frames_per_second })) => {
             let Size { height, width } = frames.first().map_or(Size { height: 0, width: 0 }, Picture::size);
-            let head = PicturesHead { height, width, frames_per_second: frames_per_second.to_bits() };
-            begin(to, PICTURE, &head, frames.iter().map(|frame| frame.rgb().len() as u64).sum())?;
+            let head = FramesHead { height, width, frames_per_second: frames_per_second.to_bits() };
+            begin(to, PICTURES, &head, frames.iter().map(|frame| frame.rgb().len() as u64).sum())?;
             for frame in frames {
                 to.write_all(frame.rgb())?;
             }
@@ -135,8 +137,8 @@ pub(super) fn receive_answer(from: &mut impl Read, most: u64) -> io::Result<Resu
             }
             Ok(Ok(Answer::Samples(Samples { rate, samples })))
         }
-        PICTURE => {
-            let PicturesHead { height, width, frames_per_second } = parse(&head)?;
+        PICTURES => {
+            let FramesHead { height, width, frames_per_second } = parse(&head)?;
             let frames_per_second = f64::from_bits(frames_per_second);
             let one = (height as u64).checked_mul(width as u64).and_then(|pixels| pixels.checked_mul(3)).unwrap_or(0);
             if one == 0 || length == 0 || length > most || !length.is_multiple_of(one) {
@@ -221,7 +223,7 @@ mod tests {
     fn jobs_and_answers_arrive_as_they_were_sent() {
         let job = Job::recording(&AudioLimits::default());
         let mut bytes = Vec::new();
-        send_job(&mut bytes, &job, b"RIFF").unwrap();
+        send_job(&mut bytes, &job, &[b"RI", b"FF"]).unwrap();
         assert_eq!(receive_job(&mut bytes.as_slice(), 4).unwrap(), (job, b"RIFF".to_vec()));
         let samples: Vec<f32> = (0..2 * PIECE + 7).map(|n| n as f32 / 7.0 - 1.0).collect();
         let bytes = (samples.len() * 4) as u64;
@@ -233,11 +235,12 @@ mod tests {
     #[test]
     fn pictures_arrive_as_they_were_sent_and_only_whole_ones() {
         let rule = SizeRule { factor: 32, min_pixels: 3_136, max_pixels: 65_536 };
-        for job in
-            [Job::picture(&MediaLimits::default(), &rule), Job::animation(&MediaLimits::default(), &rule, 2.0 / 3.0)]
-        {
+        for job in [
+            Job::pictures(&MediaLimits::default(), &rule, vec![2, 4]),
+            Job::animation(&MediaLimits::default(), &rule, 2.0 / 3.0),
+        ] {
             let mut bytes = Vec::new();
-            send_job(&mut bytes, &job, b"GIF89a").unwrap();
+            send_job(&mut bytes, &job, &[b"GIF89a"]).unwrap();
             assert_eq!(receive_job(&mut bytes.as_slice(), 6).unwrap(), (job, b"GIF89a".to_vec()));
         }
         let picture = |value| Picture::new(Size { height: 2, width: 3 }, vec![value; 18]);
@@ -263,7 +266,7 @@ mod tests {
         long.extend([0; 8]);
         assert!(receive_answer(&mut long.as_slice(), 400).unwrap_err().to_string().contains("a head of 4097"));
         let mut job = Vec::new();
-        send_job(&mut job, &Job::recording(&AudioLimits::default()), &[7; 10]).unwrap();
+        send_job(&mut job, &Job::recording(&AudioLimits::default()), &[&[7; 10]]).unwrap();
         assert!(receive_job(&mut job.as_slice(), 9).unwrap_err().to_string().contains("10 bytes"));
         job[0] = 9;
         assert!(receive_job(&mut job.as_slice(), 10).unwrap_err().to_string().contains("the tag 9"));

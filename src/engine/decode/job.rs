@@ -7,17 +7,22 @@ use omni_media::size::SizeRule;
 use omni_media::{MediaError, MediaLimits, bicubic};
 use omni_model::frontend::{AudioLimits, decode_audio};
 use serde::{Deserialize, Serialize};
+use std::io;
 
-/// What is to be done with a file.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Pictures of one job, at most.
+pub(super) const MOST_PICTURES: usize = 8;
+
+/// What is to be done with a file, or with some pictures.
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Job {
     /// Decode a recording of a voice: samples at its own rate.
     Recording(RecordingHead),
     /// Decode sound that a model hears: samples at the rate of its spectrum.
     Sound(SoundHead),
-    /// Decode a picture that a model sees, and give it its size.
-    Picture(SightHead),
-    /// The same with the frames of an animation.
+    /// Decode pictures that a model sees, and give each its size: an answer for each, the last one for the first that
+    /// cannot be decoded.
+    Pictures(PicturesHead),
+    /// Decode the frames of an animation, and give them their size.
     Animation(FilmHead),
 }
 
@@ -59,6 +64,15 @@ pub(super) struct SightHead {
     factor: usize,
     min_pixels: usize,
     max_pixels: usize,
+}
+
+/// Pictures of one size rule, one behind the other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PicturesHead {
+    sight: SightHead,
+    /// Bytes of each.
+    lengths: Vec<usize>,
 }
 
 /// A size, and how many frames a second are seen.
@@ -110,9 +124,9 @@ impl Job {
         Job::Sound(SoundHead { limits: limits.into(), rate, window, hop, bands })
     }
 
-    /// Decodes a picture and resizes it by this rule.
-    pub fn picture(limits: &MediaLimits, rule: &SizeRule) -> Job {
-        Job::Picture(SightHead::new(limits, rule))
+    /// Decodes pictures of these lengths and resizes them by this rule.
+    pub fn pictures(limits: &MediaLimits, rule: &SizeRule, lengths: Vec<usize>) -> Job {
+        Job::Pictures(PicturesHead { sight: SightHead::new(limits, rule), lengths })
     }
 
     /// Decodes an animation, `rate` frames of a second, and resizes them by this rule.
@@ -121,32 +135,64 @@ impl Job {
     }
 }
 
-/// Does a job.
-pub(super) fn execute(job: &Job, body: &[u8]) -> Result<Answer, String> {
+/// Does a job, and hands each answer over: one, or one for each picture.
+///
+/// # Errors
+/// Those of `answer`, and a job whose lengths are not those of `body`.
+pub(super) fn execute(
+    job: &Job,
+    body: &[u8],
+    answer: &mut dyn FnMut(Result<Answer, String>) -> io::Result<()>,
+) -> io::Result<()> {
     let told = |error: MediaError| error.to_string();
-    match job {
+    answer(match job {
         Job::Recording(RecordingHead { max_bytes, min_seconds, max_seconds }) => {
             let limits = AudioLimits { max_bytes: *max_bytes, min_seconds: *min_seconds, max_seconds: *max_seconds };
-            let clip = decode_audio(body, &limits).map_err(|error| error.to_string())?;
-            Ok(Answer::Samples(Samples { rate: clip.rate, samples: clip.pcm }))
+            let clip = decode_audio(body, &limits).map_err(|error| error.to_string());
+            clip.map(|clip| Answer::Samples(Samples { rate: clip.rate, samples: clip.pcm }))
         }
         Job::Sound(SoundHead { limits, rate, window, hop, bands }) => {
-            let mel =
-                LogMel::new(MelConfig { rate: *rate, window: *window, hop: *hop, bands: *bands }).map_err(told)?;
-            let samples = hearing::samples(body, &limits.into(), &mel).map_err(told)?;
-            Ok(Answer::Samples(Samples { rate: *rate, samples }))
+            let mel = LogMel::new(MelConfig { rate: *rate, window: *window, hop: *hop, bands: *bands });
+            let samples = mel.and_then(|mel| hearing::samples(body, &limits.into(), &mel)).map_err(told);
+            samples.map(|samples| Answer::Samples(Samples { rate: *rate, samples }))
         }
-        Job::Picture(sight) => {
-            let picture = decode_picture(body, &(&sight.limits).into(), Grey16::default()).map_err(told)?;
-            let frames = resized(vec![picture], &sight.rule()).map_err(told)?;
-            Ok(Answer::Pictures(Pictures { frames, frames_per_second: 1.0 }))
-        }
+        Job::Pictures(PicturesHead { sight, lengths }) => return pictures(sight, lengths, body, answer),
         Job::Animation(FilmHead { sight, rate }) => {
-            let found = decode_animation(body, f64::from_bits(*rate), &(&sight.limits).into()).map_err(told)?;
-            let frames = resized(found.frames, &sight.rule()).map_err(told)?;
-            Ok(Answer::Pictures(Pictures { frames, frames_per_second: found.frames_per_second }))
+            decode_animation(body, f64::from_bits(*rate), &(&sight.limits).into())
+                .and_then(|found| {
+                    let frames = resized(found.frames, &sight.rule())?;
+                    Ok(Answer::Pictures(Pictures { frames, frames_per_second: found.frames_per_second }))
+                })
+                .map_err(told)
+        }
+    })
+}
+
+/// One after the other, so that no two are in memory.
+fn pictures(
+    sight: &SightHead,
+    lengths: &[usize],
+    mut body: &[u8],
+    answer: &mut dyn FnMut(Result<Answer, String>) -> io::Result<()>,
+) -> io::Result<()> {
+    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "the pictures have other lengths than they should");
+    let all = lengths.iter().try_fold(0usize, |sum, length| sum.checked_add(*length));
+    if lengths.len() > MOST_PICTURES || all != Some(body.len()) {
+        return Err(malformed());
+    }
+    for length in lengths {
+        let (file, rest) = body.split_at_checked(*length).ok_or_else(malformed)?;
+        body = rest;
+        let one = decode_picture(file, &(&sight.limits).into(), Grey16::default())
+            .and_then(|picture| resized(vec![picture], &sight.rule()))
+            .map(|frames| Answer::Pictures(Pictures { frames, frames_per_second: 1.0 }));
+        let refused = one.is_err();
+        answer(one.map_err(|error| error.to_string()))?;
+        if refused {
+            break;
         }
     }
+    Ok(())
 }
 
 /// Gives frames their size, one after the other, so that no two sizes of all of them are in memory.

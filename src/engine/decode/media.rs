@@ -1,8 +1,9 @@
 //! What a model hears and sees, decoded where recordings are: sound, pictures, animations.
 
-use super::job::{Answer, Job, Pictures, Samples, execute, resized};
+use super::helpers::Helpers;
+use super::job::{Answer, Job, Pictures, Samples, execute};
 use super::{
-    BYTES_PER_SAMPLE, DecodeError, Decoders, Place, StartError, WORKING_BYTES, WorkerLimits, counted, refused,
+    BYTES_PER_SAMPLE, DecodeError, Decoders, Place, StartError, WORKING_BYTES, WorkerLimits, counted, nonsense, one,
 };
 use omni_config::MediaInputConfig;
 use omni_media::MediaLimits;
@@ -36,7 +37,7 @@ impl Decoders {
         let sight = BYTES_PER_PIXEL * config.max_pixels + FRAME_BYTES * config.max_frames as u64;
         let memory = WORKING_BYTES + config.max_bytes as u64 + sound.max(sight);
         let limits = WorkerLimits { memory, time: config.decode_timeout };
-        Decoders::placed(config.decode, limits, "media")
+        Decoders::placed(config.decode, limits, "media", Helpers::usual())
     }
 
     /// Decodes sound for this spectrum: mono samples at its rate. Blocks; not for an async thread.
@@ -56,16 +57,6 @@ impl Decoders {
         )
     }
 
-    /// Decodes a picture, of an animation the first, and resizes it by this rule. Blocks.
-    ///
-    /// # Errors
-    /// As [`Decoders::sound`].
-    pub(crate) fn picture(&self, bytes: &[u8], limits: &MediaLimits, rule: &SizeRule) -> Result<Picture, DecodeError> {
-        let found = self.sight(&Job::picture(limits, rule), bytes, rule, 1);
-        let one = |found: Pictures| found.frames.into_iter().next().ok_or_else(nonsense);
-        counted("picture", found.and_then(one))
-    }
-
     /// Decodes an animation, `rate` frames of a second and at most `limits.max_frames`, resized by this rule. Blocks.
     ///
     /// # Errors
@@ -78,40 +69,50 @@ impl Decoders {
         rule: &SizeRule,
     ) -> Result<Pictures, DecodeError> {
         let most = (limits.max_frames & !1).max(2);
-        counted("animation", self.sight(&Job::animation(limits, rule, rate), bytes, rule, most))
-    }
-
-    fn sight(&self, job: &Job, bytes: &[u8], rule: &SizeRule, frames: usize) -> Result<Pictures, DecodeError> {
-        let most = most_pixels(rule) as u64 * 3 * frames as u64;
-        let Answer::Pictures(found) = self.run(job, bytes, most)? else { return Err(nonsense()) };
-        // A worker that was taken over may answer anything.
-        let fits = |frame: &Picture| {
-            let size = frame.size();
-            let blocks = size.height.is_multiple_of(rule.factor) && size.width.is_multiple_of(rule.factor);
-            blocks && size.height * size.width <= most_pixels(rule)
-        };
-        if found.frames.len() > frames || !found.frames.iter().all(fits) { Err(nonsense()) } else { Ok(found) }
+        let bytes_of_all = most_bytes(rule) * most as u64;
+        let found =
+            self.run(&Job::animation(limits, rule, rate), bytes, bytes_of_all).and_then(|answer| match answer {
+                Answer::Pictures(found)
+                    if found.frames.len() <= most && found.frames.iter().all(|frame| fits(frame, rule)) =>
+                {
+                    Ok(found)
+                }
+                _ => Err(nonsense()),
+            });
+        counted("animation", found)
     }
 
     fn run(&self, job: &Job, bytes: &[u8], most: u64) -> Result<Answer, DecodeError> {
-        match &self.0 {
-            Place::Process(pool) => pool.get()?.run(job, bytes, most),
-            Place::Thread => {
-                let done = catch_unwind(AssertUnwindSafe(|| execute(job, bytes)));
-                done.unwrap_or_else(|_| Err("its structure makes no sense".to_owned())).map_err(DecodeError::Refused)
-            }
+        match &self.place {
+            Place::Process(pool) => one(pool.get()?, job, bytes, most),
+            Place::Thread => here(job, bytes),
         }
     }
 }
 
-/// Gives the frames of a film their size.
-///
-/// # Errors
-/// [`DecodeError::Refused`] for a strip.
-pub(crate) fn resize_film(frames: Vec<Picture>, rule: &SizeRule) -> Result<Vec<Picture>, DecodeError> {
-    resized(frames, rule).map_err(refused)
+/// Has this thread do a job with one answer.
+pub(super) fn here(job: &Job, bytes: &[u8]) -> Result<Answer, DecodeError> {
+    let mut found = Err("nothing was answered".to_owned());
+    let answer = &mut |answer| {
+        found = answer;
+        Ok(())
+    };
+    let done = catch_unwind(AssertUnwindSafe(|| execute(job, bytes, answer)));
+    match done {
+        Ok(Ok(())) => found.map_err(DecodeError::Refused),
+        Ok(Err(error)) => Err(DecodeError::Ended(error.to_string())),
+        Err(_) => Err(DecodeError::Refused("its structure makes no sense".to_owned())),
+    }
 }
 
-fn nonsense() -> DecodeError {
-    DecodeError::Ended("its decoder answered what was not asked for".to_owned())
+/// The bytes that a picture has at most which this rule has resized.
+pub(super) fn most_bytes(rule: &SizeRule) -> u64 {
+    most_pixels(rule) as u64 * 3
+}
+
+/// Whether a picture has a size that this rule gives: a worker that was taken over may answer anything.
+pub(super) fn fits(picture: &Picture, rule: &SizeRule) -> bool {
+    let size = picture.size();
+    let blocks = size.height.is_multiple_of(rule.factor) && size.width.is_multiple_of(rule.factor);
+    blocks && size.height * size.width <= most_pixels(rule)
 }

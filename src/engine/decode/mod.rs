@@ -8,13 +8,16 @@
 //! ```
 //!
 //! A worker serves one job, so what one client sends can reach nothing of the next client's. The server believes it
-//! nothing either: lengths, rates and samples of its answer are checked again. Samples are the same, bit for bit, as
-//! those that are decoded in the server's own process.
+//! nothing either: lengths, rates and samples of its answer are checked again. Samples and pictures are the same, bit for
+//! bit, as those that are decoded in the server's own process. Pictures of one request are decoded side by side, several
+//! by one worker, because starting one takes longer than decoding a frame of a video.
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `job.rs` | the jobs, and how each is done |
 //! | `media.rs` | jobs of what a model hears and sees |
+//! | `pictures.rs` | pictures of one request, side by side |
+//! | `helpers.rs` | the threads that do that |
 //! | `frame.rs` | the protocol: jobs, answers, their lengths |
 //! | `worker.rs` | one worker, seen from the server |
 //! | `pool.rs` | the worker that is kept ready, and how many may work at once |
@@ -22,19 +25,23 @@
 
 mod child;
 mod frame;
+mod helpers;
 mod job;
 mod media;
+mod pictures;
 mod pool;
 mod worker;
 
 pub use child::{DecoderArgs, DecoderError, serve};
 pub(super) use job::Pictures;
-pub(super) use media::{most_pixels, resize_film};
+pub(super) use media::most_pixels;
 pub use omni_media::ffmpeg::{Confined, confine};
+pub use pictures::Sight;
 pub use worker::WorkerLimits;
 
 use super::StartError;
 use super::process;
+use helpers::Helpers;
 use job::{Answer, Job};
 use omni_config::{DecodePlace, ReferenceAudioConfig};
 use omni_model::frontend::{AudioLimits, Clip, MAX_RATE, check_clip, decode_audio};
@@ -43,6 +50,7 @@ use pool::Pool;
 use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use worker::Expected;
 
 /// Memory of a worker beside the file and its samples: what a decoder keeps of a stream, buffers, the stack.
 const WORKING_BYTES: u64 = 64 << 20;
@@ -66,8 +74,15 @@ pub enum DecodeError {
     Unavailable(String),
 }
 
+/// Requests that decode at the same time, each on a thread of its own.
+pub(super) const AT_ONCE: usize = 2;
+
 /// Where files are decoded.
-pub struct Decoders(Place);
+pub struct Decoders {
+    place: Place,
+    /// For those of one request.
+    helpers: Helpers,
+}
 
 enum Place {
     /// On the thread that asks.
@@ -81,13 +96,15 @@ struct Started {
     binary: PathBuf,
     limits: WorkerLimits,
     section: &'static str,
+    /// Workers that decode at the same time.
+    at_once: usize,
     pool: OnceLock<Pool>,
 }
 
 impl Started {
     fn get(&self) -> Result<&Pool, DecodeError> {
         if self.pool.get().is_none() {
-            let pool = Pool::start(self.binary.clone(), self.limits, self.section);
+            let pool = Pool::start(self.binary.clone(), self.limits, self.section, self.at_once);
             // Of two that are started at once one is dropped, and its thread ends.
             let _ = self.pool.set(pool.map_err(|error| DecodeError::Unavailable(error.to_string()))?);
         }
@@ -104,8 +121,8 @@ impl Decoders {
         let samples = config.max_length.as_secs_f64() * f64::from(MAX_RATE);
         let memory = WORKING_BYTES + config.max_bytes as u64 + BYTES_PER_SAMPLE * samples as u64;
         let limits = WorkerLimits { memory, time: config.decode_timeout };
-        let decoders = Decoders::placed(config.decode, limits, "reference_audio")?;
-        if let Place::Process(started) = &decoders.0 {
+        let decoders = Decoders::placed(config.decode, limits, "reference_audio", Helpers::new(0))?;
+        if let Place::Process(started) = &decoders.place {
             // The first worker is ready before the first recording comes.
             started.get().map_err(|error| StartError::Config(format!("reference_audio.decode: {error}")))?;
         }
@@ -113,33 +130,42 @@ impl Decoders {
     }
 
     /// In the place that a section of the config asks for.
-    fn placed(place: DecodePlace, limits: WorkerLimits, section: &'static str) -> Result<Decoders, StartError> {
-        match (place, process::binary()) {
-            (DecodePlace::Thread, _) | (DecodePlace::Auto, None) => Ok(Decoders::in_thread()),
+    fn placed(
+        place: DecodePlace,
+        limits: WorkerLimits,
+        section: &'static str,
+        helpers: Helpers,
+    ) -> Result<Decoders, StartError> {
+        let place = match (place, process::binary()) {
+            (DecodePlace::Thread, _) | (DecodePlace::Auto, None) => Place::Thread,
             (DecodePlace::Process, None) => {
                 let reason = "\"process\" needs the omni-actors program; a program that links the library tells where \
                               it is with engine::process::set_binary";
-                Err(StartError::Config(format!("{section}.decode: {reason}")))
+                return Err(StartError::Config(format!("{section}.decode: {reason}")));
             }
             (DecodePlace::Auto | DecodePlace::Process, Some(binary)) => {
-                Ok(Decoders(Place::Process(Started { binary, limits, section, pool: OnceLock::new() })))
+                let at_once = AT_ONCE + helpers.count();
+                Place::Process(Started { binary, limits, section, at_once, pool: OnceLock::new() })
             }
-        }
+        };
+        Ok(Decoders { place, helpers })
     }
 
-    /// On the thread that asks.
-    pub fn in_thread() -> Decoders {
-        Decoders(Place::Thread)
+    /// On the thread that asks, and on so many others for pictures that come together.
+    pub fn in_thread(helpers: usize) -> Decoders {
+        Decoders { place: Place::Thread, helpers: Helpers::new(helpers) }
     }
 
-    /// In processes of this program, which is `omni-actors` of this very build.
+    /// In processes of this program, which is `omni-actors` of this very build; `helpers` threads have more of them for
+    /// pictures that come together.
     ///
     /// # Errors
     /// When the thread that starts them cannot be started.
-    pub fn in_processes(binary: PathBuf, limits: WorkerLimits) -> io::Result<Decoders> {
-        let section = "reference_audio";
-        let pool = Pool::start(binary.clone(), limits, section)?;
-        Ok(Decoders(Place::Process(Started { binary, limits, section, pool: pool.into() })))
+    pub fn in_processes(binary: PathBuf, limits: WorkerLimits, helpers: usize) -> io::Result<Decoders> {
+        let (section, at_once) = ("reference_audio", AT_ONCE + helpers);
+        let pool = Pool::start(binary.clone(), limits, section, at_once)?.into();
+        let place = Place::Process(Started { binary, limits, section, at_once, pool });
+        Ok(Decoders { place, helpers: Helpers::new(helpers) })
     }
 
     /// Decodes a recording: mono samples within `limits`. Blocks; not for an async thread.
@@ -147,7 +173,7 @@ impl Decoders {
     /// # Errors
     /// See [`DecodeError`]. Whatever the bytes do, the next call works.
     pub fn recording(&self, bytes: &[u8], limits: &AudioLimits) -> Result<Clip, DecodeError> {
-        let decoded = match &self.0 {
+        let decoded = match &self.place {
             // Too large a file is refused before a byte of it is read.
             Place::Process(pool) if bytes.len() <= limits.max_bytes => {
                 pool.get().and_then(|pool| apart(pool, bytes, limits))
@@ -172,13 +198,27 @@ fn counted<T>(kind: &'static str, decoded: Result<T, DecodeError>) -> Result<T, 
 
 fn apart(pool: &Pool, bytes: &[u8], limits: &AudioLimits) -> Result<Clip, DecodeError> {
     let frames = (limits.max_seconds * f64::from(MAX_RATE)) as u64;
-    let answer = pool.run(&Job::recording(limits), bytes, frames * size_of::<f32>() as u64)?;
-    let Answer::Samples(found) = answer else {
-        return Err(DecodeError::Ended("its decoder answered what was not asked for".to_owned()));
+    let Answer::Samples(found) = one(pool, &Job::recording(limits), bytes, frames * size_of::<f32>() as u64)? else {
+        return Err(nonsense());
     };
     let clip = Clip { pcm: found.samples, rate: found.rate };
     // A worker that was taken over may answer anything; what an honest one answers has passed this check.
     check_clip(clip, limits).map_err(refused)
+}
+
+/// The one answer to a job about one file, with at most so many bytes of samples or pictures.
+fn one(pool: &Pool, job: &Job, file: &[u8], bytes: u64) -> Result<Answer, DecodeError> {
+    let mut found = None;
+    let take = &mut |answer| {
+        found = Some(answer);
+        false
+    };
+    pool.run(job, &[file], Expected { answers: 1, bytes }, take)?;
+    found.ok_or_else(nonsense)
+}
+
+fn nonsense() -> DecodeError {
+    DecodeError::Ended("its decoder answered what was not asked for".to_owned())
 }
 
 fn refused(error: impl std::fmt::Display) -> DecodeError {

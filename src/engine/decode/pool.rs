@@ -3,13 +3,11 @@
 
 use super::DecodeError;
 use super::job::{Answer, Job};
-use super::worker::{Worker, WorkerLimits};
+use super::worker::{Expected, Worker, WorkerLimits};
 use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Workers that decode at the same time.
-const AT_ONCE: usize = 2;
 /// Callers that wait for one, those that are served included.
 const WAITING: usize = 64;
 /// Workers that may be found dead in a row before a caller is told: an operator or the kernel ended the one that was
@@ -22,6 +20,7 @@ pub(super) struct Pool {
     ready: flume::Receiver<io::Result<Worker>>,
     /// A place for each that may work.
     places: (flume::Sender<()>, flume::Receiver<()>),
+    at_once: usize,
     waiting: AtomicUsize,
     limits: WorkerLimits,
     /// The section of the config that has the limits.
@@ -29,25 +28,31 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Starts the thread that starts workers.
+    /// Starts the thread that starts workers, of which so many decode `at_once`.
     ///
     /// # Errors
     /// When there can be no such thread.
-    pub fn start(binary: PathBuf, limits: WorkerLimits, section: &'static str) -> io::Result<Pool> {
+    pub fn start(binary: PathBuf, limits: WorkerLimits, section: &'static str, at_once: usize) -> io::Result<Pool> {
         let (give, ready) = flume::bounded(0);
         // It lives as long as the pool: the kernel ends children with the thread that started them.
         std::thread::Builder::new()
             .name("decoders".into())
             .spawn(move || while give.send(Worker::start(&binary, limits)).is_ok() {})?;
-        let places = flume::bounded(AT_ONCE);
-        (0..AT_ONCE).for_each(|_| _ = places.0.try_send(()));
-        Ok(Pool { ready, places, waiting: AtomicUsize::new(0), limits, section })
+        let places = flume::bounded(at_once);
+        (0..at_once).for_each(|_| _ = places.0.try_send(()));
+        Ok(Pool { ready, places, at_once, waiting: AtomicUsize::new(0), limits, section })
     }
 
-    /// Has a worker do this; its answer may have `most` bytes of samples or pictures. Blocks.
-    pub fn run(&self, job: &Job, body: &[u8], most: u64) -> Result<Answer, DecodeError> {
+    /// Has a worker do this with these files, and hands its answers to `take`, until that wants no further one. Blocks.
+    pub fn run(
+        &self,
+        job: &Job,
+        files: &[&[u8]],
+        expected: Expected,
+        take: &mut dyn FnMut(Answer) -> bool,
+    ) -> Result<(), DecodeError> {
         let _place = self.place()?;
-        self.worker()?.run(job, body, most, self.section)
+        self.worker()?.run(job, files, expected, self.section, take)
     }
 
     fn place(&self) -> Result<Place<'_>, DecodeError> {
@@ -57,7 +62,7 @@ impl Pool {
             return Err(DecodeError::Busy);
         }
         // Those before it take so long at most.
-        let patience = self.limits.time * (WAITING / AT_ONCE) as u32;
+        let patience = self.limits.time * WAITING.div_ceil(self.at_once) as u32;
         self.places.1.recv_timeout(patience).map_err(|_| DecodeError::Busy)?;
         place.taken = true;
         Ok(place)

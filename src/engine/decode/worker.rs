@@ -6,7 +6,7 @@ use super::job::{Answer, Job};
 use std::io::{self, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most bytes of what a worker said as it crashed that the log has.
 const LAST_WORDS: u64 = 400;
@@ -18,6 +18,15 @@ pub struct WorkerLimits {
     pub memory: u64,
     /// For one job: on the clock, and of the processor.
     pub time: Duration,
+}
+
+/// The answers to a job.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Expected {
+    /// How many.
+    pub answers: usize,
+    /// Bytes of samples or pictures that each may have.
+    pub bytes: u64,
 }
 
 /// A process that waits for its job. Dropped, it is ended.
@@ -45,37 +54,59 @@ impl Worker {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Gives it its job and takes the answer, which may have `most` bytes of samples or pictures. `section` of the config
-    /// has the limit on time.
+    /// Gives it its job, about these files, and hands the answers to `take`, until that wants no further one. `section`
+    /// of the config has the limit on time.
     ///
     /// # Errors
     /// [`DecodeError::Refused`] with its reason; [`DecodeError::Ended`] where it gave none, or not in time.
-    pub fn run(mut self, job: &Job, body: &[u8], most: u64, section: &str) -> Result<Answer, DecodeError> {
+    pub fn run(
+        mut self,
+        job: &Job,
+        files: &[&[u8]],
+        expected: Expected,
+        section: &str,
+        take: &mut dyn FnMut(Answer) -> bool,
+    ) -> Result<(), DecodeError> {
         let (Some(stdin), Some(stdout)) = (self.child.stdin.take(), self.child.stdout.take()) else {
             return Err(DecodeError::Unavailable("it has no pipes".into()));
         };
-        let time = self.limits.time;
-        let answer = std::thread::scope(|scope| {
+        let (began, time) = (Instant::now(), self.limits.time);
+        let answered = std::thread::scope(|scope| {
+            // With the worker both pipes end, and with `told` whoever would be told: so the thread ends, too.
             let (tell, told) = flume::bounded(1);
-            let talk = move || drop(tell.send(talk(stdin, stdout, job, body, most)));
+            let talk = move || talk(stdin, stdout, job, files, expected, &tell);
             let talking = std::thread::Builder::new().name("decode".into()).spawn_scoped(scope, talk);
             talking.map_err(|error| DecodeError::Unavailable(error.to_string()))?;
-            let answer = told.recv_timeout(time);
-            // With the worker both pipes end, and so does the thread.
+            let mut unanswered = None;
+            for _ in 0..expected.answers {
+                match told.recv_timeout(time.saturating_sub(began.elapsed())) {
+                    Ok(Ok(Ok(answer))) => {
+                        if !take(answer) {
+                            break;
+                        }
+                    }
+                    other => {
+                        unanswered = Some(other);
+                        break;
+                    }
+                }
+            }
             let ended = self.end();
-            match answer {
-                Ok(Ok(answer)) => Ok(answer),
-                Ok(Err(error)) => Err(self.why(ended, &error)),
-                Err(_) => Err(DecodeError::Ended(format!(
+            match unanswered {
+                None | Some(Ok(Ok(Ok(_)))) => Ok(()),
+                Some(Ok(Ok(Err(reason)))) => Err(DecodeError::Refused(reason)),
+                Some(Ok(Err(error))) => Err(self.why(ended, &error)),
+                Some(Err(_)) => Err(DecodeError::Ended(format!(
                     "decoding it took longer than {} s ({section}.decode_timeout)",
                     time.as_secs_f64()
                 ))),
             }
         });
-        if let Err(DecodeError::Ended(reason)) = &answer {
-            tracing::warn!(pid = self.child.id(), bytes = body.len(), reason, "a decoder was ended");
+        if let Err(DecodeError::Ended(reason)) = &answered {
+            let bytes: usize = files.iter().map(|file| file.len()).sum();
+            tracing::warn!(pid = self.child.id(), bytes, reason, "a decoder was ended");
         }
-        answer?.map_err(DecodeError::Refused)
+        answered
     }
 
     fn end(&mut self) -> io::Result<ExitStatus> {
@@ -108,14 +139,24 @@ impl Drop for Worker {
     }
 }
 
+/// What a worker answered: in frames, which may be broken, an answer or why there is none.
+type Told = io::Result<Result<Answer, String>>;
+
 fn talk(
     mut stdin: ChildStdin,
     mut stdout: ChildStdout,
     job: &Job,
-    body: &[u8],
-    most: u64,
-) -> io::Result<Result<Answer, String>> {
-    let sent = frame::send_job(&mut stdin, job, body);
-    // A worker that refuses a job without reading it all has still answered.
-    frame::receive_answer(&mut stdout, most).map_err(|error| sent.err().unwrap_or(error))
+    files: &[&[u8]],
+    expected: Expected,
+    tell: &flume::Sender<Told>,
+) {
+    let mut sent = frame::send_job(&mut stdin, job, files).err();
+    for _ in 0..expected.answers {
+        // A worker that refuses a job without reading it all has still answered.
+        let answer = frame::receive_answer(&mut stdout, expected.bytes).map_err(|error| sent.take().unwrap_or(error));
+        let last = !matches!(answer, Ok(Ok(_)));
+        if tell.send(answer).is_err() || last {
+            break;
+        }
+    }
 }

@@ -100,6 +100,12 @@ impl Inner {
         self.limits.max_pixels.min(most as u64)
     }
 
+    /// Pixels that a prompt has room for: beyond them there are more tokens than the model can take.
+    pub(super) fn most_seen(&self) -> usize {
+        let block = self.front.patches.factor().pow(2);
+        self.max_tokens.saturating_mul(block * self.front.patches.temporal_patch_size)
+    }
+
     /// Bytes that these files may take at most, decoded and prepared. A picture has as many pixels as its rule allows,
     /// and all together have as many as the prompt has tokens; sound is as long as the limit. So the need is known
     /// without a look into a file.
@@ -125,10 +131,9 @@ impl Inner {
             largest = largest.max(most_pixels(&rule));
             pixels = pixels.saturating_add(most_pixels(&rule).saturating_mul(count));
         }
-        let block = self.front.patches.factor().pow(2);
-        let of_prompt = self.max_tokens.saturating_mul(block * self.front.patches.temporal_patch_size);
         // One that is too much is noticed when it is there.
-        let seen = pixels.min(of_prompt.saturating_add(largest)).saturating_mul(RGB);
+        let beyond = largest.saturating_mul(self.decoders.side_by_side());
+        let seen = pixels.min(self.most_seen().saturating_add(beyond)).saturating_mul(RGB);
         let per_second = self.front.mel.rate as usize * size_of::<f32>()
             + self.front.mel.rate as usize / self.front.mel.hop * self.front.mel.bands * size_of::<f64>();
         let sound = if heard { (self.limits.max_seconds.ceil() as usize + 1) * per_second } else { 0 };

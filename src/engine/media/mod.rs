@@ -1,7 +1,7 @@
 //! What chat turns carry besides text: files of strangers become what the encoder stage reads.
 //!
 //! ```text
-//! sources -> checked -> turn -> memory for the worst case -> decoded, file by file -> media, memory for what is there
+//! sources -> checked -> turn -> memory for the worst case -> decoded -> media, memory for what is there
 //!            (no work)  (queue)                             (workers, ffmpeg)
 //! ```
 //!
@@ -13,7 +13,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `memory.rs` | how many bytes a request may need, and the part of all that it holds |
-//! | `work.rs` | one request: its files, decoded one after the other |
+//! | `work.rs` | one request: its files, decoded |
 
 mod memory;
 #[cfg(test)]
@@ -22,7 +22,7 @@ mod work;
 
 use crate::StartError;
 use crate::api::{MediaKind, MediaSource, MediaTokens, SubmitError};
-use crate::decode::Decoders;
+use crate::decode::{AT_ONCE, Decoders};
 use crate::process::binary;
 use memory::{Held, Memory};
 use omni_config::{Config, MediaInputConfig};
@@ -42,8 +42,6 @@ use work::Trouble;
 const WAITING: usize = 64;
 /// How long one may wait for its turn, and then for memory.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Requests that decode at the same time, as many as workers may.
-const AT_ONCE: usize = 2;
 
 /// Prepares the media of requests. Cheap to clone.
 #[derive(Clone)]
@@ -87,7 +85,7 @@ pub(crate) fn cannot(sources: &[MediaSource]) -> SubmitError {
         Some(MediaKind::Audio) => "hear",
         _ => "see",
     };
-    SubmitError::Medium { index: 0, message: format!("this model cannot {senses}; send text") }
+    SubmitError::Medium { index: 0, frame: None, message: format!("this model cannot {senses}; send text") }
 }
 
 impl Preparer {
@@ -181,7 +179,7 @@ impl Preparer {
             .await
             .map_err(|error| SubmitError::Internal(format!("the sounds and pictures were not prepared: {error}")))?;
         let media = made.map_err(|trouble| match trouble {
-            Trouble::Medium(index, message) => SubmitError::Medium { index, message },
+            Trouble::Medium { index, frame, message } => SubmitError::Medium { index, frame, message },
             Trouble::Busy(message) => SubmitError::Busy(message),
             Trouble::Gone => SubmitError::ShuttingDown,
         })?;
@@ -204,18 +202,24 @@ impl Inner {
         }
         for (index, source) in sources.iter().enumerate() {
             let kind = name(source.kind());
-            let refused = |error: omni_media::MediaError| SubmitError::Medium { index, message: error.to_string() };
+            let refused = |frame: Option<usize>, error: omni_media::MediaError| SubmitError::Medium {
+                index,
+                frame,
+                message: error.to_string(),
+            };
             match source {
                 MediaSource::Audio(file) | MediaSource::Image { file, .. } | MediaSource::Video { file, .. } => {
-                    self.limits.check_bytes(kind, file).map_err(refused)?;
+                    self.limits.check_bytes(kind, file).map_err(|error| refused(None, error))?;
                 }
                 MediaSource::Frames { pictures, .. } => {
                     if pictures.is_empty() || pictures.len() > self.limits.max_frames {
                         let (have, most) = (pictures.len(), self.limits.max_frames);
                         let message = format!("the video has {have} frames, 1 to {most} are taken (media.max_frames)");
-                        return Err(SubmitError::Medium { index, message });
+                        return Err(SubmitError::Medium { index, frame: None, message });
                     }
-                    pictures.iter().try_for_each(|file| self.limits.check_bytes(kind, file)).map_err(refused)?;
+                    for (frame, file) in pictures.iter().enumerate() {
+                        self.limits.check_bytes(kind, file).map_err(|error| refused(Some(frame), error))?;
+                    }
                 }
             }
         }

@@ -9,12 +9,16 @@ use std::task::{Context, Poll, Waker};
 const MIB: usize = 1 << 20;
 
 fn preparer(change: impl FnOnce(&mut MediaInputConfig)) -> Preparer {
+    helped(3, change)
+}
+
+fn helped(helpers: usize, change: impl FnOnce(&mut MediaInputConfig)) -> Preparer {
     let files = Files::folder(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/qwen3_omni")).unwrap();
     let mut config = Config::default().media;
     config.ffmpeg = Some("/no/such/ffmpeg".into());
     change(&mut config);
     let front = MediaConfig::load(&files).unwrap();
-    Preparer::with(front, 8_000, &config, Decoders::in_thread()).unwrap()
+    Preparer::with(front, 8_000, &config, Decoders::in_thread(helpers)).unwrap()
 }
 
 fn wav(samples: u32) -> Arc<[u8]> {
@@ -55,8 +59,12 @@ fn film(file: Arc<[u8]>) -> MediaSource {
 }
 
 fn medium(index: usize, says: &str, error: SubmitError) {
-    let SubmitError::Medium { index: at, message } = error else { panic!("{error}") };
-    assert!(at == index && message.contains(says), "{at}: {message}");
+    in_frame(index, None, says, error);
+}
+
+fn in_frame(index: usize, frame: Option<usize>, says: &str, error: SubmitError) {
+    let SubmitError::Medium { index: at, frame: of, message } = error else { panic!("{error}") };
+    assert!((at, of) == (index, frame) && message.contains(says), "{at}: {message}");
 }
 
 #[tokio::test]
@@ -112,6 +120,43 @@ async fn a_medium_that_cannot_be_is_refused_with_its_number_and_the_limit() {
     let many = refused(vec![good(), good(), good(), good()]).await;
     assert!(many.to_string().contains("media.max_files"), "{many}");
     assert_eq!(small.0.memory.free(), all);
+}
+
+#[tokio::test]
+async fn pictures_side_by_side_are_those_of_one_thread() {
+    let uneven = MediaSource::Frames { pictures: vec![bmp(40, 40), bmp(40, 400)], frames_per_second: 2.0 };
+    let list = MediaSource::Frames { pictures: vec![bmp(64, 96); 21], frames_per_second: 2.0 };
+    let low = MediaSource::Image { file: bmp(900, 900), detail: Detail::Low };
+    let sources =
+        vec![image(bmp(300, 200)), low, list, MediaSource::Audio(wav(8_000)), image(bmp(33, 44)), film(gif(4))];
+    let mut all = Vec::new();
+    for helpers in [0, 1, 3] {
+        let prepared = helped(helpers, |_| {}).prepare(sources.clone()).await.unwrap();
+        all.push((prepared.tokens, prepared.media));
+        let told = helped(helpers, |_| {}).prepare(vec![image(bmp(9, 9)), uneven.clone()]).await;
+        medium(1, "frames of one size", told.map(|_| ()).unwrap_err());
+    }
+    assert!(all[0] == all[1] && all[0] == all[2]);
+}
+
+#[tokio::test]
+async fn the_first_that_is_wrong_is_told_with_the_number_of_its_frame() {
+    let (good, bad): (Arc<[u8]>, Arc<[u8]>) = (bmp(40, 40), b"no picture"[..].into());
+    let list = |wrong: &[usize]| {
+        let file = |number| Arc::clone(if wrong.contains(&number) { &bad } else { &good });
+        MediaSource::Frames { pictures: (0..20).map(file).collect(), frames_per_second: 1.0 }
+    };
+    for helpers in [0, 3] {
+        let refused = async |sources| helped(helpers, |_| {}).prepare(sources).await.map(|_| ()).unwrap_err();
+        let not = "not an image file";
+        in_frame(0, Some(13), not, refused(vec![list(&[13, 14, 19])]).await);
+        in_frame(1, Some(2), not, refused(vec![image(good.clone()), list(&[2]), image(bad.clone())]).await);
+        medium(0, "not an audio file", refused(vec![MediaSource::Audio(bad.clone()), list(&[0])]).await);
+        in_frame(0, Some(5), "0 bytes", {
+            let pictures = (0..7).map(|n| if n == 5 { [][..].into() } else { good.clone() }).collect();
+            refused(vec![MediaSource::Frames { pictures, frames_per_second: 1.0 }]).await
+        });
+    }
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
-//! The files of one request, decoded one after the other, and what they become.
+//! The files of one request, decoded, and what they become: pictures and frames side by side, then sounds and films one
+//! after the other.
 
 use super::{Inner, name};
 use crate::api::{MediaSource, MediaTokens};
-use crate::decode::{DecodeError, Pictures, resize_film};
+use crate::decode::{DecodeError, Pictures, Sight};
 use omni_media::hearing::{audio_tokens, spectra};
 use omni_media::patches::Patches;
 use omni_media::picture::Picture;
@@ -10,8 +11,9 @@ use omni_media::size::SizeRule;
 use omni_media::video::{USUAL_RATE, second_per_grid};
 use omni_media::{MediaError, MediaLimits, Medium};
 use omni_telemetry::MediaMetrics;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use std::vec::IntoIter;
 
 /// Frames that a film has at least, if it has them.
 const LEAST_FRAMES: usize = 4;
@@ -19,8 +21,8 @@ const LEAST_FRAMES: usize = 4;
 /// Why there are no media.
 #[derive(Debug, PartialEq)]
 pub(super) enum Trouble {
-    /// One of them is at fault: its number, and what is wrong.
-    Medium(usize, String),
+    /// One of them is at fault: its number, of a list of frames that of the frame, and what is wrong.
+    Medium { index: usize, frame: Option<usize>, message: String },
     /// There was no worker.
     Busy(String),
     /// The client has left.
@@ -34,9 +36,10 @@ enum Half {
     Video { frames: Patches, second_per_grid: f64, clip: Option<usize> },
 }
 
-/// What the files so far have taken of the limits.
-#[derive(Default)]
+/// What is left of the decoded pictures, and what the files so far have taken of the limits.
 struct Taken {
+    /// In the order of the request: up to the first that cannot be decoded, or that was not wanted any more.
+    pictures: IntoIter<Result<Picture, DecodeError>>,
     /// Samples at the rate of the spectrum, one entry per clip.
     clips: Vec<Vec<f32>>,
     frames: usize,
@@ -47,27 +50,28 @@ struct Taken {
 impl Inner {
     /// Decodes and prepares; blocks. It looks at `gone` before each file.
     pub(super) fn work(&self, sources: &[MediaSource], gone: &AtomicBool) -> Result<Vec<Medium>, Trouble> {
-        let mut taken = Taken::default();
+        let began = Instant::now();
+        let pictures = self.pictures(sources, gone).into_iter();
+        let decoding = began.elapsed();
+        let mut taken = Taken { pictures, clips: Vec::new(), frames: 0, tokens: 0 };
         let mut halves = Vec::with_capacity(sources.len());
         for (index, source) in sources.iter().enumerate() {
             if gone.load(Ordering::Relaxed) {
                 return Err(Trouble::Gone);
             }
             let began = Instant::now();
-            let half = self.half(source, &mut taken, gone).map_err(|why| why.at(index))?;
-            halves.push(half);
+            halves.push(self.half(source, &mut taken, gone).map_err(|why| why.at(index))?);
             if taken.tokens > self.max_tokens {
-                let message = format!(
-                    "the pictures so far take {} tokens, more than the {} that the model can take: send fewer or \
-                     smaller ones, or \"detail\": \"low\"",
-                    taken.tokens, self.max_tokens
-                );
-                return Err(Trouble::Medium(index, message));
+                return Err(self.too_many_tokens().at(index));
             }
-            MediaMetrics::took(name(source.kind()), began.elapsed());
+            let before = match source {
+                MediaSource::Image { .. } | MediaSource::Frames { .. } => decoding,
+                MediaSource::Audio(_) | MediaSource::Video { .. } => Duration::ZERO,
+            };
+            MediaMetrics::took(name(source.kind()), before + began.elapsed());
         }
         let clips: Vec<&[f32]> = taken.clips.iter().map(Vec::as_slice).collect();
-        let spectra = spectra(&clips, &self.mel).map_err(|error| Trouble::Medium(0, error.to_string()))?;
+        let spectra = spectra(&clips, &self.mel).map_err(|error| Why::from(error).at(0))?;
         let mut spectra: Vec<_> = spectra.into_iter().map(Some).collect();
         let mut heard = |clip: usize| spectra.get_mut(clip).and_then(Option::take);
         let whole = |half| match half {
@@ -81,24 +85,62 @@ impl Inner {
         Ok(halves.into_iter().filter_map(whole).collect())
     }
 
+    /// Decodes the pictures and lists of frames of a request, as long as its client is there and they are no more than
+    /// the model takes.
+    fn pictures(&self, sources: &[MediaSource], gone: &AtomicBool) -> Vec<Result<Picture, DecodeError>> {
+        let mut sights = Vec::new();
+        let mut listed = 0;
+        for source in sources {
+            match source {
+                MediaSource::Image { file, detail } => sights.push(Sight { file, rule: self.rule(*detail) }),
+                MediaSource::Frames { pictures, .. } => {
+                    listed += pictures.len();
+                    // The request is refused when its turn comes.
+                    if listed > self.limits.max_frames {
+                        break;
+                    }
+                    sights.extend(pictures.iter().map(|file| Sight { file, rule: self.front.video }));
+                }
+                MediaSource::Audio(_) | MediaSource::Video { .. } => {}
+            }
+        }
+        let (seen, most) = (AtomicUsize::new(0), self.most_seen());
+        let wanted = |pixels: usize| {
+            let before = seen.fetch_add(pixels, Ordering::Relaxed);
+            before.saturating_add(pixels) <= most && !gone.load(Ordering::Relaxed)
+        };
+        self.decoders.pictures(&sights, &self.limits, &wanted)
+    }
+
+    /// The next of the decoded pictures.
+    fn next(&self, taken: &mut Taken, gone: &AtomicBool) -> Result<Picture, Why> {
+        match taken.pictures.next() {
+            Some(picture) => Ok(picture?),
+            None if gone.load(Ordering::Relaxed) => Err(Why::Gone),
+            None => Err(self.too_many_tokens()),
+        }
+    }
+
+    fn too_many_tokens(&self) -> Why {
+        Why::refused(format!(
+            "the pictures up to this one take more tokens than the {} that the model can take: send fewer or smaller \
+             ones, or \"detail\": \"low\"",
+            self.max_tokens
+        ))
+    }
+
     fn half(&self, source: &MediaSource, taken: &mut Taken, gone: &AtomicBool) -> Result<Half, Why> {
         match source {
             MediaSource::Audio(file) => self.clip(file, &self.limits, taken).map(Half::Audio),
-            MediaSource::Image { file, detail } => {
-                let rule = self.rule(*detail);
-                let picture = self.decoders.picture(file, &self.limits, &rule)?;
-                Ok(Half::Image(self.patches(vec![picture], &rule, taken)?))
+            MediaSource::Image { detail, .. } => {
+                let picture = self.next(taken, gone)?;
+                Ok(Half::Image(self.patches(vec![picture], &self.rule(*detail), taken)?))
             }
             MediaSource::Frames { pictures, frames_per_second } => {
                 taken.frames += pictures.len();
                 self.check_frames(taken)?;
-                let mut frames = Vec::with_capacity(pictures.len());
-                for file in pictures {
-                    if gone.load(Ordering::Relaxed) {
-                        return Err(Why::Gone);
-                    }
-                    frames.push(self.decoders.picture(file, &self.limits, &self.front.video)?);
-                }
+                let frame = |number| self.next(taken, gone).map_err(|why: Why| why.in_frame(number));
+                let frames = (0..pictures.len()).map(frame).collect::<Result<Vec<_>, _>>()?;
                 self.video(Pictures { frames, frames_per_second: *frames_per_second }, None, taken)
             }
             MediaSource::Video { file, hear, frames_per_second } => {
@@ -113,11 +155,11 @@ impl Inner {
                     taken.frames += found.frames.len();
                     return self.video(found, None, taken);
                 }
-                let Some(ffmpeg) = &self.ffmpeg else { return Err(Why::Refused(NO_VIDEOS.into())) };
+                let Some(ffmpeg) = &self.ffmpeg else { return Err(Why::refused(NO_VIDEOS)) };
                 let limits = MediaLimits { max_pixels: self.film_pixels(), ..limits };
                 let film = ffmpeg.film(file, rate, LEAST_FRAMES.min(left)..=left, &limits)?;
                 taken.frames += film.frames.len();
-                let frames = resize_film(film.frames, &self.front.video)?;
+                let frames = self.decoders.resize_film(film.frames, &self.front.video)?;
                 let found = Pictures { frames, frames_per_second: film.frames_per_second };
                 let clip = match hear {
                     true => self.film_sound(file, taken)?,
@@ -137,7 +179,7 @@ impl Inner {
         let clip = found.map_err(|error| match error {
             DecodeError::Refused(reason) if before > 0.0 => {
                 let most = self.limits.max_seconds;
-                Why::Refused(format!("{reason}; all sound of a request may last {most} s (media.max_seconds)"))
+                Why::refused(format!("{reason}; all sound of a request may last {most} s (media.max_seconds)"))
             }
             error => error.into(),
         })?;
@@ -163,7 +205,7 @@ impl Inner {
     fn check_frames(&self, taken: &Taken) -> Result<(), Why> {
         if taken.frames > self.limits.max_frames {
             let (have, most) = (taken.frames, self.limits.max_frames);
-            return Err(Why::Refused(format!(
+            return Err(Why::refused(format!(
                 "the videos of this request have {have} frames, at most {most} are taken (media.max_frames)"
             )));
         }
@@ -204,17 +246,28 @@ fn is_animation(file: &[u8]) -> bool {
     file.starts_with(b"GIF8") || (file.starts_with(b"RIFF") && file.get(8..12) == Some(b"WEBP"))
 }
 
-/// What is wrong with one medium.
+/// What is wrong with one medium, or with a frame of it.
 enum Why {
-    Refused(String),
+    Refused { frame: Option<usize>, message: String },
     Busy(String),
     Gone,
 }
 
 impl Why {
+    fn refused(message: impl Into<String>) -> Why {
+        Why::Refused { frame: None, message: message.into() }
+    }
+
+    fn in_frame(self, number: usize) -> Why {
+        match self {
+            Why::Refused { message, .. } => Why::Refused { frame: Some(number), message },
+            other => other,
+        }
+    }
+
     fn at(self, index: usize) -> Trouble {
         match self {
-            Why::Refused(reason) => Trouble::Medium(index, reason),
+            Why::Refused { frame, message } => Trouble::Medium { index, frame, message },
             Why::Busy(reason) => Trouble::Busy(reason),
             Why::Gone => Trouble::Gone,
         }
@@ -224,8 +277,8 @@ impl Why {
 impl From<DecodeError> for Why {
     fn from(error: DecodeError) -> Why {
         match error {
-            DecodeError::Refused(reason) => Why::Refused(reason),
-            DecodeError::Ended(_) => Why::Refused(error.to_string()),
+            DecodeError::Refused(reason) => Why::refused(reason),
+            DecodeError::Ended(_) => Why::refused(error.to_string()),
             DecodeError::Busy | DecodeError::Unavailable(_) => Why::Busy(error.to_string()),
         }
     }
@@ -233,6 +286,6 @@ impl From<DecodeError> for Why {
 
 impl From<MediaError> for Why {
     fn from(error: MediaError) -> Why {
-        Why::Refused(error.to_string())
+        Why::refused(error.to_string())
     }
 }

@@ -1,29 +1,30 @@
 //! One session of `WS /v1/realtime` as its client has it: events out, events in. It knows nothing of what they mean. `bench`
 //! and `chaos` talk through it, over a real socket to any server that has OpenAI's protocol.
 
-mod frames;
 mod speech;
 
-use frames::{Decoder, Incoming};
+use futures::{Sink, StreamExt};
 use reqwest::{Client, StatusCode, Upgraded, Url};
 use serde_json::Value;
 pub(crate) use speech::speech;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error, Message};
 
 /// How long a server gets to take a connection.
 const CONNECTING: Duration = Duration::from_secs(20);
 /// Bytes that may wait for a server that does not read: half a minute of sound.
 const MAX_WAITING: usize = 4 << 20;
+/// Longest message that is read: an item with a minute of sound has 4 MB.
+const MAX_MESSAGE: usize = 16 << 20;
 
 /// See the module. Dropping it ends the connection.
 pub(crate) struct Session {
-    from: ReadHalf<Upgraded>,
-    to: WriteHalf<Upgraded>,
-    decoder: Decoder,
-    /// Bytes that are to be written; [`Session::next`] writes them.
-    waiting: Vec<u8>,
-    masks: u32,
+    socket: WebSocketStream<Upgraded>,
 }
 
 impl Session {
@@ -53,21 +54,24 @@ impl Session {
             return Err(format!("{status} {message}"));
         }
         let socket = answer.upgrade().await.map_err(|_| "could not connect")?;
-        let (from, to) = tokio::io::split(socket);
-        Ok(Session { from, to, decoder: Decoder::default(), waiting: Vec::new(), masks: 0 })
+        let limits = WebSocketConfig::default()
+            .max_message_size(Some(MAX_MESSAGE))
+            .max_frame_size(Some(MAX_MESSAGE))
+            .max_write_buffer_size(MAX_WAITING);
+        let socket = WebSocketStream::from_raw_socket(socket, Role::Client, Some(limits)).await;
+        Ok(Session { socket })
     }
 
     /// Sends an event while [`Session::next`] is awaited.
     ///
     /// # Errors
-    /// The server has read nothing for too long.
+    /// The server has read nothing for too long, or is gone.
     pub fn send(&mut self, event: &Value) -> Result<(), String> {
-        let mask = self.mask();
-        self.waiting.extend(frames::text(&event.to_string(), mask));
-        if self.waiting.len() > MAX_WAITING {
-            return Err("the server reads nothing".to_owned());
+        match Pin::new(&mut self.socket).start_send(Message::text(event.to_string())) {
+            Ok(()) => Ok(()),
+            Err(Error::WriteBufferFull(_)) => Err("the server reads nothing".to_owned()),
+            Err(_) => Err("connection broke".to_owned()),
         }
-        Ok(())
     }
 
     /// The next event. It may be dropped and called again.
@@ -75,39 +79,28 @@ impl Session {
     /// # Errors
     /// How the connection ended, or what was no event.
     pub async fn next(&mut self) -> Result<Value, String> {
-        let mut buffer = [0; 16 << 10];
         loop {
-            while let Some(message) = self.decoder.next()? {
-                match message {
-                    Incoming::Text(text) => {
-                        return serde_json::from_str(&text)
-                            .map_err(|_| "an event of the server is not JSON".to_owned());
-                    }
-                    Incoming::Ping(payload) => {
-                        let mask = self.mask();
-                        self.waiting.extend(frames::pong(&payload, mask));
-                    }
-                    Incoming::Close(reason) if reason.is_empty() => return Err("the server has closed".to_owned()),
-                    Incoming::Close(reason) => return Err(format!("the server has closed: {reason}")),
+            let message = poll_fn(|context| {
+                let written = Pin::new(&mut self.socket).poll_flush(context);
+                match (self.socket.poll_next_unpin(context), written) {
+                    (Poll::Pending, Poll::Ready(Err(error))) => Poll::Ready(Some(Err(error))),
+                    // What has come counts, also where nothing can be written any more.
+                    (read, _) => read,
                 }
-            }
-            // Neither loses a byte when the other comes first.
-            tokio::select! {
-                read = self.from.read(&mut buffer) => match read {
-                    Ok(0) | Err(_) => return Err("connection broke".to_owned()),
-                    Ok(bytes) => self.decoder.push(&buffer[..bytes]),
-                },
-                written = self.to.write(&self.waiting), if !self.waiting.is_empty() => match written {
-                    Ok(0) | Err(_) => return Err("connection broke".to_owned()),
-                    Ok(bytes) => _ = self.waiting.drain(..bytes),
-                },
+            });
+            match message.await {
+                Some(Ok(Message::Text(text))) => {
+                    return serde_json::from_str(&text).map_err(|_| "an event of the server is not JSON".to_owned());
+                }
+                Some(Ok(Message::Close(Some(why)))) if !why.reason.is_empty() => {
+                    return Err(format!("the server has closed: {}", why.reason));
+                }
+                Some(Ok(Message::Close(_))) => return Err("the server has closed".to_owned()),
+                Some(Ok(Message::Binary(_))) => return Err("the server sent what is no event".to_owned()),
+                Some(Ok(_)) => {}
+                Some(Err(Error::Capacity(_))) => return Err("a message of the server is too long".to_owned()),
+                Some(Err(_)) | None => return Err("connection broke".to_owned()),
             }
         }
-    }
-
-    /// Masks need not be secret here: nothing between the two takes them for something else.
-    fn mask(&mut self) -> [u8; 4] {
-        self.masks = self.masks.wrapping_add(0x9E37_79B9);
-        self.masks.to_be_bytes()
     }
 }
