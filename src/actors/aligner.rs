@@ -16,7 +16,7 @@ use omni_telemetry::AlignerMetrics;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SpawnErr};
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 
@@ -60,10 +60,13 @@ pub struct AlignJob {
 /// A time for each unit, or why there are none.
 pub type Aligned = Result<Vec<UnitTime>, String>;
 
+/// Where jobs go in, while the aligner is not given up. Under a lock, so that no job goes in behind the last look.
+type Entrance = Mutex<Option<flume::Sender<Waiting>>>;
+
 /// The queue of an aligner. When the last clone is dropped, the aligner ends.
 #[derive(Clone, Debug)]
 pub struct AlignerHandle {
-    jobs: flume::Sender<Waiting>,
+    jobs: Arc<Entrance>,
     status: watch::Receiver<StageStatus>,
 }
 
@@ -81,7 +84,11 @@ impl AlignerHandle {
     /// The receiver gets why there are no times. It gets nothing when the aligner ends.
     pub fn align(&self, job: AlignJob) -> oneshot::Receiver<Aligned> {
         let (reply, answer) = oneshot::channel();
-        let asked = self.jobs.try_send(Waiting { job: Arc::new(job), reply, tries: 0 });
+        let waiting = Waiting { job: Arc::new(job), reply, tries: 0 };
+        let asked = match &*lock(&self.jobs) {
+            Some(jobs) => jobs.try_send(waiting),
+            None => Err(flume::TrySendError::Disconnected(waiting)),
+        };
         if let Err(refused) = asked {
             let reason = match &refused {
                 flume::TrySendError::Full(_) => format!("{WAITING} pieces of speech wait for the aligner already"),
@@ -108,8 +115,10 @@ pub fn start(setup: AlignerSetup) -> BoxFuture<'static, Result<AlignerHandle, Sp
         let status =
             StageStatus { state: StageState::Starting, generation: Generation(0), restarts: 0, last_reason: None };
         let (tell, status) = watch::channel(status);
-        Actor::spawn(None, AlignerSupervisor, (Arc::new(setup), jobs, tell)).await?;
-        Ok(AlignerHandle { jobs: send, status })
+        let entrance = Arc::new(Mutex::new(Some(send)));
+        let ends = (Arc::downgrade(&entrance), jobs);
+        Actor::spawn(None, AlignerSupervisor, (Arc::new(setup), ends, tell)).await?;
+        Ok(AlignerHandle { jobs: entrance, status })
     })
 }
 
@@ -129,6 +138,8 @@ type Hand = Arc<Mutex<Option<(Waiting, Instant)>>>;
 
 struct State {
     setup: Arc<AlignerSetup>,
+    /// Closed when the aligner is given up: threads that were left behind keep the queue itself open.
+    entrance: Weak<Entrance>,
     /// `None` where the aligner was given up.
     jobs: Option<flume::Receiver<Waiting>>,
     policy: RestartPolicy,
@@ -143,18 +154,18 @@ struct State {
 impl Actor for AlignerSupervisor {
     type Msg = Message;
     type State = State;
-    type Arguments = (Arc<AlignerSetup>, flume::Receiver<Waiting>, watch::Sender<StageStatus>);
+    type Arguments = (Arc<AlignerSetup>, (Weak<Entrance>, flume::Receiver<Waiting>), watch::Sender<StageStatus>);
 
     async fn pre_start(
         &self,
         myself: ActorRef<Message>,
-        (setup, jobs, status): Self::Arguments,
+        (setup, (entrance, jobs), status): Self::Arguments,
     ) -> Result<State, ActorProcessingErr> {
         myself.cast(Message::Start)?;
         myself.send_interval(LOOK.min(setup.timeout / 2), || Message::Watch);
         let policy = RestartPolicy::new(setup.restart);
         let (born, hand) = (Instant::now(), Hand::default());
-        Ok(State { setup, jobs: Some(jobs), policy, born, generation: 0, status, hand, again: None })
+        Ok(State { setup, entrance, jobs: Some(jobs), policy, born, generation: 0, status, hand, again: None })
     }
 
     async fn handle(
@@ -232,6 +243,9 @@ impl State {
             }
             Verdict::GiveUp => {
                 tracing::error!(reason, "the aligner failed too often and was given up");
+                if let Some(entrance) = self.entrance.upgrade() {
+                    lock(&entrance).take();
+                }
                 let waiting = self.jobs.take().into_iter().flat_map(|jobs| jobs.drain().collect::<Vec<_>>());
                 for waiting in self.again.take().into_iter().chain(waiting) {
                     let given_up = format!("the aligner failed too often and was given up: {reason}");
@@ -346,6 +360,18 @@ mod tests {
         let failed = answer(aligner.align(job(&["one", "two"]))).await.unwrap_err();
         assert_eq!(failed, "aligning took longer than 2 s (aligner.timeout)");
         assert_eq!(answer(aligner.align(job(&["one", "two"]))).await, truth, "the next one");
+    }
+
+    #[tokio::test]
+    async fn an_aligner_that_is_given_up_while_its_thread_hangs_answers_who_comes() {
+        let (let_go, hanging) = flume::bounded::<()>(0);
+        let hang = move |_: &mut (dyn FnMut() + Send)| _ = hanging.recv();
+        let aligner = aligner(0, Duration::from_millis(20), Box::new(hang)).await;
+        let reason = answer(aligner.align(job(&["one"]))).await.unwrap_err();
+        assert!(reason.contains("was given up"), "{reason}");
+        let reason = answer(aligner.align(job(&["two"]))).await.unwrap_err();
+        assert_eq!(reason, "the aligner failed too often and was given up");
+        drop(let_go);
     }
 
     #[tokio::test]
