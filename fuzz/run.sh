@@ -19,6 +19,7 @@ case $target in
     config) seeds=(configs) ;;
     fault_plan) seeds=(configs/faults) ;;
     picture) seeds=(tests/fixtures/qwen3_omni/frontend/media) ;;
+    realtime) seeds=(fuzz/seeds/realtime) ;;
     recording) seeds=(tests/fixtures/audio) ;;
 esac
 # New inputs are written into the first folder; seeds are only read.
