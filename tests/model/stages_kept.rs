@@ -239,7 +239,7 @@ fn a_beginning_is_found_by_all_that_it_was_computed_from_and_by_nothing_less() {
             "the rows one further",
             layout(&|layout| {
                 let range = layout.spans[0].at[0].clone();
-                layout.spans[0].at = std::iter::once(range.start + 1..range.end).collect();
+                layout.spans[0].at = std::iter::once(range.start + 1..range.end + 1).collect();
             }),
         ),
     ];

@@ -118,7 +118,7 @@ impl Scripted {
             fade_in: Duration::ZERO,
             word_times: false,
             hears: true,
-            window: std::time::Duration::ZERO,
+            window: Duration::ZERO,
             sees: true,
             tools: true,
             tts: None,
