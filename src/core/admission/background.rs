@@ -64,8 +64,5 @@ mod tests {
         core.waits(stream, ms(0));
         assert!(core.ask_background(ms(900)).is_some());
         assert_eq!(core.ask_background(ms(60_000)), None);
-        core.heard(stream, ms(80), ms(60_000));
-        core.complete(stream);
-        assert!(core.ask_background(ms(60_000)).is_some());
     }
 }
