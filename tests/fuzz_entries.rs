@@ -261,6 +261,7 @@ fn frames_are_taken_or_refused_with_words() {
         units: 3,
         end: None,
         sent: 0,
+        cached: 0,
     };
     let payload = Payload { header, parts: vec![Part::U32(vec![7; 48]), Part::F32(vec![0.5; 9])], leases: Vec::new() };
     let good = wire::encode(&payload).unwrap();

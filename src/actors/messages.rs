@@ -182,6 +182,8 @@ pub(super) struct Output {
     pub emit: Option<StageData>,
     /// The sampled token and its position, for the client.
     pub token: Option<(Seq, u32)>,
+    /// With the first token behind a prompt: positions of it that were kept and not computed.
+    pub cached: u32,
     pub end: Option<FinishReason>,
     /// Held for as long as the output is in use.
     pub lease: Lease,

@@ -140,6 +140,7 @@ impl PackagerState {
         let (stage, generation) = (self.ends.life.stage, self.ends.life.generation);
         let Some(first) = outputs.first() else { return Ok(Vec::new()) };
         let (request, deliver, seq) = (first.request, first.deliver, first.seq);
+        let cached = outputs.iter().map(|output| output.cached).sum();
         let token_seq = outputs.iter().find_map(|output| output.token).map(|(seq, _)| seq);
         let end = outputs.iter().find_map(|output| output.end);
         let units = outputs.iter().map(|output| output.units).sum();
@@ -158,7 +159,7 @@ impl PackagerState {
         }
         // The ledger knows which attempt of the next stage this is for.
         let attempt = Attempt(0);
-        let header = |kind, seq, units| Header { request, generation, attempt, seq, kind, units, end, sent: 0 };
+        let header = |kind, seq, units| Header { request, generation, attempt, seq, kind, units, end, sent: 0, cached };
         let mut payloads = Vec::new();
         if deliver.tokens && (token_seq.is_some() || end.is_some()) {
             let header = header(Kind::Tokens, token_seq.unwrap_or_default(), tokens.len() as u32);

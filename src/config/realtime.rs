@@ -18,6 +18,8 @@ pub struct RealtimeConfig {
     pub max_conversation_bytes: usize,
     /// Sound of the input audio buffer, and of a turn.
     pub max_audio: Duration,
+    /// Whether a turn is encoded and prefilled while it is spoken, window by window.
+    pub prepare: bool,
 }
 
 pub(super) fn realtime(r: &mut Reader) -> RealtimeConfig {
@@ -34,5 +36,6 @@ pub(super) fn realtime(r: &mut Reader) -> RealtimeConfig {
         // Five minutes of the user's speech at 24 kHz, which is what media.max_seconds has a prompt take.
         max_conversation_bytes: r.int("realtime.max_conversation_bytes", 16 << 20, 64 << 10..=1 << 30),
         max_audio: r.duration("realtime.max_audio", secs(60), secs(1)..=secs(3600)),
+        prepare: r.switch("realtime.prepare", true),
     }
 }

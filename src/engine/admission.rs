@@ -71,6 +71,15 @@ struct State {
 /// What ends a request whose place is gone. Called without any lock held.
 type Ender = Box<dyn FnOnce(RequestError) + Send>;
 
+/// What is to be done for other requests when one comes, goes, or is read.
+#[derive(Default)]
+struct Changed {
+    /// Ends the background requests that make way.
+    over: Vec<Box<dyn FnOnce() + Send>>,
+    /// The places whose requests are to pause or to go on, which they were told.
+    places: Vec<Arc<Place>>,
+}
+
 enum End {
     /// Nothing yet: the request is being planned.
     Unknown,
@@ -155,6 +164,12 @@ impl Admissions {
         let shared = &self.0;
         let mut state = shared.lock();
         let now = shared.now();
+        if options.slo == Slo::Background {
+            let busy = || SubmitError::Busy("there is no room for what nobody waits for".into());
+            let ticket = state.core.ask_background(now).ok_or_else(busy)?;
+            state.ends.insert(ticket, End::Unknown);
+            return Ok(Permit { shared: Arc::clone(shared), ticket, place: Arc::default() });
+        }
         if state.restarts != restarts {
             state.restarts = restarts;
             state.core.disturbed(now);
@@ -172,7 +187,7 @@ impl Admissions {
         }
         let changed = state.changed();
         drop(state);
-        shared.settle(&changed);
+        shared.settle(changed);
         if let Some(end) = yielded {
             shared.metrics.ended("yielded");
             end();
@@ -206,7 +221,7 @@ impl Admissions {
         }
         let (status, changed) = (state.core.status(), state.changed());
         drop(state);
-        shared.settle(&changed);
+        shared.settle(changed);
         ends.into_iter().for_each(|end| end());
         shared.metrics.capacity(status.capacity);
         shared.held.send_if_modified(|held| std::mem::replace(held, status.held) != status.held);
@@ -255,10 +270,11 @@ impl Shared {
         what(&mut state.core, now);
         let changed = state.changed();
         drop(state);
-        self.settle(&changed);
+        self.settle(changed);
     }
 
-    fn settle(&self, changed: &[Arc<Place>]) {
+    fn settle(&self, Changed { over, places: changed }: Changed) {
+        over.into_iter().for_each(|end| end());
         let Some(ledger) = self.ledger.get().and_then(Weak::upgrade) else { return };
         changed.iter().for_each(|place| ledger.settle(place));
         let paused = changed.iter().filter(|place| place.wanted.load(Ordering::SeqCst)).count();
@@ -278,20 +294,23 @@ impl State {
         }
     }
 
-    /// The places whose requests are to pause or to go on, which they are told.
-    fn changed(&mut self) -> Vec<Arc<Place>> {
-        let mut changed: Vec<Arc<Place>> = Vec::new();
+    /// What follows from what the core was told.
+    fn changed(&mut self) -> Changed {
+        let mut changed = Changed::default();
+        for ticket in self.core.make_way() {
+            changed.over.extend(self.end(ticket, RequestError::Yielded).map(|end| Box::new(end) as Box<_>));
+        }
         for (ticket, paused) in self.core.changes() {
             if let Some(place) = self.places.get(&ticket) {
                 place.wanted.store(paused, Ordering::SeqCst);
-                changed.push(Arc::clone(place));
+                changed.places.push(Arc::clone(place));
             }
         }
         changed
     }
 
     /// What ends a request, to be called when the lock is free.
-    fn end(&mut self, ticket: Ticket, error: RequestError) -> Option<impl FnOnce() + use<>> {
+    fn end(&mut self, ticket: Ticket, error: RequestError) -> Option<impl FnOnce() + Send + use<>> {
         let end = self.ends.get_mut(&ticket)?;
         match std::mem::replace(end, End::Over(error.clone())) {
             End::By(ender) => Some(move || ender(error)),
@@ -333,7 +352,7 @@ impl Drop for Permit {
         state.places.remove(&self.ticket);
         let (held, changed) = (state.core.status().held, state.changed());
         drop(state);
-        self.shared.settle(&changed);
+        self.shared.settle(changed);
         drop(ender);
         if let Some(kept) = kept {
             let deadlines = [("first_audio", kept.first_sound), ("playback", kept.playback)];

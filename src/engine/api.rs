@@ -38,6 +38,8 @@ pub struct ModelInfo {
     pub word_times: bool,
     /// Whether it hears sound in a chat turn.
     pub hears: bool,
+    /// How much sound it encodes at once: a window. Zero where it hears none.
+    pub window: Duration,
     /// Whether it sees pictures and videos in a chat turn.
     pub sees: bool,
     /// Whether its chat template has a place for tools.
@@ -86,6 +88,9 @@ impl ChatMessage {
 pub enum MediaSource {
     /// A file of sound.
     Audio(Arc<[u8]>),
+    /// A wav file that this process has written itself: mono, 16 bits, a head of 44 bytes. So no decoder of its own has
+    /// to read it.
+    Speech(Arc<[u8]>),
     /// A file of a picture; the first one of an animation.
     Image {
         /// The file.
@@ -127,7 +132,7 @@ impl MediaSource {
     /// What its place in a message is.
     pub fn kind(&self) -> MediaKind {
         match self {
-            MediaSource::Audio(_) => MediaKind::Audio,
+            MediaSource::Audio(_) | MediaSource::Speech(_) => MediaKind::Audio,
             MediaSource::Image { .. } => MediaKind::Image,
             MediaSource::Video { .. } | MediaSource::Frames { .. } => MediaKind::Video,
         }
@@ -136,7 +141,10 @@ impl MediaSource {
     /// Bytes of its files.
     pub fn bytes(&self) -> usize {
         match self {
-            MediaSource::Audio(file) | MediaSource::Image { file, .. } | MediaSource::Video { file, .. } => file.len(),
+            MediaSource::Audio(file)
+            | MediaSource::Speech(file)
+            | MediaSource::Image { file, .. }
+            | MediaSource::Video { file, .. } => file.len(),
             MediaSource::Frames { pictures, .. } => pictures.iter().map(|picture| picture.len()).sum(),
         }
     }
@@ -350,6 +358,9 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Those of them that stand for sound, pictures and videos.
     pub media: MediaTokens,
+    /// Tokens of the prompt whose positions were kept and not computed: by the attempt of the thinker that made the first
+    /// token of the answer.
+    pub cached_tokens: u32,
     /// Tokens of the answer, sampled or forced.
     pub text_tokens: u32,
     /// Codec frames made.

@@ -25,7 +25,7 @@ use omni_model::aligner;
 use omni_model::checkpoint::Checkpoint;
 use omni_model::encoder::Grain;
 use omni_model::frontend::AudioLimits;
-use omni_model::hf::{Family, MediaConfig, SAMPLE_RATE, Variant};
+use omni_model::hf::{AudioTowerConfig, Family, MediaConfig, SAMPLE_RATE, Variant};
 use omni_stage::process::IntoStage;
 use omni_stage::{self as actors, AckSink, StageHandle, StageReports};
 use omni_telemetry::RequestMetrics;
@@ -34,6 +34,7 @@ use omni_transfer::payload::Kind;
 use omni_transfer::transport::{PayloadReceiver, PayloadSender, inproc};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock, RwLock, Weak};
+use std::time::Duration;
 use tokio::sync::Semaphore;
 
 type Sender = Arc<dyn PayloadSender>;
@@ -284,10 +285,19 @@ pub fn model_info(checkpoint: &Checkpoint, config: &Config) -> Result<ModelInfo,
         fade_in: config.speech.fade_in,
         word_times: aligner::exists(checkpoint) || config.aligner.checkpoint.is_some(),
         hears: senses,
+        window: if senses { window_of_sound(checkpoint)? } else { Duration::ZERO },
         sees: senses,
         tools: matches!(family, Family::Omni(_)) && checkpoint.prompter()?.knows_tools(),
         tts,
     })
+}
+
+/// How much sound the audio tower of a checkpoint encodes at once.
+fn window_of_sound(checkpoint: &Checkpoint) -> Result<Duration, StartError> {
+    let Family::Omni(omni) = checkpoint.family() else { return Ok(Duration::ZERO) };
+    let mel = MediaConfig::load(checkpoint.files())?.mel;
+    let frames = omni.thinker.audio.as_ref().map_or(0, AudioTowerConfig::window_frames);
+    Ok(Duration::from_secs_f64((frames * mel.hop) as f64 / f64::from(mel.rate.max(1))))
 }
 
 /// The transport from a stage to the next.

@@ -52,6 +52,10 @@ impl Client {
     /// [`ChannelFull`]
     pub fn take(&mut self, payload: &Payload) -> Result<usize, ChannelFull> {
         let header = payload.header;
+        if header.kind == Kind::Tokens && header.seq.0 == 0 && header.units > 0 {
+            // Of the attempt that made the first token: what an earlier one had found was of no use.
+            self.usage.cached_tokens = header.cached.min(self.usage.prompt_tokens);
+        }
         match (header.kind, payload.parts.first()) {
             (Kind::Tokens, Some(Part::U32(tokens))) => self.tokens(tokens, header.end),
             (Kind::Audio, Some(Part::F32(samples))) => {
@@ -155,8 +159,17 @@ mod tests {
 
     fn sound(seq: u32) -> Payload {
         let (request, generation, attempt) = (RequestId(1), Generation(1), Attempt(0));
-        let header =
-            Header { request, generation, attempt, seq: Seq(seq), kind: Kind::Audio, units: 1, end: None, sent: 0 };
+        let header = Header {
+            request,
+            generation,
+            attempt,
+            seq: Seq(seq),
+            kind: Kind::Audio,
+            units: 1,
+            end: None,
+            sent: 0,
+            cached: 0,
+        };
         Payload { header, parts: vec![Part::F32(vec![0.5; 4])], leases: Vec::new() }
     }
 

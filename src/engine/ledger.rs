@@ -391,7 +391,7 @@ impl Ledger {
         if let (Edge::Codes, Some(log), Some(Part::U32(codes))) = (edge, &open.codes, new.parts.first()) {
             log.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(codes);
         }
-        if let (Edge::Media, Some(_), Some(store)) = (edge, new.header.end, &open.store) {
+        if let (Edge::Media, Some(store)) = (edge, &mut open.store) {
             store.keep(open.journal.embeddings_of_media());
         }
         if let Some(reason) = new.header.end {

@@ -418,6 +418,7 @@ impl Engine {
     async fn answer(&self, request: GenerateRequest, given: Given) -> Result<ResponseStream, SubmitError> {
         self.ready().await?;
         let (options, sounds) = (request.options, request.output == Output::TextAndAudio);
+        let aside = options.slo == Slo::Background;
         let chars = request.messages.iter().map(ChatMessage::chars).sum();
         self.shared.planner.check_messages(request.messages.len(), chars)?;
         // Only accepted requests are planned: a template and a tokenizer go over all of the conversation. What is
@@ -427,15 +428,20 @@ impl Engine {
         let Prepared { media, tokens, memory } = match (given, &self.shared.preparer) {
             (Given::Text, _) => Prepared::default(),
             (Given::Decoded(media), _) => Prepared { media, ..Prepared::default() },
+            (Given::Files(files), Some(preparer)) if aside => preparer.prepare_aside(files).await?,
             (Given::Files(files), Some(preparer)) => preparer.prepare(files).await?,
             (Given::Files(files), None) => return Err(media::cannot(&files)),
         };
         // Media are hashed.
         let work = if text_alone { chars } else { usize::MAX };
-        let plan = self.shared.plan(work, move |planner| planner.chat(&request, &media)).await?;
+        let mut plan = self.shared.plan(work, move |planner| planner.chat(&request, &media)).await?;
+        if aside {
+            plan.yields();
+        }
+        let kind = if aside { RequestKind::Preparation } else { RequestKind::Chat };
         let watch = place.watch();
         let expired = Expired::default();
-        let stream = self.shared.ledger.open_request(plan, RequestKind::Chat, place, Arc::clone(&expired));
+        let stream = self.shared.ledger.open_request(plan, kind, place, Arc::clone(&expired));
         Ok(stream.watched(watch).lasting(options.life, expired).counting(tokens).keeping(memory))
     }
 }
@@ -467,8 +473,12 @@ impl Service for Engine {
 
     fn submit(&self, request: GenerateRequest) -> BoxFuture<'_, Result<ResponseStream, SubmitError>> {
         Box::pin(async move {
+            let kind = match request.options.slo {
+                Slo::Background => RequestKind::Preparation,
+                Slo::BestEffort | Slo::Realtime(_) => RequestKind::Chat,
+            };
             let accepted = planned(self.generate(request)).await;
-            accepted.inspect_err(|_| self.shared.metrics.refused(RequestKind::Chat))
+            accepted.inspect_err(|_| self.shared.metrics.refused(kind))
         })
     }
 

@@ -3,6 +3,7 @@
 use crate::mel::Spectrum;
 use crate::patches::Patches;
 use sha2::{Digest, Sha256};
+use std::ops::Range;
 
 /// What a tower encodes: the sizes are known, and the numbers are computed window by window as they are read.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,14 +49,21 @@ impl Medium {
         self.sound().map_or(0, Spectrum::bytes) + self.pictures().map_or(0, Patches::bytes)
     }
 
-    /// The SHA-256 of what one tower encodes of it: of its sound, or of its pictures.
-    pub fn hash(&self, sound: bool) -> MediaHash {
-        let mut hash = Sha256::new_with_prefix(if sound { b"sound" } else { b"sight" });
-        let mut take = |bytes: &[u8]| hash.update(bytes);
-        match (sound, self.sound(), self.pictures()) {
-            (true, Some(spectrum), _) => spectrum.hash(&mut take),
-            (false, _, Some(patches)) => patches.hash(&mut take),
-            _ => {}
+    /// The SHA-256 of what the audio tower hears of these frames of its sound, which no other frame changes but by the
+    /// loudest bin of the clip.
+    pub fn hash_of_sound(&self, frames: Range<usize>) -> MediaHash {
+        let mut hash = Sha256::new_with_prefix(b"sound");
+        if let Some(spectrum) = self.sound() {
+            spectrum.hash(frames, &mut |bytes| hash.update(bytes));
+        }
+        hash.finalize().into()
+    }
+
+    /// The SHA-256 of what the vision tower sees of it.
+    pub fn hash_of_pictures(&self) -> MediaHash {
+        let mut hash = Sha256::new_with_prefix(b"sight");
+        if let Some(patches) = self.pictures() {
+            patches.hash(&mut |bytes| hash.update(bytes));
         }
         hash.finalize().into()
     }
@@ -79,15 +87,30 @@ mod tests {
     fn equal_features_have_one_hash_and_others_have_another() {
         let features = [0.5f32, -0.25, 0.125, 0.75];
         let clip = |bands| Medium::Audio(Spectrum::from_features(&features, bands).unwrap());
-        assert_eq!(clip(2).hash(true), clip(2).hash(true));
-        assert_ne!(clip(2).hash(true), clip(4).hash(true), "the same numbers as other bands");
-        let image = |value| Medium::Image(picture(value));
-        assert_eq!(image(7).hash(false), image(7).hash(false));
-        assert_ne!(image(7).hash(false), image(8).hash(false));
+        let heard = |bands| clip(bands).hash_of_sound(0..4 / bands);
+        assert_eq!(heard(2), heard(2));
+        assert_ne!(heard(2), heard(4), "the same numbers as other bands");
+        assert_ne!(clip(2).hash_of_sound(0..1), clip(2).hash_of_sound(1..2), "other frames");
+        let seen = |value| Medium::Image(picture(value)).hash_of_pictures();
+        assert_eq!(seen(7), seen(7));
+        assert_ne!(seen(7), seen(8));
         let sound = Spectrum::from_features(&features, 2).unwrap();
         let video = Medium::Video { frames: picture(7), second_per_grid: 1.0, sound: Some(sound) };
-        assert_eq!((video.hash(true), video.hash(false)), (clip(2).hash(true), image(7).hash(false)));
+        assert_eq!((video.hash_of_sound(0..2), video.hash_of_pictures()), (heard(2), seen(7)));
         assert_eq!(video.bytes(), clip(2).bytes() + 48);
+    }
+
+    #[test]
+    fn a_window_has_one_hash_while_its_clip_grows_and_another_where_what_comes_changes_its_features() {
+        let clip = |logs: &[f32]| Medium::Audio(Spectrum::from_features(logs, 1).unwrap());
+        let window = |logs: &[f32]| clip(logs).hash_of_sound(0..3);
+        let first = [1.0, -0.5, 0.25];
+        let grown = [&first[..], &[1.0, 0.0]].concat();
+        assert_eq!(window(&first), window(&grown));
+        // A louder bin raises the floor, to 2 below itself: at first no bin of the window is below it.
+        let [louder, loudest] = [1.5f32, 2.0].map(|bin| [&first[..], &[bin]].concat());
+        assert_eq!(window(&first), window(&louder));
+        assert_ne!(window(&first), window(&loudest));
     }
 
     #[test]

@@ -214,12 +214,11 @@ impl Spectrum {
         self.logs.len() * size_of::<f64>()
     }
 
-    /// Hands everything that its [features](Spectrum::features) follow from to `hash`: spectra that hand over equal
-    /// bytes have equal features. Of the frames behind the clip that is the floor.
-    pub(crate) fn hash(&self, hash: &mut dyn FnMut(&[u8])) {
-        [self.bands, self.frames].iter().for_each(|n| hash(&(*n as u64).to_le_bytes()));
-        hash(&self.floor.to_le_bytes());
-        self.logs.iter().take(self.frames * self.bands).for_each(|log| hash(&log.to_le_bytes()));
+    /// Hands the [features](Spectrum::features_of) of these frames to `hash`, with their shape.
+    pub(crate) fn hash(&self, frames: Range<usize>, hash: &mut dyn FnMut(&[u8])) {
+        [self.bands, frames.len()].iter().for_each(|n| hash(&(*n as u64).to_le_bytes()));
+        let bytes: Vec<u8> = self.features_of(frames).into_iter().flat_map(f32::to_le_bytes).collect();
+        hash(&bytes);
     }
 
     /// Frames of the clip, `L`.
@@ -407,7 +406,7 @@ mod tests {
         let mel = LogMel::new(CONFIG).unwrap();
         let hashed = |spectrum: &Spectrum| {
             let mut bytes = Vec::new();
-            spectrum.hash(&mut |part| bytes.extend_from_slice(part));
+            spectrum.hash(0..spectrum.frames(), &mut |part| bytes.extend_from_slice(part));
             bytes
         };
         let mut pcm = noise(15_000);

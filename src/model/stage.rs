@@ -203,8 +203,17 @@ pub struct ThinkerSpec {
 pub struct Reuse {
     /// Whose prompt it is. It is found for no other owner.
     pub owner: [u8; 32],
-    /// SHA-256 of what was encoded for each span of the prompt, in their order.
-    pub media: Arc<[[u8; 32]]>,
+    /// What was encoded for each span of the prompt, in their order.
+    pub media: Arc<[Arc<[EncodedPart]>]>,
+}
+
+/// Rows of a span that were encoded together: a window of a sound, or all of a picture or a video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct EncodedPart {
+    /// How many.
+    pub rows: u32,
+    /// SHA-256 of what was encoded.
+    pub hash: [u8; 32],
 }
 
 impl ThinkerSpec {
@@ -412,6 +421,9 @@ pub struct SequenceOutput {
     /// What a talker sequence would have picked in a frame whose codes are forced; code 0 alone where it ended the
     /// sequence.
     pub picked: Option<Box<[u32]>>,
+    /// With the first token that a thinker samples behind a prompt: how many positions of the prompt were kept by an
+    /// earlier sequence and not computed.
+    pub cached: u32,
     /// What goes downstream, if anything does.
     pub emit: Option<StageData>,
 }

@@ -19,6 +19,9 @@ pub struct Job {
     pub turns: Vec<PromptTurn>,
     /// JSON of each function that the model may call. Text from the first call on is not to be spoken.
     pub tools: Arc<[String]>,
+    /// Whether nothing takes its answer: it is made so that the engine knows the prompt when the turn goes on. It waits
+    /// for all that somebody hears, and may fail.
+    pub prepares: bool,
     /// Sound and text, or text alone.
     pub speaks: bool,
     /// `None` is the model's.
@@ -80,6 +83,16 @@ pub enum PromptPart {
     },
 }
 
+impl PromptPart {
+    /// Bytes of its sound.
+    pub(crate) fn sound(&self) -> usize {
+        match self {
+            PromptPart::Audio(file) => file.len(),
+            PromptPart::Text(_) | PromptPart::Image { .. } => 0,
+        }
+    }
+}
+
 impl std::fmt::Debug for PromptPart {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -130,9 +143,11 @@ pub enum Ending {
 pub struct Usage {
     /// Of the prompt, those of media included.
     pub input: u32,
-    /// Those of them that stand for sound.
+    /// Those of them that were kept and not computed again.
+    pub cached: u32,
+    /// Those of all that stand for sound.
     pub input_audio: u32,
-    /// Those of them that stand for pictures.
+    /// Those of all that stand for pictures.
     pub input_image: u32,
     /// Of text.
     pub output_text: u32,
@@ -152,8 +167,7 @@ impl Usage {
                 "text_tokens": text,
                 "audio_tokens": self.input_audio,
                 "image_tokens": self.input_image,
-                "cached_tokens": 0,
-                "cached_tokens_details": {"text_tokens": 0, "audio_tokens": 0, "image_tokens": 0},
+                "cached_tokens": self.cached,
             },
             "output_token_details": {"text_tokens": self.output_text, "audio_tokens": self.output_audio},
         })

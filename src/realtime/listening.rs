@@ -219,6 +219,26 @@ impl Listening {
         spoke
     }
 
+    /// Milliseconds of the turn that is spoken: with a detector as far as that has heard, without one all of the buffer.
+    /// 0 while none is spoken.
+    pub fn turn_ms(&self) -> u64 {
+        let rate = u64::from(self.format.rate());
+        let samples = match &self.detecting {
+            None => self.samples.len() as u64,
+            Some(detecting) if detecting.turns.is_speaking() => {
+                (detecting.origin + detecting.frames * FRAME_MS * rate / 1000).saturating_sub(detecting.turn)
+            }
+            Some(_) => 0,
+        };
+        samples * 1000 / rate
+    }
+
+    /// So many milliseconds of the turn that is spoken, the first ones.
+    pub fn beginning(&self, ms: u64) -> Vec<i16> {
+        let first = self.detecting.as_ref().map_or(self.start, |detecting| detecting.turn);
+        self.cut(first..first + ms * u64::from(self.format.rate()) / 1000)
+    }
+
     /// Samples a second.
     pub fn rate(&self) -> u32 {
         self.format.rate()

@@ -80,6 +80,7 @@ impl Response {
             id: self.job,
             turns,
             tools: self.settings.tools.offered(),
+            prepares: false,
             speaks: self.settings.speaks,
             voice: self.settings.voice.clone(),
             speed: self.settings.speed,

@@ -4,6 +4,7 @@
 mod answers;
 mod edits;
 mod hearing;
+mod preparing;
 
 use crate::client_event::{ClientEvent, SessionFields};
 use crate::conversation::Conversation;
@@ -13,6 +14,7 @@ use crate::refusal::Refusal;
 use crate::response::Response;
 use crate::server_event::{ErrorObject, Sent, ServerEvent};
 use crate::settings::Settings;
+use preparing::Preparing;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,6 +80,8 @@ pub struct Limits {
     pub media: usize,
     /// See `media`.
     pub media_ms: u64,
+    /// Milliseconds of the sound that the model encodes at once; 0: nothing is computed of a turn before it ends.
+    pub window_ms: u64,
     /// Answers that are made at the same time, transcriptions included.
     pub jobs: usize,
 }
@@ -118,6 +122,8 @@ pub struct Session {
     listening: Listening,
     /// The item that the turn being spoken will be.
     turn_item: Option<String>,
+    /// What is computed of it before it ends.
+    preparing: Preparing,
     /// The answer that is part of the conversation.
     active: Option<Response>,
     /// A turn ended while another answer was made, and waits for its own.
@@ -144,6 +150,7 @@ impl Session {
             settings,
             opening,
             turn_item: None,
+            preparing: Preparing::default(),
             active: None,
             wanted: false,
             others: BTreeMap::new(),
@@ -188,7 +195,8 @@ impl Session {
     /// Bytes that the session keeps for its client.
     pub fn bytes(&self) -> usize {
         let answer = &self.settings.answer;
-        self.conversation.bytes() + self.listening.bytes() + answer.instructions.len() + answer.tools.bytes()
+        let held = self.conversation.bytes() + self.listening.bytes() + self.preparing.bytes();
+        held + answer.instructions.len() + answer.tools.bytes()
     }
 
     /// Takes an event of the client.
@@ -206,6 +214,7 @@ impl Session {
         if self.listening.is_behind() {
             self.hear();
         }
+        self.prepare();
         self.effects()
     }
 
@@ -225,6 +234,7 @@ impl Session {
         if self.listening.is_behind() {
             self.hear();
         }
+        self.prepare();
         self.effects()
     }
 
@@ -239,6 +249,7 @@ impl Session {
             ClientEvent::Clear => {
                 self.listening.clear();
                 self.turn_item = None;
+                self.stop_preparing();
                 self.tell(ServerEvent::Cleared {});
                 Ok(())
             }
@@ -253,9 +264,13 @@ impl Session {
 
     fn update(&mut self, fields: &SessionFields) -> Result<(), Refusal> {
         let settings = self.settings.updated(fields, &self.opening.abilities, &self.opening.limits)?;
+        let (input, detects) = (self.settings.input, self.settings.turns.is_some());
         self.listening.configure(&settings)?;
         if settings.turns.is_none() {
             self.turn_item = None;
+        }
+        if settings.input != input || settings.turns.is_some() != detects {
+            self.stop_preparing();
         }
         self.settings = settings;
         let updated = ServerEvent::SessionUpdated { session: self.object() };

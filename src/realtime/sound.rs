@@ -96,7 +96,7 @@ pub(crate) fn wav(samples: &[i16], rate: u32) -> Arc<[u8]> {
 
 /// Silence behind each turn, milliseconds at least: a window of the spectrum reaches 12.5 ms back from the end, and the
 /// filter of the resampler as far as 9 ms.
-const REST_MS: u64 = 25;
+pub(crate) const REST_MS: u64 = 25;
 /// Milliseconds from one window of the spectrum to the next.
 const HOP_MS: u64 = 10;
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 mod conversations;
 mod histories;
+mod preparing;
 mod speech;
 mod tools;
 
@@ -37,6 +38,7 @@ pub(super) fn opening() -> Opening {
             parts: 3,
             media: 2,
             media_ms: 10_000,
+            window_ms: 0,
             jobs: 3,
         },
     }
@@ -56,7 +58,11 @@ pub(super) struct Played {
 
 impl Played {
     pub fn new() -> Played {
-        let (session, effects) = Session::new(opening());
+        Played::of(opening())
+    }
+
+    pub fn of(opening: Opening) -> Played {
+        let (session, effects) = Session::new(opening);
         let mut played = Played { session, events: Vec::new(), begun: Vec::new(), cancelled: Vec::new() };
         played.take(effects);
         played
@@ -92,7 +98,7 @@ impl Played {
     }
 
     pub fn finish(&mut self, job: JobId) -> Vec<Value> {
-        let usage = Usage { input: 9, input_audio: 2, input_image: 1, output_text: 3, output_audio: 4 };
+        let usage = Usage { input: 9, cached: 5, input_audio: 2, input_image: 1, output_text: 3, output_audio: 4 };
         self.answer(job, AnswerPart::Finished { ending: Ending::Stop, usage })
     }
 

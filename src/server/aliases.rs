@@ -164,6 +164,7 @@ mod tests {
             fade_in: std::time::Duration::ZERO,
             word_times: true,
             hears: false,
+            window: std::time::Duration::ZERO,
             sees: false,
             tools: false,
             tts: task.map(|task| TtsInfo { task, languages: Vec::new(), instructions: true }),

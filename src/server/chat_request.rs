@@ -257,6 +257,7 @@ mod tests {
             fade_in: std::time::Duration::ZERO,
             word_times: false,
             hears: false,
+            window: std::time::Duration::ZERO,
             sees: false,
             tools: false,
             tts: None,

@@ -134,7 +134,7 @@ catalogue! {
     MEDIA_SECONDS = Histogram(WAIT_SECONDS), "omni_media_seconds", ["kind"], "Time to prepare one of them.";
     MEDIA_BYTES = Gauge, "omni_media_bytes", [], "Decoded sound and pictures of requests, counted before they are decoded, at most media.max_memory.";
 
-    MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Media looked for among the kept embeddings: hit or miss.";
+    MEDIA_CACHE = Counter, "omni_media_cache_total", ["outcome"], "Windows of sound, pictures and videos looked for among the kept embeddings: hit or miss.";
     MEDIA_CACHE_BYTES = Gauge, "omni_media_cache_bytes", [], "Bytes of embeddings that are kept for media that come again, at most media.max_cached_embeddings.";
 
     PROMPT_CACHE = Counter, "omni_prompt_cache_total", ["outcome"], "Prompts of a thinker whose beginning was looked for among those that are kept: hit or miss.";
@@ -144,6 +144,7 @@ catalogue! {
     REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
     REALTIME_TURNS = Counter, "omni_realtime_turns_total", [], "Turns of sound that users or the detector committed.";
     REALTIME_INTERRUPTIONS = Counter, "omni_realtime_interruptions_total", [], "Answers that their user's speech cut off.";
+    REALTIME_PREPARATIONS = Counter, "omni_realtime_preparations_total", ["outcome"], "Requests for turns that were still spoken: finished, refused (without room, or failed), or cut_off by the end of the turn.";
     REALTIME_FIRST_SOUND_SECONDS = Histogram(WAIT_SECONDS), "omni_realtime_first_sound_seconds", [], "Time from the end of a turn to the first sound of its answer.";
 
     KEY_REQUESTS = Counter, "omni_key_requests_total", ["key", "status"], "Requests with a key, by its name and the status.";

@@ -597,6 +597,11 @@ impl RealtimeMetrics {
             first_sound: histogram!(c::REALTIME_FIRST_SOUND_SECONDS.name),
         }
     }
+
+    /// What was computed of a turn before its end has ended in this way.
+    pub fn prepared(&self, outcome: &'static str) {
+        counter!(c::REALTIME_PREPARATIONS.name, "outcome" => outcome).increment(1);
+    }
 }
 
 impl Drop for RealtimeMetrics {

@@ -16,6 +16,8 @@ pub enum RequestKind {
     Speech,
     /// A chat turn.
     Chat,
+    /// A chat turn that nobody waits for.
+    Preparation,
 }
 
 /// How it ended.
@@ -33,7 +35,7 @@ pub enum Outcome {
     ShutDown,
 }
 
-const KINDS: [&str; 2] = ["speech", "chat"];
+const KINDS: [&str; 3] = ["speech", "chat", "preparation"];
 const OUTCOMES: [&str; 5] = ["finished", "failed", "aborted", "timed_out", "shut_down"];
 
 impl RequestKind {

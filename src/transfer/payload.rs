@@ -39,6 +39,8 @@ pub struct Header {
     pub end: Option<FinishReason>,
     /// When it was put on its edge, on the clock of the sender's host; 0 before that.
     pub sent: u64,
+    /// With the first token of an answer: positions of its prompt that were kept and not computed.
+    pub cached: u32,
 }
 
 impl Header {
@@ -159,6 +161,7 @@ mod tests {
             units: 3,
             end: None,
             sent: 0,
+            cached: 0,
         };
         // The first frame has 4 samples, the others 10.
         let samples: Vec<f32> = (0..24u8).map(f32::from).collect();

@@ -90,6 +90,7 @@ fn bench(args: &[&str]) -> (Done, serde_json::Value) {
         fade_in: Duration::ZERO,
         word_times: false,
         hears: false,
+        window: Duration::ZERO,
         sees: false,
         tools: false,
         tts: None,

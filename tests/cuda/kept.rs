@@ -13,7 +13,7 @@ use omni_actors::model::hf::ThinkerConfig;
 use omni_actors::model::media::{MediaKind, MediaLayout, Positions, Span};
 use omni_actors::model::sampling::SamplingParams;
 use omni_actors::model::stage::{
-    Launched, Reuse, SequenceSpec, SequenceWork, StageData, StageModel, ThinkerMode, ThinkerSpec,
+    EncodedPart, Launched, Reuse, SequenceSpec, SequenceWork, StageData, StageModel, ThinkerMode, ThinkerSpec,
 };
 use omni_actors::telemetry::trace::Recorder;
 use std::collections::{BTreeSet, VecDeque};
@@ -240,7 +240,7 @@ fn heard_and_seen(config: &ThinkerConfig, turns: u32) -> (ThinkerSpec, Vec<Tenso
             let number = turn * 10 + number;
             let value = |i: usize| ((i as u32 * 7919 + number * 104_729) % 1009) as f32 / 500.0 - 1.0;
             rows.push(Tensor::from_vec((0..count * width).map(value).collect(), (count, width), &Device::Cpu).unwrap());
-            hashes.push([number as u8; 32]);
+            hashes.push([EncodedPart { rows: count as u32, hash: [number as u8; 32] }].into());
             layout.spans.push(Span { kind, at: vec![at] });
         }
     }

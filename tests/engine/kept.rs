@@ -7,7 +7,7 @@ use omni_actors::config::{Config, Placement};
 use omni_actors::core::ids::Frames;
 use omni_actors::core::ids::StageName::{self, Talker, Thinker};
 use omni_actors::engine::{
-    ChatMessage, Content, Engine, GenerateRequest, Output, Part, RequestOptions, Service, Tenant, TenantId,
+    ChatMessage, Content, Engine, Event, GenerateRequest, Output, Part, RequestOptions, Service, Tenant, TenantId,
 };
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use omni_actors::media::Medium;
@@ -148,4 +148,38 @@ async fn a_stage_that_dies_loses_what_is_kept_and_nothing_else() {
             assert!(engine.health()[stage].restarts > 0, "{case}: it is not struck");
         }
     }
+}
+
+/// Tokens of a prompt that were kept, as the usage tells it, and all of them.
+async fn counted(engine: &Engine) -> (u32, u32) {
+    let text = "Please tell me all that you know about the sea, the ships, and the people who lived there long ago.";
+    let request = GenerateRequest { max_text_tokens: Some(4), ..chat(text, Output::Text) };
+    let mut answer = engine.submit(request).await.unwrap();
+    loop {
+        match answer.next().await.expect("an end") {
+            Event::Finished { usage, .. } => return (usage.cached_tokens, usage.prompt_tokens),
+            Event::Failed(error) => panic!("{error}"),
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn usage_tells_what_the_attempt_that_answered_found_of_its_prompt() {
+    let engine = engine(&tiny(), |config| {
+        config.drill.enabled = true;
+        config.supervision.backoff = Duration::from_millis(1);
+    })
+    .await;
+    let (first, tokens) = counted(&engine).await;
+    // Whole blocks of 16, and never the last position.
+    let kept = (tokens - 1) / 16 * 16;
+    assert!(first == 0 && kept > 0, "{first} of {tokens}");
+    assert_eq!(counted(&engine).await, (kept, tokens));
+    // The attempt that had found them dies with them.
+    let dies = FaultRule::new(Thinker, FaultPoint::Sampler, FaultKind::Panic);
+    engine.faults().add(&[dies]).unwrap();
+    assert_eq!(counted(&engine).await, (0, tokens));
+    assert_eq!(engine.health()[Thinker].restarts, 1);
+    assert_eq!(counted(&engine).await, (kept, tokens));
 }

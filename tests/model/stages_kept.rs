@@ -5,8 +5,10 @@ use crate::requests::{Golden, bits, embeddings};
 use crate::support::sequences::{step, step_sequence};
 use candle_core::{DType, Device, Tensor};
 use omni_actors::core::ids::Slot;
-use omni_actors::model::media::{MediaLayout, Positions};
-use omni_actors::model::stage::{Reuse, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerSpec};
+use omni_actors::model::media::{MediaLayout, Positions, Span};
+use omni_actors::model::stage::{
+    EncodedPart, Reuse, SequenceSpec, SequenceWork, StageData, StageFactory, StageModel, ThinkerSpec,
+};
 use omni_actors::model::stages::thinker::ThinkerFactory;
 use std::sync::Arc;
 
@@ -27,8 +29,14 @@ fn stage(golden: &Golden, bytes: usize) -> Box<dyn StageModel> {
 
 /// The first turn: the golden request, whose prompt belongs to somebody.
 fn first(golden: &Golden) -> ThinkerSpec {
-    let spans = golden.thinker.media.as_ref().map_or(0, |layout| layout.spans.len());
-    let media = (0..spans).map(|span| [span as u8 + 1; 32]).collect();
+    // Each span in two parts, as of a sound of two windows.
+    let part =
+        |span: usize, part: u8, rows: usize| EncodedPart { rows: rows as u32, hash: [2 * span as u8 + part; 32] };
+    let parts = |(span, rows): (usize, usize)| -> Arc<[EncodedPart]> {
+        [part(span, 1, rows / 2), part(span, 2, rows - rows / 2)].into()
+    };
+    let layout = golden.thinker.media.as_ref();
+    let media = layout.iter().flat_map(|layout| &layout.spans).map(Span::len).enumerate().map(parts).collect();
     ThinkerSpec { reuse: Some(Reuse { owner: [7; 32], media }), ..golden.thinker.clone() }
 }
 
@@ -194,18 +202,28 @@ fn a_beginning_is_found_by_all_that_it_was_computed_from_and_by_nothing_less() {
         })
     };
     let reuse = |change: &dyn Fn(&mut Reuse)| changed(&|spec| change(spec.reuse.as_mut().unwrap()));
-    let hashes = |span: usize| {
+    let parts = |span: usize, change: &dyn Fn(&mut [EncodedPart])| {
         reuse(&|reuse| {
             let mut media = reuse.media.to_vec();
-            media[span][31] ^= 1;
+            let mut parts = media[span].to_vec();
+            change(&mut parts);
+            media[span] = parts.into();
             reuse.media = media.into();
         })
     };
+    let hashes = |span: usize| parts(span, &|parts| parts[0].hash[31] ^= 1);
     let others = [
         ("another owner", reuse(&|reuse| reuse.owner[31] ^= 1)),
         ("nobody's", changed(&|spec| spec.reuse = None)),
         ("another sound", hashes(0)),
         ("another picture", hashes(1)),
+        (
+            "a window that begins one row later",
+            parts(0, &|parts| {
+                parts[0].rows += 1;
+                parts[1].rows -= 1;
+            }),
+        ),
         (
             "another first token",
             changed(&|spec| {
@@ -221,7 +239,7 @@ fn a_beginning_is_found_by_all_that_it_was_computed_from_and_by_nothing_less() {
             "the rows one further",
             layout(&|layout| {
                 let range = layout.spans[0].at[0].clone();
-                layout.spans[0].at = std::iter::once(range.start + 1..range.end).collect();
+                layout.spans[0].at = std::iter::once(range.start + 1..range.end + 1).collect();
             }),
         ),
     ];
@@ -236,6 +254,9 @@ fn a_beginning_is_found_by_all_that_it_was_computed_from_and_by_nothing_less() {
     let told = reuse(&|reuse| reuse.media = reuse.media[1..].into());
     let error = keeps.open(Slot(0), SequenceSpec::Thinker(told)).unwrap_err().to_string();
     assert!(error.contains("3 media of a prompt are told: it has 4"), "{error}");
+    let told = parts(0, &|parts| parts[0].rows += 1);
+    let error = keeps.open(Slot(0), SequenceSpec::Thinker(told)).unwrap_err().to_string();
+    assert!(error.contains("rows of a medium are told: it has"), "{error}");
     // A stage of its own has nothing of this one.
     assert!(!finds(&mut *stage(&golden, PLENTY), &golden, &later));
 }

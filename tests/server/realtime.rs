@@ -2,6 +2,7 @@
 
 mod conversations;
 mod guests;
+mod preparing;
 mod secrets;
 mod speech;
 mod tools;
@@ -52,7 +53,12 @@ impl Talk {
 
     /// After `session.created`, and an update that makes answers short and turns the client's.
     async fn of(site: &Site, query: &str) -> Talk {
-        let mut talk = Talk::bare(site, query).await;
+        Talk::at(&site.address.to_string(), query).await
+    }
+
+    /// The same at an address.
+    async fn at(address: &str, query: &str) -> Talk {
+        let mut talk = Talk::to(address, query).await;
         assert_eq!(talk.next().await["type"], "session.created");
         let settings = json!({"max_output_tokens": TOKENS, "audio": {"input": {"turn_detection": null}}});
         talk.update(settings).await;
@@ -60,7 +66,11 @@ impl Talk {
     }
 
     async fn bare(site: &Site, query: &str) -> Talk {
-        let url = format!("ws://{}/v1/realtime{query}", site.address);
+        Talk::to(&site.address.to_string(), query).await
+    }
+
+    async fn to(address: &str, query: &str) -> Talk {
+        let url = format!("ws://{address}/v1/realtime{query}");
         Talk { socket: connect_async(url).await.unwrap().0 }
     }
 

@@ -141,7 +141,10 @@ pub async fn collect(mut stream: ResponseStream) -> Answer {
                 answer.samples.extend_from_slice(&chunk.samples);
                 answer.chunks.push(chunk.frames.0);
             }
-            Event::Finished { reason, usage } => answer.end = Some(Ok((reason, usage))),
+            Event::Finished { reason, usage } => {
+                // It tells of the requests before, and of stages that died, not of this answer.
+                answer.end = Some(Ok((reason, Usage { cached_tokens: 0, ..usage })));
+            }
             Event::Failed(error) => answer.end = Some(Err(error)),
         }
     }

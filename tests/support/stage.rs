@@ -240,7 +240,7 @@ impl Rig {
     pub fn push_input(&self, request: RequestId, seq: u32, part: Part, units: u32, end: bool) {
         let kind = if matches!(part, Part::Embeddings(_)) { Kind::Embeddings } else { Kind::Codes };
         let (generation, seq, end) = (Generation(1), Seq(seq), end.then_some(FinishReason::Stop));
-        let header = Header { request, generation, attempt: Attempt(0), seq, kind, units, end, sent: 0 };
+        let header = Header { request, generation, attempt: Attempt(0), seq, kind, units, end, sent: 0, cached: 0 };
         self.input.put(Payload { header, parts: vec![part], leases: vec![self.leases.lease(4)] }).unwrap();
     }
 }

@@ -169,7 +169,7 @@ impl Reader {
             }
             emit => (made, emit),
         };
-        let end = output.finish;
+        let (end, cached) = (output.finish, output.cached);
         let token = output.sampled.filter(|_| sequence.deliver.tokens).map(|token| (Seq(sequence.tokens), token));
         let seq = Seq(sequence.units);
         sequence.units += units;
@@ -180,7 +180,7 @@ impl Reader {
         let nothing = units == 0 && token.is_none() && end.is_none();
         let output = (!nothing).then(|| {
             let lease = self.leases.lease(emit.as_ref().map_or(0, StageData::bytes));
-            Output { request, attempt, step, deliver, seq, units, emit, token, end, lease }
+            Output { request, attempt, step, deliver, seq, units, emit, token, cached, end, lease }
         });
         Ok(Some((done, output)))
     }

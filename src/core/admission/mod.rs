@@ -12,8 +12,9 @@
 //!
 //! A place belongs to a client that uses it ([`Patience`]): a request that has waited for its client for too long ends,
 //! and one that waits at all gives its place to the next request while all places are taken: it pauses until its client
-//! is back and there is a place (`pauses`).
+//! is back and there is a place (`pauses`). What nobody waits for takes what is left (`background`).
 
+mod background;
 mod capacity;
 mod pauses;
 mod request;
@@ -32,7 +33,7 @@ use crate::patience::{Patience, life, said};
 use crate::playback::Playback;
 use capacity::Capacity;
 use shares::Shares;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use stream::Stream;
 use ttfa::FirstSounds;
@@ -58,6 +59,8 @@ pub struct AdmissionCore {
     /// When the last stream ended, while none is there.
     idle: Option<Duration>,
     streams: BTreeMap<Ticket, Stream>,
+    /// Requests that nobody waits for, the oldest first.
+    background: VecDeque<Ticket>,
     next: u64,
     /// How long a place was held lately, smoothed.
     held: Duration,
@@ -77,6 +80,7 @@ impl AdmissionCore {
             first_sounds: FirstSounds::default(),
             idle: Some(Duration::ZERO),
             streams: BTreeMap::new(),
+            background: VecDeque::new(),
             next: 0,
             held: Duration::from_secs(1),
             wanted: Duration::ZERO,
@@ -279,6 +283,9 @@ impl AdmissionCore {
 
     /// The stream has ended. Returns whether it met its SLO; `None` where it had none.
     pub fn left(&mut self, ticket: Ticket, now: Duration) -> Option<Kept> {
+        if self.background_left(ticket) {
+            return None;
+        }
         self.look(now);
         let stream = self.streams.remove(&ticket)?;
         if stream.paused.is_none() {

@@ -9,6 +9,8 @@ pub enum Slo {
     /// No deadline: it gets the time that other streams leave.
     #[default]
     BestEffort,
+    /// Nobody waits for it: it takes what is free, and ends as soon as a request of another level wants that.
+    Background,
     /// A person listens: the first sound within this time, and from then on sound in real time.
     Realtime(Duration),
 }

@@ -19,7 +19,8 @@ pub(super) enum Part {
     Known(Result<SequenceOutput, ModelError>, Range<usize>),
     /// A token, at this place of the step's output. The last embedding that it hands on, if any, is the token's own,
     /// unless the token ends the sequence.
-    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool>, of: Serial },
+    /// `cached`: see [`SequenceOutput::cached`].
+    Token { at: usize, sequences: Range<usize>, finished: Arc<AtomicBool>, of: Serial, cached: u32 },
 }
 
 /// Tells a sequence from all others of its stage.
@@ -60,7 +61,7 @@ impl PendingStep for Pending {
             sequences.push(match part {
                 Part::Known(Ok(output), range) => Ok(SequenceOutput { emit: handed.sequences(range), ..output }),
                 Part::Known(error, _) => error,
-                Part::Token { at, sequences, finished, of } => {
+                Part::Token { at, sequences, finished, of, cached } => {
                     let output = read(&lease.out.get(2 * at..2 * at + 2), &finished);
                     self.tell(of, &output);
                     output.map(|output| {
@@ -68,7 +69,8 @@ impl PendingStep for Pending {
                         // A sequence without a token in this step still hands on embeddings of its prompt.
                         let range = sequences.start..sequences.end.saturating_sub(1 - own).max(sequences.start);
                         let emit = if output.stale { None } else { handed.sequences(range) };
-                        SequenceOutput { emit, ..output }
+                        let cached = if output.stale { 0 } else { cached };
+                        SequenceOutput { emit, cached, ..output }
                     })
                 }
             });

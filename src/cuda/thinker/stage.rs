@@ -362,7 +362,9 @@ impl CudaThinker {
         if !samples {
             return Ok(Part::Known(Ok(SequenceOutput::default()), handed));
         }
-        if let Answer::Sampled { count, .. } = &mut sequence.answer {
+        let mut cached = 0;
+        if let Answer::Sampled { count, held } = &mut sequence.answer {
+            cached = if left > 0 { held.found() } else { 0 };
             *count += 1;
             sequence.exhausted = *count >= sequence.spec.max_tokens;
         }
@@ -373,7 +375,7 @@ impl CudaThinker {
             handed = if handed.is_empty() { own } else { handed.start..own.end };
         }
         let (finished, of) = (Arc::clone(&sequence.finished), Serial { slot, number: sequence.number });
-        Ok(Part::Token { at: plan.tokens.len() - 1, sequences: handed, finished, of })
+        Ok(Part::Token { at: plan.tokens.len() - 1, sequences: handed, finished, of, cached })
     }
 
     /// Gives a sequence pages for its first `positions` positions, in a prompt those that are kept. Returns what the step

@@ -1,13 +1,14 @@
-//! Embeddings of media that were encoded before. They are known by what the tower was given, so all conversations share
-//! them, and they outlive the encoder. What was used longest ago makes room for what is new.
+//! Embeddings of media that were encoded before: of sound window by window, of pictures and videos whole. They are known
+//! by what the tower was given, so all conversations share them, a clip that goes on has the windows that it had, and
+//! they outlive the encoder. What was used longest ago makes room for what is new.
 
 use omni_media::medium::MediaHash;
 use omni_telemetry::MediaMetrics;
 use omni_transfer::payload::Part;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// The embeddings of a span, in pieces: how many, and they.
+/// The embeddings of a part, in pieces: how many, and they.
 pub(crate) type Cached = Arc<[(u32, Part)]>;
 
 /// See the module.
@@ -19,6 +20,8 @@ pub(crate) struct MediaCache {
 #[derive(Default)]
 struct State {
     entries: HashMap<MediaHash, Entry>,
+    /// By when they were used last.
+    order: BTreeMap<u64, MediaHash>,
     bytes: usize,
     /// Counts uses.
     now: u64,
@@ -36,20 +39,21 @@ impl MediaCache {
         Arc::new(MediaCache { most, state: Mutex::default() })
     }
 
-    /// The embeddings of a span, if they are here.
+    /// The embeddings of a part, if they are here.
     pub fn get(&self, key: &MediaHash) -> Option<Cached> {
         let mut state = self.lock();
-        state.now += 1;
-        let now = state.now;
-        let rows = state.entries.get_mut(key).map(|entry| {
-            entry.used = now;
+        let State { entries, order, now, .. } = &mut *state;
+        *now += 1;
+        let rows = entries.get_mut(key).map(|entry| {
+            order.remove(&std::mem::replace(&mut entry.used, *now));
+            order.insert(*now, *key);
             Arc::clone(&entry.rows)
         });
         MediaMetrics::looked_up(rows.is_some());
         rows
     }
 
-    /// Keeps the embeddings of a span.
+    /// Keeps the embeddings of a part.
     pub fn insert(&self, key: MediaHash, rows: Vec<(u32, Part)>) {
         let bytes: usize = rows.iter().map(|(_, part)| part.bytes()).sum();
         if bytes > self.most {
@@ -57,13 +61,16 @@ impl MediaCache {
         }
         let mut state = self.lock();
         state.now += 1;
-        let entry = Entry { rows: rows.into(), bytes, used: state.now };
-        let old = state.entries.insert(key, entry);
-        state.bytes = state.bytes + bytes - old.map_or(0, |entry| entry.bytes);
+        let used = state.now;
+        state.bytes += bytes;
+        if let Some(old) = state.entries.insert(key, Entry { rows: rows.into(), bytes, used }) {
+            state.order.remove(&old.used);
+            state.bytes -= old.bytes;
+        }
+        state.order.insert(used, key);
         while state.bytes > self.most {
-            // Few: an entry is a picture or a clip.
-            let oldest = state.entries.iter().min_by_key(|(_, entry)| entry.used).map(|(key, _)| *key);
-            let Some(gone) = oldest.and_then(|key| state.entries.remove(&key)) else { break };
+            let Some((_, oldest)) = state.order.pop_first() else { break };
+            let Some(gone) = state.entries.remove(&oldest) else { break };
             state.bytes -= gone.bytes;
         }
         MediaMetrics::cached(state.bytes);

@@ -1,6 +1,7 @@
 //! How much memory the media of all open requests may take together.
 
 use crate::api::SubmitError;
+use crate::media::SPARE;
 use omni_config::format_bytes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct MediaMemory {
     most: u64,
     used: AtomicU64,
+    /// Of requests that nobody waits for, so that no other request is refused for those.
+    spare: Option<Arc<MediaMemory>>,
 }
 
 /// A request's part of it, given back when dropped.
@@ -20,7 +23,17 @@ pub(crate) struct MediaPermit {
 impl MediaMemory {
     /// So many bytes.
     pub fn new(most: u64) -> Arc<MediaMemory> {
-        Arc::new(MediaMemory { most, used: AtomicU64::new(0) })
+        let all = |most, spare| Arc::new(MediaMemory { most, used: AtomicU64::new(0), spare });
+        all(most, Some(all(most / SPARE as u64, None)))
+    }
+
+    /// [`MediaMemory::take`], for a request that nobody waits for: of memory that no other has.
+    ///
+    /// # Errors
+    /// [`SubmitError::Busy`]
+    pub fn take_aside(&self, bytes: u64) -> Result<MediaPermit, SubmitError> {
+        let taken = self.spare.as_ref().and_then(|spare| spare.take(bytes).ok());
+        taken.ok_or_else(|| SubmitError::Busy("there is no room for embeddings that nobody waits for".into()))
     }
 
     /// Memory for a request.
@@ -65,7 +78,11 @@ mod tests {
         assert!(matches!(memory.take(1), Err(SubmitError::Busy(_))));
         drop(first);
         assert_eq!(told(1 << 19), "");
+        let aside = memory.take_aside(1 << 18).unwrap();
+        assert!(memory.take_aside(1).is_err(), "a quarter of it");
         drop(second);
-        assert_eq!(told(1 << 20), "");
+        assert_eq!(told(1 << 20), "", "which is no part of it");
+        drop(aside);
+        assert!(memory.take_aside(1).is_ok());
     }
 }

@@ -15,6 +15,7 @@ pub(super) use memory::{MediaMemory, MediaPermit};
 use super::journal::Feed;
 use omni_core::ids::{Attempt, FinishReason, Generation, RequestId, Seq};
 use omni_media::medium::MediaHash;
+use omni_model::stage::EncodedPart;
 use omni_telemetry::clock;
 use omni_transfer::payload::{Header, Kind, Part, Payload};
 use std::ops::Range;
@@ -25,10 +26,10 @@ use std::sync::Arc;
 pub(crate) struct MediaPlan {
     /// What the encoder is given; `None` where it has nothing to do.
     pub feed: Option<Feed>,
-    /// Embeddings of the first spans, which were encoded before.
+    /// Embeddings of the first parts, which were encoded before.
     pub known: Vec<Known>,
-    /// What is encoded, span by span: as a part of what the request asks for.
-    pub hashes: Vec<MediaHash>,
+    /// What is encoded, span by span: as a part of what the request asks for, and what its prompt is known by.
+    pub spans: Arc<[Arc<[EncodedPart]>]>,
     /// Takes what the encoder makes.
     pub store: Option<MediaStore>,
     /// Memory of the request's media, until it ends.
@@ -73,6 +74,7 @@ impl Known {
             units,
             end: end.then_some(FinishReason::Stop),
             sent: clock::now(),
+            cached: 0,
         };
         Payload { header, parts: vec![part], leases: Vec::new() }
     }
@@ -80,22 +82,51 @@ impl Known {
 
 /// Where the embeddings of a request's media are kept for requests to come.
 pub(crate) struct MediaStore {
-    pub cache: Arc<MediaCache>,
-    /// Of each span: what it is known by, and which of all embeddings are its.
-    pub spans: Vec<(MediaHash, Range<u32>)>,
+    cache: Arc<MediaCache>,
+    /// Of each part that is not kept yet, the next one last: what it is known by, and which of all embeddings are its.
+    parts: Vec<(MediaHash, Range<u32>)>,
 }
 
 impl MediaStore {
-    /// All embeddings are there, in pieces that belong to one span each.
-    pub fn keep(&self, pieces: &[(u32, Part)]) {
-        for (key, rows) in &self.spans {
+    /// For these parts, in their order.
+    pub fn new(cache: Arc<MediaCache>, mut parts: Vec<(MediaHash, Range<u32>)>) -> MediaStore {
+        parts.reverse();
+        MediaStore { cache, parts }
+    }
+
+    /// Keeps the parts whose embeddings are all there by now: `pieces` from the first one on, each of one part. A
+    /// request that ends before its media are encoded leaves what was.
+    pub fn keep(&mut self, pieces: &[(u32, Part)]) {
+        let there: u32 = pieces.iter().map(|(units, _)| units).sum();
+        while let Some((key, rows)) = self.parts.pop_if(|(_, rows)| rows.end <= there) {
             let mut at = 0;
-            let of_span = pieces.iter().filter(|(units, _)| {
+            let of_part = pieces.iter().filter(|(units, _)| {
                 let first = at;
                 at += units;
                 rows.contains(&first)
             });
-            self.cache.insert(*key, of_span.cloned().collect());
+            self.cache.insert(key, of_part.cloned().collect());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_is_kept_as_soon_as_all_of_it_is_there() {
+        let cache = MediaCache::new(1 << 20);
+        let mut store = MediaStore::new(Arc::clone(&cache), vec![([1; 32], 2..5), ([2; 32], 5..6)]);
+        // The first two embeddings were known.
+        let pieces: Vec<(u32, Part)> =
+            [2, 2, 1, 1].into_iter().map(|units| (units, Part::F32(vec![units as f32]))).collect();
+        let kept = |there: usize, store: &mut MediaStore| {
+            store.keep(&pieces[..there]);
+            [1, 2].map(|key| cache.get(&[key; 32]).map(|rows| rows.iter().map(|(units, _)| *units).collect::<Vec<_>>()))
+        };
+        assert_eq!(kept(2, &mut store), [None, None], "a piece of it");
+        assert_eq!(kept(3, &mut store), [Some(vec![2, 1]), None]);
+        assert_eq!(kept(4, &mut store), [Some(vec![2, 1]), Some(vec![1])]);
     }
 }

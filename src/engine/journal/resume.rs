@@ -164,6 +164,16 @@ impl Journal {
 
     fn header(&self, edge: Edge, attempt: Attempt, seq: u32, units: u32, end: Option<FinishReason>) -> Header {
         let (request, generation) = (self.request, Generation(0));
-        Header { request, generation, attempt, seq: Seq(seq), kind: edge.kind(), units, end, sent: clock::now() }
+        Header {
+            request,
+            generation,
+            attempt,
+            seq: Seq(seq),
+            kind: edge.kind(),
+            units,
+            end,
+            sent: clock::now(),
+            cached: 0,
+        }
     }
 }

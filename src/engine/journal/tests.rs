@@ -112,6 +112,7 @@ fn payload(edge: Edge, seq: u32, values: Vec<u32>, width: usize, end: bool) -> P
         units: (values.len() / width) as u32,
         end: end.then_some(FinishReason::Stop),
         sent: 0,
+        cached: 0,
     };
     Payload { header, parts: vec![Part::U32(values)], leases: Vec::new() }
 }

@@ -61,6 +61,14 @@ impl Memory {
         Ok(Held(permit))
     }
 
+    /// Takes so many bytes if they are free.
+    pub fn take_at_once(&self, bytes: usize) -> Option<Held> {
+        let units = bytes.div_ceil(UNIT);
+        let permit = Arc::clone(&self.free).try_acquire_many_owned(u32::try_from(units).ok()?).ok()?;
+        MediaMetrics::holds((units * UNIT) as f64);
+        Some(Held(permit))
+    }
+
     #[cfg(test)]
     pub fn free(&self) -> usize {
         self.free.available_permits() * UNIT
@@ -110,11 +118,15 @@ impl Inner {
     /// and all together have as many as the prompt has tokens; sound is as long as the limit. So the need is known
     /// without a look into a file.
     pub(super) fn need(&self, sources: &[MediaSource]) -> usize {
-        let (mut pixels, mut largest, mut film, mut heard) = (0usize, 0, 0, false);
+        let (mut pixels, mut largest, mut film, mut heard, mut spoken) = (0usize, 0, 0, false, 0.0);
         for source in sources {
             let (rule, count) = match source {
                 MediaSource::Audio(_) => {
                     heard = true;
+                    continue;
+                }
+                MediaSource::Speech(file) => {
+                    spoken += seconds(file);
                     continue;
                 }
                 MediaSource::Image { detail, .. } => (self.rule(*detail), 1),
@@ -136,7 +148,16 @@ impl Inner {
         let seen = pixels.min(self.most_seen().saturating_add(beyond)).saturating_mul(RGB);
         let per_second = self.front.mel.rate as usize * size_of::<f32>()
             + self.front.mel.rate as usize / self.front.mel.hop * self.front.mel.bands * size_of::<f64>();
-        let sound = if heard { (self.limits.max_seconds.ceil() as usize + 1) * per_second } else { 0 };
+        // What is longer than the limit is refused when it is decoded.
+        let most = self.limits.max_seconds;
+        let heard = if heard { most } else { spoken.min(most) };
+        let sound = if heard > 0.0 { (heard.ceil() as usize + 1) * per_second } else { 0 };
         seen.saturating_add(film).saturating_add(sound)
     }
+}
+
+/// How long a [wav file of this process](MediaSource::Speech) is.
+fn seconds(wav: &[u8]) -> f64 {
+    let rate = wav.get(24..28).map_or(1, |bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    wav.len() as f64 / 2.0 / f64::from(rate.max(1))
 }

@@ -35,13 +35,15 @@ use omni_telemetry::MediaMetrics;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use work::Trouble;
 
 /// Requests that may wait for a turn: more than there are places by default.
 const WAITING: usize = 64;
 /// How long one may wait for its turn, and then for memory.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Requests that nobody waits for have this part of the memory that all others have, besides it.
+pub(crate) const SPARE: usize = 4;
 
 /// Prepares the media of requests. Cheap to clone.
 #[derive(Clone)]
@@ -58,6 +60,9 @@ struct Inner {
     ffmpeg: Option<Ffmpeg>,
     memory: Memory,
     turns: Arc<Semaphore>,
+    /// The same for requests that nobody waits for, so that no other request waits for those.
+    spare_memory: Memory,
+    spare_turns: Arc<Semaphore>,
     waiting: AtomicUsize,
 }
 
@@ -132,6 +137,8 @@ impl Preparer {
             ffmpeg: config.ffmpeg.clone().map(film),
             memory: Memory::new(config.max_memory),
             turns: Arc::new(Semaphore::new(AT_ONCE)),
+            spare_memory: Memory::new(config.max_memory / SPARE),
+            spare_turns: Arc::new(Semaphore::new(1)),
             waiting: AtomicUsize::new(0),
         })))
     }
@@ -167,6 +174,30 @@ impl Preparer {
         };
         let memory = self.0.memory.take(need, PATIENCE).await?;
         drop(waiting);
+        self.work(sources, turn, memory).await
+    }
+
+    /// Prepares speech for a request that nobody waits for, and waits for nothing: one at a time, with memory of its own.
+    ///
+    /// # Errors
+    /// As [`Preparer::prepare`]; [`SubmitError::Busy`] also for what is no speech.
+    pub async fn prepare_aside(&self, sources: Vec<MediaSource>) -> Result<Prepared, SubmitError> {
+        let busy = || SubmitError::Busy("there is no room for media that nobody waits for".into());
+        self.0.check(&sources)?;
+        if !sources.iter().all(|source| matches!(source, MediaSource::Speech(_))) {
+            return Err(busy());
+        }
+        let turn = Arc::clone(&self.0.spare_turns).try_acquire_owned().map_err(|_| busy())?;
+        let memory = self.0.spare_memory.take_at_once(self.0.need(&sources)).ok_or_else(busy)?;
+        self.work(sources, turn, memory).await
+    }
+
+    async fn work(
+        &self,
+        sources: Vec<MediaSource>,
+        turn: OwnedSemaphorePermit,
+        memory: Held,
+    ) -> Result<Prepared, SubmitError> {
         let (inner, left) = (Arc::clone(&self.0), Left::default());
         let gone = Arc::clone(&left.0);
         // Memory and turn are the work's, which goes on for a while when its client has left.
@@ -208,7 +239,10 @@ impl Inner {
                 message: error.to_string(),
             };
             match source {
-                MediaSource::Audio(file) | MediaSource::Image { file, .. } | MediaSource::Video { file, .. } => {
+                MediaSource::Audio(file)
+                | MediaSource::Speech(file)
+                | MediaSource::Image { file, .. }
+                | MediaSource::Video { file, .. } => {
                     self.limits.check_bytes(kind, file).map_err(|error| refused(None, error))?;
                 }
                 MediaSource::Frames { pictures, .. } => {

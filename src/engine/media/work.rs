@@ -4,7 +4,7 @@
 use super::{Inner, name};
 use crate::api::{MediaSource, MediaTokens};
 use crate::decode::{DecodeError, Pictures, Sight};
-use omni_media::hearing::{audio_tokens, spectra};
+use omni_media::hearing::{audio_tokens, samples, spectra};
 use omni_media::patches::Patches;
 use omni_media::picture::Picture;
 use omni_media::size::SizeRule;
@@ -66,7 +66,7 @@ impl Inner {
             }
             let before = match source {
                 MediaSource::Image { .. } | MediaSource::Frames { .. } => decoding,
-                MediaSource::Audio(_) | MediaSource::Video { .. } => Duration::ZERO,
+                MediaSource::Audio(_) | MediaSource::Speech(_) | MediaSource::Video { .. } => Duration::ZERO,
             };
             MediaMetrics::took(name(source.kind()), before + began.elapsed());
         }
@@ -101,7 +101,7 @@ impl Inner {
                     }
                     sights.extend(pictures.iter().map(|file| Sight { file, rule: self.front.video }));
                 }
-                MediaSource::Audio(_) | MediaSource::Video { .. } => {}
+                MediaSource::Audio(_) | MediaSource::Speech(_) | MediaSource::Video { .. } => {}
             }
         }
         let (seen, most) = (AtomicUsize::new(0), self.most_seen());
@@ -132,6 +132,10 @@ impl Inner {
     fn half(&self, source: &MediaSource, taken: &mut Taken, gone: &AtomicBool) -> Result<Half, Why> {
         match source {
             MediaSource::Audio(file) => self.clip(file, &self.limits, taken).map(Half::Audio),
+            MediaSource::Speech(file) => {
+                let decode = |limits: &MediaLimits| samples(file, limits, &self.mel).map_err(Why::from);
+                self.clip_of(decode, &self.limits, taken).map(Half::Audio)
+            }
             MediaSource::Image { detail, .. } => {
                 let picture = self.next(taken, gone)?;
                 Ok(Half::Image(self.patches(vec![picture], &self.rule(*detail), taken)?))
@@ -172,16 +176,25 @@ impl Inner {
 
     /// Decodes a clip, which is as long as the clips before it have left room for; its number.
     fn clip(&self, file: &[u8], limits: &MediaLimits, taken: &mut Taken) -> Result<usize, Why> {
+        let decode = |limits: &MediaLimits| self.decoders.sound(file, limits, &self.front.mel).map_err(Why::from);
+        self.clip_of(decode, limits, taken)
+    }
+
+    fn clip_of(
+        &self,
+        decode: impl FnOnce(&MediaLimits) -> Result<Vec<f32>, Why>,
+        limits: &MediaLimits,
+        taken: &mut Taken,
+    ) -> Result<usize, Why> {
         let rate = f64::from(self.front.mel.rate);
         let before = taken.clips.iter().map(|clip| clip.len() as f64 / rate).sum::<f64>();
         let limits = MediaLimits { max_seconds: (self.limits.max_seconds - before).max(0.0), ..*limits };
-        let found = self.decoders.sound(file, &limits, &self.front.mel);
-        let clip = found.map_err(|error| match error {
-            DecodeError::Refused(reason) if before > 0.0 => {
+        let clip = decode(&limits).map_err(|why| match why {
+            Why::Refused { message, .. } if before > 0.0 => {
                 let most = self.limits.max_seconds;
-                Why::refused(format!("{reason}; all sound of a request may last {most} s (media.max_seconds)"))
+                Why::refused(format!("{message}; all sound of a request may last {most} s (media.max_seconds)"))
             }
-            error => error.into(),
+            why => why,
         })?;
         taken.clips.push(clip);
         Ok(taken.clips.len() - 1)

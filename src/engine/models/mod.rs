@@ -167,6 +167,7 @@ impl Slot {
             fade_in: config.speech.fade_in,
             word_times: false,
             hears: false,
+            window: Duration::ZERO,
             sees: false,
             tools: false,
             tts: None,

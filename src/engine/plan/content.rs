@@ -22,7 +22,7 @@ impl RequestPlan {
             hash.take(&spec);
         }
         // The cache decides whether there is an encoder's sequence, and the hashes say more than its sizes.
-        hash.take(&self.media.hashes);
+        hash.take(&self.media.spans);
         if let Some(text) = &self.follow {
             hash.take(&text.tokens);
         }

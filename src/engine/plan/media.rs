@@ -3,7 +3,7 @@
 
 use super::omni::{OmniPlanner, refuse_prompt};
 use super::{SequencePlan, SubmitError};
-use crate::api::GenerateRequest;
+use crate::api::{GenerateRequest, Slo};
 use crate::encoded::{Known, MediaCache, MediaMemory, MediaPlan, MediaStore};
 use crate::journal::{Encoding, Feed};
 use omni_core::ids::StageName;
@@ -12,11 +12,11 @@ use omni_media::Medium;
 use omni_media::hearing::audio_tokens;
 use omni_media::medium::MediaHash;
 use omni_model::ModelError;
-use omni_model::encoder::{Encodable, EncoderSpec, Grain, Schedule};
+use omni_model::encoder::{Encodable, EncoderSpec, Grain, Schedule, Work};
 use omni_model::hf::{MediaConfig, ThinkerConfig};
 use omni_model::media::{MediaKind, MediaLayout, Positions};
 use omni_model::prompt::{ChatPrompt, MediaItem, MediaPrompt, Side, positions};
-use omni_model::stage::SequenceSpec;
+use omni_model::stage::{EncodedPart, SequenceSpec};
 use omni_stage::Outputs;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -83,10 +83,11 @@ impl OmniPlanner {
             .map(|(span, item)| (Arc::clone(&media[*item]), span.kind == MediaKind::Audio))
             .collect();
         let thinker = &self.config.thinker;
-        let (rows, encoder, plan) = self.media.encoding(thinker, &sides).map_err(|error| match error {
-            Unplanned::Model(error) => refuse(error.to_string()),
-            Unplanned::Memory(error) => error,
-        })?;
+        let (rows, encoder, plan) =
+            self.media.encoding(thinker, &sides, request.options.slo).map_err(|error| match error {
+                Unplanned::Model(error) => refuse(error.to_string()),
+                Unplanned::Memory(error) => error,
+            })?;
         let wanted: usize = layout.spans.iter().map(omni_model::media::Span::len).sum();
         if wanted != rows as usize {
             return Err(SubmitError::Internal(format!("media of {rows} embeddings stand at {wanted} positions")));
@@ -108,6 +109,7 @@ impl MediaPlanner {
         &self,
         thinker: &ThinkerConfig,
         media: &[(Arc<Medium>, bool)],
+        slo: Slo,
     ) -> Result<(u32, Option<SequencePlan>, MediaPlan), Unplanned> {
         let nothing = || Unplanned::Model(ModelError::Sequence("a medium without what is encoded of it".into()));
         let encodables = media.iter().map(|(medium, sound)| Encodable::of(medium, *sound).ok_or_else(nothing));
@@ -126,25 +128,33 @@ impl MediaPlanner {
             schedule.clone(),
             media.iter().map(|(medium, sound)| Encoding { medium: Arc::clone(medium), sound: *sound }).collect(),
         );
-        let permit = self.memory.take(rows as u64).map_err(Unplanned::Memory)?;
+        let permit = match slo {
+            Slo::Background => self.memory.take_aside(rows as u64),
+            Slo::BestEffort | Slo::Realtime(_) => self.memory.take(rows as u64),
+        };
+        let permit = permit.map_err(Unplanned::Memory)?;
 
         let chunk = thinker.audio.as_ref().map_or(0, |tower| tower.padded_chunk(longest as usize));
-        let hashes: Vec<MediaHash> = media.iter().map(|(medium, sound)| key(medium, *sound, chunk)).collect();
+        let spans: Arc<[Arc<[EncodedPart]>]> =
+            media.iter().enumerate().map(|(at, medium)| keyed(medium, &schedule, at, chunk)).collect();
+        let mut row = 0;
+        let parts = spans.iter().flat_map(|parts| parts.iter()).map(|part| {
+            row += part.rows;
+            (part.hash, row - part.rows..row)
+        });
+        let mut parts: Vec<(MediaHash, Range<u32>)> = parts.collect();
         // What stands in front and is known is given to the thinker; what stands behind something new is encoded again.
-        let mut known = Vec::new();
-        let mut given = 0;
-        for (at, hash) in hashes.iter().enumerate() {
-            let Some(cached) = self.cache.get(hash) else { break };
-            let rows = schedule.rows_of(at);
-            known.extend(Known::all(&cached, rows.start, at + 1 == hashes.len()));
-            given = at + 1;
+        let (mut known, all_rows) = (Vec::new(), schedule.rows());
+        let given = parts.iter().map_while(|(hash, rows)| {
+            let cached = self.cache.get(hash)?;
+            known.extend(Known::all(&cached, rows.start, rows.end == all_rows));
+            Some(())
+        });
+        let given = given.count();
+        if given == parts.len() {
+            return Ok((all_rows, None, MediaPlan { known, spans, permit: Some(permit), ..MediaPlan::default() }));
         }
-        let all_rows = schedule.rows();
-        if given == hashes.len() {
-            return Ok((all_rows, None, MediaPlan { known, hashes, permit: Some(permit), ..MediaPlan::default() }));
-        }
-        let spans = hashes.iter().enumerate().map(|(at, hash)| (*hash, schedule.rows_of(at)));
-        let store = MediaStore { cache: Arc::clone(&self.cache), spans: spans.skip(given).collect() };
+        let store = MediaStore::new(Arc::clone(&self.cache), parts.split_off(given));
         let params = SequenceParams {
             prompt: 0,
             prompt_input: 0,
@@ -157,7 +167,7 @@ impl MediaPlanner {
         let spec = EncoderSpec { media: encodables.into(), longest, done: 0, grain: self.grain };
         let spec = SequenceSpec::Encoder(spec);
         let encoder = SequencePlan { params, spec, deliver: Outputs { tokens: false, speech: true } };
-        let plan = MediaPlan { feed: Some(feed), known, hashes, store: Some(store), permit: Some(permit) };
+        let plan = MediaPlan { feed: Some(feed), known, spans, store: Some(store), permit: Some(permit) };
         Ok((all_rows, Some(encoder), plan))
     }
 }
@@ -173,11 +183,24 @@ pub(crate) fn runs(layout: &MediaLayout) -> Vec<PromptRun> {
     ranges.scan(0, run).collect()
 }
 
-/// What embeddings of a medium are known by: its features, and for sound what its chunks are padded to.
-fn key(medium: &Medium, sound: bool, chunk: usize) -> MediaHash {
-    let mut hash = Sha256::new_with_prefix(medium.hash(sound));
-    hash.update((if sound { chunk as u64 } else { 0 }).to_le_bytes());
-    hash.finalize().into()
+/// What embeddings of medium `at` of a schedule are known by: of sound the features of each window and what its chunks
+/// are padded to, of pictures and videos all features.
+fn keyed((medium, sound): &(Arc<Medium>, bool), schedule: &Schedule, at: usize, chunk: usize) -> Arc<[EncodedPart]> {
+    let key = |features: MediaHash, chunk: usize| {
+        Sha256::new_with_prefix(features).chain_update((chunk as u64).to_le_bytes()).finalize().into()
+    };
+    if !sound {
+        let rows = schedule.rows_of(at).len() as u32;
+        return std::iter::once(EncodedPart { rows, hash: key(medium.hash_of_pictures(), 0) }).collect();
+    }
+    let windows = schedule.parts().iter().filter(|part| part.medium == at);
+    let windows = windows.filter_map(|part| match &part.work {
+        Work::Window(frames) => {
+            Some(EncodedPart { rows: part.rows, hash: key(medium.hash_of_sound(frames.clone()), chunk) })
+        }
+        Work::Slice { .. } => None,
+    });
+    windows.collect()
 }
 
 /// A medium as the prompt sees it.

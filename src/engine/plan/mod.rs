@@ -115,6 +115,9 @@ pub(super) struct RequestPlan {
     pub media: MediaPlan,
 }
 
+/// Longer than any listener waits.
+const NOBODY_WAITS: Duration = Duration::from_secs(24 * 3600);
+
 /// Codes that a talker has made, frame after frame.
 pub(super) type CodeLog = Arc<Mutex<Vec<u32>>>;
 
@@ -126,6 +129,11 @@ pub(super) struct SequencePlan {
 }
 
 impl RequestPlan {
+    /// Tells the scheduler that all others go first.
+    pub fn yields(&mut self) {
+        self.follows(NOBODY_WAITS);
+    }
+
     /// Tells the scheduler how much sound of the piece before the listener still has.
     pub fn follows(&mut self, lead: Duration) {
         for (_, sequence) in &mut self.sequences {
@@ -168,6 +176,7 @@ impl FollowedText {
             units,
             end,
             sent: clock::now(),
+            cached: 0,
         };
         Payload { header, parts: vec![Part::U32(self.tokens)], leases: Vec::new() }
     }

@@ -86,8 +86,8 @@ impl OmniPlanner {
                 spec.eos = self.eos.iter().copied().chain([call]).collect();
             }
             spec.media = media.as_ref().map(|media| Arc::clone(&media.layout));
-            let hashes = media.as_ref().map_or(&[][..], |media| &media.plan.hashes);
-            spec.reuse = Some(Reuse { owner: owner(request.options.tenant.id), media: hashes.into() });
+            let spans = media.as_ref().map(|media| Arc::clone(&media.plan.spans)).unwrap_or_default();
+            spec.reuse = Some(Reuse { owner: owner(request.options.tenant.id), media: spans });
         }
         if let Some(media) = &media {
             (thinker.params.prompt_input, thinker.params.prompt_runs) = (media.rows, runs(&media.layout));

@@ -7,6 +7,7 @@ use super::random::{Random, mix};
 use super::scenario::{RequestKind, Script, Shape};
 use crate::encoded::{Known, MediaPlan};
 use crate::plan::{FollowedText, MediaPlanner, RequestPlan, SequencePlan, runs};
+use omni_core::admission::Slo;
 use omni_core::ids::StageName;
 use omni_core::ledger::Owed;
 use omni_core::scheduler::{Pace, SequenceParams};
@@ -73,7 +74,7 @@ pub(super) fn plan(script: &Script, shape: &Shape, encodes: &MediaPlanner) -> Op
             let of = &mut Random::new(mix(0x92, script.seed));
             let with: Prompted = prompted(&prompt, (user, 3), &script.media, of)?;
             (prompt, user, media, layout) = (with.prompt, with.user, with.media, Some(Arc::new(with.layout)));
-            let (rows, encoder, plan) = encodes.encoding(&CONFIG, &media).ok()?;
+            let (rows, encoder, plan) = encodes.encoding(&CONFIG, &media, Slo::BestEffort).ok()?;
             (prompts.rows, prompts.known) = (rows, plan.known.iter().map(Known::units).sum());
             sequences.extend(encoder.map(|encoder| (StageName::Encoder, encoder)));
             plan_of_media = plan;

@@ -355,8 +355,8 @@ impl LanguageModel for ThinkerStage {
                 }
                 sequence.prefilled = upto;
             }
-            sequence.keep(&mut self.kept, entry.samples)?;
-            let mut output = SequenceOutput::default();
+            let cached = sequence.keep(&mut self.kept, entry.samples)?;
+            let mut output = SequenceOutput { cached, ..SequenceOutput::default() };
             if entry.samples {
                 let logits = logits.next().unwrap_or_default();
                 clock.lap(Phase::Postprocess);
@@ -419,22 +419,22 @@ impl Sequence {
     }
 
     /// Keeps what is new of its prompt and answer; drops the hidden states that nothing needs any more. `sampled`: a
-    /// token is sampled in this step.
-    fn keep(&mut self, kept: &mut Option<KeptPrompts>, sampled: bool) -> Result<(), ModelError> {
-        let mut needed_from = self.prefilled;
+    /// token is sampled in this step. Returns [`SequenceOutput::cached`].
+    fn keep(&mut self, kept: &mut Option<KeptPrompts>, sampled: bool) -> Result<u32, ModelError> {
+        let (mut needed_from, mut cached) = (self.prefilled, 0);
         if let (Some(kept), Some(keeping), Answer::Sampled { cache, count, .. }) =
             (kept, &mut self.keeping, &mut self.answer)
         {
             let (media, hidden) = (self.media.as_mut(), &mut self.hidden);
             needed_from = needed_from.min(kept.keep(keeping, &self.spec, Parts { cache, media, hidden })?);
             if sampled && *count == self.spec.generated_len {
-                kept.prefilled(keeping);
+                cached = kept.prefilled(keeping);
             }
         }
         if !self.hidden.is_empty() {
             self.hidden = self.hidden.split_off(&needed_from);
         }
-        Ok(())
+        Ok(cached)
     }
 
     fn sample(&mut self, logits: &[f32], sampler: &mut Sampler) -> Result<u32, ModelError> {

@@ -54,13 +54,13 @@ impl Session {
 
     /// The prompt: instructions, then the conversation or what takes its place. The model answers a user; where none
     /// speaks last, the instructions of this response ask instead.
-    fn turns(
+    pub(super) fn turns(
         &self,
         instructions: &str,
         own: Option<&str>,
         input: Option<Vec<PromptTurn>>,
     ) -> Result<Vec<PromptTurn>, Refusal> {
-        let mut turns = input.unwrap_or_else(|| self.conversation.prompt(&self.opening.limits));
+        let mut turns = input.unwrap_or_else(|| self.conversation.prompt_with(None, &self.opening.limits));
         let mut system = Some(instructions);
         if turns.last().is_none_or(|turn| turn.role != "user" && turn.role != "tool") {
             let Some(own) = own.filter(|own| !own.trim().is_empty()) else {
@@ -140,7 +140,9 @@ impl Session {
 
     /// Takes what came of a job. Nothing of one that is over counts.
     pub fn answer(&mut self, job: JobId, part: AnswerPart) -> Vec<Effect> {
-        if self.transcriptions.contains_key(&job) {
+        if self.preparing.is(job) {
+            self.prepared(&part);
+        } else if self.transcriptions.contains_key(&job) {
             self.transcribed(job, part);
         } else if let Some(mut response) = self.take(job) {
             let is_last = matches!(part, AnswerPart::Finished { .. } | AnswerPart::Failed { .. });
@@ -155,6 +157,7 @@ impl Session {
             }
             self.next_turn();
         }
+        self.prepare();
         self.effects()
     }
 
@@ -319,6 +322,7 @@ impl Session {
             id,
             turns: vec![PromptTurn { role: "user", parts, calls: Vec::new() }],
             tools: [].into(),
+            prepares: false,
             speaks: false,
             voice: None,
             speed: 1.0,

@@ -16,6 +16,7 @@ impl Session {
             match heard {
                 Heard::Began(audio_start_ms) => {
                     let item_id = self.fresh_item();
+                    self.stop_preparing();
                     self.turn_item = Some(item_id.clone());
                     self.tell(ServerEvent::SpeechStarted { audio_start_ms, item_id });
                     if self.settings.turns.as_ref().is_some_and(|turns| turns.interrupt) {
@@ -62,6 +63,7 @@ impl Session {
 
     /// The user's turn becomes an item.
     fn committed(&mut self, id: String, samples: &[i16]) -> Result<(), Refusal> {
+        self.stop_preparing();
         let item = Item::heard(id.clone(), samples, self.listening.rate());
         self.conversation.check_room(item.bytes(), &self.opening.limits)?;
         let previous_item_id = self.conversation.last().map(str::to_owned);

@@ -72,7 +72,11 @@ proptest! {
     fn whatever_happens_every_response_is_done_once_and_all_limits_hold(
         steps in proptest::collection::vec(step(), 0..80),
     ) {
-        let mut played = Played::new();
+        let mut opening = opening();
+        // Half of what an event of sound may have.
+        opening.limits.window_ms = 30;
+        let mut played = Played::of(opening);
+        let mut over = Vec::new();
         for step in &steps {
             match step {
                 Step::Client(event) => _ = played.send(event),
@@ -88,10 +92,16 @@ proptest! {
                         4 => AnswerPart::Finished { ending: Ending::Length, usage: Usage::default() },
                         _ => AnswerPart::Failed { code: "c".to_owned(), message: "m".to_owned() },
                     };
+                    if matches!(part, AnswerPart::Finished { .. } | AnswerPart::Failed { .. }) {
+                        over.push(job);
+                    }
                     played.answer(job, part);
                 }
             }
-            prop_assert!(played.session.bytes() <= 200_000 + 100_000, "{} bytes", played.session.bytes());
+            // What is prepared holds the sounds of its prompt once more, and one is prepared at most.
+            prop_assert!(played.session.bytes() <= 2 * (200_000 + 100_000), "{} bytes", played.session.bytes());
+            let ended = |job: &&Job| !played.cancelled.contains(&job.id) && !over.contains(&job.id);
+            prop_assert!(played.begun.iter().filter(|job| job.prepares).filter(ended).count() <= 1);
         }
         // Whatever is still being made comes to its end.
         for job in played.begun.iter().map(|job| job.id).collect::<Vec<_>>() {

@@ -5,7 +5,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
 /// Sound that the detector takes for speech: a buzz with the formants of a vowel, in syllables.
-fn vowels(ms: usize) -> Vec<i16> {
+pub(super) fn vowels(ms: usize) -> Vec<i16> {
     let rate = 24_000.0;
     let sample = |at: usize| {
         let t = at as f64 / rate;
@@ -24,14 +24,14 @@ fn vowels(ms: usize) -> Vec<i16> {
     (0..ms * 24).map(sample).collect()
 }
 
-fn script() -> Vec<i16> {
+pub(super) fn script() -> Vec<i16> {
     let mut samples = vec![0i16; 24 * 700];
     samples.extend(vowels(900));
     samples.extend(vec![0i16; 24 * 1_500]);
     samples
 }
 
-fn append(samples: &[i16]) -> Value {
+pub(super) fn append(samples: &[i16]) -> Value {
     let bytes: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
     json!({"type": "input_audio_buffer.append", "audio": BASE64_STANDARD.encode(bytes)})
 }

@@ -372,7 +372,7 @@ pub(crate) struct PromptTokens {
     pub image_tokens: u32,
     /// Those that stand for frames of videos.
     pub video_tokens: u32,
-    /// 0.
+    /// Those that were kept of an earlier request and not computed again.
     pub cached_tokens: u32,
 }
 
@@ -399,7 +399,7 @@ impl From<Usage> for ChatUsage {
                 audio_tokens: seen.audio,
                 image_tokens: seen.image,
                 video_tokens: seen.video,
-                cached_tokens: 0,
+                cached_tokens: usage.cached_tokens,
             },
             completion_tokens_details: CompletionTokens { text_tokens: text, audio_tokens: audio, reasoning_tokens: 0 },
         }

@@ -16,7 +16,7 @@ use crate::ws_protocol::close_code;
 use crate::ws_socket::{Sender, Source, Unreadable};
 use futures::future::select_all;
 use omni_config::format_duration;
-use omni_realtime::{AnswerPart, Effect, JobId, Refusal, Session};
+use omni_realtime::{AnswerPart, Effect, Job, JobId, Refusal, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -154,6 +154,10 @@ impl Connection {
                 Wake::Part(job, part) => {
                     self.heard = Instant::now();
                     if matches!(part, AnswerPart::Finished { .. } | AnswerPart::Failed { .. }) {
+                        if self.running.iter().any(|running| running.id == job && running.prepares) {
+                            let finished = matches!(part, AnswerPart::Finished { .. });
+                            self.measured.prepared(if finished { "finished" } else { "refused" });
+                        }
                         self.running.retain(|running| running.id != job);
                     }
                     let effects = self.session.answer(job, part);
@@ -238,14 +242,33 @@ impl Connection {
                     self.measured.tells(&event.event);
                     self.waiting.push_back(Outgoing::Text(serde_json::to_string(&event).unwrap_or_default()));
                 }
+                Effect::Begin(job) if job.prepares => self.prepare(*job),
                 Effect::Begin(job) => {
                     let running = Running::begin(&self.app, self.caller.clone(), *job, self.has_begun);
                     self.has_begun = true;
                     self.running.push(running);
                 }
-                Effect::Cancel(job) => self.running.retain(|running| running.id != job),
+                Effect::Cancel(job) => {
+                    if self.running.iter().any(|running| running.id == job && running.prepares) {
+                        self.measured.prepared("cut_off");
+                    }
+                    self.running.retain(|running| running.id != job);
+                }
             }
         }
+    }
+
+    /// Begins what nobody waits for, if there is memory for it. It counts for no key.
+    fn prepare(&mut self, job: Job) {
+        if self.held.resize(self.session.bytes()) {
+            self.running.push(Running::begin(&self.app, self.caller.clone(), job, false));
+            return;
+        }
+        self.measured.prepared("refused");
+        let error = self.app.budget.exhausted();
+        let failed = AnswerPart::Failed { code: error.code.to_owned(), message: error.message };
+        let effects = self.session.answer(job.id, failed);
+        self.carry_out(effects);
     }
 
     fn refuse(&mut self, code: &str, message: impl std::fmt::Display) {

@@ -17,6 +17,11 @@ impl Measured {
         Measured { metrics: RealtimeMetrics::open(), ended: None }
     }
 
+    /// What was computed of a turn before its end is over, in this way.
+    pub fn prepared(&self, outcome: &'static str) {
+        self.metrics.prepared(outcome);
+    }
+
     /// An event is on its way to the client.
     pub fn tells(&mut self, event: &ServerEvent) {
         match event {

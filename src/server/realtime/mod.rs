@@ -110,6 +110,7 @@ fn opening(app: &Arc<App>, seed: u64) -> Opening {
             parts: PARTS,
             media: app.media.max_files,
             media_ms: u64::from(app.media.max_seconds) * 1000,
+            window_ms: if config.prepare { info.window.as_millis() as u64 } else { 0 },
             jobs: JOBS,
         },
     }

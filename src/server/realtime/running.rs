@@ -22,6 +22,8 @@ const CALL: &str = "<tool_call>";
 /// See the module.
 pub(super) struct Running {
     pub id: JobId,
+    /// Whether nothing takes its answer.
+    pub prepares: bool,
     app: Arc<App>,
     /// What a call of a function, with which a spoken answer ends, is to be asked for.
     rest: Option<Job>,
@@ -64,12 +66,13 @@ impl Running {
     /// Begins a request. `counts`: whether it is one more of its key than the request that opened the session.
     pub fn begin(app: &Arc<App>, caller: Caller, job: Job, counts: bool) -> Running {
         let info = app.service.info();
-        let (id, sample_rate, frame) = (job.id, info.sample_rate, info.samples_per_frame.max(1) as usize);
+        let (id, prepares) = (job.id, job.prepares);
+        let (sample_rate, frame) = (info.sample_rate, info.samples_per_frame.max(1) as usize);
         let rest = (job.speaks && !job.tools.is_empty()).then(|| Job { speaks: false, ..job.clone() });
         let begun = begin(Arc::clone(app), caller.clone(), job, counts);
         let state = State::Beginning(Box::pin(begun));
         let app = Arc::clone(app);
-        Running { id, app, rest, given: 0, skipped: 0, spoken: None, caller, sample_rate, frame, state }
+        Running { id, prepares, app, rest, given: 0, skipped: 0, spoken: None, caller, sample_rate, frame, state }
     }
 
     /// Takes the text of a token: what of it was not given before.
@@ -140,7 +143,9 @@ impl Running {
         let State::Serving(serving) = &mut self.state else { return None };
         match event {
             Some(Event::Started { id, .. }) => {
-                self.caller.visit.leads_to(id);
+                if !self.prepares {
+                    self.caller.visit.leads_to(id);
+                }
                 Some(AnswerPart::Started)
             }
             Some(Event::Text(text)) => {
@@ -161,6 +166,7 @@ impl Running {
                 let media = usage.media;
                 let usage = Usage {
                     input: usage.prompt_tokens,
+                    cached: usage.cached_tokens,
                     input_audio: media.audio,
                     input_image: media.image + media.video,
                     output_text: usage.text_tokens,
@@ -205,9 +211,10 @@ async fn begin(app: Arc<App>, caller: Caller, job: Job, counts: bool) -> Result<
     let writer = app.writer(sound)?;
     let options = RequestOptions {
         tenant: caller.tenant,
-        slo: match job.speaks {
-            true => Slo::Realtime(app.limits().first_audio_deadline),
-            false => Slo::BestEffort,
+        slo: match (job.prepares, job.speaks) {
+            (true, _) => Slo::Background,
+            (false, true) => Slo::Realtime(app.limits().first_audio_deadline),
+            (false, false) => Slo::BestEffort,
         },
         life: None,
     };
@@ -240,7 +247,7 @@ async fn prompt(app: &App, job: &Job) -> Result<(Vec<ChatMessage>, Vec<MediaSour
     let mut pictures = sources.into_iter();
     let media = parts().filter_map(|part| match part {
         PromptPart::Text(_) => None,
-        PromptPart::Audio(file) => Some(MediaSource::Audio(Arc::clone(file))),
+        PromptPart::Audio(file) => Some(MediaSource::Speech(Arc::clone(file))),
         // There are as many as were asked for.
         PromptPart::Image { .. } => pictures.next(),
     });

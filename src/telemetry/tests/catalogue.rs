@@ -88,6 +88,7 @@ fn record_one_of_each() {
         let session = RealtimeMetrics::open();
         session.turns.increment(1);
         session.interruptions.increment(1);
+        session.prepared("finished");
         session.first_sound.record(Duration::from_millis(300));
         telemetry::request_guilty(name);
         edge.leases.set(1.0);

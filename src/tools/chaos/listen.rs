@@ -4,7 +4,7 @@ use super::load::Asked;
 use super::verdict::{End, Heard};
 use omni_core::ids::RequestId;
 use omni_core::playback::Playback;
-use omni_engine::{Engine, Event, RequestError, Service, SubmitError};
+use omni_engine::{Engine, Event, RequestError, Service, SubmitError, Usage};
 use std::time::{Duration, Instant};
 
 /// How long a listener waits before it asks again after a refusal that will pass.
@@ -70,7 +70,10 @@ pub async fn listen(
                 heard.samples.extend_from_slice(&chunk.samples);
                 continue;
             }
-            Ok(Some(Event::Finished { reason, usage })) => heard.end = End::Finished(reason, usage),
+            Ok(Some(Event::Finished { reason, usage })) => {
+                // What was kept of earlier prompts depends on what ran before, and on what died.
+                heard.end = End::Finished(reason, Usage { cached_tokens: 0, ..usage });
+            }
             Ok(Some(Event::Failed(RequestError::BroughtDown { stage, times, .. }))) => {
                 heard.end = End::Ended(stage, times);
             }

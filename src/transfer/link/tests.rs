@@ -42,6 +42,7 @@ fn payload(n: u32) -> Payload {
         units: 1,
         end: None,
         sent: 0,
+        cached: 0,
     };
     let part = match kind {
         Kind::Embeddings => {

@@ -3,7 +3,7 @@
 //! ```text
 //! offset  size  what
 //!      0     4  magic "OMNA"
-//!      4     2  version (3), little endian like every number here
+//!      4     2  version (4), little endian like every number here
 //!      6     2  length h of the header
 //!      8     4  length b of the body
 //!     12     4  CRC-32 (IEEE) of bytes 4..12 and everything after byte 16
@@ -31,7 +31,7 @@ use super::payload::Header;
 use omni_model::ModelError;
 
 const MAGIC: [u8; 4] = *b"OMNA";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const PREFIX: usize = 16;
 /// Where parts may begin: enough for every element type and for vector loads.
 const ALIGN: usize = 16;

@@ -17,6 +17,7 @@ fn header(kind: Kind, units: u32) -> Header {
         units,
         end: Some(FinishReason::Stop),
         sent: 0,
+        cached: 0,
     }
 }
 

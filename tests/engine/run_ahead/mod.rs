@@ -132,6 +132,7 @@ async fn a_talker_says_the_same_through_its_actors() {
                 units: text.len() as u32,
                 end: Some(FinishReason::Stop),
                 sent: 0,
+                cached: 0,
             };
             rig.input.put(Payload { header, parts: vec![Part::U32(text)], leases: Vec::new() }).unwrap();
         }

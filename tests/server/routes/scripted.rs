@@ -118,6 +118,7 @@ impl Scripted {
             fade_in: Duration::ZERO,
             word_times: false,
             hears: true,
+            window: Duration::ZERO,
             sees: true,
             tools: true,
             tts: None,

@@ -1,26 +1,26 @@
 //! What blocks of positions are known by: a chain of SHA-256 over all that their keys and values depend on.
 //!
 //! These are, of the position and of all before it: whose prompt it is, its token, its place on the three axes of the
-//! rotation, and, where it stands for media, the hash of what was encoded and which row of that it is. Whatever a net
-//! comes to look at besides has to enter the chain as well.
+//! rotation, and, where it stands for media, the hash of the part that was encoded and which row of that it is. A part is
+//! a window of a sound: so a sound that goes on has the keys that it had. Whatever a net comes to look at besides has to
+//! enter the chain as well.
 
 use super::BLOCK;
 use super::store::Key;
 use crate::ModelError;
 use crate::error::refused;
 use crate::media::{MediaKind, Positions};
-use crate::stage::{Reuse, ThinkerSpec};
+use crate::stage::{EncodedPart, Reuse, ThinkerSpec};
 use sha2::{Digest, Sha256};
-use std::ops::Range;
 
 /// Changes with what enters the chain.
-const SCHEME: &[u8] = b"omni-actors kept prompt 1";
+const SCHEME: &[u8] = b"omni-actors kept prompt 2";
 
-/// Row `row` of medium `span` of a prompt stands at position `at`.
+/// Row `row` of part `part` of a prompt's media stands at position `at`.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     at: usize,
-    span: usize,
+    part: usize,
     row: u32,
 }
 
@@ -31,8 +31,8 @@ pub(super) struct Chain {
     keys: Vec<Key>,
     /// By position.
     rows: Vec<Row>,
-    /// What each medium is, by its number in the prompt.
-    media: Vec<(u8, Key)>,
+    /// What each part of the media is, by its number in the prompt.
+    parts: Vec<(u8, Key)>,
 }
 
 impl Chain {
@@ -51,15 +51,22 @@ impl Chain {
             MediaKind::Image => 2,
             MediaKind::Video => 3,
         };
-        let media = spans.iter().zip(reuse.media.iter()).map(|(span, hash)| (kind(span.kind), *hash)).collect();
-        let of_span = |(span, at): (usize, &Vec<Range<usize>>)| {
-            let at: Vec<usize> = at.iter().cloned().flatten().collect();
-            at.into_iter().zip(0..).map(move |(at, row)| Row { at, span, row })
-        };
-        let mut rows: Vec<Row> = spans.iter().map(|span| &span.at).enumerate().flat_map(of_span).collect();
-        rows.sort_unstable_by_key(|row| row.at);
+        let (mut parts, mut rows) = (Vec::new(), Vec::new());
+        for (span, told) in spans.iter().zip(reuse.media.iter()) {
+            let count: u64 = told.iter().map(|part| u64::from(part.rows)).sum();
+            if count != span.len() as u64 {
+                return refused(format!("{count} rows of a medium are told: it has {}", span.len()));
+            }
+            let mut at = span.at.iter().cloned().flatten();
+            for EncodedPart { rows: count, hash } in told.iter() {
+                let part = parts.len();
+                parts.push((kind(span.kind), *hash));
+                rows.extend((0..*count).zip(&mut at).map(|(row, at)| Row { at, part, row }));
+            }
+        }
+        rows.sort_unstable_by_key(|row: &Row| row.at);
         let begin = Sha256::new_with_prefix(SCHEME).chain_update(reuse.owner).finalize().into();
-        Ok(Chain { begin, keys: Vec::new(), rows, media })
+        Ok(Chain { begin, keys: Vec::new(), rows, parts })
     }
 
     /// Blocks that have a key.
@@ -78,8 +85,8 @@ impl Chain {
             place.iter().for_each(|axis| hash.update(axis.to_le_bytes()));
             match rows.next_if(|row| row.at == at) {
                 None => hash.update([0u8]),
-                Some(Row { span, row, .. }) => {
-                    let (kind, content) = &self.media[*span];
+                Some(Row { part, row, .. }) => {
+                    let (kind, content) = &self.parts[*part];
                     hash.update([*kind]);
                     hash.update(content);
                     hash.update(row.to_le_bytes());

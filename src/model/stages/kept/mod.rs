@@ -62,8 +62,8 @@ pub(super) struct Keeping {
     turn: u64,
     /// Blocks of this sequence that were found or kept, or for which there was no room.
     seen: usize,
-    /// Whether it found any.
-    found: bool,
+    /// Positions of the prompt that it found.
+    found: u32,
 }
 
 /// The state of a sequence that is kept and taken over.
@@ -125,7 +125,7 @@ impl KeptPrompts {
             if let Some(media) = media {
                 media.need_none_before(cache.len() as u32);
             }
-            keeping.found = true;
+            keeping.found += found as u32;
             self.metrics.positions.increment(found as u64);
         }
         Ok(())
@@ -169,9 +169,10 @@ impl KeptPrompts {
         Ok((keeping.seen * BLOCK) as u32)
     }
 
-    /// The prompt of a sequence is complete.
-    pub fn prefilled(&self, keeping: &Keeping) {
-        self.metrics.looked_up(keeping.found);
+    /// The prompt of a sequence is complete. Returns how many positions of it were found.
+    pub fn prefilled(&self, keeping: &Keeping) -> u32 {
+        self.metrics.looked_up(keeping.found > 0);
+        keeping.found
     }
 
     /// Drops all that a sequence has used or kept, because it failed: what it has computed is suspect.
@@ -193,7 +194,7 @@ impl Keeping {
     fn new(spec: &ThinkerSpec, turn: u64) -> std::result::Result<Option<Keeping>, ModelError> {
         let Some(reuse) = &spec.reuse else { return Ok(None) };
         let chain = Chain::new(spec, reuse)?;
-        let mut keeping = Keeping { chain, said: Vec::new(), turn, seen: 0, found: false };
+        let mut keeping = Keeping { chain, said: Vec::new(), turn, seen: 0, found: 0 };
         while keeping.extend(spec) {}
         Ok(Some(keeping))
     }

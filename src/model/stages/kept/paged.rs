@@ -96,7 +96,7 @@ impl PagedPrompts {
         let (found, upto) = (first as u32..held.computed as u32, upto.max(held.computed as u32));
         if let (Some(metrics), Some(keeping), false) = (&self.metrics, &mut held.keeping, found.is_empty()) {
             metrics.positions.increment(found.len() as u64);
-            keeping.found = true;
+            keeping.found += found.len() as u32;
             keeping.seen = held.computed / PAGE;
         }
         Some(Planned { compute: found.end..upto, found, told: before..held.pages.len() })
@@ -142,7 +142,7 @@ impl PagedPrompts {
         if let (Some(metrics), Some(keeping)) = (&self.metrics, &held.keeping)
             && computed == spec.prompt.len()
         {
-            metrics.looked_up(keeping.found);
+            metrics.looked_up(keeping.found > 0);
         }
         self.tell();
     }
@@ -204,6 +204,11 @@ impl Held {
     /// Its table of pages.
     pub fn pages(&self) -> &[u32] {
         &self.pages
+    }
+
+    /// Positions of its prompt that were taken over.
+    pub fn found(&self) -> u32 {
+        self.keeping.as_ref().map_or(0, |keeping| keeping.found)
     }
 
     /// The row of a position in memory that has [`PAGE`] rows for each page of the cache.

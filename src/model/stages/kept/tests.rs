@@ -3,7 +3,7 @@
 use crate::checkpoint::Checkpoint;
 use crate::media::{MediaKind, MediaLayout, Positions, Span};
 use crate::sampling::SamplingParams;
-use crate::stage::{Reuse, SequenceSpec, SequenceWork, StageData, StageModel, ThinkerMode, ThinkerSpec};
+use crate::stage::{EncodedPart, Reuse, SequenceSpec, SequenceWork, StageData, StageModel, ThinkerMode, ThinkerSpec};
 use crate::stages::LanguageModel;
 use crate::stages::thinker::{ThinkerFactory, ThinkerStage};
 use crate::thinker::Thinker;
@@ -75,6 +75,26 @@ fn the_longest_beginning_in_whole_blocks_is_found_answers_included() {
 }
 
 #[test]
+fn the_step_that_samples_the_first_token_tells_how_many_positions_were_kept() {
+    let mut stage = stage(1 << 30);
+    let told = |stage: &mut ThinkerStage, spec: &ThinkerSpec, advances: &[u32]| -> Vec<u32> {
+        stage.open(Slot(0), SequenceSpec::Thinker(spec.clone())).unwrap();
+        let step = |advance: &u32| {
+            let work = [SequenceWork { slot: Slot(0), advance: *advance }];
+            stage.step(&work).unwrap().remove(0).unwrap().cached
+        };
+        let told = advances.iter().map(step).collect();
+        stage.close(Slot(0));
+        told
+    };
+    let asked = spec(0..40, 1);
+    assert_eq!(told(&mut stage, &asked, &[40, 1]), [0, 0]);
+    assert_eq!(told(&mut stage, &asked, &[40, 1]), [32, 0]);
+    assert_eq!(told(&mut stage, &asked, &[10, 10, 20, 1]), [0, 0, 32, 0], "in pieces");
+    assert_eq!(told(&mut stage, &spec(0..40, 2), &[40]), [0], "another owner");
+}
+
+#[test]
 fn the_last_position_of_a_prompt_is_computed_each_time() {
     let mut stage = stage(1 << 30);
     for len in [1, 16, 17, 32, 33] {
@@ -116,7 +136,7 @@ fn heard_and_seen(stage: &ThinkerStage, turns: u32) -> (ThinkerSpec, Vec<Tensor>
             let number = turn * 10 + number;
             let value = |i: usize| ((i as u32 * 7919 + number * 104_729) % 1009) as f32 / 500.0 - 1.0;
             rows.push(Tensor::from_vec((0..count * width).map(value).collect(), (count, width), &Device::Cpu).unwrap());
-            hashes.push([number as u8; 32]);
+            hashes.push([EncodedPart { rows: count as u32, hash: [number as u8; 32] }].into());
             layout.spans.push(Span { kind, at: vec![at] });
         }
     }
