@@ -24,7 +24,7 @@ fn vowels(ms: usize) -> Vec<i16> {
     (0..ms * 24).map(sample).collect()
 }
 
-fn script() -> Vec<i16> {
+pub(super) fn script() -> Vec<i16> {
     let mut samples = vec![0i16; 24 * 700];
     samples.extend(vowels(900));
     samples.extend(vec![0i16; 24 * 1_500]);
