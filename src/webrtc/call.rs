@@ -225,6 +225,12 @@ impl Call {
         channel.buffered_amount() + bytes <= UNACKNOWLEDGED
     }
 
+    /// Whether the peer has all that it was told.
+    pub fn is_drained(&mut self) -> bool {
+        let Some(mut channel) = self.channel.and_then(|id| self.rtc.channel(id)) else { return true };
+        channel.buffered_amount() == 0
+    }
+
     /// Bytes that the peer takes as one message.
     pub fn largest(&self) -> usize {
         self.largest
