@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use str0m::channel::ChannelId;
 use str0m::format::Codec;
-use str0m::media::{Frequency, MediaKind, MediaTime, Mid};
+use str0m::media::{Frequency, MediaTime, Mid};
 use str0m::net::{Protocol, Receive};
 use str0m::{Candidate, Event, Input, Output, Rtc, RtcConfig};
 
@@ -102,11 +102,11 @@ impl Call {
         }
         let answer = rtc.sdp_api().accept_offer(offer)?.to_sdp_string();
         let name = rtc.direct_api().local_ice_credentials().ufrag;
-        let mut call = Call {
+        let call = Call {
             rtc,
             addresses: addresses.to_vec(),
             name,
-            sound: None,
+            sound: sound_of(&answer),
             channel: None,
             largest,
             ear: Ear::new().map_err(internal)?,
@@ -115,8 +115,6 @@ impl Call {
             news: VecDeque::new(),
             over: false,
         };
-        // What the offer has is told before anything else.
-        call.look();
         match call.sound {
             Some(_) => Ok((call, answer)),
             None => Err(OfferError::NoSound),
@@ -176,13 +174,6 @@ impl Call {
         }
     }
 
-    /// Goes through what str0m tells at once.
-    fn look(&mut self) {
-        while let Ok(Output::Event(event)) = self.rtc.poll_output() {
-            self.happened(event);
-        }
-    }
-
     fn end(&mut self) {
         if !std::mem::replace(&mut self.over, true) {
             self.news.push_back(News::Over);
@@ -191,14 +182,6 @@ impl Call {
 
     fn happened(&mut self, event: Event) {
         match event {
-            Event::MediaAdded(media) if media.kind == MediaKind::Audio && self.sound.is_none() => {
-                // Without a codec that both know there is no writer's format.
-                let opus = self.rtc.writer(media.mid).is_some_and(|writer| {
-                    let mut formats = writer.payload_params();
-                    formats.any(|format| format.spec().codec == Codec::Opus)
-                });
-                self.sound = opus.then_some(media.mid);
-            }
             Event::ChannelOpen(id, label) if label == EVENTS && self.channel.is_none() => {
                 self.channel = Some(id);
                 self.news.push_back(News::Open);
@@ -264,6 +247,17 @@ impl Call {
         self.over = true;
         let _ = self.rtc.close();
     }
+}
+
+/// The first section of sound that an answer accepts: the one codec that it may have is Opus.
+fn sound_of(answer: &str) -> Option<Mid> {
+    let mut sections = answer.split("\nm=").skip(1);
+    let accepted = |section: &&str| {
+        let mut words = section.split_ascii_whitespace();
+        words.next() == Some("audio") && words.next() != Some("0") && section.contains("opus/48000")
+    };
+    let name = sections.find(accepted)?.lines().find_map(|line| line.strip_prefix("a=mid:"))?;
+    Some(Mid::from(name.trim_end()))
 }
 
 // Samples of the wire's clock come in whole packets.

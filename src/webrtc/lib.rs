@@ -16,8 +16,12 @@
 mod call;
 pub mod crypto;
 mod offer;
+#[cfg(test)]
+mod peer;
 mod sound;
 mod stun;
+#[cfg(test)]
+mod tests;
 
 pub use call::{Call, News, Step};
 pub use offer::OfferError;
