@@ -44,6 +44,8 @@ check_lint() {
     cargo clippy --locked --all-targets "${what[@]}" -- -D warnings
     # Without the formats that are features: the one crate that knows them.
     cargo clippy --locked -p omni-audio --no-default-features --all-targets -- -D warnings
+    # Without calls over WebRTC.
+    cargo clippy --locked -p omni-server --no-default-features --all-targets -- -D warnings
 }
 
 check_docs() {

@@ -11,8 +11,10 @@ pub(super) enum News {
     /// A message that is no text.
     NotText,
     /// Sound of the user's, 24,000 samples a second, and how many bytes of packets it was.
+    #[cfg_attr(not(feature = "webrtc"), expect(dead_code, reason = "of calls"))]
     Heard(Vec<i16>, usize),
     /// The next 20 ms of sound are due.
+    #[cfg_attr(not(feature = "webrtc"), expect(dead_code, reason = "of calls"))]
     Due,
     /// The message that waits may be sent.
     Room,

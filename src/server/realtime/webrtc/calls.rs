@@ -109,8 +109,9 @@ impl Calls {
 
     async fn receive(&self) {
         let socket = loop {
-            if let Some(socket) = self.table().socket.clone() {
-                break socket;
+            if let Some(socket) = &self.table().socket {
+                // The table alone holds it, and the calls, so that the port can be given up.
+                break Arc::downgrade(socket);
             }
             tokio::time::sleep(AGAIN).await;
             match open(self.address) {
@@ -122,10 +123,8 @@ impl Calls {
                 Err(error) => return warn!(%error, address = %self.address, "cannot open the port of calls"),
             }
         };
-        let socket = Arc::downgrade(&socket);
         let mut packet = [0; PACKET];
         loop {
-            // Held for a moment only, so that the port can be given up.
             let Some(socket) = socket.upgrade() else { return };
             let received = tokio::select! {
                 received = socket.recv_from(&mut packet) => received,
@@ -134,7 +133,7 @@ impl Calls {
             };
             match received {
                 Ok((length, from)) => {
-                    self.route(SocketAddr::new(from.ip().to_canonical(), from.port()), &packet[..length])
+                    self.route(SocketAddr::new(from.ip().to_canonical(), from.port()), &packet[..length]);
                 }
                 // An address to which something was sent does not listen any more.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
