@@ -1,8 +1,8 @@
 //! Calls over WebRTC: a client made of str0m, over real sockets.
 
 use super::*;
-use crate::support::engine::{idle, tiny, voice};
-use omni_webrtc::crypto::provider;
+use crate::support::engine::{idle, voice};
+use omni_actors::webrtc::crypto::provider;
 use std::net::SocketAddr;
 use std::time::Instant;
 use tokio::net::UdpSocket;
@@ -232,7 +232,7 @@ async fn what_is_no_call_is_told_why() {
         config.server.realtime.webrtc.max_sdp_bytes = 9000;
     })
     .await;
-    let without = site_without().await;
+    let without = super::site().await;
     let (_, _, offer) = Phone::offer().await;
     let huge = format!("{offer}{}", "a=x\r\n".repeat(2000));
     for (site, kind, body, status, says) in [
@@ -247,8 +247,4 @@ async fn what_is_no_call_is_told_why() {
         let answer: Value = response.json().await.unwrap();
         assert!(answer["error"]["message"].as_str().unwrap().contains(says), "{answer}");
     }
-}
-
-async fn site_without() -> Site {
-    Site::of(&tiny(), |_| {}).await
 }
