@@ -64,8 +64,8 @@ pub enum ServeError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The port of calls is taken or not ours.
-    #[error("cannot open the UDP port {address}: {source}; choose another address with `realtime.webrtc.listen`")]
+    /// The port of calls is taken or not ours, or this program has no calls.
+    #[error("cannot take calls at {address}: {source}; `realtime.webrtc.listen` names another address, or none")]
     WebRtc {
         /// What was asked for.
         address: SocketAddr,
