@@ -44,6 +44,8 @@ check_lint() {
     cargo clippy --locked --all-targets "${what[@]}" -- -D warnings
     # Without the formats that are features: the one crate that knows them.
     cargo clippy --locked -p omni-audio --no-default-features --all-targets -- -D warnings
+    # With calls over WebRTC.
+    cargo clippy --locked -p omni-server --features webrtc --all-targets -- -D warnings
 }
 
 check_docs() {
@@ -53,6 +55,7 @@ check_docs() {
 check_test() {
     cargo test --locked "${what[@]}"
     cargo test --locked -p omni-audio --no-default-features
+    cargo test --locked --features webrtc --test server realtime::
 }
 
 check_deny() {

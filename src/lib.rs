@@ -19,6 +19,7 @@
 //! | [`ops`] | the CPU kernels |
 //! | [`media`] | what a model hears and sees: files of sound, pictures and videos to numbers |
 //! | [`realtime`] | OpenAI's realtime protocol as a state machine |
+//! | `webrtc` | a call over WebRTC without its socket, with the feature `webrtc` |
 //! | [`audio`] | formats of sound: wav, flac, mp3, opus; speed |
 //! | [`config`] | what the user wrote, and what it means |
 //! | [`fault`] | faults on purpose |
@@ -69,3 +70,5 @@ pub use omni_stage as actors;
 pub use omni_telemetry as telemetry;
 pub use omni_tools as tools;
 pub use omni_transfer as transfer;
+#[cfg(feature = "webrtc")]
+pub use omni_webrtc as webrtc;

@@ -347,8 +347,9 @@ fn realtime_events_are_followed_or_refused_with_words() {
         media: 2,
         media_ms: 4_000,
         jobs: 3,
+        window_ms: 200,
     };
-    let opening = Opening { id: "sess_1".to_owned(), seed: 1, expires_at: 1, abilities, limits };
+    let opening = Opening { id: "sess_1".to_owned(), seed: 1, expires_at: 1, abilities, limits, plays: false };
     let sound = "AAAA".repeat(2_000);
     let item = |content: serde_json::Value| {
         json!({"type": "conversation.item.create", "event_id": "e", "previous_item_id": "item_1",

@@ -27,7 +27,7 @@ fn opening() -> Opening {
         media_ms: 4_000,
         jobs: 3,
     };
-    Opening { id: "sess_1".to_owned(), seed: 1, expires_at: 1, abilities, limits }
+    Opening { id: "sess_1".to_owned(), seed: 1, expires_at: 1, abilities, limits, plays: false }
 }
 
 fuzz_target!(|text: &str| {

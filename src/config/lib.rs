@@ -32,7 +32,7 @@ pub use faults::{FaultFile, fault_fields, faults_of_json, load_faults, parse_fau
 pub use keys::{KeyConfig, Scope, hash_key};
 pub use models::{LoadTime, ModelEntry};
 pub use placement::{Found, Placed, placed};
-pub use realtime::RealtimeConfig;
+pub use realtime::{RealtimeConfig, WebRtcConfig};
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 pub use wyoming::WyomingConfig;

@@ -17,6 +17,8 @@ pub enum ClientEvent {
     Commit,
     /// `input_audio_buffer.clear`
     Clear,
+    /// `output_audio_buffer.clear`
+    ClearOutput,
     /// `conversation.item.create`
     Create(Box<CreateFields>),
     /// `conversation.item.retrieve`: the item's id.
@@ -33,11 +35,12 @@ pub enum ClientEvent {
 
 impl ClientEvent {
     /// The types that there are.
-    pub const TYPES: [&str; 10] = [
+    pub const TYPES: [&str; 11] = [
         "session.update",
         "input_audio_buffer.append",
         "input_audio_buffer.commit",
         "input_audio_buffer.clear",
+        "output_audio_buffer.clear",
         "conversation.item.create",
         "conversation.item.retrieve",
         "conversation.item.truncate",
@@ -63,6 +66,7 @@ impl ClientEvent {
             "input_audio_buffer.append" => ClientEvent::Append(body::<Append>(map)?.audio),
             "input_audio_buffer.commit" => ClientEvent::Commit,
             "input_audio_buffer.clear" => ClientEvent::Clear,
+            "output_audio_buffer.clear" => ClientEvent::ClearOutput,
             "conversation.item.create" => ClientEvent::Create(Box::new(body(map)?)),
             "conversation.item.retrieve" => ClientEvent::Retrieve(body::<Named>(map)?.item_id),
             "conversation.item.truncate" => ClientEvent::Truncate(body(map)?),

@@ -13,6 +13,7 @@
 //! | `sound` | formats of sound on the wire, wav files for the model |
 //! | `detector`, `turns`, `listening` | the input audio buffer, and where speech begins and ends in it |
 //! | `job` | requests to the engine, and what comes back |
+//! | `playback` | sound that waits to be played, where the server plays it |
 //! | `response`, `spoken` | an answer that is being made, and its sound |
 //! | `session` | all of it together |
 
@@ -26,6 +27,7 @@ mod detector;
 mod item;
 mod job;
 mod listening;
+mod playback;
 mod refusal;
 mod response;
 mod server_event;
@@ -42,6 +44,7 @@ pub use calls::{Call, CallFinder, Found, MAX_CALL_BYTES, MAX_CALLS};
 pub use client_event::ClientEvent;
 pub use item::Detail;
 pub use job::{AnswerPart, Ending, Job, JobId, PromptPart, PromptTurn, Usage};
+pub use playback::PLAYED;
 pub use refusal::Refusal;
 pub use server_event::{Sent, ServerEvent};
 pub use session::{Abilities, Effect, FindVoice, IsModel, Limits, Opening, Session};

@@ -120,6 +120,15 @@ impl Listening {
         Ok(())
     }
 
+    /// Appends samples of a microphone that is always on: without turn detection the last ones are kept.
+    pub fn extend(&mut self, samples: &[i16], limits: &Limits) {
+        self.samples.extend(samples);
+        let most = limits.audio_ms * u64::from(self.format.rate()) / 1000;
+        if self.detecting.is_none() && self.samples.len() as u64 > most {
+            self.drop_before(self.end() - most);
+        }
+    }
+
     /// Whether there is sound that the detector has not heard.
     pub fn is_behind(&self) -> bool {
         self.detecting.is_some() && self.heard < self.end()

@@ -246,12 +246,17 @@ impl Response {
         ServerEvent::TranscriptDelta { place, delta, start_time: (start * 1000.0).round() / 1000.0 }
     }
 
-    /// More sound.
+    /// More sound, as it is told.
     pub fn audio(&mut self, bytes: &[u8]) -> ServerEvent {
+        self.sounds(bytes);
+        ServerEvent::AudioDelta { place: self.place(), delta: BASE64_STANDARD.encode(bytes) }
+    }
+
+    /// More sound.
+    pub fn sounds(&mut self, bytes: &[u8]) {
         self.sound += bytes.len() as u64;
         let format = self.settings.format;
         self.spoken.ms = self.sound * 1000 / (format.width() as u64 * u64::from(format.rate()));
-        ServerEvent::AudioDelta { place: self.place(), delta: BASE64_STANDARD.encode(bytes) }
     }
 
     /// The item with what has come.

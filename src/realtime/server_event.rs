@@ -1,4 +1,4 @@
-//! What a client is told. Only events that Pipecat's parser knows: it raises at any other.
+//! What a client is told. Over a WebSocket only events that Pipecat's parser knows: it raises at any other.
 
 use crate::refusal::Refusal;
 use serde::Serialize;
@@ -120,6 +120,12 @@ pub enum ServerEvent {
         #[serde(flatten)]
         place: Place,
     },
+    #[serde(rename = "output_audio_buffer.started")]
+    OutputStarted { response_id: String },
+    #[serde(rename = "output_audio_buffer.stopped")]
+    OutputStopped { response_id: String },
+    #[serde(rename = "output_audio_buffer.cleared")]
+    OutputCleared { response_id: String },
     #[serde(rename = "response.function_call_arguments.delta")]
     ArgumentsDelta { response_id: String, item_id: String, output_index: u32, call_id: String, delta: String },
     #[serde(rename = "response.function_call_arguments.done")]
@@ -134,8 +140,8 @@ pub enum ServerEvent {
 }
 
 impl ServerEvent {
-    /// The types that there are.
-    pub const TYPES: [&str; 29] = [
+    /// The types that there are. Those of the output audio buffer come in calls alone.
+    pub const TYPES: [&str; 32] = [
         "error",
         "session.created",
         "session.updated",
@@ -163,6 +169,9 @@ impl ServerEvent {
         "response.output_audio_transcript.done",
         "response.output_audio.delta",
         "response.output_audio.done",
+        "output_audio_buffer.started",
+        "output_audio_buffer.stopped",
+        "output_audio_buffer.cleared",
         "response.function_call_arguments.delta",
         "response.function_call_arguments.done",
     ];

@@ -4,12 +4,14 @@
 mod answers;
 mod edits;
 mod hearing;
+mod playing;
 mod preparing;
 
 use crate::client_event::{ClientEvent, SessionFields};
 use crate::conversation::Conversation;
 use crate::job::{Job, JobId};
 use crate::listening::Listening;
+use crate::playback::Playback;
 use crate::refusal::Refusal;
 use crate::response::Response;
 use crate::server_event::{ErrorObject, Sent, ServerEvent};
@@ -99,6 +101,9 @@ pub struct Opening {
     pub abilities: Abilities,
     /// What it may take.
     pub limits: Limits,
+    /// Whether it is a call: its sound is not told but played, by [`Session::play`], and the user's comes as samples,
+    /// by [`Session::listen`].
+    pub plays: bool,
 }
 
 /// What is to be done.
@@ -120,6 +125,7 @@ pub struct Session {
     settings: Settings,
     conversation: Conversation,
     listening: Listening,
+    playback: Playback,
     /// The item that the turn being spoken will be.
     turn_item: Option<String>,
     /// What is computed of it before it ends.
@@ -147,6 +153,7 @@ impl Session {
             conversation_id: format!("conv_{}", opening.id),
             conversation: Conversation::default(),
             listening: Listening::new(&settings),
+            playback: Playback::default(),
             settings,
             opening,
             turn_item: None,
@@ -195,7 +202,7 @@ impl Session {
     /// Bytes that the session keeps for its client.
     pub fn bytes(&self) -> usize {
         let answer = &self.settings.answer;
-        let held = self.conversation.bytes() + self.listening.bytes() + self.preparing.bytes();
+        let held = self.conversation.bytes() + self.listening.bytes() + self.preparing.bytes() + self.playback.bytes();
         held + answer.instructions.len() + answer.tools.bytes()
     }
 
@@ -253,6 +260,7 @@ impl Session {
                 self.tell(ServerEvent::Cleared {});
                 Ok(())
             }
+            ClientEvent::ClearOutput => self.clear_output(),
             ClientEvent::Create(fields) => self.create(*fields),
             ClientEvent::Retrieve(id) => self.retrieve(&id),
             ClientEvent::Truncate(fields) => self.truncate(&fields),
@@ -264,6 +272,8 @@ impl Session {
 
     fn update(&mut self, fields: &SessionFields) -> Result<(), Refusal> {
         let settings = self.settings.updated(fields, &self.opening.abilities, &self.opening.limits)?;
+        self.check_format(settings.input, "audio.input.format")?;
+        self.check_format(settings.answer.format, "audio.output.format")?;
         let (input, detects) = (self.settings.input, self.settings.turns.is_some());
         self.listening.configure(&settings)?;
         if settings.turns.is_none() {
@@ -310,7 +320,8 @@ impl Session {
 
     /// Requests that are being served.
     fn jobs(&self) -> usize {
-        usize::from(self.active.is_some()) + self.others.len() + self.transcriptions.len()
+        let played = self.playback.waiting();
+        usize::from(self.active.is_some()) + self.others.len() + self.transcriptions.len() + played
     }
 
     fn check_jobs(&self) -> Result<(), Refusal> {
@@ -318,7 +329,8 @@ impl Session {
         if self.jobs() < most {
             return Ok(());
         }
-        let message = format!("{most} responses of this session are being made already; wait for one or cancel it");
+        let message =
+            format!("{most} responses of this session are being made or played already; wait for one or cancel it");
         Err(Refusal::new("too_many_responses", None, message))
     }
 

@@ -21,8 +21,8 @@ use omni_engine::Tenant;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The route that client secrets are for.
-const OPENED_BY_SECRETS: &str = "/v1/realtime";
+/// The routes that client secrets are for, and what is below the second.
+const OPENED_BY_SECRETS: [&str; 2] = ["/v1/realtime", "/v1/realtime/calls"];
 
 /// Who may use a route of a server that has keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,8 +176,8 @@ fn holder(
         Err(ApiError::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message))
     };
     match app.secrets.find(value, unix_seconds()) {
-        Ok(_) if request.uri().path() != OPENED_BY_SECRETS => {
-            refuse("a client secret opens WS /v1/realtime and nothing else")
+        Ok(_) if !is_opened_by_secrets(request.uri().path()) => {
+            refuse("a client secret opens WS /v1/realtime and POST /v1/realtime/calls, and nothing else")
         }
         Ok(secret) => Ok((rules.keys.named(secret.key.as_deref(), visit.address()), Some(secret))),
         Err(Unusable::Expired) => {
@@ -186,6 +186,11 @@ fn holder(
         // A server without keys takes any.
         Err(Unusable::Unknown) => Ok((by_key(), None)),
     }
+}
+
+fn is_opened_by_secrets(path: &str) -> bool {
+    let below = path.strip_prefix(OPENED_BY_SECRETS[1]).is_some_and(|rest| rest.starts_with('/'));
+    OPENED_BY_SECRETS.contains(&path) || below
 }
 
 /// Holds a request to the limits and scopes of its key.

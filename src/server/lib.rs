@@ -23,6 +23,7 @@
 //! | `media` | the sounds, pictures and videos of a chat request: from where it names them to bytes |
 //! | `ws`, `ws_frames`, `ws_socket` | WebSockets: the handshake, frames, messages |
 //! | `ws_session`, `ws_protocol`, `ws_input`, `ws_utterance` | `WS /v1/audio/speech/stream` |
+//! | `realtime`, `secrets` | `/v1/realtime`: sessions over a WebSocket or WebRTC, keys for them |
 //! | `reader` | messages of a client within limits on size and time, whatever they are |
 //! | `wyoming` | the Wyoming protocol of Home Assistant |
 //! | `meta` | models, health, readiness, metrics, the page |

@@ -4,6 +4,7 @@ use super::accept::{Connections, Door};
 use super::admin::Admin;
 use super::connection::Places;
 use super::export;
+use super::realtime::Calls;
 use super::reload::Reloader;
 use super::routes::{admin_router, router};
 use super::rules::Current;
@@ -35,6 +36,8 @@ const BACKLOG: u32 = 1024;
 const MAX_REFUSALS: usize = 64;
 /// After the drain: how long the last bytes may take to leave.
 const FLUSH_TIME: Duration = Duration::from_secs(2);
+/// Sound of a call that is made ahead of its playing, at most.
+const PLAYED_AHEAD: Duration = Duration::from_secs(5);
 
 /// Why the server could not begin.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +59,14 @@ pub enum ServeError {
     /// The Wyoming listener does not begin.
     #[error("cannot listen on {address}: {source}; choose another address with `wyoming.listen`")]
     Wyoming {
+        /// What was asked for.
+        address: SocketAddr,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The port of calls is taken or not ours, or this program has no calls.
+    #[error("cannot take calls at {address}: {source}; `realtime.webrtc.listen` names another address, or none")]
+    WebRtc {
         /// What was asked for.
         address: SocketAddr,
         /// What the system said.
@@ -87,6 +98,7 @@ pub struct Server {
     tls: Option<Arc<Tls>>,
     admin: Option<Admin>,
     wyoming: Option<Wyoming>,
+    calls: Option<Arc<Calls>>,
 }
 
 /// The socket for clients of the Wyoming protocol.
@@ -137,16 +149,25 @@ impl Server {
         }
         let (listener, address) =
             bind(config.listen).map_err(|source| ServeError::Bind { address: config.listen, source })?;
-        Server::with(listener, address, config.clone())
+        Server::with(listener, address, config.clone(), false)
     }
 
-    fn with(listener: TcpListener, address: SocketAddr, config: ServerConfig) -> Result<Server, ServeError> {
+    /// `inherits`: whether a process before it may have its other ports for a while.
+    fn with(
+        listener: TcpListener,
+        address: SocketAddr,
+        config: ServerConfig,
+        inherits: bool,
+    ) -> Result<Server, ServeError> {
         let Config { reference_audio: references, media, telemetry, .. } = Config::default();
         let rules = Arc::new(Current::new(&config, &telemetry));
         let tls = config.access.tls.as_ref().map(Tls::new).transpose()?.map(Arc::new);
         let admin = |address| Admin::bind(address).map_err(|source| ServeError::Admin { address, source });
         let admin = config.access.admin_listen.map(admin).transpose()?;
-        Ok(Server { listener, address, config, references, media, telemetry, rules, tls, admin, wyoming: None })
+        let webrtc = &config.realtime.webrtc;
+        let calls = Calls::bind(webrtc, inherits)
+            .map_err(|source| ServeError::WebRtc { address: webrtc.listen.unwrap_or(address), source })?;
+        Ok(Server { listener, address, config, references, media, telemetry, rules, tls, admin, wyoming: None, calls })
     }
 
     /// Takes over a socket that listens already, whatever address the config names.
@@ -159,7 +180,7 @@ impl Server {
         if let Some(why) = config.too_open() {
             return Err(ServeError::TooOpen(address, why));
         }
-        Server::with(listener, address, config)
+        Server::with(listener, address, config, true)
     }
 
     /// The listening socket, for another process that accepts from it after this one.
@@ -183,6 +204,11 @@ impl Server {
             return Err(ServeError::WyomingTooOpen(address, why));
         }
         Ok(Server { wyoming: Some(Wyoming { listener, address, config: config.clone() }), ..self })
+    }
+
+    /// The UDP address of calls.
+    pub fn calls_addr(&self) -> Option<SocketAddr> {
+        self.calls.as_ref().map(|calls| calls.address())
     }
 
     /// Where it speaks the Wyoming protocol.
@@ -276,7 +302,9 @@ impl Server {
             (self.references, self.media),
             &self.telemetry,
             self.rules,
+            self.calls,
         ));
+        let receiving = app.calls.as_ref().map(Calls::begin);
         let admin = self.admin.and_then(|admin| {
             let (address, open) = (admin.address, admin.address.ip().is_loopback());
             let answering = admin.serve(admin_router(app.clone(), open));
@@ -323,6 +351,9 @@ impl Server {
             announced.end(!retires).await;
         }
         if retires {
+            if let Some(calls) = &app.calls {
+                calls.retire();
+            }
             // The other process takes the address over.
             drop((self.listener, admin));
             tokio::select! {
@@ -340,12 +371,14 @@ impl Server {
             drop((self.listener, admin));
         }
         connections.tasks.close();
-        if tokio::time::timeout(FLUSH_TIME, connections.tasks.wait()).await.is_err() {
+        // What is made of a call's sound is played; a call ends by itself then.
+        let patience = if receiving.is_some() { FLUSH_TIME + PLAYED_AHEAD } else { FLUSH_TIME };
+        if tokio::time::timeout(patience, connections.tasks.wait()).await.is_err() {
             warn!(connections = connections.tasks.len(), "closing connections that are still open");
         }
         drop(close_all);
         connections.tasks.wait().await;
-        drop(exporting);
+        drop((exporting, receiving));
         info!("drained");
     }
 }

@@ -6,7 +6,7 @@
 
 use super::api::batch::{self as batch_api, BatchAnswer, BatchRequest};
 use super::api::chat::{self as chat_api, ChatEvent, ChatRequest, Completion};
-use super::api::realtime::{ClientSecret, NewClientSecret, RealtimeClientEvent, RealtimeServerEvent};
+use super::api::realtime::{ClientSecret, NewCall, NewClientSecret, RealtimeClientEvent, RealtimeServerEvent};
 use super::api::service::{AudioModelList, Faults, Health, Live, ModelList, ModelObject, NewFaults, Ready};
 use super::api::session::{ClientMessage, ServerMessage};
 use super::api::speech::{self as speech_api, SpeechEvent, SpeechObject, SpeechRequest};
@@ -52,7 +52,10 @@ struct Route {
 impl Route {
     /// The path as axum has it: a model's name may have slashes.
     fn mounted(&self) -> String {
-        self.path.replace("{id}", "{*id}")
+        match self.path.strip_suffix("{id}") {
+            Some(before) => format!("{before}{{*id}}"),
+            None => self.path.to_owned(),
+        }
     }
 }
 
@@ -248,6 +251,27 @@ fn routes(app: &App) -> Vec<Route> {
                     .takes::<NewClientSecret>(JSON)
                     .answers::<ClientSecret>(JSON),
             ],
+        ),
+        route(
+            "/v1/realtime/calls",
+            CHAT,
+            post(realtime::call),
+            vec![
+                Operation::new(
+                    "post",
+                    "a session over WebRTC: an SDP offer, answered with 201, an SDP answer and Location",
+                )
+                .asks("model", "string", "which model, where there are several; the first by default")
+                .asks("seed", "integer", "makes the answers of a session again; a random one by default")
+                .takes::<NewCall>(FORM)
+                .answers_file("application/sdp"),
+            ],
+        ),
+        route(
+            "/v1/realtime/calls/{id}/hangup",
+            CHAT,
+            post(realtime::hang_up),
+            vec![Operation::new("post", "ends a call")],
         ),
         only_if(
             traces,

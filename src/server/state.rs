@@ -8,6 +8,7 @@ use super::budget::{Budget, What};
 use super::error::ApiError;
 use super::export::Links;
 use super::kept::Kept;
+use super::realtime::Calls;
 use super::rules::Current;
 use super::secrets::Secrets;
 use super::traces::{Recording, Traces};
@@ -83,6 +84,8 @@ pub(super) struct Shared {
     pub realtime: RealtimeConfig,
     /// Places of such sessions.
     pub realtime_places: Arc<Semaphore>,
+    /// Sessions over WebRTC, where the config has them.
+    pub calls: Option<Arc<Calls>>,
     /// Keys for a short time that open such sessions.
     pub secrets: Secrets,
     /// Present where the config lets clients trace the server.
@@ -135,6 +138,7 @@ impl App {
         (references, media): (ReferenceAudioConfig, MediaInputConfig),
         telemetry: &TelemetryConfig,
         rules: Arc<Current>,
+        calls: Option<Arc<Calls>>,
     ) -> App {
         let metrics = HttpMetrics::new();
         let services: Vec<_> = models.iter().map(|model| Arc::clone(&model.service)).collect();
@@ -155,6 +159,7 @@ impl App {
             metrics,
             realtime: config.realtime.clone(),
             realtime_places: Arc::new(Semaphore::new(config.realtime.max_sessions)),
+            calls,
             secrets: Secrets::default(),
             traces: telemetry.trace.then(Traces::new),
             links: telemetry.otlp_endpoint.as_ref().map(|_| Arc::default()),

@@ -142,6 +142,8 @@ catalogue! {
     PROMPT_CACHE_BYTES = Gauge, "omni_prompt_cache_bytes", [], "Bytes of prompts and answers that are kept, at most stages.thinker.kept_prompts for each replica.";
 
     REALTIME_SESSIONS = Gauge, "omni_realtime_sessions", [], "Sessions of the realtime protocol that are open, at most realtime.max_sessions.";
+    REALTIME_CALLS = Gauge, "omni_realtime_calls", [], "Calls over WebRTC that are open, at most realtime.webrtc.max_calls.";
+    REALTIME_DROPPED = Counter, "omni_realtime_dropped_packets_total", ["why"], "Packets at the port of calls that were dropped: of no call (unknown), or more than a call takes (full).";
     REALTIME_TURNS = Counter, "omni_realtime_turns_total", [], "Turns of sound that users or the detector committed.";
     REALTIME_INTERRUPTIONS = Counter, "omni_realtime_interruptions_total", [], "Answers that their user's speech cut off.";
     REALTIME_PREPARATIONS = Counter, "omni_realtime_preparations_total", ["outcome"], "Requests for turns that were still spoken: finished, refused (without room, or failed), or cut_off by the end of the turn.";

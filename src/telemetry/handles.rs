@@ -573,6 +573,37 @@ impl Drop for PromptCacheMetrics {
     }
 }
 
+/// What the port of calls records.
+pub struct CallMetrics {
+    /// Calls that are open.
+    pub open: Gauge,
+    /// Packets of no call.
+    pub unknown: Counter,
+    /// Packets beyond what their call takes.
+    pub full: Counter,
+}
+
+impl CallMetrics {
+    /// Of a port.
+    pub fn new() -> CallMetrics {
+        install();
+        let dropped = |why| counter!(c::REALTIME_DROPPED.name, "why" => why);
+        CallMetrics { open: gauge!(c::REALTIME_CALLS.name), unknown: dropped("unknown"), full: dropped("full") }
+    }
+}
+
+impl Default for CallMetrics {
+    fn default() -> CallMetrics {
+        CallMetrics::new()
+    }
+}
+
+impl std::fmt::Debug for CallMetrics {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("CallMetrics")
+    }
+}
+
 /// What a session of the realtime protocol records. It counts as open until it is dropped.
 pub struct RealtimeMetrics {
     sessions: Gauge,

@@ -23,8 +23,8 @@ pub mod trace;
 pub use admission::AdmissionMetrics;
 pub use exposition::render;
 pub use handles::{
-    AlignerMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics, LinkMetrics,
-    MediaMetrics, MemoryUse, ModelMetrics, PromptCacheMetrics, Queue, RealtimeMetrics, StageMetrics,
+    AlignerMetrics, CallMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction, EdgeMetrics, HttpMetrics,
+    LinkMetrics, MediaMetrics, MemoryUse, ModelMetrics, PromptCacheMetrics, Queue, RealtimeMetrics, StageMetrics,
     SupervisionMetrics, edge_lost, fault_injected, launch_waited, process_started, request_guilty, set_ready,
     speech_anew, speech_astray,
 };

@@ -1,5 +1,7 @@
 //! Sessions of `/v1/realtime` over a real socket, on real engines with the small checkpoints.
 
+#[cfg(feature = "webrtc")]
+mod calls;
 mod conversations;
 mod guests;
 mod preparing;

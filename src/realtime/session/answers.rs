@@ -35,6 +35,7 @@ impl Session {
         let input = fields.input.take().map(|input| self.input(input)).transpose()?;
         let opening = &self.opening;
         let settings = self.settings.answer.overridden(&fields, &opening.abilities, &opening.limits)?;
+        self.check_format(settings.format, "response.audio.output.format")?;
         let own = fields.instructions.take();
         let turns = self.turns(&settings.instructions, own.as_deref(), input)?;
         self.responses += 1;
@@ -193,8 +194,14 @@ impl Session {
                 if response.item.is_none() {
                     self.begin_message(response);
                 }
-                let event = response.audio(&bytes);
-                self.tell(event);
+                if self.opening.plays {
+                    response.sounds(&bytes);
+                    let place = (response.id.as_str(), response.item.as_deref().unwrap_or_default());
+                    self.playback.push(response.job, place, response.in_conversation, &bytes);
+                } else {
+                    let event = response.audio(&bytes);
+                    self.tell(event);
+                }
             }
             AnswerPart::Text(_) | AnswerPart::Audio(_) => {}
             AnswerPart::Finished { ending, usage } => {
@@ -291,6 +298,7 @@ impl Session {
 
     /// The last events of a response.
     fn end(&mut self, response: Response, outcome: &Outcome) {
+        self.playback.complete(response.job);
         if let Some(item) = response.item(outcome) {
             response.part_done().into_iter().for_each(|event| self.tell(event));
             self.item_complete(&response, &item);

@@ -58,6 +58,8 @@ impl Session {
         if self.active.as_ref().is_some_and(|active| active.item.as_deref() == Some(id)) {
             self.stop_active("client_cancelled");
         }
+        let cut = self.playback.cut_item(id);
+        self.tell_cleared(&cut);
     }
 
     pub(super) fn truncate(&mut self, fields: &TruncateFields) -> Result<(), Refusal> {
@@ -65,7 +67,7 @@ impl Session {
         self.place_of(item_id, "item_truncate_invalid_item_id", "item_id")?;
         self.stop_making(item_id);
         let part = self.conversation.get(item_id).and_then(|item| item.content.get(*content_index as usize));
-        let Some(Content::OutputAudio { transcript, spoken }) = part else {
+        let Some(Content::OutputAudio { spoken, .. }) = part else {
             let message = format!("part {content_index} of the item is no sound of the assistant's");
             return Err(Refusal::new("item_truncate_invalid_content", "content_index", message));
         };
@@ -74,18 +76,27 @@ impl Session {
             let message = format!("the item has {have} ms of sound, which is shorter than {audio_end_ms} ms");
             return Err(Refusal::value("audio_end_ms", message));
         }
-        let kept = spoken.heard(transcript, *audio_end_ms);
+        self.cut(item_id, *content_index, *audio_end_ms);
+        Ok(())
+    }
+
+    /// Keeps the first milliseconds of a spoken part.
+    pub(super) fn cut(&mut self, item_id: &str, content_index: u64, audio_end_ms: u64) {
+        let mut is_sound = false;
         self.conversation.change(item_id, |item| {
-            if let Some(Content::OutputAudio { transcript, spoken }) = item.content.get_mut(*content_index as usize) {
-                transcript.truncate(kept);
-                spoken.marks.retain(|end| *end as usize <= kept);
-                (spoken.ms, spoken.complete) = (*audio_end_ms, false);
-            }
+            let Some(Content::OutputAudio { transcript, spoken }) = item.content.get_mut(content_index as usize) else {
+                return;
+            };
+            is_sound = true;
+            let kept = spoken.heard(transcript, audio_end_ms);
+            transcript.truncate(kept);
+            spoken.marks.retain(|end| *end as usize <= kept);
+            (spoken.ms, spoken.complete) = (audio_end_ms, false);
             item.status = Status::Incomplete;
         });
-        let (item_id, content_index, audio_end_ms) = (item_id.clone(), *content_index, *audio_end_ms);
-        self.tell(ServerEvent::ItemTruncated { item_id, content_index, audio_end_ms });
-        Ok(())
+        if is_sound {
+            self.tell(ServerEvent::ItemTruncated { item_id: item_id.to_owned(), content_index, audio_end_ms });
+        }
     }
 
     pub(super) fn delete(&mut self, id: &str) -> Result<(), Refusal> {

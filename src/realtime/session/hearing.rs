@@ -22,7 +22,7 @@ impl Session {
                     if self.settings.turns.as_ref().is_some_and(|turns| turns.interrupt) {
                         // A turn that waits for its answer gets it together with this one.
                         self.wanted = false;
-                        self.stop_active("turn_detected");
+                        self.interrupt();
                     }
                 }
                 Heard::Ended(audio_end_ms, samples) => {

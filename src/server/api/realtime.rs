@@ -54,6 +54,16 @@ pub(crate) struct NewClientSecret {
     pub session: Option<Value>,
 }
 
+/// An offer as a form. It may be a body of `application/sdp`, too.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "for /openapi.json; the handler reads it by hand")]
+pub(crate) struct NewCall {
+    /// The SDP offer.
+    pub sdp: String,
+    /// The fields of `session.update` that the session begins with, as JSON.
+    pub session: Option<Value>,
+}
+
 /// A time.
 #[derive(Debug, Deserialize, JsonSchema)]
 #[expect(dead_code, reason = "for /openapi.json; the handler reads it by hand")]

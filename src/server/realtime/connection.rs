@@ -1,37 +1,28 @@
-//! The connection of a session: reads events, carries effects out, writes events. It reads nothing while many events wait
-//! for the client, and asks the engine for nothing more while one does, so a client that does not read stops its own
-//! session and nothing else.
+//! The connection of a session: takes what its link tells, carries effects out, gives events to the link. It reads nothing
+//! while many events wait for the client, and asks the engine for nothing more while one does, so a client that does not
+//! read stops its own session and nothing else.
 
+use super::link::{Farewell, Link, Message, News};
 use super::measured::Measured;
 use super::running::Running;
 use crate::auth::Caller;
 use crate::body::parse_object;
 use crate::budget::Held;
 use crate::connection::{Activity, Busy, ConnectionGuard};
-use crate::error::ApiError;
-use crate::reader::Broken;
 use crate::state::App;
-use crate::ws_frames::{Incoming, Outgoing, Violation};
 use crate::ws_protocol::close_code;
-use crate::ws_socket::{Sender, Source, Unreadable};
 use futures::future::select_all;
 use omni_config::format_duration;
 use omni_realtime::{AnswerPart, Effect, Job, JobId, Refusal, Session};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::io::AsyncRead;
-use tokio::sync::mpsc::OwnedPermit;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
 
 /// Events that may wait for the client while more are read from it: each event of a client has a handful of answers.
 const WAITING: usize = 64;
-/// Keeps proxies from closing a quiet connection.
-const PING_EVERY: Duration = Duration::from_secs(20);
-/// Pings without any sign of life after which the client counts as gone.
-const MAX_UNANSWERED: u32 = 6;
+/// Events that may wait in any case: what a user says has some, too.
+const MOST_WAITING: usize = 4096;
 /// Bytes that an event may make of each of its own: sound of 8 bits is kept with 16.
 const GROWTH: usize = 2;
 
@@ -41,7 +32,6 @@ pub(super) struct Over;
 /// See the module.
 pub(super) struct Connection {
     app: Arc<App>,
-    out: Sender,
     caller: Caller,
     activity: Arc<Activity>,
     /// Cancelled when the server waits no longer.
@@ -54,21 +44,18 @@ pub(super) struct Connection {
     running: Vec<Running>,
     /// Whether an answer was begun: the first is part of the request that opened the session.
     has_begun: bool,
-    waiting: VecDeque<Outgoing>,
+    waiting: VecDeque<String>,
     /// When the last message came or went.
     heard: Instant,
     begun: Instant,
-    unanswered: u32,
     measured: Measured,
 }
 
 /// What the connection waits for.
 enum Wake {
-    Incoming(Result<Incoming, Unreadable>),
-    Room(Option<OwnedPermit<Outgoing>>),
+    News(News),
     Part(JobId, AnswerPart),
     Behind,
-    Ping,
     Idle,
     Expired,
     Stopping,
@@ -79,10 +66,9 @@ enum Wake {
 }
 
 impl Connection {
-    /// A session that writes to `out`, and its first effects.
+    /// A session, and its first effects.
     pub fn new(
         app: Arc<App>,
-        out: Sender,
         caller: Caller,
         guard: &ConnectionGuard,
         (session, effects): (Session, Vec<Effect>),
@@ -91,7 +77,6 @@ impl Connection {
         let now = Instant::now();
         let mut connection = Connection {
             app,
-            out,
             caller,
             activity: Arc::clone(guard.activity()),
             closing_at_once: guard.closing.clone(),
@@ -103,54 +88,45 @@ impl Connection {
             waiting: VecDeque::new(),
             heard: now,
             begun: now,
-            unanswered: 0,
             measured: Measured::new(),
         };
         connection.carry_out(effects);
         connection
     }
 
-    /// Serves the client whose messages `source` reads, until the client or the server ends the session.
-    pub async fn run(&mut self, source: &mut Source<impl AsyncRead + Unpin>) -> Result<(), Over> {
-        let mut pings = interval(PING_EVERY);
-        pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        pings.reset(); // the first tick of an interval is immediate
+    /// Serves the client of a link, until the client or the server ends the session.
+    pub async fn run(&mut self, link: &mut impl Link) -> Result<(), Over> {
         let stopping = self.app.stopping.clone();
         let (evicted, cut) = (self.activity.ended.clone(), self.closing_at_once.clone());
         let (idle_timeout, max_time) = (self.app.realtime.idle_timeout, self.app.realtime.max_time);
         loop {
-            let (quiet, told) = (self.running.is_empty(), self.waiting.is_empty());
+            let (quiet, told) = (self.running.is_empty() && !self.session.is_playing(), self.waiting.is_empty());
             match (quiet && told, &self.busy) {
                 (true, _) => self.busy = None,
                 (false, None) => self.busy = Some(self.activity.busy()),
                 (false, Some(_)) => {}
             }
             if stopping.is_cancelled() && quiet && told {
-                return self.close(close_code::AWAY, "the server is shutting down").await;
+                return self.close(link, close_code::AWAY, "the server is shutting down").await;
+            }
+            if self.waiting.len() > MOST_WAITING {
+                return self.close(link, close_code::AGAIN, "too many events wait").await;
             }
             let (behind, reads) = (self.session.is_behind(), self.waiting.len() < WAITING);
-            let messages = self.out.messages.clone();
+            let waits = self.waiting.front().map(String::len);
+            let session = &self.session;
             let wake = tokio::select! {
                 () = evicted.cancelled() => Wake::Evicted,
                 () = cut.cancelled() => Wake::Cut,
                 () = tokio::task::yield_now(), if behind => Wake::Behind,
-                incoming = source.next(), if reads && !behind => Wake::Incoming(incoming),
-                permit = messages.reserve_owned(), if !told => Wake::Room(permit.ok()),
-                (job, part) = next(&mut self.running), if told && !quiet => Wake::Part(job, part),
-                _ = pings.tick() => Wake::Ping,
+                news = link.next(reads && !behind, waits) => Wake::News(news),
+                (job, part) = next(&mut self.running, |job| session.wants(job)), if told => Wake::Part(job, part),
                 () = sleep_until(self.heard + idle_timeout), if quiet => Wake::Idle,
                 () = sleep_until(self.begun + max_time) => Wake::Expired,
                 () = stopping.cancelled(), if !stopping.is_cancelled() => Wake::Stopping,
             };
             match wake {
-                Wake::Incoming(incoming) => self.hear(incoming).await?,
-                Wake::Room(Some(permit)) => {
-                    if let Some(message) = self.waiting.pop_front() {
-                        permit.send(message);
-                        self.unanswered = 0; // the writer took the message before: the client reads
-                    }
-                }
-                Wake::Room(None) => return Err(Over),
+                Wake::News(news) => self.take(link, news).await?,
                 Wake::Part(job, part) => {
                     self.heard = Instant::now();
                     if matches!(part, AnswerPart::Finished { .. } | AnswerPart::Failed { .. }) {
@@ -168,47 +144,62 @@ impl Connection {
                     let effects = self.session.go_on();
                     self.carry_out(effects);
                 }
-                Wake::Ping => self.ping()?,
                 Wake::Idle => {
-                    let message =
+                    let text =
                         format!("nothing was sent for {} (realtime.idle_timeout)", format_duration(idle_timeout));
-                    return self.end("idle_timeout", message, close_code::NORMAL, "idle").await;
+                    let message = Message { code: "idle_timeout", text };
+                    return self.end(link, message, Farewell { code: close_code::NORMAL, reason: "idle" }).await;
                 }
                 Wake::Expired => {
-                    let message = format!("the session lasted {} (realtime.max_time)", format_duration(max_time));
-                    return self.end("session_expired", message, close_code::NORMAL, "the session has expired").await;
+                    let text = format!("the session lasted {} (realtime.max_time)", format_duration(max_time));
+                    let farewell = Farewell { code: close_code::NORMAL, reason: "the session has expired" };
+                    return self.end(link, Message { code: "session_expired", text }, farewell).await;
                 }
                 Wake::Stopping => {}
-                Wake::Evicted => return self.close(close_code::AGAIN, "idle, and its place was needed").await,
-                Wake::Cut => return self.close(close_code::AWAY, "the server is shutting down").await,
+                Wake::Evicted => return self.close(link, close_code::AGAIN, "idle, and its place was needed").await,
+                Wake::Cut => return self.close(link, close_code::AWAY, "the server is shutting down").await,
             }
         }
     }
 
-    /// Takes what the client has sent.
-    async fn hear(&mut self, incoming: Result<Incoming, Unreadable>) -> Result<(), Over> {
-        self.unanswered = 0;
-        let (text, held) = match incoming {
-            Ok(Incoming::Text(text, held)) => (text, held),
-            Ok(Incoming::Binary) => {
+    /// Takes what a link tells.
+    async fn take(&mut self, link: &mut impl Link, news: News) -> Result<(), Over> {
+        match news {
+            News::Event(text, held) => return self.hear(link, text, held).await,
+            News::NotText => {
                 self.heard = Instant::now();
-                self.refuse("invalid_value", "events are JSON in text frames; a binary frame was ignored");
-                return Ok(());
+                self.refuse("invalid_value", "events are JSON in text messages; a binary message was ignored");
             }
-            Ok(Incoming::Ping(payload)) => {
-                self.out.pong(payload);
-                return Ok(());
+            News::Heard(samples, bytes) => return self.listen(link, &samples, bytes).await,
+            News::Due => {
+                let (samples, effects) = self.session.play();
+                if samples.is_some() {
+                    self.heard = Instant::now();
+                }
+                link.play(samples.as_deref(), self.session.is_playing());
+                self.carry_out(effects);
+                self.count();
             }
-            Ok(Incoming::Pong) => return Ok(()),
+            News::Room => {
+                if let Some(message) = self.waiting.pop_front() {
+                    link.send(message);
+                }
+            }
             // RFC 6455 wants the close answered with a close.
-            Ok(Incoming::Close) => return self.close(close_code::NORMAL, "").await,
-            Err(broken) => return self.broken(broken).await,
-        };
-        self.heard = Instant::now();
-        self.activity.said();
-        if let Err(error) = self.caller.sent(text.len()) {
-            return self.end(error.code, error.message, close_code::AGAIN, "too many bytes").await;
+            News::Ends => return self.close(link, close_code::NORMAL, "").await,
+            News::Gone => return Err(Over),
+            News::Broken(Some(message), farewell) => return self.end(link, message, farewell).await,
+            News::Broken(None, Farewell { code, reason }) => {
+                self.running.clear();
+                return self.close(link, code, reason).await;
+            }
         }
+        Ok(())
+    }
+
+    /// Takes an event of the client.
+    async fn hear(&mut self, link: &mut impl Link, text: String, held: Held) -> Result<(), Over> {
+        self.came(link, text.len()).await?;
         let length = text.len();
         let (event, _held) = match parse_object(text.into_bytes(), self.app.json, held).await {
             Ok(parsed) => parsed,
@@ -229,6 +220,27 @@ impl Connection {
         Ok(())
     }
 
+    /// Takes sound of the user's that is none of an event.
+    async fn listen(&mut self, link: &mut impl Link, samples: &[i16], bytes: usize) -> Result<(), Over> {
+        self.came(link, bytes).await?;
+        // Where there is no memory for it, it was not said.
+        if self.held.resize(self.session.bytes() + 2 * samples.len()) {
+            let effects = self.session.listen(samples);
+            self.carry_out(effects);
+        }
+        self.count();
+        Ok(())
+    }
+
+    /// Bytes have come from the client.
+    async fn came(&mut self, link: &mut impl Link, bytes: usize) -> Result<(), Over> {
+        self.heard = Instant::now();
+        self.activity.said();
+        let Err(error) = self.caller.sent(bytes) else { return Ok(()) };
+        let farewell = Farewell { code: close_code::AGAIN, reason: "too many bytes" };
+        self.end(link, Message { code: error.code, text: error.message }, farewell).await
+    }
+
     /// Counts what the session keeps. The text of an answer is bounded by the model's limits, and small.
     fn count(&mut self) {
         let _ = self.held.resize(self.session.bytes());
@@ -240,7 +252,7 @@ impl Connection {
                 // A struct of numbers and strings is always JSON.
                 Effect::Send(event) => {
                     self.measured.tells(&event.event);
-                    self.waiting.push_back(Outgoing::Text(serde_json::to_string(&event).unwrap_or_default()));
+                    self.waiting.push_back(serde_json::to_string(&event).unwrap_or_default());
                 }
                 Effect::Begin(job) if job.prepares => self.prepare(*job),
                 Effect::Begin(job) => {
@@ -276,62 +288,30 @@ impl Connection {
         self.carry_out(effects);
     }
 
-    fn ping(&mut self) -> Result<(), Over> {
-        if self.unanswered >= MAX_UNANSWERED {
-            debug!("the client does not answer pings");
-            return Err(Over);
-        }
-        // A full queue keeps the connection busy without a ping. It counts all the same: a client that reads nothing for
-        // so long is gone.
-        let _ = self.out.messages.try_send(Outgoing::Ping);
-        self.unanswered += 1;
-        Ok(())
-    }
-
-    /// Ends a session whose connection failed; tells the client where a limit was the cause.
-    async fn broken(&mut self, broken: Unreadable) -> Result<(), Over> {
-        debug!(error = %broken, "websocket reader ended");
-        self.running.clear();
-        let (error, code, reason) = match broken {
-            Broken::Gone => return Err(Over),
-            Broken::Violation(Violation::Full) => (self.app.budget.exhausted(), close_code::AGAIN, "too much input"),
-            Broken::Violation(Violation::TooLarge) => {
-                let message = format!("a message was larger than {} bytes", self.app.max_body_bytes);
-                (ApiError::invalid("event", message), close_code::SIZE, "message too large")
-            }
-            Broken::Slow => {
-                let patience = format_duration(self.app.read_timeout);
-                let message = format!("a message did not arrive within {patience} (server.read_timeout)");
-                (ApiError::invalid("event", message), close_code::POLICY, "message too slow")
-            }
-            Broken::Violation(Violation::NotText) => return self.close(close_code::INVALID, "not UTF-8").await,
-            Broken::Violation(Violation::Protocol(what)) => return self.close(close_code::PROTOCOL, what).await,
-        };
-        self.end(error.code, error.message, code, reason).await
-    }
-
     /// Tells the client why the session ends, and ends it.
-    async fn end(&mut self, code: &str, message: String, close: u16, reason: &'static str) -> Result<(), Over> {
+    async fn end(&mut self, link: &mut impl Link, message: Message, farewell: Farewell) -> Result<(), Over> {
         self.running.clear();
-        self.refuse(code, message);
-        while let Some(message) = self.waiting.pop_front() {
-            self.out.messages.send(message).await.map_err(|_| Over)?;
-        }
-        self.close(close, reason).await
+        self.refuse(message.code, message.text);
+        link.end(std::mem::take(&mut self.waiting).into(), farewell).await;
+        Err(Over)
     }
 
-    async fn close(&mut self, code: u16, reason: &'static str) -> Result<(), Over> {
-        // The session is over, whether the frame leaves or not.
-        let _ = self.out.messages.send(Outgoing::Close(code, reason)).await;
+    async fn close(&mut self, link: &mut impl Link, code: u16, reason: &'static str) -> Result<(), Over> {
+        link.end(Vec::new(), Farewell { code, reason }).await;
         Err(Over)
     }
 }
 
-/// The next part of any answer, each in its turn.
-async fn next(running: &mut [Running]) -> (JobId, AnswerPart) {
-    running.rotate_left(1);
-    let ids: Vec<JobId> = running.iter().map(|running| running.id).collect();
-    let parts = running.iter_mut().map(|running| Box::pin(running.next()));
+/// The next part of any answer of which more is wanted, each in its turn.
+async fn next(running: &mut [Running], wants: impl Fn(JobId) -> bool) -> (JobId, AnswerPart) {
+    if !running.is_empty() {
+        running.rotate_left(1);
+    }
+    let wanted = running.iter_mut().filter(|running| wants(running.id));
+    let (ids, parts): (Vec<JobId>, Vec<_>) = wanted.map(|running| (running.id, Box::pin(running.next()))).unzip();
+    if parts.is_empty() {
+        return std::future::pending().await;
+    }
     let (part, which, _) = select_all(parts).await;
     (ids[which], part)
 }

@@ -33,7 +33,7 @@ impl Measured {
             }
             // Their next turn has begun, and the last one may never be answered.
             ServerEvent::SpeechStarted { .. } => self.ended = None,
-            ServerEvent::AudioDelta { .. } => {
+            ServerEvent::AudioDelta { .. } | ServerEvent::OutputStarted { .. } => {
                 if let Some(ended) = self.ended.take() {
                     self.metrics.first_sound.record(ended.elapsed());
                 }

@@ -1,10 +1,17 @@
-//! `WS /v1/realtime`: OpenAI's realtime protocol. What a session decides is in `omni-realtime`, which knows no socket and
+//! `WS /v1/realtime` and `POST /v1/realtime/calls`: OpenAI's realtime protocol. What a session decides is in `omni-realtime`, which knows no socket and
 //! no engine; here are the two, and the time.
 
 mod client_secret;
 mod connection;
+mod link;
 mod measured;
 mod running;
+mod socket;
+#[cfg(feature = "webrtc")]
+mod webrtc;
+#[cfg(not(feature = "webrtc"))]
+#[path = "without_webrtc.rs"]
+mod webrtc;
 
 use super::auth::Caller;
 use super::budget::Held;
@@ -25,10 +32,13 @@ use connection::Connection;
 use hyper::upgrade::Upgraded;
 use hyper_util::rt::TokioIo;
 use omni_realtime::{Abilities, Effect, Limits, Opening, Session};
+use serde_json::{Map, Value};
+use socket::Socket;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
+pub(super) use webrtc::{Calls, call, hang_up};
 
 /// Answers of a session that are made at the same time.
 const JOBS: usize = 4;
@@ -47,6 +57,20 @@ pub(super) async fn connect(
     request: Request,
 ) -> Result<Response, ApiError> {
     let session = secret.map(|Extension(secret)| secret.session.clone()).unwrap_or_default();
+    let (app, session) = begin(&app, &query, session, false).await?;
+    upgrade(request, guard, move |socket, guard| serve(app, socket, caller, guard, session))
+}
+
+/// A session, its first effects, and its place among those that are open.
+type Begun = ((Session, Vec<Effect>), OwnedSemaphorePermit);
+
+/// Begins a session with these fields of `session.update`. `plays`: whether it is a call.
+async fn begin(
+    app: &Arc<App>,
+    query: &BTreeMap<String, String>,
+    session: Map<String, Value>,
+    plays: bool,
+) -> Result<(Arc<App>, Begun), ApiError> {
     let asked = query.get("model").map(String::as_str).or_else(|| session.get("model")?.as_str());
     app.check_model(asked)?;
     let app = app.choose(asked).await?;
@@ -62,8 +86,9 @@ pub(super) async fn connect(
         let message = format!("{most} sessions are open already (realtime.max_sessions)");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many_connections", message)
     })?;
-    let session = Session::configured(opening(&app, seed), session).map_err(client_secret::refused)?;
-    upgrade(request, guard, move |socket, guard| serve(app, socket, caller, guard, (session, place)))
+    let opening = Opening { plays, ..opening(&app, seed) };
+    let session = Session::configured(opening, session).map_err(client_secret::refused)?;
+    Ok((app, (session, place)))
 }
 
 /// Whether the model has conversations.
@@ -113,28 +138,24 @@ fn opening(app: &Arc<App>, seed: u64) -> Opening {
             window_ms: if config.prepare { info.window.as_millis() as u64 } else { 0 },
             jobs: JOBS,
         },
+        plays: false,
     }
 }
 
-async fn serve(
-    app: Arc<App>,
-    socket: Upgraded,
-    caller: Caller,
-    guard: ConnectionGuard,
-    (session, _place): ((Session, Vec<Effect>), OwnedSemaphorePermit),
-) {
+async fn serve(app: Arc<App>, socket: Upgraded, caller: Caller, guard: ConnectionGuard, (session, _place): Begun) {
     let (source, sink) = tokio::io::split(TokioIo::new(socket));
     let held = Held::nothing(&app.budget);
     let mut reader = Reader::new(source, Decoder::new(app.max_body_bytes, held), app.read_timeout);
     let (out, writer) = queue();
     let mut writing = std::pin::pin!(writer.run(Counted { sink, visit: Arc::clone(&caller.visit) }));
-    let mut connection = Connection::new(app, out, caller, &guard, session);
+    let mut connection = Connection::new(Arc::clone(&app), caller, &guard, session);
+    let mut link = Socket::new(app, &mut reader, out);
     tokio::select! {
-        _ = connection.run(&mut reader) => {}
+        _ = connection.run(&mut link) => {}
         // The client is gone.
         () = &mut writing => return,
     }
-    drop(connection);
+    drop((connection, link));
     writing.await;
     reader.linger().await;
 }

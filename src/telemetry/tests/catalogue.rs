@@ -5,9 +5,9 @@ use omni_core::ids::{PayloadKind, RequestId, StageName};
 use omni_telemetry::catalogue::{self, Kind};
 use omni_telemetry::trace::Recorder;
 use omni_telemetry::{
-    self as telemetry, AdmissionMetrics, AlignerMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics, Direction,
-    EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase, Phases,
-    PromptCacheMetrics, Queue, RealtimeMetrics, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
+    self as telemetry, AdmissionMetrics, AlignerMetrics, CallMetrics, CopyMetrics, DecodeMetrics, DeviceMetrics,
+    Direction, EdgeMetrics, HttpMetrics, KeyMetrics, KeyRefusal, LinkMetrics, MediaMetrics, MemoryUse, Outcome, Phase,
+    Phases, PromptCacheMetrics, Queue, RealtimeMetrics, RequestKind, RequestMetrics, SpanMetrics, StageMetrics,
 };
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,10 @@ fn record_one_of_each() {
         aligner.answered(true);
         aligner.seconds.record(Duration::from_millis(3));
         aligner.failures.increment(1);
+        let calls = CallMetrics::new();
+        calls.open.increment(1.0);
+        calls.unknown.increment(1);
+        calls.full.increment(1);
         let session = RealtimeMetrics::open();
         session.turns.increment(1);
         session.interruptions.increment(1);
