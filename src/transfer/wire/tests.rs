@@ -63,17 +63,17 @@ fn a_frame_has_these_bytes() {
     golden(
         &codes(),
         &[
-            "4f 4d 4e 41 03 00 0f 00 10 00 00 00 67 4b 33 26",
-            "fb 2c 01 02 05 07 02 01 01 00 00 01 02 01 03 00",
+            "4f 4d 4e 41 04 00 10 00 10 00 00 00 1d 34 ee 0d",
+            "fb 2c 01 02 05 07 02 01 01 00 00 00 01 02 01 03",
             "01 00 00 00 02 00 00 00 06 05 04 03 00 00 00 00",
         ],
     );
     golden(
         &payload(Kind::Embeddings, 2, vec![Part::Embeddings(bf16()), Part::F32(vec![1.0])]),
         &[
-            "4f 4d 4e 41 03 00 13 00 20 00 00 00 66 de 4c 62",
-            "fb 2c 01 02 05 07 00 02 01 00 00 02 01 02 02 03",
-            "00 01 01 00 00 00 00 00 00 00 00 00 00 00 00 00",
+            "4f 4d 4e 41 04 00 14 00 20 00 00 00 67 88 6e 0a",
+            "fb 2c 01 02 05 07 00 02 01 00 00 00 02 01 02 02",
+            "03 00 01 01 00 00 00 00 00 00 00 00 00 00 00 00",
             "80 3f 00 40 40 40 80 c0 01 02 03 04 00 00 00 00",
             "00 00 80 3f 00 00 00 00 00 00 00 00 00 00 00 00",
         ],
@@ -138,7 +138,7 @@ fn each_kind_of_damage_has_its_error() {
     };
     assert!(broken(0, 0).contains("not a wire frame"));
     assert!(broken(4, 1).contains("version"));
-    assert!(broken(7, 0xff).contains("header of 65295 exceeds"));
+    assert!(broken(7, 0xff).contains("header of 65296 exceeds"));
     assert!(broken(11, 0xff).contains("body of"));
     assert!(broken(8, 0xff).contains("were announced"));
     assert!(broken(20, 0xff).contains("checksum"));

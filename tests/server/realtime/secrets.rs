@@ -67,7 +67,9 @@ async fn a_secret_opens_the_session_that_it_was_made_with() {
     for path in ["/v1/models", "/metrics", "/v1/audio/voices"] {
         let response = reqwest::Client::new().get(url(path)).bearer_auth(secret).send().await.unwrap();
         assert_eq!(response.status(), 401, "{path}");
-        assert!(response.text().await.unwrap().contains("WS /v1/realtime and nothing else"));
+        assert!(
+            response.text().await.unwrap().contains("WS /v1/realtime and POST /v1/realtime/calls, and nothing else")
+        );
     }
     assert_eq!(ask(&site, Some(secret), &json!({})).await.0, 401);
 }
