@@ -89,7 +89,7 @@ impl Decoders {
     }
 }
 
-/// Neighbours that are resized alike, at most so many together.
+/// Pictures that follow each other and are resized alike, at most so many together.
 fn grouped(sights: &[Sight<'_>], most: usize) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
     let mut bytes = 0usize;

@@ -72,7 +72,7 @@ impl Worker {
         };
         let (began, time) = (Instant::now(), self.limits.time);
         let answered = std::thread::scope(|scope| {
-            // With the worker both pipes end, and with `told` whoever would be told: so the thread ends, too.
+            // With the worker both pipes end, and with `told` the receiver of its answers: so the thread ends, too.
             let (tell, told) = flume::bounded(1);
             let talk = move || talk(stdin, stdout, job, files, expected, &tell);
             let talking = std::thread::Builder::new().name("decode".into()).spawn_scoped(scope, talk);
