@@ -14,7 +14,7 @@
 //! measures a GPU. `-- --help` tells the rest.
 //!
 //! Windows are set so large that back-pressure pauses no measured sequence: a sequence may pause because its consumer is slow, that
-//! is what windows are for, but not because somebody else's is.
+//! is what windows are for, but not because another sequence's consumer is.
 #![allow(clippy::unwrap_used)]
 
 mod conditions;
@@ -153,7 +153,7 @@ async fn run(args: &Args, faults: &Faults) -> anyhow::Result<ExitCode> {
         let bench = Bench { checkpoint: &checkpoint, faults, sequences, frames, sleepers: args.sleepers };
         let mut turns: Vec<Vec<Turn>> = conditions.iter().map(|_| Vec::new()).collect();
         for round in 0..rounds {
-            // Each round begins with another one, so that nobody always follows the same tenant.
+            // Each round begins with another one, so that no condition always follows the same one.
             for place in 0..conditions.len() {
                 let at = (place + round * 5) % conditions.len();
                 let condition = conditions[at];

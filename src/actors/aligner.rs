@@ -40,7 +40,7 @@ pub struct AlignerSetup {
     pub timeout: Duration,
     /// How a job is computed.
     pub run: Box<Run>,
-    /// Where a fault plan can strike.
+    /// Where a fault plan can inject faults.
     pub fault: FaultSite,
     /// The metrics of the aligner.
     pub metrics: AlignerMetrics,
@@ -133,7 +133,7 @@ enum Message {
 
 struct AlignerSupervisor;
 
-/// What a thread works on; a thread that was left behind has one that nobody reads.
+/// What a thread works on; a thread that was left behind has one that is not read.
 type Hand = Arc<Mutex<Option<(Waiting, Instant)>>>;
 
 struct State {

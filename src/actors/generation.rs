@@ -85,12 +85,12 @@ impl Life {
         self.recorder.writer(Track::of(Replica { stage: self.stage, number: self.replica }, self.generation, component))
     }
 
-    /// Where a fault plan can strike the edge behind another stage, which leads here.
+    /// Where a fault plan can inject faults into the edge behind another stage, which leads here.
     pub fn site_behind(&self, stage: StageName) -> FaultSite {
         self.faults.site(stage, FaultPoint::Edge)
     }
 
-    /// Where a fault plan can strike.
+    /// Where a fault plan can inject faults.
     pub fn site(&self, point: FaultPoint) -> FaultSite {
         self.faults.site(self.stage, point)
     }

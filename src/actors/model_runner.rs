@@ -126,12 +126,12 @@ impl Runner {
             if self.life.pulse.is_stopping() {
                 return Ok(());
             }
-            self.obey(command)?;
+            self.run(command)?;
         }
     }
 
     /// Does what one command says.
-    pub fn obey(&mut self, command: Command) -> Result<(), ThreadError> {
+    pub fn run(&mut self, command: Command) -> Result<(), ThreadError> {
         self.life.pulse.take(Role::Runner);
         {
             let _section = no_block::section();

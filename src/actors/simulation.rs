@@ -239,7 +239,7 @@ impl SimulatedStage {
         }
     }
 
-    /// An actor handles no message any more. Nobody has heard of it yet.
+    /// An actor handles no message any more. Its supervisor has not heard of it yet.
     pub fn kill(&mut self, actor: SimulatedActor) {
         if let Some(running) = &mut self.current {
             running.dead[actor as usize] = true;
@@ -331,7 +331,7 @@ impl Running {
                 Err(_) => Ok(()),
             },
             SimulatedActor::Runner => match (&mut self.runner, self.at_hand.take()) {
-                (RunnerState::Built(runner), Some(command)) => runner.obey(command).map_err(|error| error.to_string()),
+                (RunnerState::Built(runner), Some(command)) => runner.run(command).map_err(|error| error.to_string()),
                 _ => Ok(()),
             },
         }

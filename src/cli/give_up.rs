@@ -1,5 +1,5 @@
-//! A server that has given up one of its stages cannot do its work, and a new process may: it ends, in order, and tells
-//! whoever started it why.
+//! A server that has given up one of its stages cannot do its work, and a new process may: it ends, in order, and its
+//! exit code tells the service manager why.
 
 use super::served::Served;
 use omni_tools::exit::GivenUp;

@@ -13,7 +13,7 @@
 //! they stay alone for longer.
 //!
 //! A stage may be taken for hung only because the machine is busy, where its watchdog is short or it had no processor for
-//! most of the time: such a failure ends nobody.
+//! most of the time: such a failure ends no request.
 //!
 //! Which failures count against the stage:
 //!
@@ -303,7 +303,7 @@ impl Suspects {
         self.suspects.get(&first).is_some_and(|suspect| !suspect.entered).then_some(first)
     }
 
-    /// To be called from time to time: nobody is waited for for ever.
+    /// To be called from time to time: bounds how long a request is waited for.
     pub fn look(&mut self) {
         let Some(looks) = self.one_by_one else { return };
         self.one_by_one = Some(looks + 1);

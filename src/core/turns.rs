@@ -23,7 +23,7 @@ pub struct Line<K, T> {
 }
 
 impl<K: Ord + Copy, T> Line<K, T> {
-    /// Nobody waits.
+    /// No task waits.
     pub fn new(limits: TurnLimits) -> Line<K, T> {
         Line { limits, waiting: BTreeMap::new(), last: None, length: 0 }
     }

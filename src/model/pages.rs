@@ -129,7 +129,7 @@ impl<K: Copy + Eq + Hash + Ord> Pages<K> {
         true
     }
 
-    /// Keeps the contents of a page in use, which nobody writes any more, in this turn: page number `depth` of its
+    /// Keeps the contents of a page in use, which no step writes any more, in this turn: page number `depth` of its
     /// sequence. Has no effect where a page is kept under this key already, or this page under another.
     pub fn keep(&mut self, key: K, page: u32, (turn, depth): (u64, u32)) {
         let own = &mut self.pages[page as usize];

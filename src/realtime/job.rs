@@ -20,7 +20,7 @@ pub struct Job {
     /// JSON of each function that the model may call. Text from the first call on is not to be spoken.
     pub tools: Arc<[String]>,
     /// Whether nothing takes its answer: it is made so that the engine knows the prompt when the turn goes on. It waits
-    /// for all that somebody hears, and may fail.
+    /// for every answer that a client hears, and may fail.
     pub prepares: bool,
     /// Sound and text, or text alone.
     pub speaks: bool,

@@ -1,7 +1,7 @@
-//! A socket that tells when its peer has hung up, also where nobody reads from it.
+//! A socket that tells when its peer has hung up, also where no task reads from it.
 //!
 //! While a request is answered the HTTP layer reads ahead to notice that its client leaves. It stops as soon as there is
-//! something to read, such as a byte behind the request; then it would make the whole answer for nobody.
+//! something to read, such as a byte behind the request; then it would make the whole answer for no client.
 
 use std::io;
 use std::pin::Pin;

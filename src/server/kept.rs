@@ -24,7 +24,7 @@ const SHARE: usize = 16;
 pub(super) struct AnswerId(u128);
 
 impl AnswerId {
-    /// One that nobody knows.
+    /// One that no client knows yet.
     pub fn fresh() -> AnswerId {
         // SipHash with keys from the system.
         let half = || u128::from(RandomState::new().build_hasher().finish());

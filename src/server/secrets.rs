@@ -34,7 +34,7 @@ pub(super) struct TooMany(usize);
 /// Why one opens nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unusable {
-    /// Nobody has made it, or long ago.
+    /// It was never made, or long ago.
     Unknown,
     /// Its time is over.
     Expired,

@@ -127,7 +127,7 @@ impl Payload {
                     }
                     left = left.saturating_sub(count);
                 }
-                // Whoever sends these sends each once.
+                // The journal sends each of these once.
                 part @ Part::Features(_) => self.parts.push(part),
                 Part::U32(mut values) => {
                     values.drain(..values.len() / units as usize * known as usize);

@@ -233,7 +233,7 @@ impl Call {
         let Some(writer) = self.sound.and_then(|sound| self.rtc.writer(sound)) else { return };
         let opus = writer.payload_params().find(|format| format.spec().codec == Codec::Opus);
         let Some(format) = opus.map(|format| format.pt()) else { return };
-        // Refused before the call is open, and then nobody would hear it.
+        // Refused before the call is open, where no channel would carry it.
         let _ = writer.start_of_talkspurt(begins).write(format, now, time, packet);
     }
 

@@ -1,6 +1,6 @@
 //! A call over WebRTC without its socket and its clock: an offer goes in, an answer comes out; then packets and the time
 //! go in, and packets, sound and messages come out. The server is the side that is called: it answers the checks of ICE
-//! and sends none of its own (ICE lite), so that an offer makes it write to nobody.
+//! and sends none of its own (ICE lite), so that an offer makes it write to no address.
 //!
 //! | file | what |
 //! | --- | --- |

@@ -1,5 +1,5 @@
 //! Conversations turn by turn, text and sound, spoken answers too: what the thinker keeps of them changes no token and no
-//! sample, whichever stage dies, wherever it runs, and whoever else asks.
+//! sample, whichever stage dies, wherever it runs, and whatever else is asked.
 
 use crate::support::engine::{Answer, chat, collect, engine, idle, tiny};
 use crate::support::media::Golden;

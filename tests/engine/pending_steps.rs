@@ -317,7 +317,7 @@ mod on_a_shared_device {
     }
 }
 
-/// Nothing in a launch waits for the device: whoever calls what may wait says so to the launch section.
+/// Nothing in a launch waits for the device: a call that may wait says so to the launch section.
 mod in_a_launch {
     use super::*;
     use omni_actors::core::ids::Slot;

@@ -5,7 +5,7 @@
 //!   launch section ([`omni_actors::model::no_block`]), and every use of such a function has a place and a reason here;
 //! - on the actors' launch path: every construct that can wait has a place and a reason here.
 //!
-//! Whoever adds a wait has to add it here too, and to say why it is none of the launch's. What is found while it runs:
+//! A new wait has to be added here too, with the reason why it is none of the launch's. What is found while it runs:
 //! `pending_steps::a_model_that_waits_for_its_device_in_a_launch_does_not_get_far`, and on a GPU the launch section itself,
 //! in every test.
 
@@ -356,7 +356,7 @@ fn counted<'a>(
 }
 
 #[test]
-fn whoever_waits_for_a_device_is_known() {
+fn each_wait_for_a_device_is_known() {
     let mut found = BTreeMap::new();
     for ((file, function, _), count) in counted(&Source::folder("cuda"), &WAITING) {
         *found.entry((file, function, "a call that waits".to_owned())).or_default() += count;

@@ -27,7 +27,7 @@ fn stage(golden: &Golden, bytes: usize) -> Box<dyn StageModel> {
     ThinkerFactory::new(golden.nets.thinker.clone()).keeping(bytes).build().unwrap()
 }
 
-/// The first turn: the golden request, whose prompt belongs to somebody.
+/// The first turn: the golden request, whose prompt belongs to a tenant.
 fn first(golden: &Golden) -> ThinkerSpec {
     // Each span in two parts, as of a sound of two windows.
     let part =

@@ -117,7 +117,7 @@ async fn a_killed_process_is_replaced_and_its_streams_go_on() {
     let engine = apart(|config| config.stages[StageName::Vocoder as usize].window = 1).await;
     for (round, stage) in [StageName::Talker, StageName::Vocoder].into_iter().enumerate() {
         let mut stream = engine.speak(frames(40, 5)).await.unwrap();
-        // Until the first sound: whoever makes it waits for it to be read, so both stages are in the middle of it.
+        // Until the first sound: both stages wait for it to be read, so they are in the middle of the answer.
         let first = loop {
             if let Event::Audio(chunk) = stream.next().await.unwrap() {
                 break chunk;

@@ -36,7 +36,7 @@ use shares::Shares;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use stream::Stream;
-use ttfa::FirstSounds;
+use ttfa::TtfaPredictors;
 
 /// Silence in a stream that a player's buffer hides; a stream with more of it has missed its SLO.
 pub const BUFFERED: Duration = Duration::from_millis(200);
@@ -55,7 +55,7 @@ pub struct AdmissionCore {
     limits: AdmissionLimits,
     shares: Shares,
     capacity: Capacity,
-    first_sounds: FirstSounds,
+    first_sounds: TtfaPredictors,
     /// When the last stream ended, while none is there.
     idle: Option<Duration>,
     streams: BTreeMap<Ticket, Stream>,
@@ -77,7 +77,7 @@ impl AdmissionCore {
             limits,
             shares: Shares::default(),
             capacity: Capacity::new(limits.places),
-            first_sounds: FirstSounds::default(),
+            first_sounds: TtfaPredictors::default(),
             idle: Some(Duration::ZERO),
             streams: BTreeMap::new(),
             background: VecDeque::new(),

@@ -11,9 +11,9 @@ const LINES: usize = 256;
 
 /// What tenants have seen lately. First sounds of chats are another population than those of texts.
 #[derive(Debug, Default)]
-pub(super) struct FirstSounds(BTreeMap<(bool, TenantId), TtfaPredictor>);
+pub(super) struct TtfaPredictors(BTreeMap<(bool, TenantId), TtfaPredictor>);
 
-impl FirstSounds {
+impl TtfaPredictors {
     /// A first sound of this tenant took so long with so many ahead of it.
     pub fn learn(&mut self, (chat, tenant): (bool, TenantId), ahead: usize, took: Duration, now: Duration) {
         self.0.entry((chat, tenant)).or_default().learn(ahead, took, now);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn what_one_tenant_waits_for_says_nothing_of_another() {
         let [slow, quick, new] = [1, 2, 3].map(|number| (false, TenantId::Key(number)));
-        let mut sounds = FirstSounds::default();
+        let mut sounds = TtfaPredictors::default();
         (0..5).for_each(|_| sounds.learn(slow, 0, Duration::from_secs(6), NOW));
         assert_eq!(sounds.expect(slow, 0, NOW), Some(Duration::from_secs(6)));
         assert_eq!(sounds.expect(new, 0, NOW), None);
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn lines_of_tenants_that_left_make_room() {
-        let mut sounds = FirstSounds::default();
+        let mut sounds = TtfaPredictors::default();
         for number in 0..1000 {
             sounds.learn((false, TenantId::Key(number)), 0, NOW, NOW + Duration::from_secs(u64::from(number)));
         }

@@ -6,7 +6,7 @@ pub fn longest_seconds(text: &str) -> f64 {
     10.0 + text.chars().map(seconds).sum::<f64>()
 }
 
-/// The seconds without which nobody has said `text`: a hundredth for each letter, while speech takes some seven.
+/// The least seconds that it takes to say `text`: a hundredth for each letter, while speech takes some seven.
 pub fn shortest_seconds(text: &str) -> f64 {
     0.01 * text.chars().filter(|c| c.is_alphanumeric()).count() as f64
 }

@@ -196,7 +196,7 @@ fn malformed(reason: String) -> Error {
     Error::new(ErrorKind::InvalidData, reason)
 }
 
-/// A reason that a client and a log can be shown, whoever wrote it.
+/// A reason from another process, made fit for clients and logs.
 fn readable(reason: &str) -> String {
     reason.chars().take(MAX_REASON).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -108,7 +108,7 @@ impl Ledger {
     fn carry_post(&self, state: &mut State, post: Post) {
         match post {
             Post::Acked(stage, acks) => self.used(state, stage, acks),
-            // What a replica says of a sequence that another one has by now concerns nobody.
+            // What a replica says of a sequence that another one has by now is dropped.
             Post::SequenceFailed(replica, request, reason) if state.has(replica, request) => {
                 self.sequence_lost(state, request, replica.stage, reason);
             }

@@ -14,7 +14,7 @@ impl RequestPlan {
         for (_, sequence) in self.sequences.iter().filter(|(stage, _)| *stage != StageName::Encoder) {
             let mut spec = sequence.spec.clone();
             match &mut spec {
-                // Whoever asks, asks for the same.
+                // Seed and tenant do not change what a prompt asks for.
                 SequenceSpec::Thinker(thinker) => (thinker.seed, thinker.reuse) = (0, None),
                 SequenceSpec::Talker(talker) => talker.seed = 0,
                 SequenceSpec::Encoder(_) | SequenceSpec::Vocoder(_) => {}

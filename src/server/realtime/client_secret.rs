@@ -75,7 +75,7 @@ fn lifetime(asked: Option<&Value>) -> Result<u64, ApiError> {
     }
 }
 
-/// One that nobody can guess: 128 bits of the system's randomness.
+/// One that cannot be guessed: 128 bits of the system's randomness.
 fn fresh() -> Result<String, ApiError> {
     let mut bytes = [0u8; 16];
     let filled = default_provider().secure_random.fill(&mut bytes);

@@ -50,7 +50,7 @@ pub(super) trait Link: Send {
     /// Sends a message, after [`News::Room`].
     fn send(&mut self, message: String);
 
-    /// Plays 20 ms, after [`News::Due`]; `None`: there are none, because nobody speaks or, if `late`, because they are
+    /// Plays 20 ms, after [`News::Due`]; `None`: there are none, because nothing is spoken or, if `late`, because they are
     /// not made yet.
     fn play(&mut self, samples: Option<&[i16; PLAYED]>, late: bool);
 

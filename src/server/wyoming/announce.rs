@@ -53,7 +53,7 @@ impl Announcement {
             let _ = self.0.disable_interface(IfKind::All);
         }
         if let Ok(ended) = self.0.shutdown() {
-            // An announcement that nobody takes back ends with its time to live.
+            // An announcement that is not taken back ends with its time to live.
             let _ = tokio::time::timeout(GOODBYE_TIME, ended.recv_async()).await;
         }
     }

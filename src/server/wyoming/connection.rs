@@ -155,7 +155,7 @@ impl Connection {
         let (stopping, retiring) = (self.shared.app.stopping.clone(), self.shared.app.retiring.clone());
         loop {
             if let Some((event, _held)) = self.deferred.take_if(|(event, _)| !self.session.defers(event)) {
-                self.obey(event).await?;
+                self.execute(event).await?;
             }
             let at_rest = self.session.is_at_rest() && self.answers.is_empty();
             match (at_rest, &self.busy) {
@@ -233,10 +233,10 @@ impl Connection {
             self.deferred = Some((event, held));
             return Ok(());
         }
-        self.obey(event).await
+        self.execute(event).await
     }
 
-    async fn obey(&mut self, event: ClientEvent) -> Result<(), ApiError> {
+    async fn execute(&mut self, event: ClientEvent) -> Result<(), ApiError> {
         match self.session.on(event)? {
             Action::Ignore => {}
             Action::Describe => {

@@ -154,7 +154,7 @@ mod tests {
         assert!(error(&"[pause: 1ms]".repeat(501)).contains("500 tags"));
     }
 
-    /// Neighbouring texts joined: a text may come in pieces.
+    /// Adjacent texts joined: a text may come in pieces.
     fn joined(marks: Vec<Mark>) -> Vec<Mark> {
         let mut out: Vec<Mark> = Vec::new();
         for mark in marks {

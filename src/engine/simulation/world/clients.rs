@@ -145,7 +145,7 @@ impl World<'_> {
                 self.report.failed += 1;
                 match error {
                     RequestError::StageFailed { stage, .. } if self.stage(*stage).given_up => {}
-                    // Nobody else ends by a prompt that brings its stage down.
+                    // No other request ends by a prompt that brings its stage down.
                     RequestError::BroughtDown { stage, .. }
                         if script.sick.is_some_and(|sick| sick.kills && sick.stage == *stage) => {}
                     RequestError::SequenceFailed { stage, .. } => {

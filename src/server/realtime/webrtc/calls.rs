@@ -1,5 +1,5 @@
 //! The UDP port of all calls, and to which of them a packet belongs: by the address from which it comes, once that has
-//! shown that it knows the password of a call, and before by the name that it calls. A packet of nobody is dropped, and
+//! shown that it knows the password of a call, and before by the name that it calls. A packet that no call claims is dropped, and
 //! nothing is ever sent to an address that has shown nothing.
 
 use omni_config::WebRtcConfig;
@@ -239,7 +239,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// The name of the call in the API, which nobody can guess.
+    /// The name of the call in the API, which cannot be guessed.
     pub fn id(&self) -> &str {
         &self.id
     }
