@@ -4,7 +4,8 @@ use super::EmbeddedFiles;
 use anyhow::Context;
 use clap::Args;
 use omni_config::{
-    CheckpointSource, Config, ConfigError, LoadTime, Override, Placement, Problem, WeightsKind, format_duration,
+    CheckpointSource, Config, ConfigError, DeviceKind, LoadTime, Override, Placement, Problem, Replicas, WeightsKind,
+    format_duration,
 };
 use omni_core::ids::StageName;
 use omni_engine::device::DeviceChoice;
@@ -180,7 +181,7 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
             Placement::Auto | Placement::Thread => "",
             Placement::Process => "a process of its own, ",
         };
-        let replicas = if stage.replicas > 1 { format!("{} replicas, ", stage.replicas) } else { String::new() };
+        let replicas = replicas(config, *name, device.kind);
         lines.push(format!(
             "{:<9} {placement}{replicas}batch {}, run-ahead {}, window {}{ramp}",
             name.as_str(),
@@ -193,6 +194,21 @@ fn summary(config: &Config, checkpoint: &Checkpoint, device: &DeviceChoice, open
         lines.push(format!("faults    {} rules: this server will break on purpose", config.faults.len()));
     }
     lines.iter().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// How many replicas of a stage there are, and where.
+fn replicas(config: &Config, stage: StageName, device: DeviceKind) -> String {
+    match (&config.stage(stage).replicas, device) {
+        (Replicas::Auto, DeviceKind::Cuda) => "a replica on each GPU, ".to_owned(),
+        (Replicas::On(gpus), DeviceKind::Cuda) => {
+            let gpus: Vec<String> = gpus.iter().map(usize::to_string).collect();
+            format!("on GPU {}, ", gpus.join(" and "))
+        }
+        _ => match config.replicas(stage) {
+            1 => String::new(),
+            several => format!("{several} replicas, "),
+        },
+    }
 }
 
 /// What `placement = "auto"` means here, and why; stages with the same answer together.

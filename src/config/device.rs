@@ -80,11 +80,6 @@ impl Config {
         })
     }
 
-    /// The GPU of a stage, as the driver counts them.
-    pub fn device_index(&self, stage: StageName) -> usize {
-        self.stage(stage).device_index.unwrap_or(self.device.index)
-    }
-
     /// Steps of a stage launched ahead of the last one whose tokens the host has seen, on a device of this kind.
     pub fn run_ahead(&self, stage: StageName, on: DeviceKind) -> usize {
         let suits = match (on, stage) {

@@ -19,6 +19,7 @@ mod models;
 mod placement;
 mod reader;
 mod realtime;
+mod replicas;
 mod resolve;
 mod units;
 mod wyoming;
@@ -33,6 +34,7 @@ pub use keys::{KeyConfig, Scope, hash_key};
 pub use models::{LoadTime, ModelEntry};
 pub use placement::{Found, Placed, placed};
 pub use realtime::{RealtimeConfig, WebRtcConfig};
+pub use replicas::Replicas;
 pub use resolve::{Declared, Override, declared, load, parse};
 pub use units::{format_bytes, format_duration, parse_duration};
 pub use wyoming::WyomingConfig;
@@ -384,9 +386,9 @@ pub enum DecodePlace {
 pub struct StageConfig {
     /// Where it runs.
     pub placement: Placement,
-    /// How many of it there are. Each takes any sequence, and those of one that goes down go on in the others.
-    pub replicas: usize,
-    /// On which GPU; `None`: that of `[device]`.
+    /// How many of it there are, and where. Each takes any sequence, and those of one that goes down go on in the others.
+    pub replicas: Replicas,
+    /// On which GPU, where `replicas` names none; `None`: that of `[device]`.
     pub device_index: Option<usize>,
     /// Bytes of the device that it may allocate, weights included; `None`: no bound of its own.
     pub device_memory: Option<u64>,

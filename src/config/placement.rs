@@ -56,21 +56,22 @@ fn auto(config: &Config, family: &[StageName], stage: StageName, found: &Found) 
     if config.transfer.device_handover && pair.contains(&stage) && pair.iter().all(|stage| family.contains(stage)) {
         return thread("embeddings are handed over on the GPU (transfer.device_handover)");
     }
-    let index = config.device_index(stage);
-    let beside = |other: &StageName| *other != stage && config.device_index(*other) == index;
+    let own = config.gpus(stage);
+    let beside = |other: &StageName| *other != stage && !config.gpus(*other).is_disjoint(&own);
     let others: Vec<StageName> = family.iter().copied().filter(beside).collect();
+    let gpus = own.iter().map(|gpu| format!("GPU {gpu}")).collect::<Vec<_>>().join(", ");
     if others.is_empty() {
-        return (Placement::Process, format!("it has GPU {index} to itself"));
+        return (Placement::Process, format!("it has {gpus} to itself"));
     }
     let Some(folder) = &found.mps else {
-        return thread(&format!("it shares GPU {index}, and no MPS daemon runs"));
+        return thread(&format!("it shares {gpus}, and no MPS daemon runs"));
     };
     let without = |stage: &&StageName| config.stage(**stage).device_memory.is_none();
     if let Some(silent) = [stage].iter().chain(&others).find(without) {
-        return thread(&format!("it shares GPU {index}, and stages.{silent}.device_memory is not set"));
+        return thread(&format!("it shares {gpus}, and stages.{silent}.device_memory is not set"));
     }
     // One that the config holds in the server's process allocates there, and shares the GPU just as well.
-    (Placement::Process, format!("MPS at {} lets the processes of GPU {index} run together", folder.display()))
+    (Placement::Process, format!("MPS at {} lets the processes of {gpus} run together", folder.display()))
 }
 
 #[cfg(test)]

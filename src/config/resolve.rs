@@ -10,6 +10,7 @@ use super::models;
 pub use super::reader::Declared;
 use super::reader::Reader;
 use super::realtime::realtime;
+use super::replicas::{LAST_GPU, MOST, Replicas};
 use super::units::parse_bytes;
 use super::wyoming::wyoming;
 use super::{
@@ -479,8 +480,11 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
     let key = |field: &str| format!("stages.{name}.{field}");
     let placements = [("auto", Placement::Auto), ("thread", Placement::Thread), ("process", Placement::Process)];
     let placement = r.choice(&key("placement"), "auto", &placements).unwrap_or(Placement::Auto);
-    let replicas = r.int(&key("replicas"), 1, 1..=16);
-    let device_index = r.auto_int(&key("device_index"), 0..=63);
+    let replicas = replicas(r, &key("replicas"));
+    let device_index = r.auto_int(&key("device_index"), 0..=LAST_GPU);
+    if device_index.is_some() && !matches!(replicas, Replicas::Count(_)) {
+        r.complain(&key("device_index"), "is set, and `replicas` says which GPUs: leave one of them out");
+    }
     let device_memory = size(r, &key("device_memory"), 64 << 20, "64MiB");
     let max_batch = r.auto_int(&key("max_batch"), 1..=256);
     if name == StageName::Encoder {
@@ -551,6 +555,13 @@ fn stage(r: &mut Reader, name: StageName) -> StageConfig {
         max_step_frames: None,
         buckets,
     }
+}
+
+fn replicas(r: &mut Reader, key: &str) -> Replicas {
+    let allowed = format!(
+        "a whole number from 1 to {MOST}, a list of up to {MOST} different numbers of GPUs from 0 to {LAST_GPU}, or \"auto\""
+    );
+    r.value(key, "1", allowed, Replicas::read).unwrap_or(Replicas::Count(1))
 }
 
 fn buckets(r: &mut Reader, key: &str) -> Vec<u32> {

@@ -3,7 +3,7 @@
 use super::admission::{Admissions, TICK};
 use super::aligning;
 use super::decode::Decoders;
-use super::device::DeviceChoice;
+use super::device::{DeviceChoice, gpus};
 use super::encoded::{MediaCache, MediaMemory};
 use super::journal::Edge;
 use super::ledger::{Acks, Ledger, LedgerSink, Reports};
@@ -53,7 +53,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     let maker = StageMaker::new(checkpoint, config, &here, kept)?;
     let settled = maker.faults.settle(capabilities(family, names, config, maker.device.kind));
     settled.map_err(|error| StartError::Config(error.to_string()))?;
-    replicas_fit(config, names, maker.device.kind)?;
+    config.replicas_fit(names, maker.device.kind, gpus()).map_err(StartError::Config)?;
     if maker.device.kind == DeviceKind::Cuda && names.iter().any(apart) {
         tracing::warn!(
             "stages in processes of their own share the GPU without an arbiter: first sounds are not put first"
@@ -61,7 +61,7 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
     }
     let aligner = aligning::finder(checkpoint, config, &maker.faults).await?;
     let info = model_info(checkpoint, config)?;
-    let stages = Stages::new(names, |stage| config.stage(stage).replicas);
+    let stages = Stages::new(names, |stage| config.replicas(stage));
     let (mut into, mut inbound) = (Vec::new(), Vec::new());
     // The ledger needs the edges, and the edges report losses to the ledger.
     let told = Arc::new(OnceLock::<Weak<Ledger>>::new());
@@ -142,16 +142,6 @@ pub(super) async fn assemble(checkpoint: &Checkpoint, config: &Config, kept: Kep
         preparer,
         voices,
         aligner,
-    })
-}
-
-/// Replicas compute on a CPU only.
-fn replicas_fit(config: &Config, stages: &[StageName], device: DeviceKind) -> Result<(), StartError> {
-    let on_gpu = device == DeviceKind::Cuda;
-    let several = stages.iter().find(|stage| on_gpu && config.stage(**stage).replicas > 1);
-    several.map_or(Ok(()), |stage| {
-        let reason = "replicas do not run on a GPU yet; use 1, or device.kind = \"cpu\"";
-        Err(StartError::Config(format!("stages.{stage}.replicas: {reason}")))
     })
 }
 

@@ -77,6 +77,18 @@ fn memory(_: usize) -> Option<u64> {
     None
 }
 
+/// How many GPUs the driver shows.
+#[cfg(feature = "cuda")]
+pub fn gpus() -> usize {
+    omni_cuda::Gpu::count().unwrap_or(0)
+}
+
+/// Without the feature `cuda` there is no GPU.
+#[cfg(not(feature = "cuda"))]
+pub fn gpus() -> usize {
+    0
+}
+
 /// A GPU in words.
 ///
 /// # Errors

@@ -65,31 +65,31 @@ impl Loading {
         })
     }
 
-    /// The factory of a stage's model.
-    pub fn factory(self: &Arc<Loading>, stage: StageName) -> Arc<dyn StageFactory> {
+    /// The factory of a stage's model, on a GPU or, where that computes, on the CPU.
+    pub fn factory(self: &Arc<Loading>, stage: StageName, gpu: usize) -> Arc<dyn StageFactory> {
         let loading = Arc::clone(self);
         let load = move || match loading.device.kind {
             DeviceKind::Cpu => load(stage, &loading.checkpoint, &Device::Cpu, loading.config.stage(stage).kept_prompts),
-            DeviceKind::Cuda => loading.on_gpu(stage),
+            DeviceKind::Cuda => loading.on_gpu(stage, gpu),
         };
         Arc::new(LoadedOnce { load: Box::new(load), loading: Mutex::new(()), loaded: OnceLock::new() })
     }
 
     /// The same on a GPU.
     #[cfg(not(feature = "cuda"))]
-    fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
+    fn on_gpu(&self, stage: StageName, _: usize) -> Result<Box<dyn StageFactory>, LoadError> {
         let reason = format!("this binary has no {stage} for GPUs; build it with --features cuda, or use \"cpu\"");
         Err(LoadError::Invalid { file: "device.kind".into(), reason })
     }
 
     /// The same on a GPU.
     #[cfg(feature = "cuda")]
-    fn on_gpu(&self, stage: StageName) -> Result<Box<dyn StageFactory>, LoadError> {
+    fn on_gpu(&self, stage: StageName, gpu: usize) -> Result<Box<dyn StageFactory>, LoadError> {
         use omni_cuda::encoder::{CudaEncoderFactory, TowersNet};
         use omni_cuda::talker::{CudaTalkerFactory, TalkerNet, TalkerOptions};
         use omni_cuda::thinker::{CudaThinkerFactory, ThinkerNet, ThinkerOptions};
         use omni_cuda::vocoder;
-        let gpu = self.gpu(stage)?;
+        let gpu = self.gpu(gpu)?;
         gpu.bind()?;
         let slots = self.config.limits.max_requests;
         let setup = self.config.stage(stage);
@@ -153,10 +153,9 @@ impl Loading {
     }
 
     #[cfg(feature = "cuda")]
-    fn gpu(&self, stage: StageName) -> Result<omni_cuda::Gpu, LoadError> {
+    fn gpu(&self, index: usize) -> Result<omni_cuda::Gpu, LoadError> {
         use omni_cuda::Gpu;
         let mut gpus = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
-        let index = self.config.device_index(stage);
         if let Some(gpu) = gpus.get(&index) {
             return Ok(gpu.clone());
         }

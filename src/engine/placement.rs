@@ -1,5 +1,6 @@
 //! Looks at the machine for what `placement = "auto"` depends on, and settles it.
 
+use super::device::gpus;
 use super::process;
 use omni_config::{Config, DeviceKind, Found, Placed, placed};
 use omni_core::ids::StageName;
@@ -19,10 +20,11 @@ pub fn look(config: &Config, family: &[StageName], device: DeviceKind) -> Vec<Pl
     placed(config, family, &found)
 }
 
-/// The same config with no placement left open.
+/// The same config with no placement and no number of replicas left open.
 pub fn settle(config: &Config, family: &[StageName], device: DeviceKind) -> Config {
     let mut settled = config.clone();
-    for Placed { stage, placement, why } in look(config, family, device) {
+    settled.settle_replicas(device, gpus());
+    for Placed { stage, placement, why } in look(&settled, family, device) {
         if let Some(why) = why {
             tracing::info!(%stage, placement = placement.as_str(), why, "placement = \"auto\"");
         }

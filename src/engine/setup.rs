@@ -28,8 +28,8 @@ pub(super) struct StageMaker<'a> {
     config: &'a Config,
     pub device: DeviceChoice,
     loading: Arc<Loading>,
-    /// Of each stage: its replicas share the weights.
-    factories: Mutex<BTreeMap<StageName, Arc<dyn StageFactory>>>,
+    /// Of each stage and GPU: replicas on a CPU share the weights.
+    factories: Mutex<BTreeMap<(StageName, usize), Arc<dyn StageFactory>>>,
     /// Time that a listener needs for one frame.
     pub unit: Duration,
     pub faults: FaultPlan,
@@ -68,7 +68,7 @@ impl<'a> StageMaker<'a> {
         tracing::info!(device = device.kind.as_str(), dtype = device.dtype.as_str(), why = %device.why, "device chosen");
         let family = checkpoint.stages();
         device.fit(config, family).map_err(StartError::Config)?;
-        let of_gpus = || here.iter().map(|stage| (config.device_index(*stage), Arbiter::new()));
+        let of_gpus = || here.iter().flat_map(|stage| config.gpus(*stage)).map(|gpu| (gpu, Arbiter::new()));
         let samples = checkpoint.family().vocoder().samples_per_frame() as f64;
         Ok(StageMaker {
             config,
@@ -83,9 +83,10 @@ impl<'a> StageMaker<'a> {
         })
     }
 
-    fn factory(&self, stage: StageName) -> Arc<dyn StageFactory> {
+    fn factory(&self, stage: StageName, gpu: usize) -> Arc<dyn StageFactory> {
+        let place = (stage, if self.device.kind == DeviceKind::Cuda { gpu } else { 0 });
         let mut made = self.factories.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(made.entry(stage).or_insert_with(|| self.loading.factory(stage)))
+        Arc::clone(made.entry(place).or_insert_with(|| self.loading.factory(stage, gpu)))
     }
 
     /// Everything about one replica of a stage that outlives its actors. Its series get its number where there are
@@ -94,7 +95,8 @@ impl<'a> StageMaker<'a> {
         let Replica { stage: name, number } = place;
         let (config, stage) = (self.config, self.config.stage(name));
         let kind = self.device.kind;
-        let arbiter = self.arbiters.get(&config.device_index(name)).cloned();
+        let gpu = config.gpu(name, number.into());
+        let arbiter = self.arbiters.get(&gpu).cloned();
         let Wiring { inbound, outbound, handles, acks, reports, own_process, notes } = wiring;
         StageSetup {
             name,
@@ -110,7 +112,7 @@ impl<'a> StageMaker<'a> {
                 playback: playback_policy(config, name, self.unit),
             },
             arbiter,
-            factory: self.factory(name),
+            factory: self.factory(name, gpu),
             restart: restart_limits(config),
             watchdog: config.supervision.watchdog,
             faults: self.faults.clone(),

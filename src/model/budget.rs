@@ -60,7 +60,7 @@ impl Budget {
 /// # Errors
 /// What to write into the config, as text.
 pub fn fit(config: &Config, family: &[StageName], total: impl Fn(usize) -> Option<u64>) -> Result<(), String> {
-    let indices: BTreeSet<usize> = family.iter().map(|stage| config.device_index(*stage)).collect();
+    let indices: BTreeSet<usize> = family.iter().flat_map(|stage| config.gpus(*stage)).collect();
     for index in indices {
         if let Some(total) = total(index) {
             fit_one(config, &on(config, family, index), total)?;
@@ -93,7 +93,7 @@ fn fit_one(config: &Config, stages: &[StageName], total: u64) -> Result<(), Stri
 
 /// The stages that run on one GPU.
 fn on(config: &Config, stages: &[StageName], index: usize) -> Vec<StageName> {
-    stages.iter().copied().filter(|stage| config.device_index(*stage) == index).collect()
+    stages.iter().copied().filter(|stage| config.gpus(*stage).contains(&index)).collect()
 }
 
 /// Whether these stages run in more than one process.

@@ -226,7 +226,7 @@ fn handing_over_and_taking_over_never_block_the_launch_thread() {
 
 #[test]
 #[ignore = "needs two GPUs"]
-fn embeddings_cross_from_one_gpu_to_another() {
+fn embeddings_cross_between_two_gpus() {
     let (first, second) = (&Gpu::open(0).unwrap(), &Gpu::open(1).unwrap());
     let there = hand(&mut *thinker(Some(first), Precision::F32, false));
     let want = say(&mut *talker(Some(first), Precision::F32, true), there.clone());

@@ -16,6 +16,7 @@ mod encoder;
 mod kept;
 mod kernels;
 mod moe;
+mod replicas;
 mod talker;
 mod thinker;
 mod verify;

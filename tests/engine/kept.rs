@@ -3,7 +3,7 @@
 
 use crate::support::engine::{Answer, chat, collect, engine, idle, tiny};
 use crate::support::media::Golden;
-use omni_actors::config::{Config, Placement};
+use omni_actors::config::{Config, Placement, Replicas};
 use omni_actors::core::ids::Frames;
 use omni_actors::core::ids::StageName::{self, Talker, Thinker};
 use omni_actors::engine::{
@@ -94,7 +94,7 @@ async fn turns_of_a_conversation_say_what_they_say_where_nothing_is_kept() {
         ] {
             let engine = engine(&tiny(), |config| {
                 let thinker = &mut config.stages[Thinker as usize];
-                (thinker.prefill_chunk, thinker.replicas, thinker.placement) = (chunk, replicas, placement);
+                (thinker.prefill_chunk, thinker.replicas, thinker.placement) = (chunk, Replicas::Count(replicas), placement);
             })
             .await;
             for tenant in [1, 1, 2] {

@@ -2,7 +2,7 @@
 
 use crate::support::engine::{Answer, PATIENCE, collect, engine, frames, idle, say, speech, tiny};
 use crate::support::process::Watched;
-use omni_actors::config::{Config, Placement, TransportKind};
+use omni_actors::config::{Config, Placement, Replicas, TransportKind};
 use omni_actors::core::ids::{Frames, StageName};
 use omni_actors::engine::{Engine, EngineHealth, Event, RequestError, Service, SpeechRequest, StageHealth, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
@@ -13,7 +13,7 @@ const NEVER: Duration = Duration::from_secs(600);
 
 async fn doubled(change: impl FnOnce(&mut Config)) -> Engine {
     engine(&tiny(), |config| {
-        config.stages.iter_mut().for_each(|stage| stage.replicas = 2);
+        config.stages.iter_mut().for_each(|stage| stage.replicas = Replicas::Count(2));
         (config.supervision.backoff, config.supervision.max_backoff) = (NEVER, NEVER);
         change(config);
     })

@@ -1,7 +1,7 @@
 //! What integration tests share: the default voice, engines on it, and answers as data.
 #![allow(dead_code, clippy::unwrap_used, reason = "every test binary uses a part of this")]
 
-use omni_actors::config::{Config, DeviceKind, Placement, Precision};
+use omni_actors::config::{Config, DeviceKind, Placement, Precision, Replicas};
 use omni_actors::core::ids::Frames;
 use omni_actors::engine::{
     ChatMessage, Engine, EngineLoad, Event, FinishReason, GenerateRequest, Output, RequestError, RequestOptions,
@@ -60,7 +60,7 @@ pub async fn engine(checkpoint: &Checkpoint, change: impl FnOnce(&mut Config)) -
         config.stages.iter_mut().for_each(|stage| stage.placement = Placement::Process);
     }
     if let Some(replicas) = std::env::var("OMNI_TEST_REPLICAS").ok().and_then(|number| number.parse().ok()) {
-        config.stages.iter_mut().for_each(|stage| stage.replicas = replicas);
+        config.stages.iter_mut().for_each(|stage| stage.replicas = Replicas::Count(replicas));
     }
     change(&mut config);
     Engine::start(checkpoint, &config).await.unwrap()
