@@ -63,8 +63,8 @@ class Soak:
             return True
 
     def lane(self, number):
-        own = os.cpu_count()
-        cores = {(number * self.args.cores + core) % own for core in range(self.args.cores)}
+        first_core, own = self.args.first_core, os.cpu_count() - self.args.first_core
+        cores = {first_core + (number * self.args.cores + core) % own for core in range(self.args.cores)}
         first, run = number * len(self.tests) // self.args.lanes, 0
         while self.begin():
             run += 1
@@ -123,6 +123,7 @@ def main():
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--lanes", type=int, default=1)
     parser.add_argument("--cores", type=int, default=2, help="of a lane")
+    parser.add_argument("--first-core", type=int, default=0, help="cores before it are left alone")
     parser.add_argument("--seconds", type=float, default=86400, help="after which nothing begins any more")
     parser.add_argument("--limit", type=float, default=900, help="seconds after which an executable hangs")
     parser.add_argument("--logs", type=pathlib.Path, default=ROOT / "target/soak")

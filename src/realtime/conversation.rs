@@ -42,9 +42,7 @@ impl Conversation {
     /// Whether an item of so many bytes has room.
     pub fn check_room(&self, bytes: usize, limits: &Limits) -> Result<(), Refusal> {
         if self.items.len() >= limits.items {
-            let message =
-                format!("the conversation has {} items, the limit (realtime.max_items); delete some", self.items.len());
-            return Err(Refusal::new("conversation_full", None, message));
+            return Err(self.full(limits));
         }
         if self.bytes.saturating_add(bytes) > limits.bytes {
             let message = format!(
@@ -54,6 +52,20 @@ impl Conversation {
             return Err(Refusal::new("conversation_full", None, message));
         }
         Ok(())
+    }
+
+    /// Whether an answer has room: that to the last item that has any is one more.
+    pub fn check_answer(&self, limits: &Limits) -> Result<(), Refusal> {
+        if self.items.len() > limits.items { Err(self.full(limits)) } else { Ok(()) }
+    }
+
+    fn full(&self, limits: &Limits) -> Refusal {
+        let message = format!(
+            "the conversation has {} items, and the limit is {} (realtime.max_items); delete some",
+            self.items.len(),
+            limits.items
+        );
+        Refusal::new("conversation_full", None, message)
     }
 
     /// Puts an item at a place; what is in it is counted whether there is room or not.

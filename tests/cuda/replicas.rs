@@ -4,7 +4,7 @@ use crate::support::engine::{Answer, PATIENCE, collect, engine, idle, say, speec
 use crate::support::process::Watched;
 use omni_actors::config::{Config, DeviceKind, Placement, Precision, Replicas};
 use omni_actors::core::ids::{Frames, StageName};
-use omni_actors::engine::{Engine, Event, SpeechRequest, StageState};
+use omni_actors::engine::{Engine, Event, Service, SpeechRequest, StageState};
 use omni_actors::fault::{FaultKind, FaultPoint, FaultRule};
 use std::time::Duration;
 

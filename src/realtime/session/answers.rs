@@ -30,6 +30,9 @@ impl Session {
             let message = format!("the conversation has the active response {}; wait for it or cancel it", active.id);
             return Err(Refusal::new("conversation_already_has_active_response", None, message));
         }
+        if in_conversation {
+            self.conversation.check_answer(&self.opening.limits)?;
+        }
         self.check_jobs()?;
         check_metadata(&fields)?;
         let input = fields.input.take().map(|input| self.input(input)).transpose()?;

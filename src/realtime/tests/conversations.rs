@@ -298,6 +298,25 @@ fn a_conversation_that_is_full_takes_nothing_more_until_something_is_deleted() {
 }
 
 #[test]
+fn a_full_conversation_has_room_for_one_answer_and_for_no_second_one() {
+    let mut played = Played::new();
+    for _ in 0..12 {
+        played.send(&message("user", "input_text", "x"));
+    }
+    played.send(&json!({"type": "response.create"}));
+    let job = played.last_job();
+    played.speak(job, &["Yes."], 1);
+    played.finish(job);
+    let again = json!({"type": "response.create", "response": {"instructions": "Go on."}});
+    assert_eq!(played.send(&again)[0]["error"]["code"], "conversation_full");
+    let beside = json!({"type": "response.create", "response": {"conversation": "none", "instructions": "Go on."}});
+    assert_eq!(types(&played.send(&beside)), ["response.created"]);
+    played.send(&json!({"type": "conversation.item.delete", "item_id": "item_3"}));
+    assert_eq!(types(&played.send(&again)), ["response.created"]);
+    check(&played);
+}
+
+#[test]
 fn an_answer_that_fails_says_why_and_the_session_goes_on() {
     let mut played = Played::new();
     played.send(&message("user", "input_text", "x"));
