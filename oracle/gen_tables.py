@@ -1,4 +1,4 @@
-"""Tensor tables of the spec (section 12).  run: python3 gen_tables.py REAL_DIR TINY_ROOT OUT.md   (REAL_DIR holds real_shapes.json from real_sizes.py)"""
+"""Tables of the tensors at the real and the tiny sizes.  run: python3 gen_tables.py REAL_DIR TINY_ROOT OUT.md   (REAL_DIR holds real_shapes.json from real_sizes.py)"""
 
 import json, re, collections, sys
 
