@@ -10,11 +10,12 @@ use omni_actors::telemetry::clock;
 use std::sync::{Mutex, PoisonError};
 
 /// What the running answers are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// Text alone: the thinker decodes as fast as it can.
     Text,
     /// Text and speech: the talker does.
+    #[value(name = "speech")]
     Spoken,
 }
 

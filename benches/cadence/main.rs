@@ -5,7 +5,8 @@
 //! megapixels are encoded, quiet again. For each it prints the time from one decode step to the next, and from one piece
 //! to the next as the clients of the running answers get them; and, round by round, its ratio to the two quiet spans
 //! around, which the goal of 1.02 is compared with. The second quiet span over the first is the noise of the machine.
-//! Steps that prefill are left out, the pieces behind them are not. `-- --help` tells the rest.
+//! Steps that prefill are left out, the pieces behind them are not; how long those with a piece of the prompt take, from the
+//! request to its answer, is printed apart. `-- --help` tells the rest.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../tests/support/pictures.rs"]
@@ -44,6 +45,9 @@ struct Args {
     /// Answers that run at once, one measurement for each number
     #[arg(long, value_delimiter = ',', default_value = "1,2")]
     answers: Vec<u32>,
+    /// What the running answers are
+    #[arg(long, value_delimiter = ',', default_value = "text,speech")]
+    kinds: Vec<Kind>,
     /// Rounds of three spans
     #[arg(long, default_value_t = 5)]
     rounds: usize,
@@ -109,7 +113,8 @@ async fn run(args: &Args) -> anyhow::Result<()> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     println!("{}, {} cores, a clip of {} s and a picture of {3} x {3}", args.device, cores, args.seconds, args.side);
     let mut number = 0;
-    for (kind, stage) in [(Kind::Text, StageName::Thinker), (Kind::Spoken, StageName::Talker)] {
+    for kind in args.kinds.iter().copied() {
+        let stage = if kind == Kind::Text { StageName::Thinker } else { StageName::Talker };
         for count in args.answers.iter().copied() {
             let engine = Engine::start(&checkpoint, &config).await?;
             let answers = Answers::new(&engine, kind, count);
@@ -121,7 +126,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
                 for round in 0..=args.rounds {
                     let before = span(&engine, tokio::time::sleep(quiet)).await?;
                     number += 1;
-                    let Span { trace, outcome, .. } = span(&engine, answers.ask(args.media(number))).await?;
+                    let Span { trace, from, to, outcome } = span(&engine, answers.ask(args.media(number))).await?;
                     outcome?;
                     let encoding = encoding(&trace).context("nothing was encoded")?;
                     let after = span(&engine, tokio::time::sleep(quiet)).await?;
@@ -130,6 +135,7 @@ async fn run(args: &Args) -> anyhow::Result<()> {
                         let mut spans = Round::default();
                         spans.quiet.add((&before.trace, before.from..before.to), stage, &answers);
                         spans.encoding.add((&trace, encoding), stage, &answers);
+                        spans.asking.add((&trace, from..to), stage, &answers);
                         spans.again.add((&after.trace, after.from..after.to), stage, &answers);
                         rounds.push(spans);
                     }

@@ -13,19 +13,24 @@ pub struct Round {
     pub quiet: Times,
     pub encoding: Times,
     pub again: Times,
+    /// From the request with media to its answer: encoding and prefill.
+    pub asking: Times,
 }
 
 /// Milliseconds.
 #[derive(Default)]
 pub struct Times {
     steps: Vec<f64>,
+    /// Steps that had a piece of a prompt beside the running answers.
+    prefills: Vec<f64>,
     gaps: Vec<f64>,
     /// Of all spans.
     lasted: f64,
 }
 
 impl Times {
-    /// Adds what ended within a span: steps in which all answers decoded and nothing else was done, behind another such.
+    /// Adds what ended within a span: steps in which all answers decoded and nothing else was done, behind another such, and
+    /// those with a piece of a prompt.
     pub fn add(&mut self, (trace, span): (&Trace, Range<u64>), stage: StageName, answers: &Answers<'_>) {
         let steps = trace.steps();
         let of_stage: Vec<_> = steps.iter().filter(|((place, ..), _)| place.stage == stage).collect();
@@ -33,13 +38,16 @@ impl Times {
         for pair in of_stage.windows(2) {
             let [((_, _, number), one), ((_, _, next), two)] = pair else { continue };
             if let (Some((_, before)), Some((_, after))) = (one.ran, two.ran)
-                && decodes(one)
-                && decodes(two)
                 && number.0 + 1 == next.0
                 && span.contains(&before)
                 && span.contains(&after)
             {
-                self.steps.push((after - before) as f64 / 1e6);
+                let took = (after - before) as f64 / 1e6;
+                if two.prompt > 0 {
+                    self.prefills.push(took);
+                } else if decodes(one) && decodes(two) {
+                    self.steps.push(took);
+                }
             }
         }
         let gaps = answers.gaps.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,6 +75,10 @@ pub fn report(kind: Kind, count: u32, stage: StageName, rounds: &[Round]) -> Str
     let lasted: f64 = rounds.iter().map(|round| round.encoding.lasted).sum();
     let _ = writeln!(text, "\n{count} running answers of {kind}, {} rounds, {lasted:.1} s encoding", rounds.len());
     let _ = writeln!(text, "{:<44}{:>8}{:>9}{:>9}{:>9}{:>9}", "ms", "count", "mean", "p50", "p95", "p99");
+    let prefills: Vec<f64> = rounds.iter().flat_map(|round| &round.asking.prefills).copied().collect();
+    if !prefills.is_empty() {
+        let _ = writeln!(text, "{:<44}{}", format!("{stage}, with a piece of the prompt"), Figures::of(&prefills));
+    }
     let of: [(String, Pick); 2] = [
         (format!("{stage}, step to step"), |times| &times.steps),
         ("client, piece to piece".into(), |times| &times.gaps),

@@ -15,6 +15,8 @@ use std::sync::Mutex;
 const PROCESSES: usize = 2;
 /// Machine code for these; the newest comes as PTX too, which later GPUs translate when they first load it.
 const ARCHS: &str = "80,90";
+/// Ends the names of files that use what Hopper alone has: tensor maps and products of four warps.
+const HOPPER: &str = "_90a";
 
 fn main() -> ExitCode {
     println!("cargo::rerun-if-changed=build.rs");
@@ -34,13 +36,15 @@ fn main() -> ExitCode {
 fn compile() -> Result<(), String> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set: run this through cargo")?);
     let nvcc = nvcc()?;
-    let flags = flags(&env::var("OMNI_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.to_owned()))?;
+    let archs = env::var("OMNI_CUDA_ARCHS").unwrap_or_else(|_| ARCHS.to_owned());
+    let (usual, hopper) = (flags(&archs, false)?, flags(&archs, true)?);
     let (sources, headers) = sources().map_err(|error| format!("cannot read kernels/: {error}"))?;
     let queue = Mutex::new(sources.iter().collect::<Vec<_>>());
     let work = || -> Result<(), String> {
         let next = || queue.lock().ok().and_then(|mut queue| queue.pop());
         while let Some(source) = next() {
-            image(&nvcc, &flags, source, &headers, &out)?;
+            let flags = if name(source).ends_with(HOPPER) { &hopper } else { &usual };
+            image(&nvcc, flags, source, &headers, &out)?;
         }
         Ok(())
     };
@@ -49,7 +53,7 @@ fn compile() -> Result<(), String> {
         let done = workers.into_iter().map(|worker| worker.join().unwrap_or_else(|_| Err("a worker panicked".into())));
         done.fold(Ok(()), Result::and)
     })?;
-    table(&sources, &out)
+    table(&sources, hopper.iter().any(|flag| flag.contains("sm_90a")), &out)
 }
 
 /// Makes `OUT_DIR/NAME.fatbin` unless it exists and none of its sources has changed.
@@ -81,8 +85,8 @@ fn image(nvcc: &Path, flags: &[String], source: &Path, headers: &[PathBuf], out:
 }
 
 /// Writes `OUT_DIR/kernels.rs`, which `images.rs` includes.
-fn table(sources: &[PathBuf], out: &Path) -> Result<(), String> {
-    let mut text = String::from("pub static IMAGES: &[(&str, &Image)] = &[\n");
+fn table(sources: &[PathBuf], hopper: bool, out: &Path) -> Result<(), String> {
+    let mut text = format!("pub const HOPPER: bool = {hopper};\npub static IMAGES: &[(&str, &Image)] = &[\n");
     for name in sources.iter().map(|source| name(source)) {
         let fatbin = out.join(format!("{name}.fatbin"));
         // Writing to a String cannot fail.
@@ -113,7 +117,8 @@ fn nvcc() -> Result<PathBuf, String> {
     found.ok_or_else(|| format!("no nvcc: NVCC and CUDA_HOME are not set and it is not on the PATH\n{HELP}"))
 }
 
-fn flags(archs: &str) -> Result<Vec<String>, String> {
+/// `hopper`: for a file that uses what compute capability 9.0a alone has, in place of 9.0.
+fn flags(archs: &str, hopper: bool) -> Result<Vec<String>, String> {
     let archs: Vec<&str> = archs.split(',').map(str::trim).filter(|arch| !arch.is_empty()).collect();
     let number = |arch: &&str| arch.trim_end_matches(['a', 'f']).parse::<u32>().ok();
     if archs.is_empty() || archs.iter().any(|arch| number(arch).is_none()) {
@@ -122,8 +127,18 @@ fn flags(archs: &str) -> Result<Vec<String>, String> {
     let newest = archs.iter().max_by_key(|arch| number(arch)).copied();
     let mut flags: Vec<String> = ["-O3", "--std=c++17", "-lineinfo"].map(str::to_owned).to_vec();
     for arch in &archs {
-        let ptx = if Some(*arch) == newest { format!(",compute_{arch}") } else { String::new() };
-        flags.push(format!("-gencode=arch=compute_{arch},code=[sm_{arch}{ptx}]"));
+        let mut code = format!("sm_{arch}");
+        if hopper && *arch == "90" {
+            flags.push("-gencode=arch=compute_90a,code=sm_90a".to_owned());
+            code.clear();
+        }
+        if Some(*arch) == newest {
+            code = [code, format!("compute_{arch}")].join(",");
+        }
+        let code = code.trim_start_matches(',');
+        if !code.is_empty() {
+            flags.push(format!("-gencode=arch=compute_{arch},code=[{code}]"));
+        }
     }
     Ok(flags)
 }

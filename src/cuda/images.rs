@@ -15,6 +15,9 @@ mod table {
     include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 }
 
+/// Whether the files whose names end with `_90a` have code for Hopper: `OMNI_CUDA_ARCHS` had 90.
+pub const HOPPER: bool = table::HOPPER;
+
 /// File name without ending, and image, of every kernel file; sorted by name.
 pub fn all() -> &'static [(&'static str, &'static Image)] {
     table::IMAGES

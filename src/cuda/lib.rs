@@ -19,6 +19,7 @@ pub mod moe;
 mod probe;
 mod stream;
 pub mod talker;
+mod tensor_map;
 pub mod thinker;
 pub mod vocoder;
 pub mod weights;

@@ -295,15 +295,11 @@ impl Uploader {
     /// A tensor of the host.
     fn copy(&self, to: &Weight, at: usize, tensor: &Tensor) -> Result<(), LoadError> {
         let tensor = tensor.to_dtype(self.dtype())?.contiguous()?;
-        let (storage, layout) = tensor.storage_and_layout();
-        let from = layout.start_offset();
-        let count = layout.shape().elem_count();
-        let bytes: &[u8] = match &*storage {
-            Storage::Cpu(CpuStorage::F32(data)) => plain(&data[from..from + count]),
-            Storage::Cpu(CpuStorage::BF16(data)) => plain(&data[from..from + count]),
-            _ => return Err(candle_core::Error::Msg("weights are read on the host".into()).into()),
-        };
-        Ok(to.bytes.write(at * element_size(self.precision), bytes)?)
+        let write = |bytes: &[u8]| to.bytes.write(at * element_size(self.precision), bytes);
+        match with_bytes(&tensor, write) {
+            Some(written) => Ok(written?),
+            None => Err(candle_core::Error::Msg("weights are read on the host".into()).into()),
+        }
     }
 }
 
@@ -311,6 +307,17 @@ impl Drop for Uploader {
     fn drop(&mut self) {
         // Copies may still read the page-locked memory that is dropped here.
         let _ = self.stream.synchronize();
+    }
+}
+
+/// Reads the bytes of a contiguous tensor where they are; `None` for one that is not of f32 or bf16 on the host.
+pub(super) fn with_bytes<T>(tensor: &Tensor, read: impl FnOnce(&[u8]) -> T) -> Option<T> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (from, to) = layout.contiguous_offsets()?;
+    match &*storage {
+        Storage::Cpu(CpuStorage::F32(data)) => Some(read(plain(&data[from..to]))),
+        Storage::Cpu(CpuStorage::BF16(data)) => Some(read(plain(&data[from..to]))),
+        _ => None,
     }
 }
 

@@ -177,6 +177,23 @@ fn the_kernels_of_tensor_cores_equal_the_plain_ones_at_real_sizes() {
     }
 }
 
+/// On other GPUs than Hopper both are the same kernels.
+#[test]
+#[ignore = "needs a GPU"]
+fn the_kernels_for_hopper_have_the_bits_of_those_for_any_gpu() {
+    let (gpu, checkpoint) = (gpu(), sizeable());
+    let config = &checkpoint.omni().unwrap().thinker;
+    let mut requests = requests(config);
+    // Enough for the large tiles.
+    requests.extend((0..6).map(|_| vec![Encodable::Sound { frames: 800 }]));
+    requests.push(vec![Encodable::Pictures { grid: [1, 30, 52] }]);
+    let factory = on_gpu(&gpu, &checkpoint, Precision::Bf16);
+    let best = encode(&mut *factory.build().unwrap(), config, &requests, 8, 1, Grain::Coarse);
+    let any = encode(&mut *factory.portable().build().unwrap(), config, &requests, 8, 1, Grain::Coarse);
+    assert!(best == any);
+    assert!(best.iter().flatten().all(|x| x.is_finite()));
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn a_step_makes_no_blocking_call_on_the_launch_thread() {

@@ -89,7 +89,7 @@ impl Source {
 }
 
 /// Driver calls that queue, or look, and never wait.
-const QUEUES: [&str; 21] = [
+const QUEUES: [&str; 22] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -111,6 +111,7 @@ const QUEUES: [&str; 21] = [
     "cuStreamWaitEvent",
     "cuFuncSetAttribute",
     "cuCtxGetStreamPriorityRange",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// Functions that call what may wait and need not say so, and why.

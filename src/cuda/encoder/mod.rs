@@ -4,6 +4,7 @@
 //! products of a layer together. A part has the same bits whatever is encoded beside it: the kernels add in an order that
 //! depends on the sizes of a layer and of the part alone.
 
+mod hopper;
 mod memory;
 mod net;
 mod pending;

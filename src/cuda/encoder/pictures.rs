@@ -54,13 +54,14 @@ impl VisionNet {
     }
 
     /// What [`Slice::begin`] copies to the device.
-    pub fn tables(&self, [rows, columns]: [usize; 2]) -> Vec<u8> {
+    pub fn tables(&self, queue: Queue<'_>, [rows, columns]: [usize; 2]) -> Vec<u8> {
         let place = |[(below, near), (above, far)]: [(usize, f32); 2]| {
             let (places, weights) = ([below as i32, above as i32], [near, far]);
             places.map(i32::to_le_bytes).into_iter().chain(weights.map(f32::to_le_bytes)).flatten()
         };
         let sides = [rows, columns].into_iter().flat_map(|len| side_places(&self.config, len));
-        sides.flat_map(place).chain(Tile::bytes(&Tile::of_parts([rows * columns]))).collect()
+        let tiles = Tile::of_parts([rows * columns], queue.queries(self.config.head_dim()));
+        sides.flat_map(place).chain(Tile::bytes(&tiles)).collect()
     }
 }
 
@@ -134,7 +135,7 @@ impl Slice {
         let at = Positions {
             x: self.memory.at(0),
             rows: self.patches,
-            tiles: (tables, Tile::of_parts([self.patches]).len()),
+            tiles: (tables, Tile::of_parts([self.patches], queue.queries(config.head_dim())).len()),
             turns: self.memory.at(self.layout.turns),
         };
         queue.layer(layer, at, config.num_heads, Mode::GeluTanh)?;

@@ -1,5 +1,6 @@
 //! Products of many rows with the weights of a tower: which kernel, and its arguments.
 
+use super::hopper::Hopper;
 use crate::kernel::kernel_args;
 use crate::weights::{Uploader, Weight};
 use crate::{CudaError, Gpu, Kernel, Shape, Stream};
@@ -7,7 +8,7 @@ use omni_config::Precision;
 use omni_model::LoadError;
 use omni_model::weights::Scope;
 
-/// What a kernel does with a sum: the numbers of `kernels/tower_linear.cu`.
+/// What a kernel does with a sum: the numbers of `kernels/tower_linear.cuh`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
     /// `y = sum + bias`, in the engine's type.
@@ -57,18 +58,37 @@ impl Linear {
     }
 }
 
-/// `TowerLinear` of `kernels/tower_linear.cu`.
+/// Which kernels multiply and attend. All but the plain ones give the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cores {
+    /// Those without tensor cores, for tests.
+    Plain,
+    /// Those for any GPU that is supported.
+    Any,
+    /// The best for this GPU.
+    Best,
+}
+
+/// `TowerLinear` of `kernels/tower_linear.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Args {
-    w: u64,
-    x: u64,
-    bias: u64,
-    y: u64,
-    rows: i32,
-    outputs: i32,
-    inputs: i32,
-    ldy: i32,
+pub(super) struct Args {
+    pub w: u64,
+    pub x: u64,
+    pub bias: u64,
+    pub y: u64,
+    pub rows: i32,
+    pub outputs: i32,
+    pub inputs: i32,
+    pub ldy: i32,
+}
+
+impl Args {
+    /// Whether the kernels for Hopper take them: they read and write 16 bytes at a time.
+    fn fit_hopper(&self) -> bool {
+        let whole = [self.outputs, self.inputs, self.ldy].iter().all(|count| count % 8 == 0);
+        whole && [self.w, self.x, self.bias, self.y].iter().all(|address| address % 16 == 0)
+    }
 }
 
 const THREADS: u32 = 256;
@@ -91,6 +111,7 @@ struct Variants {
 /// All of them for one element type.
 pub(super) struct Products {
     modes: [Variants; 5],
+    hopper: Option<Hopper>,
     multiprocessors: usize,
     plain: bool,
 }
@@ -100,7 +121,7 @@ impl Products {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(gpu: &Gpu, precision: Precision) -> Result<Products, CudaError> {
+    pub fn new(gpu: &Gpu, precision: Precision, cores: Cores) -> Result<Products, CudaError> {
         macro_rules! variants {
             ($plain:literal) => {
                 Variants { plain: gpu.kernel(concat!("tower_plain_", $plain, "_f32"))?, tiled: None }
@@ -130,13 +151,12 @@ impl Products {
                 variants!(bf16 "gelu_tanh"),
             ],
         };
-        Ok(Products { modes, multiprocessors: gpu.multiprocessors() as usize, plain: false })
-    }
-
-    /// The same without the tiled kernels.
-    #[must_use]
-    pub fn plain(self, plain: bool) -> Products {
-        Products { plain, ..self }
+        let hopper = match (precision, cores) {
+            (Precision::Bf16, Cores::Best) => Hopper::new(gpu)?,
+            _ => None,
+        };
+        let multiprocessors = gpu.multiprocessors() as usize;
+        Ok(Products { modes, hopper, multiprocessors, plain: cores == Cores::Plain })
     }
 
     /// Queues `y = mode(layer x)` for `rows` rows, `ldy` numbers apart in `y`.
@@ -165,6 +185,9 @@ impl Products {
             inputs: *inputs as i32,
             ldy: ldy as i32,
         };
+        if let Some(hopper) = self.hopper.as_ref().filter(|_| args.fit_hopper()) {
+            return hopper.run(stream, mode, args);
+        }
         let Variants { plain, tiled } = self.modes[mode as usize];
         let (kernel, shape) = match tiled.filter(|_| inputs.is_multiple_of(8) && !self.plain) {
             None => (plain, Shape::new(rows, THREADS).by(outputs.div_ceil(8))),

@@ -1,8 +1,9 @@
 //! Queues the kernels of a tower: what both towers have in common.
 
+use super::hopper::is_hopper;
 use super::memory::{Room, Scratch};
 use super::net::{Layer, Norm};
-use super::products::{Mode, Products};
+use super::products::{Cores, Mode, Products};
 use crate::kernel::kernel_args;
 use crate::weights::{Weight, element_size};
 use crate::{CudaError, Gpu, Kernel, Shape, Stream};
@@ -18,8 +19,14 @@ const HEADS: [usize; 3] = [64, 80, 128];
 const fn head_bytes(width: usize) -> usize {
     5 * QUERIES * (width * 2 + 16)
 }
+/// Those that the kernels for Hopper take, with twice as many queries to a tile, and their shared memory: of queries and
+/// keys, 72 numbers lie as 80.
+const HOPPER_HEADS: [usize; 2] = [64, 72];
+const fn hopper_head_bytes(width: usize) -> usize {
+    1024 + 8 * QUERIES * width.next_multiple_of(16) * 2
+}
 
-/// `TowerTile` of `kernels/tower_attention.cu`: 64 queries of a part that lies from `start` to `end`.
+/// `TowerTile` of `kernels/tower_attention.cuh`: queries of a part that lies from `start` to `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Tile {
@@ -29,14 +36,14 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// The tiles of parts of these lengths, one behind the other.
-    pub fn of_parts(parts: impl IntoIterator<Item = usize>) -> Vec<Tile> {
+    /// The tiles, each of so many `queries`, of parts of these lengths, one behind the other.
+    pub fn of_parts(parts: impl IntoIterator<Item = usize>, queries: usize) -> Vec<Tile> {
         let mut tiles = Vec::new();
         let mut start = 0;
         for len in parts {
             let end = start + len;
             let tile = |first| Tile { first: first as i32, start: start as i32, end: end as i32 };
-            tiles.extend((start..end).step_by(QUERIES).map(tile));
+            tiles.extend((start..end).step_by(queries).map(tile));
             start = end;
         }
         tiles
@@ -48,7 +55,7 @@ impl Tile {
     }
 }
 
-/// `TowerAttention` of `kernels/tower_attention.cu`.
+/// `TowerAttention` of `kernels/tower_attention.cuh`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 struct AttentionArgs {
@@ -77,14 +84,16 @@ pub(super) struct Kernels {
     attention: Kernel,
     /// For [`HEADS`].
     see: Option<[Kernel; 3]>,
+    /// For [`HOPPER_HEADS`].
+    see_hopper: Option<[Kernel; 2]>,
 }
 
 impl Kernels {
-    /// For a GPU and element type; `plain`: without tensor cores, for tests.
+    /// For a GPU and element type.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(gpu: &Gpu, precision: Precision, plain: bool) -> Result<Kernels, CudaError> {
+    pub fn new(gpu: &Gpu, precision: Precision, cores: Cores) -> Result<Kernels, CudaError> {
         macro_rules! kernel {
             ($name:literal) => {
                 match precision {
@@ -94,7 +103,7 @@ impl Kernels {
             };
         }
         let see = match precision {
-            Precision::Bf16 if !plain => {
+            Precision::Bf16 if cores != Cores::Plain => {
                 let kernels = [gpu.kernel("tower_see64")?, gpu.kernel("tower_see80")?, gpu.kernel("tower_see128")?];
                 for (kernel, width) in kernels.iter().zip(HEADS) {
                     kernel.allow_shared(head_bytes(width))?;
@@ -103,9 +112,19 @@ impl Kernels {
             }
             _ => None,
         };
+        let see_hopper = match precision {
+            Precision::Bf16 if cores == Cores::Best && is_hopper(gpu) => {
+                let kernels = [gpu.kernel("tower_hopper_see64")?, gpu.kernel("tower_hopper_see72")?];
+                for (kernel, width) in kernels.iter().zip(HOPPER_HEADS) {
+                    kernel.allow_shared(hopper_head_bytes(width))?;
+                }
+                Some(kernels)
+            }
+            _ => None,
+        };
         Ok(Kernels {
             precision,
-            products: Products::new(gpu, precision)?.plain(plain),
+            products: Products::new(gpu, precision, cores)?,
             norm: kernel!("tower_norm"),
             take: kernel!("tower_take"),
             chunks: kernel!("tower_chunks"),
@@ -118,6 +137,7 @@ impl Kernels {
             rotate: kernel!("tower_rotate"),
             attention: kernel!("tower_attention"),
             see,
+            see_hopper,
         })
     }
 }
@@ -153,6 +173,11 @@ impl Queue<'_> {
         element_size(self.kernels.precision)
     }
 
+    /// Queries of a tile of attention with heads of `d` numbers.
+    pub fn queries(&self, d: usize) -> usize {
+        if self.kernels.see_hopper.is_some() && HOPPER_HEADS.contains(&d) { 2 * QUERIES } else { QUERIES }
+    }
+
     /// Room for numbers of the engine.
     pub fn room(&self, room: Room, numbers: usize) -> Result<u64, CudaError> {
         self.scratch.room(self.stream, room, numbers * self.element())
@@ -161,7 +186,7 @@ impl Queue<'_> {
     /// Norms rows of f32.
     pub fn norm(&self, norm: &Norm, x: u64, y: u64, rows: usize, width: usize) -> Result<(), CudaError> {
         let (gain, bias) = (norm.gain.address(), norm.bias.address());
-        let shape = Shape::new(rows.div_ceil(8), THREADS);
+        let shape = Shape::new(rows.div_ceil(8), THREADS).overlapping();
         // SAFETY: the arguments are those of `tower_norm_*` in kernels/tower_ops.cu; the caller's rows have this width.
         unsafe {
             self.kernels.norm.launch(
@@ -266,7 +291,7 @@ impl Queue<'_> {
         if turns != 0 {
             let half = width / heads / 2;
             let (n, h, half_) = (rows as i32, heads as i32, half as i32);
-            let shape = strides(rows * 2 * heads * half);
+            let shape = strides(rows * 2 * heads * half).overlapping();
             // SAFETY: the arguments are those of `tower_rotate_*`; there is a turn for each row and pair.
             unsafe { self.kernels.rotate.launch(self.stream, shape, kernel_args![qkv, turns, n, h, half_])? };
         }
@@ -280,6 +305,12 @@ impl Queue<'_> {
     fn attention(&self, qkv: u64, out: u64, tiles: (u64, usize), heads: usize, d: usize) -> Result<(), CudaError> {
         let scale = (d as f32).sqrt().recip();
         let args = AttentionArgs { qkv, out, tiles: tiles.0, heads: heads as i32, d: d as i32, scale };
+        let hopper = HOPPER_HEADS.iter().position(|width| d == *width);
+        if let Some((kernels, at)) = self.kernels.see_hopper.zip(hopper) {
+            let shape = Shape::new(tiles.1, THREADS).by(heads).shared(hopper_head_bytes(d)).overlapping();
+            // SAFETY: the argument is `TowerAttention`; the tiles lie inside the rows.
+            return unsafe { kernels[at].launch(self.stream, shape, kernel_args![args]) };
+        }
         let fits = HEADS.iter().position(|width| d <= *width && d.is_multiple_of(8));
         let (kernel, shape) = match self.kernels.see.zip(fits) {
             Some((kernels, at)) => {
@@ -298,7 +329,7 @@ mod tests {
 
     #[test]
     fn tiles_cover_each_part_and_see_no_other() {
-        let tiles = Tile::of_parts([1, 64, 0, 65]);
+        let tiles = Tile::of_parts([1, 64, 0, 65], QUERIES);
         let of = |first, start, end| Tile { first, start, end };
         assert_eq!(tiles, [of(0, 0, 1), of(1, 1, 65), of(65, 65, 130), of(129, 65, 130)]);
         assert_eq!(Tile::bytes(&tiles).len(), tiles.len() * size_of::<Tile>());

@@ -33,11 +33,12 @@ impl AudioNet {
             self.convolve(queue, window, *tokens, x + (before * width * f32s) as u64)?;
             before += tokens;
         }
-        let tiles = Tile::of_parts(tokens.iter().copied()).len();
+        let heads = self.config.encoder_attention_heads;
+        let tiles = Tile::of_parts(tokens.iter().copied(), queue.queries(self.config.head_dim())).len();
         let tables = queue.scratch.filled(stream, Room::Tables, tables, tiles * size_of::<Tile>())?;
         let at = Positions { x, rows, tiles: (tables, tiles), turns: 0 };
         for layer in &self.layers {
-            queue.layer(layer, at, self.config.encoder_attention_heads, Mode::GeluErf)?;
+            queue.layer(layer, at, heads, Mode::GeluErf)?;
         }
         let normed = queue.room(Room::Normed, rows * width)?;
         let inner = queue.room(Room::Inner, rows * width)?;
@@ -50,8 +51,9 @@ impl AudioNet {
     }
 
     /// The table that attention of these windows reads.
-    pub fn tables(&self, windows: &[Window]) -> Vec<u8> {
-        Tile::bytes(&Tile::of_parts(windows.iter().map(|window| self.config.tokens(window.frames))))
+    pub fn tables(&self, queue: Queue<'_>, windows: &[Window]) -> Vec<u8> {
+        let tokens = windows.iter().map(|window| self.config.tokens(window.frames));
+        Tile::bytes(&Tile::of_parts(tokens, queue.queries(self.config.head_dim())))
     }
 
     /// The transformer's input of a window, `[tokens, d_model]` of f32, to `x`.

@@ -7,6 +7,7 @@ use super::memory::{Pool, Room, Scratch, Stash};
 use super::net::TowersNet;
 use super::pending::{Part, Pending, Rows};
 use super::pictures::Slice;
+use super::products::Cores;
 use super::queue::{Kernels, Queue};
 use super::sound::Window;
 use crate::weights::plain;
@@ -27,19 +28,25 @@ const F32: usize = size_of::<f32>();
 /// Makes encoder stages that share weights.
 pub struct CudaEncoderFactory {
     net: Arc<TowersNet>,
-    plain: bool,
+    cores: Cores,
 }
 
 impl CudaEncoderFactory {
     /// For weights that are loaded.
     pub fn new(net: Arc<TowersNet>) -> CudaEncoderFactory {
-        CudaEncoderFactory { net, plain: false }
+        CudaEncoderFactory { net, cores: Cores::Best }
     }
 
     /// Without the kernels for tensor cores: for tests.
     #[must_use]
     pub fn plain(self) -> CudaEncoderFactory {
-        CudaEncoderFactory { plain: true, ..self }
+        CudaEncoderFactory { cores: Cores::Plain, ..self }
+    }
+
+    /// Without the kernels that need more than compute capability 8.0, for tests: the same bits.
+    #[must_use]
+    pub fn portable(self) -> CudaEncoderFactory {
+        CudaEncoderFactory { cores: Cores::Any, ..self }
     }
 }
 
@@ -49,7 +56,7 @@ impl StageFactory for CudaEncoderFactory {
         let gpu = &self.net.gpu;
         let stage = CudaEncoder {
             stream: gpu.stream(Priority::Low)?,
-            kernels: Kernels::new(gpu, self.net.precision, self.plain)?,
+            kernels: Kernels::new(gpu, self.net.precision, self.cores)?,
             scratch: Scratch::new(gpu),
             pool: Pool::new(gpu),
             stash: Stash::new(gpu),
@@ -177,7 +184,7 @@ impl CudaEncoder {
         let audio = self.net.audio()?;
         let (at, windows): (Vec<usize>, Vec<Window>) = step.windows.drain(..).unzip();
         let queue = Queue { stream: &self.stream, kernels: &self.kernels, scratch: &self.scratch };
-        let tables = filled(&self.stash, &audio.tables(&windows))?;
+        let tables = filled(&self.stash, &audio.tables(queue, &windows))?;
         let tokens = audio.queue(queue, &windows, &tables)?;
         step.queued = true;
         step.inputs.push(tables);
@@ -214,7 +221,7 @@ impl Tools<'_> {
                 let (vision, features) = (self.net.vision()?, filled(self.stash, plain(&features))?);
                 step.queued = true;
                 if slice.is_none() {
-                    let tables = vision.tables(sides);
+                    let tables = vision.tables(self.queue, sides);
                     let (bytes, tables) = (tables.len(), filled(self.stash, &tables)?);
                     let begun = Slice::begin(vision, self.queue, self.pool, sides, &tables, bytes);
                     step.inputs.push(tables);

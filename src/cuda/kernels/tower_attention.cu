@@ -6,23 +6,7 @@
 // A position meets the keys of its part in one order, so it has the same bits whatever is encoded beside it.
 
 #include "mma.cuh"
-#include "tower.cuh"
-
-// 64 queries of a part: `first` is the first of them, the part is from `start` to `end`.
-struct TowerTile {
-    int first;
-    int start;
-    int end;
-};
-
-struct TowerAttention {
-    const void* qkv; // T [n, 3, heads, d]
-    void* out;       // T [n, heads, d]
-    const TowerTile* tiles;
-    int heads;
-    int d;
-    float scale;
-};
+#include "tower_attention.cuh"
 
 // One warp per query and head. Grid: (tiles * 8, heads).
 template <typename T>
@@ -59,13 +43,6 @@ __device__ __forceinline__ void attend_plain(const TowerAttention& a) {
     for (int i = 0; i < MOST; ++i) {
         if (lane + i * WARP < a.d) out[lane + i * WARP] = from_float<T>(sum[i] / weights);
     }
-}
-
-constexpr int KEYS = 64; // of a tile in shared memory
-
-__device__ __forceinline__ uint32_t packed(float low, float high) {
-    const __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t*>(&both);
 }
 
 // 64 queries of a head by four warps. D: numbers of a head with the zeros behind them. Grid: (tiles, heads). Shared
@@ -125,66 +102,23 @@ __device__ __forceinline__ void attend(const TowerAttention& a) {
                 mma(score[n * 2 + 1], asked[i][0], asked[i][1], asked[i][2], asked[i][3], b[2], b[3]);
             }
         }
-        const int left = tile.end - tile.start - number * KEYS;
-        float now[2] = {most[0], most[1]};
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                score[n][i] = n * 8 + 2 * t + i % 2 < left ? score[n][i] * scale : -INFINITY;
-                now[i / 2] = fmaxf(now[i / 2], score[n][i]);
-            }
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            now[half] = fmaxf(now[half], __shfl_xor_sync(~0u, now[half], 1));
-            now[half] = fmaxf(now[half], __shfl_xor_sync(~0u, now[half], 2));
-            const float shrink = exp2f(most[half] - now[half]);
-            weights[half] *= shrink;
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                sum[n][half * 2] *= shrink;
-                sum[n][half * 2 + 1] *= shrink;
-            }
-            most[half] = now[half];
-        }
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                score[n][i] = exp2f(score[n][i] - most[i / 2]);
-                weights[i / 2] += score[n][i];
-            }
-        }
+        weigh<D / 8>(score, sum, most, weights, tile.end - tile.start - number * KEYS, scale, t);
 #pragma unroll
         for (int i = 0; i < KEYS / 16; ++i) {
-            const uint32_t w0 = packed(score[i * 2][0], score[i * 2][1]), w1 = packed(score[i * 2][2], score[i * 2][3]);
-            const uint32_t w2 = packed(score[i * 2 + 1][0], score[i * 2 + 1][1]), w3 = packed(score[i * 2 + 1][2], score[i * 2 + 1][3]);
+            uint32_t w[4];
+            packed(w, score[i * 2], score[i * 2 + 1]);
 #pragma unroll
             for (int n = 0; n < D / 16; ++n) {
                 uint32_t b[4];
                 load_transposed(b, values + (i * 16 + (lane & 7) + ((lane >> 3) & 1) * 8) * ROW + (n * 2 + (lane >> 4)) * 16);
-                mma(sum[n * 2], w0, w1, w2, w3, b[0], b[1]);
-                mma(sum[n * 2 + 1], w0, w1, w2, w3, b[2], b[3]);
+                mma(sum[n * 2], w[0], w[1], w[2], w[3], b[0], b[1]);
+                mma(sum[n * 2 + 1], w[0], w[1], w[2], w[3], b[2], b[3]);
             }
         }
         // The tile after the next comes to where this one is.
         __syncthreads();
     }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        float all = weights[half];
-        all += __shfl_xor_sync(~0u, all, 1);
-        all += __shfl_xor_sync(~0u, all, 2);
-        const int query = tile.first + warp * 16 + g + half * 8;
-        if (query >= tile.end) continue;
-        bf16* out = static_cast<bf16*>(a.out) + (static_cast<size_t>(query) * a.heads + head) * a.d;
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n) {
-            const int at = n * 8 + 2 * t;
-            if (at < a.d) *reinterpret_cast<uint32_t*>(out + at) = packed(sum[n][half * 2] / all, sum[n][half * 2 + 1] / all);
-        }
-    }
+    show<D / 8>(a, sum, weights, head, tile.first + warp * 16 + g, tile.end, t);
 }
 
 extern "C" __global__ void __launch_bounds__(256) tower_attention_f32(TowerAttention a) { attend_plain<float>(a); }

@@ -9,6 +9,8 @@
 // Layer norm of rows of f32, a warp each. Grid: (rows / 8 rounded up).
 template <typename T>
 __device__ __forceinline__ void tower_norm(const float* x, const T* gain, const T* bias, T* y, int rows, int width, float eps) {
+    wait_for_previous();
+    let_next_start();
     const int lane = threadIdx.x % WARP, row = blockIdx.x * 8 + threadIdx.x / WARP;
     if (row >= rows) return;
     x += static_cast<size_t>(row) * width;
@@ -132,6 +134,8 @@ extern "C" __global__ void tower_turns(const float* frequencies, float2* turns, 
 // Turns queries and keys of [n, 3, heads, 2 * half] in place: pair j is the numbers j and half + j.
 template <typename T>
 __device__ __forceinline__ void tower_rotate(T* qkv, const float2* turns, int n, int heads, int half) {
+    wait_for_previous();
+    let_next_start();
     EACH(i, static_cast<size_t>(n) * 2 * heads * half) {
         const int pair = i % half, head = i / half % (2 * heads);
         const size_t row = i / half / (2 * heads);

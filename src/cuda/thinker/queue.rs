@@ -7,7 +7,9 @@ use super::table::{SEEN, TokenHead, TokenRow};
 use crate::copies::Memory;
 use crate::talker::ring::Lease;
 use crate::talker::table::NONE;
+use crate::weights::with_bytes;
 use crate::{CudaError, Graph};
+use candle_core::Tensor;
 
 impl CudaThinker {
     /// Queues what a step needs; returns the memory that the device uses.
@@ -115,7 +117,7 @@ impl CudaThinker {
         &self,
         pass: &[TokenRow],
         first: usize,
-        media: &[(usize, Vec<f32>)],
+        media: &[(usize, Tensor)],
         lease: &Lease,
         at: &mut usize,
     ) -> Result<Vec<TokenRow>, CudaError> {
@@ -124,9 +126,10 @@ impl CudaThinker {
         for (number, (place, embedding)) in media.iter().enumerate() {
             let row = &mut rows[place - first];
             row.media = number as u32;
-            row.flags |= if embedding.len() > hidden { SEEN } else { 0 };
-            let bytes: Vec<u8> = embedding.iter().flat_map(|x| x.to_le_bytes()).collect();
-            lease.input.set(*at + number * stride, &bytes);
+            row.flags |= if embedding.elem_count() > hidden { SEEN } else { 0 };
+            if with_bytes(embedding, |bytes| lease.input.set(*at + number * stride, bytes)).is_none() {
+                unreachable!("`PromptMedia` keeps embeddings of f32 on the host");
+            }
         }
         let bytes = media.len() * stride;
         self.steps.media.upload_bytes_async(&self.stream, 0, &lease.input, *at, bytes)?;

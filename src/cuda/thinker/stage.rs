@@ -17,6 +17,7 @@ use crate::decoder::PAGE;
 use crate::talker::ring::Ring;
 use crate::talker::table::{LAST, NONE, Record};
 use crate::{Priority, Stream};
+use candle_core::Tensor;
 use omni_core::ids::{FinishReason, Slot, StageName};
 use omni_model::embeddings::element_bytes;
 use omni_model::error::{not_open, refused};
@@ -153,7 +154,7 @@ impl Sequence {
                 return refused(format!("the embedding of prompt position {at} is gone"));
             };
             let place = first + (at - computes.start) as usize;
-            plan.media.push((place, row.flatten_all()?.to_vec1::<f32>()?));
+            plan.media.push((place, row.contiguous()?));
             if states {
                 plan.prompts[place].hand = held.row(at).unwrap_or(NONE);
             } else if let Ok(hand) = hands.binary_search(&at) {
@@ -195,8 +196,8 @@ pub(super) struct Plan {
     /// Positions of prompts that are kept, whose tokens are marked.
     pub marked: Vec<TokenRow>,
     pub tokens: Vec<TokenRow>,
-    /// The embeddings of media that `prompts` take, in their order, with the place among them.
-    pub media: Vec<(usize, Vec<f32>)>,
+    /// The embeddings of media that `prompts` take, in their order, with the place among them: of f32, as they came.
+    pub media: Vec<(usize, Tensor)>,
     /// The sources of the embeddings to hand on: tokens, slots with [`SAMPLED`], or [`NONE`] for hidden states, which
     /// the layers hand on, or `states`.
     pub handed: Vec<u32>,

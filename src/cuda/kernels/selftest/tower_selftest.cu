@@ -1,11 +1,18 @@
-// Times the products and the attention of the towers of Qwen3-Omni-30B, and prints how much arithmetic a second they do.
-//   nvcc -O3 --std=c++17 -arch=sm_90 -I kernels -o tower_selftest kernels/selftest/tower_selftest.cu && ./tower_selftest
-// Whether they are right is tested in tests/cuda/encoder.rs.
+// Compares the products and the attention of the towers for Hopper with those for any GPU, bit for bit, and times both at
+// the sizes of Qwen3-Omni-30B.
+//   nvcc -O3 --std=c++17 -gencode arch=compute_90a,code=sm_90a -I kernels -o tower_selftest kernels/selftest/tower_selftest.cu && ./tower_selftest
+// Whether those for any GPU are right is tested in tests/cuda/encoder.rs.
 #include "../tower_attention.cu"
+#include "../tower_attention_90a.cu"
 #include "../tower_linear.cu"
+#include "../tower_linear_90a.cu"
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <string>
 #include <vector>
 
 static void ok(cudaError_t error) {
@@ -15,11 +22,20 @@ static void ok(cudaError_t error) {
     }
 }
 
+static bool all_same = true;
+
 __global__ void noise(bf16* x, size_t n, unsigned seed) {
     for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
         unsigned h = (unsigned(i) + seed) * 2654435761u;
         h = (h ^ h >> 15) * 2246822519u;
+        h ^= h >> 13;
         x[i] = __float2bfloat16_rn(float(h >> 8) / 8388608.f - 1.f);
+    }
+}
+
+__global__ void compare(const uint16_t* a, const uint16_t* b, size_t n, unsigned* differ) {
+    for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += size_t(gridDim.x) * blockDim.x) {
+        if (a[i] != b[i]) atomicAdd(differ, 1u);
     }
 }
 
@@ -30,68 +46,194 @@ static bf16* filled(size_t n, unsigned seed) {
     return x;
 }
 
-// Median of the microseconds of a launch.
+// Whether so many 16-bit words of both are the same.
+static const char* same(const void* a, const void* b, size_t n) {
+    static unsigned* counter = nullptr;
+    if (counter == nullptr) ok(cudaMalloc(&counter, sizeof(unsigned)));
+    ok(cudaMemset(counter, 0, sizeof(unsigned)));
+    compare<<<1024, 256>>>(static_cast<const uint16_t*>(a), static_cast<const uint16_t*>(b), n, counter);
+    unsigned differ;
+    ok(cudaMemcpy(&differ, counter, sizeof(unsigned), cudaMemcpyDeviceToHost));
+    all_same = all_same && differ == 0;
+    return differ == 0 ? "same bits" : "OTHER BITS";
+}
+
+// Median of the microseconds of one of twelve launches in a row, which get their numbers.
+constexpr int ROW = 12;
 template <typename F>
 static float timed(F launch) {
-    cudaEvent_t begin, end;
-    ok(cudaEventCreate(&begin));
-    ok(cudaEventCreate(&end));
+    static cudaEvent_t begin = nullptr, end = nullptr;
+    if (begin == nullptr) ok(cudaEventCreate(&begin)), ok(cudaEventCreate(&end));
     std::vector<float> all;
-    for (int i = 0; i < 23; ++i) {
+    for (int i = 0; i < 8; ++i) {
         ok(cudaEventRecord(begin));
-        launch();
+        for (int j = 0; j < ROW; ++j) launch(i * ROW + j);
         ok(cudaEventRecord(end));
         ok(cudaEventSynchronize(end));
         float ms;
         ok(cudaEventElapsedTime(&ms, begin, end));
-        if (i > 2) all.push_back(ms * 1000);
+        if (i > 0) all.push_back(ms * 1000 / ROW);
     }
     std::sort(all.begin(), all.end());
     return all[all.size() / 2];
 }
 
-static void product(int rows, int outputs, int inputs) {
-    bf16 *x = filled(size_t(rows) * inputs, 1), *w = filled(size_t(outputs) * inputs, 2), *y = filled(size_t(rows) * outputs, 3);
-    const TowerLinear a = {w, x, nullptr, y, rows, outputs, inputs, outputs};
-    const auto grid = [&](int tile) { return dim3((outputs + tile - 1) / tile, (rows + tile - 1) / tile); };
-    const int wide = HELD * 256 * 128, slim = HELD * 128 * 128;
-    ok(cudaFuncSetAttribute(tower_wide_store, cudaFuncAttributeMaxDynamicSharedMemorySize, wide));
-    ok(cudaFuncSetAttribute(tower_slim_store, cudaFuncAttributeMaxDynamicSharedMemorySize, slim));
-    const float t[2] = {timed([&] { tower_wide_store<<<grid(128), 256, wide>>>(a); }), timed([&] { tower_slim_store<<<grid(64), 256, slim>>>(a); })};
-    const double flop = 2.0 * rows * outputs * inputs;
-    printf("%6d x %5d x %5d   wide %7.1f us %4.0f TFLOP/s   slim %7.1f us %4.0f TFLOP/s\n", rows, outputs, inputs, t[0], flop / t[0] / 1e6, t[1], flop / t[1] / 1e6);
+using Product = void (*)(TowerHopper);
+struct Tile {
+    const char* name;
+    int rows, outputs, stages;
+    Product kernels[5]; // by mode
+};
+#define TILE(NAME, ROWS, OUTPUTS, STAGES)                                                                                      \
+    {                                                                                                                          \
+        #NAME, ROWS, OUTPUTS, STAGES, {                                                                                        \
+            tower_hopper_##NAME##_store, tower_hopper_##NAME##_full, tower_hopper_##NAME##_add, tower_hopper_##NAME##_gelu_erf, \
+                tower_hopper_##NAME##_gelu_tanh                                                                                \
+        }                                                                                                                      \
+    }
+static const Tile tiles[] = {TILE(128x256, 128, 256, 4), TILE(128x128, 128, 128, 3), TILE(128x128_alone, 128, 128, 6), TILE(64x128, 64, 128, 4),
+                             TILE(64x32, 64, 32, 8)};
+
+static TensorMap boxes(const void* x, int rows, int inputs, int box_rows) {
+    static PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+    if (encode == nullptr) {
+        cudaDriverEntryPointQueryResult found;
+        ok(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", reinterpret_cast<void**>(&encode), 12000, cudaEnableDefault, &found));
+    }
+    TensorMap map;
+    const cuuint64_t sizes[2] = {cuuint64_t(inputs), cuuint64_t(rows)}, strides[1] = {cuuint64_t(inputs) * 2};
+    const cuuint32_t box[2] = {64, cuuint32_t(box_rows)}, steps[2] = {1, 1};
+    const CUresult answer =
+        encode(reinterpret_cast<CUtensorMap*>(&map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(x), sizes, strides, box, steps,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (answer != CUDA_SUCCESS) printf("cuTensorMapEncodeTiled: %d\n", int(answer)), exit(1);
+    return map;
+}
+
+static TowerHopper with_maps(const Tile& tile, const TowerLinear& a) {
+    return {boxes(a.w, a.outputs, a.inputs, tile.outputs), boxes(a.x, a.rows, a.inputs, tile.rows), a};
+}
+
+static void run(const Tile& tile, int mode, const TowerHopper& args) {
+    cudaLaunchAttribute overlap = {};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((args.linear.outputs + tile.outputs - 1) / tile.outputs, (args.linear.rows + tile.rows - 1) / tile.rows);
+    config.blockDim = 2 * tile.rows + 32;
+    config.dynamicSmemBytes = 1024 + tile.stages * ((tile.rows + tile.outputs) * 128 + 16);
+    config.attrs = &overlap;
+    config.numAttrs = 1;
+    ok(cudaFuncSetAttribute(reinterpret_cast<const void*>(tile.kernels[mode]), cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.dynamicSmemBytes)));
+    ok(cudaLaunchKernelEx(&config, tile.kernels[mode], args));
+}
+
+// `wide`: tiles of 128 x 128, otherwise of 64 x 64.
+static void run_any(bool wide, int mode, const TowerLinear& a) {
+    static void (*const kernels[2][5])(TowerLinear) = {
+        {tower_slim_store, tower_slim_full, tower_slim_add, tower_slim_gelu_erf, tower_slim_gelu_tanh},
+        {tower_wide_store, tower_wide_full, tower_wide_add, tower_wide_gelu_erf, tower_wide_gelu_tanh}};
+    const int tile = wide ? 128 : 64, bytes = HELD * 2 * tile * 128;
+    const auto kernel = kernels[wide][mode];
+    ok(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    kernel<<<dim3((a.outputs + tile - 1) / tile, (a.rows + tile - 1) / tile), 256, bytes>>>(a);
     ok(cudaGetLastError());
-    cudaFree(x), cudaFree(w), cudaFree(y);
+}
+
+// All tiles in all modes.
+static void bits(int rows, int outputs, int inputs, bool biased) {
+    const size_t out = size_t(rows) * outputs;
+    bf16 *x = filled(size_t(rows) * inputs, 1), *w = filled(size_t(outputs) * inputs, 2), *bias = filled(outputs, 3);
+    // Of f32 where a mode says so; small noise to begin with, which TOWER_ADD adds to.
+    bf16 *want = filled(out * 2, 4), *got = filled(out * 2, 4);
+    for (int mode = 0; mode < 5; ++mode) {
+        const bool full = mode == TOWER_FULL || mode == TOWER_ADD;
+        TowerLinear a = {w, x, biased ? bias : nullptr, want, rows, outputs, inputs, outputs};
+        noise<<<1024, 256>>>(want, out * 2, 5);
+        run_any(true, mode, a);
+        for (const Tile& tile : tiles) {
+            noise<<<1024, 256>>>(got, out * 2, 5);
+            a.y = got;
+            run(tile, mode, with_maps(tile, a));
+            const char* told = same(want, got, full ? out * 2 : out);
+            if (told[0] != 's') printf("%d x %d x %d, mode %d, %s: %s\n", rows, outputs, inputs, mode, tile.name, told);
+        }
+    }
+    ok(cudaDeviceSynchronize());
+    cudaFree(x), cudaFree(w), cudaFree(bias), cudaFree(want), cudaFree(got);
+}
+
+// Times every tile. Weights come from memory, as they do layer after layer.
+static void rates(int rows, int outputs, int inputs) {
+    constexpr int LAYERS = 6;
+    const size_t out = size_t(rows) * outputs;
+    bf16 *x = filled(size_t(rows) * inputs, 1), *y = filled(out, 3), *w[LAYERS];
+    for (int i = 0; i < LAYERS; ++i) w[i] = filled(size_t(outputs) * inputs, 2 + i);
+    const auto of = [&](int number) { return TowerLinear{w[number % LAYERS], x, nullptr, y, rows, outputs, inputs, outputs}; };
+    const double flop = 2.0 * rows * outputs * inputs;
+    printf("%5d x %4d x %4d, us:", rows, outputs, inputs);
+    float before = 1e9f, now = 1e9f;
+    for (bool wide : {true, false}) {
+        const float us = timed([&](int number) { run_any(wide, TOWER_STORE, of(number)); });
+        printf(" %s %.1f", wide ? "wide" : "slim", us);
+        before = std::min(before, us);
+    }
+    for (const Tile& tile : tiles) {
+        std::vector<TowerHopper> args;
+        for (int i = 0; i < LAYERS; ++i) args.push_back(with_maps(tile, of(i)));
+        const float us = timed([&](int number) { run(tile, TOWER_STORE, args[number % LAYERS]); });
+        printf(", %s %.1f", tile.name, us);
+        now = std::min(now, us);
+    }
+    printf("; TFLOP/s: any GPU %.0f, Hopper %.0f\n", flop / before / 1e6, flop / now / 1e6);
+    ok(cudaGetLastError());
+    cudaFree(x), cudaFree(y);
+    for (bf16* one : w) cudaFree(one);
+}
+
+static TowerTile* table(int n, int part, int queries, size_t* count) {
+    std::vector<TowerTile> all;
+    for (int start = 0; start < n; start += part) {
+        const int end = std::min(n, start + part);
+        for (int first = start; first < end; first += queries) all.push_back({first, start, end});
+    }
+    TowerTile* there;
+    ok(cudaMalloc(&there, all.size() * sizeof(TowerTile)));
+    ok(cudaMemcpy(there, all.data(), all.size() * sizeof(TowerTile), cudaMemcpyHostToDevice));
+    *count = all.size();
+    return there;
 }
 
 static void attention(int n, int part, int heads, int d) {
-    bf16 *qkv = filled(size_t(n) * 3 * heads * d, 4), *out = filled(size_t(n) * heads * d, 5);
-    std::vector<TowerTile> tiles;
-    for (int start = 0; start < n; start += part) {
-        for (int first = start; first < std::min(n, start + part); first += 64) tiles.push_back({first, start, std::min(n, start + part)});
-    }
-    TowerTile* table;
-    ok(cudaMalloc(&table, tiles.size() * sizeof(TowerTile)));
-    ok(cudaMemcpy(table, tiles.data(), tiles.size() * sizeof(TowerTile), cudaMemcpyHostToDevice));
-    const TowerAttention a = {qkv, out, table, heads, d, 1.f / sqrtf(float(d))};
-    const int width = d <= 64 ? 64 : 80, bytes = 5 * 64 * (width * 2 + 16);
-    auto kernel = d <= 64 ? tower_see64 : tower_see80;
-    ok(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    const float t = timed([&] { kernel<<<dim3(tiles.size(), heads), 128, bytes>>>(a); });
-    printf("attention of %6d in parts of %5d   %8.1f us %4.0f TFLOP/s\n", n, part, t, 4.0 * n * part * heads * d / t / 1e6);
+    const size_t all = size_t(n) * heads * d;
+    bf16 *qkv = filled(all * 3, 4), *want = filled(all, 5), *got = filled(all, 6);
+    size_t count, wide;
+    const TowerAttention a = {qkv, want, table(n, part, 64, &count), heads, d, 1.f / sqrtf(float(d))};
+    const TowerAttention b = {qkv, got, table(n, part, 128, &wide), heads, d, a.scale};
+    const int width = d <= 64 ? 64 : 80, bytes = 5 * 64 * (width * 2 + 16), more = 1024 + 8 * 64 * width * 2;
+    const auto any = d <= 64 ? tower_see64 : tower_see80, hopper = d == 64 ? tower_hopper_see64 : tower_hopper_see72;
+    ok(cudaFuncSetAttribute(reinterpret_cast<const void*>(any), cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    ok(cudaFuncSetAttribute(reinterpret_cast<const void*>(hopper), cudaFuncAttributeMaxDynamicSharedMemorySize, more));
+    const float before = timed([&](int) { any<<<dim3(count, heads), 128, bytes>>>(a); });
+    const float now = timed([&](int) { hopper<<<dim3(wide, heads), 256, more>>>(b); });
+    const double flop = 4.0 * n * part * heads * d;
+    printf("attention of %5d in parts of %5d: any GPU %.1f us, %.0f TFLOP/s; Hopper %.1f us, %.0f TFLOP/s, %s\n", n, part, before, flop / before / 1e6, now,
+           flop / now / 1e6, same(want, got, all));
     ok(cudaGetLastError());
-    cudaFree(qkv), cudaFree(out), cudaFree(table);
+    cudaFree(qkv), cudaFree(want), cudaFree(got);
 }
 
 int main() {
-    for (int rows : {104, 832}) {
-        product(rows, 3840, 1280), product(rows, 1280, 1280), product(rows, 5120, 1280), product(rows, 1280, 5120);
+    for (bool biased : {true, false}) {
+        bits(1, 8, 8, biased), bits(77, 488, 1288, biased), bits(104, 1280, 5120, biased), bits(300, 4304, 1152, biased), bits(1560, 1152, 4304, biased);
     }
-    product(6400, 480, 4320), product(104, 1280, 7680);
-    for (int rows : {1200, 1560, 16384}) {
-        product(rows, 3456, 1152), product(rows, 1152, 1152), product(rows, 4304, 1152), product(rows, 1152, 4304);
-    }
-    product(300, 4608, 4608), product(300, 2048, 4608);
+    attention(1, 1, 20, 64), attention(300, 97, 20, 64), attention(129, 129, 16, 72);
+    printf("products: %s\n", all_same ? "same bits" : "OTHER BITS");
+    for (int rows : {104, 832}) rates(rows, 3840, 1280), rates(rows, 1280, 1280), rates(rows, 5120, 1280), rates(rows, 1280, 5120);
+    rates(6400, 480, 4320), rates(1664, 480, 4320), rates(104, 1280, 7680);
+    for (int rows : {1200, 1560, 16384}) rates(rows, 3456, 1152), rates(rows, 1152, 1152), rates(rows, 4304, 1152), rates(rows, 1152, 4304);
+    rates(300, 4608, 4608), rates(300, 2048, 4608);
     attention(104, 104, 20, 64), attention(832, 104, 20, 64);
     attention(1200, 1200, 16, 72), attention(1560, 1560, 16, 72), attention(16384, 16384, 16, 72);
+    return all_same ? 0 : 1;
 }
