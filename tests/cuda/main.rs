@@ -16,6 +16,7 @@ mod encoder;
 mod kept;
 mod kernels;
 mod moe;
+mod prompts;
 mod talker;
 mod thinker;
 mod verify;
